@@ -1,0 +1,60 @@
+# Each target creates what it needs; a second run only does what changed.
+#   make demo      the main job, in a service process of its own
+#   make test      every test, Python and C
+#   make bench     latencies side by side with other ways to call another process
+#   make lint      ruff, mypy --strict
+#   make sanitize  the C tests under ASan+UBSan and TSan
+#   make ext       only (re)build the C extension in place
+#   make clean     remove everything that the targets above made
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+
+SOURCES := $(wildcard csrc/*.c csrc/*.h nnburst/_core/*.h) nnburst/_core/_build.py
+# --no-build-isolation: the build uses the setuptools and cffi of the environment, so a rebuild downloads nothing.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable
+
+.PHONY: demo test bench lint sanitize ext clean
+
+demo: $(VENV)/.stamp-ext
+	$(BIN)/nnburst demo $(ARGS)
+
+test: $(VENV)/.stamp-ext $(VENV)/.stamp-test
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
+	$(BIN)/nnburst bench $(ARGS)
+
+lint: $(VENV)/.stamp-ext $(VENV)/.stamp-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+sanitize:
+	$(MAKE) -C tests/c check SANITIZE=address,undefined
+	$(MAKE) -C tests/c check SANITIZE=thread
+
+ext: $(VENV)/.stamp-ext
+
+$(VENV)/.stamp-venv:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "setuptools>=77" "cffi>=1.17"
+	touch $@
+
+# An editable install: the package is this tree, the extension is built into it.
+$(VENV)/.stamp-ext: $(VENV)/.stamp-venv pyproject.toml setup.py $(SOURCES)
+	$(INSTALL) .
+	touch $@
+
+# The extras: a changed C file rebuilds the extension above, but installs no extra again (hence `|`).
+$(VENV)/.stamp-test $(VENV)/.stamp-bench $(VENV)/.stamp-dev: $(VENV)/.stamp-%: pyproject.toml | $(VENV)/.stamp-ext
+	$(INSTALL) ".[$*]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks bench-results
+	rm -f nnburst/_core/_nnburst.c nnburst/_core/_nnburst*.o nnburst/_core/_nnburst*.so
+	find nnburst tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	if [ -f tests/c/Makefile ]; then $(MAKE) -C tests/c clean; fi
