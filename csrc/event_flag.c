@@ -1,0 +1,84 @@
+/* Event flag: a futex word whose bits are sticky notifications (facts sheet burst.md section 2).
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A bit that is set means "do not sleep": it stays set until a waiter consumes it. While a receiver polls it never
+ * consumes, so its bit stays set and a sender finds nothing to do: no system call on either side.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "nnb_internal.h"
+
+uint64_t nnb_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Not FUTEX_PRIVATE: the word crosses processes. */
+static long futex(uint32_t *word, int op, uint32_t value, const struct timespec *timeout, uint32_t bitset)
+{
+    return syscall(SYS_futex, word, op, value, timeout, NULL, bitset);
+}
+
+int nnb_event_wake(uint32_t *word, uint32_t mask)
+{
+    if (!word)
+        return -EINVAL;
+    if (!mask)
+        return 0;
+    uint32_t old = nnb_or32((nnb_a32 *)word, mask); /* SYNC POINT: publish <-> sleep */
+    if ((old & mask) == mask)
+        return 0; /* all were pending: whoever waits for them has not slept since */
+    return futex(word, FUTEX_WAKE_BITSET, INT_MAX, NULL, mask) < 0 ? -errno : 1;
+}
+
+int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns)
+{
+    if (!word || !state || !mask)
+        return -EINVAL;
+    uint32_t old = nnb_and32((nnb_a32 *)word, ~mask); /* SYNC POINT: publish <-> sleep */
+    if ((*state = old & mask))
+        return 0;
+
+    uint64_t until = nnb_now_ns() + NNB_SLICE_NS;
+    int last = deadline_ns && deadline_ns <= until;
+    if (last)
+        until = deadline_ns;
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
+    /* The kernel compares the whole word, so any bit that changed since fetch_and makes it return at once. */
+    if (futex(word, FUTEX_WAIT_BITSET, old, &t, mask) < 0) {
+        if (errno == ETIMEDOUT)
+            return last ? -ETIMEDOUT : -ERESTART;
+        if (errno != EINTR)
+            return -errno;
+        /* A signal and a wake may coincide: a consumed bit must not be lost. */
+        old = nnb_and32((nnb_a32 *)word, ~mask);
+        return (*state = old & mask) ? 0 : -EINTR;
+    }
+    old = nnb_and32((nnb_a32 *)word, ~mask);
+    return (*state = old & mask) ? 0 : -EINTR;
+}
+
+int nnb_event_wait_retry(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns)
+{
+    for (;;) {
+        int rc = nnb_event_wait(word, mask, state, deadline_ns);
+        if (rc == -EINTR)
+            return -ERESTART; /* perhaps a signal: let the caller run its handler */
+        if (rc != -EAGAIN)
+            return rc;
+        if (deadline_ns && nnb_now_ns() >= deadline_ns) {
+            /* unrelated bits of a shared word keep changing: one last look, then the deadline holds */
+            uint32_t old = nnb_and32((nnb_a32 *)word, ~mask);
+            return (*state = old & mask) ? 0 : -ETIMEDOUT;
+        }
+    }
+}

@@ -1,0 +1,474 @@
+/* Fast message queue: a lock-free circular FIFO in shared memory (facts sheet burst.md section 1).
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * W and R count BYTES since the beginning and only grow; ring offset = counter mod ring size. Empty: W == R. Full:
+ * W - R == ring size; the whole ring is usable. Elements never straddle the end, because the size is a multiple of the
+ * quantum.
+ *
+ * Where things are is told by grantors (offset + extent in a file), so any layout can be attached. The one we draw:
+ *
+ *    offset   bytes        what                                              written by
+ *         0   8            R, read counter   (unsynchronized: unused)        reader
+ *       128   8            W, write counter                                  writer
+ *       136   8            write intent      (unsynchronized only)           writer
+ *       256   4            event word                                        both
+ *       384   n * quantum  ring                                              writer
+ *
+ * Each of R, W and the event word has 128 bytes for itself: with the 16-byte header of libfmq (NNB_LAYOUT_COMPAT) the
+ * reader's store to R would take the line from the writer that is about to store W.
+ *
+ * Trust: the peer may scribble at any time. Each operation loads every shared counter at most once, checks the values
+ * it got and computes only with them. An exclusive handle never reads its own counter back. On a synchronized queue
+ * an impossible counter is corruption, for good. On an unsynchronized queue W - R > size is a normal event.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "nnb_internal.h"
+
+#define LINE NNB_CACHE_LINE
+#define MAX_FDS 16u
+
+static uint64_t align_up(uint64_t v, uint64_t to) { return (v + to - 1) & ~(to - 1); }
+
+/* ---- layout --------------------------------------------------------------------------------------------------- */
+
+int nnb_mq_layout(uint64_t count, uint32_t quantum, uint32_t flavour, uint32_t layout, int with_event,
+                  nnb_grantor *out, uint64_t *region_size)
+{
+    if (!count || !quantum || !out || !region_size || layout > NNB_LAYOUT_COMPAT ||
+        (flavour != NNB_SYNCHRONIZED && flavour != NNB_UNSYNCHRONIZED))
+        return -EINVAL;
+    if (!with_event && layout != NNB_LAYOUT_COMPAT)
+        return -EINVAL;
+    /* Offsets are 32 bits wide in the format and signed in one of its dialects. */
+    if (count > (uint64_t)INT32_MAX / quantum)
+        return -EOVERFLOW;
+    uint64_t bytes = count * quantum, end;
+    int n = 3;
+    memset(out, 0, sizeof(*out) * 5);
+    out[NNB_GRANTOR_READ].extent = out[NNB_GRANTOR_WRITE].extent = 8;
+    out[NNB_GRANTOR_DATA].extent = bytes;
+    if (layout == NNB_LAYOUT_COMPAT) {
+        out[NNB_GRANTOR_WRITE].offset = 8;
+        out[NNB_GRANTOR_DATA].offset = 16;
+        end = align_up(16 + bytes, 8);
+        if (with_event) {
+            out[NNB_GRANTOR_EVENT].offset = (uint32_t)end;
+            out[NNB_GRANTOR_EVENT].extent = 4;
+            end += 4;
+            n = 4;
+        }
+    } else {
+        out[NNB_GRANTOR_WRITE].offset = LINE;
+        out[NNB_GRANTOR_EVENT].offset = 2 * LINE;
+        out[NNB_GRANTOR_EVENT].extent = 4;
+        out[NNB_GRANTOR_DATA].offset = 3 * LINE;
+        end = 3 * LINE + bytes;
+        n = 4;
+        if (flavour == NNB_UNSYNCHRONIZED) {
+            out[NNB_GRANTOR_INTENT].offset = LINE + 8;
+            out[NNB_GRANTOR_INTENT].extent = 8;
+            n = 5;
+        }
+    }
+    *region_size = align_up(end, (uint64_t)sysconf(_SC_PAGESIZE));
+    return end > INT32_MAX ? -EOVERFLOW : n;
+}
+
+/* ---- open / close --------------------------------------------------------------------------------------------- */
+
+static int overlap(const nnb_grantor *a, const nnb_grantor *b)
+{
+    return a->fd_index == b->fd_index && a->offset < b->offset + b->extent && b->offset < a->offset + a->extent;
+}
+
+static int check_grantors(const nnb_grantor *g, uint32_t n, uint32_t n_fds, uint32_t quantum)
+{
+    static const uint64_t least[] = {8, 8, 1, 4, 8};
+    if (n < 3 || !quantum)
+        return -EINVAL;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t align = i == NNB_GRANTOR_EVENT ? 4 : 8;
+        if (g[i].fd_index >= n_fds || g[i].offset % align || g[i].extent < least[i] || g[i].extent > (1ull << 40))
+            return -EINVAL;
+        for (uint32_t j = 0; j < i; j++)
+            if (overlap(&g[i], &g[j]))
+                return -EINVAL;
+    }
+    /* A remainder would let elements overlap after the wrap. */
+    return g[NNB_GRANTOR_DATA].extent % quantum ? -EINVAL : 0;
+}
+
+/* Maps, per fd, the range that its grantors cover. */
+static int map_fds(nnb_mq *q, const nnb_grantor *g, uint32_t n, const int *fds, uint32_t n_fds, int prot)
+{
+    for (uint32_t f = 0; f < n_fds; f++) {
+        uint64_t low = UINT64_MAX, high = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            if (g[i].fd_index != f)
+                continue;
+            if (g[i].offset < low)
+                low = g[i].offset;
+            if (g[i].offset + g[i].extent > high)
+                high = g[i].offset + g[i].extent;
+        }
+        if (low == UINT64_MAX)
+            continue;
+        if (q->options & NNB_MQ_SEALED && !(nnb_seals(fds[f]) & F_SEAL_SHRINK))
+            return -EPERM;
+        int rc = nnb_map(&q->maps[f], fds[f], low, high - low, prot);
+        if (rc < 0)
+            return rc;
+        /* A forked child must not keep an endpoint's queue alive, nor use it. */
+        if (q->options & NNB_MQ_EXCLUSIVE)
+            madvise(q->maps[f].base, q->maps[f].length, MADV_DONTFORK);
+        q->maps[f].addr -= low; /* now indexed by file offset */
+    }
+    return 0;
+}
+
+static void unmap_fds(nnb_mq *q)
+{
+    for (uint32_t f = 0; f < q->n_maps; f++)
+        nnb_unmap(&q->maps[f]);
+}
+
+static void adopt_counters(nnb_mq *q)
+{
+    q->own_w = q->seen_w = nnb_load_acquire(q->w);
+    q->own_r = q->seen_r = nnb_load_acquire(q->r);
+    q->w_off = q->own_w % q->size;
+    q->r_off = q->own_r % q->size;
+}
+
+int nnb_mq_open(nnb_mq **out, const nnb_grantor *grantors, uint32_t n_grantors, const int *fds, uint32_t n_fds,
+                uint32_t quantum, uint32_t flavour, uint32_t options)
+{
+    if (!out || !grantors || !fds || !n_fds || n_fds > MAX_FDS)
+        return -EINVAL;
+    *out = NULL;
+    if (flavour != NNB_SYNCHRONIZED && flavour != NNB_UNSYNCHRONIZED)
+        return -EINVAL;
+    uint32_t n = n_grantors > 5 ? 5 : n_grantors; /* more are none of our business */
+    if (flavour == NNB_SYNCHRONIZED && n > 4)
+        n = 4;
+    int rc = check_grantors(grantors, n, n_fds, quantum);
+    if (rc < 0)
+        return rc;
+
+    nnb_mq *q = calloc(1, sizeof(*q));
+    if (!q)
+        return -ENOMEM;
+    q->maps = calloc(n_fds, sizeof(*q->maps));
+    q->n_maps = n_fds;
+    q->quantum = quantum;
+    q->flavour = flavour;
+    q->options = options;
+    q->size = grantors[NNB_GRANTOR_DATA].extent;
+    q->capacity = q->size / quantum;
+    rc = q->maps ? map_fds(q, grantors, n, fds, n_fds, PROT_READ | PROT_WRITE) : -ENOMEM;
+    if ((rc == -EPERM || rc == -EACCES) && flavour == NNB_UNSYNCHRONIZED && !(options & NNB_MQ_SEALED)) {
+        unmap_fds(q);
+        q->read_only = 1;
+        rc = options & NNB_MQ_RESET ? -EROFS : map_fds(q, grantors, n, fds, n_fds, PROT_READ);
+    }
+    if (rc < 0) {
+        nnb_mq_close(q);
+        return rc;
+    }
+#define AT(i) (q->maps[grantors[i].fd_index].addr + grantors[i].offset)
+    q->ring = AT(NNB_GRANTOR_DATA);
+    q->w = (nnb_a64 *)(void *)AT(NNB_GRANTOR_WRITE);
+    q->r = flavour == NNB_SYNCHRONIZED ? (nnb_a64 *)(void *)AT(NNB_GRANTOR_READ) : &q->private_r;
+    if (n > NNB_GRANTOR_EVENT)
+        q->event = (uint32_t *)(void *)AT(NNB_GRANTOR_EVENT);
+    if (n > NNB_GRANTOR_INTENT)
+        q->intent = (nnb_a64 *)(void *)AT(NNB_GRANTOR_INTENT);
+#undef AT
+    if (options & NNB_MQ_RESET) {
+        if (q->intent)
+            nnb_store_release(q->intent, 0);
+        nnb_store_release(q->r, 0);
+        nnb_store_release(q->w, 0);
+    }
+    adopt_counters(q);
+    *out = q;
+    return 0;
+}
+
+void nnb_mq_close(nnb_mq *q)
+{
+    if (!q)
+        return;
+    if (q->maps)
+        unmap_fds(q);
+    free(q->maps);
+    free(q);
+}
+
+uint64_t nnb_mq_capacity(const nnb_mq *q) { return q->capacity; }
+uint32_t nnb_mq_quantum(const nnb_mq *q) { return q->quantum; }
+int nnb_mq_is_read_only(const nnb_mq *q) { return q->read_only; }
+uint32_t *nnb_mq_event_word(const nnb_mq *q) { return q->event; }
+uint64_t *nnb_mq_write_counter(const nnb_mq *q) { return (uint64_t *)(void *)q->w; }
+uint64_t *nnb_mq_read_counter(const nnb_mq *q) { return (uint64_t *)(void *)q->r; }
+
+/* ---- counters ------------------------------------------------------------------------------------------------- */
+
+typedef struct view {
+    uint64_t w, r, w_off, r_off;
+} view;
+
+/* Takes one look at both counters. own_is_w says which of them this operation owns. */
+static view look(nnb_mq *q, int own_is_w)
+{
+    view v;
+    if (q->options & NNB_MQ_EXCLUSIVE) {
+        /* SYNC POINTS: commit_write <-> available_to_read, commit_read <-> available_to_write */
+        v.w = own_is_w ? q->own_w : nnb_load_acquire(q->w);
+        v.r = own_is_w ? nnb_load_acquire(q->r) : q->own_r;
+        v.w_off = own_is_w ? q->w_off : 0;
+        v.r_off = own_is_w ? 0 : q->r_off;
+    } else {
+        v.w = nnb_load_acquire(q->w);
+        v.r = nnb_load_acquire(q->r);
+        v.w_off = v.w % q->size;
+        v.r_off = v.r % q->size;
+    }
+    return v;
+}
+
+/* Synchronized only: bytes in the ring, or -EBADMSG for good. */
+static int64_t used_bytes(nnb_mq *q, const view *v)
+{
+    uint64_t used = v->w - v->r;
+    if (q->corrupt || used > q->size || used % q->quantum || v->w_off % q->quantum) {
+        q->corrupt = 1;
+        return -EBADMSG;
+    }
+    return (int64_t)used;
+}
+
+/* Unsynchronized: moves a lapped reader to half a ring behind the writer. */
+static int fix_overflow(nnb_mq *q, uint64_t w)
+{
+    q->own_r = w - (q->capacity / 2) * q->quantum;
+    nnb_store_release(q->r, q->own_r);
+    return -EOVERFLOW;
+}
+
+int64_t nnb_mq_available_to_read(nnb_mq *q)
+{
+    view v = look(q, 0);
+    if (q->flavour == NNB_UNSYNCHRONIZED)
+        return v.w < v.r ? -EBADMSG : (int64_t)((v.w - v.r) / q->quantum);
+    int64_t used = used_bytes(q, &v);
+    return used < 0 ? used : used / (int64_t)q->quantum;
+}
+
+int64_t nnb_mq_available_to_write(nnb_mq *q)
+{
+    view v = look(q, 1);
+    if (q->flavour == NNB_UNSYNCHRONIZED) {
+        uint64_t used = v.w - v.r;
+        return used > q->size ? 0 : (int64_t)((q->size - used) / q->quantum);
+    }
+    int64_t used = used_bytes(q, &v);
+    return used < 0 ? used : ((int64_t)q->size - used) / (int64_t)q->quantum;
+}
+
+/* ---- transactions --------------------------------------------------------------------------------------------- */
+
+static void regions(const nnb_mq *q, uint64_t offset, uint64_t count, nnb_mq_region *tx)
+{
+    uint64_t to_end = (q->size - offset) / q->quantum;
+    tx->first = q->ring + offset;
+    tx->first_count = count < to_end ? count : to_end;
+    tx->second = q->ring;
+    tx->second_count = count - tx->first_count;
+}
+
+int nnb_mq_begin_write(nnb_mq *q, uint64_t count, nnb_mq_region *tx)
+{
+    memset(tx, 0, sizeof(*tx));
+    q->tx_write = 0;
+    if (q->read_only)
+        return -EROFS;
+    if (count > q->capacity)
+        return -EMSGSIZE;
+    view v = look(q, 1);
+    if (q->flavour == NNB_SYNCHRONIZED) {
+        int64_t used = used_bytes(q, &v);
+        if (used < 0)
+            return (int)used;
+        if ((uint64_t)used + count * q->quantum > q->size)
+            return -EAGAIN;
+    } else {
+        if (v.w_off % q->quantum)
+            return -EBADMSG;
+        if (q->intent) {
+            nnb_store_relaxed(q->intent, v.w + count * q->quantum);
+            nnb_fence_release(); /* SYNC POINT: write_intent <-> overtaken */
+        }
+    }
+    q->own_w = v.w;
+    q->w_off = v.w_off;
+    q->tx_write = count;
+    regions(q, v.w_off, count, tx);
+    return 0;
+}
+
+int nnb_mq_commit_write(nnb_mq *q, uint64_t count)
+{
+    if (count > q->tx_write)
+        return -EINVAL;
+    q->tx_write = 0;
+    q->own_w += count * q->quantum;
+    q->w_off += count * q->quantum;
+    if (q->w_off >= q->size)
+        q->w_off -= q->size;
+    nnb_store_release(q->w, q->own_w); /* SYNC POINT: commit_write <-> available_to_read */
+    return 0;
+}
+
+int nnb_mq_begin_read(nnb_mq *q, uint64_t count, nnb_mq_region *tx)
+{
+    memset(tx, 0, sizeof(*tx));
+    q->tx_read = 0;
+    if (count > q->capacity)
+        return -EMSGSIZE;
+    view v = look(q, 0);
+    if (q->flavour == NNB_SYNCHRONIZED) {
+        int64_t used = used_bytes(q, &v);
+        if (used < 0)
+            return (int)used;
+        if ((uint64_t)used < count * q->quantum)
+            return -EAGAIN;
+    } else {
+        if (v.w % q->size % q->quantum)
+            return -EBADMSG;
+        if (v.w - v.r > q->size)
+            return fix_overflow(q, v.w);
+        if (v.w - v.r < count * q->quantum)
+            return -EAGAIN;
+        v.r_off = v.r % q->size;
+    }
+    q->own_r = v.r;
+    q->r_off = v.r_off;
+    q->tx_read = count;
+    regions(q, v.r_off, count, tx);
+    return 0;
+}
+
+int nnb_mq_commit_read(nnb_mq *q, uint64_t count)
+{
+    if (count > q->tx_read)
+        return -EINVAL;
+    q->tx_read = 0;
+    if (q->flavour == NNB_UNSYNCHRONIZED) {
+        nnb_fence_acquire(); /* SYNC POINT: write_intent <-> overtaken */
+        uint64_t w = nnb_load_acquire(q->w);
+        uint64_t limit = q->intent ? nnb_load_relaxed(q->intent) : w;
+        if (w - q->own_r > q->size || (limit > w && limit - q->own_r > q->size))
+            return fix_overflow(q, w);
+    }
+    q->own_r += count * q->quantum;
+    q->r_off += count * q->quantum;
+    if (q->r_off >= q->size)
+        q->r_off -= q->size;
+    nnb_store_release(q->r, q->own_r); /* SYNC POINT: commit_read <-> available_to_write */
+    return 0;
+}
+
+/* ---- copying -------------------------------------------------------------------------------------------------- */
+
+int nnb_mq_write(nnb_mq *q, const void *data, uint64_t count)
+{
+    nnb_mq_region tx;
+    if (!data)
+        return -EINVAL;
+    int rc = nnb_mq_begin_write(q, count, &tx);
+    if (rc < 0)
+        return rc;
+    const uint8_t *from = data;
+    uint64_t first = tx.first_count * q->quantum, second = tx.second_count * q->quantum;
+    if (q->flavour == NNB_SYNCHRONIZED) {
+        memcpy(tx.first, from, first);
+        memcpy(tx.second, from + first, second);
+    } else {
+        nnb_copy_racy(tx.first, from, first, 0);
+        nnb_copy_racy(tx.second, from + first, second, 0);
+    }
+    return nnb_mq_commit_write(q, count);
+}
+
+int nnb_mq_read(nnb_mq *q, void *data, uint64_t count)
+{
+    nnb_mq_region tx;
+    if (!data)
+        return -EINVAL;
+    int rc = nnb_mq_begin_read(q, count, &tx);
+    if (rc < 0)
+        return rc;
+    uint8_t *to = data;
+    uint64_t first = tx.first_count * q->quantum, second = tx.second_count * q->quantum;
+    if (q->flavour == NNB_SYNCHRONIZED) {
+        memcpy(to, tx.first, first);
+        memcpy(to + first, tx.second, second);
+    } else {
+        nnb_copy_racy(to, tx.first, first, 1);
+        nnb_copy_racy(to + first, tx.second, second, 1);
+    }
+    return nnb_mq_commit_read(q, count);
+}
+
+/* ---- blocking ------------------------------------------------------------------------------------------------- */
+
+/* `transfer` tries once and says -EAGAIN when there is no room / data. */
+static int blocking(nnb_mq *q, int (*transfer)(nnb_mq *, void *, uint64_t), void *data, uint64_t count,
+                    uint32_t wait_for, uint32_t wake, uint64_t deadline_ns, uint32_t *word)
+{
+    if (!word)
+        word = q->event;
+    if (!word || !wait_for || q->flavour != NNB_SYNCHRONIZED || !data)
+        return -EINVAL;
+    for (;;) {
+        int rc = transfer(q, data, count);
+        if (rc == 0) {
+            rc = wake ? nnb_event_wake(word, wake) : 0;
+            return rc < 0 ? rc : 0;
+        }
+        if (rc != -EAGAIN)
+            return rc;
+        uint32_t state;
+        rc = nnb_event_wait_retry(word, wait_for, &state, deadline_ns);
+        if (rc == -ETIMEDOUT && transfer(q, data, count) == 0) { /* came between the wait and the deadline */
+            rc = wake ? nnb_event_wake(word, wake) : 0;
+            return rc < 0 ? rc : 0;
+        }
+        if (rc < 0)
+            return rc;
+    }
+}
+
+static int write_transfer(nnb_mq *q, void *data, uint64_t count) { return nnb_mq_write(q, data, count); }
+
+int nnb_mq_read_blocking(nnb_mq *q, void *data, uint64_t count, uint32_t read_notification,
+                         uint32_t write_notification, uint64_t deadline_ns, uint32_t *word)
+{
+    return blocking(q, nnb_mq_read, data, count, write_notification, read_notification, deadline_ns, word);
+}
+
+int nnb_mq_write_blocking(nnb_mq *q, const void *data, uint64_t count, uint32_t read_notification,
+                          uint32_t write_notification, uint64_t deadline_ns, uint32_t *word)
+{
+    return blocking(q, write_transfer, (void *)(uintptr_t)data, count, read_notification, write_notification,
+                    deadline_ns, word);
+}

@@ -1,0 +1,113 @@
+/* Every atomic access of the C core, and what acquire, release and seq_cst mean here.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Shared memory holds two kinds of words that both processes touch: the 64-bit counters of a queue and the 32-bit
+ * event word. Everything else in shared memory is ring data, which one side writes and the other reads, never both
+ * at the same time, because the counters say whose turn it is. The pairs:
+ *
+ *   SYNC POINT commit_write <-> available_to_read
+ *     The writer fills ring bytes, then stores W with release. The reader loads W with acquire, then reads the bytes.
+ *     One store publishes a whole packet: who sees one element of it sees all of it.
+ *
+ *   SYNC POINT commit_read <-> available_to_write
+ *     The reader has finished reading, then stores R with release. The writer loads R with acquire, then overwrites.
+ *
+ *   SYNC POINT publish <-> sleep   (a Dekker pair; needs seq_cst, acquire/release is not enough)
+ *     Sender: store W; seq_cst fence; load the event word. Sleeper: clear its bit in the event word (seq_cst
+ *     read-modify-write); load W. At least one of them sees the other: either the sender sees the cleared bit and
+ *     wakes, or the sleeper sees the new W and does not sleep.
+ *
+ *   SYNC POINT write_intent <-> overtaken   (unsynchronized queues in our own layout)
+ *     The writer announces the bytes it is about to overwrite (relaxed store + release fence), then overwrites. A
+ *     reader copies, then (acquire fence + relaxed load) checks that nothing it copied was announced. If it saw a
+ *     new byte it also sees the announcement, so a torn element is never returned.
+ *
+ *   SYNC POINT hang_up <-> waiter
+ *     The watcher stores the private flag with release, then sets a bit in the event word and wakes. The waiter loads
+ *     the flag with acquire in every round.
+ */
+#ifndef NNB_ATOMIC_H
+#define NNB_ATOMIC_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+
+#define NNB_CACHE_LINE 128 /* two 64-byte lines: adjacent-line prefetch pairs them on x86; 128 on some arm64 */
+
+typedef _Atomic uint64_t nnb_a64;
+typedef _Atomic uint32_t nnb_a32;
+
+static inline uint64_t nnb_load_acquire(const nnb_a64 *p) { return atomic_load_explicit(p, memory_order_acquire); }
+static inline uint64_t nnb_load_relaxed(const nnb_a64 *p) { return atomic_load_explicit(p, memory_order_relaxed); }
+static inline void nnb_store_release(nnb_a64 *p, uint64_t v) { atomic_store_explicit(p, v, memory_order_release); }
+static inline void nnb_store_relaxed(nnb_a64 *p, uint64_t v) { atomic_store_explicit(p, v, memory_order_relaxed); }
+
+static inline uint32_t nnb_load32_acquire(const nnb_a32 *p) { return atomic_load_explicit(p, memory_order_acquire); }
+static inline uint32_t nnb_load32_relaxed(const nnb_a32 *p) { return atomic_load_explicit(p, memory_order_relaxed); }
+static inline void nnb_store32_release(nnb_a32 *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_release); }
+static inline uint32_t nnb_or32(nnb_a32 *p, uint32_t v) { return atomic_fetch_or(p, v); }
+static inline uint32_t nnb_and32(nnb_a32 *p, uint32_t v) { return atomic_fetch_and(p, v); }
+static inline uint32_t nnb_swap32_acquire(nnb_a32 *p, uint32_t v)
+{
+    return atomic_exchange_explicit(p, v, memory_order_acquire);
+}
+
+/* ThreadSanitizer does not model fences. Under it a fence is a read-modify-write of a word that all threads share,
+ * which gives it edges between any two fences: at least those of the real fence. */
+#if defined(__SANITIZE_THREAD__)
+static nnb_a32 nnb_tsan_fence_word;
+static inline void nnb_fence_seq_cst(void) { atomic_fetch_add(&nnb_tsan_fence_word, 0); }
+static inline void nnb_fence_acquire(void) { atomic_fetch_add(&nnb_tsan_fence_word, 0); }
+static inline void nnb_fence_release(void) { atomic_fetch_add(&nnb_tsan_fence_word, 0); }
+#else
+static inline void nnb_fence_seq_cst(void) { atomic_thread_fence(memory_order_seq_cst); }
+static inline void nnb_fence_acquire(void) { atomic_thread_fence(memory_order_acquire); }
+static inline void nnb_fence_release(void) { atomic_thread_fence(memory_order_release); }
+#endif
+
+/* Tells the core that this is a spin loop: saves power and leaves the loop without a pipeline flush. */
+static inline void nnb_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#else
+    atomic_signal_fence(memory_order_seq_cst);
+#endif
+}
+
+/* Copies bytes that the other side may be changing (unsynchronized queues only): each byte or word is read or written
+ * once and whole, so the copy may be torn but never undefined. `shared_is_source` names the shared side. */
+static inline void nnb_copy_racy(uint8_t *dst, const uint8_t *src, uint64_t n, int shared_is_source)
+{
+    uint64_t i = 0;
+    const uint8_t *shared = shared_is_source ? src : dst;
+    while (i < n && ((uintptr_t)(shared + i) & 7)) {
+        if (shared_is_source)
+            dst[i] = atomic_load_explicit((const _Atomic uint8_t *)(src + i), memory_order_relaxed);
+        else
+            atomic_store_explicit((_Atomic uint8_t *)(dst + i), src[i], memory_order_relaxed);
+        i++;
+    }
+    for (; i + 8 <= n; i += 8) {
+        uint64_t word;
+        if (shared_is_source) {
+            word = nnb_load_relaxed((const nnb_a64 *)(const void *)(src + i));
+            memcpy(dst + i, &word, 8);
+        } else {
+            memcpy(&word, src + i, 8);
+            nnb_store_relaxed((nnb_a64 *)(void *)(dst + i), word);
+        }
+    }
+    for (; i < n; i++) {
+        if (shared_is_source)
+            dst[i] = atomic_load_explicit((const _Atomic uint8_t *)(src + i), memory_order_relaxed);
+        else
+            atomic_store_explicit((_Atomic uint8_t *)(dst + i), src[i], memory_order_relaxed);
+    }
+}
+
+#endif

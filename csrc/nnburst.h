@@ -1,0 +1,284 @@
+/* nnburst C core: burst execution over fast message queues in shared memory.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Conventions
+ *   - Functions return 0 or a count on success and a negative errno on failure.
+ *   - Deadlines are absolute CLOCK_MONOTONIC nanoseconds; 0 means none.
+ *   - A call that waits returns -ERESTART at least every 100 ms, and at once when a signal arrives, so that an
+ *     interpreter can run its signal handlers. Call it (or the function that its comment names) again to go on.
+ *   - Sizes are bytes, counts are elements.
+ *   - Handles are not thread-safe unless the comment says so.
+ */
+#ifndef NNBURST_H
+#define NNBURST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- memory_map.c ------------------------------------------------------------------------------------------- */
+
+#define NNB_SEALS_FIXED_SIZE 0x7 /* F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW */
+
+/* Creates a memfd of `size` zero bytes that can neither shrink nor grow, nor be executed. Returns the fd. */
+int nnb_memfd_create(const char *name, uint64_t size);
+
+/* Returns the seals of `fd` (F_SEAL_*), or 0 when the file type has none. */
+int nnb_seals(int fd);
+
+/* Returns the size of what `fd` names: fstat for files, lseek for a dma-buf. */
+int64_t nnb_fd_size(int fd);
+
+/* A mapping that survives a peer which truncates the file: a fault on it maps zero pages and counts. */
+typedef struct nnb_mapping {
+    uint8_t *addr; /* first byte asked for; `offset` need not be page-aligned */
+    uint64_t size;
+    void *base; /* what mmap returned, and its length */
+    uint64_t length;
+    int32_t guard; /* index in the guard table, -1 if the object cannot be truncated */
+} nnb_mapping;
+
+/* Maps `size` bytes at `offset` of `fd`. prot: PROT_READ and/or PROT_WRITE. The fd may be closed afterwards.
+ * -EINVAL: size 0; -EOVERFLOW: the region ends beyond the object; else the errno of mmap. */
+int nnb_map(nnb_mapping *out, int fd, uint64_t offset, uint64_t size, int prot);
+void nnb_unmap(nnb_mapping *m);
+
+/* How many faults the guard has absorbed on this mapping since it was made (0 for a sealed object). */
+uint64_t nnb_map_faults(const nnb_mapping *m);
+
+/* ---- event_flag.c: a 32-bit word in shared memory, each bit a sticky notification (burst.md section 2) -------- */
+
+/* Sets the bits of `mask`; wakes every waiter on a bit that was not pending. Returns 1 if that took a system call, 0
+ * if every bit was pending already or mask is 0. */
+int nnb_event_wake(uint32_t *word, uint32_t mask);
+
+/* One round: consumes the pending bits of `mask` into *state, or sleeps until one is set.
+ * 0: at least one bit; -ETIMEDOUT; -EAGAIN: the word changed meanwhile; -EINTR: signal or spurious wake;
+ * -ERESTART: 100 ms passed; -EINVAL: null or mask 0. */
+int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns);
+
+/* As nnb_event_wait, but goes on after -EAGAIN and spurious wakes. 0, -ETIMEDOUT, -ERESTART (also for a signal)
+ * or -EINVAL. A bit that is already pending wins over a deadline that has passed. */
+int nnb_event_wait_retry(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns);
+
+uint64_t nnb_now_ns(void); /* CLOCK_MONOTONIC */
+
+/* ---- message_queue.c: FMQ (burst.md section 1) ----------------------------------------------------------------- */
+
+#define NNB_SYNCHRONIZED 1u   /* one writer, one reader; never loses */
+#define NNB_UNSYNCHRONIZED 2u /* one writer, many readers; overwrites */
+
+#define NNB_EVENT_NOT_FULL 1u
+#define NNB_EVENT_NOT_EMPTY 2u
+
+enum { NNB_GRANTOR_READ, NNB_GRANTOR_WRITE, NNB_GRANTOR_DATA, NNB_GRANTOR_EVENT, NNB_GRANTOR_INTENT };
+
+typedef struct nnb_grantor {
+    uint32_t flags; /* always 0 */
+    uint32_t fd_index;
+    uint32_t offset;
+    uint64_t extent;
+} nnb_grantor;
+
+/* Layouts that nnb_mq_layout can draw. Attaching accepts any layout. */
+#define NNB_LAYOUT_LINES 0u  /* counters and event word on 128-byte lines of their own; the default */
+#define NNB_LAYOUT_COMPAT 1u /* the 16-byte header of libfmq */
+
+/* Fills `out` (room for 5) with the grantors of a queue in one file and returns how many; *region_size is the size
+ * of that file, a multiple of the page. with_event: 0 or 1 (only COMPAT can go without).
+ * -EINVAL: count or quantum 0, unknown flavour or layout; -EOVERFLOW: too large for the format. */
+int nnb_mq_layout(uint64_t count, uint32_t quantum, uint32_t flavour, uint32_t layout, int with_event,
+                  nnb_grantor *out, uint64_t *region_size);
+
+typedef struct nnb_mq nnb_mq;
+
+#define NNB_MQ_RESET 1u     /* set the counters to zero (sync: both; unsync: write counter) */
+#define NNB_MQ_EXCLUSIVE 2u /* this handle alone writes (or reads): its own counter is never read back from shared
+                               memory, so a peer that changes it is found out. Without it, the role may wander
+                               between handles (e.g. parent and child) and the own counter is re-read and checked. */
+#define NNB_MQ_SEALED 4u    /* refuse files that could be truncated (-EPERM) */
+
+/* Attaches to a queue. `quantum` and `flavour` are what the caller expects. The fds are not kept.
+ * An unsynchronized reader of read-only files gets a read-only handle.
+ * -EINVAL: fewer than 3 grantors, fdIndex out of range, offset or extent not aligned, extent 0, not a multiple of
+ * the quantum, counters too short or overlapping the data; -EOVERFLOW: beyond the end of the file;
+ * -EPERM: not sealed; -EBADF/-ENODEV/...: from mmap. Nothing is left mapped on failure. */
+int nnb_mq_open(nnb_mq **out, const nnb_grantor *grantors, uint32_t n_grantors, const int *fds, uint32_t n_fds,
+                uint32_t quantum, uint32_t flavour, uint32_t options);
+void nnb_mq_close(nnb_mq *q); /* NULL is fine */
+
+uint64_t nnb_mq_capacity(const nnb_mq *q); /* elements */
+uint32_t nnb_mq_quantum(const nnb_mq *q);
+int nnb_mq_is_read_only(const nnb_mq *q);
+uint32_t *nnb_mq_event_word(const nnb_mq *q); /* NULL if the queue has none */
+/* Shared counters, in bytes, as anybody could write them; for tests and tools. */
+uint64_t *nnb_mq_write_counter(const nnb_mq *q);
+uint64_t *nnb_mq_read_counter(const nnb_mq *q); /* unsynchronized: the handle's private one */
+
+/* Elements, or -EBADMSG when the counters are impossible (on a synchronized queue for good). */
+int64_t nnb_mq_available_to_read(nnb_mq *q);
+int64_t nnb_mq_available_to_write(nnb_mq *q);
+
+typedef struct nnb_mq_region {
+    uint8_t *first; /* NULL when the transaction failed */
+    uint64_t first_count;
+    uint8_t *second; /* ring start, after a wrap */
+    uint64_t second_count;
+} nnb_mq_region;
+
+/* Zero copy. -EAGAIN: not enough room / data; -EMSGSIZE: more than the capacity; -EBADMSG: corrupt (sync) ;
+ * -EOVERFLOW: unsynchronized reader was overtaken and has been moved to half a ring behind the writer;
+ * -EROFS: writing on a read-only handle. A commit without a begin of at least that many is -EINVAL. */
+int nnb_mq_begin_write(nnb_mq *q, uint64_t count, nnb_mq_region *tx);
+int nnb_mq_commit_write(nnb_mq *q, uint64_t count);
+int nnb_mq_begin_read(nnb_mq *q, uint64_t count, nnb_mq_region *tx);
+int nnb_mq_commit_read(nnb_mq *q, uint64_t count);
+
+/* begin + copy + commit; all or nothing; wake nobody. Return 0 or the errors above. count 0 succeeds. */
+int nnb_mq_write(nnb_mq *q, const void *data, uint64_t count);
+int nnb_mq_read(nnb_mq *q, void *data, uint64_t count);
+
+/* As write/read but wait for room/data (synchronized only, -EINVAL otherwise). `word` NULL: the queue's own; none at
+ * all: -EINVAL. The read waits for write_notification bits and wakes read_notification bits, the write the reverse;
+ * the bits waited for must not be 0 (-EINVAL); count > capacity: -EMSGSIZE. -ETIMEDOUT, -ERESTART as above. */
+int nnb_mq_read_blocking(nnb_mq *q, void *data, uint64_t count, uint32_t read_notification,
+                         uint32_t write_notification, uint64_t deadline_ns, uint32_t *word);
+int nnb_mq_write_blocking(nnb_mq *q, const void *data, uint64_t count, uint32_t read_notification,
+                          uint32_t write_notification, uint64_t deadline_ns, uint32_t *word);
+
+/* ---- burst_wire.c: FmqRequestDatum / FmqResultDatum (burst.md section 3) -------------------------------------- */
+
+#define NNB_DATUM_SIZE 24
+#define NNB_MIN_CHANNEL 4u      /* datums; the smallest channel that is accepted */
+#define NNB_NO_TIME 0xffffffffffffffffu
+
+typedef struct nnb_argument {
+    uint32_t has_no_value; /* 0 or 1 */
+    uint32_t pool_index;
+    uint32_t offset;
+    uint32_t length;
+    uint32_t rank;       /* number of dimensions */
+    uint32_t first_dim;  /* index into dims */
+} nnb_argument;
+
+typedef struct nnb_request {
+    uint32_t n_inputs, n_outputs, n_pools, n_dims;
+    nnb_argument *arguments; /* inputs, then outputs */
+    uint32_t *dims;
+    int32_t *pools; /* slots */
+    int32_t measure; /* 0 or 1 */
+} nnb_request;
+
+typedef struct nnb_shape {
+    uint32_t is_sufficient;
+    uint32_t rank;
+    uint32_t first_dim;
+} nnb_shape;
+
+typedef struct nnb_result {
+    int32_t status;
+    uint32_t n_shapes, n_dims;
+    nnb_shape *shapes;
+    uint32_t *dims;
+    uint64_t time_on_device, time_in_driver; /* microseconds or NNB_NO_TIME */
+} nnb_result;
+
+/* Serialises into `out` (room for `room` datums). Returns the number of datums, or -EMSGSIZE. */
+int nnb_wire_encode_request(const nnb_request *request, uint8_t *out, uint32_t room);
+int nnb_wire_encode_result(const nnb_result *result, uint8_t *out, uint32_t room);
+
+/* Parses a packet of n datums. The arrays of `out` must have room for n entries each. Every count is compared with
+ * what remains before it is used. Returns 0, or -EBADMSG for any packet that breaks a rule of section 3.3. */
+int nnb_wire_decode_request(const uint8_t *packet, uint32_t n, nnb_request *out);
+int nnb_wire_decode_result(const uint8_t *packet, uint32_t n, nnb_result *out);
+
+/* ---- burst_channel.c, burst_endpoint.c: the two ends of a burst ------------------------------------------------ */
+
+typedef struct nnb_stats {
+    uint64_t sent;      /* packets */
+    uint64_t received;  /* packets */
+    uint64_t sleeps;    /* futex waits entered */
+    uint64_t wakes;     /* futex wakes called */
+    uint64_t malformed; /* packets refused */
+    uint64_t dropped;   /* results that came after their request had been given up */
+    uint64_t plan_hits; /* server: packets that were already bound */
+    uint64_t plan_misses;
+} nnb_stats;
+
+/* Client end. One execution at a time; a second caller gets -EBUSY. Errors of all calls on it:
+ * -EPIPE: hung up; -ESHUTDOWN: closed; -ECHILD: inherited by a forked child; -EBADMSG: the peer corrupted the channel
+ * (for good). */
+typedef struct nnb_client nnb_client;
+
+/* Takes over both queues (synchronized, exclusive, 24-byte quantum, with event word), also on failure.
+ * polling_window_ns: how long to poll before sleeping, 0 never polls. */
+int nnb_client_create(nnb_client **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns);
+/* The peer is gone: every wait ends with -EPIPE. Any thread, any time before nnb_client_destroy. */
+void nnb_client_hang_up(nnb_client *c);
+/* Unmaps the queues. -EBUSY while an execution is in flight (it has been told to stop: try again). Idempotent. */
+int nnb_client_close(nnb_client *c);
+void nnb_client_destroy(nnb_client *c); /* close + free; NULL is fine; harmless in a forked child */
+void nnb_client_stats(const nnb_client *c, nnb_stats *out);
+
+/* A request, serialised once, to be run many times. The client must outlive it. */
+typedef struct nnb_execution nnb_execution;
+int nnb_execution_create(nnb_execution **out, nnb_client *c, const nnb_request *request);
+void nnb_execution_destroy(nnb_execution *e);
+void nnb_execution_set_timeout(nnb_execution *e, uint64_t timeout_ns); /* per run; 0: none */
+
+/* Runs once: send, wait, decode. Returns the status of the result (>= 0) or
+ * -ETIMEDOUT: given up, a late result will be dropped; -ENOBUFS: no room in the request channel, nothing was sent;
+ * -ERESTART: call nnb_execution_resume to go on waiting or nnb_execution_abandon to give up; or as above. */
+int nnb_execution_run(nnb_execution *e);
+int nnb_execution_resume(nnb_execution *e);
+void nnb_execution_abandon(nnb_execution *e);
+/* The steps of nnb_execution_run, for callers that want to do something between them: send; look at most `spins`
+ * times (-EAGAIN if nothing came). */
+int nnb_execution_start(nnb_execution *e);
+int nnb_execution_try(nnb_execution *e, uint32_t spins);
+/* The result of the last run; valid until the next. */
+const nnb_result *nnb_execution_result(const nnb_execution *e);
+
+/* Server end. One thread calls nnb_server_next and the functions on the request at hand. */
+typedef struct nnb_server nnb_server;
+
+#define NNB_MAX_PLANS 256
+#define NNB_PLAN_NEW 0x10000 /* added to the id of a packet that is seen for the first time */
+
+int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns,
+                      uint32_t max_plans);
+/* Sends the answer of the request at hand (NONE without shapes, unless nnb_server_set_result was called) and waits for
+ * the next one. Ill-formed packets are answered here. Returns the plan id, with NNB_PLAN_NEW if the packet is
+ * new: then read it with nnb_server_request and, if it is worth it, nnb_server_keep_plan(id).
+ * -ERESTART: call again; -EPIPE: hung up; -EBADMSG: channel corrupt; -ENOBUFS: the client takes no results. */
+int nnb_server_next(nnb_server *s);
+/* The steps of nnb_server_next. */
+int nnb_server_reply(nnb_server *s);
+int nnb_server_try(nnb_server *s, uint32_t spins);
+/* The request at hand; valid until nnb_server_next. */
+const nnb_request *nnb_server_request(nnb_server *s);
+/* Replaces the default answer. Times in microseconds; those of the driver are filled in here. Too many shapes for the
+ * channel become GENERAL_FAILURE. */
+int nnb_server_set_result(nnb_server *s, const nnb_result *result);
+/* From now on an identical packet has this plan id. */
+int nnb_server_keep_plan(nnb_server *s, uint32_t id);
+/* Drops the plans that use a slot and writes their ids (room for NNB_MAX_PLANS). Any thread. Returns how many. */
+int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids);
+/* The client is gone or the burst is to end: nnb_server_next ends with -EPIPE. Any thread before destroy. */
+void nnb_server_hang_up(nnb_server *s);
+void nnb_server_destroy(nnb_server *s); /* after nnb_server_next has ended for good */
+void nnb_server_stats(const nnb_server *s, nnb_stats *out);
+
+/* How often try is worth calling before releasing an interpreter lock; 0 if this end never polls. */
+uint32_t nnb_client_spins(const nnb_client *c);
+uint32_t nnb_server_spins(const nnb_server *s);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,103 @@
+"""What the two ends of a burst ask of each other (facts sheet `burst.md` §5)."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import ErrorStatus
+from ..model import MeasureTiming, OutputShape, Request, Timing
+
+if TYPE_CHECKING:
+    from ..memory import Memory
+
+__all__ = ["BoundPlan", "BurstCallback", "BurstContext", "BurstExecutorWithCache", "SupportsExecute"]
+
+ExecutionResult = tuple[ErrorStatus, tuple[OutputShape, ...], Timing]
+
+BoundPlan = Callable[[], ExecutionResult | None]
+"""A request that is already decoded, checked and bound to arrays. ``None`` means: NONE, no shapes, no timing."""
+
+
+class BurstCallback(abc.ABC):
+    """The client's side of the slot table, called by the server."""
+
+    @abc.abstractmethod
+    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory, ...]]:
+        """Return the memory behind each slot.
+
+        Returns:
+            (NONE, one memory per slot), or (INVALID_ARGUMENT, ()) if any slot is unknown. All or nothing.
+        """
+
+
+class BurstContext(abc.ABC):
+    """The server's side of a burst, held by the client. Closing it ends the burst."""
+
+    @abc.abstractmethod
+    def free_memory(self, slot: int) -> None:
+        """Forget a slot and every plan that uses it. An unknown slot is no error (REQ-MODEL-051)."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End the burst and release what it holds. Idempotent."""
+
+
+class BurstExecutorWithCache(abc.ABC):
+    """Runs the requests of one burst and keeps what is worth keeping between them.
+
+    Never called concurrently, except for `remove_cache_entry`, which may come from the control plane while an
+    execution runs.
+    """
+
+    @abc.abstractmethod
+    def is_cache_entry_present(self, slot: int) -> bool:
+        """Whether `add_cache_entry` was called for the slot and `remove_cache_entry` was not."""
+
+    @abc.abstractmethod
+    def add_cache_entry(self, memory: Memory, slot: int) -> None:
+        """Remember the memory of a slot that is not present.
+
+        Raises:
+            NNBurstError: The memory cannot be used; the request fails with the error's status.
+        """
+
+    @abc.abstractmethod
+    def remove_cache_entry(self, slot: int) -> None:
+        """Forget a slot; nothing happens if it is not present."""
+
+    @abc.abstractmethod
+    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
+        """Check a request and return a callable that runs it; it is called once per identical packet.
+
+        Args:
+            request: Arguments; ``request.pools`` is empty, ``pool_index`` indexes `slots`.
+            slots: Slot of each pool. All are present.
+            measure: Whether the plan must return a `Timing` with ``time_on_device``.
+
+        Raises:
+            NNBurstError: The request cannot run; the client receives the error's status.
+        """
+
+    def execute(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> ExecutionResult:
+        """Run a request once: `bind` and call."""
+        result = self.bind(request, slots, measure)()
+        return (ErrorStatus.NONE, (), Timing()) if result is None else result
+
+    def close(self) -> None:
+        """Release every entry. Idempotent."""
+
+
+class SupportsExecute(abc.ABC):
+    """The one method of a prepared model that the default executor needs."""
+
+    @abc.abstractmethod
+    def execute_synchronously(
+        self,
+        request: Request,
+        measure: MeasureTiming = MeasureTiming.NO,
+        deadline_ns: int = 0,
+        loop_timeout_ns: int = 0,
+    ) -> ExecutionResult:
+        """Run once and wait for the end."""

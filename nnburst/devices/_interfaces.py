@@ -1,0 +1,168 @@
+"""The waist of the system: what every device and prepared model can do (facts sheet `model.md` §4).
+
+A local device and the proxy of a device in another process implement the same two classes, so everything above
+works in one process or across two.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer
+from ..model import (
+    Capabilities,
+    DeviceStatus,
+    DeviceType,
+    ExecutionPreference,
+    MeasureTiming,
+    Model,
+    OutputShape,
+    Priority,
+    Request,
+    Timing,
+)
+
+if TYPE_CHECKING:
+    from ..errors import ErrorStatus
+    from ..fmq import MQDescriptor
+
+__all__ = ["Device", "ExecutionResult", "PreparedModel"]
+
+ExecutionResult = tuple["ErrorStatus", tuple[OutputShape, ...], Timing]
+"""(status, one shape per output or empty, timing)."""
+
+
+class PreparedModel(abc.ABC):
+    """A compiled model. Safe to use from several threads at once."""
+
+    @abc.abstractmethod
+    def execute_synchronously(
+        self,
+        request: Request,
+        measure: MeasureTiming = MeasureTiming.NO,
+        deadline_ns: int = 0,
+        loop_timeout_ns: int = 0,
+    ) -> ExecutionResult:
+        """Run once and wait for the end.
+
+        Args:
+            request: Arguments; checked against the model before anything runs.
+            measure: Whether `Timing` is filled.
+            deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
+            loop_timeout_ns: Longest duration of a WHILE loop, 0 for the default of 2 s.
+
+        Returns:
+            The table of `model.md` §4.3. Errors of the request or of the execution are a status, not an exception.
+        """
+
+    def configure_execution_burst(
+        self,
+        callback: BurstCallback,
+        request_channel: MQDescriptor,
+        result_channel: MQDescriptor,
+        polling_window: float | None = None,
+    ) -> BurstContext:
+        """Serve a burst on this model.
+
+        The default serves it from a listener thread of this process. A device that can keep mappings and bound
+        plans overrides `burst_executor`, not this method.
+
+        Raises:
+            InvalidArgument: A channel is unusable.
+        """
+        executor = self.burst_executor()
+        return ExecutionBurstServer.create(
+            callback,
+            request_channel,
+            result_channel,
+            self if executor is None else executor,
+            polling_window=polling_window,
+        )
+
+    def burst_executor(self) -> BurstExecutorWithCache | None:
+        """Return a new executor for one burst, or None to have each request run through `execute_synchronously`."""
+        return None
+
+    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_death` once when the process that holds this model dies. Returns a function that unlinks.
+
+        A local model cannot outlive its process, so nothing is ever called.
+        """
+        return lambda: None
+
+    def close(self) -> None:
+        """Release the model. Idempotent."""
+
+
+class Device(abc.ABC):
+    """Something that compiles and runs models."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """``vendor-device``: exactly one dash, neither first nor last."""
+
+    @property
+    @abc.abstractmethod
+    def version_string(self) -> str:
+        """Not empty, and different for each build of the device."""
+
+    @property
+    def type(self) -> DeviceType:
+        """What the device runs on."""
+        return DeviceType.CPU
+
+    @property
+    def status(self) -> DeviceStatus:
+        """Whether the device can take work now."""
+        return DeviceStatus.AVAILABLE
+
+    @property
+    @abc.abstractmethod
+    def capabilities(self) -> Capabilities:
+        """Speed and power, per operand type."""
+
+    @abc.abstractmethod
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        """Say for each operation of the main subgraph whether the device can run it.
+
+        Raises:
+            InvalidArgument: The model breaks a rule of `model.md` §3.2.
+        """
+
+    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
+        """Return how many model and data cache files a compilation needs; (0, 0) means no caching."""
+        return (0, 0)
+
+    @abc.abstractmethod
+    def prepare_model(
+        self,
+        model: Model,
+        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        priority: Priority = Priority.MEDIUM,
+        deadline_ns: int = 0,
+        model_cache: Sequence[int] = (),
+        data_cache: Sequence[int] = (),
+        token: bytes = b"",
+    ) -> PreparedModel:
+        """Compile a model.
+
+        Args:
+            model: The model; it may be released by the caller once this returns.
+            preference: What to optimise for.
+            priority: Scheduling hint.
+            deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
+            model_cache: File descriptors for `get_number_of_cache_files_needed`, or empty.
+            data_cache: Likewise.
+            token: 32 bytes that name the cache entry, or empty.
+
+        Raises:
+            InvalidArgument: The model or an argument breaks a rule.
+            GeneralFailure: The device cannot run this model.
+            MissedDeadline: The deadline passed first.
+        """
+
+    def close(self) -> None:
+        """Release the device. Idempotent."""

@@ -1,0 +1,145 @@
+"""Error statuses and the exceptions that carry them.
+
+Every failure that a caller can see is an `NNBurstError` with a `.status` (facts sheet `model.md` §4.1). The second
+base class of each exception is the builtin that describes the situation, so ``except ValueError`` works too.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .model import OutputShape
+
+__all__ = [
+    "BadState",
+    "DeadObject",
+    "DeviceUnavailable",
+    "ErrorStatus",
+    "GeneralFailure",
+    "InvalidArgument",
+    "MissedDeadline",
+    "NNBurstError",
+    "OutputInsufficientSize",
+    "ResourceExhausted",
+    "error_for",
+]
+
+
+class ErrorStatus(enum.IntEnum):
+    """Outcome of a call to a device; the values are those of the wire."""
+
+    NONE = 0
+    DEVICE_UNAVAILABLE = 1
+    GENERAL_FAILURE = 2
+    OUTPUT_INSUFFICIENT_SIZE = 3
+    INVALID_ARGUMENT = 4
+    MISSED_DEADLINE_TRANSIENT = 5
+    MISSED_DEADLINE_PERSISTENT = 6
+    RESOURCE_EXHAUSTED_TRANSIENT = 7
+    RESOURCE_EXHAUSTED_PERSISTENT = 8
+    DEAD_OBJECT = 10000
+    """The peer process ended. Never sent: only the surviving side can say it."""
+    BAD_STATE = 10001
+    """The object cannot do this now (closed, busy, not finished). Never sent."""
+
+
+class NNBurstError(Exception):
+    """Base of every error of this package.
+
+    Attributes:
+        status: The `ErrorStatus` that describes the failure.
+    """
+
+    status: ErrorStatus = ErrorStatus.GENERAL_FAILURE
+
+    def __init__(self, message: str = "", *, status: ErrorStatus | None = None) -> None:
+        super().__init__(message)
+        if status is not None:
+            self.status = status
+
+
+class InvalidArgument(NNBurstError, ValueError):
+    """An argument contradicts the model, the request or the interface."""
+
+    status = ErrorStatus.INVALID_ARGUMENT
+
+
+class GeneralFailure(NNBurstError, RuntimeError):
+    """The call was well-formed but failed."""
+
+    status = ErrorStatus.GENERAL_FAILURE
+
+
+class OutputInsufficientSize(NNBurstError, ValueError):
+    """An output buffer is too small.
+
+    Attributes:
+        output_shapes: One `OutputShape` per output, with the dimensions that are known to be needed.
+    """
+
+    status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+
+    def __init__(self, message: str = "", *, output_shapes: Sequence[OutputShape] = ()) -> None:
+        super().__init__(message)
+        self.output_shapes = tuple(output_shapes)
+
+
+class DeviceUnavailable(NNBurstError, RuntimeError):
+    """The device is offline or busy, or no such device exists."""
+
+    status = ErrorStatus.DEVICE_UNAVAILABLE
+
+
+class DeadObject(NNBurstError, ConnectionError):
+    """The process on the other side has ended or closed its connection."""
+
+    status = ErrorStatus.DEAD_OBJECT
+
+
+class MissedDeadline(NNBurstError, TimeoutError):
+    """The call did not finish before its deadline."""
+
+    status = ErrorStatus.MISSED_DEADLINE_TRANSIENT
+
+
+class ResourceExhausted(NNBurstError, RuntimeError):
+    """A quota or a system resource ran out."""
+
+    status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+
+
+class BadState(NNBurstError, RuntimeError):
+    """The object cannot do this now: it is closed, busy, unfinished, or was inherited by a forked child."""
+
+    status = ErrorStatus.BAD_STATE
+
+
+_BY_STATUS: dict[ErrorStatus, type[NNBurstError]] = {
+    ErrorStatus.DEVICE_UNAVAILABLE: DeviceUnavailable,
+    ErrorStatus.GENERAL_FAILURE: GeneralFailure,
+    ErrorStatus.INVALID_ARGUMENT: InvalidArgument,
+    ErrorStatus.MISSED_DEADLINE_TRANSIENT: MissedDeadline,
+    ErrorStatus.MISSED_DEADLINE_PERSISTENT: MissedDeadline,
+    ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT: ResourceExhausted,
+    ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT: ResourceExhausted,
+    ErrorStatus.DEAD_OBJECT: DeadObject,
+    ErrorStatus.BAD_STATE: BadState,
+}
+
+
+def error_for(
+    status: ErrorStatus, message: str, output_shapes: Sequence[OutputShape] = ()
+) -> NNBurstError:
+    """Return (not raise) the exception that stands for `status`.
+
+    Args:
+        status: Any status but ``NONE``.
+        message: What happened, to what, and which knob helps.
+        output_shapes: Needed shapes, used only for ``OUTPUT_INSUFFICIENT_SIZE``.
+    """
+    if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+        return OutputInsufficientSize(message, output_shapes=output_shapes)
+    return _BY_STATUS[status](message, status=status)

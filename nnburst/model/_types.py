@@ -1,0 +1,220 @@
+"""Enumerations and plain values of models and requests (facts sheet `model.md` §1, §3.1, §4.1)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ._memory_like import MemoryLike
+
+__all__ = [
+    "NO_TIMING",
+    "UINT64_MAX",
+    "Capabilities",
+    "DataLocation",
+    "DeviceStatus",
+    "DeviceType",
+    "ExecutionPreference",
+    "Lifetime",
+    "MeasureTiming",
+    "Model",
+    "Operand",
+    "Operation",
+    "OutputShape",
+    "PerformanceInfo",
+    "Priority",
+    "Request",
+    "RequestArgument",
+    "Subgraph",
+    "SymmPerChannelQuantParams",
+    "Timing",
+]
+
+UINT64_MAX = 2**64 - 1
+
+
+class Lifetime(enum.IntEnum):
+    """Where an operand's value lives (`model.md` §3.1)."""
+
+    TEMPORARY_VARIABLE = 0
+    SUBGRAPH_INPUT = 1
+    SUBGRAPH_OUTPUT = 2
+    CONSTANT_COPY = 3
+    CONSTANT_REFERENCE = 4
+    NO_VALUE = 5
+    SUBGRAPH = 6
+
+
+class ExecutionPreference(enum.IntEnum):
+    """What a compilation should be good at."""
+
+    LOW_POWER = 0
+    FAST_SINGLE_ANSWER = 1
+    SUSTAINED_SPEED = 2
+
+
+class Priority(enum.IntEnum):
+    """Relative priority of a prepared model's executions."""
+
+    LOW = 0
+    MEDIUM = 1
+    HIGH = 2
+
+
+class DeviceStatus(enum.IntEnum):
+    """Whether a device can take work now."""
+
+    AVAILABLE = 0
+    BUSY = 1
+    OFFLINE = 2
+    UNKNOWN = 3
+
+
+class DeviceType(enum.IntEnum):
+    """What a device runs on."""
+
+    OTHER = 1
+    CPU = 2
+    GPU = 3
+    ACCELERATOR = 4
+
+
+class MeasureTiming(enum.IntEnum):
+    """Whether an execution is timed."""
+
+    NO = 0
+    YES = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DataLocation:
+    """A region of a pool: ``offset`` and ``length`` in bytes."""
+
+    pool_index: int = 0
+    offset: int = 0
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SymmPerChannelQuantParams:
+    """Scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL operand, one per index along ``channel_dim``."""
+
+    scales: tuple[float, ...]
+    channel_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One value of a subgraph.
+
+    ``type`` is an `OperandType` value or an extension type above 0xFFFF. ``dimensions``: 0 is an unspecified
+    dimension, ``()`` on a tensor an unspecified rank. ``extra_params`` belongs to
+    TENSOR_QUANT8_SYMM_PER_CHANNEL (`SymmPerChannelQuantParams`) and to extension types (bytes).
+    """
+
+    type: int
+    dimensions: tuple[int, ...] = ()
+    number_of_consumers: int = 0
+    scale: float = 0.0
+    zero_point: int = 0
+    lifetime: int = Lifetime.TEMPORARY_VARIABLE
+    location: DataLocation = field(default_factory=DataLocation)
+    extra_params: SymmPerChannelQuantParams | bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation; ``inputs`` and ``outputs`` index the operands of the same subgraph."""
+
+    type: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Subgraph:
+    """Operands, operations in execution order, and which operands enter and leave."""
+
+    operands: tuple[Operand, ...]
+    operations: tuple[Operation, ...]
+    input_indexes: tuple[int, ...]
+    output_indexes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model as a device receives it (HAL 1.3 form).
+
+    ``pools`` hold CONSTANT_REFERENCE operands and are shared by all subgraphs, as is ``operand_values`` for
+    CONSTANT_COPY operands. ``input_names`` and ``output_names`` are for people: they name the arguments of
+    `Session.run` and are empty or one per main input/output.
+    """
+
+    main: Subgraph
+    referenced: tuple[Subgraph, ...] = ()
+    operand_values: bytes = b""
+    pools: tuple[MemoryLike, ...] = ()
+    relax_computation_float32_to_float16: bool = False
+    extension_name_to_prefix: Mapping[str, int] = field(default_factory=dict)
+    input_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArgument:
+    """Where one input or output of a request lives; ``dimensions`` empty means "as in the model"."""
+
+    has_no_value: bool = False
+    location: DataLocation = field(default_factory=DataLocation)
+    dimensions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Arguments of one execution. ``location.pool_index`` of an argument indexes ``pools``."""
+
+    inputs: tuple[RequestArgument, ...]
+    outputs: tuple[RequestArgument, ...]
+    pools: tuple[MemoryLike, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputShape:
+    """True (or so far known) dimensions of an output and whether its buffer was large enough."""
+
+    dimensions: tuple[int, ...]
+    is_sufficient: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Durations in microseconds; ``UINT64_MAX`` means not available."""
+
+    time_on_device: int = UINT64_MAX
+    time_in_driver: int = UINT64_MAX
+
+
+NO_TIMING = Timing()
+
+
+@dataclass(frozen=True, slots=True)
+class PerformanceInfo:
+    """Cost relative to a CPU baseline of 1; smaller is better, always > 0."""
+
+    exec_time: float = 1.0
+    power_usage: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a device claims about its speed. ``operand_performance`` is sorted by operand type."""
+
+    relaxed_scalar: PerformanceInfo = field(default_factory=PerformanceInfo)
+    relaxed_tensor: PerformanceInfo = field(default_factory=PerformanceInfo)
+    operand_performance: tuple[tuple[int, PerformanceInfo], ...] = ()
+    if_performance: PerformanceInfo = field(default_factory=PerformanceInfo)
+    while_performance: PerformanceInfo = field(default_factory=PerformanceInfo)
