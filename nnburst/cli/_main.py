@@ -1,0 +1,69 @@
+"""The group of commands and the table that says where each of them lives."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import NamedTuple
+
+import click
+
+__all__ = ["COMMANDS", "CommandRow", "main", "version"]
+
+
+class CommandRow(NamedTuple):
+    """Where a command is, and its line in the help (so that help imports nothing)."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+COMMANDS: dict[str, CommandRow] = {
+    "bench": CommandRow(
+        "nnburst.cli.bench", "bench", "Measure latencies side by side with other ways to call a process."
+    ),
+    "demo": CommandRow("nnburst.cli.demo", "demo", "Classify real handwritten digits in an isolated service process."),
+    "doctor": CommandRow("nnburst.cli.doctor", "doctor", "Check what this machine offers a burst, and say what to do."),
+}
+
+
+def version() -> str:
+    """Return the version of the installed package."""
+    try:
+        return importlib.metadata.version("nnburst")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown (run from a source tree that is not installed)"
+
+
+class _LazyGroup(click.Group):
+    """Looks commands up in `COMMANDS`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        row = COMMANDS.get(cmd_name)
+        if row is None:
+            return None
+        command = getattr(importlib.import_module(row.module), row.attribute)
+        assert isinstance(command, click.Command), f"{row.module}.{row.attribute} is not a click command"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name].help) for name in self.list_commands(ctx)])
+
+
+def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"nnburst {version()}")
+        ctx.exit()
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
+def main() -> None:
+    """Run neural networks in another process at the cost of a function call."""

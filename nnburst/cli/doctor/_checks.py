@@ -1,0 +1,267 @@
+"""The checks, one function each, and the table of them.
+
+A check returns what it found. One that raises is reported as failed, with the exception: on a broken machine the
+doctor must still say something about everything else.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import fcntl
+import importlib.metadata
+import mmap
+import os
+import platform
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["CHECKS", "Finding", "Level", "run_check"]
+
+DEPENDENCIES = ("cffi", "numpy", "posix_ipc", "cryptography", "msgspec", "click", "rich")
+ENOUGH_SHM = 64 << 20
+ENOUGH_FDS = 1024
+
+
+class Level(enum.IntEnum):
+    """How good a finding is; the process exits with 1 if any is FAIL."""
+
+    OK = 0
+    WARN = 1
+    FAIL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found, and the remedy if it is not as good as it could be."""
+
+    level: Level
+    found: str
+    remedy: str = ""
+
+
+def _ok(found: str) -> Finding:
+    return Finding(Level.OK, found)
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def check_system() -> Finding:
+    """Linux with the system calls that death detection needs."""
+    found = (
+        f"{platform.system()} {platform.release()} {platform.machine()}, "
+        f"{platform.python_implementation()} {platform.python_version()}"
+    )
+    if platform.system() != "Linux":
+        return Finding(Level.FAIL, found, "nnburst needs Linux: memfd, futex, descriptor passing.")
+    return _ok(found)
+
+
+def check_packages() -> Finding:
+    """Versions of the package and of its core dependencies."""
+    versions, missing = [], []
+    for name in ("nnburst", *DEPENDENCIES):
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    found = ", ".join(versions) + (f"; not installed: {', '.join(missing)}" if missing else "")
+    if missing == ["nnburst"]:
+        return Finding(Level.WARN, found, "Run from a source tree; `make ext` (or `pip install -e .`) installs it.")
+    return Finding(Level.FAIL, found, f"pip install {' '.join(missing)}") if missing else _ok(found)
+
+
+def check_extension() -> Finding:
+    """The C core can be imported and its clock runs."""
+    try:
+        from nnburst import _core
+    except ImportError as error:
+        return Finding(Level.FAIL, str(error), "Build it: `make ext`, or `pip install .` (needs a C compiler).")
+    first, second = _core.lib.nnb_now_ns(), _core.lib.nnb_now_ns()
+    if not 0 < first <= second:
+        return Finding(Level.FAIL, f"CLOCK_MONOTONIC went from {first} to {second}", "Report this with your kernel.")
+    return _ok(str(Path(getattr(_core.lib, "__file__", None) or _core.__file__).parent))
+
+
+def check_devices() -> Finding:
+    """The devices of this installation."""
+    from nnburst.devices import device_names
+
+    names = list(device_names())
+    if not names:
+        return Finding(Level.FAIL, "no devices", "Reinstall nnburst: its entry points are missing.")
+    return _ok(", ".join(names))
+
+
+def check_cpus() -> Finding:
+    """Two CPUs, so that both ends of a burst can be awake at once."""
+    allowed = len(os.sched_getaffinity(0))
+    found = f"{os.cpu_count()} in this machine, {allowed} for this process"
+    if allowed < 2:
+        return Finding(
+            Level.WARN,
+            found + ": bursts never poll by default (each call costs two context switches)",
+            "Give the process a second CPU (taskset, cpuset, container CPU limit).",
+        )
+    quota = (_read("/sys/fs/cgroup/cpu.max") or "max").split()
+    if quota[0] != "max" and len(quota) == 2 and int(quota[0]) < 2 * int(quota[1]):
+        return Finding(
+            Level.WARN,
+            found + f", but the control group's quota is {int(quota[0]) / int(quota[1]):.2f} CPUs",
+            "Raise the container's CPU limit to 2 or set NNBURST_POLLING_WINDOW_US=0: polling burns the quota.",
+        )
+    return _ok(found)
+
+
+def check_frequency() -> Finding:
+    """A governor that clocks down adds microseconds after each pause."""
+    governor = _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    if governor is None:
+        return _ok("not under this system's control")
+    if governor == "powersave" and _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_driver") != "intel_pstate":
+        return Finding(Level.WARN, governor, "cpupower frequency-set -g performance (or schedutil).")
+    return _ok(governor)
+
+
+def check_clock() -> Finding:
+    """Reading the clock must not be a system call, since polling reads it."""
+    source = _read("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    if source in ("hpet", "acpi_pm", "jiffies", "pit"):
+        return Finding(
+            Level.WARN,
+            f"clock source {source}: each look at the clock is a system call",
+            "Boot with clocksource=tsc if the CPU has a stable TSC, or set NNBURST_POLLING_WINDOW_US=0.",
+        )
+    return _ok(f"clock source {source or 'unknown'}")
+
+
+def check_window() -> Finding:
+    """The polling window that bursts use unless told otherwise."""
+    text = os.environ.get("NNBURST_POLLING_WINDOW_US")
+    if text is None:
+        return _ok("the default (50 µs with two CPUs or more, else 0)")
+    try:
+        if float(text) >= 0:
+            return _ok(f"{float(text):g} µs from NNBURST_POLLING_WINDOW_US")
+    except ValueError:
+        pass
+    return Finding(
+        Level.FAIL, f"NNBURST_POLLING_WINDOW_US={text!r}", "Set it to a number of microseconds ≥ 0, or unset it."
+    )
+
+
+@contextmanager
+def _memfd(flags: int) -> Iterator[int]:
+    fd = os.memfd_create("nnburst-doctor", os.MFD_CLOEXEC | flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def check_memfd() -> Finding:
+    """Anonymous shared memory that a peer cannot truncate."""
+    with _memfd(os.MFD_ALLOW_SEALING) as fd:
+        os.ftruncate(fd, mmap.PAGESIZE)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        try:
+            os.ftruncate(fd, 0)
+        except PermissionError:
+            return _ok("memfd_create works and seals hold")
+    return Finding(Level.FAIL, "a sealed memfd could be truncated", "Use a kernel ≥ 3.17 without emulation of memfd.")
+
+
+def check_futex() -> Finding:
+    """A notification that is set wakes, one that is not times out."""
+    from nnburst._core import ffi, lib
+
+    word, state = ffi.new("uint32_t *"), ffi.new("uint32_t *")
+    lib.nnb_event_wake(word, 2)
+    woken = lib.nnb_event_wait_retry(word, 2, state, lib.nnb_now_ns() + 100_000_000)
+    late = lib.nnb_event_wait_retry(word, 2, state, lib.nnb_now_ns() + 1_000_000)
+    if woken != 0 or late != -errno.ETIMEDOUT:
+        return Finding(
+            Level.FAIL,
+            f"wait returned {woken} for a set bit and {late} for one that is not set",
+            "Allow the futex system call (seccomp profile of the container).",
+        )
+    return _ok("wakes and times out")
+
+
+def check_sockets() -> Finding:
+    """The control plane: packets with descriptors over a Unix socket, peer identity, a handle on a process."""
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with left, right, _memfd(0) as fd:
+        socket.send_fds(left, [b"x"], [fd])
+        _, fds, _, _ = socket.recv_fds(right, 1, 1)
+        same = len(fds) == 1 and os.path.sameopenfile(fd, fds[0])
+        for received in fds:
+            os.close(received)
+    if not same:
+        return Finding(Level.FAIL, "a descriptor did not arrive", "Allow SCM_RIGHTS over Unix sockets.")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return Finding(
+            Level.WARN,
+            f"descriptors pass; pidfd_open: {error.strerror}",
+            "Death is still seen by the socket's hang-up; a kernel ≥ 5.3 that allows pidfd_open sees it both ways.",
+        )
+    return _ok("SEQPACKET with descriptors, pidfd")
+
+
+def check_shm() -> Finding:
+    """/dev/shm, which only *named* shared memory needs."""
+    if not os.path.isdir("/dev/shm"):
+        return Finding(Level.WARN, "no /dev/shm", "mount -t tmpfs tmpfs /dev/shm; only named shared memory needs it.")
+    stat = os.statvfs("/dev/shm")
+    free = stat.f_bavail * stat.f_frsize
+    found = f"/dev/shm, {free >> 20} MiB free"
+    if not os.access("/dev/shm", os.W_OK | os.X_OK):
+        return Finding(Level.WARN, found + ", not writable", "chmod 1777 /dev/shm; only named shared memory needs it.")
+    if free < ENOUGH_SHM:
+        return Finding(Level.WARN, found, "Enlarge it (docker: --shm-size); only named shared memory needs it.")
+    return _ok(found)
+
+
+def check_limits() -> Finding:
+    """Enough descriptors: a burst costs a handful, each memory pool one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = f"{soft} open files (at most {hard})"
+    if soft < ENOUGH_FDS:
+        return Finding(Level.WARN, found, f"ulimit -n {ENOUGH_FDS} (or LimitNOFILE= of the unit).")
+    return _ok(found)
+
+
+CHECKS: dict[str, Callable[[], Finding]] = {
+    "system": check_system,
+    "packages": check_packages,
+    "C extension": check_extension,
+    "devices": check_devices,
+    "CPUs": check_cpus,
+    "frequency": check_frequency,
+    "clock": check_clock,
+    "polling window": check_window,
+    "sealed memory": check_memfd,
+    "futex": check_futex,
+    "control plane": check_sockets,
+    "shared memory": check_shm,
+    "limits": check_limits,
+}
+
+
+def run_check(check: Callable[[], Finding]) -> Finding:
+    """Run one check; an exception is a failure that names itself."""
+    try:
+        return check()
+    except Exception as error:
+        return Finding(Level.FAIL, f"{type(error).__name__}: {error}", "See the failures above it, or report this.")
