@@ -6,29 +6,26 @@
 #define _GNU_SOURCE
 #endif
 
-#include "nnb_bench.h"
-
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdalign.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "nnb_atomic.h"
 #include "nnburst.h"
 
-#define LINE 128 /* two 64-byte lines: adjacent-line prefetch must not couple neighbours */
 #define DATUM 24
 #define RING_DATUMS 1024
 #define BENCH_LIMIT_NS 5000000000u
 #define SPINS_PER_CLOCK_CHECK 65536
 
 typedef struct bench {
-    alignas(LINE) _Atomic uint64_t ball; /* the bounced line: odd = the server's turn, even = the client's */
-    alignas(LINE) _Atomic int result;    /* 0 or the first -errno; anything but 0 makes both threads leave */
-    alignas(LINE) int cpu[2];
+    alignas(NNB_CACHE_LINE) nnb_a64 ball; /* the bounced line: odd = the server's turn, even = the client's */
+    alignas(NNB_CACHE_LINE) nnb_a32 result; /* 0 or the first errno; anything but 0 makes both threads leave */
+    alignas(NNB_CACHE_LINE) int cpu[2];
     uint64_t warmup, count, deadline;
     uint32_t *samples;
     nnb_mq *client_tx, *client_rx, *server_tx, *server_rx;
@@ -38,21 +35,23 @@ typedef struct bench {
 
 static void fail(bench *b, int rc)
 {
-    int none = 0;
-    atomic_compare_exchange_strong(&b->result, &none, rc);
+    uint32_t none = 0;
+    atomic_compare_exchange_strong(&b->result, &none, (uint32_t)-rc);
 }
 
-/* Called once per unsuccessful look; true when the measurement must be given up. */
+/* Called once per unsuccessful look; true when the measurement must be given up. Pausing between looks is what makes
+ * the round trip shortest: without it the line is asked for again while the owner still writes it. */
 static int give_up(bench *b, uint32_t *spins)
 {
+    nnb_pause();
     if (++*spins % SPINS_PER_CLOCK_CHECK)
         return 0;
     if (nnb_now_ns() > b->deadline)
         fail(b, -ETIMEDOUT);
-    return atomic_load_explicit(&b->result, memory_order_relaxed) != 0;
+    return nnb_load32_relaxed(&b->result) != 0;
 }
 
-/* Sample -1 is the first reading after the warm-up; the chain is never broken, so no time is lost between samples. */
+/* The chain of readings is never broken, so no time is lost between samples. */
 static void record(bench *b, uint64_t i, uint64_t *previous)
 {
     uint64_t now = nnb_now_ns();
@@ -68,8 +67,8 @@ static int pass_ball(bench *b, uint64_t mine, uint64_t theirs)
 {
     uint32_t spins = 0;
     if (mine)
-        atomic_store_explicit(&b->ball, mine, memory_order_release);
-    while (atomic_load_explicit(&b->ball, memory_order_acquire) != theirs)
+        nnb_store_release(&b->ball, mine);
+    while (nnb_load_acquire(&b->ball) != theirs)
         if (give_up(b, &spins))
             return -1;
     return 0;
@@ -95,7 +94,7 @@ static void *line_server(void *arg)
     for (uint64_t i = 0; i < b->warmup + b->count; i++)
         if (pass_ball(b, 2 * i, 2 * i + 1))
             return NULL;
-    atomic_store_explicit(&b->ball, 2 * (b->warmup + b->count), memory_order_release);
+    nnb_store_release(&b->ball, 2 * (b->warmup + b->count));
     return NULL;
 }
 
@@ -166,13 +165,6 @@ static int start_thread(pthread_t *thread, int cpu, void *(*body)(void *), bench
     return -rc;
 }
 
-/* Lets a server that was started without its client leave the barrier and see `result`. */
-static void *nobody(void *arg)
-{
-    pthread_barrier_wait(&((bench *)arg)->start);
-    return NULL;
-}
-
 static int run(bench *b, void *(*client)(void *), void *(*server)(void *))
 {
     pthread_t threads[2];
@@ -184,28 +176,26 @@ static int run(bench *b, void *(*client)(void *), void *(*server)(void *))
     if (rc == 0) {
         rc = start_thread(&threads[0], b->cpu[0], client, b);
         if (rc) {
-            b->deadline = 0;
-            fail(b, rc);
-            nobody(b);
+            fail(b, rc); /* the server leaves the barrier, finds nobody and gives up */
+            pthread_barrier_wait(&b->start);
         } else {
             pthread_join(threads[0], NULL);
         }
         pthread_join(threads[1], NULL);
-        rc = atomic_load(&b->result);
+        rc = -(int)nnb_load32_acquire(&b->result);
     }
     pthread_barrier_destroy(&b->start);
     return rc;
 }
 
-static int usable(int cpu)
+static int is_cpu(int cpu) /* whether the process may use it, pthread_create says */
 {
-    cpu_set_t cpus;
-    return cpu >= 0 && cpu < CPU_SETSIZE && sched_getaffinity(getpid(), sizeof cpus, &cpus) == 0;
+    return cpu >= 0 && cpu < CPU_SETSIZE;
 }
 
 static bench *new_bench(int client_cpu, int server_cpu, uint32_t warmup, uint32_t count, uint32_t *samples)
 {
-    bench *b = aligned_alloc(LINE, sizeof *b);
+    bench *b = aligned_alloc(NNB_CACHE_LINE, sizeof *b);
     if (!b)
         return NULL;
     memset(b, 0, sizeof *b);
@@ -219,7 +209,7 @@ static bench *new_bench(int client_cpu, int server_cpu, uint32_t warmup, uint32_
 
 static int check_arguments(int client_cpu, int server_cpu, uint32_t count, const uint32_t *samples)
 {
-    return !count || !samples || !usable(client_cpu) || !usable(server_cpu) ? -EINVAL : 0;
+    return !count || !samples || !is_cpu(client_cpu) || !is_cpu(server_cpu) ? -EINVAL : 0;
 }
 
 int nnb_bench_line(int client_cpu, int server_cpu, uint32_t warmup, uint32_t count, uint32_t *samples)

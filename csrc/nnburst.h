@@ -277,6 +277,24 @@ void nnb_server_stats(const nnb_server *s, nnb_stats *out);
 uint32_t nnb_client_spins(const nnb_client *c);
 uint32_t nnb_server_spins(const nnb_server *s);
 
+/* ---- bench.c: what `nnburst bench` compares everything else with ------------------------------------------------
+ *
+ * A client and a server thread run, pinned to a CPU each, and the client takes one clock reading per iteration: sample
+ * i is the time between its readings i and i+1, so every sample contains exactly one clock read (nnb_bench_clock says
+ * how much that is). The caller is blocked meanwhile, 5 s at most.
+ *
+ * warmup: iterations that are not recorded; samples: room for `count` ns. Return 0, -EINVAL (count 0, a CPU that the
+ * process may not use), -ETIMEDOUT, or the errno of what could not be created. */
+
+/* One cache line that the two threads hand to each other, there and back. */
+int nnb_bench_line(int client_cpu, int server_cpu, uint32_t warmup, uint32_t count, uint32_t *samples);
+/* A packet of 24-byte datums through one queue and another one back through a second queue, both attached as a burst
+ * attaches them (exclusive, sealed) and polled. */
+int nnb_bench_queue(int client_cpu, int server_cpu, uint32_t datums_there, uint32_t datums_back, uint32_t warmup,
+                    uint32_t count, uint32_t *samples);
+/* The clock reading itself, back to back, on the calling thread. */
+int nnb_bench_clock(uint32_t count, uint32_t *samples);
+
 #ifdef __cplusplus
 }
 #endif
