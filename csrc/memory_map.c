@@ -1,0 +1,245 @@
+/* Shared memory objects: sealed memfds, and mappings that outlive a peer which truncates the file.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The SIGBUS guard
+ *   A load or store beyond the end of a file that somebody truncated after we mapped it raises SIGBUS and would end
+ *   the process. A sealed memfd (F_SEAL_SHRINK) cannot be truncated and needs no guard. Every other object is
+ *   entered in a fixed table when it is mapped. The handler looks the fault address up, puts anonymous zero memory
+ *   over the page that vanished and counts; the instruction is then repeated and the owner sees the count
+ *   (nnb_map_faults). Faults elsewhere go to the handler that was there before us.
+ *
+ *   The handler runs in whatever thread touched the page, at any instruction. It therefore takes no lock, allocates
+ *   nothing and calls only mmap, sigaction and tgkill. The table never moves: an entry is claimed with one
+ *   compare-and-swap, becomes visible with one release store and is withdrawn *before* the pages are unmapped, so the
+ *   handler can never lay zero pages over an address range that meanwhile belongs to somebody else.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "nnburst.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+/* Older libc and kernel headers lack these. */
+#ifndef F_ADD_SEALS
+#define F_ADD_SEALS 1033
+#define F_GET_SEALS 1034
+#endif
+#define SEAL_SHRINK 0x2
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x8u
+#endif
+#define HUGETLBFS_MAGIC_NUMBER 0x958458f6L
+
+/* ---- objects -------------------------------------------------------------------------------------------------- */
+
+int nnb_memfd_create(const char *name, uint64_t size) {
+    if (size == 0) return -EINVAL;
+    if (size > INT64_MAX) return -EOVERFLOW;
+    int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    /* Before Linux 6.3 the flag is unknown: the memfd is then merely executable, which nobody relies on. */
+    if (fd < 0 && errno == EINVAL) fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) return -errno;
+    if (ftruncate(fd, (off_t)size) != 0 || fcntl(fd, F_ADD_SEALS, NNB_SEALS_FIXED_SIZE) != 0) {
+        int error = errno;
+        close(fd);
+        return -error;
+    }
+    return fd;
+}
+
+int nnb_seals(int fd) {
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals >= 0) return seals;
+    return errno == EINVAL ? 0 : -errno; /* EINVAL: a file system without seals */
+}
+
+int64_t nnb_fd_size(int fd) {
+    struct stat st;
+    if (fstat(fd, &st) != 0) return -errno;
+    if (S_ISREG(st.st_mode)) return st.st_size;
+    /* dma-buf and block devices tell their size only to lseek; put the position back, others may share it. */
+    off_t here = lseek(fd, 0, SEEK_CUR);
+    off_t end = lseek(fd, 0, SEEK_END);
+    if (end < 0) return errno == ESPIPE ? -ENODEV : -errno;
+    if (here >= 0) lseek(fd, here, SEEK_SET);
+    return end;
+}
+
+/* ---- the guard table ------------------------------------------------------------------------------------------ */
+
+#define GUARDS 4096
+
+/* Life of an entry: `turn` modulo 3; each step adds one, so that a value never comes back. */
+enum { GUARD_FREE, GUARD_CLAIMED, GUARD_ARMED, GUARD_STATES };
+
+typedef struct guard {
+    _Atomic uint64_t turn;
+    _Atomic uintptr_t base;
+    _Atomic uintptr_t end;
+    _Atomic uintptr_t granule; /* page size of the object: bytes that one fault replaces */
+    _Atomic int prot;
+    _Atomic uint64_t faults;
+} guard;
+
+static guard guards[GUARDS];
+static _Atomic int guards_used; /* entries beyond were never claimed: the handler stops there */
+
+static struct sigaction previous_action;
+
+/* Ends the process the way it would have ended without us. Returning repeats the faulting instruction under the
+ * default action, so that the core dump shows the right place; a SIGBUS that was *sent* must be sent again. */
+static void default_action(int sig, const siginfo_t *info) {
+    struct sigaction action = {.sa_handler = SIG_DFL};
+    sigaction(sig, &action, NULL);
+    if (info->si_code <= 0) syscall(SYS_tgkill, getpid(), (pid_t)syscall(SYS_gettid), sig);
+}
+
+static void chain(int sig, siginfo_t *info, void *context) {
+    if (previous_action.sa_flags & SA_SIGINFO) {
+        previous_action.sa_sigaction(sig, info, context);
+    } else if (previous_action.sa_handler == SIG_IGN) {
+        /* The kernel does not let a process ignore a real fault either. */
+        if (info->si_code > 0) default_action(sig, info);
+    } else if (previous_action.sa_handler == SIG_DFL) {
+        default_action(sig, info);
+    } else {
+        previous_action.sa_handler(sig);
+    }
+}
+
+static int absorb(uintptr_t address) {
+    int used = atomic_load_explicit(&guards_used, memory_order_acquire); /* SYNC POINT: guard_add -> absorb */
+    for (int i = 0; i < used; i++) {
+        guard *g = &guards[i];
+        /* SYNC POINT: guard_add -> absorb: ARMED makes the fields below visible */
+        uint64_t turn = atomic_load_explicit(&g->turn, memory_order_acquire);
+        if (turn % GUARD_STATES != GUARD_ARMED) continue;
+        /* Acquire on each, so that the second look at `turn` cannot move up: fields that another thread is just
+         * rewriting for its own mapping must not be mixed with the old ones. */
+        uintptr_t base = atomic_load_explicit(&g->base, memory_order_acquire);
+        uintptr_t end = atomic_load_explicit(&g->end, memory_order_acquire);
+        uintptr_t granule = atomic_load_explicit(&g->granule, memory_order_acquire);
+        int prot = atomic_load_explicit(&g->prot, memory_order_acquire);
+        if (atomic_load_explicit(&g->turn, memory_order_relaxed) != turn) continue;
+        if (address < base || address >= end) continue;
+        /* The raw system call: a sanitizer's mmap wrapper is not fit for a signal handler. */
+        long page = syscall(SYS_mmap, base + (address - base) / granule * granule, granule, prot,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0L);
+        if (page == -1) return 0;
+        atomic_fetch_add_explicit(&g->faults, 1, memory_order_relaxed); /* a statistic: orders nothing */
+        return 1;
+    }
+    return 0;
+}
+
+static void on_sigbus(int sig, siginfo_t *info, void *context) {
+    int saved_errno = errno;
+    if (info->si_code <= 0 || !absorb((uintptr_t)info->si_addr)) chain(sig, info, context);
+    errno = saved_errno;
+}
+
+static void install_handler(void) {
+    struct sigaction action = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    /* Read the old action first: the new handler may run the moment it is installed. */
+    sigaction(SIGBUS, NULL, &previous_action);
+    sigaction(SIGBUS, &action, NULL);
+}
+
+static int guard_add(void *base, uint64_t length, uint64_t granule, int prot) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, install_handler);
+    for (int i = 0; i < GUARDS; i++) {
+        guard *g = &guards[i];
+        uint64_t turn = atomic_load_explicit(&g->turn, memory_order_relaxed);
+        /* SYNC POINT: guard_remove -> guard_add: whoever reuses the entry sees it withdrawn */
+        if (turn % GUARD_STATES != GUARD_FREE ||
+            !atomic_compare_exchange_strong_explicit(&g->turn, &turn, turn + 1, memory_order_acq_rel,
+                                                     memory_order_relaxed))
+            continue;
+        /* Release on each: whoever reads one of these also sees that the turn has passed (see absorb). */
+        atomic_store_explicit(&g->base, (uintptr_t)base, memory_order_release);
+        atomic_store_explicit(&g->end, (uintptr_t)base + length, memory_order_release);
+        atomic_store_explicit(&g->granule, granule, memory_order_release);
+        atomic_store_explicit(&g->prot, prot, memory_order_release);
+        atomic_store_explicit(&g->faults, 0, memory_order_relaxed);
+        atomic_fetch_add_explicit(&g->turn, 1, memory_order_release); /* SYNC POINT: guard_add -> absorb */
+        int used = atomic_load_explicit(&guards_used, memory_order_relaxed);
+        while (used <= i && !atomic_compare_exchange_weak_explicit(&guards_used, &used, i + 1, memory_order_release,
+                                                                   memory_order_relaxed)) {
+        }
+        return i;
+    }
+    return -ENOMEM;
+}
+
+static void guard_remove(int index) {
+    /* SYNC POINT: guard_remove -> guard_add */
+    atomic_fetch_add_explicit(&guards[index].turn, 1, memory_order_release);
+}
+
+/* ---- mapping --------------------------------------------------------------------------------------------------- */
+
+/* Page size of the object: that of the machine, or the huge page of a hugetlb file. */
+static uint64_t granule_of(int fd) {
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    struct statfs fs;
+    if (fstatfs(fd, &fs) == 0 && (unsigned long)fs.f_type == HUGETLBFS_MAGIC_NUMBER) return (uint64_t)fs.f_bsize;
+    return page;
+}
+
+int nnb_map(nnb_mapping *out, int fd, uint64_t offset, uint64_t size, int prot) {
+    *out = (nnb_mapping){.guard = -1};
+    if (size == 0 || (prot & ~(PROT_READ | PROT_WRITE)) != 0) return -EINVAL;
+    int64_t object = nnb_fd_size(fd);
+    if (object < 0) return (int)object;
+    /* mmap itself accepts a region beyond the end and faults later. */
+    if (offset > (uint64_t)object || size > (uint64_t)object - offset) return -EOVERFLOW;
+    int seals = nnb_seals(fd);
+    if (seals < 0) return seals;
+
+    uint64_t granule = granule_of(fd);
+    uint64_t slop = offset % granule; /* mmap wants the offset on a page */
+    if (size > UINT64_MAX - slop - (granule - 1)) return -EOVERFLOW;
+    uint64_t length = (slop + size + granule - 1) / granule * granule;
+    void *base = mmap(NULL, length, prot, MAP_SHARED, fd, (off_t)(offset - slop));
+    if (base == MAP_FAILED) return -errno;
+
+    int index = -1;
+    /* Huge pages can run out at the moment of the fault, whatever the seals say. */
+    if (!(seals & SEAL_SHRINK) || granule != (uint64_t)sysconf(_SC_PAGESIZE)) {
+        index = guard_add(base, length, granule, prot);
+        if (index < 0) {
+            munmap(base, length);
+            return index;
+        }
+    }
+    *out = (nnb_mapping){
+        .addr = (uint8_t *)base + slop, .size = size, .base = base, .length = length, .guard = index};
+    return 0;
+}
+
+void nnb_unmap(nnb_mapping *m) {
+    if (m == NULL || m->base == NULL) return;
+    /* First withdraw, then unmap: in between, the handler must not own the range. */
+    if (m->guard >= 0) guard_remove(m->guard);
+    munmap(m->base, m->length);
+    *m = (nnb_mapping){.guard = -1};
+}
+
+uint64_t nnb_map_faults(const nnb_mapping *m) {
+    if (m->guard < 0) return 0;
+    return atomic_load_explicit(&guards[m->guard].faults, memory_order_relaxed);
+}

@@ -1,0 +1,9 @@
+"""The C core: cffi's ``ffi`` and ``lib``, and the one place where an errno becomes an exception."""
+
+from __future__ import annotations
+
+from ._errno import check, deadline_after, header_digest
+from ._fds import FdSet
+from ._nnburst import ffi, lib
+
+__all__ = ["FdSet", "check", "deadline_after", "ffi", "header_digest", "lib"]

@@ -1,0 +1,206 @@
+"""Build script of the cffi module, and the reader of the C headers that feeds it.
+
+The headers in ``csrc/`` are the only place where the C interface is written down: the text for cffi's ``cdef`` and the
+type stub ``_nnburst.pyi`` are both derived from them here, each time the module is built. The C compiler then compares
+every declaration with the real one, and a digest of the headers travels in the module, so that a stale build is found
+out (`nnburst._core.header_digest`).
+
+Run by setuptools (``cffi_modules``) as a plain script, therefore without imports from the package. By hand::
+
+    python -m nnburst._core._build
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from cffi import FFI
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADERS = ("nnburst.h", "nnb_bench.h")
+
+_DEFINE = re.compile(r"#\s*define\s+(\w+)[ \t]+(.+)")
+_INTEGER = re.compile(r"-?(0x[0-9a-fA-F]+|[0-9]+)([uUlL]*)$")
+_FUNCTION = re.compile(r"^(?P<result>[\w\s]*?\w[\s*]+?)(?P<name>\w+)\s*\((?P<args>.*)\)$", re.DOTALL)
+_ENUM = re.compile(r"enum\s*\w*\s*\{(.*?)\}", re.DOTALL)
+_INTEGER_TYPES = re.compile(r"^(u?int\d*(_t)?|size_t|ssize_t|long|short|unsigned|signed|char|_Bool|bool|uintptr_t)$")
+
+
+def _without_comments(text: str) -> str:
+    text = re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL)
+    return re.sub(r"//[^\n]*", "", text)
+
+
+def header_to_cdef(text: str) -> str:
+    """Turn the text of a header into what cffi's ``cdef`` reads.
+
+    Comments, includes, guards, function-like macros and ``__cplusplus`` blocks are dropped; constants are kept (a plain
+    number with its value, so that the compiler checks it).
+    """
+    lines: list[str] = []
+    skipping = 0
+    for line in _without_comments(text).replace("\\\n", " ").splitlines():
+        stripped = line.strip()
+        if skipping:
+            skipping += stripped.startswith("#if") - stripped.startswith("#endif")
+        elif re.match(r"#\s*ifdef\s+__cplusplus", stripped):
+            skipping = 1
+        elif not stripped.startswith("#"):
+            lines.append(line.rstrip())
+        elif match := _DEFINE.match(stripped):
+            name, value = match.group(1), match.group(2).strip()
+            number = _INTEGER.match(value)
+            lines.append(f"#define {name} {number.group(1) if number else '...'}")
+    return re.sub(r"\n{2,}", "\n", "\n".join(lines)).strip() + "\n"
+
+
+def _python_type(c_type: str) -> str:
+    """Python type that cffi takes or gives for a C type, written with or without a parameter name."""
+    if "*" in c_type or "[" in c_type:
+        text = re.match(r"^\s*const\s+(char|void)\s*\*", c_type)
+        return "CData | bytes" if text else "CData"
+    words = [word for word in c_type.split() if word not in ("const", "struct", "enum")]
+    if words[0] == "void":
+        return "None"
+    return "int" if _INTEGER_TYPES.match(words[0]) else "CData"
+
+
+def _arguments(text: str) -> list[str]:
+    """Stub parameters of a C parameter list."""
+    if text.strip() in ("", "void"):
+        return []
+    out: list[str] = []
+    for index, argument in enumerate(text.split(",")):
+        name = re.search(r"(\w+)\s*(\[\w*\])?$", argument.strip())
+        out.append(f"{name.group(1) if name else f'arg{index}'}: {_python_type(argument)}")
+    return out
+
+
+def functions(cdef: str) -> dict[str, tuple[str, list[str]]]:
+    """Functions of a cdef text: name → (Python type of the result, stub parameters)."""
+    flat = re.sub(r"\{[^{}]*\}", "", re.sub(r"^#.*$", "", cdef, flags=re.MULTILINE))
+    found: dict[str, tuple[str, list[str]]] = {}
+    for statement in flat.split(";"):
+        match = _FUNCTION.match(" ".join(statement.split()))
+        if match and not match.group("result").startswith("typedef"):
+            found[match.group("name")] = (_python_type(match.group("result")), _arguments(match.group("args")))
+    return found
+
+
+def constants(cdef: str) -> list[str]:
+    """Names of the macros and enumerators of a cdef text."""
+    names = re.findall(r"^#define (\w+)", cdef, flags=re.MULTILINE)
+    for body in _ENUM.findall(cdef):
+        names += [item.split("=")[0].strip() for item in body.split(",") if item.strip()]
+    return names
+
+
+def read_cdef(source: Path) -> str:
+    """The cdef text of all headers in a directory."""
+    present = [source / name for name in HEADERS if (source / name).exists()]
+    return "".join(header_to_cdef(path.read_text(encoding="utf-8")) for path in present)
+
+
+def digest(cdef: str) -> str:
+    """Short fingerprint of a cdef text."""
+    return hashlib.sha256(cdef.encode()).hexdigest()[:16]
+
+
+_STUB_HEAD = '''\
+# Written by nnburst/_core/_build.py from the headers in csrc/. Do not edit.
+from collections.abc import Callable, Iterator
+from typing import Any
+
+class CData:
+    """A C pointer, struct or array."""
+
+    def __getattr__(self, name: str) -> Any: ...
+    def __setattr__(self, name: str, value: Any) -> None: ...
+    def __getitem__(self, index: int | slice) -> Any: ...
+    def __setitem__(self, index: int | slice, value: Any) -> None: ...
+    def __add__(self, other: int) -> CData: ...
+    def __sub__(self, other: CData) -> int: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def __int__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+
+class FFI:
+    NULL: CData
+    class error(Exception): ...
+    def new(self, cdecl: str, init: Any = ...) -> CData: ...
+    def new_handle(self, value: object) -> CData: ...
+    def from_handle(self, handle: CData) -> Any: ...
+    def cast(self, cdecl: str, source: Any) -> CData: ...
+    def sizeof(self, cdecl: str | CData) -> int: ...
+    def offsetof(self, cdecl: str, field: str) -> int: ...
+    def addressof(self, cdata: Any, *fields: str | int) -> CData: ...
+    def from_buffer(self, cdecl: str, buffer: Any, require_writable: bool = ...) -> CData: ...
+    def buffer(self, cdata: CData, size: int = ...) -> memoryview: ...
+    def memmove(self, dest: Any, src: Any, n: int) -> None: ...
+    def string(self, cdata: CData, maxlen: int = ...) -> bytes: ...
+    def unpack(self, cdata: CData, length: int) -> Any: ...
+    def gc(self, cdata: CData, destructor: Callable[[CData], Any] | None, size: int = ...) -> CData: ...
+    def typeof(self, cdecl: str | CData) -> Any: ...
+    def release(self, cdata: CData) -> None: ...
+
+class _Lib:
+    nnb_py_header_digest: CData
+'''
+
+
+def stub(cdef: str) -> str:
+    """The text of ``_nnburst.pyi``."""
+    lines = [f"    {name}: int" for name in constants(cdef)]
+    for name, (result, arguments) in functions(cdef).items():
+        lines.append(f"    def {name}({', '.join(['self', *arguments])}, /) -> {result}: ...")
+    return _STUB_HEAD + "\n".join(lines) + "\n\nffi: FFI\nlib: _Lib\n"
+
+
+def make_builder(root: str) -> FFI:
+    """An FFI ready to compile; `root` is the project directory, absolute or ``"."``."""
+    source = Path(root, "csrc")
+    cdef = read_cdef(source)
+    limited = not sysconfig.get_config_var("Py_GIL_DISABLED")
+    includes = "".join(f'#include "{name}"\n' for name in HEADERS if (source / name).exists())
+    builder = FFI()
+    builder.cdef(cdef + "extern const char nnb_py_header_digest[];\n")
+    builder.set_source(
+        "nnburst._core._nnburst",
+        f'{includes}#include "_gil.h"\nstatic const char nnb_py_header_digest[] = "{digest(cdef)}";\n',
+        sources=sorted(str(path) for path in source.glob("*.c")),
+        include_dirs=[str(source), str(Path(root, "nnburst", "_core"))],
+        define_macros=[("Py_LIMITED_API", "0x030A0000")] if limited else [],
+        py_limited_api=limited,
+        extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"],
+        extra_link_args=["-pthread"],
+    )
+    return builder
+
+
+def build_in_place() -> Path:
+    """Compile the module, put it and its stub beside this file, and return the path of the module."""
+    here = Path(__file__).resolve().parent
+    limited = not sysconfig.get_config_var("Py_GIL_DISABLED")
+    suffix = ".abi3.so" if limited else str(sysconfig.get_config_var("EXT_SUFFIX"))
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=here) as scratch:
+        built = make_builder(str(ROOT)).compile(tmpdir=scratch, target=f"_nnburst{suffix}")
+        target = here / f"_nnburst{suffix}"
+        os.replace(built, target)  # a new file: processes that have the old one mapped keep it
+    path = here / "_nnburst.pyi"
+    text = stub(read_cdef(ROOT / "csrc"))
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+    return target
+
+
+if __name__ == "__main__":
+    print(build_in_place())
+else:
+    # setuptools wants paths relative to the directory of setup.py, where it runs this file.
+    ffibuilder = make_builder("." if Path("csrc", "nnburst.h").exists() else str(ROOT))

@@ -1,0 +1,95 @@
+"""From C's conventions to Python's: negative errno → exception, timeout → deadline."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import time
+
+from ..errors import (
+    BadState,
+    DeadObject,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+    ResourceExhausted,
+)
+from ._nnburst import ffi, lib
+
+__all__ = ["check", "deadline_after", "header_digest"]
+
+_ERRORS: dict[int, type[NNBurstError]] = {
+    errno.EBADF: InvalidArgument,
+    errno.EINVAL: InvalidArgument,
+    errno.EMSGSIZE: InvalidArgument,
+    errno.EOVERFLOW: InvalidArgument,
+    errno.EPERM: InvalidArgument,
+    errno.EROFS: InvalidArgument,
+    errno.EBUSY: BadState,
+    errno.ECHILD: BadState,
+    errno.ESHUTDOWN: BadState,
+    errno.EPIPE: DeadObject,
+    errno.ETIMEDOUT: MissedDeadline,
+    errno.EMFILE: ResourceExhausted,
+    errno.ENFILE: ResourceExhausted,
+    errno.ENOBUFS: ResourceExhausted,
+    errno.ENOMEM: ResourceExhausted,
+    errno.ENOSPC: ResourceExhausted,
+}
+
+_MEANINGS: dict[int, str] = {
+    errno.EBADMSG: "the shared counters or packets are corrupt",
+    errno.EBUSY: "another call is in progress",
+    errno.ECHILD: "inherited by a forked child; create a new one there",
+    errno.EMSGSIZE: "more than the capacity",
+    errno.EOVERFLOW: "beyond the end of the memory object",
+    errno.EPERM: "the memory object can be truncated; seal it",
+    errno.EPIPE: "the peer has ended or hung up",
+    errno.EROFS: "the handle is read-only",
+    errno.ESHUTDOWN: "already closed",
+    errno.ETIMEDOUT: "the deadline has passed",
+}
+
+_FOREVER_NS = 1 << 62
+
+
+def check(rc: int, what: str = "") -> int:
+    """Raise the exception that stands for a negative errno; return anything else.
+
+    Args:
+        rc: What a function of the C core returned.
+        what: The beginning of the message: what was tried, on what.
+
+    Raises:
+        NNBurstError: `rc` is negative; `GeneralFailure` unless the errno has a better match.
+    """
+    if rc >= 0:
+        return rc
+    reason = _MEANINGS.get(-rc) or os.strerror(-rc)
+    name = errno.errorcode.get(-rc, str(-rc))
+    raise _ERRORS.get(-rc, GeneralFailure)(f"{what}: {reason} [{name}]" if what else f"{reason} [{name}]")
+
+
+def deadline_after(timeout: float | None) -> int:
+    """Turn seconds from now into what the C core takes: absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
+
+    A timeout that is not positive gives a deadline in the past: one attempt is made, nothing is waited for.
+
+    Raises:
+        InvalidArgument: `timeout` is not a number.
+    """
+    if timeout is None or timeout == math.inf:
+        return 0
+    if math.isnan(timeout):
+        raise InvalidArgument("timeout is not a number; pass seconds, or None to wait without end")
+    if timeout <= 0:
+        return 1
+    nanoseconds = int(timeout * 1e9)
+    return 0 if nanoseconds >= _FOREVER_NS else time.monotonic_ns() + max(nanoseconds, 1)
+
+
+def header_digest() -> str:
+    """Fingerprint of the C headers that the loaded module was built from."""
+    return ffi.string(lib.nnb_py_header_digest).decode()
