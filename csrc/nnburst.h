@@ -277,6 +277,13 @@ void nnb_server_stats(const nnb_server *s, nnb_stats *out);
 uint32_t nnb_client_spins(const nnb_client *c);
 uint32_t nnb_server_spins(const nnb_server *s);
 
+/* ---- process_watch.c: a service must not outlive its client ------------------------------------------------------ */
+
+/* Starts a detached thread that calls _exit(0) as soon as the process of `pidfd` has ended or the peer of the connected
+ * socket `sock_fd` has closed its last copy; -1 leaves one of them out. Both are duplicated. Cannot be undone.
+ * -EINVAL: both -1; -EBADF, -EMFILE, -ENOMEM, -EAGAIN: the thread could not be started. */
+int nnb_exit_when_dead(int pidfd, int sock_fd);
+
 /* ---- bench.c: what `nnburst bench` compares everything else with ------------------------------------------------
  *
  * A client and a server thread run, pinned to a CPU each, and the client takes one clock reading per iteration: sample

@@ -1,0 +1,76 @@
+/* A thread that ends this process when the process it works for is gone.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Why in C: an interpreter thread could not do it while another one holds the interpreter lock in a long computation, and
+ * PR_SET_PDEATHSIG speaks of the parent's *thread*. Why both descriptors: the socket alone would stay open as long as
+ * any fork of the client holds a copy; the pidfd alone would not notice a client that merely lets go.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "nnburst.h"
+
+struct watch {
+    int pidfd;
+    int sock;
+};
+
+static void *watch_thread(void *arg)
+{
+    struct watch w = *(struct watch *)arg;
+    free(arg);
+    /* A pidfd becomes readable when the process ends. The socket is asked for nothing but POLLHUP, which is always
+     * reported: its data belong to others. poll ignores negative descriptors. */
+    struct pollfd fds[2] = {{.fd = w.pidfd, .events = POLLIN}, {.fd = w.sock, .events = 0}};
+    for (;;) {
+        int n = poll(fds, 2, -1);
+        if (n < 0 && errno != EINTR && errno != EAGAIN)
+            _exit(1); /* cannot watch any longer: better gone than orphaned */
+        if (n > 0)
+            _exit(0);
+    }
+    return NULL;
+}
+
+int nnb_exit_when_dead(int pidfd, int sock_fd)
+{
+    if (pidfd < 0 && sock_fd < 0)
+        return -EINVAL;
+    struct watch *w = malloc(sizeof *w);
+    if (!w)
+        return -ENOMEM;
+    /* Copies, so that the caller may close its own whenever it likes. */
+    w->pidfd = pidfd < 0 ? -1 : fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
+    int rc = pidfd >= 0 && w->pidfd < 0 ? -errno : 0;
+    w->sock = sock_fd < 0 || rc ? -1 : fcntl(sock_fd, F_DUPFD_CLOEXEC, 3);
+    if (!rc && sock_fd >= 0 && w->sock < 0)
+        rc = -errno;
+    if (!rc) {
+        pthread_t thread;
+        pthread_attr_t attr;
+        sigset_t all, before;
+        sigfillset(&all); /* signals are for the threads that have handlers to run */
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        pthread_attr_init(&attr);
+        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+        rc = -pthread_create(&thread, &attr, watch_thread, w);
+        pthread_attr_destroy(&attr);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    if (rc) {
+        if (w->pidfd >= 0)
+            close(w->pidfd);
+        if (w->sock >= 0)
+            close(w->sock);
+        free(w);
+    }
+    return rc;
+}

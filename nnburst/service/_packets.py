@@ -1,0 +1,271 @@
+"""One message as one datagram: header, body, descriptors.
+
+    0        1        2          4            8
+    | kind   | flags  | n_fds    | call id    | body (MessagePack)                      |   little-endian
+
+kind 0 = request, 1 = reply, 2 = error reply. Call id 0 = no answer wanted. flags bit 0 = the body is in a sealed memfd, which is
+the last descriptor, and the eight bytes after the header are the body's length. Descriptors travel by SCM_RIGHTS.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import enum
+import errno
+import fcntl
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from ..errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
+from ._protocol import MAX_BODY, MAX_FDS, MAX_INLINE, Malformed
+
+__all__ = ["EndOfStream", "FdBundle", "Kind", "Packet", "close_fds", "receive", "send"]
+
+_HEADER = struct.Struct("<BBHI")
+_LENGTH = struct.Struct("<Q")
+_SPILLED = 1
+_MAX_DATAGRAM = _HEADER.size + MAX_INLINE
+_ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+class EndOfStream(Exception):
+    """The peer closed its end."""
+
+
+class Kind(enum.IntEnum):
+    """What a datagram is."""
+
+    REQUEST = 0
+    REPLY = 1
+    ERROR = 2
+
+
+def close_fds(fds: Iterable[int]) -> None:
+    """Close descriptors, whatever state they are in."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+class FdBundle:
+    """Received descriptors. Whoever takes one owns it; what nobody took is closed with the bundle."""
+
+    __slots__ = ("_fds",)
+
+    def __init__(self, fds: Iterable[int] = ()) -> None:
+        self._fds = list(fds)
+
+    def __len__(self) -> int:
+        return len(self._fds)
+
+    def take(self, count: int) -> tuple[int, ...]:
+        """Remove and return the next `count` descriptors.
+
+        Raises:
+            InvalidArgument: There are fewer.
+        """
+        if count > len(self._fds):
+            raise InvalidArgument(f"{count} descriptors wanted, {len(self._fds)} left in the message")
+        taken, self._fds = tuple(self._fds[:count]), self._fds[count:]
+        return taken
+
+    def take_last(self) -> int:
+        """Remove and return the last descriptor."""
+        return self._fds.pop()
+
+    def close(self) -> None:
+        """Close what was not taken. Idempotent."""
+        fds, self._fds = self._fds, []
+        close_fds(fds)
+
+    def __enter__(self) -> FdBundle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """A received datagram."""
+
+    kind: Kind
+    call_id: int
+    body: bytes
+    fds: FdBundle
+
+
+def _spill(body: bytes) -> int:
+    """Return a memfd that holds `body` and can never change again."""
+    fd = os.memfd_create("nnburst-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(body)
+        while view:
+            view = view[os.write(fd, view) :]
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _unspill(fd: int, length: int) -> bytes:
+    """Return a private copy of a spilled body; closes `fd`."""
+    try:
+        if length > MAX_BODY:
+            raise Malformed(f"a body of {length} bytes is longer than {MAX_BODY}")
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        except OSError:
+            seals = 0  # not a memfd at all
+        if seals & _SEALS != _SEALS:
+            raise Malformed("a spilled body is not in a sealed memfd")
+        if os.fstat(fd).st_size != length:
+            raise Malformed(f"a spilled body has {os.fstat(fd).st_size} bytes, not the {length} announced")
+        parts = bytearray()
+        while len(parts) < length:
+            part = os.pread(fd, length - len(parts), len(parts))
+            if not part:
+                raise Malformed("a spilled body ends early")
+            parts += part
+        return bytes(parts)
+    except OSError as error:
+        raise Malformed(f"a spilled body cannot be read: {error}") from None
+    finally:
+        os.close(fd)
+
+
+def send(
+    sock: socket.socket, kind: Kind, call_id: int, body: bytes, fds: Sequence[int], deadline: float | None
+) -> None:
+    """Send one message. The descriptors stay the caller's.
+
+    Args:
+        sock: A non-blocking SOCK_SEQPACKET socket.
+        kind: What it is.
+        call_id: Number of the call.
+        body: The encoded message.
+        fds: At most 253 descriptors, 252 when the body is longer than 64 KiB.
+        deadline: `time.monotonic` moment at which to give up when the peer does not read; None = never.
+
+    Raises:
+        InvalidArgument: Too many descriptors, or one that is not open.
+        ResourceExhausted: The body is too long, or no more descriptors may be in flight.
+        MissedDeadline: The peer does not read.
+        ConnectionError: The peer is gone.
+    """
+    if len(body) > MAX_BODY:
+        raise ResourceExhausted(f"a message of {len(body)} bytes is longer than {MAX_BODY}: put constants into a pool")
+    spilled = len(body) > MAX_INLINE
+    if len(fds) + spilled > MAX_FDS:
+        raise InvalidArgument(
+            f"{len(fds)} descriptors do not fit into one message (at most {MAX_FDS - spilled}): use fewer, larger pools"
+        )
+    passed = list(fds)
+    header = _HEADER.pack(kind, _SPILLED if spilled else 0, len(fds), call_id)
+    data = (header, _LENGTH.pack(len(body))) if spilled else (header, body)
+    spill = _spill(body) if spilled else -1
+    try:
+        if spilled:
+            passed.append(spill)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
+        _send_datagram(sock, data, ancillary, deadline)
+    finally:
+        if spilled:
+            os.close(spill)
+
+
+def _send_datagram(
+    sock: socket.socket,
+    data: Sequence[bytes],
+    ancillary: list[tuple[int, int, array.array[int]]],
+    deadline: float | None,
+) -> None:
+    poll: select.poll | None = None
+    while True:
+        try:
+            sock.sendmsg(data, ancillary, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            return
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            raise
+        except OSError as error:
+            if error.errno == errno.EBADF and sock.fileno() >= 0:
+                raise InvalidArgument("a descriptor of this message is not open") from error
+            if error.errno in (errno.EBADF, errno.ENOTCONN):
+                raise BrokenPipeError(errno.EPIPE, "the connection is closed") from error
+            if error.errno in (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM):
+                raise ResourceExhausted(f"the message cannot be queued: {error}") from error
+            raise GeneralFailure(f"the message cannot be sent: {error}") from error
+        remaining = None if deadline is None else deadline - time.monotonic()
+        if remaining is not None and remaining <= 0:
+            raise MissedDeadline("the peer does not read its socket")
+        if poll is None:
+            poll = select.poll()
+            poll.register(sock, select.POLLOUT)
+        # At most 100 ms, so that a socket that another thread shut down is noticed for sure.
+        poll.poll(100 if remaining is None else min(100, max(1, int(remaining * 1000))))
+
+
+def receive(sock: socket.socket) -> Packet:
+    """Receive one message. Received descriptors are close-on-exec and are closed if anything is wrong.
+
+    Raises:
+        BlockingIOError: Nothing there.
+        EndOfStream: The peer closed its end, or the connection broke.
+        Malformed: The datagram breaks the format.
+    """
+    try:
+        data, ancillary, flags, _ = sock.recvmsg(
+            _MAX_DATAGRAM, _ANCILLARY, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+        )
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise EndOfStream(str(error)) from None
+    bundle = FdBundle(_descriptors(ancillary))
+    try:
+        if flags & socket.MSG_CTRUNC:
+            raise Malformed("descriptors were lost on the way")
+        if flags & socket.MSG_TRUNC:
+            raise Malformed(f"a datagram is longer than {_MAX_DATAGRAM} bytes")
+        if not data and not bundle:
+            raise EndOfStream("end of stream")
+        if len(data) < _HEADER.size:
+            raise Malformed(f"a datagram of {len(data)} bytes has no header")
+        kind, spilled, n_fds, call_id = _HEADER.unpack_from(data)
+        if kind not in Kind.__members__.values() or spilled > _SPILLED:
+            raise Malformed(f"a datagram of unknown kind {kind} or flags {spilled:#x}")
+        if n_fds + spilled != len(bundle):
+            raise Malformed(f"{len(bundle)} descriptors came, {n_fds + spilled} were announced")
+        body = data[_HEADER.size :]
+        if spilled:
+            if len(body) != _LENGTH.size:
+                raise Malformed("a spilled body without its length")
+            body = _unspill(bundle.take_last(), *_LENGTH.unpack(body))
+        return Packet(Kind(kind), call_id, body, bundle)
+    except BaseException:
+        bundle.close()
+        raise
+
+
+def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds.tolist()

@@ -1,0 +1,458 @@
+"""The calls of the control plane: ONE table of typed messages (`CALLS`, at the end).
+
+A message is a msgspec struct, encoded as MessagePack and tagged with its name. Adding a call is adding its two structs and one
+row; the transport, the host and the proxies look everything else up in the row. Decoding is strict: unknown names, wrong
+types, unknown fields and counts beyond the limits below are `Malformed`, which ends the connection.
+
+Bytes of tensors never travel in a message. A pool is a `WireMemory` plus its descriptors; only constants of at most
+128 bytes are inline, in `WireModel.operand_values` (facts sheet `memory.md` §1.4).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from ..model import (
+    Capabilities,
+    DeviceStatus,
+    DeviceType,
+    ExecutionPreference,
+    MeasureTiming,
+    OutputShape,
+    Priority,
+    RequestArgument,
+    Subgraph,
+    Timing,
+)
+
+__all__ = [
+    "CALLS",
+    "CALL_BY_REQUEST",
+    "MAX_BODY",
+    "MAX_FDS",
+    "MAX_INLINE",
+    "MAX_OPERANDS",
+    "VERSION",
+    "Call",
+    "ConfigureBurst",
+    "ConfigureBurstReply",
+    "DeviceInfo",
+    "Done",
+    "ErrorReply",
+    "Execute",
+    "ExecuteReply",
+    "FreeMemory",
+    "GetDeviceStatus",
+    "GetDeviceStatusReply",
+    "GetMemories",
+    "GetMemoriesReply",
+    "GetSupportedOperations",
+    "GetSupportedOperationsReply",
+    "Goodbye",
+    "Hello",
+    "HelloReply",
+    "ListDevices",
+    "ListDevicesReply",
+    "Malformed",
+    "Message",
+    "PrepareModel",
+    "PrepareModelReply",
+    "Release",
+    "Side",
+    "WireGrantor",
+    "WireMemory",
+    "WireModel",
+    "WireQueue",
+    "WireRequest",
+    "decode_error",
+    "decode_reply",
+    "decode_request",
+    "encode",
+]
+
+VERSION = (1, 0)
+"""Version of this table. Another major number is refused at hello; the minor one counts additions."""
+
+MAX_FDS = 253
+"""Descriptors per message (SCM_MAX_FD of Linux)."""
+MAX_INLINE = 64 * 1024
+"""Longest body in a datagram; a longer one travels in a sealed memfd."""
+MAX_BODY = 16 * 1024 * 1024
+"""Longest body at all. Large constants are in pools, so this is structure only."""
+MAX_OPERANDS = 65536
+"""Operands, operations, names or arguments in one model or request."""
+
+Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+Unsigned64 = Annotated[int, msgspec.Meta(ge=0, le=2**64 - 1)]
+Slot = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+Text = Annotated[str, msgspec.Meta(max_length=65536)]
+FdCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_FDS)]
+CacheCount = Annotated[int, msgspec.Meta(ge=0, le=32)]
+Shapes = Annotated[tuple[OutputShape, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+
+
+class Malformed(Exception):
+    """The peer sent something that no correct peer sends. Ends the connection, nothing else."""
+
+
+class Side(enum.Enum):
+    """Which end of a connection serves a call."""
+
+    SERVICE = "service"
+    CLIENT = "client"
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="call"):
+    """Base of all messages. What follows in comments is what a field alone does not say."""
+
+
+# -- values inside messages ----------------------------------------------------------------------------------------
+
+
+class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the structs inside messages."""
+
+
+class WireMemory(Value):
+    """A memory pool: its schema, and how many of the message's descriptors are its own (in order)."""
+
+    kind: Annotated[str, msgspec.Meta(max_length=64)]
+    size: Unsigned64
+    prot: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    offset: Unsigned64
+    n_fds: Annotated[int, msgspec.Meta(ge=0, le=8)] = 1
+
+
+Pools = Annotated[tuple[WireMemory, ...], msgspec.Meta(max_length=MAX_FDS)]
+
+
+class WireGrantor(Value):
+    """One region of a queue, in bytes (facts sheet `burst.md` §1.4)."""
+
+    flags: Id
+    fd_index: Id
+    offset: Id
+    extent: Unsigned64
+
+
+class WireQueue(Value):
+    """An `MQDescriptor` without its descriptors."""
+
+    grantors: Annotated[tuple[WireGrantor, ...], msgspec.Meta(max_length=16)]
+    quantum: Id
+    flags: Id
+    n_fds: Annotated[int, msgspec.Meta(ge=1, le=16)]
+
+
+class WireModel(Value):
+    """A `Model` with handles in place of pools."""
+
+    main: Subgraph
+    referenced: Annotated[tuple[Subgraph, ...], msgspec.Meta(max_length=1024)]
+    operand_values: bytes
+    pools: Pools
+    relax_computation_float32_to_float16: bool
+    extension_name_to_prefix: Annotated[dict[Name, int], msgspec.Meta(max_length=1024)]
+    input_names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    output_names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+
+    def __post_init__(self) -> None:
+        for graph in (self.main, *self.referenced):
+            parts = (graph.operands, graph.operations, graph.input_indexes, graph.output_indexes)
+            if any(len(part) > MAX_OPERANDS for part in parts):
+                raise ValueError(f"a subgraph has more than {MAX_OPERANDS} operands or operations")
+
+
+class WireRequest(Value):
+    """A `Request` with handles in place of pools."""
+
+    inputs: Annotated[tuple[RequestArgument, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    outputs: Annotated[tuple[RequestArgument, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    pools: Pools
+
+
+class DeviceInfo(Value):
+    """What does not change about a device. Its number is its place in the list."""
+
+    name: Name
+    version_string: Name
+    type: DeviceType
+    capabilities: Capabilities
+    cache_files: tuple[CacheCount, CacheCount]
+
+
+# -- messages --------------------------------------------------------------------------------------------------------
+
+
+class Done(Message, tag="done"):
+    """The reply that says nothing more."""
+
+
+class ErrorReply(Message, tag="error"):
+    """Any call may be answered with this instead; it comes back as the exception of `errors.py`."""
+
+    status: Annotated[int, msgspec.Meta(ge=1, le=8)]
+    message: Text
+    output_shapes: Shapes = ()
+
+
+class Hello(Message, tag="hello"):
+    """The first call on a connection."""
+
+    version: tuple[Id, Id]
+    pid: Id
+    package_version: Name = ""
+
+
+class HelloReply(Message, tag="hello.reply"):
+    version: tuple[Id, Id]
+    pid: Id
+    package_version: Name = ""
+
+
+class ListDevices(Message, tag="list_devices"):
+    pass
+
+
+class ListDevicesReply(Message, tag="list_devices.reply"):
+    devices: Annotated[tuple[DeviceInfo, ...], msgspec.Meta(max_length=256)]
+
+
+class GetDeviceStatus(Message, tag="get_device_status"):
+    device: Id
+
+
+class GetDeviceStatusReply(Message, tag="get_device_status.reply"):
+    status: DeviceStatus
+
+
+class GetSupportedOperations(Message, tag="get_supported_operations"):
+    device: Id
+    model: WireModel
+
+
+class GetSupportedOperationsReply(Message, tag="get_supported_operations.reply"):
+    supported: Annotated[tuple[bool, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+
+
+class PrepareModel(Message, tag="prepare_model"):
+    """Descriptors: those of the pools, then the model cache files, then the data cache files."""
+
+    device: Id
+    model: WireModel
+    preference: ExecutionPreference
+    priority: Priority
+    deadline_ns: Unsigned64 = 0
+    model_cache: CacheCount = 0
+    data_cache: CacheCount = 0
+    token: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+
+
+class PrepareModelReply(Message, tag="prepare_model.reply"):
+    prepared_model: Id
+
+
+class Execute(Message, tag="execute"):
+    """An execution without a burst."""
+
+    prepared_model: Id
+    request: WireRequest
+    measure: MeasureTiming
+    deadline_ns: Unsigned64 = 0
+    loop_timeout_ns: Unsigned64 = 0
+
+
+class ExecuteReply(Message, tag="execute.reply"):
+    status: Annotated[int, msgspec.Meta(ge=0, le=8)]
+    output_shapes: Shapes
+    timing: Timing
+
+
+class ConfigureBurst(Message, tag="configure_execution_burst"):
+    """`callback` is the client's number for its `BurstCallback`; `polling_window` in seconds, None = default.
+
+    Descriptors: those of the request channel, then those of the result channel.
+    """
+
+    prepared_model: Id
+    callback: Id
+    request_channel: WireQueue
+    result_channel: WireQueue
+    polling_window: Annotated[float, msgspec.Meta(ge=0, le=60)] | None = None
+
+
+class ConfigureBurstReply(Message, tag="configure_execution_burst.reply"):
+    burst: Id
+
+
+class GetMemories(Message, tag="get_memories"):
+    """Service to client. The client answers all or nothing."""
+
+    callback: Id
+    slots: Annotated[tuple[Slot, ...], msgspec.Meta(min_length=1, max_length=MAX_FDS)]
+
+
+class GetMemoriesReply(Message, tag="get_memories.reply"):
+    status: Annotated[int, msgspec.Meta(ge=0, le=8)]
+    memories: Pools = ()
+
+
+class FreeMemory(Message, tag="free_memory"):
+    burst: Id
+    slot: Slot
+
+
+class Release(Message, tag="release"):
+    """Lets go of a prepared model or of a burst. An unknown number is no error: release is idempotent."""
+
+    object: Id
+
+
+class Goodbye(Message, tag="goodbye"):
+    """The last call: everything that the connection owns is released before the answer."""
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def _none(message: Any) -> int:
+    return 0
+
+
+def _of_pools(pools: tuple[WireMemory, ...]) -> int:
+    return sum(pool.n_fds for pool in pools)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One row: a call, who serves it, and how many descriptors its messages carry.
+
+    `handler` names the method of the serving side; it takes (request, fds) and returns the reply, or (reply, fds).
+    """
+
+    request: type[Message]
+    reply: type[Message]
+    handler: str
+    side: Side = Side.SERVICE
+    request_fds: Callable[[Any], int] = _none
+    reply_fds: Callable[[Any], int] = _none
+
+    @property
+    def name(self) -> str:
+        """The tag of the request."""
+        return str(self.request.__struct_config__.tag)
+
+
+CALLS: tuple[Call, ...] = (
+    Call(Hello, HelloReply, "on_hello"),
+    Call(ListDevices, ListDevicesReply, "on_list_devices"),
+    Call(GetDeviceStatus, GetDeviceStatusReply, "on_get_device_status"),
+    Call(
+        GetSupportedOperations,
+        GetSupportedOperationsReply,
+        "on_get_supported_operations",
+        request_fds=lambda m: _of_pools(m.model.pools),
+    ),
+    Call(
+        PrepareModel,
+        PrepareModelReply,
+        "on_prepare_model",
+        request_fds=lambda m: _of_pools(m.model.pools) + m.model_cache + m.data_cache,
+    ),
+    Call(Execute, ExecuteReply, "on_execute", request_fds=lambda m: _of_pools(m.request.pools)),
+    Call(
+        ConfigureBurst,
+        ConfigureBurstReply,
+        "on_configure_execution_burst",
+        request_fds=lambda m: m.request_channel.n_fds + m.result_channel.n_fds,
+    ),
+    Call(
+        GetMemories,
+        GetMemoriesReply,
+        "on_get_memories",
+        side=Side.CLIENT,
+        reply_fds=lambda m: _of_pools(m.memories),
+    ),
+    Call(FreeMemory, Done, "on_free_memory"),
+    Call(Release, Done, "on_release"),
+    Call(Goodbye, Done, "on_goodbye"),
+)
+
+CALL_BY_REQUEST: Mapping[type[Message], Call] = {call.request: call for call in CALLS}
+
+
+def _encodable(value: Any) -> Any:
+    """Let NumPy scalars and mappings that crept into a model through."""
+    if isinstance(value, np.integer):
+        return int(value)
+    if isinstance(value, np.floating):
+        return float(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be sent")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encodable)
+_requests: Any = CALLS[0].request
+for _call in CALLS[1:]:
+    _requests = _requests | _call.request
+_request_decoder = msgspec.msgpack.Decoder(_requests)
+_reply_decoders = {call: msgspec.msgpack.Decoder(call.reply) for call in CALLS}
+_error_decoder = msgspec.msgpack.Decoder(ErrorReply)
+
+
+def encode(message: Message) -> bytes:
+    """Return the body of a message.
+
+    Raises:
+        TypeError: A field holds something that is not a plain value.
+        ValueError, OverflowError: An integer needs more than 64 bits.
+    """
+    return _encoder.encode(message)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except Exception as error:  # whatever goes wrong while decoding is the sender's doing
+        raise Malformed(f"undecodable message: {type(error).__name__}: {error}") from None
+
+
+def decode_request(body: bytes, side: Side) -> tuple[Call, Message]:
+    """Decode a request that `side` serves.
+
+    Raises:
+        Malformed: It is no request, or one that the other side serves.
+    """
+    message: Message = _decode(_request_decoder, body)
+    call = CALL_BY_REQUEST[type(message)]
+    if call.side is not side:
+        raise Malformed(f"{call.name} is not a call to the {side.value}")
+    return call, message
+
+
+def decode_reply(call: Call, body: bytes) -> Message:
+    """Decode the reply to `call`.
+
+    Raises:
+        Malformed: It is something else.
+    """
+    message: Message = _decode(_reply_decoders[call], body)
+    return message
+
+
+def decode_error(body: bytes) -> ErrorReply:
+    """Decode an error reply.
+
+    Raises:
+        Malformed: It is something else.
+    """
+    message: ErrorReply = _decode(_error_decoder, body)
+    return message
