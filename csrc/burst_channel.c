@@ -1,0 +1,218 @@
+/* One end of one burst channel: send, receive with a polling window, then futex (facts sheet burst.md section 4).
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * While both ends poll, the event word does not move: NOT_EMPTY was set by the first send and nobody consumes it, so a
+ * send is ring bytes, one store of W, a fence, and a load that hits the cache. A receiver that goes to sleep
+ * consumes the bit first; the next send then sets it and wakes.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <string.h>
+
+#include "nnb_channel.h"
+
+#define CLOCK_EVERY 32       /* polls between two looks at the clock */
+#define FRUITLESS_ROUNDS 64  /* a peer that keeps setting bits must not keep us from the interpreter */
+
+int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_ns)
+{
+    memset(ch, 0, sizeof(*ch));
+    ch->mq = mq;
+    ch->size_at = size_at;
+    ch->window_ns = window_ns;
+    if (!mq || mq->flavour != NNB_SYNCHRONIZED || mq->quantum != NNB_DATUM_SIZE || !mq->event ||
+        !(mq->options & NNB_MQ_EXCLUSIVE) || mq->capacity < NNB_MIN_CHANNEL || mq->capacity > UINT32_MAX)
+        return -EINVAL;
+    return 0;
+}
+
+void nnb_channel_fini(nnb_channel *ch)
+{
+    nnb_mq_close(ch->mq);
+    ch->mq = NULL;
+}
+
+/* ---- sending -------------------------------------------------------------------------------------------------- */
+
+int nnb_channel_send(nnb_channel *ch, const uint8_t *packet, uint32_t n)
+{
+    nnb_mq *q = ch->mq;
+    uint64_t bytes = (uint64_t)n * NNB_DATUM_SIZE;
+    if (bytes > q->size)
+        return -EMSGSIZE;
+    if (q->own_w - q->seen_r + bytes > q->size) { /* full as far as we know: look again */
+        uint64_t r = nnb_load_acquire(q->r);      /* SYNC POINT: commit_read <-> available_to_write */
+        uint64_t used = q->own_w - r;
+        if (used > q->size || used % NNB_DATUM_SIZE)
+            q->corrupt = 1;
+        else
+            q->seen_r = r;
+    }
+    if (q->corrupt)
+        return -EBADMSG;
+    if (q->own_w - q->seen_r + bytes > q->size)
+        return -ENOBUFS;
+
+    uint64_t to_end = q->size - q->w_off;
+    if (bytes <= to_end) {
+        memcpy(q->ring + q->w_off, packet, bytes);
+    } else {
+        memcpy(q->ring + q->w_off, packet, to_end);
+        memcpy(q->ring, packet + to_end, bytes - to_end);
+    }
+    q->own_w += bytes;
+    q->w_off += bytes;
+    if (q->w_off >= q->size)
+        q->w_off -= q->size;
+    nnb_store_release(q->w, q->own_w); /* SYNC POINT: commit_write <-> available_to_read */
+    ch->packets++;
+    nnb_fence_seq_cst(); /* SYNC POINT: publish <-> sleep */
+    if (!(nnb_load32_relaxed((nnb_a32 *)q->event) & NNB_EVENT_NOT_EMPTY) &&
+        nnb_event_wake(q->event, NNB_EVENT_NOT_EMPTY) == 1)
+        ch->wakes++;
+    return 0;
+}
+
+/* ---- receiving ------------------------------------------------------------------------------------------------ */
+
+void nnb_channel_notify_not_full(nnb_channel *ch)
+{
+    if (!(nnb_load32_relaxed((nnb_a32 *)ch->mq->event) & NNB_EVENT_NOT_FULL) &&
+        nnb_event_wake(ch->mq->event, NNB_EVENT_NOT_FULL) == 1)
+        ch->wakes++;
+}
+
+static void commit(nnb_mq *q, uint64_t bytes)
+{
+    q->own_r += bytes;
+    q->r_off += bytes;
+    if (q->r_off >= q->size)
+        q->r_off -= q->size;
+    nnb_store_release(q->r, q->own_r); /* SYNC POINT: commit_read <-> available_to_write */
+}
+
+static const uint8_t *datum_at(const nnb_mq *q, uint64_t bytes_ahead)
+{
+    uint64_t off = q->r_off + bytes_ahead;
+    return q->ring + (off >= q->size ? off - q->size : off);
+}
+
+/* The length that a packetInformation announces, 0 if it is none or cannot be true. */
+static uint32_t announced(const nnb_channel *ch, const uint8_t *datum, uint64_t left)
+{
+    uint32_t size;
+    memcpy(&size, datum + ch->size_at, 4);
+    return datum[0] == 0 && size >= 2 && size <= left ? size : 0;
+}
+
+/* Whether what follows the first packet is a sequence of whole packets. Packets are published whole, so anything else
+ * means that the first one lied about its size too. The peer may change the bytes later: each packet is
+ * checked again, on its private copy, when its turn comes. */
+static int rest_is_packets(const nnb_channel *ch, uint64_t from, uint64_t datums)
+{
+    while (from < datums) {
+        uint8_t header[NNB_DATUM_SIZE];
+        memcpy(header, datum_at(ch->mq, from * NNB_DATUM_SIZE), sizeof header);
+        uint32_t size = announced(ch, header, datums - from);
+        if (!size)
+            return 0;
+        from += size;
+    }
+    return 1;
+}
+
+/* Copies the packet at the head of the ring, which holds `bytes`. Each byte is read from shared memory once. */
+static int take(nnb_channel *ch, uint8_t *packet, uint64_t bytes)
+{
+    nnb_mq *q = ch->mq;
+    uint64_t datums = bytes / NNB_DATUM_SIZE;
+    ch->poll_until = 0;
+    memcpy(packet, q->ring + q->r_off, NNB_DATUM_SIZE);
+    uint32_t n = announced(ch, packet, datums);
+    if (__builtin_expect(!n || (n < datums && !rest_is_packets(ch, n, datums)), 0)) {
+        ch->malformed++;
+        commit(q, bytes);
+        return -EPROTO;
+    }
+    uint64_t rest = (uint64_t)(n - 1) * NNB_DATUM_SIZE;
+    uint64_t to_end = q->size - q->r_off - NNB_DATUM_SIZE;
+    if (rest <= to_end) {
+        memcpy(packet + NNB_DATUM_SIZE, q->ring + q->r_off + NNB_DATUM_SIZE, rest);
+    } else {
+        memcpy(packet + NNB_DATUM_SIZE, q->ring + q->r_off + NNB_DATUM_SIZE, to_end);
+        memcpy(packet + NNB_DATUM_SIZE + to_end, q->ring, rest - to_end);
+    }
+    commit(q, (uint64_t)n * NNB_DATUM_SIZE);
+    ch->packets++;
+    return (int)n;
+}
+
+int nnb_channel_try(nnb_channel *ch, uint8_t *packet, uint32_t spins)
+{
+    do {
+        int64_t bytes = nnb_mq_poll(ch->mq);
+        if (bytes)
+            return bytes < 0 ? (int)bytes : take(ch, packet, (uint64_t)bytes);
+        if (nnb_load32_acquire(&ch->hung_up)) /* SYNC POINT: hang_up <-> waiter */
+            return -EPIPE;
+        nnb_pause();
+    } while (spins-- > 1);
+    return -EAGAIN;
+}
+
+/* Polls until the window, the slice or the deadline ends. -EAGAIN: the window is over. */
+static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
+{
+    uint64_t now = nnb_now_ns(), slice = now + NNB_SLICE_NS;
+    if (!ch->poll_until)
+        ch->poll_until = now + ch->window_ns;
+    for (;;) {
+        int rc = nnb_channel_try(ch, packet, CLOCK_EVERY);
+        if (rc != -EAGAIN)
+            return rc;
+        now = nnb_now_ns();
+        if (deadline_ns && now >= deadline_ns)
+            return -ETIMEDOUT;
+        if (now >= ch->poll_until)
+            return -EAGAIN;
+        if (now >= slice)
+            return -ERESTART;
+    }
+}
+
+int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
+{
+    int rc;
+    if (ch->window_ns && (rc = poll_window(ch, packet, deadline_ns)) != -EAGAIN)
+        return rc;
+    for (int round = 0; round < FRUITLESS_ROUNDS; round++) {
+        if ((rc = nnb_channel_try(ch, packet, 1)) != -EAGAIN)
+            return rc;
+        uint32_t state;
+        ch->sleeps++;
+        rc = nnb_event_wait(ch->mq->event, NNB_EVENT_NOT_EMPTY | NNB_EVENT_HANG_UP, &state, deadline_ns);
+        if (rc < 0 && rc != -EAGAIN) {
+            int got = nnb_channel_try(ch, packet, 1);
+            if (got != -EAGAIN)
+                return got;
+            return rc == -EINTR ? -ERESTART : rc;
+        }
+    }
+    return -ERESTART;
+}
+
+int nnb_channel_drain(nnb_channel *ch)
+{
+    int64_t bytes = nnb_mq_poll(ch->mq);
+    if (bytes > 0)
+        commit(ch->mq, (uint64_t)bytes);
+    return (int)(bytes < 0 ? bytes : bytes / NNB_DATUM_SIZE);
+}
+
+void nnb_channel_hang_up(nnb_channel *ch)
+{
+    nnb_store32_release(&ch->hung_up, 1); /* SYNC POINT: hang_up <-> waiter */
+    if (ch->mq)
+        nnb_event_wake(ch->mq->event, NNB_EVENT_HANG_UP);
+}

@@ -1,0 +1,277 @@
+/* The client end of a burst: executions that are serialised once and run many times.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ *   IDLE --start--> WAITING --result--> IDLE
+ *                      |--timeout / abandon--> IDLE, and one more late result to drop
+ *   any --hang_up--> every call -EPIPE
+ *
+ * Results come in request order. A result whose request was given up is counted in `late` and dropped when it comes,
+ * so it is never taken for the answer to the next request. A result that nobody asked for is dropped before the next
+ * request goes out.
+ *
+ * The endpoint lives in pages that the kernel zeroes in a forked child (MADV_WIPEONFORK): there `magic` is 0 and every
+ * call says -ECHILD, without a getpid() in each run.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "nnb_channel.h"
+
+#define MAGIC 0x6e6e6263u
+#define GENERAL_FAILURE 2
+#define SPINS 128u
+
+struct nnb_client {
+    uint32_t magic;
+    nnb_a32 busy; /* taken with acquire, given back with release: orders the fields below between threads */
+    int closed;
+    uint32_t late; /* results still to come for requests that were given up */
+    uint64_t dropped, refused;
+    uint8_t *packet; /* room for the whole result ring */
+    nnb_channel request, result;
+    pthread_mutex_t lock; /* hang_up against close */
+};
+
+struct nnb_execution {
+    nnb_client *client;
+    uint64_t timeout_ns, deadline_ns;
+    int waiting;
+    uint32_t n, shapes_room, dims_room;
+    nnb_result result;
+    uint8_t packet[];
+};
+
+/* ---- client --------------------------------------------------------------------------------------------------- */
+
+int nnb_client_create(nnb_client **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns)
+{
+    nnb_client *c = mmap(NULL, sizeof(*c), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (c == MAP_FAILED) {
+        nnb_mq_close(request);
+        nnb_mq_close(result);
+        return -ENOMEM;
+    }
+    int rc = madvise(c, sizeof(*c), MADV_WIPEONFORK) < 0 ? -errno : 0;
+    int rc_request = nnb_channel_init(&c->request, request, 4, polling_window_ns);
+    int rc_result = nnb_channel_init(&c->result, result, 8, polling_window_ns);
+    rc = rc ? rc : rc_request ? rc_request : rc_result;
+    if (!rc && !(c->packet = malloc(result->size)))
+        rc = -ENOMEM;
+    pthread_mutex_init(&c->lock, NULL);
+    c->magic = MAGIC;
+    if (rc < 0) {
+        nnb_client_destroy(c);
+        return rc;
+    }
+    *out = c;
+    return 0;
+}
+
+void nnb_client_hang_up(nnb_client *c)
+{
+    if (c->magic != MAGIC)
+        return;
+    pthread_mutex_lock(&c->lock);
+    nnb_channel_hang_up(&c->result);
+    pthread_mutex_unlock(&c->lock);
+}
+
+int nnb_client_close(nnb_client *c)
+{
+    if (c->magic != MAGIC)
+        return -ECHILD;
+    nnb_client_hang_up(c);
+    if (nnb_swap32_acquire(&c->busy, 1))
+        return -EBUSY;
+    pthread_mutex_lock(&c->lock);
+    if (!c->closed) {
+        c->closed = 1;
+        nnb_channel_fini(&c->request);
+        nnb_channel_fini(&c->result);
+        free(c->packet);
+        c->packet = NULL;
+    }
+    pthread_mutex_unlock(&c->lock);
+    nnb_store32_release(&c->busy, 0);
+    return 0;
+}
+
+void nnb_client_destroy(nnb_client *c)
+{
+    if (!c)
+        return;
+    if (nnb_client_close(c) == 0)
+        pthread_mutex_destroy(&c->lock);
+    munmap(c, sizeof(*c));
+}
+
+void nnb_client_stats(const nnb_client *c, nnb_stats *out)
+{
+    *out = (nnb_stats){.sent = c->request.packets,
+                       .received = c->result.packets,
+                       .sleeps = c->result.sleeps,
+                       .wakes = c->request.wakes + c->result.wakes,
+                       .malformed = c->result.malformed + c->refused,
+                       .dropped = c->dropped};
+}
+
+uint32_t nnb_client_spins(const nnb_client *c) { return c->result.window_ns ? SPINS : 0; }
+
+/* ---- execution ------------------------------------------------------------------------------------------------ */
+
+int nnb_execution_create(nnb_execution **out, nnb_client *c, const nnb_request *request)
+{
+    if (c->magic != MAGIC)
+        return -ECHILD;
+    uint64_t n = 2ull + request->n_inputs + request->n_outputs + request->n_pools + request->n_dims;
+    if (n > UINT32_MAX / NNB_DATUM_SIZE)
+        return -EMSGSIZE;
+    nnb_execution *e = calloc(1, sizeof(*e) + n * NNB_DATUM_SIZE);
+    if (!e)
+        return -ENOMEM;
+    e->client = c;
+    int rc = nnb_wire_encode_request(request, e->packet, (uint32_t)n);
+    if (rc < 0) {
+        free(e);
+        return rc;
+    }
+    e->n = (uint32_t)rc;
+    *out = e;
+    return 0;
+}
+
+void nnb_execution_destroy(nnb_execution *e)
+{
+    if (!e)
+        return;
+    free(e->result.shapes);
+    free(e->result.dims);
+    free(e);
+}
+
+void nnb_execution_set_timeout(nnb_execution *e, uint64_t timeout_ns) { e->timeout_ns = timeout_ns; }
+
+const nnb_result *nnb_execution_result(const nnb_execution *e) { return &e->result; }
+
+static int end(nnb_execution *e, int rc)
+{
+    e->waiting = 0;
+    nnb_store32_release(&e->client->busy, 0);
+    return rc;
+}
+
+int nnb_execution_start(nnb_execution *e)
+{
+    nnb_client *c = e->client;
+    if (c->magic != MAGIC)
+        return -ECHILD;
+    if (nnb_swap32_acquire(&c->busy, 1))
+        return -EBUSY;
+    if (c->closed)
+        return end(e, -ESHUTDOWN);
+    if (nnb_load32_acquire(&c->result.hung_up))
+        return end(e, -EPIPE);
+    if (!c->late) { /* nothing is outstanding, so whatever is there answers nothing */
+        int stray = nnb_channel_drain(&c->result);
+        if (stray < 0)
+            return end(e, stray);
+        c->dropped += stray > 0;
+    }
+    int rc = nnb_channel_send(&c->request, e->packet, e->n);
+    if (rc < 0)
+        return end(e, rc == -EMSGSIZE ? -ENOBUFS : rc);
+    e->deadline_ns = e->timeout_ns ? nnb_now_ns() + e->timeout_ns : 0;
+    e->waiting = 1;
+    return 0;
+}
+
+static int grow(void **array, uint32_t *room, uint32_t need, size_t each)
+{
+    if (need <= *room)
+        return 0;
+    void *bigger = realloc(*array, need * each);
+    if (!bigger)
+        return -ENOMEM;
+    *array = bigger;
+    *room = need;
+    return 0;
+}
+
+static int decode(nnb_execution *e, const uint8_t *packet, uint32_t n)
+{
+    /* n bounds every count in the packet; the common answer has no shapes and needs no room */
+    if (n > 2 && (grow((void **)&e->result.shapes, &e->shapes_room, n, sizeof(nnb_shape)) < 0 ||
+                  grow((void **)&e->result.dims, &e->dims_room, n, sizeof(uint32_t)) < 0))
+        return -ENOMEM;
+    if (nnb_wire_decode_result(packet, n, &e->result) == 0)
+        return e->result.status;
+    e->client->refused++;
+    memset(&e->result, 0, offsetof(nnb_result, shapes));
+    e->result.status = GENERAL_FAILURE;
+    e->result.time_on_device = e->result.time_in_driver = NNB_NO_TIME;
+    return GENERAL_FAILURE;
+}
+
+/* Looks at what a receive returned. -EAGAIN: it was no answer to this request. */
+static int settle(nnb_execution *e, int got)
+{
+    nnb_client *c = e->client;
+    if (got > 0) {
+        nnb_fence_seq_cst();
+        nnb_channel_notify_not_full(&c->result);
+        if (c->late) {
+            c->late--;
+            c->dropped++;
+            return -EAGAIN;
+        }
+        return end(e, decode(e, c->packet, (uint32_t)got));
+    }
+    if (got == -EPROTO) { /* the ring was thrown away; with late results in it nobody can tell which are still due */
+        if (c->late)
+            c->result.mq->corrupt = 1;
+        return end(e, c->late ? -EBADMSG : decode(e, c->packet, 0));
+    }
+    if (got == -ETIMEDOUT) {
+        c->late++;
+        return end(e, got);
+    }
+    return got == -EAGAIN || got == -ERESTART ? got : end(e, got);
+}
+
+int nnb_execution_try(nnb_execution *e, uint32_t spins)
+{
+    if (!e->waiting)
+        return -EINVAL;
+    int got = nnb_channel_try(&e->client->result, e->client->packet, spins);
+    return got == -EAGAIN ? got : settle(e, got);
+}
+
+int nnb_execution_resume(nnb_execution *e)
+{
+    if (!e->waiting)
+        return -EINVAL;
+    int rc;
+    do
+        rc = settle(e, nnb_channel_wait(&e->client->result, e->client->packet, e->deadline_ns));
+    while (rc == -EAGAIN);
+    return rc;
+}
+
+int nnb_execution_run(nnb_execution *e)
+{
+    int rc = nnb_execution_start(e);
+    return rc < 0 ? rc : nnb_execution_resume(e);
+}
+
+void nnb_execution_abandon(nnb_execution *e)
+{
+    if (!e->waiting || e->client->magic != MAGIC)
+        return;
+    e->client->late++;
+    end(e, 0);
+}

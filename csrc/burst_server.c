@@ -1,0 +1,361 @@
+/* The server end of a burst: the loop's steps and the plan table.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A plan is the bytes of a request packet that the executor has bound. Looking one up is a comparison with the plan
+ * that ran last, then a hash. Only the listener thread adds plans and only it reads their bytes; another thread may
+ * drop one (its slot was freed) by clearing `live`. `lock` orders adding against dropping.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "nnb_channel.h"
+
+#define MAGIC 0x6e6e6273u
+#define GENERAL_FAILURE 2
+#define OUTPUT_INSUFFICIENT_SIZE 3
+#define LAST_STATUS 8
+#define SPINS 128u
+
+typedef struct plan {
+    nnb_a32 live;
+    uint32_t n; /* datums */
+    uint32_t hash;
+    int32_t measure;
+    uint8_t *packet;
+    int32_t *slots; /* under lock */
+    uint32_t n_slots;
+} plan;
+
+struct nnb_server {
+    uint32_t magic;
+    nnb_channel request, result;
+    pthread_mutex_t lock; /* plans against nnb_server_free_slot, hang_up against destroy */
+    uint64_t frees;       /* slots freed so far, under lock */
+
+    /* listener thread only */
+    uint8_t *packet; /* the request at hand, room for the whole ring */
+    uint32_t n;
+    uint32_t hash;
+    int pending; /* a request waits for its answer */
+    uint64_t frees_at_receive;
+    uint64_t dequeued_ns; /* 0: not measured */
+    nnb_request decoded;
+    int is_decoded;
+    uint8_t *answer; /* room for the whole result ring */
+    uint32_t answer_n; /* 0: the default answer */
+    uint64_t hits, misses, refused;
+
+    uint32_t n_plans, last, victim;
+    plan plans[];
+};
+
+static size_t server_bytes(uint32_t n_plans) { return sizeof(struct nnb_server) + n_plans * sizeof(plan); }
+
+/* ---- life ----------------------------------------------------------------------------------------------------- */
+
+int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns,
+                      uint32_t max_plans)
+{
+    if (!max_plans || max_plans > NNB_MAX_PLANS)
+        max_plans = NNB_MAX_PLANS;
+    nnb_server *s = mmap(NULL, server_bytes(max_plans), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (s == MAP_FAILED) {
+        nnb_mq_close(request);
+        nnb_mq_close(result);
+        return -ENOMEM;
+    }
+    int rc = madvise(s, server_bytes(max_plans), MADV_WIPEONFORK) < 0 ? -errno : 0;
+    s->n_plans = max_plans;
+    s->last = UINT32_MAX;
+    int rc_request = nnb_channel_init(&s->request, request, 4, polling_window_ns);
+    int rc_result = nnb_channel_init(&s->result, result, 8, polling_window_ns);
+    rc = rc ? rc : rc_request ? rc_request : rc_result;
+    if (!rc) {
+        uint64_t room = request->capacity;
+        s->packet = malloc(request->size);
+        s->answer = malloc(result->size);
+        s->decoded.arguments = malloc(room * sizeof(nnb_argument));
+        s->decoded.dims = malloc(room * sizeof(uint32_t));
+        s->decoded.pools = malloc(room * sizeof(int32_t));
+        if (!s->packet || !s->answer || !s->decoded.arguments || !s->decoded.dims || !s->decoded.pools)
+            rc = -ENOMEM;
+    }
+    pthread_mutex_init(&s->lock, NULL);
+    s->magic = MAGIC;
+    if (rc < 0) {
+        nnb_server_destroy(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+void nnb_server_hang_up(nnb_server *s)
+{
+    if (s->magic != MAGIC)
+        return;
+    pthread_mutex_lock(&s->lock);
+    nnb_channel_hang_up(&s->request);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void nnb_server_destroy(nnb_server *s)
+{
+    if (!s || s->magic != MAGIC) /* in a forked child the pages are wiped and too little is known to free them */
+        return;
+    pthread_mutex_lock(&s->lock);
+    nnb_channel_fini(&s->request);
+    nnb_channel_fini(&s->result);
+    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_destroy(&s->lock);
+    for (uint32_t i = 0; i < s->n_plans; i++) {
+        free(s->plans[i].packet);
+        free(s->plans[i].slots);
+    }
+    free(s->packet);
+    free(s->answer);
+    free(s->decoded.arguments);
+    free(s->decoded.dims);
+    free(s->decoded.pools);
+    munmap(s, server_bytes(s->n_plans));
+}
+
+void nnb_server_stats(const nnb_server *s, nnb_stats *out)
+{
+    *out = (nnb_stats){.sent = s->result.packets,
+                       .received = s->request.packets,
+                       .sleeps = s->request.sleeps,
+                       .wakes = s->request.wakes + s->result.wakes,
+                       .malformed = s->request.malformed + s->refused,
+                       .plan_hits = s->hits,
+                       .plan_misses = s->misses};
+}
+
+uint32_t nnb_server_spins(const nnb_server *s) { return s->request.window_ns ? SPINS : 0; }
+
+/* ---- answering ------------------------------------------------------------------------------------------------ */
+
+/* Sends the answer, or GENERAL_FAILURE when it does not fit. */
+static int send_answer(nnb_server *s, const uint8_t *packet, uint32_t n)
+{
+    int rc = nnb_channel_send(&s->result, packet, n);
+    if (rc == -ENOBUFS || rc == -EMSGSIZE) {
+        uint8_t failure[2 * NNB_DATUM_SIZE];
+        nnb_result r = {.status = GENERAL_FAILURE, .time_on_device = NNB_NO_TIME, .time_in_driver = NNB_NO_TIME};
+        nnb_wire_encode_result(&r, failure, 2);
+        rc = nnb_channel_send(&s->result, failure, 2);
+    }
+    if (rc == 0)
+        nnb_channel_notify_not_full(&s->request); /* the send's fence came after our last read */
+    return rc;
+}
+
+static int send_status(nnb_server *s, int32_t status)
+{
+    uint8_t packet[2 * NNB_DATUM_SIZE];
+    nnb_result r = {.status = status, .time_on_device = NNB_NO_TIME, .time_in_driver = NNB_NO_TIME};
+    nnb_wire_encode_result(&r, packet, 2);
+    return send_answer(s, packet, 2);
+}
+
+int nnb_server_reply(nnb_server *s)
+{
+    if (!s->pending)
+        return 0;
+    s->pending = 0;
+    return s->answer_n ? send_answer(s, s->answer, s->answer_n) : send_status(s, 0);
+}
+
+int nnb_server_set_result(nnb_server *s, const nnb_result *result)
+{
+    if (!s->pending)
+        return -EINVAL;
+    nnb_result r = *result;
+    if (r.status < 0 || r.status > LAST_STATUS || (r.status == OUTPUT_INSUFFICIENT_SIZE && !r.n_shapes))
+        r.status = GENERAL_FAILURE;
+    if (r.status != 0 && r.status != OUTPUT_INSUFFICIENT_SIZE)
+        r.n_shapes = r.n_dims = 0;
+    if (r.status != 0 || !s->dequeued_ns) {
+        r.time_on_device = r.time_in_driver = NNB_NO_TIME;
+    } else {
+        r.time_in_driver = (nnb_now_ns() - s->dequeued_ns + 999) / 1000;
+        if (r.time_on_device != NNB_NO_TIME && r.time_in_driver < r.time_on_device)
+            r.time_in_driver = r.time_on_device;
+    }
+    int n = nnb_wire_encode_result(&r, s->answer, (uint32_t)s->result.mq->capacity);
+    if (n < 0) {
+        r = (nnb_result){.status = GENERAL_FAILURE, .time_on_device = NNB_NO_TIME, .time_in_driver = NNB_NO_TIME};
+        n = nnb_wire_encode_result(&r, s->answer, (uint32_t)s->result.mq->capacity);
+    }
+    s->answer_n = (uint32_t)n;
+    return 0;
+}
+
+/* ---- plans ---------------------------------------------------------------------------------------------------- */
+
+/* FNV-1a over 32-bit words: packets are short and this only has to tell bound plans apart quickly. */
+static uint32_t hash_packet(const uint8_t *packet, uint32_t n)
+{
+    uint32_t h = 2166136261u;
+    for (uint32_t i = 0; i < n * (NNB_DATUM_SIZE / 4); i++) {
+        uint32_t word;
+        memcpy(&word, packet + 4 * (size_t)i, 4);
+        h = (h ^ word) * 16777619u;
+    }
+    return h;
+}
+
+static int matches(const nnb_server *s, const plan *p)
+{
+    return nnb_load32_acquire(&p->live) && p->n == s->n &&
+           !memcmp(p->packet, s->packet, (size_t)s->n * NNB_DATUM_SIZE);
+}
+
+/* The id of a plan for a packet seen for the first time: a dead one, or the next in turn. */
+static uint32_t choose_victim(nnb_server *s)
+{
+    for (uint32_t i = 0; i < s->n_plans; i++)
+        if (!nnb_load32_relaxed(&s->plans[i].live))
+            return i;
+    s->victim = (s->victim + 1) % s->n_plans;
+    return s->victim == s->last && s->n_plans > 1 ? (s->victim = (s->victim + 1) % s->n_plans) : s->victim;
+}
+
+static int identify(nnb_server *s)
+{
+    s->is_decoded = 0;
+    if (s->last < s->n_plans && matches(s, &s->plans[s->last])) {
+        s->hits++;
+        return (int)s->last;
+    }
+    s->hash = hash_packet(s->packet, s->n);
+    for (uint32_t i = 0; i < s->n_plans; i++)
+        if (s->plans[i].hash == s->hash && matches(s, &s->plans[i])) {
+            s->hits++;
+            s->last = i;
+            return (int)i;
+        }
+    if (nnb_wire_decode_request(s->packet, s->n, &s->decoded) < 0)
+        return -EPROTO;
+    s->is_decoded = 1;
+    s->misses++;
+    pthread_mutex_lock(&s->lock);
+    s->frees_at_receive = s->frees;
+    uint32_t id = choose_victim(s);
+    nnb_store32_release(&s->plans[id].live, 0); /* its callable is about to be replaced */
+    pthread_mutex_unlock(&s->lock);
+    return NNB_PLAN_NEW | (int)id;
+}
+
+const nnb_request *nnb_server_request(nnb_server *s)
+{
+    if (!s->is_decoded) /* a known plan was dropped between look-up and use */
+        nnb_wire_decode_request(s->packet, s->n, &s->decoded);
+    s->is_decoded = 1;
+    return &s->decoded;
+}
+
+int nnb_server_keep_plan(nnb_server *s, uint32_t id)
+{
+    if (id >= s->n_plans || !s->is_decoded)
+        return -EINVAL;
+    plan *p = &s->plans[id];
+    uint8_t *packet = malloc((size_t)s->n * NNB_DATUM_SIZE);
+    int32_t *slots = malloc((s->decoded.n_pools + 1) * sizeof(int32_t));
+    if (!packet || !slots) {
+        free(packet);
+        free(slots);
+        return -ENOMEM;
+    }
+    memcpy(packet, s->packet, (size_t)s->n * NNB_DATUM_SIZE);
+    memcpy(slots, s->decoded.pools, s->decoded.n_pools * sizeof(int32_t));
+    pthread_mutex_lock(&s->lock);
+    int rc = -ESTALE; /* a slot was freed while the plan was being bound: it may hold what is gone */
+    if (s->frees == s->frees_at_receive) {
+        uint8_t *old_packet = p->packet;
+        int32_t *old_slots = p->slots;
+        p->packet = packet;
+        p->slots = slots;
+        packet = old_packet;
+        slots = old_slots;
+        p->n = s->n;
+        p->n_slots = s->decoded.n_pools;
+        p->hash = s->hash;
+        p->measure = s->decoded.measure;
+        nnb_store32_release(&p->live, 1);
+        s->last = id;
+        rc = 0;
+    }
+    pthread_mutex_unlock(&s->lock);
+    free(packet);
+    free(slots);
+    return rc;
+}
+
+int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids)
+{
+    int n = 0;
+    if (s->magic != MAGIC)
+        return 0;
+    pthread_mutex_lock(&s->lock);
+    s->frees++;
+    for (uint32_t i = 0; i < s->n_plans; i++) {
+        plan *p = &s->plans[i];
+        for (uint32_t k = 0; nnb_load32_relaxed(&p->live) && k < p->n_slots; k++)
+            if (p->slots[k] == slot) {
+                nnb_store32_release(&p->live, 0);
+                ids[n++] = i;
+            }
+    }
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+/* ---- the loop's steps ----------------------------------------------------------------------------------------- */
+
+/* Looks at what a receive returned. -EAGAIN: it has been dealt with, go on receiving. */
+static int settle(nnb_server *s, int got)
+{
+    int id = got;
+    if (got > 0) {
+        s->n = (uint32_t)got;
+        s->answer_n = 0;
+        id = identify(s);
+        if (id >= 0) {
+            int measure = s->is_decoded ? s->decoded.measure : s->plans[id].measure;
+            s->dequeued_ns = measure ? nnb_now_ns() : 0;
+            s->pending = 1;
+            return id;
+        }
+        s->refused++;
+    }
+    if (id == -EPROTO) {
+        int rc = send_status(s, GENERAL_FAILURE);
+        return rc < 0 ? rc : -EAGAIN;
+    }
+    return id;
+}
+
+int nnb_server_try(nnb_server *s, uint32_t spins)
+{
+    int got = nnb_channel_try(&s->request, s->packet, spins);
+    return got == -EAGAIN ? got : settle(s, got);
+}
+
+int nnb_server_next(nnb_server *s)
+{
+    if (s->magic != MAGIC)
+        return -ECHILD;
+    int rc = nnb_server_reply(s);
+    while (rc >= 0 || rc == -EAGAIN) {
+        rc = settle(s, nnb_channel_wait(&s->request, s->packet, 0));
+        if (rc >= 0)
+            return rc;
+    }
+    return rc;
+}

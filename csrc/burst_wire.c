@@ -1,0 +1,216 @@
+/* FmqRequestDatum / FmqResultDatum <-> structs (facts sheet burst.md section 3).
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A datum is 24 bytes: a one-byte discriminant at 0, then the fields of its variant at fixed offsets (union at 4 for
+ * requests, at 8 for results), native little-endian, padding zero. A packet is
+ *
+ *   request: packetInformation, {inputOperandInformation, dimension...}..., {output...}..., pool..., measureTiming
+ *   result:  packetInformation, {operandInformation, dimension...}..., executionTiming
+ *
+ * The decoder works on a private copy. It walks the packet once with a cursor; each count is compared with the
+ * datums that are left before anything is stored, so a count of 2^32-1 costs nothing.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "nnb_internal.h"
+
+enum { REQ_PACKET, REQ_INPUT, REQ_INPUT_DIM, REQ_OUTPUT, REQ_OUTPUT_DIM, REQ_POOL, REQ_MEASURE };
+enum { RES_PACKET, RES_OPERAND, RES_DIM, RES_TIMING };
+
+#define LAST_STATUS 8 /* RESOURCE_EXHAUSTED_PERSISTENT */
+#define GENERAL_FAILURE 2
+
+static uint32_t get32(const uint8_t *d, int at)
+{
+    uint32_t v;
+    memcpy(&v, d + at, 4);
+    return v;
+}
+
+static uint64_t get64(const uint8_t *d, int at)
+{
+    uint64_t v;
+    memcpy(&v, d + at, 8);
+    return v;
+}
+
+static void put32(uint8_t *d, int at, uint32_t v) { memcpy(d + at, &v, 4); }
+static void put64(uint8_t *d, int at, uint64_t v) { memcpy(d + at, &v, 8); }
+
+/* ---- encoding ------------------------------------------------------------------------------------------------- */
+
+typedef struct writer {
+    uint8_t *out;
+    uint32_t n, room;
+} writer;
+
+/* Returns a zeroed datum, or a scratch one when the packet is too long. */
+static uint8_t *next_datum(writer *w, uint8_t discriminant, uint8_t *scratch)
+{
+    uint8_t *d = w->n < w->room ? w->out + (size_t)w->n * NNB_DATUM_SIZE : scratch;
+    w->n++;
+    memset(d, 0, NNB_DATUM_SIZE);
+    d[0] = discriminant;
+    return d;
+}
+
+int nnb_wire_encode_request(const nnb_request *q, uint8_t *out, uint32_t room)
+{
+    uint8_t scratch[NNB_DATUM_SIZE], *d;
+    writer w = {out, 0, room};
+    uint64_t total = 2ull + q->n_inputs + q->n_outputs + q->n_pools + q->n_dims;
+    if (total > room)
+        return -EMSGSIZE;
+    d = next_datum(&w, REQ_PACKET, scratch);
+    put32(d, 4, (uint32_t)total);
+    put32(d, 8, q->n_inputs);
+    put32(d, 12, q->n_outputs);
+    put32(d, 16, q->n_pools);
+    for (uint32_t i = 0; i < q->n_inputs + q->n_outputs; i++) {
+        const nnb_argument *a = &q->arguments[i];
+        int is_input = i < q->n_inputs;
+        d = next_datum(&w, is_input ? REQ_INPUT : REQ_OUTPUT, scratch);
+        d[4] = a->has_no_value != 0;
+        put32(d, 8, a->pool_index);
+        put32(d, 12, a->offset);
+        put32(d, 16, a->length);
+        put32(d, 20, a->rank);
+        for (uint32_t k = 0; k < a->rank; k++)
+            put32(next_datum(&w, is_input ? REQ_INPUT_DIM : REQ_OUTPUT_DIM, scratch), 4, q->dims[a->first_dim + k]);
+    }
+    for (uint32_t i = 0; i < q->n_pools; i++)
+        put32(next_datum(&w, REQ_POOL, scratch), 4, (uint32_t)q->pools[i]);
+    put32(next_datum(&w, REQ_MEASURE, scratch), 4, q->measure != 0);
+    return w.n == total ? (int)total : -EMSGSIZE; /* n_dims must be the sum of the ranks */
+}
+
+int nnb_wire_encode_result(const nnb_result *r, uint8_t *out, uint32_t room)
+{
+    uint8_t scratch[NNB_DATUM_SIZE], *d;
+    writer w = {out, 0, room};
+    uint64_t total = 2ull + r->n_shapes + r->n_dims;
+    if (total > room)
+        return -EMSGSIZE;
+    d = next_datum(&w, RES_PACKET, scratch);
+    put32(d, 8, (uint32_t)total);
+    put32(d, 12, (uint32_t)r->status);
+    put32(d, 16, r->n_shapes);
+    for (uint32_t i = 0; i < r->n_shapes; i++) {
+        d = next_datum(&w, RES_OPERAND, scratch);
+        d[8] = r->shapes[i].is_sufficient != 0;
+        put32(d, 12, r->shapes[i].rank);
+        for (uint32_t k = 0; k < r->shapes[i].rank; k++)
+            put32(next_datum(&w, RES_DIM, scratch), 8, r->dims[r->shapes[i].first_dim + k]);
+    }
+    d = next_datum(&w, RES_TIMING, scratch);
+    put64(d, 8, r->time_on_device);
+    put64(d, 16, r->time_in_driver);
+    return w.n == total ? (int)total : -EMSGSIZE;
+}
+
+/* ---- decoding ------------------------------------------------------------------------------------------------- */
+
+typedef struct cursor {
+    const uint8_t *at;
+    uint32_t left;
+} cursor;
+
+/* Returns the next datum if it is of that variant, else NULL. */
+static const uint8_t *expect(cursor *c, uint8_t discriminant)
+{
+    if (!c->left || c->at[0] != discriminant)
+        return NULL;
+    const uint8_t *d = c->at;
+    c->at += NNB_DATUM_SIZE;
+    c->left--;
+    return d;
+}
+
+/* Takes `count` dimension datums whose value is at byte `at`. */
+static int take_dims(cursor *c, uint32_t count, uint8_t discriminant, int at, uint32_t *dims, uint32_t *n_dims)
+{
+    if (count > c->left)
+        return -EBADMSG;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint8_t *d = expect(c, discriminant);
+        if (!d)
+            return -EBADMSG;
+        dims[(*n_dims)++] = get32(d, at);
+    }
+    return 0;
+}
+
+static int take_arguments(cursor *c, uint32_t count, uint8_t info, nnb_argument *a, nnb_request *out)
+{
+    for (uint32_t i = 0; i < count; i++, a++) {
+        const uint8_t *d = expect(c, info);
+        if (!d || d[4] > 1)
+            return -EBADMSG;
+        a->has_no_value = d[4];
+        a->pool_index = get32(d, 8);
+        a->offset = get32(d, 12);
+        a->length = get32(d, 16);
+        a->rank = get32(d, 20);
+        a->first_dim = out->n_dims;
+        if (take_dims(c, a->rank, (uint8_t)(info + 1), 4, out->dims, &out->n_dims) < 0)
+            return -EBADMSG;
+    }
+    return 0;
+}
+
+int nnb_wire_decode_request(const uint8_t *packet, uint32_t n, nnb_request *out)
+{
+    cursor c = {packet, n};
+    const uint8_t *d = expect(&c, REQ_PACKET);
+    if (!d || get32(d, 4) != n)
+        return -EBADMSG;
+    out->n_inputs = get32(d, 8);
+    out->n_outputs = get32(d, 12);
+    out->n_pools = get32(d, 16);
+    out->n_dims = 0;
+    if ((uint64_t)out->n_inputs + out->n_outputs + out->n_pools + 1 > c.left)
+        return -EBADMSG;
+    if (take_arguments(&c, out->n_inputs, REQ_INPUT, out->arguments, out) < 0 ||
+        take_arguments(&c, out->n_outputs, REQ_OUTPUT, out->arguments + out->n_inputs, out) < 0)
+        return -EBADMSG;
+    for (uint32_t i = 0; i < out->n_pools; i++) {
+        if (!(d = expect(&c, REQ_POOL)))
+            return -EBADMSG;
+        out->pools[i] = (int32_t)get32(d, 4);
+    }
+    if (!(d = expect(&c, REQ_MEASURE)) || c.left || get32(d, 4) > 1)
+        return -EBADMSG;
+    out->measure = (int32_t)get32(d, 4);
+    return 0;
+}
+
+int nnb_wire_decode_result(const uint8_t *packet, uint32_t n, nnb_result *out)
+{
+    cursor c = {packet, n};
+    const uint8_t *d = expect(&c, RES_PACKET);
+    if (!d || get32(d, 8) != n)
+        return -EBADMSG;
+    uint32_t status = get32(d, 12);
+    out->status = status <= LAST_STATUS ? (int32_t)status : GENERAL_FAILURE;
+    out->n_shapes = get32(d, 16);
+    out->n_dims = 0;
+    if ((uint64_t)out->n_shapes + 1 > c.left)
+        return -EBADMSG;
+    for (uint32_t i = 0; i < out->n_shapes; i++) {
+        if (!(d = expect(&c, RES_OPERAND)) || d[8] > 1)
+            return -EBADMSG;
+        nnb_shape *s = &out->shapes[i];
+        s->is_sufficient = d[8];
+        s->rank = get32(d, 12);
+        s->first_dim = out->n_dims;
+        if (take_dims(&c, s->rank, RES_DIM, 8, out->dims, &out->n_dims) < 0)
+            return -EBADMSG;
+    }
+    if (!(d = expect(&c, RES_TIMING)) || c.left)
+        return -EBADMSG;
+    out->time_on_device = get64(d, 8);
+    out->time_in_driver = get64(d, 16);
+    return 0;
+}

@@ -1,0 +1,43 @@
+/* One end of one queue of a burst; private to burst_channel.c and burst_endpoint.c.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NNB_CHANNEL_H
+#define NNB_CHANNEL_H
+
+#include "nnb_internal.h"
+
+#define NNB_EVENT_HANG_UP 0x80000000u /* wakes our own waiters; the private flag says whether it is true */
+
+typedef struct nnb_channel {
+    nnb_mq *mq;
+    uint64_t window_ns;  /* polling window of the receiver */
+    uint64_t poll_until; /* end of the window that is running, 0: none began since the last packet */
+    int size_at;         /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
+    nnb_a32 hung_up;
+    uint64_t packets, sleeps, wakes, malformed;
+} nnb_channel;
+
+/* Checks that the queue can carry a burst and takes it over (also on failure). */
+int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_ns);
+void nnb_channel_fini(nnb_channel *ch);
+
+/* -EMSGSIZE / -ENOBUFS: larger than the ring / than the free room: nothing was sent; -EBADMSG: corrupt. Contains the
+ * seq_cst fence of SYNC POINT publish <-> sleep. */
+int nnb_channel_send(nnb_channel *ch, const uint8_t *packet, uint32_t n);
+
+/* Wakes a writer that waits for room. The caller has passed a seq_cst fence since it read. */
+void nnb_channel_notify_not_full(nnb_channel *ch);
+
+/* Copies the next packet out (room for the whole ring) and returns its datums. -EAGAIN: nothing there (try);
+ * -EPROTO: what was there is not a sequence of packets and has been thrown away; -EBADMSG, -EPIPE; wait also
+ * -ETIMEDOUT, -ERESTART. */
+int nnb_channel_try(nnb_channel *ch, uint8_t *packet, uint32_t spins);
+int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns);
+
+/* Throws away whatever is in the ring. Returns datums or -EBADMSG. */
+int nnb_channel_drain(nnb_channel *ch);
+
+void nnb_channel_hang_up(nnb_channel *ch);
+
+#endif
