@@ -1,0 +1,58 @@
+"""The digits and the network (trained by `examples/digits/train.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ...model import Model, ModelBuilder, OperandType
+
+__all__ = ["IMAGE_SHAPE", "INPUT", "OUTPUT", "PROBABILITIES_SHAPE", "Digits", "build_model", "load_digits"]
+
+DATA = Path(__file__).with_name("data")
+INPUT, IMAGE_SHAPE = "image", (1, 8, 8, 1)
+OUTPUT, PROBABILITIES_SHAPE = "probabilities", (1, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """The data set.
+
+    Attributes:
+        images: float32 [n, 1, 8, 8, 1], 0 = paper … 1 = ink; each ``images[i]`` is one input.
+        labels: uint8 [n].
+        held_out: bool [n], True for the images that training never saw.
+    """
+
+    images: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.uint8]
+    held_out: npt.NDArray[np.bool_]
+
+    def accuracy(self, probabilities: npt.NDArray[np.float32], *, held_out_only: bool) -> float:
+        """Return the share of images [n, 1, 10] whose likeliest digit is the right one."""
+        right = probabilities.reshape(len(self.labels), -1).argmax(axis=1) == self.labels
+        return float(right[self.held_out].mean() if held_out_only else right.mean())
+
+
+def load_digits() -> Digits:
+    """Return the 1,797 handwritten digits; the README beside the data names source and licence."""
+    with np.load(DATA / "digits.npz") as data:
+        images = (data["images"] / np.float32(16)).astype(np.float32)
+        return Digits(images.reshape(-1, *IMAGE_SHAPE), data["labels"], data["held_out"])
+
+
+def build_model() -> Model:
+    """Return the convolutional network: one image in, ten probabilities out."""
+    with np.load(DATA / "weights.npz") as weights:
+        w = dict(weights)
+    b = ModelBuilder()
+    x = b.input(INPUT, OperandType.TENSOR_FLOAT32, IMAGE_SHAPE)
+    x = b.conv_2d(x, b.constant(w["conv1_filter"]), b.constant(w["conv1_bias"]), padding="same", activation="relu")
+    x = b.max_pool_2d(x, (2, 2))
+    x = b.conv_2d(x, b.constant(w["conv2_filter"]), b.constant(w["conv2_bias"]), padding="same", activation="relu")
+    x = b.fully_connected(x, b.constant(w["dense_weights"]), b.constant(w["dense_bias"]))
+    b.output(OUTPUT, b.softmax(x))
+    return b.build()

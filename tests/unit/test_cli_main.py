@@ -1,0 +1,99 @@
+"""The group of commands and the doctor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from nnburst.cli import main
+from nnburst.cli._main import COMMANDS
+from nnburst.cli.doctor import CHECKS, Finding, Level
+from nnburst.cli.doctor import _checks as checks
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_help_lists_every_command_without_importing_any() -> None:
+    code = (
+        "import sys\n"
+        "from nnburst.cli import main\n"
+        "try: main(['--help'], prog_name='nnburst')\n"
+        "except SystemExit as ended: assert not ended.code\n"
+        f"assert not set({[row.module for row in COMMANDS.values()]}) & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_table_loads_and_has_help(name: str) -> None:
+    result = CliRunner().invoke(main, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith(f"Usage: main {name}")
+
+
+def test_version_names_the_package() -> None:
+    result = CliRunner().invoke(main, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.startswith("nnburst ")
+
+
+def test_unknown_command_is_a_usage_error() -> None:
+    result = CliRunner().invoke(main, ["no-such-command"])
+    assert result.exit_code == 2
+    assert "no-such-command" in result.output
+
+
+def test_doctor_ends_with_one_line_that_counts_the_findings() -> None:
+    result = CliRunner().invoke(main, ["doctor"])
+    counts = dict(pair.split("=") for pair in result.stdout.splitlines()[-1].removeprefix("doctor: ").split())
+    assert sum(map(int, counts.values())) == len(CHECKS)
+    assert result.exit_code == (1 if int(counts["fail"]) else 0), result.stdout
+    assert counts["fail"] == "0", result.stdout
+
+
+def test_doctor_fails_and_goes_on_when_a_check_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Finding:
+        raise OSError(38, "no such call [here]")
+
+    monkeypatch.setitem(CHECKS, "futex", broken)
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(main, ["doctor"])
+    assert result.exit_code == 1
+    assert "no such call [here]" in result.stdout
+    assert "limits" in result.stdout
+    assert "fail=1" in result.stdout.splitlines()[-1]
+
+
+def test_doctor_warns_of_a_single_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    finding = checks.check_cpus()
+    assert finding.level is Level.WARN
+    assert "second CPU" in finding.remedy
+
+
+def test_doctor_refuses_a_polling_window_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNBURST_POLLING_WINDOW_US", "fast")
+    assert checks.check_window().level is Level.FAIL
+    monkeypatch.setenv("NNBURST_POLLING_WINDOW_US", "20")
+    assert checks.check_window() == Finding(Level.OK, "20 µs from NNBURST_POLLING_WINDOW_US")
+
+
+def test_doctor_notices_seals_that_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checks.fcntl.fcntl
+    monkeypatch.setattr(
+        checks.fcntl,
+        "fcntl",
+        lambda fd, command, *a: 0 if command == checks.fcntl.F_ADD_SEALS else real(fd, command, *a),
+    )
+    assert checks.check_memfd().level is Level.FAIL
+
+
+def test_main_is_a_click_group_that_a_script_can_call() -> None:
+    assert isinstance(main, click.Group)

@@ -1,0 +1,136 @@
+"""The rooms import only downwards, without cycles, and only what is installed with the package."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "nnburst"
+
+ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what users call
+    "errors",
+    "_core",
+    "fmq",
+    "model",
+    "memory",
+    "cache",
+    "burst",
+    "devices",
+    "service",
+    "runtime",
+    "",
+    "cli",
+)
+CORE_DEPENDENCIES = {"cffi", "numpy", "posix_ipc", "cryptography", "msgspec", "click", "rich"}
+
+
+def is_type_checking(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imports_in(body: list[ast.stmt], *, lazy: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports that run (those for type checkers do not), with or without those inside functions."""
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif is_type_checking(node):
+            assert isinstance(node, ast.If)
+            yield from imports_in(node.orelse, lazy=lazy)
+        elif lazy or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for field in ("body", "orelse", "finalbody"):
+                yield from imports_in(getattr(node, field, []), lazy=lazy)
+            for handler in getattr(node, "handlers", []):
+                yield from imports_in(handler.body, lazy=lazy)
+
+
+class Module:
+    """A source file and the absolute names that it imports."""
+
+    def __init__(self, path: Path) -> None:
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        self.is_package = parts[-1] == "__init__"
+        self.name = ".".join(parts[:-1] if self.is_package else parts)
+        text = path.read_text(encoding="utf-8")
+        self.lines = text.count("\n")
+        self.tree = ast.parse(text, str(path))
+
+    @property
+    def room(self) -> str:
+        return [*self.name.split("."), ""][1]
+
+    def imported(self, modules: set[str], *, lazy: bool) -> set[str]:
+        """Return imported names; a name of this package is the module or package that is executed."""
+        found: set[str] = set()
+        for node in imports_in(self.tree.body, lazy=lazy):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+                continue
+            base = node.module or ""
+            if node.level:
+                package = self.name if self.is_package else self.name.rpartition(".")[0]
+                base = importlib.util.resolve_name("." * node.level + base, package)
+            for alias in node.names:
+                submodule = f"{base}.{alias.name}"
+                found.add(submodule if submodule in modules else base)
+        return found
+
+
+MODULES = {module.name: module for module in map(Module, sorted(PACKAGE.rglob("*.py")))}
+
+
+def inside(names: set[str]) -> set[str]:
+    return {name for name in names if name.split(".")[0] == "nnburst"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_imports_only_from_its_own_room_and_those_below(name: str) -> None:
+    module = MODULES[name]
+    assert module.room in ROOMS, f"{module.room} is no room of the design: add it to ROOMS at its place"
+    rank = ROOMS.index(module.room)
+    for target in inside(module.imported(set(MODULES), lazy=True)):
+        assert target in MODULES or target == "nnburst._core._nnburst", f"{name} imports {target}, which does not exist"
+        room = [*target.split("."), ""][1]
+        assert ROOMS.index(room) <= rank, f"{name} imports {target}: from a room above its own"
+
+
+def test_modules_import_each_other_without_cycles() -> None:
+    names = set(MODULES)
+    edges = {name: inside(module.imported(names, lazy=False)) & names for name, module in MODULES.items()}
+    finished: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, "import cycle: " + " → ".join((*path[path.index(name) :], name))
+        if name not in finished:
+            for target in sorted(edges[name]):
+                visit(target, (*path, name))
+            finished.add(name)
+
+    for name in edges:
+        visit(name, ())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_needs_only_core_dependencies_when_imported(name: str) -> None:
+    tops = {target.split(".")[0] for target in MODULES[name].imported(set(MODULES), lazy=False)}
+    allowed = CORE_DEPENDENCIES | set(sys.stdlib_module_names) | {"nnburst"}
+    assert tops <= allowed, f"{name} imports {sorted(tops - allowed)} at import time: extras are imported where used"
+
+
+def test_import_nnburst_leaves_the_command_line_libraries_alone() -> None:
+    code = "import nnburst, sys; print(sorted({'click', 'rich', 'matplotlib', 'pytest'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_stays_under_500_lines(name: str) -> None:
+    assert MODULES[name].lines < 500

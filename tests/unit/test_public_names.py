@@ -1,0 +1,68 @@
+"""What `__all__` promises is there, and what the packaging names is there."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import nnburst
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def module_names() -> list[str]:
+    walked = pkgutil.walk_packages(nnburst.__path__, "nnburst.", onerror=pytest.fail)
+    return ["nnburst", *(found.name for found in walked if not found.name.endswith("__main__"))]
+
+
+MODULES = module_names()
+
+
+def imported(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_name_in_all_exists_once(name: str) -> None:
+    public = getattr(imported(name), "__all__", [])
+    assert len(public) == len(set(public)), f"{name}.__all__ repeats a name"
+    missing = [entry for entry in public if not hasattr(imported(name), entry)]
+    assert not missing, f"{name}.__all__ promises {missing}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if hasattr(imported(name), "__path__")])
+def test_every_room_says_what_is_public(name: str) -> None:
+    module = imported(name)
+    assert hasattr(module, "__all__"), f"{name}/__init__.py has no __all__"
+    assert module.__doc__, f"{name}/__init__.py does not say what the room is for"
+
+
+def pyproject() -> dict[str, dict[str, dict[str, dict[str, str]]]]:
+    tomllib = pytest.importorskip("tomllib", reason="CPython >= 3.11 reads TOML")
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        return tomllib.load(file)
+
+
+def test_entry_points_of_pyproject_resolve() -> None:
+    project = pyproject()["project"]
+    for target in (*project["scripts"].values(), *project["entry-points"]["nnburst.devices"].values()):
+        module, _, attribute = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), attribute)), target
+
+
+def test_device_entry_points_carry_the_names_of_their_devices() -> None:
+    for name, target in pyproject()["project"]["entry-points"]["nnburst.devices"].items():
+        module, _, attribute = target.partition(":")
+        device = getattr(importlib.import_module(module), attribute)()
+        try:
+            assert device.name == name
+        finally:
+            device.close()
+
+
+def test_package_is_marked_as_typed() -> None:
+    assert Path(nnburst.__path__[0], "py.typed").exists()
