@@ -1,0 +1,69 @@
+"""The budget: what the design promises, as ratios of rows of the same run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ._sampling import Result
+
+__all__ = ["BUDGET", "Verdict", "verdicts"]
+
+_LINE = "line"
+
+
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    """``row / base`` must be at most (or at least) `limit`."""
+
+    text: str
+    row: str
+    base: str
+    limit: float
+    at_least: bool = False
+
+
+BUDGET: tuple[_Promise, ...] = (
+    _Promise("(b) queue round trip, one element: at most 1.5 L", "queue", _LINE, 1.5),
+    _Promise("(b) queue round trip, burst packets: at most 1.5 L", "queue-packet", _LINE, 1.5),
+    _Promise("(d) run() polling: at most 5 L", "burst-poll", _LINE, 5.0),
+    _Promise("(d) run() polling: at least 2.5 times faster than iceoryx2", "iceoryx2", "burst-poll", 2.5, True),
+    _Promise("(d) run() not polling, one core: at most 1.25 Unix socket echo", "burst-block-1core", "seqpacket-1core", 1.25),
+    _Promise("(d) run() not polling, apart: at most 1.25 Unix socket echo", "burst-block", "seqpacket", 1.25),
+    _Promise("(f) 16 MiB against 1 KiB: at most 1.25, so flat", "pool-16MiB", "pool-1KiB", 1.25),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One promise and what was measured.
+
+    Attributes:
+        text: The promise.
+        ratio: Median of the rounds' ratios; NaN if one of its rows did not run.
+        limit: What is promised.
+        outcome: ``pass``, ``miss`` or ``not measured``.
+    """
+
+    text: str
+    ratio: float
+    limit: float
+    outcome: str
+
+
+def verdicts(results: Mapping[str, Result]) -> list[Verdict]:
+    """Compare a run with the budget. Ratios are taken within each round, then the median over the rounds."""
+    out = []
+    for promise in BUDGET:
+        row, base = results.get(promise.row), results.get(promise.base)
+        ratio = float("nan")
+        if row is not None and row.rounds:
+            if promise.base == _LINE:
+                ratio = row.ratio_to_line()
+            elif base is not None and base.rounds:
+                ratio = row.ratio_to(base)
+        kept = ratio >= promise.limit if promise.at_least else ratio <= promise.limit
+        outcome = "not measured" if math.isnan(ratio) else "pass" if kept else "miss"
+        out.append(Verdict(promise.text, ratio, promise.limit, outcome))
+    return out

@@ -1,0 +1,120 @@
+"""The command: options in, table and files out."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ._report import Report
+
+__all__ = ["bench"]
+
+_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="A tenth of the samples: half a minute, for a first look.")
+@click.option("--count", type=click.IntRange(10), default=None, help="Samples per row [default: 20000, quick: 2000].")
+@click.option("--rounds", type=click.IntRange(1), default=None, help="Turns per row [default: 10, quick: 4].")
+@click.option(
+    "--only", "only", multiple=True, metavar="NAME", help="Rows by name (* allowed) or letter (a-f); may be repeated."
+)
+@click.option("--list", "list_rows", is_flag=True, help="List the names of the rows and leave.")
+@click.option(
+    "--polling-window", type=click.FloatRange(0, min_open=True), default=50.0, show_default=True,
+    help="Microseconds that the polling burst rows look before they sleep.",
+)  # fmt: skip
+@click.option("--json", "json_path", type=_FILE, help="Write rows, conditions and budget to this file.")
+@click.option("--png", "png_path", type=_FILE, help="Draw the distributions into this file (needs matplotlib).")
+@click.option("--markdown", "markdown_path", type=_FILE, help="Write the tables as Markdown to this file.")
+def bench(
+    quick: bool,
+    count: int | None,
+    rounds: int | None,
+    only: tuple[str, ...],
+    list_rows: bool,
+    polling_window: float,
+    json_path: Path | None,
+    png_path: Path | None,
+    markdown_path: Path | None,
+) -> None:
+    """Measure latencies side by side with other ways to call a process.
+
+    Round trips over one cache line, the message queue, a burst, and the peers that are installed, in turns, so that all
+    of them meet the same machine. docs/benchmarks.md says how each row is measured.
+    """
+    from rich.console import Console
+
+    from ._rows import select
+
+    cases = select(only)
+    if not cases:
+        raise click.BadParameter(f"no row matches {', '.join(only)}; --list shows the names", param_hint="--only")
+    if list_rows:
+        for case in cases:
+            click.echo(f"{case.key:20} ({case.group}) {case.title}, {case.wait}, {case.placement}")
+        return
+    console = Console()
+    from ._schedule import Plan
+
+    plan = Plan(rounds or (4 if quick else 10), count or (2_000 if quick else 20_000), 0.06 if quick else 0.25)
+    report = _measure(cases, plan, polling_window / 1e6, Console(stderr=True))
+    report.show(console)
+    if json_path:
+        report.write_json(json_path)
+    if markdown_path:
+        report.write_markdown(markdown_path)
+    if png_path:
+        _draw(report, png_path)
+    for path in filter(None, (json_path, markdown_path, png_path)):
+        click.echo(f"wrote {path}", err=True)
+
+
+def _measure(cases: Any, plan: Any, polling_window: float, progress_console: Any) -> Report:
+    """Run the rows with a progress bar and put everything that is known into a report."""
+    from rich.progress import Progress
+
+    from ._budget import verdicts
+    from ._case import Bench
+    from ._placement import allowed_cpus, conditions, keep_affinity
+    from ._report import Report
+    from ._sampling import c_clock_overhead, time_calls
+    from ._schedule import run
+
+    cpus = allowed_cpus()
+    known = conditions(cpus, polling_window)
+    known |= {"rounds": plan.rounds, "count": plan.count, "turn_seconds": plan.turn_seconds}
+    # The bar draws between turns only: a refreshing thread would disturb the rows.
+    bar = Progress(console=progress_console, transient=True, auto_refresh=False)
+    with keep_affinity(), tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory, bar:
+        task = bar.add_task("", total=len(cases) * (plan.rounds + 1))
+
+        def progress(what: str) -> None:
+            bar.update(task, advance=1, description=what, refresh=True)
+
+        known["c_clock_ns"] = c_clock_overhead()
+        known["python_timer_ns"] = float(sorted(time_calls(lambda: None, 2001))[1000])
+        with ExitStack() as stack:
+            results = run(cases, Bench(cpus, directory, polling_window, stack), plan, stack, progress)
+    turns = [turn for result in results.values() for turn in result.rounds]
+    known |= {"turns": len(turns), "unsettled_turns": sum(not turn.settled for turn in turns)}
+    return Report(known, cases, results, verdicts(results))
+
+
+def _draw(report: Report, path: Path) -> None:
+    from ._figure import write_figure
+
+    c = report.conditions
+    caption = (
+        f"{c['cpu']}, Linux {c['kernel']}, {c['python']}; client on CPU {c['client_cpu']}, server on CPU "
+        f"{c['server_cpu']} unless 'one core'; polling window {c['polling_window_us']:g} µs"
+    )
+    try:
+        write_figure(path, report.cases, report.results, caption)
+    except ImportError:
+        raise click.ClickException("--png needs matplotlib: pip install 'nnburst[bench]'") from None

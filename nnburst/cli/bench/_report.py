@@ -1,0 +1,169 @@
+"""What a run says: the table on screen, the JSON file, the Markdown for the documentation."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ._budget import Verdict
+from ._case import Case
+from ._sampling import Result
+
+__all__ = ["Report"]
+
+_COLUMNS = ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")
+_GROUPS = {
+    "a": "(a) one cache line",
+    "b": "(b) queue, C",
+    "c": "(c) queue, two Python processes",
+    "d": "(d) burst on a model that does nothing, two Python processes",
+    "e": "(e) 32-byte echo, two Python processes",
+    "f": "(f) payload through a pool, and through a pipe",
+}
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _size(nbytes: int) -> str:
+    for shift, unit in ((20, "MiB"), (10, "KiB")):
+        if nbytes >= 1 << shift:
+            return f"{nbytes >> shift} {unit}"
+    return f"{nbytes} B"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A finished run.
+
+    Attributes:
+        conditions: Machine, placement and amount, by name.
+        cases: The rows in order.
+        results: What was measured, by key.
+        verdicts: The budget.
+    """
+
+    conditions: Mapping[str, Any]
+    cases: Sequence[Case]
+    results: Mapping[str, Result]
+    verdicts: Sequence[Verdict]
+
+    def _cells(self, case: Case) -> list[str]:
+        result = self.results[case.key]
+        figures = result.percentiles_us()
+        return [
+            *(_number(figures[column]) for column in _COLUMNS),
+            _number(result.ratio_to_line()),
+            f"{len(result.samples):,}",
+        ]
+
+    def _groups(self) -> Iterator[tuple[str, list[Case]]]:
+        for letter, title in _GROUPS.items():
+            rows = [case for case in self.cases if case.group == letter]
+            if rows:
+                yield title, rows
+
+    def _words(self) -> list[str]:
+        c = self.conditions
+        return [
+            f"{c['cpu']}, {c['cores']} cores{', virtual machine' if c['virtual_machine'] else ''}, "
+            f"Linux {c['kernel']}, {c['python']}",
+            f"client on CPU {c['client_cpu']}, server on CPU {c['server_cpu']} (one core: both on the client's); "
+            f"every thread of both processes pinned",
+            f"polling window {c['polling_window_us']:g} µs; block means window 0, so every wait is a system call",
+            f"{c['rounds']} rounds in turns, L measured before and after each turn; {c['unsettled_turns']} of "
+            f"{c['turns']} turns saw L change by more than 1.5 and are left out of the ratios",
+            f"each sample contains one clock reading: {c['c_clock_ns']:.0f} ns in C; in Python {c['python_timer_ns']:.0f} ns "
+            f"with the loop and a call that does nothing. Nothing is subtracted",
+            f"load average at the start {c['load_average_at_start']}",
+        ]
+
+    def show(self, console: Console) -> None:
+        """Print the table, the conditions and the budget."""
+        for title, rows in self._groups():
+            table = Table(title=title, title_justify="left", title_style="bold", expand=False)
+            for name in ("row", "wait", "placement", "payload"):
+                table.add_column(name, no_wrap=name != "row")
+            for name in ("p50 µs", "p90", "p99", "p99.9", "max", "× L", "samples"):
+                table.add_column(name, justify="right", no_wrap=True)
+            for case in rows:
+                named = [case.title, case.wait, case.placement, _size(case.payload_bytes)]
+                if self.results[case.key].rounds:
+                    table.add_row(*named, *self._cells(case))
+                else:
+                    table.add_row(*named, "–", *[""] * 6, style="dim")
+            console.print(table)
+            for case in rows:
+                if note := self.results[case.key].note:
+                    console.print(f"  {case.title} ({case.key}): {note}", style="yellow", markup=False, highlight=False)
+        console.print("[bold]Conditions[/bold]")
+        for line in self._words():
+            console.print("  " + line, markup=False, highlight=False)
+        console.print("[bold]Budget[/bold] (medians of the same round, median over the rounds)")
+        styles = {"pass": "green", "miss": "red", "not measured": "yellow"}
+        for v in self.verdicts:
+            style = styles[v.outcome]
+            console.print(f"  [{style}]{v.outcome:>12}[/{style}]  {_number(v.ratio):>6}  {v.text}", highlight=False)
+
+    def row(self, case: Case) -> dict[str, Any]:
+        """Return one row of the JSON file; the figures are null if it did not run."""
+        result = self.results[case.key]
+        figures: dict[str, float | None] = dict.fromkeys((*_COLUMNS, "ratio_to_L"))
+        if result.rounds:
+            figures |= result.percentiles_us()
+            ratio = result.ratio_to_line()
+            figures["ratio_to_L"] = None if math.isnan(ratio) else ratio
+        return {
+            "name": case.key,
+            "title": case.title,
+            "group": case.group,
+            "wait": case.wait,
+            "placement": case.placement,
+            "payload_bytes": case.payload_bytes,
+            "count": sum(len(r.samples) for r in result.rounds),
+            **figures,
+            "note": result.note,
+            "rounds": [
+                {
+                    "count": len(r.samples),
+                    "p50_us": r.p50 / 1e3,
+                    "L_before_us": None if math.isnan(r.line_before) else r.line_before / 1e3,
+                    "L_after_us": None if math.isnan(r.line_after) else r.line_after / 1e3,
+                    "settled": r.settled,
+                }
+                for r in result.rounds
+            ],
+        }
+
+    def write_json(self, path: Path) -> None:
+        """Write the conditions, the rows and the budget."""
+        budget = [asdict(v) | {"ratio": None if math.isnan(v.ratio) else v.ratio} for v in self.verdicts]
+        document = {"conditions": dict(self.conditions), "rows": [self.row(c) for c in self.cases], "budget": budget}
+        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+    def write_markdown(self, path: Path) -> None:
+        """Write the tables as `docs/benchmarks.md` and the README show them."""
+        lines = []
+        for title, rows in self._groups():
+            lines += [f"**{title}**", "", "| | wait | placement | payload | p50 µs | p90 | p99 | p99.9 | max | × L | samples |"]
+            lines += ["|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|"]
+            for case in rows:
+                named = [case.title, case.wait, case.placement, _size(case.payload_bytes)]
+                result = self.results[case.key]
+                cells = self._cells(case) if result.rounds else [result.note, *[""] * 6]
+                lines.append("| " + " | ".join([*named, *cells]) + " |")
+            lines.append("")
+        lines += ["Conditions:", "", *(f"- {line}" for line in self._words()), ""]
+        lines += ["| budget | measured | |", "|---|--:|---|"]
+        lines += [f"| {v.text} | {_number(v.ratio)} | {v.outcome} |" for v in self.verdicts]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")

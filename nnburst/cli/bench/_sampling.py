@@ -1,0 +1,150 @@
+"""Samples: how one is taken, and what is said about many."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..._core import check, ffi, lib
+from ._placement import Cpus
+
+__all__ = ["Result", "Round", "Samples", "c_clock_overhead", "line_samples", "queue_samples", "time_calls"]
+
+Samples = NDArray[np.int64]
+"""Nanoseconds, one per round trip, in the order in which they were taken."""
+
+PERCENTILES = (50.0, 90.0, 99.0, 99.9, 100.0)
+
+
+def time_calls(call: Callable[[], object], count: int) -> Samples:
+    """Call something repeatedly and return how long each call took.
+
+    One clock reading per iteration, chained: sample i is the time between the readings i and i+1, so nothing that
+    happens between two calls is lost, and every sample contains one clock reading. The garbage collector is off.
+
+    Args:
+        call: What to measure; takes nothing.
+        count: How many samples.
+
+    Returns:
+        int64[count], nanoseconds.
+    """
+    now = time.perf_counter_ns
+    stamps = [0] * (count + 1)
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        stamps[0] = now()
+        for i in range(1, count + 1):
+            call()
+            stamps[i] = now()
+    finally:
+        if was_enabled:
+            gc.enable()
+    return np.diff(np.array(stamps, dtype=np.int64))
+
+
+def _from_c(count: int, what: str, run: Callable[[Any], int]) -> Samples:
+    samples = np.zeros(count, dtype=np.uint32)
+    check(run(ffi.cast("uint32_t *", ffi.from_buffer(samples))), what)
+    return samples.astype(np.int64)
+
+
+def line_samples(cpus: Cpus, count: int, warmup: int = 100) -> Samples:
+    """Bounce one cache line between two C threads; int64[count] nanoseconds per round trip."""
+    return _from_c(
+        count, "cache line ping-pong", lambda out: lib.nnb_bench_line(cpus.client, cpus.server, warmup, count, out)
+    )
+
+
+def queue_samples(cpus: Cpus, there: int, back: int, count: int, warmup: int = 100) -> Samples:
+    """Send `there` datums one way and `back` datums the other between two C threads; int64[count] nanoseconds."""
+    return _from_c(
+        count,
+        "message queue ping-pong",
+        lambda out: lib.nnb_bench_queue(cpus.client, cpus.server, there, back, warmup, count, out),
+    )
+
+
+def c_clock_overhead(count: int = 2000) -> float:
+    """Return the median cost of one clock reading in C, nanoseconds (mean of the middle half: the clock is coarse)."""
+    samples = np.sort(_from_c(count, "clock", lambda out: lib.nnb_bench_clock(count, out)))
+    return float(samples[count // 4 : -count // 4].mean())
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One row's share of one round, with L measured right before and right after it.
+
+    Attributes:
+        samples: Nanoseconds.
+        line_before: Median of L before, nanoseconds; NaN if there is only one CPU.
+        line_after: Likewise after.
+    """
+
+    samples: Samples
+    line_before: float
+    line_after: float
+
+    @property
+    def p50(self) -> float:
+        """Median of the round, nanoseconds."""
+        return float(np.median(self.samples))
+
+    @property
+    def line(self) -> float:
+        """L of this round, nanoseconds."""
+        return (self.line_before + self.line_after) / 2
+
+    @property
+    def settled(self) -> bool:
+        """Whether L stayed within a factor of 1.5 while the row ran: a host may move the CPUs of a guest."""
+        low, high = sorted((self.line_before, self.line_after))
+        return bool(high <= 1.5 * low)
+
+
+@dataclass(slots=True)
+class Result:
+    """Everything that is known about one row.
+
+    Attributes:
+        rounds: What was measured; empty if the row did not run.
+        note: Why it did not run, or what the reader must know.
+    """
+
+    rounds: list[Round] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def samples(self) -> Samples:
+        """All rounds together, nanoseconds."""
+        return np.concatenate([r.samples for r in self.rounds])
+
+    @property
+    def usable(self) -> list[Round]:
+        """The settled rounds, or all of them if none is settled."""
+        return [r for r in self.rounds if r.settled] or self.rounds
+
+    def percentiles_us(self) -> dict[str, float]:
+        """p50 is the median of the rounds' medians; the others are taken over all samples. Microseconds."""
+        values = np.percentile(self.samples, PERCENTILES) / 1e3
+        p50 = float(np.median([r.p50 for r in self.rounds])) / 1e3
+        names = ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")
+        return dict(zip(names, (p50, *map(float, values[1:])), strict=True))
+
+    def ratio_to_line(self) -> float:
+        """Return the median over the rounds of p50 / L; NaN without a second CPU."""
+        return float(np.median([r.p50 / r.line for r in self.usable])) if self.rounds else float("nan")
+
+    def ratio_to(self, other: Result) -> float:
+        """Return the median over the rounds of this row's p50 / the other row's p50 in the same round."""
+        pairs = list(zip(self.rounds, other.rounds, strict=False))
+        settled = [(a, b) for a, b in pairs if a.settled and b.settled] or pairs
+        return float(np.median([a.p50 / b.p50 for a, b in settled])) if settled else float("nan")

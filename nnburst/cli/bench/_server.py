@@ -1,0 +1,101 @@
+"""A server process of the benchmark: started, parked while other rows are measured, and always ended."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+__all__ = ["ServerProcess", "server_process"]
+
+_START_SECONDS = 30.0
+_STOP_SECONDS = 3.0
+_PR_SET_PDEATHSIG = 1
+
+Serve = Callable[[Any], Iterator[None]]
+
+
+def _leave(signum: int, frame: object) -> NoReturn:
+    raise SystemExit(0)
+
+
+def _main(serve: Serve, end: Any, ready: Any, parent: int) -> None:
+    """Body of the child: tell the parent when the server is ready, then serve until SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its servers
+    signal.signal(signal.SIGTERM, _leave)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        return
+    gc.disable()
+    serving = serve(end)
+    try:
+        next(serving)
+        ready.send(None)
+        with suppress(StopIteration):
+            next(serving)
+    except SystemExit:
+        pass
+    finally:
+        serving.close()
+
+
+class ServerProcess:
+    """A child that serves; see `server_process`."""
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        self.pid: int = process.pid
+
+    def park(self) -> None:
+        """Stop the process, so that a server that polls leaves the CPU to the other rows."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def unpark(self) -> None:
+        """Let the process go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End the process: asked first, then killed."""
+        if self._process.is_alive():
+            self.unpark()
+            self._process.terminate()
+            self._process.join(_STOP_SECONDS)
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        self._process.close()
+
+
+@contextmanager
+def server_process(serve: Serve, end: Any) -> Iterator[ServerProcess]:
+    """Run ``serve(end)`` in a spawned process for the duration of the context.
+
+    Args:
+        serve: Module-level generator function: prepares, yields once, then serves for ever.
+        end: Its argument, pickled into the child.
+
+    Raises:
+        RuntimeError: The server did not become ready.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    ready, theirs = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_main, args=(serve, end, theirs, os.getpid()), daemon=True)
+    process.start()
+    theirs.close()
+    server = ServerProcess(process)
+    try:
+        with ready:
+            if not ready.poll(_START_SECONDS):
+                raise RuntimeError(f"its server was not ready within {_START_SECONDS:.0f} s")
+            try:
+                ready.recv()
+            except EOFError:
+                raise RuntimeError("its server ended while it started") from None
+        yield server
+    finally:
+        server.stop()
