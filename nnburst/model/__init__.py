@@ -1,0 +1,108 @@
+"""Models and requests: operand and operation tables, values, the builder, validation."""
+
+from __future__ import annotations
+
+from ._builder import INLINE_LIMIT, GraphBuilder, PoolFactory
+from ._dimensions import combine_dimensions, is_fully_specified
+from ._lookup import view_operation
+from ._memory_like import MemoryLike
+from ._model_builder import ModelBuilder
+from ._operand_types import (
+    OPERANDS,
+    HalVersion,
+    OperandInfo,
+    OperandType,
+    is_extension,
+    operand_info,
+    operand_nbytes,
+    type_name,
+)
+from ._operation_types import FusedActivation, OperationType, PaddingScheme, operation_name, operation_since
+from ._operation_view import OperationView, OutputSpec, UnknownYet
+from ._operations import OPERATIONS, OperationInfo
+from ._signature import Match, Param, Signature, match_signature
+from ._types import (
+    NO_TIMING,
+    UINT64_MAX,
+    Capabilities,
+    DataLocation,
+    DeviceStatus,
+    DeviceType,
+    ExecutionPreference,
+    Lifetime,
+    MeasureTiming,
+    Model,
+    Operand,
+    Operation,
+    OutputShape,
+    PerformanceInfo,
+    Priority,
+    Request,
+    RequestArgument,
+    Subgraph,
+    SymmPerChannelQuantParams,
+    Timing,
+)
+from ._validate import POOL_KINDS, validate_model
+from ._validate_request import validate_request
+from ._window import Axis, WindowGeometry, image_dims, window_geometry
+
+__all__ = [
+    "INLINE_LIMIT",
+    "NO_TIMING",
+    "OPERANDS",
+    "OPERATIONS",
+    "POOL_KINDS",
+    "UINT64_MAX",
+    "Axis",
+    "Capabilities",
+    "DataLocation",
+    "DeviceStatus",
+    "DeviceType",
+    "ExecutionPreference",
+    "FusedActivation",
+    "GraphBuilder",
+    "HalVersion",
+    "Lifetime",
+    "Match",
+    "MeasureTiming",
+    "MemoryLike",
+    "Model",
+    "ModelBuilder",
+    "Operand",
+    "OperandInfo",
+    "OperandType",
+    "Operation",
+    "OperationInfo",
+    "OperationType",
+    "OperationView",
+    "OutputShape",
+    "OutputSpec",
+    "PaddingScheme",
+    "Param",
+    "PerformanceInfo",
+    "PoolFactory",
+    "Priority",
+    "Request",
+    "RequestArgument",
+    "Signature",
+    "Subgraph",
+    "SymmPerChannelQuantParams",
+    "Timing",
+    "UnknownYet",
+    "WindowGeometry",
+    "combine_dimensions",
+    "image_dims",
+    "is_extension",
+    "is_fully_specified",
+    "match_signature",
+    "operand_info",
+    "operand_nbytes",
+    "operation_name",
+    "operation_since",
+    "type_name",
+    "validate_model",
+    "validate_request",
+    "view_operation",
+    "window_geometry",
+]

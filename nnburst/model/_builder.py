@@ -1,0 +1,360 @@
+"""Building a model call by call, in the NDK's manner (facts sheet `model.md` §5)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import BadState, InvalidArgument
+from ._lookup import view_operation
+from ._memory_like import MemoryLike
+from ._operand_types import HalVersion, operand_info, operand_nbytes, type_name
+from ._operation_types import operation_name
+from ._types import DataLocation, Lifetime, Model, Operand, Operation, Subgraph, SymmPerChannelQuantParams
+from ._validate import check_operand, validate_model
+
+__all__ = ["INLINE_LIMIT", "GraphBuilder", "PoolFactory"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+PoolFactory = Callable[[int], MemoryLike]
+"""Makes a writable memory of so many bytes for the large constants of a model."""
+
+INLINE_LIMIT = 128
+"""Constants of up to so many bytes travel inside the model; larger ones in a pool."""
+
+_ALIGNMENT = 64
+
+
+def _sealed_pool(size: int) -> MemoryLike:
+    """Return a sealed pool.
+
+    `nnburst.memory` lies above this room and is imported only when a large constant is gathered, so that describing
+    and checking models needs neither the C core nor shared memory; pass `pool_factory` to decide otherwise.
+    """
+    from ..memory import Memory
+
+    return Memory.ashmem(size, "nnburst-constants")
+
+
+@dataclass(frozen=True, slots=True)
+class _FromMemory:
+    memory: MemoryLike
+    offset: int
+    length: int
+
+
+_Value = Array | _FromMemory | None
+
+
+class GraphBuilder:
+    """Operands and operations by index, as the NDK adds them.
+
+    After `finish`, successful or not, every call raises `BadState`.
+
+    Args:
+        pool_factory: Makes the pool for constants above 128 bytes; default: a sealed memfd.
+        relaxed: Permit float32 computations with the range or precision of float16.
+    """
+
+    def __init__(self, *, pool_factory: PoolFactory | None = None, relaxed: bool = False) -> None:
+        self._pool_factory = pool_factory or _sealed_pool
+        self._relaxed = relaxed
+        self._operands: list[Operand] = []
+        self._operations: list[Operation] = []
+        self._values: dict[int, _Value] = {}
+        self._inputs: list[int] = []
+        self._outputs: list[int] = []
+        self._input_names: tuple[str, ...] = ()
+        self._output_names: tuple[str, ...] = ()
+        self._finished = False
+
+    # -- operands ---------------------------------------------------------------------------------------------
+
+    def add_operand(
+        self,
+        type: int,
+        dimensions: Sequence[int] = (),
+        *,
+        scale: float = 0.0,
+        zero_point: int = 0,
+        extra_params: SymmPerChannelQuantParams | bytes | None = None,
+    ) -> int:
+        """Add an operand and return its index.
+
+        Args:
+            type: An `OperandType`.
+            dimensions: Sizes; 0 for a dimension, ``()`` for a rank that only an execution knows.
+            scale: Of a quantised type: real value = (stored - zero point) x scale.
+            zero_point: See `scale`.
+            extra_params: Channel scales of TENSOR_QUANT8_SYMM_PER_CHANNEL.
+
+        Raises:
+            InvalidArgument: Type, dimensions and quantisation do not belong together.
+        """
+        self._require_open()
+        dims = tuple(int(size) for size in dimensions)
+        operand = Operand(type, dims, 0, float(scale), int(zero_point), extra_params=extra_params)
+        try:
+            check_operand(operand)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"operand {len(self._operands)} ({type_name(type)}): {error}") from None
+        self._operands.append(operand)
+        return len(self._operands) - 1
+
+    def set_operand_value(self, index: int, value: npt.ArrayLike | None) -> None:
+        """Make an operand a constant, or mark it as omitted.
+
+        Args:
+            index: The operand.
+            value: Array (or scalar) with the operand's dimensions and dtype, or None for an optional input without
+                a value. Up to 128 bytes are copied now; a larger array must keep its contents until `finish`.
+
+        Raises:
+            InvalidArgument: The value does not fit the operand.
+        """
+        operand = self._open_operand(index)
+        if value is None:
+            self._values[index] = None
+            return
+        array = self._fitting(index, operand, value)
+        self._values[index] = array.copy() if array.nbytes <= INLINE_LIMIT else array
+
+    def set_operand_value_from_memory(self, index: int, memory: MemoryLike, offset: int, length: int) -> None:
+        """Make an operand a constant that lives in a memory pool; nothing is copied.
+
+        Args:
+            index: The operand.
+            memory: The pool; it must outlive the model.
+            offset: First byte.
+            length: Bytes; exactly what type and dimensions need.
+
+        Raises:
+            InvalidArgument: The region is outside the memory or has the wrong length.
+        """
+        operand = self._open_operand(index)
+        needed = operand_nbytes(operand.type, operand.dimensions)
+        if length != needed or needed == 0:
+            raise InvalidArgument(
+                f"operand {index} ({type_name(operand.type)} {list(operand.dimensions)}) needs {needed} bytes,"
+                f" not {length}; its dimensions must be known"
+            )
+        if offset < 0 or offset + length > memory.size:
+            raise InvalidArgument(f"operand {index}: bytes {offset} … {offset + length} are not in {memory.size}")
+        self._values[index] = _FromMemory(memory, offset, length)
+
+    def _fitting(self, index: int, operand: Operand, value: npt.ArrayLike) -> Array:
+        info = operand_info(operand.type)
+        place = f"operand {index} ({info.type.name} {list(operand.dimensions)})"
+        if info.dtype is None:
+            raise InvalidArgument(f"{place} cannot have an array as its value")
+        array = np.asarray(value)
+        if array.dtype == np.bool_ and info.dtype == np.uint8 or not isinstance(value, np.ndarray | np.generic):
+            converted = array.astype(info.dtype)
+            if not np.array_equal(converted, array) and not info.is_float:
+                raise InvalidArgument(f"{place}: {value!r} does not fit into {info.dtype}")
+            array = converted
+        if array.dtype != info.dtype:
+            raise InvalidArgument(f"{place} needs dtype {info.dtype}, not {array.dtype}; convert it with astype()")
+        if array.shape != operand.dimensions or 0 in array.shape:
+            raise InvalidArgument(
+                f"{place} cannot have a value of shape {list(array.shape)}; a constant has all its dimensions known"
+            )
+        return np.ascontiguousarray(array)
+
+    # -- operations -------------------------------------------------------------------------------------------
+
+    def add_operation(self, type: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Add an operation; the order of calls does not matter.
+
+        Args:
+            type: An `OperationType`.
+            inputs: Operand indexes in the order of the operation's signature.
+            outputs: Likewise.
+
+        Raises:
+            InvalidArgument: An index is unknown or the operands do not fit the operation.
+        """
+        self._require_open()
+        operation = Operation(type, tuple(map(int, inputs)), tuple(map(int, outputs)))
+        for index in (*operation.inputs, *operation.outputs):
+            self._require_index(index)
+        try:
+            view = view_operation(operation, self._current_operands())
+            if view is not None:
+                view.check(HalVersion.V1_3)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"operation {len(self._operations)} ({operation_name(type)}): {error}") from None
+        self._operations.append(operation)
+
+    def identify_inputs_and_outputs(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Say which operands the caller supplies and which it receives.
+
+        Raises:
+            InvalidArgument: An operand appears twice, or is a constant, or the call was made before.
+        """
+        self._require_open()
+        if self._inputs or self._outputs:
+            raise InvalidArgument("inputs and outputs are identified already")
+        seen: set[int] = set()
+        for index in (*inputs, *outputs):
+            self._require_index(index)
+            if index in seen:
+                raise InvalidArgument(f"operand {index} is an input or output twice")
+            if index in self._values:
+                raise InvalidArgument(f"operand {index} is a constant; it cannot be an input or output")
+            seen.add(index)
+        self._inputs, self._outputs = list(inputs), list(outputs)
+
+    def finish(self) -> Model:
+        """Sort the operations into execution order, gather the constants and validate.
+
+        Raises:
+            InvalidArgument: The operations form a cycle or a rule is violated; the builder is then of no more use.
+        """
+        self._require_open()
+        self._finished = True
+        operations = self._sorted_operations()
+        operands, inline, pools = self._placed_operands(operations)
+        model = Model(
+            main=Subgraph(tuple(operands), tuple(operations), tuple(self._inputs), tuple(self._outputs)),
+            operand_values=inline,
+            pools=pools,
+            relax_computation_float32_to_float16=self._relaxed,
+            input_names=self._input_names,
+            output_names=self._output_names,
+        )
+        validate_model(model)
+        return model
+
+    # -- the work of finish -----------------------------------------------------------------------------------
+
+    def _sorted_operations(self) -> list[Operation]:
+        """Return the operations so that each comes after those whose results it reads; stable."""
+        producer: dict[int, int] = {}
+        for position, operation in enumerate(self._operations):
+            for index in operation.outputs:
+                if index in producer:
+                    raise InvalidArgument(f"operand {index} is written by two operations")
+                producer[index] = position
+        missing = [len({producer[i] for i in operation.inputs if i in producer}) for operation in self._operations]
+        readers: dict[int, list[int]] = {}
+        for position, operation in enumerate(self._operations):
+            for source in {producer[i] for i in operation.inputs if i in producer}:
+                readers.setdefault(source, []).append(position)
+        ready = [position for position, count in enumerate(missing) if count == 0]
+        ordered: list[Operation] = []
+        while ready:
+            position = heapq.heappop(ready)
+            ordered.append(self._operations[position])
+            for reader in readers.get(position, ()):
+                missing[reader] -= 1
+                if missing[reader] == 0:
+                    heapq.heappush(ready, reader)
+        if len(ordered) != len(self._operations):
+            raise InvalidArgument("the operations form a cycle")
+        return ordered
+
+    def _placed_operands(self, operations: list[Operation]) -> tuple[list[Operand], bytes, tuple[MemoryLike, ...]]:
+        consumers = [0] * len(self._operands)
+        for operation in operations:
+            for index in operation.inputs:
+                consumers[index] += 1
+        inline = bytearray()
+        large: list[tuple[int, Array]] = []
+        pools: list[MemoryLike] = []
+        operands: list[Operand] = []
+        large_end = 0
+        written = {index for operation in operations for index in operation.outputs}
+        for index, operand in enumerate(self._current_operands()):
+            location = DataLocation()
+            value = self._values.get(index)
+            if isinstance(value, _FromMemory):
+                location = DataLocation(_position(pools, value.memory), value.offset, value.length)
+            elif value is not None and value.nbytes <= INLINE_LIMIT:
+                inline.extend(bytes(-len(inline) % 4))
+                location = DataLocation(0, len(inline), value.nbytes)
+                inline.extend(value.tobytes())
+            elif value is not None:
+                large_end += -large_end % _ALIGNMENT
+                large.append((large_end, value))
+                location = DataLocation(-1, large_end, value.nbytes)
+                large_end += value.nbytes
+            elif operand.lifetime == Lifetime.TEMPORARY_VARIABLE and index not in written:
+                raise InvalidArgument(
+                    f"operand {index} ({type_name(operand.type)}) has no value, is no input, and no operation"
+                    " writes it; set a value or identify it as an input"
+                )
+            operands.append(replace(operand, number_of_consumers=consumers[index], location=location))
+        if large:
+            pools.append(self._filled_pool(large, large_end))
+            own = len(pools) - 1
+            for index, operand in enumerate(operands):
+                if operand.location.pool_index == -1:
+                    operands[index] = replace(operand, location=replace(operand.location, pool_index=own))
+        return operands, bytes(inline), tuple(pools)
+
+    def _filled_pool(self, large: list[tuple[int, Array]], size: int) -> MemoryLike:
+        pool = self._pool_factory(size)
+        for offset, value in large:
+            pool.array(value.dtype, value.shape, offset)[...] = value
+        return pool
+
+    # -- what is known so far ---------------------------------------------------------------------------------
+
+    def _current_operands(self) -> list[Operand]:
+        """Return the operands with the lifetimes that they have so far."""
+        inputs, outputs = set(self._inputs), set(self._outputs)
+
+        def lifetime(index: int) -> Lifetime:
+            if index in inputs:
+                return Lifetime.SUBGRAPH_INPUT
+            if index in outputs:
+                return Lifetime.SUBGRAPH_OUTPUT
+            if index not in self._values:
+                return Lifetime.TEMPORARY_VARIABLE
+            value = self._values[index]
+            if value is None:
+                return Lifetime.NO_VALUE
+            if isinstance(value, _FromMemory) or value.nbytes > INLINE_LIMIT:
+                return Lifetime.CONSTANT_REFERENCE
+            return Lifetime.CONSTANT_COPY
+
+        return [replace(operand, lifetime=lifetime(index)) for index, operand in enumerate(self._operands)]
+
+    def _constant_value(self, index: int) -> Array | None:
+        """Return an operand's constant, or None if it has none."""
+        value = self._values.get(index)
+        if isinstance(value, _FromMemory):
+            operand = self._operands[index]
+            dtype = operand_info(operand.type).dtype
+            return None if dtype is None else value.memory.array(dtype, operand.dimensions, value.offset)
+        return value
+
+    def _require_open(self) -> None:
+        if self._finished:
+            raise BadState("the model is finished; a change needs a new builder")
+
+    def _require_index(self, index: int) -> None:
+        if not 0 <= index < len(self._operands):
+            raise InvalidArgument(f"there is no operand {index}; {len(self._operands)} were added")
+
+    def _open_operand(self, index: int) -> Operand:
+        self._require_open()
+        self._require_index(index)
+        if index in self._inputs or index in self._outputs:
+            raise InvalidArgument(f"operand {index} is an input or output; it cannot be a constant")
+        return self._operands[index]
+
+
+def _position(pools: list[MemoryLike], memory: MemoryLike) -> int:
+    """Return the index of a memory in the list, adding it if it is new."""
+    for position, pool in enumerate(pools):
+        if pool is memory:
+            return position
+    pools.append(memory)
+    return len(pools) - 1

@@ -1,0 +1,90 @@
+"""IF and WHILE: rule V16 (facts sheet `model.md` §3.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import InvalidArgument
+from ._dimensions import combine_dimensions
+from ._operand_types import OperandType, type_name
+from ._operation_types import OperationType
+from ._types import Lifetime, Model, Operand, Operation, Subgraph
+
+__all__ = ["check_control_flow"]
+
+
+def check_control_flow(model: Model, subgraph: Subgraph, operation: Operation) -> None:
+    """Check the signature of an IF or WHILE against the subgraphs it refers to.
+
+    Raises:
+        InvalidArgument: Counts or operands do not agree.
+    """
+    inputs = [subgraph.operands[index] for index in operation.inputs]
+    outputs = [subgraph.operands[index] for index in operation.outputs]
+    if not outputs:
+        raise InvalidArgument("it has no output")
+    (_check_if if operation.type == OperationType.IF else _check_while)(model, inputs, outputs)
+
+
+def _check_if(model: Model, inputs: list[Operand], outputs: list[Operand]) -> None:
+    if len(inputs) < 3:
+        raise InvalidArgument("it needs a condition and two subgraphs")
+    _check_condition(inputs[0], "input 0")
+    for position, name in ((1, "then"), (2, "else")):
+        branch = _subgraph(model, inputs[position], f"input {position}")
+        _check_compatible(_inputs(branch), inputs[3:], f"inputs of {name}")
+        _check_compatible(_outputs(branch), outputs, f"outputs of {name}")
+
+
+def _check_while(model: Model, inputs: list[Operand], outputs: list[Operand]) -> None:
+    if len(inputs) < 3:
+        raise InvalidArgument("it needs a condition, a body and a value")
+    condition = _subgraph(model, inputs[0], "input 0")
+    body = _subgraph(model, inputs[1], "input 1")
+    values = inputs[2:]
+    _check_compatible(_inputs(condition), values, "inputs of the condition")
+    _check_compatible(_inputs(body), values, "inputs of the body")
+    condition_outputs, carried = _outputs(condition), _outputs(body)
+    if len(condition_outputs) != 1:
+        raise InvalidArgument(f"the condition has {len(condition_outputs)} outputs; it must have 1")
+    _check_condition(condition_outputs[0], "the condition's output")
+    if not len(outputs) <= len(carried) <= len(values):
+        raise InvalidArgument(
+            f"the body has {len(carried)} outputs; it needs at least {len(outputs)} and at most {len(values)}"
+        )
+    _check_compatible(carried, values[: len(carried)], "outputs of the body, as its next inputs,")
+    _check_compatible(carried[: len(outputs)], outputs, "outputs of the body")
+
+
+def _check_condition(operand: Operand, what: str) -> None:
+    if operand.type != OperandType.TENSOR_BOOL8:
+        raise InvalidArgument(f"{what} is {type_name(operand.type)}; it must be TENSOR_BOOL8")
+    if operand.dimensions not in ((), (0,), (1,)):
+        raise InvalidArgument(f"{what} has dimensions {list(operand.dimensions)}; they must be [1]")
+
+
+def _subgraph(model: Model, operand: Operand, what: str) -> Subgraph:
+    if operand.lifetime != Lifetime.SUBGRAPH:
+        raise InvalidArgument(f"{what} is {type_name(operand.type)}; it must be a SUBGRAPH")
+    return model.referenced[operand.location.offset]
+
+
+def _inputs(subgraph: Subgraph) -> list[Operand]:
+    return [subgraph.operands[index] for index in subgraph.input_indexes]
+
+
+def _outputs(subgraph: Subgraph) -> list[Operand]:
+    return [subgraph.operands[index] for index in subgraph.output_indexes]
+
+
+def _check_compatible(inner: Sequence[Operand], outer: Sequence[Operand], what: str) -> None:
+    if len(inner) != len(outer):
+        raise InvalidArgument(f"{what} are {len(inner)}; the operation has {len(outer)}")
+    for position, (a, b) in enumerate(zip(inner, outer, strict=True)):
+        same = (a.type, a.scale, a.zero_point, a.extra_params) == (b.type, b.scale, b.zero_point, b.extra_params)
+        if not same:
+            raise InvalidArgument(f"{what} differ from the operation's in type or quantisation at {position}")
+        try:
+            combine_dimensions(a.dimensions, b.dimensions)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{what} differ from the operation's at {position}: {error}") from None

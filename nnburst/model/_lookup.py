@@ -1,0 +1,52 @@
+"""From an operation of a model to its view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ._operand_types import HalVersion
+from ._operation_view import OperationView
+from ._operations import OPERATIONS
+from ._signature import match_signature
+from ._types import Operand, Operation
+
+__all__ = ["view_operation"]
+
+
+def view_operation(
+    operation: Operation,
+    operands: Sequence[Operand],
+    version: HalVersion = HalVersion.V1_3,
+    *,
+    dims_of: Callable[[int], tuple[int, ...]] | None = None,
+    value_of: Callable[[int], np.ndarray[Any, np.dtype[Any]] | None] | None = None,
+    partial: bool = True,
+    with_outputs: bool = True,
+) -> OperationView | None:
+    """Match an operation with its signature.
+
+    Args:
+        operation: The operation.
+        operands: The operands of its subgraph.
+        version: `HalVersion` of the model.
+        dims_of: Returns what is known of an operand's dimensions; default: what the operand says.
+        value_of: Returns an operand's stored value if it is known.
+        partial: See `OperationView`.
+        with_outputs: See `match_signature`.
+
+    Returns:
+        The view, or None for an operation whose signature is not built.
+
+    Raises:
+        InvalidArgument: The operation does not fit its signature.
+    """
+    entry = OPERATIONS.get(operation.type)
+    if entry is None or entry.signature is None:
+        return None
+    match = match_signature(entry.signature, operation, operands, version, with_outputs=with_outputs)
+    return OperationView(
+        operation, operands, entry.signature, match, dims_of=dims_of, value_of=value_of, partial=partial
+    )

@@ -1,0 +1,485 @@
+"""Building a model from NumPy arrays: outputs are inferred, scalars and padding are spelled for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InvalidArgument
+from ._builder import GraphBuilder, PoolFactory
+from ._lookup import view_operation
+from ._operand_types import OPERANDS, OperandType, operand_info, type_name
+from ._operation_types import FusedActivation, OperationType, PaddingScheme, operation_name
+from ._operation_view import OutputSpec, UnknownYet
+from ._types import Model, Operation, SymmPerChannelQuantParams
+
+__all__ = ["ModelBuilder"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Value = int | Array
+"""An operand index, or an array that becomes a constant."""
+Pair = int | tuple[int, int]
+Padding = str | tuple[tuple[int, int], tuple[int, int]]
+
+_TYPE_OF_DTYPE = {
+    "float32": OperandType.TENSOR_FLOAT32,
+    "float64": OperandType.TENSOR_FLOAT32,
+    "float16": OperandType.TENSOR_FLOAT16,
+    "int32": OperandType.TENSOR_INT32,
+    "int64": OperandType.TENSOR_INT32,
+    "bool": OperandType.TENSOR_BOOL8,
+    "uint8": OperandType.TENSOR_QUANT8_ASYMM,
+    "int8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    "int16": OperandType.TENSOR_QUANT16_SYMM,
+    "uint16": OperandType.TENSOR_QUANT16_ASYMM,
+}
+_SCALAR_TYPES = {bool: OperandType.BOOL, int: OperandType.INT32, float: OperandType.FLOAT32}
+_ACTIVATIONS: dict[str | None, FusedActivation] = {
+    None: FusedActivation.NONE,
+    **{activation.name.lower(): activation for activation in FusedActivation},
+}
+_SCHEMES = {"same": PaddingScheme.SAME, "valid": PaddingScheme.VALID}
+
+
+class ModelBuilder(GraphBuilder):
+    """Builds a model from arrays.
+
+    Methods return operand indexes, which are the arguments of later calls; arrays become constants::
+
+        b = ModelBuilder()
+        x = b.input("image", OperandType.TENSOR_FLOAT32, (1, 8, 8, 1))
+        x = b.conv_2d(x, weights, bias, padding="same", activation="relu")
+        b.output("features", x)
+        model = b.build()
+
+    Args:
+        pool_factory: Makes the pool for constants above 128 bytes; default: a sealed memfd.
+        relaxed: Permit float32 computations with the range or precision of float16.
+    """
+
+    def __init__(self, *, pool_factory: PoolFactory | None = None, relaxed: bool = False) -> None:
+        super().__init__(pool_factory=pool_factory, relaxed=relaxed)
+        self._named_inputs: dict[str, int] = {}
+        self._named_outputs: dict[str, int] = {}
+        self._scalars: dict[tuple[OperandType, bytes], int] = {}
+
+    # -- operands ---------------------------------------------------------------------------------------------
+
+    def input(
+        self,
+        name: str,
+        type: OperandType,
+        dimensions: Sequence[int] = (),
+        *,
+        scale: float = 0.0,
+        zero_point: int = 0,
+    ) -> int:
+        """Add an input of the model.
+
+        Args:
+            name: For people; inputs of a request are in the order of these calls.
+            type: Operand type.
+            dimensions: Sizes, 0 where only the request knows.
+            scale: For quantised types.
+            zero_point: For quantised types.
+
+        Raises:
+            InvalidArgument: The name is taken or the operand is not legal.
+        """
+        if name in self._named_inputs:
+            raise InvalidArgument(f"there is an input {name!r} already; choose another name")
+        index = self.add_operand(type, dimensions, scale=scale, zero_point=zero_point)
+        self._named_inputs[name] = index
+        return index
+
+    def output(self, name: str, index: int) -> None:
+        """Make an operand an output of the model.
+
+        Raises:
+            InvalidArgument: The name is taken, or the operand is an input, a constant or an output already.
+        """
+        self._require_open()
+        self._require_index(index)
+        if name in self._named_outputs:
+            raise InvalidArgument(f"there is an output {name!r} already; choose another name")
+        if index in self._named_inputs.values() or index in self._named_outputs.values() or index in self._values:
+            raise InvalidArgument(f"output {name!r}: operand {index} must be the result of an operation, and only once")
+        self._named_outputs[name] = index
+
+    def constant(
+        self,
+        value: npt.ArrayLike,
+        type: OperandType | None = None,
+        *,
+        scale: float | None = None,
+        zero_point: int = 0,
+        channel_scales: npt.ArrayLike | None = None,
+        channel_dim: int = 0,
+    ) -> int:
+        """Add a constant tensor.
+
+        Args:
+            value: Array of rank 1 or more. float64 becomes float32, int64 becomes int32.
+            type: Operand type; default: what the dtype says (uint8 and int8: the asymmetric types).
+            scale: Needed for quantised types.
+            zero_point: For quantised types.
+            channel_scales: Makes an int8 array TENSOR_QUANT8_SYMM_PER_CHANNEL, one scale per index along `channel_dim`.
+            channel_dim: See `channel_scales`.
+
+        Raises:
+            InvalidArgument: The dtype has no operand type, the value does not fit it, or a scale is missing.
+        """
+        array = np.asarray(value)
+        if array.ndim == 0:
+            raise InvalidArgument("a constant tensor has rank 1 or more; use scalar() for a scalar")
+        if type is None:
+            type = _TYPE_OF_DTYPE.get(array.dtype.name)
+            if type is None:
+                raise InvalidArgument(f"no operand type holds dtype {array.dtype}; convert it, e.g. to float32")
+            if channel_scales is not None:
+                type = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
+        info = operand_info(type)
+        if info.is_quantised and scale is None:
+            raise InvalidArgument(f"a constant of {type.name} needs scale= (and zero_point=)")
+        extra = None
+        if channel_scales is not None:
+            scales = tuple(float(s) for s in np.asarray(channel_scales).reshape(-1))
+            extra = SymmPerChannelQuantParams(scales, channel_dim)
+        index = self.add_operand(type, array.shape, scale=scale or 0.0, zero_point=zero_point, extra_params=extra)
+        self.set_operand_value(index, _narrowed(array, info.dtype))
+        return index
+
+    def scalar(self, value: bool | int | float, type: OperandType | None = None) -> int:
+        """Add a scalar constant; equal scalars share an operand.
+
+        Args:
+            value: A bool, int or float.
+            type: Default BOOL, INT32 or FLOAT32 after the Python type.
+        """
+        if type is None:
+            kind = bool if isinstance(value, bool | np.bool_) else int if isinstance(value, int | np.integer) else float
+            type = _SCALAR_TYPES[kind]
+        info = operand_info(type)
+        if not info.is_scalar or info.dtype is None:
+            raise InvalidArgument(f"{type.name} is no scalar with a value")
+        try:
+            array = np.asarray(value).astype(info.dtype) if info.is_float else np.array(int(value), info.dtype)
+        except OverflowError:
+            raise InvalidArgument(f"{value} does not fit into {type.name}") from None
+        key = (type, array.tobytes())
+        if key not in self._scalars:
+            index = self.add_operand(type)
+            self.set_operand_value(index, array)
+            self._scalars[key] = index
+        return self._scalars[key]
+
+    def omitted(self, type: OperandType) -> int:
+        """Add an optional input that has no value."""
+        index = self.add_operand(type)
+        self.set_operand_value(index, None)
+        return index
+
+    # -- operations -------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        operation: OperationType,
+        inputs: Sequence[Value],
+        *,
+        type: OperandType | None = None,
+        dimensions: Sequence[int] | None = None,
+        scale: float | None = None,
+        zero_point: int | None = None,
+    ) -> int:
+        """Add an operation with one output, which is inferred.
+
+        Args:
+            operation: What to compute.
+            inputs: Operand indexes (scalars through `scalar`) or arrays, in the order of the signature.
+            type: Output type if the operation leaves a choice.
+            dimensions: Output dimensions if they cannot be inferred; 0 for unknown ones.
+            scale: Output scale if the operation leaves a choice.
+            zero_point: Output zero point likewise.
+
+        Returns:
+            The output's operand index.
+
+        Raises:
+            InvalidArgument: The inputs do not fit the operation, or something cannot be inferred.
+        """
+        indexes = tuple(self._index(value) for value in inputs)
+        name = operation_name(operation)
+        try:
+            spec = self._inferred(operation, indexes, type, None if dimensions is None else tuple(dimensions))
+        except UnknownYet as error:
+            raise InvalidArgument(f"{name}: {error}; give dimensions= (0 for unknown ones)") from None
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{name}: {error}") from None
+        info = operand_info(spec.type)
+        scale = spec.scale if scale is None else scale
+        zero_point = spec.zero_point if zero_point is None else zero_point
+        if info.is_quantised and scale is None:
+            raise InvalidArgument(f"{name}: an output of {info.type.name} needs scale= (and zero_point=)")
+        output = self.add_operand(spec.type, spec.dimensions, scale=scale or 0.0, zero_point=zero_point or 0)
+        try:
+            self.add_operation(operation, indexes, (output,))
+        except InvalidArgument:
+            self._operands.pop()
+            raise
+        return output
+
+    def conv_2d(
+        self,
+        x: Value,
+        filter: Value,
+        bias: Value | None = None,
+        *,
+        padding: Padding = "valid",
+        stride: Pair = 1,
+        dilation: Pair = 1,
+        activation: str | None = None,
+        layout: str = "NHWC",
+        scale: float | None = None,
+        zero_point: int | None = None,
+    ) -> int:
+        """Add a CONV_2D.
+
+        Args:
+            x: Image [batch, height, width, depth], or [batch, depth, height, width] for ``layout="NCHW"``.
+            filter: [depth out, height, width, depth in].
+            bias: [depth out]; None for zeros. A float array is quantised when x is.
+            padding: "same", "valid" or ((top, bottom), (left, right)).
+            stride: Steps as (vertical, horizontal) or one number.
+            dilation: Likewise.
+            activation: None, "relu", "relu1" or "relu6".
+            layout: "NHWC" or "NCHW", of x and of the result.
+            scale: Of a quantised result.
+            zero_point: Of a quantised result.
+        """
+        x, filter = self._index(x), self._index(filter)
+        inputs = [x, filter, self._bias(x, filter, bias, 0), *self._window(padding, stride)]
+        inputs += [self._activation(activation), *self._layout(layout, dilation)]
+        return self.add(OperationType.CONV_2D, inputs, scale=scale, zero_point=zero_point)
+
+    def depthwise_conv_2d(
+        self,
+        x: Value,
+        filter: Value,
+        bias: Value | None = None,
+        *,
+        multiplier: int = 1,
+        padding: Padding = "valid",
+        stride: Pair = 1,
+        dilation: Pair = 1,
+        activation: str | None = None,
+        layout: str = "NHWC",
+        scale: float | None = None,
+        zero_point: int | None = None,
+    ) -> int:
+        """Add a DEPTHWISE_CONV_2D: filter [1, height, width, depth x multiplier]; the rest as `conv_2d`."""
+        x, filter = self._index(x), self._index(filter)
+        inputs = [x, filter, self._bias(x, filter, bias, 3), *self._window(padding, stride), self.scalar(multiplier)]
+        inputs += [self._activation(activation), *self._layout(layout, dilation)]
+        return self.add(OperationType.DEPTHWISE_CONV_2D, inputs, scale=scale, zero_point=zero_point)
+
+    def max_pool_2d(self, x: Value, size: Pair, **options: Any) -> int:
+        """Add a MAX_POOL_2D; see `_pool` for the options."""
+        return self._pool(OperationType.MAX_POOL_2D, x, size, **options)
+
+    def average_pool_2d(self, x: Value, size: Pair, **options: Any) -> int:
+        """Add an AVERAGE_POOL_2D; see `_pool` for the options."""
+        return self._pool(OperationType.AVERAGE_POOL_2D, x, size, **options)
+
+    def l2_pool_2d(self, x: Value, size: Pair, **options: Any) -> int:
+        """Add an L2_POOL_2D; see `_pool` for the options."""
+        return self._pool(OperationType.L2_POOL_2D, x, size, **options)
+
+    def _pool(
+        self,
+        operation: OperationType,
+        x: Value,
+        size: Pair,
+        *,
+        stride: Pair | None = None,
+        padding: Padding = "valid",
+        activation: str | None = None,
+        layout: str = "NHWC",
+    ) -> int:
+        """Add a pool of `size` = (height, width) or one number; `stride` defaults to `size`."""
+        inputs = [self._index(x), *self._window(padding, size if stride is None else stride)]
+        height, width = _pair(size)
+        inputs += [self.scalar(width), self.scalar(height), self._activation(activation), *self._layout(layout, 1)]
+        return self.add(operation, inputs)
+
+    def fully_connected(
+        self,
+        x: Value,
+        weights: Value,
+        bias: Value | None = None,
+        *,
+        activation: str | None = None,
+        scale: float | None = None,
+        zero_point: int | None = None,
+    ) -> int:
+        """Add a FULLY_CONNECTED.
+
+        Args:
+            x: Rank 2 to 4, flattened to [count / inputs, inputs].
+            weights: [units, inputs].
+            bias: [units]; None for zeros. A float array is quantised when x is.
+            activation: None, "relu", "relu1" or "relu6".
+            scale: Of a quantised result.
+            zero_point: Of a quantised result.
+        """
+        x, weights = self._index(x), self._index(weights)
+        inputs = [x, weights, self._bias(x, weights, bias, 0), self._activation(activation)]
+        return self.add(OperationType.FULLY_CONNECTED, inputs, scale=scale, zero_point=zero_point)
+
+    def softmax(self, x: Value, beta: float = 1.0, axis: int | None = None) -> int:
+        """Add a SOFTMAX over `axis` (default: the last)."""
+        x = self._index(x)
+        half = self._operands[x].type == OperandType.TENSOR_FLOAT16
+        inputs = [x, self.scalar(beta, OperandType.FLOAT16 if half else OperandType.FLOAT32)]
+        return self.add(OperationType.SOFTMAX, inputs if axis is None else [*inputs, self.scalar(axis)])
+
+    def reshape(self, x: Value, shape: Sequence[int]) -> int:
+        """Add a RESHAPE; one entry of `shape` may be -1."""
+        return self.add(OperationType.RESHAPE, [x, np.array(shape, np.int32)])
+
+    def concatenate(
+        self, xs: Sequence[Value], axis: int, *, scale: float | None = None, zero_point: int | None = None
+    ) -> int:
+        """Add a CONCATENATION."""
+        return self.add(OperationType.CONCATENATION, [*xs, self.scalar(axis)], scale=scale, zero_point=zero_point)
+
+    def binary(
+        self,
+        operation: OperationType,
+        a: Value,
+        b: Value,
+        *,
+        activation: str | None = None,
+        scale: float | None = None,
+        zero_point: int | None = None,
+    ) -> int:
+        """Add an ADD, MUL or SUB with broadcasting."""
+        inputs = [a, b, self._activation(activation)]
+        return self.add(operation, inputs, scale=scale, zero_point=zero_point)
+
+    def build(self) -> Model:
+        """Return the finished, validated model with the inputs and outputs in the order of their calls.
+
+        Raises:
+            InvalidArgument: There is no output, or a rule of the model is violated.
+        """
+        self._require_open()
+        if not self._named_outputs:
+            raise InvalidArgument("the model has no output; name one with output()")
+        self.identify_inputs_and_outputs(list(self._named_inputs.values()), list(self._named_outputs.values()))
+        self._input_names, self._output_names = tuple(self._named_inputs), tuple(self._named_outputs)
+        return self.finish()
+
+    # -- helpers ----------------------------------------------------------------------------------------------
+
+    def _index(self, value: Value) -> int:
+        if isinstance(value, np.ndarray):
+            return self.constant(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidArgument(f"{value!r} is no operand; wrap a number with scalar(), a list with np.array()")
+        self._require_index(value)
+        return value
+
+    def _inferred(
+        self,
+        operation: OperationType,
+        inputs: tuple[int, ...],
+        type: OperandType | None,
+        dimensions: tuple[int, ...] | None,
+    ) -> OutputSpec:
+        view = view_operation(
+            Operation(operation, inputs, ()),
+            self._current_operands(),
+            value_of=self._constant_value,
+            with_outputs=False,
+        )
+        if view is None:
+            if type is None or dimensions is None:
+                raise InvalidArgument("its output cannot be inferred; give type= and dimensions=")
+            return OutputSpec(type, dimensions)
+        try:
+            specs = view.infer()
+        except UnknownYet:
+            if dimensions is None:
+                raise
+            specs = (OutputSpec(type or view.data_type, dimensions, *view.output_quantisation()),)
+        if len(specs) != 1:
+            raise InvalidArgument(f"it has {len(specs)} outputs; use add_operand and add_operation")
+        spec = specs[0]
+        dims = spec.dimensions if dimensions is None else dimensions
+        return OutputSpec(type or spec.type, dims, spec.scale, spec.zero_point)
+
+    def _bias(self, x: int, filter: int, bias: Value | None, channel_dim: int) -> int:
+        """Return a bias of the type and scale that x and the filter ask for (`model.md` §2.6)."""
+        if isinstance(bias, int):
+            return bias
+        x_info, weights = OPERANDS[self._operands[x].type], self._operands[filter]
+        units = weights.dimensions[channel_dim] if len(weights.dimensions) > channel_dim else 0
+        if bias is None and units == 0:
+            raise InvalidArgument(f"operand {filter} ({type_name(weights.type)}) has no known depth; give a bias")
+        values = np.zeros(units) if bias is None else np.asarray(bias)
+        if not x_info.is_quantised:
+            return self.constant(values.astype(x_info.dtype), x_info.type)
+        params = weights.extra_params
+        if isinstance(params, SymmPerChannelQuantParams):
+            scale, steps = 0.0, self._operands[x].scale * np.array(params.scales)
+        else:
+            scale = self._operands[x].scale * weights.scale
+            steps = np.array(scale)
+        if values.dtype.kind == "f":
+            values = np.clip(np.rint(values / steps), -(2**31), 2**31 - 1)
+        return self.constant(values.astype(np.int32), OperandType.TENSOR_INT32, scale=scale)
+
+    def _activation(self, activation: str | None) -> int:
+        if activation not in _ACTIVATIONS:
+            raise InvalidArgument(f"activation is {activation!r}; it must be one of {list(_ACTIVATIONS)}")
+        return self.scalar(int(_ACTIVATIONS[activation]))
+
+    def _window(self, padding: Padding, stride: Pair) -> list[int]:
+        stride_h, stride_w = _pair(stride)
+        if isinstance(padding, str):
+            if padding not in _SCHEMES:
+                raise InvalidArgument(f"padding is {padding!r}; it must be 'same', 'valid' or ((t, b), (l, r))")
+            numbers = [int(_SCHEMES[padding])]
+        else:
+            (top, bottom), (left, right) = padding
+            numbers = [left, right, top, bottom]
+        return [self.scalar(int(n)) for n in (*numbers, stride_w, stride_h)]
+
+    def _layout(self, layout: str, dilation: Pair) -> list[int]:
+        if layout not in ("NHWC", "NCHW"):
+            raise InvalidArgument(f"layout is {layout!r}; it must be 'NHWC' or 'NCHW'")
+        dilation_h, dilation_w = _pair(dilation)
+        if (dilation_h, dilation_w) != (1, 1):
+            return [self.scalar(layout == "NCHW"), self.scalar(dilation_w), self.scalar(dilation_h)]
+        return [self.scalar(True)] if layout == "NCHW" else []
+
+
+def _pair(value: Pair) -> tuple[int, int]:
+    if isinstance(value, tuple):
+        height, width = value
+        return int(height), int(width)
+    return int(value), int(value)
+
+
+def _narrowed(array: Array, dtype: np.dtype[Any] | None) -> Array:
+    """Convert float64 and int64 to what operands hold; other mismatches are left for the check that reports them."""
+    if dtype is not None and array.dtype.name in ("float64", "int64") and dtype.kind == array.dtype.kind:
+        with np.errstate(over="ignore"):
+            narrow = array.astype(dtype)
+        if dtype.kind == "i" and not np.array_equal(narrow, array):
+            raise InvalidArgument(f"a constant has values outside {dtype}")
+        return narrow
+    return array

@@ -1,0 +1,95 @@
+"""Geometry of sliding windows: convolutions and pools (facts sheet `model.md` §2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import InvalidArgument
+from ._operation_types import PaddingScheme
+from ._operation_view import OperationView
+
+__all__ = ["Axis", "WindowGeometry", "image_dims", "window_geometry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One spatial axis: all numbers in elements; `out` 0 is "not known yet"."""
+
+    size: int
+    filter: int
+    stride: int
+    dilation: int
+    head: int
+    tail: int
+    out: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is padded."""
+        return self.head == 0 and self.tail == 0
+
+
+@dataclass(frozen=True, slots=True)
+class WindowGeometry:
+    """A window that slides over an image, in NHWC terms whatever the layout in memory."""
+
+    batch: int
+    channels: int
+    height: Axis
+    width: Axis
+    nchw: bool
+
+    def output_dims(self, channels: int) -> tuple[int, int, int, int]:
+        """Return the dimensions of the output in the layout of the operation."""
+        h, w = self.height.out, self.width.out
+        return (self.batch, channels, h, w) if self.nchw else (self.batch, h, w, channels)
+
+
+def image_dims(view: OperationView, name: str = "x") -> tuple[int, int, int, int, bool]:
+    """Return batch, height, width, channels and whether the layout is NCHW."""
+    dims = view.dims(name)
+    if len(dims) != 4:
+        raise InvalidArgument(f"{name} has rank {len(dims)}; it must be 4")
+    nchw = bool(view.integer("nchw", 0))
+    b, h, w, c = (dims[0], dims[2], dims[3], dims[1]) if nchw else dims
+    return b, h, w, c, nchw
+
+
+def _axis(view: OperationView, size: int, filter_size: int, stride_name: str, sides: tuple[str, str]) -> Axis:
+    stride = view.integer(stride_name, least=1)
+    dilation = view.integer("dilation_" + stride_name[-1], 1, least=1)
+    extent = (filter_size - 1) * dilation + 1
+    if filter_size < 1:
+        raise InvalidArgument(f"the filter is {filter_size} wide; it must be at least 1")
+    if size == 0 and view.partial:
+        return Axis(0, filter_size, stride, dilation, 0, 0, 0)
+    head = tail = 0
+    if view.count("scheme"):
+        scheme = view.integer("scheme")
+        if scheme == PaddingScheme.SAME:
+            total = max(0, (-(-size // stride) - 1) * stride + extent - size)
+            head, tail = total // 2, total - total // 2
+        elif scheme != PaddingScheme.VALID:
+            raise InvalidArgument(f"padding scheme {scheme} is neither 1 (SAME) nor 2 (VALID)")
+    else:
+        head, tail = (view.integer("pad_" + side, least=0) for side in sides)
+    out = (size + head + tail - extent) // stride + 1
+    if size < 1 or out < 1:
+        raise InvalidArgument(f"a window of {extent} does not fit into {size} elements padded by {head} and {tail}")
+    return Axis(size, filter_size, stride, dilation, head, tail, out)
+
+
+def window_geometry(view: OperationView, filter_height: int, filter_width: int) -> WindowGeometry:
+    """Return the geometry of an operation with strides and padding in the usual places of its signature.
+
+    Raises:
+        InvalidArgument: A number is out of range or the window does not fit.
+    """
+    batch, height, width, channels, nchw = image_dims(view)
+    return WindowGeometry(
+        batch,
+        channels,
+        _axis(view, height, filter_height, "stride_h", ("top", "bottom")),
+        _axis(view, width, filter_width, "stride_w", ("left", "right")),
+        nchw,
+    )
