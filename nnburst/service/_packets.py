@@ -3,8 +3,9 @@
     0        1        2          4            8
     | kind   | flags  | n_fds    | call id    | body (MessagePack)                      |   little-endian
 
-kind 0 = request, 1 = reply, 2 = error reply. Call id 0 = no answer wanted. flags bit 0 = the body is in a sealed memfd, which is
-the last descriptor, and the eight bytes after the header are the body's length. Descriptors travel by SCM_RIGHTS.
+kind 0 = request, 1 = reply, 2 = error reply. Call id 0 = no answer wanted. flags bit 0 = the body is in a sealed memfd,
+which is the last descriptor, and the eight bytes after the header are the body's length. Descriptors travel by
+SCM_RIGHTS; n_fds does not count that memfd.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The calls of the control plane: ONE table of typed messages (`CALLS`, at the end).
 
-A message is a msgspec struct, encoded as MessagePack and tagged with its name. Adding a call is adding its two structs and one
-row; the transport, the host and the proxies look everything else up in the row. Decoding is strict: unknown names, wrong
-types, unknown fields and counts beyond the limits below are `Malformed`, which ends the connection.
+A message is a msgspec struct, encoded as MessagePack and tagged with its name. Adding a call is adding its two structs
+and one row; the transport, the host and the proxies look everything else up in the row. Decoding is strict: unknown
+names, wrong types, unknown fields and counts beyond the limits below are `Malformed`, which ends the connection.
 
 Bytes of tensors never travel in a message. A pool is a `WireMemory` plus its descriptors; only constants of at most
 128 bytes are inline, in `WireModel.operand_values` (facts sheet `memory.md` §1.4).

@@ -1,10 +1,11 @@
 """A connection: calls in both directions over one SOCK_SEQPACKET socket, and the peer's death.
 
-One reader thread per connection owns the receiving side. It completes pending calls, hands requests to a few worker threads
-(so a long `prepare_model` delays nobody), and watches the peer's pidfd. However a connection ends, the reader thread runs
-`_finish` once: pending calls fail, then every death listener is called once, then `on_end`.
+One reader thread per connection owns the receiving side. It completes pending calls, hands requests to a few worker
+threads (so a long `prepare_model` delays nobody), and watches the peer's pidfd. However a connection ends, the reader
+thread runs `_finish` once: pending calls fail, then every death listener is called once, then `on_end`.
 
-Locks: `_lock` guards the tables and is never held during a send, a callback or a wait; `_send_lock` serialises datagrams.
+Locks: `_lock` guards the tables and is never held during a send, a callback or a wait; `_send_lock` serialises
+datagrams.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Connection:
     Args:
         sock: A connected SOCK_SEQPACKET socket; the connection owns it.
         side: Which calls this end serves.
-        handler: Object with the methods that the rows of `CALLS` name for this side.
+        handler: Object with the methods that the rows of `CALLS` name for this side; a method `admit(call)`, if there
+            is one, is called before each.
         peer_pidfd: pidfd of the peer's process, or None. The connection owns it.
         workers: Calls that are served at the same time.
         send_timeout: Seconds after which a peer that does not read is given up.
@@ -95,6 +97,7 @@ class Connection:
         self._sock = sock
         self._side = side
         self._handlers = {call: getattr(handler, call.handler) for call in CALLS if call.side is side}
+        self._admit: Callable[[Call], None] | None = getattr(handler, "admit", None)
         self._pidfd = -1 if peer_pidfd is None else peer_pidfd
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._send_timeout = send_timeout
@@ -124,7 +127,12 @@ class Connection:
     @property
     def alive(self) -> bool:
         """False once the connection has ended."""
-        return not self._ended.is_set() and not self._closed
+        return not self._ended.is_set() and not self._closed and os.getpid() == self._owner
+
+    @property
+    def belongs_here(self) -> bool:
+        """False in a forked child."""
+        return os.getpid() == self._owner
 
     @property
     def end_reason(self) -> str:
@@ -186,6 +194,8 @@ class Connection:
 
         It runs in the reader thread and is held strongly until it was called or unlinked.
         """
+        if os.getpid() != self._owner:
+            self.check_usable()
         key = object()
         with self._lock:
             ended = self._ended.is_set()
@@ -414,9 +424,8 @@ class Connection:
                 return
             self._ended.set()
             pending, self._pending = list(self._pending.values()), {}
-        if self._side is Side.SERVICE or self._closed or self._stop_reason:
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)  # also where forked children hold copies
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies
         if self._closed:
             failure: type[NNBurstError] = BadState
         else:
@@ -464,6 +473,8 @@ class Connection:
         kind, body, fds = Kind.REPLY, b"", ()
         try:
             try:
+                if self._admit is not None:
+                    self._admit(call)
                 answer = self._handlers[call](message, packet.fds)
                 reply, fds = answer if isinstance(answer, tuple) else (answer, ())
                 body = encode(reply)

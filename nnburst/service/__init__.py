@@ -1,0 +1,23 @@
+"""The process boundary: a service that hosts devices, and clients that see them as if they were local.
+
+`start_child` is what most programs need. See ``docs/service.md`` for the protocol.
+"""
+
+from __future__ import annotations
+
+from ._connection import ServiceConnection
+from ._host import HostedConnection, ServiceHost
+from ._launch import start_child
+from ._objects import Quotas
+from ._proxies import RemoteBurstContext, RemoteDevice, RemotePreparedModel
+
+__all__ = [
+    "HostedConnection",
+    "Quotas",
+    "RemoteBurstContext",
+    "RemoteDevice",
+    "RemotePreparedModel",
+    "ServiceConnection",
+    "ServiceHost",
+    "start_child",
+]

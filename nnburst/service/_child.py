@@ -1,0 +1,53 @@
+"""What a child service does."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import logging
+import os
+import signal
+import socket
+from collections.abc import Sequence
+
+from .._core import check, lib
+from ..devices import create_device
+from ._host import ServiceHost
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve one client over an inherited socket until it goes (``python -m nnburst.service``).
+
+    Started by `start_child`; there is no use for it by hand.
+    """
+    parser = argparse.ArgumentParser(prog="python -m nnburst.service")
+    parser.add_argument("--socket", type=int, required=True, help="inherited end of a socketpair")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the client")
+    parser.add_argument("--stderr", type=int, default=-1, help="becomes stderr once all is well")
+    parser.add_argument("devices", nargs="+", metavar="DEVICE")
+    options = parser.parse_args(arguments)
+
+    sock = socket.socket(fileno=options.socket)
+    sock.set_inheritable(False)
+    if options.stderr >= 0:
+        os.set_inheritable(options.stderr, False)
+    # The parent may have died before the pidfd existed, and its number may be another process by now: a child of a dead
+    # parent has a new one.
+    pidfd = os.pidfd_open(options.parent) if os.getppid() == options.parent else -1
+    if pidfd < 0 or os.getppid() != options.parent:
+        return 0
+    check(lib.nnb_exit_when_dead(pidfd, sock.fileno()), "watching the client")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client decides what Ctrl-C ends
+    faulthandler.enable()
+    logging.basicConfig(format="nnburst service %(process)d: %(message)s")
+
+    host = ServiceHost([create_device(name) for name in options.devices])
+    if options.stderr >= 0:
+        os.dup2(options.stderr, 2, inheritable=True)
+        os.close(options.stderr)
+    client = host.serve(sock, peer_pidfd=pidfd)
+    client.wait_ended()
+    host.close()
+    return 0

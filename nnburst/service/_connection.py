@@ -1,0 +1,150 @@
+"""A client's connection to a service: what `start_child` returns."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+
+from ..devices import Device
+from ..errors import GeneralFailure, NNBurstError
+from ._protocol import VERSION, Goodbye, Hello, HelloReply, ListDevices, Side
+from ._proxies import CallbackRegistry, RemoteDevice
+from ._transport import Connection
+
+__all__ = ["ServiceConnection"]
+
+_GOODBYE_TIMEOUT = 3.0
+
+
+class _Link:
+    """The connection, shared by the `ServiceConnection` and its proxies; ends when none of them is left."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._finalizer = weakref.finalize(self, _end_soon, connection)
+        self._finalizer.atexit = False  # _end_all does it
+        _open.add(connection)
+
+    def close(self) -> None:
+        """Say goodbye and wait for the end. Idempotent."""
+        if self._finalizer.detach() is not None:
+            _end(self.connection)
+
+
+_open: set[Connection] = set()
+
+
+def _end(connection: Connection) -> None:
+    """The orderly end; in a forked child only the copies of the descriptors are closed."""
+    _open.discard(connection)
+    with contextlib.suppress(NNBurstError):
+        connection.call(Goodbye(), timeout=_GOODBYE_TIMEOUT)
+    connection.close()
+
+
+def _end_soon(connection: Connection) -> None:
+    """For a finaliser, which may run in any thread, even one that the end has to wait for."""
+    if connection.belongs_here:
+        with contextlib.suppress(RuntimeError):  # no new threads while the interpreter ends: _end_all does it
+            threading.Thread(target=_end, args=(connection,), name="nnburst-end", daemon=True).start()
+
+
+@atexit.register
+def _end_all() -> None:
+    for connection in list(_open):
+        if connection.belongs_here:
+            _end(connection)
+
+
+class ServiceConnection:
+    """A service, seen from a client. Usable as a context manager, which closes it.
+
+    Args:
+        sock: A connected SOCK_SEQPACKET socket whose other end a `ServiceHost` serves; owned from now on.
+        peer_pidfd: pidfd of the service, to notice its death for sure; owned from now on.
+        timeout: Seconds that the service may take to say hello.
+        on_end: Called once when the connection has ended, whoever ended it, after the death listeners.
+
+    Raises:
+        DeadObject: The other side closed the socket or died.
+        MissedDeadline: It did not say hello in time.
+        GeneralFailure: It speaks another version.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        peer_pidfd: int | None = None,
+        timeout: float = 30.0,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        callbacks = CallbackRegistry()
+        connection = Connection(
+            sock, Side.CLIENT, callbacks, peer_pidfd=peer_pidfd, workers=2, on_end=on_end, name="nnburst-client"
+        )
+        connection.start()
+        try:
+            hello: HelloReply
+            hello, _ = connection.call(Hello(version=VERSION, pid=os.getpid()), timeout=timeout)
+            if hello.version[0] != VERSION[0]:
+                raise GeneralFailure(f"the service speaks version {hello.version[0]} of the protocol, not {VERSION[0]}")
+            listed, _ = connection.call(ListDevices(), timeout=timeout)
+        except BaseException:
+            connection.close()
+            raise
+        self._link = _Link(connection)
+        self._connection = connection
+        self._pid = hello.pid
+        self._devices = tuple(
+            RemoteDevice(connection, callbacks, self._link, index, info) for index, info in enumerate(listed.devices)
+        )
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Proxies of the service's devices, in its order. They stay valid until the connection is closed."""
+        return self._devices
+
+    @property
+    def pid(self) -> int:
+        """Process id of the service."""
+        return self._pid
+
+    @property
+    def alive(self) -> bool:
+        """False once the service is gone, the connection is closed, or this is a forked child."""
+        return self._connection.alive
+
+    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_death` once when the connection ends, at once if it has ended. Returns a function that unlinks.
+
+        It runs in a thread of the connection and is held strongly until it was called or unlinked.
+
+        Raises:
+            BadState: In a forked child.
+        """
+        return self._connection.link_to_death(on_death)
+
+    def close(self) -> None:
+        """End the connection in order: everything that it owns in the service is released, threads and descriptors go.
+
+        A child service ends and is reaped. Idempotent. In a forked child only the copies of the descriptors are closed.
+        """
+        self._link.close()
+
+    def __enter__(self) -> ServiceConnection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ServiceConnection pid={self._pid} {'alive' if self.alive else 'ended'}>"

@@ -1,0 +1,124 @@
+"""Models, requests, pools and queues ↔ what stands for them in a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from ..fmq import MQDescriptor
+from ..memory import Memory, MemoryHandle
+from ..model import MemoryLike, Model, Request
+from ._packets import FdBundle
+from ._protocol import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest
+
+__all__ = [
+    "descriptor_from_wire",
+    "memories_from_wire",
+    "model_from_wire",
+    "model_to_wire",
+    "pools_to_wire",
+    "queue_to_wire",
+    "request_from_wire",
+    "request_to_wire",
+    "total_size",
+]
+
+
+def pools_to_wire(pools: Iterable[MemoryLike]) -> tuple[tuple[WireMemory, ...], list[int]]:
+    """Return handles and descriptors (borrowed, in order) of memory pools."""
+    handles: list[WireMemory] = []
+    fds: list[int] = []
+    for pool in pools:
+        memory = cast(Memory, pool)
+        handle = memory.handle
+        handles.append(
+            WireMemory(
+                kind=handle.kind, size=handle.size, prot=int(handle.prot), offset=handle.offset, n_fds=len(memory.fds)
+            )
+        )
+        fds += memory.fds
+    return tuple(handles), fds
+
+
+def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle) -> tuple[Memory, ...]:
+    """Build memories from handles; all or none.
+
+    Raises:
+        InvalidArgument: A handle is malformed, or its memory could be truncated by the peer.
+        GeneralFailure: A memory cannot be mapped.
+    """
+    memories: list[Memory] = []
+    try:
+        for wire in handles:
+            handle = MemoryHandle(kind=wire.kind, size=wire.size, prot=wire.prot, offset=wire.offset)
+            memories.append(Memory.from_handle(handle, fds.take(wire.n_fds)))
+    except BaseException:
+        for memory in memories:
+            memory.close()
+        raise
+    return tuple(memories)
+
+
+def total_size(handles: Iterable[WireMemory]) -> int:
+    """Bytes that mapping all of these takes."""
+    return sum(handle.size for handle in handles)
+
+
+def model_to_wire(model: Model) -> tuple[WireModel, list[int]]:
+    """Return a model with handles in place of pools, and the descriptors of these (borrowed)."""
+    handles, fds = pools_to_wire(model.pools)
+    wire = WireModel(
+        main=model.main,
+        referenced=model.referenced,
+        operand_values=model.operand_values,
+        pools=handles,
+        relax_computation_float32_to_float16=model.relax_computation_float32_to_float16,
+        extension_name_to_prefix=dict(model.extension_name_to_prefix),
+        input_names=model.input_names,
+        output_names=model.output_names,
+    )
+    return wire, fds
+
+
+def model_from_wire(wire: WireModel, fds: FdBundle) -> Model:
+    """Inverse of `model_to_wire`. The pools belong to the caller. Raises as `memories_from_wire`."""
+    return Model(
+        main=wire.main,
+        referenced=wire.referenced,
+        operand_values=wire.operand_values,
+        pools=memories_from_wire(wire.pools, fds),
+        relax_computation_float32_to_float16=wire.relax_computation_float32_to_float16,
+        extension_name_to_prefix=wire.extension_name_to_prefix,
+        input_names=wire.input_names,
+        output_names=wire.output_names,
+    )
+
+
+def request_to_wire(request: Request) -> tuple[WireRequest, list[int]]:
+    """Return a request with handles in place of pools, and the descriptors of these (borrowed)."""
+    handles, fds = pools_to_wire(request.pools)
+    return WireRequest(inputs=request.inputs, outputs=request.outputs, pools=handles), fds
+
+
+def request_from_wire(wire: WireRequest, fds: FdBundle) -> Request:
+    """Inverse of `request_to_wire`. The pools belong to the caller. Raises as `memories_from_wire`."""
+    return Request(inputs=wire.inputs, outputs=wire.outputs, pools=memories_from_wire(wire.pools, fds))
+
+
+def queue_to_wire(queue: MQDescriptor) -> tuple[WireQueue, list[int]]:
+    """Return a queue descriptor's numbers and its descriptors (borrowed)."""
+    fds = list(queue.fds)
+    grantors = tuple(
+        WireGrantor(flags=g.flags, fd_index=g.fd_index, offset=g.offset, extent=g.extent) for g in queue.grantors
+    )
+    return WireQueue(grantors=grantors, quantum=queue.quantum, flags=int(queue.flags), n_fds=len(fds)), fds
+
+
+def descriptor_from_wire(wire: WireQueue, fds: FdBundle) -> MQDescriptor:
+    """Inverse of `queue_to_wire`; the result owns its descriptors.
+
+    Raises:
+        InvalidArgument: A number is outside the format.
+    """
+    grantors = [(g.flags, g.fd_index, g.offset, g.extent) for g in wire.grantors]
+    return MQDescriptor(grantors, fds.take(wire.n_fds), wire.quantum, wire.flags)

@@ -1,0 +1,413 @@
+"""The service's side of the control plane: devices, and for each connection what it owns."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..burst import BurstCallback, BurstContext
+from ..devices import Device, PreparedModel
+from ..errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    ErrorStatus,
+    GeneralFailure,
+    NNBurstError,
+)
+from ..model import NO_TIMING
+from ._handles import (
+    descriptor_from_wire,
+    memories_from_wire,
+    model_from_wire,
+    request_from_wire,
+    total_size,
+)
+from ._objects import Charge, Ledger, ObjectTable, Quotas
+from ._packets import FdBundle, close_fds
+from ._protocol import (
+    VERSION,
+    Call,
+    ConfigureBurst,
+    ConfigureBurstReply,
+    DeviceInfo,
+    Done,
+    Execute,
+    ExecuteReply,
+    FreeMemory,
+    GetDeviceStatus,
+    GetDeviceStatusReply,
+    GetMemories,
+    GetMemoriesReply,
+    GetSupportedOperations,
+    GetSupportedOperationsReply,
+    Goodbye,
+    Hello,
+    HelloReply,
+    ListDevices,
+    ListDevicesReply,
+    Malformed,
+    PrepareModel,
+    PrepareModelReply,
+    Release,
+    Side,
+    WireQueue,
+)
+from ._transport import Connection
+
+if TYPE_CHECKING:
+    from ..memory import Memory
+
+__all__ = ["HostedConnection", "ServiceHost"]
+
+_log = logging.getLogger(__name__)
+
+_SLOTS_PER_CALL = 200
+"""Each slot's memory has at least one descriptor, and 253 fit into a message."""
+_GET_MEMORIES_TIMEOUT = 10.0
+
+
+class ServiceHost:
+    """Serves devices to any number of connections.
+
+    Args:
+        devices: What clients see, in this order. The host closes them.
+        quotas: What one connection may own.
+        workers: Calls of one connection that are served at the same time.
+    """
+
+    def __init__(self, devices: Sequence[Device], *, quotas: Quotas | None = None, workers: int = 8) -> None:
+        self.devices = tuple(devices)
+        self.quotas = quotas or Quotas()
+        self._workers = workers
+        self._lock = threading.Lock()
+        self._connections: set[HostedConnection] = set()
+        self._closed = False
+
+    def serve(self, sock: socket.socket, *, peer_pidfd: int | None = None) -> HostedConnection:
+        """Serve one client, in threads of their own, until it goes.
+
+        Args:
+            sock: A connected SOCK_SEQPACKET socket; the host owns it.
+            peer_pidfd: pidfd of the client's process, to notice its death for sure; the host owns it.
+
+        Raises:
+            BadState: The host is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise BadState("the service host is closed")
+            hosted = HostedConnection(self, sock, peer_pidfd, self._workers)
+            self._connections.add(hosted)
+        hosted.connection.start()
+        return hosted
+
+    @property
+    def connections(self) -> tuple[HostedConnection, ...]:
+        """The connections that have not ended."""
+        with self._lock:
+            return tuple(self._connections)
+
+    def forget(self, hosted: HostedConnection) -> None:
+        """Called by a connection that has ended."""
+        with self._lock:
+            self._connections.discard(hosted)
+
+    def close(self) -> None:
+        """End all connections, release what they own, close the devices. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for hosted in self.connections:
+            hosted.close()
+        for device in self.devices:
+            device.close()
+
+
+class HostedConnection:
+    """One client of a service. The methods ``on_*`` serve the calls of the table, each in a worker thread."""
+
+    def __init__(self, host: ServiceHost, sock: socket.socket, peer_pidfd: int | None, workers: int) -> None:
+        self._host = host
+        self.objects = ObjectTable()
+        self.ledger = Ledger(host.quotas)
+        self._greeted = False
+        self.connection = Connection(
+            sock,
+            Side.SERVICE,
+            self,
+            peer_pidfd=peer_pidfd,
+            workers=workers,
+            on_end=self._release_all,
+            name="nnburst-service",
+        )
+
+    def wait_ended(self, timeout: float | None = None) -> bool:
+        """Wait until the client is gone and what it owned is released."""
+        return self.connection.wait_ended(timeout)
+
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        self.connection.close()
+
+    def _release_all(self) -> None:
+        self.objects.close()
+        self._host.forget(self)
+
+    # -- serving -------------------------------------------------------------------------------------------------------
+
+    def admit(self, call: Call) -> None:
+        """Nothing is served before hello."""
+        if not self._greeted and call.request is not Hello:
+            raise Malformed(f"{call.name} before hello")
+
+    def on_hello(self, message: Hello, fds: FdBundle) -> HelloReply:
+        """Compare versions."""
+        if message.version[0] != VERSION[0]:
+            raise GeneralFailure(
+                f"the client speaks version {_dotted(message.version)} of the control protocol and the service "
+                f"{_dotted(VERSION)}: run the same nnburst on both sides"
+            )
+        self._greeted = True
+        return HelloReply(version=VERSION, pid=os.getpid())
+
+    def on_list_devices(self, message: ListDevices, fds: FdBundle) -> ListDevicesReply:
+        """Describe every device."""
+        return ListDevicesReply(devices=tuple(_describe(device) for device in self._host.devices))
+
+    def on_get_device_status(self, message: GetDeviceStatus, fds: FdBundle) -> GetDeviceStatusReply:
+        """Ask a device."""
+        return GetDeviceStatusReply(status=self._device(message.device).status)
+
+    def on_get_supported_operations(
+        self, message: GetSupportedOperations, fds: FdBundle
+    ) -> GetSupportedOperationsReply:
+        """Ask a device about a model, which is forgotten afterwards."""
+        device = self._device(message.device)
+        charge = self.ledger.charge(mapped_bytes=total_size(message.model.pools), fds=len(fds))
+        pools: Sequence[Memory] = ()
+        try:
+            model = model_from_wire(message.model, fds)
+            pools = model.pools  # type: ignore[assignment]
+            return GetSupportedOperationsReply(supported=tuple(device.get_supported_operations(model)))
+        finally:
+            _close_all(pools)
+            charge.release()
+
+    def on_prepare_model(self, message: PrepareModel, fds: FdBundle) -> PrepareModelReply:
+        """Compile a model; the connection owns it and its pools."""
+        device = self._device(message.device)
+        charge = self.ledger.charge(models=1, mapped_bytes=total_size(message.model.pools), fds=len(fds))
+        pools: Sequence[Memory] = ()
+        caches: tuple[int, ...] = ()
+        try:
+            model = model_from_wire(message.model, fds)
+            pools = model.pools  # type: ignore[assignment]
+            caches = fds.take(message.model_cache + message.data_cache)
+            prepared = device.prepare_model(
+                model,
+                message.preference,
+                message.priority,
+                message.deadline_ns,
+                caches[: message.model_cache],
+                caches[message.model_cache :],
+                message.token,
+            )
+        except BaseException:
+            _close_all(pools)
+            charge.release()
+            raise
+        finally:
+            close_fds(caches)
+
+        def dispose() -> None:
+            try:
+                prepared.close()
+            finally:
+                _close_all(pools)
+                charge.release()
+
+        return PrepareModelReply(prepared_model=self.objects.add(prepared, dispose))
+
+    def on_execute(self, message: Execute, fds: FdBundle) -> ExecuteReply:
+        """Execute without a burst."""
+        charge = self.ledger.charge(mapped_bytes=total_size(message.request.pools), fds=len(fds))
+        pools: Sequence[Memory] = ()
+        try:
+            with self.objects.lease(message.prepared_model, PreparedModel, "prepared model") as prepared:
+                request = request_from_wire(message.request, fds)
+                pools = request.pools  # type: ignore[assignment]
+                status, shapes, timing = prepared.execute_synchronously(
+                    request, message.measure, message.deadline_ns, message.loop_timeout_ns
+                )
+        finally:
+            _close_all(pools)
+            charge.release()
+        if status > ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT:
+            status = ErrorStatus.GENERAL_FAILURE
+        # The table of model.md §4.3: who has shapes, who has times.
+        with_shapes = status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE)
+        return ExecuteReply(
+            status=int(status),
+            output_shapes=tuple(shapes) if with_shapes else (),
+            timing=timing if status is ErrorStatus.NONE else NO_TIMING,
+        )
+
+    def on_configure_execution_burst(self, message: ConfigureBurst, fds: FdBundle) -> ConfigureBurstReply:
+        """Serve a burst; it keeps its model alive."""
+        sizes = _extent(message.request_channel) + _extent(message.result_channel)
+        prepared, let_go = self.objects.acquire(message.prepared_model, PreparedModel, "prepared model")
+        callback: _SlotMemories | None = None
+        charge: Charge | None = None
+        try:
+            charge = self.ledger.charge(bursts=1, mapped_bytes=sizes, fds=len(fds))
+            callback = _SlotMemories(self.connection, self.ledger, message.callback)
+            request_channel = descriptor_from_wire(message.request_channel, fds)
+            try:
+                result_channel = descriptor_from_wire(message.result_channel, fds)
+                try:
+                    context = prepared.configure_execution_burst(
+                        callback, request_channel, result_channel, message.polling_window
+                    )
+                finally:
+                    result_channel.close()
+            finally:
+                request_channel.close()
+        except BaseException:
+            if charge is not None:
+                charge.release()
+            let_go()
+            raise
+        burst = _Burst(context, callback, charge, let_go)
+        return ConfigureBurstReply(burst=self.objects.add(burst, burst.dispose, burst.hang_up))
+
+    def on_free_memory(self, message: FreeMemory, fds: FdBundle) -> Done:
+        """Forget a slot of a burst."""
+        with self.objects.lease(message.burst, _Burst, "burst") as burst:
+            burst.free_memory(message.slot)
+        return Done()
+
+    def on_release(self, message: Release, fds: FdBundle) -> Done:
+        """Let go of an object."""
+        self.objects.remove(message.object)
+        return Done()
+
+    def on_goodbye(self, message: Goodbye, fds: FdBundle) -> Done:
+        """Release everything before the client closes its end."""
+        self.objects.close()
+        return Done()
+
+    def _device(self, number: int) -> Device:
+        if number >= len(self._host.devices):
+            raise DeviceUnavailable(f"there is no device {number}: this service has {len(self._host.devices)}")
+        return self._host.devices[number]
+
+
+class _Burst:
+    """A burst in a connection's table."""
+
+    def __init__(
+        self, context: BurstContext, memories: _SlotMemories, charge: Charge, let_go: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._memories = memories
+        self._charge = charge
+        self._let_go = let_go
+
+    def free_memory(self, slot: int) -> None:
+        self._context.free_memory(slot)
+        self._memories.forget(slot)
+
+    def hang_up(self) -> None:
+        hang_up = getattr(self._context, "hang_up", None)
+        if hang_up is not None:
+            hang_up()
+
+    def dispose(self) -> None:
+        try:
+            self._context.close()
+        finally:
+            self._memories.forget_all()
+            self._charge.release()
+            self._let_go()
+
+
+class _SlotMemories(BurstCallback):
+    """The client's `BurstCallback` as the burst's server sees it; counts what it brings in."""
+
+    def __init__(self, connection: Connection, ledger: Ledger, number: int) -> None:
+        self._connection = connection
+        self._ledger = ledger
+        self._number = number
+        self._charges: dict[int, Charge] = {}
+
+    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory, ...]]:
+        """Ask the client, in as many calls as the descriptors need."""
+        memories: list[Memory] = []
+        charges: dict[int, Charge] = {}
+        try:
+            for start in range(0, len(slots), _SLOTS_PER_CALL):
+                self._fetch(tuple(slots[start : start + _SLOTS_PER_CALL]), memories, charges)
+        except NNBurstError as error:
+            _close_all(memories)
+            for charge in charges.values():
+                charge.release()
+            local = isinstance(error, BadState | DeadObject)
+            return (ErrorStatus.GENERAL_FAILURE if local else error.status), ()
+        for slot, charge in charges.items():
+            self.forget(slot)  # asked again: the old one is not in use any more
+            self._charges[slot] = charge
+        return ErrorStatus.NONE, tuple(memories)
+
+    def _fetch(self, slots: tuple[int, ...], memories: list[Memory], charges: dict[int, Charge]) -> None:
+        reply: GetMemoriesReply
+        reply, fds = self._connection.call(
+            GetMemories(callback=self._number, slots=slots), timeout=_GET_MEMORIES_TIMEOUT
+        )
+        with fds:
+            if reply.status != ErrorStatus.NONE:
+                raise NNBurstError("the client knows no such slot", status=ErrorStatus(reply.status))
+            if len(reply.memories) != len(slots):
+                raise GeneralFailure(f"{len(slots)} memories wanted, {len(reply.memories)} came")
+            for slot, handle in zip(slots, reply.memories, strict=True):
+                charges[slot] = self._ledger.charge(mapped_bytes=handle.size, fds=handle.n_fds)
+            memories += memories_from_wire(reply.memories, fds)
+
+    def forget(self, slot: int) -> None:
+        """A slot was freed."""
+        charge = self._charges.pop(slot, None)
+        if charge is not None:
+            charge.release()
+
+    def forget_all(self) -> None:
+        """The burst is over."""
+        for slot in list(self._charges):
+            self.forget(slot)
+
+
+def _describe(device: Device) -> DeviceInfo:
+    return DeviceInfo(
+        name=device.name,
+        version_string=device.version_string,
+        type=device.type,
+        capabilities=device.capabilities,
+        cache_files=device.get_number_of_cache_files_needed(),
+    )
+
+
+def _extent(queue: WireQueue) -> int:
+    return max((grantor.offset + grantor.extent for grantor in queue.grantors), default=0)
+
+
+def _close_all(memories: Sequence[Memory]) -> None:
+    for memory in memories:
+        memory.close()
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

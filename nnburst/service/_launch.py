@@ -1,0 +1,117 @@
+"""Start a service as a child process, and take it down again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline
+from ._connection import ServiceConnection
+
+__all__ = ["start_child"]
+
+_EXIT_TIMEOUT = 3.0
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def start_child(
+    devices: Sequence[str] = ("nnburst-reference",),
+    *,
+    timeout: float = 60.0,
+    env: Mapping[str, str] | None = None,
+) -> ServiceConnection:
+    """Start a service process for this process alone and connect to it.
+
+    The child gets one end of a socketpair. It ends when this process ends, however that happens, and also when the
+    connection is closed. It is in a session of its own, so Ctrl-C in a terminal reaches only the client.
+
+    Unless one of OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS is set, all are set to 1 in the child: BLAS
+    threads that spin for work cost more than they bring to small models.
+
+    Args:
+        devices: Names of the devices that the service offers (`nnburst.devices.device_names`).
+        timeout: Seconds that the child may take to start.
+        env: Environment of the child, None for a copy of this one's.
+
+    Raises:
+        InvalidArgument: No device is named.
+        DeviceUnavailable: The child ended before it could serve; the message carries its error output.
+        MissedDeadline: It did not start in time.
+    """
+    names = (devices,) if isinstance(devices, str) else tuple(devices)
+    if not names:
+        raise InvalidArgument("a service needs at least one device")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    errors = os.memfd_create("nnburst-child-stderr", os.MFD_CLOEXEC)
+    try:
+        try:
+            with theirs:
+                process = _spawn(names, theirs.fileno(), errors, dict(os.environ if env is None else env))
+        except BaseException:
+            ours.close()
+            raise
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except BaseException:
+            ours.close()
+            _reap(process)
+            raise
+        try:
+            return ServiceConnection(ours, peer_pidfd=pidfd, timeout=timeout, on_end=lambda: _reap(process))
+        except DeadObject as error:
+            raise DeviceUnavailable(
+                f"the service process for {', '.join(names)} ended with status {process.poll()} before it could "
+                f"serve{_said(errors)}"
+            ) from error
+        except MissedDeadline as error:
+            raise MissedDeadline(f"the service process did not start within {timeout} s{_said(errors)}") from error
+    finally:
+        os.close(errors)
+
+
+def _spawn(names: Sequence[str], sock: int, errors: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    if not any(name in env for name in _THREAD_VARIABLES):
+        env.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+    if _ROOT.name not in ("site-packages", "dist-packages"):  # a source tree that may not be on the child's path
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), env.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "nnburst.service", "--socket", str(sock), "--parent", str(os.getpid())]
+    passed = [sock]
+    stderr = -1
+    with contextlib.suppress(OSError):  # without a stderr here the child's goes on into the memfd
+        stderr = os.dup(2)
+        passed.append(stderr)
+        command += ["--stderr", str(stderr)]
+    try:
+        return subprocess.Popen(
+            [*command, *names],
+            stdin=subprocess.DEVNULL,
+            stderr=errors,
+            pass_fds=passed,
+            start_new_session=True,
+            env=env,
+        )
+    finally:
+        if stderr >= 0:
+            os.close(stderr)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a child whose socket is closed; it ends by itself unless something is badly wrong."""
+    try:
+        process.wait(_EXIT_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _said(errors: int) -> str:
+    """The end of what the child wrote to its stderr while it started."""
+    size = os.fstat(errors).st_size
+    text = os.pread(errors, 8192, max(0, size - 8192)).decode(errors="replace").strip()
+    return f":\n{text}" if text else ""

@@ -1,0 +1,179 @@
+"""What one connection owns in a service: its objects by number, and how much of everything they use."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from ..errors import DeadObject, InvalidArgument, ResourceExhausted
+
+__all__ = ["Charge", "Ledger", "ObjectTable", "Quotas"]
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """The most that one connection may own at a time. `mapped_bytes` counts every pool and queue it handed over."""
+
+    models: int = 64
+    bursts: int = 64
+    mapped_bytes: int = 16 << 30
+    fds: int = 1024
+
+
+class Charge:
+    """A part of a quota that is in use. `release` is idempotent."""
+
+    __slots__ = ("_amounts", "_ledger")
+
+    def __init__(self, ledger: Ledger, amounts: dict[str, int]) -> None:
+        self._ledger = ledger
+        self._amounts = amounts
+
+    def release(self) -> None:
+        """Give it back."""
+        amounts, self._amounts = self._amounts, {}
+        self._ledger.refund(amounts)
+
+
+class Ledger:
+    """Counts against `Quotas`."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self._limits = {field.name: int(getattr(quotas, field.name)) for field in fields(quotas)}
+        self._used = dict.fromkeys(self._limits, 0)
+        self._lock = threading.Lock()
+
+    @property
+    def used(self) -> dict[str, int]:
+        """What is in use now, by name of the quota."""
+        with self._lock:
+            return dict(self._used)
+
+    def charge(self, **amounts: int) -> Charge:
+        """Take from the quotas; all or nothing.
+
+        Raises:
+            ResourceExhausted: One would be exceeded (RESOURCE_EXHAUSTED_TRANSIENT).
+        """
+        with self._lock:
+            for name, amount in amounts.items():
+                if self._used[name] + amount > self._limits[name]:
+                    raise ResourceExhausted(
+                        f"this connection may own {self._limits[name]} {name}, has {self._used[name]} and wants "
+                        f"{amount} more: close what is not needed, or raise the service's quota"
+                    )
+            for name, amount in amounts.items():
+                self._used[name] += amount
+        return Charge(self, amounts)
+
+    def refund(self, amounts: dict[str, int]) -> None:
+        """Give back what `charge` took."""
+        with self._lock:
+            for name, amount in amounts.items():
+                self._used[name] -= amount
+
+
+class _Entry:
+    __slots__ = ("dispose", "hang_up", "users", "value")
+
+    def __init__(self, value: object, dispose: Callable[[], None], hang_up: Callable[[], None] | None) -> None:
+        self.value = value
+        self.dispose = dispose
+        self.hang_up = hang_up
+        self.users = 1  # the table itself
+
+
+class ObjectTable:
+    """Objects by number. An object is disposed of once it is removed *and* nobody uses it any more.
+
+    Numbers are never used again. Nothing is called under the lock.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[int, _Entry] = {}
+        self._numbers = itertools.count(1)
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, value: object, dispose: Callable[[], None], hang_up: Callable[[], None] | None = None) -> int:
+        """Own an object and return its number.
+
+        Args:
+            value: The object.
+            dispose: Called once when it is to go.
+            hang_up: Called first if the connection ends, so that threads inside the object come back.
+
+        Raises:
+            DeadObject: The connection has ended meanwhile; the object has been disposed of.
+        """
+        with self._lock:
+            closed = self._closed
+            number = next(self._numbers)
+            if not closed:
+                self._entries[number] = _Entry(value, dispose, hang_up)
+        if closed:
+            dispose()
+            raise DeadObject("the connection has ended")
+        return number
+
+    def acquire(self, number: int, kind: type[T], what: str) -> tuple[T, Callable[[], None]]:
+        """Return an object and a function (to be called once) that ends its use.
+
+        Raises:
+            InvalidArgument: There is no such object, or it is of another kind.
+        """
+        with self._lock:
+            entry = self._entries.get(number)
+            if entry is None or not isinstance(entry.value, kind):
+                raise InvalidArgument(f"there is no {what} {number} on this connection")
+            entry.users += 1
+        return entry.value, lambda: self._let_go(entry)
+
+    @contextmanager
+    def lease(self, number: int, kind: type[T], what: str) -> Iterator[T]:
+        """Use an object inside a with block. Raises as `acquire`."""
+        value, let_go = self.acquire(number, kind, what)
+        try:
+            yield value
+        finally:
+            let_go()
+
+    def remove(self, number: int) -> None:
+        """Drop an object; an unknown number is ignored."""
+        with self._lock:
+            entry = self._entries.pop(number, None)
+        if entry is not None:
+            self._let_go(entry)
+
+    def close(self) -> None:
+        """Drop everything and accept nothing more. Idempotent."""
+        with self._lock:
+            self._closed = True
+            entries: list[Any] = list(self._entries.values())
+            self._entries.clear()
+        for entry in entries:
+            if entry.hang_up is not None:
+                entry.hang_up()
+        for entry in reversed(entries):
+            self._let_go(entry)
+
+    def _let_go(self, entry: _Entry) -> None:
+        with self._lock:
+            entry.users -= 1
+            unused = entry.users == 0
+        if unused:
+            try:
+                entry.dispose()
+            except Exception:
+                _log.exception("releasing %r failed", entry.value)

@@ -1,0 +1,342 @@
+"""A device of another process, with the interface of a local one."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..burst import BurstCallback, BurstContext
+from ..devices import Device, PreparedModel
+from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
+from ..model import (
+    NO_TIMING,
+    Capabilities,
+    DeviceStatus,
+    DeviceType,
+    ExecutionPreference,
+    MeasureTiming,
+    Model,
+    OutputShape,
+    Priority,
+    Request,
+    Timing,
+)
+from ._handles import model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
+from ._packets import FdBundle, close_fds
+from ._protocol import (
+    MAX_FDS,
+    ConfigureBurst,
+    DeviceInfo,
+    Execute,
+    FreeMemory,
+    GetDeviceStatus,
+    GetMemories,
+    GetMemoriesReply,
+    GetSupportedOperations,
+    Message,
+    PrepareModel,
+    Release,
+)
+from ._transport import Connection
+
+if TYPE_CHECKING:
+    from ..fmq import MQDescriptor
+
+__all__ = ["CallbackRegistry", "RemoteBurstContext", "RemoteDevice", "RemotePreparedModel"]
+
+_GRACE = 0.1
+"""Seconds by which this side waits longer than the deadline that the device was given."""
+_SHORT = 10.0
+"""Seconds that a call may take which does no work worth speaking of."""
+
+
+class CallbackRegistry:
+    """The `BurstCallback`s of one connection by number; the handler of the calls that a service makes.
+
+    Holds them weakly (their `RemoteBurstContext` holds them), so that a burst that is dropped goes away.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._holders: weakref.WeakValueDictionary[int, CallbackHolder] = weakref.WeakValueDictionary()
+
+    def add(self, callback: BurstCallback) -> CallbackHolder:
+        """Register a callback for as long as the returned holder lives."""
+        holder = CallbackHolder(next(self._numbers), callback)
+        self._holders[holder.number] = holder
+        return holder
+
+    def on_get_memories(self, message: GetMemories, fds: FdBundle) -> tuple[GetMemoriesReply, Sequence[int]]:
+        """Ask the callback; all or nothing."""
+        holder = self._holders.get(message.callback)
+        if holder is None:
+            return GetMemoriesReply(status=int(ErrorStatus.INVALID_ARGUMENT)), ()
+        status, memories = holder.callback.get_memories(message.slots)
+        if status is not ErrorStatus.NONE:
+            sendable = status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
+            return GetMemoriesReply(status=int(status if sendable else ErrorStatus.GENERAL_FAILURE)), ()
+        handles, borrowed = pools_to_wire(memories)
+        if len(borrowed) > MAX_FDS:
+            raise InvalidArgument(f"{len(borrowed)} descriptors do not fit into one message")
+        copies: list[int] = []
+        try:  # copies, because the memory may be closed before the reply is sent
+            copies.extend(map(os.dup, borrowed))
+        except OSError as error:
+            close_fds(copies)
+            raise GeneralFailure(f"a memory of the burst cannot be handed over: {error}") from error
+        return GetMemoriesReply(status=0, memories=handles), copies
+
+
+class CallbackHolder:
+    """Keeps a callback registered."""
+
+    __slots__ = ("__weakref__", "callback", "number")
+
+    def __init__(self, number: int, callback: BurstCallback) -> None:
+        self.number = number
+        self.callback = callback
+
+
+class _Remote:
+    """A numbered object of the service, released with `close` or when it is garbage."""
+
+    def __init__(self, connection: Connection, keep: object, number: int, what: str) -> None:
+        self._connection = connection
+        self._keep = keep
+        self._number = number
+        self._what = what
+        self._finalizer = weakref.finalize(self, connection.release_later, number)
+        self._finalizer.atexit = False  # the service goes as a whole then
+
+    @property
+    def number(self) -> int:
+        """Its number on the connection.
+
+        Raises:
+            BadState: Closed, or inherited by a forked child.
+            DeadObject: The service is gone.
+        """
+        if not self._finalizer.alive:
+            raise BadState(f"the {self._what} is closed")
+        self._connection.check_usable()
+        return self._number
+
+    def close(self) -> None:
+        """Release it in the service. Idempotent; does nothing once the service is gone or in a forked child."""
+        if self._finalizer.detach() is None:
+            return
+        try:
+            self._connection.call(Release(object=self._number), timeout=_SHORT)
+        except (BadState, DeadObject, MissedDeadline):
+            return  # nobody there to release it, or busy: it goes with the connection
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RemoteDevice(Device):
+    """A `Device` in a service."""
+
+    def __init__(
+        self, connection: Connection, callbacks: CallbackRegistry, keep: object, index: int, info: DeviceInfo
+    ) -> None:
+        self._connection = connection
+        self._callbacks = callbacks
+        self._keep = keep
+        self._index = index
+        self._info = info
+
+    def __repr__(self) -> str:
+        return f"<RemoteDevice {self.name}>"
+
+    @property
+    def name(self) -> str:
+        return self._info.name
+
+    @property
+    def version_string(self) -> str:
+        return self._info.version_string
+
+    @property
+    def type(self) -> DeviceType:
+        return self._info.type
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._info.capabilities
+
+    @property
+    def status(self) -> DeviceStatus:
+        """Whether the device can take work now; OFFLINE once the service is gone."""
+        try:
+            reply, _ = self._connection.call(GetDeviceStatus(device=self._index), timeout=_SHORT)
+        except DeadObject:
+            return DeviceStatus.OFFLINE
+        status: DeviceStatus = reply.status
+        return status
+
+    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
+        return self._info.cache_files
+
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        wire, fds = model_to_wire(model)
+        reply, _ = self._connection.call(GetSupportedOperations(device=self._index, model=wire), fds)
+        supported: tuple[bool, ...] = reply.supported
+        return supported
+
+    def prepare_model(
+        self,
+        model: Model,
+        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        priority: Priority = Priority.MEDIUM,
+        deadline_ns: int = 0,
+        model_cache: Sequence[int] = (),
+        data_cache: Sequence[int] = (),
+        token: bytes = b"",
+    ) -> RemotePreparedModel:
+        wire, fds = model_to_wire(model)
+        message = PrepareModel(
+            device=self._index,
+            model=wire,
+            preference=preference,
+            priority=priority,
+            deadline_ns=deadline_ns,
+            model_cache=len(model_cache),
+            data_cache=len(data_cache),
+            token=token,
+        )
+        reply, _ = self._connection.call(
+            message,
+            [*fds, *model_cache, *data_cache],
+            timeout=_until(deadline_ns),
+            on_late=lambda late: self._connection.release_later(_number_of(late)),
+        )
+        return RemotePreparedModel(self._connection, self._callbacks, self._keep, reply.prepared_model)
+
+
+class RemotePreparedModel(_Remote, PreparedModel):
+    """A `PreparedModel` in a service."""
+
+    def __init__(self, connection: Connection, callbacks: CallbackRegistry, keep: object, number: int) -> None:
+        super().__init__(connection, keep, number, "prepared model")
+        self._callbacks = callbacks
+
+    def execute_synchronously(
+        self,
+        request: Request,
+        measure: MeasureTiming = MeasureTiming.NO,
+        deadline_ns: int = 0,
+        loop_timeout_ns: int = 0,
+    ) -> tuple[ErrorStatus, tuple[OutputShape, ...], Timing]:
+        """Run once, without a burst, and wait for the end.
+
+        The answer MISSED_DEADLINE_TRANSIENT may also come from this side, shortly after the deadline; the service may
+        still write to the outputs then.
+
+        Raises:
+            DeadObject: The service died.
+            BadState: The model or the connection is closed.
+        """
+        number = self.number
+        try:
+            wire, fds = request_to_wire(request)
+            message = Execute(
+                prepared_model=number,
+                request=wire,
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
+            )
+            reply, _ = self._connection.call(message, fds, timeout=_until(deadline_ns))
+        except (BadState, DeadObject):
+            raise
+        except NNBurstError as error:
+            return error.status, tuple(getattr(error, "output_shapes", ())), NO_TIMING
+        return ErrorStatus(reply.status), reply.output_shapes, reply.timing
+
+    def configure_execution_burst(
+        self,
+        callback: BurstCallback,
+        request_channel: MQDescriptor,
+        result_channel: MQDescriptor,
+        polling_window: float | None = None,
+    ) -> RemoteBurstContext:
+        """Have the service serve a burst on this model (facts sheet `burst.md` §5.1).
+
+        Args:
+            callback: Asked for the memory of slots that the service does not know; called from another thread.
+            request_channel: Queue of request packets; stays the caller's, as does `result_channel`.
+            result_channel: Queue of result packets.
+            polling_window: Seconds for which the service polls before it sleeps, None for its default.
+
+        Raises:
+            NNBurstError: As the service answered.
+            DeadObject: The service died.
+            BadState: The model or the connection is closed.
+        """
+        number = self.number
+        holder = self._callbacks.add(callback)
+        requests, request_fds = queue_to_wire(request_channel)
+        results, result_fds = queue_to_wire(result_channel)
+        message = ConfigureBurst(
+            prepared_model=number,
+            callback=holder.number,
+            request_channel=requests,
+            result_channel=results,
+            polling_window=None if polling_window is None else float(polling_window),
+        )
+        reply, _ = self._connection.call(
+            message,
+            [*request_fds, *result_fds],
+            on_late=lambda late: self._connection.release_later(_number_of(late)),
+        )
+        return RemoteBurstContext(self._connection, self._keep, reply.burst, holder)
+
+    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_death` once, from a thread of the connection, when the service is gone (at once if it is)."""
+        return self._connection.link_to_death(on_death)
+
+    def close(self) -> None:
+        """Release the model in the service; bursts on it go on. Idempotent."""
+        super().close()
+
+
+class RemoteBurstContext(_Remote, BurstContext):
+    """The `BurstContext` of a burst that a service serves."""
+
+    def __init__(self, connection: Connection, keep: object, number: int, holder: CallbackHolder) -> None:
+        super().__init__(connection, keep, number, "burst")
+        self._holder = holder
+
+    def free_memory(self, slot: int) -> None:
+        """Have the service forget a slot.
+
+        Raises:
+            DeadObject: The service died.
+            BadState: The burst or the connection is closed.
+        """
+        self._connection.call(FreeMemory(burst=self.number, slot=slot))
+
+    def close(self) -> None:
+        """End the burst in the service, which waits for a running execution. Idempotent."""
+        super().close()
+
+
+def _until(deadline_ns: int) -> float | None:
+    """Seconds to wait for something that has a deadline."""
+    if not deadline_ns or deadline_ns >= 2**63 - 1:
+        return None
+    return max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9) + _GRACE
+
+
+def _number_of(reply: Message) -> int:
+    """The object that a reply names."""
+    number: int = getattr(reply, "prepared_model", None) or getattr(reply, "burst", 0)
+    return number
