@@ -29,7 +29,9 @@ BUDGET: tuple[_Promise, ...] = (
     _Promise("(b) queue round trip, burst packets: at most 1.5 L", "queue-packet", _LINE, 1.5),
     _Promise("(d) run() polling: at most 5 L", "burst-poll", _LINE, 5.0),
     _Promise("(d) run() polling: at least 2.5 times faster than iceoryx2", "iceoryx2", "burst-poll", 2.5, True),
-    _Promise("(d) run() not polling, one core: at most 1.25 Unix socket echo", "burst-block-1core", "seqpacket-1core", 1.25),
+    _Promise(
+        "(d) run() not polling, one core: at most 1.25 Unix socket echo", "burst-block-1core", "seqpacket-1core", 1.25
+    ),
     _Promise("(d) run() not polling, apart: at most 1.25 Unix socket echo", "burst-block", "seqpacket", 1.25),
     _Promise("(f) 16 MiB against 1 KiB: at most 1.25, so flat", "pool-16MiB", "pool-1KiB", 1.25),
 )  # fmt: skip

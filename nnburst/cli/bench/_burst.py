@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ def _open_burst(nbytes: int, polls: bool, bench: Bench) -> Iterator[Subject]:
         yield Subject(partial(time_calls, bound.run), service.pid)
 
 
-def _sink_server(connection: Any) -> Iterator[None]:
+def _sink_server(connection: Any) -> Generator[None, None, None]:
     """Take a payload, answer with 32 bytes: what the burst rows do."""
     receive, send = connection.recv_bytes, connection.send_bytes
     yield

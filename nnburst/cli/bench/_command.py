@@ -59,12 +59,13 @@ def bench(
         for case in cases:
             click.echo(f"{case.key:20} ({case.group}) {case.title}, {case.wait}, {case.placement}")
         return
-    console = Console()
     from ._schedule import Plan
 
     plan = Plan(rounds or (4 if quick else 10), count or (2_000 if quick else 20_000), 0.06 if quick else 0.25)
     report = _measure(cases, plan, polling_window / 1e6, Console(stderr=True))
-    report.show(console)
+    console = Console()
+    # A pipe or a file has no width: it gets every column.
+    report.show(console if console.is_terminal else Console(width=120))
     if json_path:
         report.write_json(json_path)
     if markdown_path:

@@ -34,8 +34,8 @@ def _density(samples: Samples, edges: Any) -> Any:
 def _ridges(axes: Any, rows: Sequence[tuple[Case, Result]]) -> None:
     ordered = sorted(rows, key=lambda row: row[1].percentiles_us()["p50_us"], reverse=True)
     low = min(float(np.percentile(result.samples, 0.1)) for _, result in ordered) / 1e3
-    high = max(float(np.percentile(result.samples, 99.9)) for _, result in ordered) / 1e3
-    edges = np.geomspace(low * 0.8, high * 1.3, 260)
+    high = max(float(np.percentile(result.samples, 99)) for _, result in ordered) / 1e3
+    edges = np.geomspace(low * 0.8, high * 1.5, 260)
     centres = np.sqrt(edges[:-1] * edges[1:])
     seen: set[str] = set()
     for y, (case, result) in enumerate(ordered):
@@ -53,6 +53,7 @@ def _ridges(axes: Any, rows: Sequence[tuple[Case, Result]]) -> None:
             (edges[-1], y + 0.2), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8.5,
         )  # fmt: skip
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(-0.1, len(ordered) + 0.1)
     axes.set_yticks([y + 0.3 for y in range(len(ordered))], [_label(case) for case, _ in ordered], fontsize=8.5)
@@ -79,6 +80,7 @@ def _payloads(axes: Any, rows: Sequence[tuple[Case, Result]]) -> None:
             axes.plot(x, middle, color=colour, marker=marker, label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     ticks = sorted({case.payload_bytes for case, _ in rows})
     names = [f"{n >> 20} MiB" if n >= 1 << 20 else f"{n >> 10} KiB" for n in ticks]
     axes.set_xticks(ticks, names, fontsize=8.5, rotation=30, ha="right")

@@ -11,7 +11,7 @@ import importlib
 import multiprocessing
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty
@@ -49,7 +49,7 @@ class Peer:
     wait: str
     link: Callable[[str], tuple[Any, Any]]
     client: Callable[[Any], Any]
-    server: Callable[[Any], Iterator[None]]
+    server: Callable[[Any], Generator[None, None, None]]
     module: str | None = None
     distribution: str | None = None
     placement: str = APART
@@ -75,7 +75,7 @@ def _socket_client(sock: socket.socket) -> Iterator[Call]:
         yield echo
 
 
-def _socket_server(sock: socket.socket) -> Iterator[None]:
+def _socket_server(sock: socket.socket) -> Generator[None, None, None]:
     send, recv = sock.send, sock.recv
     yield
     while message := recv(64):
@@ -101,7 +101,7 @@ def _pipe_client(connection: Any) -> Iterator[Call]:
         yield echo
 
 
-def _pipe_server(connection: Any) -> Iterator[None]:
+def _pipe_server(connection: Any) -> Generator[None, None, None]:
     send, recv = connection.send_bytes, connection.recv_bytes
     yield
     with suppress(EOFError):
@@ -132,7 +132,7 @@ def _queue_client(queues: Any) -> Iterator[Call]:
             queue.join_thread()
 
 
-def _queue_server(queues: Any) -> Iterator[None]:
+def _queue_server(queues: Any) -> Generator[None, None, None]:
     there, back = queues
     put, get = back.put, there.get
     back.cancel_join_thread()
@@ -164,7 +164,7 @@ def _zmq_client(address: str) -> Iterator[Call]:
         yield echo
 
 
-def _zmq_server(address: str) -> Iterator[None]:
+def _zmq_server(address: str) -> Generator[None, None, None]:
     zmq: Any = importlib.import_module("zmq")
     with zmq.Context() as context, context.socket(zmq.REP) as sock:
         sock.linger = 0
@@ -188,7 +188,7 @@ def _nng_client(address: str) -> Iterator[Call]:
         yield echo
 
 
-def _nng_server(address: str) -> Iterator[None]:
+def _nng_server(address: str) -> Generator[None, None, None]:
     pynng: Any = importlib.import_module("pynng")
     with pynng.Rep0(listen=address, recv_timeout=int(_WAKE_SECONDS * 1000)) as sock:
         send, recv = sock.send, sock.recv
@@ -226,7 +226,7 @@ def _iceoryx_service(name: str) -> tuple[Any, Any]:
 
 @contextmanager
 def _iceoryx_client(name: str) -> Iterator[Call]:
-    node, service = _iceoryx_service(name)
+    _node, service = _iceoryx_service(name)
     client = service.client_builder().create()
     send_copy = client.send_copy
     message = _Echo32.from_buffer_copy(MESSAGE)
@@ -243,11 +243,10 @@ def _iceoryx_client(name: str) -> Iterator[Call]:
         yield echo
     finally:
         client.delete()
-        del client, send_copy, echo, service, node
 
 
-def _iceoryx_server(name: str) -> Iterator[None]:
-    node, service = _iceoryx_service(name)
+def _iceoryx_server(name: str) -> Generator[None, None, None]:
+    _node, service = _iceoryx_service(name)
     server = service.server_builder().create()
     receive, at = server.receive, _Echo32.from_address
     try:
@@ -259,7 +258,6 @@ def _iceoryx_server(name: str) -> Iterator[None]:
     finally:
         request = None
         server.delete()
-        del server, receive, service, node
 
 
 # ---- faster-fifo
@@ -292,7 +290,7 @@ def _fifo_poll_client(queues: Any) -> Iterator[Call]:
     yield echo
 
 
-def _fifo_poll_server(queues: Any) -> Iterator[None]:
+def _fifo_poll_server(queues: Any) -> Generator[None, None, None]:
     there, back = queues
     put, get = back.put_nowait, there.get_nowait
     yield
@@ -315,7 +313,7 @@ def _fifo_block_client(queues: Any) -> Iterator[Call]:
     yield echo
 
 
-def _fifo_block_server(queues: Any) -> Iterator[None]:
+def _fifo_block_server(queues: Any) -> Generator[None, None, None]:
     there, back = queues
     put, get = back.put, there.get
     yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -41,25 +41,25 @@ def _mq_ends(descriptors: tuple[MQDescriptor, MQDescriptor]) -> tuple[MessageQue
     return first, second
 
 
-def _mq_poll_server(descriptors: tuple[MQDescriptor, MQDescriptor]) -> Iterator[None]:
+def _mq_poll_server(descriptors: tuple[MQDescriptor, MQDescriptor]) -> Generator[None, None, None]:
     requests, replies = _mq_ends(descriptors)
     message = np.zeros(_WORDS, dtype=_WORD)
     read, write = requests.read, replies.write
     with requests, replies:
         yield
         while True:
-            if read(message):
+            if read(out=message) is not None:
                 write(message)
 
 
-def _mq_block_server(descriptors: tuple[MQDescriptor, MQDescriptor]) -> Iterator[None]:
+def _mq_block_server(descriptors: tuple[MQDescriptor, MQDescriptor]) -> Generator[None, None, None]:
     requests, replies = _mq_ends(descriptors)
     message = np.zeros(_WORDS, dtype=_WORD)
     read, write = requests.read_blocking, replies.write_blocking
     with requests, replies:
         yield
         while True:
-            read(message)
+            read(out=message)
             write(message)
 
 
@@ -69,7 +69,7 @@ def _mq_poll_echo(requests: MessageQueue, replies: MessageQueue) -> Callable[[],
 
     def echo() -> None:
         write(message)
-        while not read(answer):
+        while read(out=answer) is None:
             pass
 
     return echo
@@ -81,7 +81,7 @@ def _mq_block_echo(requests: MessageQueue, replies: MessageQueue) -> Callable[[]
 
     def echo() -> None:
         write(message)
-        read(answer)
+        read(out=answer)
 
     return echo
 
@@ -89,12 +89,12 @@ def _mq_block_echo(requests: MessageQueue, replies: MessageQueue) -> Callable[[]
 @contextmanager
 def _open_mq(
     echo: Callable[[MessageQueue, MessageQueue], Callable[[], object]],
-    server: Callable[[Any], Iterator[None]],
+    server: Callable[[Any], Generator[None, None, None]],
     bench: Bench,
 ) -> Iterator[Subject]:
     with ExitStack() as stack:
-        queues = [stack.enter_context(MessageQueue(_WORD, 128)) for _ in range(2)]
-        descriptors = tuple(queue.descriptor for queue in queues)
+        queues = [stack.enter_context(MessageQueue(_WORD, 128, exclusive=True)) for _ in range(2)]
+        descriptors = tuple(stack.enter_context(queue.descriptor) for queue in queues)
         process = stack.enter_context(server_process(server, descriptors))
         call = echo(queues[0], queues[1])
         call()

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from ._budget import Verdict
 from ._case import Case
+from ._placement import ONE_CORE
 from ._sampling import Result
 
 __all__ = ["Report"]
 
 _COLUMNS = ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")
+_WIDE = 112  # characters that the whole table needs
 _GROUPS = {
     "a": "(a) one cache line",
     "b": "(b) queue, C",
@@ -31,8 +34,24 @@ _GROUPS = {
 
 def _number(value: float) -> str:
     if math.isnan(value):
-        return "–"
+        return "-"
     return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _figure(column: str) -> Callable[[Result], str]:
+    return lambda result: _number(result.percentiles_us()[column])
+
+
+_FIGURES: dict[str, Callable[[Result], str]] = {
+    "p50": _figure("p50_us"),
+    "p90": _figure("p90_us"),
+    "p99": _figure("p99_us"),
+    "p99.9": _figure("p999_us"),
+    "max": _figure("max_us"),
+    "p50/L": lambda result: _number(result.ratio_to_line()),
+    "samples": lambda result: f"{len(result.samples):,}",
+}
+_NARROW_FIGURES = ("p50", "p99", "max", "p50/L")
 
 
 def _size(nbytes: int) -> str:
@@ -58,15 +77,6 @@ class Report:
     results: Mapping[str, Result]
     verdicts: Sequence[Verdict]
 
-    def _cells(self, case: Case) -> list[str]:
-        result = self.results[case.key]
-        figures = result.percentiles_us()
-        return [
-            *(_number(figures[column]) for column in _COLUMNS),
-            _number(result.ratio_to_line()),
-            f"{len(result.samples):,}",
-        ]
-
     def _groups(self) -> Iterator[tuple[str, list[Case]]]:
         for letter, title in _GROUPS.items():
             rows = [case for case in self.cases if case.group == letter]
@@ -83,29 +93,33 @@ class Report:
             f"polling window {c['polling_window_us']:g} µs; block means window 0, so every wait is a system call",
             f"{c['rounds']} rounds in turns, L measured before and after each turn; {c['unsettled_turns']} of "
             f"{c['turns']} turns saw L change by more than 1.5 and are left out of the ratios",
-            f"each sample contains one clock reading: {c['c_clock_ns']:.0f} ns in C; in Python {c['python_timer_ns']:.0f} ns "
-            f"with the loop and a call that does nothing. Nothing is subtracted",
+            f"each sample contains one clock reading: {c['c_clock_ns']:.0f} ns in C, in Python "
+            f"{c['python_timer_ns']:.0f} ns with the loop and a call that does nothing; nothing is subtracted",
             f"load average at the start {c['load_average_at_start']}",
         ]
 
     def show(self, console: Console) -> None:
-        """Print the table, the conditions and the budget."""
+        """Print the table, the conditions and the budget. A narrow terminal gets fewer columns."""
+        figures = _FIGURES if console.width >= _WIDE else {name: _FIGURES[name] for name in _NARROW_FIGURES}
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+        table.add_column("round trip in µs")
+        for name in ("wait", "payload"):
+            table.add_column(name, no_wrap=True)
+        for name in figures:
+            table.add_column(name, justify="right", no_wrap=True)
         for title, rows in self._groups():
-            table = Table(title=title, title_justify="left", title_style="bold", expand=False)
-            for name in ("row", "wait", "placement", "payload"):
-                table.add_column(name, no_wrap=name != "row")
-            for name in ("p50 µs", "p90", "p99", "p99.9", "max", "× L", "samples"):
-                table.add_column(name, justify="right", no_wrap=True)
+            table.add_section()
+            table.add_row(title, style="bold")
             for case in rows:
-                named = [case.title, case.wait, case.placement, _size(case.payload_bytes)]
-                if self.results[case.key].rounds:
-                    table.add_row(*named, *self._cells(case))
-                else:
-                    table.add_row(*named, "–", *[""] * 6, style="dim")
-            console.print(table)
-            for case in rows:
-                if note := self.results[case.key].note:
-                    console.print(f"  {case.title} ({case.key}): {note}", style="yellow", markup=False, highlight=False)
+                result = self.results[case.key]
+                where = ", one core" if case.placement == ONE_CORE else ""
+                values = [text(result) for text in figures.values()] if result.rounds else ["-"]
+                style = None if result.rounds else "dim"
+                table.add_row(f"  {case.title}{where}", case.wait, _size(case.payload_bytes), *values, style=style)
+        console.print(table)
+        for case in self.cases:
+            if note := self.results[case.key].note:
+                console.print(f"{case.key}: {note}", style="yellow", markup=False, highlight=False)
         console.print("[bold]Conditions[/bold]")
         for line in self._words():
             console.print("  " + line, markup=False, highlight=False)
@@ -155,12 +169,13 @@ class Report:
         """Write the tables as `docs/benchmarks.md` and the README show them."""
         lines = []
         for title, rows in self._groups():
-            lines += [f"**{title}**", "", "| | wait | placement | payload | p50 µs | p90 | p99 | p99.9 | max | × L | samples |"]
-            lines += ["|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|"]
+            lines += [f"**{title}**", "", "| µs | wait | placement | payload | " + " | ".join(_FIGURES) + " |"]
+            lines += ["|---" * 4 + "|--:" * len(_FIGURES) + "|"]
             for case in rows:
                 named = [case.title, case.wait, case.placement, _size(case.payload_bytes)]
                 result = self.results[case.key]
-                cells = self._cells(case) if result.rounds else [result.note, *[""] * 6]
+                cells = [text(result) for text in _FIGURES.values()] if result.rounds else [result.note]
+                cells += [""] * (len(_FIGURES) - len(cells))
                 lines.append("| " + " | ".join([*named, *cells]) + " |")
             lines.append("")
         lines += ["Conditions:", "", *(f"- {line}" for line in self._words()), ""]

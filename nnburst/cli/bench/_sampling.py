@@ -48,7 +48,8 @@ def time_calls(call: Callable[[], object], count: int) -> Samples:
     finally:
         if was_enabled:
             gc.enable()
-    return np.diff(np.array(stamps, dtype=np.int64))
+    times = np.array(stamps, dtype=np.int64)
+    return times[1:] - times[:-1]
 
 
 def _from_c(count: int, what: str, run: Callable[[Any], int]) -> Samples:
@@ -64,8 +65,11 @@ def line_samples(cpus: Cpus, count: int, warmup: int = 100) -> Samples:
     )
 
 
-def queue_samples(cpus: Cpus, there: int, back: int, count: int, warmup: int = 100) -> Samples:
-    """Send `there` datums one way and `back` datums the other between two C threads; int64[count] nanoseconds."""
+def queue_samples(cpus: Cpus, there: int, back: int, count: int, warmup: int = 1100) -> Samples:
+    """Send `there` datums one way and `back` datums the other between two C threads; int64[count] nanoseconds.
+
+    The queues are new each time; the warm-up goes around the ring of 1024 once, so that all its pages exist.
+    """
     return _from_c(
         count,
         "message queue ping-pong",

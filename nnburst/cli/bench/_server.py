@@ -7,7 +7,7 @@ import gc
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ _START_SECONDS = 30.0
 _STOP_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
 
-Serve = Callable[[Any], Iterator[None]]
+Serve = Callable[[Any], Generator[None, None, None]]
 
 
 def _leave(signum: int, frame: object) -> NoReturn:
