@@ -120,8 +120,6 @@ void nnb_client_stats(const nnb_client *c, nnb_stats *out)
                        .dropped = c->dropped};
 }
 
-uint32_t nnb_client_spins(const nnb_client *c) { return c->result.window_ns ? SPINS : 0; }
-
 /* ---- execution ------------------------------------------------------------------------------------------------ */
 
 int nnb_execution_create(nnb_execution **out, nnb_client *c, const nnb_request *request)
@@ -157,6 +155,8 @@ void nnb_execution_destroy(nnb_execution *e)
 void nnb_execution_set_timeout(nnb_execution *e, uint64_t timeout_ns) { e->timeout_ns = timeout_ns; }
 
 const nnb_result *nnb_execution_result(const nnb_execution *e) { return &e->result; }
+
+uint32_t nnb_execution_spins(const nnb_execution *e) { return e->client->result.window_ns ? SPINS : 0; }
 
 static int end(nnb_execution *e, int rc)
 {

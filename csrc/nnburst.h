@@ -274,7 +274,7 @@ void nnb_server_destroy(nnb_server *s); /* after nnb_server_next has ended for g
 void nnb_server_stats(const nnb_server *s, nnb_stats *out);
 
 /* How often try is worth calling before releasing an interpreter lock; 0 if this end never polls. */
-uint32_t nnb_client_spins(const nnb_client *c);
+uint32_t nnb_execution_spins(const nnb_execution *e);
 uint32_t nnb_server_spins(const nnb_server *s);
 
 /* ---- process_watch.c: a service must not outlive its client ------------------------------------------------------ */

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ErrorStatus
 from ..model import MeasureTiming, OutputShape, Request, Timing
@@ -12,9 +12,17 @@ from ..model import MeasureTiming, OutputShape, Request, Timing
 if TYPE_CHECKING:
     from ..memory import Memory
 
-__all__ = ["BoundPlan", "BurstCallback", "BurstContext", "BurstExecutorWithCache", "SupportsExecute"]
+__all__ = [
+    "BoundPlan",
+    "BurstCallback",
+    "BurstContext",
+    "BurstExecutorWithCache",
+    "ExecutionResult",
+    "SupportsExecute",
+]
 
 ExecutionResult = tuple[ErrorStatus, tuple[OutputShape, ...], Timing]
+"""(status, one shape per output or empty, timing)."""
 
 BoundPlan = Callable[[], ExecutionResult | None]
 """A request that is already decoded, checked and bound to arrays. ``None`` means: NONE, no shapes, no timing."""
@@ -89,10 +97,9 @@ class BurstExecutorWithCache(abc.ABC):
         """Release every entry. Idempotent."""
 
 
-class SupportsExecute(abc.ABC):
+class SupportsExecute(Protocol):
     """The one method of a prepared model that the default executor needs."""
 
-    @abc.abstractmethod
     def execute_synchronously(
         self,
         request: Request,

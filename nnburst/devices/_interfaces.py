@@ -10,7 +10,7 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer
+from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer, ExecutionResult
 from ..model import (
     Capabilities,
     DeviceStatus,
@@ -18,20 +18,14 @@ from ..model import (
     ExecutionPreference,
     MeasureTiming,
     Model,
-    OutputShape,
     Priority,
     Request,
-    Timing,
 )
 
 if TYPE_CHECKING:
-    from ..errors import ErrorStatus
     from ..fmq import MQDescriptor
 
-__all__ = ["Device", "ExecutionResult", "PreparedModel"]
-
-ExecutionResult = tuple["ErrorStatus", tuple[OutputShape, ...], Timing]
-"""(status, one shape per output or empty, timing)."""
+__all__ = ["Device", "PreparedModel"]
 
 
 class PreparedModel(abc.ABC):

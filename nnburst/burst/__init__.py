@@ -1,0 +1,35 @@
+"""Bursts: executions over fast message queues, with memory named by slot (facts sheet `burst.md`)."""
+
+from __future__ import annotations
+
+from ._controller import BurstStats, Execution, ExecutionBurstController
+from ._executor import DefaultBurstExecutor
+from ._interfaces import (
+    BoundPlan,
+    BurstCallback,
+    BurstContext,
+    BurstExecutorWithCache,
+    ExecutionResult,
+    SupportsExecute,
+)
+from ._server import ExecutionBurstServer
+from ._slots import SlotTable
+from ._window import CHANNEL_LENGTH, DATUM, default_polling_window
+
+__all__ = [
+    "CHANNEL_LENGTH",
+    "DATUM",
+    "BoundPlan",
+    "BurstCallback",
+    "BurstContext",
+    "BurstExecutorWithCache",
+    "BurstStats",
+    "DefaultBurstExecutor",
+    "Execution",
+    "ExecutionBurstController",
+    "ExecutionBurstServer",
+    "ExecutionResult",
+    "SlotTable",
+    "SupportsExecute",
+    "default_polling_window",
+]

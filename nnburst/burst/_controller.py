@@ -1,0 +1,332 @@
+"""The client of a burst: slots, executions, fallback and death (facts sheet `burst.md` §6)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from .._core import check, ffi, lib
+from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, error_for
+from ..fmq import MessageQueue
+from ..model import NO_TIMING, MeasureTiming
+from ._endpoint import c_request, open_channel, python_result
+from ._slots import SlotTable
+from ._stats import BurstStats, read_stats
+from ._window import CHANNEL_LENGTH, DATUM, window_ns
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from .._core._nnburst import CData
+    from ..fmq import MQDescriptor
+    from ..memory import Memory
+    from ..model import OutputShape, Request, Timing
+
+__all__ = ["BurstStats", "Execution", "ExecutionBurstController"]
+
+_RESTART = -errno.ERESTART
+_NO_ROOM = -errno.ENOBUFS
+
+
+class BurstCapable(Protocol):
+    """What a controller needs of a prepared model, local or remote."""
+
+    def configure_execution_burst(
+        self,
+        callback: BurstCallback,
+        request_channel: MQDescriptor,
+        result_channel: MQDescriptor,
+        polling_window: float | None = None,
+    ) -> BurstContext: ...
+
+    def execute_synchronously(
+        self,
+        request: Request,
+        measure: MeasureTiming = MeasureTiming.NO,
+        deadline_ns: int = 0,
+        loop_timeout_ns: int = 0,
+    ) -> ExecutionResult: ...
+
+    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]: ...
+
+
+class ExecutionBurstController:
+    """One burst on a prepared model: one execution at a time, each one packet there and one back.
+
+    Thread-safe in that a second concurrent execution gets `BadState`. Context manager.
+    """
+
+    @classmethod
+    def create(
+        cls,
+        prepared_model: BurstCapable,
+        *,
+        polling_window: float | None = None,
+        channel_length: int = CHANNEL_LENGTH,
+        result_channel_length: int | None = None,
+    ) -> ExecutionBurstController:
+        """Make the two channels and have the prepared model serve them.
+
+        Args:
+            prepared_model: Kept alive by the burst.
+            polling_window: Seconds that both ends poll before they sleep; None for the default of each process, 0 to
+                never poll.
+            channel_length: Datums in the request channel, at least 4. A request needs 2 + inputs + outputs + pools +
+                given dimensions; what does not fit runs without the burst.
+            result_channel_length: Datums in the result channel; None for the same.
+
+        Raises:
+            InvalidArgument: A length or window is out of range.
+            NNBurstError: The model cannot serve a burst; the error's status says why.
+        """
+        window = window_ns(polling_window)
+        lengths = (channel_length, channel_length if result_channel_length is None else result_channel_length)
+        if min(lengths) < lib.NNB_MIN_CHANNEL:
+            raise InvalidArgument(f"a burst channel needs at least {lib.NNB_MIN_CHANNEL} datums, not {min(lengths)}")
+        slots = SlotTable()
+        with contextlib.ExitStack() as stack:
+            queues = [stack.enter_context(MessageQueue(DATUM, length)) for length in lengths]
+            request, result = [stack.enter_context(queue.descriptor) for queue in queues]
+            context = prepared_model.configure_execution_burst(slots, request, result, polling_window)
+            try:
+                # The server has attached and emptied the queues; only from now on may anything be written.
+                endpoint = _open_client(request, result, window)
+            except BaseException:
+                context.close()
+                raise
+        return cls(prepared_model, context, slots, endpoint)
+
+    def __init__(
+        self, prepared_model: BurstCapable, context: BurstContext, slots: SlotTable, endpoint: CData
+    ) -> None:
+        """Use `create`."""
+        self._prepared_model = prepared_model
+        self._context = context
+        self._slots = slots
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        self._closed = False
+        self._fallbacks = 0
+        self._final_stats: BurstStats | None = None
+        self._unlink = prepared_model.link_to_death(self._hang_up)
+
+    def _hang_up(self) -> None:
+        lib.nnb_client_hang_up(self._endpoint)
+
+    # ---- executions ------------------------------------------------------------------------------------------
+
+    def bind(self, request: Request, *, measure: bool = False) -> Execution:
+        """Serialise a request once, to be run many times.
+
+        Args:
+            request: Its pools get a slot each, which they keep until `free_memory` or `close`.
+            measure: Whether results carry `Timing`.
+
+        Raises:
+            BadState: The burst is closed.
+            InvalidArgument: A number does not fit the wire format.
+        """
+        if self._closed:
+            raise BadState("the burst is closed; create another one")
+        slots = self._slots.slots_for(request.pools)  # type: ignore[arg-type]
+        raw, keep_alive = c_request(request, slots, measure=measure)
+        out = ffi.new("nnb_execution **")
+        check(lib.nnb_execution_create(out, self._endpoint, raw), "bind")
+        del keep_alive
+        return Execution(self, self._endpoint, ffi.gc(out[0], lib.nnb_execution_destroy), request, measure)
+
+    def compute(self, request: Request, *, measure: bool = False, timeout: float | None = None) -> ExecutionResult:
+        """Run a request once.
+
+        Returns:
+            (status, output shapes, timing); an error of the request or of the execution is a status.
+
+        Raises:
+            MissedDeadline, DeadObject, BadState: as `Execution.run`.
+        """
+        execution = self.bind(request, measure=measure)
+        execution.timeout = timeout
+        return execution.execute()
+
+    def _run_without_burst(self, request: Request, measure: bool, timeout: float | None) -> ExecutionResult:
+        self._fallbacks += 1
+        deadline = 0 if timeout is None else time.monotonic_ns() + max(round(timeout * 1e9), 0)
+        flag = MeasureTiming.YES if measure else MeasureTiming.NO
+        return self._prepared_model.execute_synchronously(request, flag, deadline)
+
+    # ---- memory and life -------------------------------------------------------------------------------------
+
+    def free_memory(self, memory: Memory) -> bool:
+        """Forget a memory on both sides. Executions bound to it fail with INVALID_ARGUMENT from now on.
+
+        Returns:
+            Whether the burst knew it.
+        """
+        slot = self._slots.free(memory)
+        if slot is None:
+            return False
+        with contextlib.suppress(DeadObject):  # a dead service holds nothing
+            self._context.free_memory(slot)
+        return True
+
+    @property
+    def stats(self) -> BurstStats:
+        """Counters of the client's end."""
+        with self._lock:
+            return self._final_stats or read_stats(lib.nnb_client_stats, self._endpoint, self._fallbacks)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """End the burst; an execution in flight gets `DeadObject`. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._final_stats = read_stats(lib.nnb_client_stats, self._endpoint, self._fallbacks)
+        self._unlink()
+        with contextlib.suppress(DeadObject):
+            self._context.close()
+        while lib.nnb_client_close(self._endpoint) == -errno.EBUSY:
+            time.sleep(0.001)  # the execution in flight has been told to stop; the lock is free for it here
+        self._slots.clear()
+
+    def __enter__(self) -> ExecutionBurstController:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _open_client(request: MQDescriptor, result: MQDescriptor, window: int) -> CData:
+    c_request_queue = open_channel(request, "request channel", reset=False)
+    try:
+        c_result_queue = open_channel(result, "result channel", reset=False)
+    except BaseException:
+        lib.nnb_mq_close(c_request_queue)
+        raise
+    out = ffi.new("nnb_client **")
+    check(lib.nnb_client_create(out, c_request_queue, c_result_queue, window), "burst channels")
+    return ffi.gc(out[0], lib.nnb_client_destroy)
+
+
+_REFUSALS = {
+    ErrorStatus.INVALID_ARGUMENT: (
+        "the service refused the request (INVALID_ARGUMENT): an argument contradicts the model, or a memory it uses "
+        "was freed"
+    ),
+    ErrorStatus.OUTPUT_INSUFFICIENT_SIZE: "an output region is too small; .output_shapes of the error tells the sizes",
+}
+
+
+class Execution:
+    """A request that is bound to a burst; `run` as often as you like. Made by `ExecutionBurstController.bind`."""
+
+    __slots__ = ("_burst", "_endpoint", "_fallback", "_measure", "_pointer", "_run", "_timeout", "request")
+
+    def __init__(
+        self, burst: ExecutionBurstController, endpoint: CData, pointer: CData, request: Request, measure: bool
+    ) -> None:
+        self._burst = burst
+        self._endpoint = endpoint  # the C execution points at it
+        self._pointer = pointer
+        self._run = lib.nnb_execution_run
+        self._timeout: float | None = None
+        self._measure = measure
+        self._fallback: ExecutionResult | None = None
+        self.request = request
+
+    def run(self) -> None:
+        """Run once and wait for the end; the outputs are then in their memory.
+
+        Raises:
+            DeadObject: The service died, or the burst was closed meanwhile.
+            MissedDeadline: `timeout` passed. The service may still be writing outputs.
+            BadState: The burst is closed, or runs another execution now.
+            OutputInsufficientSize: An output region is too small.
+            NNBurstError: The service answered another error status.
+        """
+        status = self._run(self._pointer)
+        if status:
+            self._settle(status)
+
+    def execute(self) -> ExecutionResult:
+        """As `run`, but return (status, output shapes, timing) instead of raising for an error status."""
+        self._wait(self._run(self._pointer))
+        return self.result
+
+    def _wait(self, status: int) -> int:
+        """Wait for the end and return the status, or raise."""
+        self._fallback = None
+        if status == _RESTART:
+            try:
+                while status == _RESTART:  # signal handlers run between two calls
+                    status = lib.nnb_execution_resume(self._pointer)
+            except BaseException:
+                lib.nnb_execution_abandon(self._pointer)
+                raise
+        if status == _NO_ROOM:
+            self._fallback = self._burst._run_without_burst(self.request, self._measure, self._timeout)
+            return int(self._fallback[0])
+        return status if status >= 0 else self._fail(-status)
+
+    def _settle(self, status: int) -> None:
+        if self._wait(status):
+            final, shapes, _ = self.result
+            message = _REFUSALS.get(final, f"the execution failed with {final.name}; the service's log tells more")
+            raise error_for(final, message, shapes)
+
+    def _fail(self, number: int) -> int:
+        if number == errno.ETIMEDOUT:
+            raise MissedDeadline(
+                f"no answer within {self._timeout} s; a late one will be dropped. Give more time (timeout=) or look at "
+                "what the service is doing"
+            )
+        if number == errno.EPIPE:
+            if self._burst.closed:
+                raise BadState("the burst was closed while this execution ran")
+            raise DeadObject("the service that holds the model has ended; open another session")
+        if number == errno.EBUSY:
+            raise BadState("the burst is running another execution; a burst runs one at a time, open one per thread")
+        if number == errno.ESHUTDOWN:
+            raise BadState("the burst is closed; open another session")
+        if number == errno.EBADMSG:
+            raise GeneralFailure("the service corrupted the channel; the burst is dead, open another session")
+        return check(-number, "run")
+
+    @property
+    def result(self) -> ExecutionResult:
+        """(status, output shapes, timing) of the last run. Not to be read while another thread runs it."""
+        return self._fallback or python_result(lib.nnb_execution_result(self._pointer))
+
+    @property
+    def output_shapes(self) -> tuple[OutputShape, ...]:
+        """Shapes of the last run; empty if the service had none to tell (all outputs are fully specified)."""
+        return self.result[1]
+
+    @property
+    def timing(self) -> Timing:
+        """Durations of the last run, in microseconds, if it was bound with ``measure=True``."""
+        return self.result[2] if self._measure else NO_TIMING
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that a run may take; None for no limit."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float | None) -> None:
+        if seconds is not None and not seconds > 0:
+            raise InvalidArgument(f"timeout={seconds!r}: give seconds > 0, or None to wait without end")
+        nanoseconds = 0 if seconds is None or seconds > 1e9 else max(round(seconds * 1e9), 1)
+        lib.nnb_execution_set_timeout(self._pointer, nanoseconds)
+        self._timeout = seconds

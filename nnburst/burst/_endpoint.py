@@ -1,0 +1,154 @@
+"""Between Python's values and the C endpoints: queues, requests and results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._core import check, ffi, lib
+from ..errors import ErrorStatus, InvalidArgument
+from ..fmq import Flavour
+from ..model import UINT64_MAX, DataLocation, OutputShape, Request, RequestArgument, Timing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._core._nnburst import CData
+    from ..fmq import MQDescriptor
+    from ._interfaces import ExecutionResult
+
+__all__ = ["c_request", "c_result", "open_channel", "python_request", "python_result"]
+
+_UINT32_MAX = 2**32 - 1
+
+
+def open_channel(descriptor: MQDescriptor, what: str, *, reset: bool) -> CData:
+    """Open one end of a burst channel; the endpoint that is created with it takes it over.
+
+    Args:
+        descriptor: Of a synchronized queue of 24-byte datums with an event word, in sealed memory.
+        what: Name of the channel in error messages.
+        reset: Whether to empty it: true for the server, which attaches before the client may send (REQ §1.5).
+
+    Raises:
+        InvalidArgument: The descriptor describes no such queue.
+    """
+    if descriptor.flags != Flavour.SYNCHRONIZED:
+        raise InvalidArgument(f"{what}: flavour {descriptor.flags}; burst channels are synchronized queues")
+    if len(descriptor.grantors) < 4:
+        raise InvalidArgument(f"{what}: no event word; create the queue with one")
+    options = lib.NNB_MQ_EXCLUSIVE | lib.NNB_MQ_SEALED | (lib.NNB_MQ_RESET if reset else 0)
+    if descriptor.quantum != lib.NNB_DATUM_SIZE:
+        raise InvalidArgument(f"{what}: quantum {descriptor.quantum}; datums are {lib.NNB_DATUM_SIZE} bytes")
+    out = ffi.new("nnb_mq **")
+    grantors = ffi.new("nnb_grantor[]", [tuple(g) for g in descriptor.grantors])
+    fds = ffi.new("int[]", list(descriptor.fds))
+    check(
+        lib.nnb_mq_open(
+            out, grantors, len(grantors), fds, len(fds), descriptor.quantum, Flavour.SYNCHRONIZED, options
+        ),
+        what,
+    )
+    return out[0]
+
+
+# ---- requests -------------------------------------------------------------------------------------------------
+
+
+def _u32(value: int, what: str) -> int:
+    if not 0 <= value <= _UINT32_MAX:
+        raise InvalidArgument(f"{what} is {value}; a burst carries numbers up to {_UINT32_MAX}")
+    return value
+
+
+def c_request(request: Request, slots: Sequence[int], *, measure: bool) -> tuple[CData, list[object]]:
+    """Return a C request and what must stay alive beside it.
+
+    Raises:
+        InvalidArgument: A number does not fit the wire format.
+    """
+    arguments = (*request.inputs, *request.outputs)
+    rows = ffi.new("nnb_argument[]", max(len(arguments), 1))
+    dims: list[int] = []
+    for i, argument in enumerate(arguments):
+        kind, index = ("input", i) if i < len(request.inputs) else ("output", i - len(request.inputs))
+        row, where = rows[i], argument.location
+        row.has_no_value = argument.has_no_value
+        row.pool_index = _u32(where.pool_index, f"{kind} {index}: pool index")
+        row.offset = _u32(where.offset, f"{kind} {index}: offset")
+        row.length = _u32(where.length, f"{kind} {index}: length")
+        row.rank = len(argument.dimensions)
+        row.first_dim = len(dims)
+        dims.extend(_u32(d, f"{kind} {index}: dimension") for d in argument.dimensions)
+    out = ffi.new("nnb_request *")
+    c_dims = ffi.new("uint32_t[]", dims or [0])
+    c_pools = ffi.new("int32_t[]", list(slots) or [0])
+    out.n_inputs, out.n_outputs = len(request.inputs), len(request.outputs)
+    out.n_pools, out.n_dims = len(slots), len(dims)
+    out.arguments, out.dims, out.pools = rows, c_dims, c_pools
+    out.measure = measure
+    return out, [rows, c_dims, c_pools]
+
+
+def python_request(raw: CData) -> tuple[Request, list[int], bool]:
+    """Return (request without pools, slots, measure) of a decoded packet."""
+    dims: list[int] = ffi.unpack(raw.dims, raw.n_dims) if raw.n_dims else []
+    arguments = []
+    for i in range(raw.n_inputs + raw.n_outputs):
+        row = raw.arguments[i]
+        arguments.append(
+            RequestArgument(
+                bool(row.has_no_value),
+                DataLocation(row.pool_index, row.offset, row.length),
+                tuple(dims[row.first_dim : row.first_dim + row.rank]),
+            )
+        )
+    slots: list[int] = ffi.unpack(raw.pools, raw.n_pools) if raw.n_pools else []
+    return Request(tuple(arguments[: raw.n_inputs]), tuple(arguments[raw.n_inputs :])), slots, bool(raw.measure)
+
+
+# ---- results --------------------------------------------------------------------------------------------------
+
+
+def c_result(result: ExecutionResult) -> tuple[CData, list[object]]:
+    """Return a C result and what must stay alive beside it."""
+    status, shapes, timing = result
+    out = ffi.new("nnb_result *")
+    rows = ffi.new("nnb_shape[]", max(len(shapes), 1))
+    dims: list[int] = []
+    for row, shape in zip(rows, shapes, strict=False):
+        row.is_sufficient = shape.is_sufficient
+        row.rank = len(shape.dimensions)
+        row.first_dim = len(dims)
+        dims.extend(shape.dimensions)
+    c_dims = ffi.new("uint32_t[]", dims or [0])
+    out.status = int(status)
+    out.n_shapes, out.n_dims = len(shapes), len(dims)
+    out.shapes, out.dims = rows, c_dims
+    out.time_on_device = min(timing.time_on_device, UINT64_MAX)
+    out.time_in_driver = min(timing.time_in_driver, UINT64_MAX)
+    return out, [rows, c_dims]
+
+
+def python_result(raw: CData) -> ExecutionResult:
+    """Return the status, shapes and timing that a result carries.
+
+    What contradicts the table of `model.md` §4.3 is dropped, as a receiver must: shapes with another status than NONE or
+    OUTPUT_INSUFFICIENT_SIZE, times of a failed execution, and times that contradict each other.
+    """
+    status = ErrorStatus(raw.status)
+    shapes: tuple[OutputShape, ...] = ()
+    if status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) and raw.n_shapes:
+        dims: list[int] = ffi.unpack(raw.dims, raw.n_dims) if raw.n_dims else []
+        rows = [raw.shapes[i] for i in range(raw.n_shapes)]
+        shapes = tuple(
+            OutputShape(tuple(dims[r.first_dim : r.first_dim + r.rank]), bool(r.is_sufficient)) for r in rows
+        )
+    if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and not shapes:
+        status = ErrorStatus.GENERAL_FAILURE  # REQ-MODEL-077
+    timing = Timing()
+    if status is ErrorStatus.NONE:
+        timing = Timing(raw.time_on_device, raw.time_in_driver)
+        known = UINT64_MAX not in (timing.time_on_device, timing.time_in_driver)
+        if known and timing.time_on_device > timing.time_in_driver:
+            timing = Timing()
+    return status, shapes, timing

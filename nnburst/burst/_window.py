@@ -1,0 +1,55 @@
+"""Constants of a burst and how long its ends poll."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+
+from ..errors import InvalidArgument
+
+__all__ = ["CHANNEL_LENGTH", "DATUM", "WINDOW_VARIABLE", "default_polling_window", "window_ns"]
+
+CHANNEL_LENGTH = 1024
+"""Datums in each channel unless asked otherwise."""
+
+DATUM = np.dtype((np.void, 24))
+"""One element of a burst channel: a 24-byte FmqRequestDatum or FmqResultDatum (docs/WIRE.md)."""
+
+WINDOW_VARIABLE = "NNBURST_POLLING_WINDOW_US"
+_DEFAULT_WINDOW = 50e-6
+_LONGEST_WINDOW = 3600.0
+
+
+def default_polling_window() -> float:
+    """Seconds that an end polls before it sleeps: `NNBURST_POLLING_WINDOW_US`, else 50 µs, else 0 on one CPU.
+
+    With one CPU the peer cannot run while we poll, so polling would only delay it.
+
+    Raises:
+        InvalidArgument: The environment variable is not a number of microseconds.
+    """
+    text = os.environ.get(WINDOW_VARIABLE)
+    if text is not None:
+        try:
+            return checked_window(float(text) * 1e-6)
+        except ValueError as error:
+            raise InvalidArgument(f"{WINDOW_VARIABLE}={text!r} is not a number of microseconds ≥ 0") from error
+    return _DEFAULT_WINDOW if len(os.sched_getaffinity(0)) >= 2 else 0.0
+
+
+def checked_window(seconds: float) -> float:
+    """Return `seconds` if it can be a polling window.
+
+    Raises:
+        InvalidArgument: It is negative, not a number, or over an hour.
+    """
+    if math.isnan(seconds) or not 0 <= seconds <= _LONGEST_WINDOW:
+        raise InvalidArgument(f"polling_window={seconds!r}: give seconds between 0 (never poll) and {_LONGEST_WINDOW:.0f}")
+    return seconds
+
+
+def window_ns(seconds: float | None) -> int:
+    """Polling window in nanoseconds; None means the default of this process."""
+    return round((default_polling_window() if seconds is None else checked_window(float(seconds))) * 1e9)
