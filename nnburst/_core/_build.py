@@ -1,13 +1,13 @@
-"""Build script of the cffi module, and the reader of the C headers that feeds it.
+"""Build script of the cffi module, and the reader of the C header that feeds it.
 
-The headers in ``csrc/`` are the only place where the C interface is written down: the text for cffi's ``cdef`` and the
-type stub ``_nnburst.pyi`` are both derived from them here, each time the module is built. The C compiler then compares
-every declaration with the real one, and a digest of the headers travels in the module, so that a stale build is found
-out (`nnburst._core.header_digest`).
+The header ``csrc/nnburst.h`` is the only place where the C interface is written down: the text for cffi's ``cdef`` and
+the type stub ``_nnburst.pyi`` are both derived from it here, each time the module is built. The C compiler then
+compares every declaration with the real one, and a digest of the header travels in the module, so that a stale build
+is found out (`nnburst._core.header_digest`).
 
 Run by setuptools (``cffi_modules``) as a plain script, therefore without imports from the package. By hand::
 
-    python -m nnburst._core._build
+    python nnburst/_core/_build.py
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pathlib import Path
 from cffi import FFI
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADERS = ("nnburst.h", "nnb_bench.h")
+HEADER = "nnburst.h"
+_LINE = 120
 
 _DEFINE = re.compile(r"#\s*define\s+(\w+)[ \t]+(.+)")
 _INTEGER = re.compile(r"-?(0x[0-9a-fA-F]+|[0-9]+)([uUlL]*)$")
@@ -101,9 +102,8 @@ def constants(cdef: str) -> list[str]:
 
 
 def read_cdef(source: Path) -> str:
-    """The cdef text of all headers in a directory."""
-    present = [source / name for name in HEADERS if (source / name).exists()]
-    return "".join(header_to_cdef(path.read_text(encoding="utf-8")) for path in present)
+    """The cdef text of the header in a directory."""
+    return header_to_cdef((source / HEADER).read_text(encoding="utf-8"))
 
 
 def digest(cdef: str) -> str:
@@ -112,7 +112,7 @@ def digest(cdef: str) -> str:
 
 
 _STUB_HEAD = '''\
-# Written by nnburst/_core/_build.py from the headers in csrc/. Do not edit.
+# Written by nnburst/_core/_build.py from csrc/nnburst.h. Do not edit.
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -133,6 +133,7 @@ class CData:
 class FFI:
     NULL: CData
     class error(Exception): ...
+
     def new(self, cdecl: str, init: Any = ...) -> CData: ...
     def new_handle(self, value: object) -> CData: ...
     def from_handle(self, handle: CData) -> Any: ...
@@ -154,11 +155,22 @@ class _Lib:
 '''
 
 
+def _method(name: str, result: str, arguments: list[str]) -> str:
+    """One method of the stub, broken into lines as the formatter of this project does it."""
+    parameters = ["self", *arguments, "/"]
+    one = f"    def {name}({', '.join(parameters)}) -> {result}: ..."
+    if len(one) <= _LINE:
+        return one
+    two = f"        {', '.join(parameters)}"
+    if len(two) > _LINE:
+        two = "\n".join(f"        {parameter}," for parameter in parameters)
+    return f"    def {name}(\n{two}\n    ) -> {result}: ..."
+
+
 def stub(cdef: str) -> str:
     """The text of ``_nnburst.pyi``."""
     lines = [f"    {name}: int" for name in constants(cdef)]
-    for name, (result, arguments) in functions(cdef).items():
-        lines.append(f"    def {name}({', '.join(['self', *arguments])}, /) -> {result}: ...")
+    lines += [_method(name, *signature) for name, signature in functions(cdef).items()]
     return _STUB_HEAD + "\n".join(lines) + "\n\nffi: FFI\nlib: _Lib\n"
 
 
@@ -167,12 +179,11 @@ def make_builder(root: str) -> FFI:
     source = Path(root, "csrc")
     cdef = read_cdef(source)
     limited = not sysconfig.get_config_var("Py_GIL_DISABLED")
-    includes = "".join(f'#include "{name}"\n' for name in HEADERS if (source / name).exists())
     builder = FFI()
     builder.cdef(cdef + "extern const char nnb_py_header_digest[];\n")
     builder.set_source(
         "nnburst._core._nnburst",
-        f'{includes}#include "_gil.h"\nstatic const char nnb_py_header_digest[] = "{digest(cdef)}";\n',
+        f'#include "{HEADER}"\n#include "_gil.h"\nstatic const char nnb_py_header_digest[] = "{digest(cdef)}";\n',
         sources=sorted(str(path) for path in source.glob("*.c")),
         include_dirs=[str(source), str(Path(root, "nnburst", "_core"))],
         define_macros=[("Py_LIMITED_API", "0x030A0000")] if limited else [],

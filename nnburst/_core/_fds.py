@@ -64,6 +64,12 @@ class FdSet:
         """Whether `close` was called."""
         return self._fds is None
 
+    def joined(self, other: FdSet) -> FdSet:
+        """Move the descriptors of both into a new set."""
+        both = FdSet(self.fds + other.fds)
+        self._fds = other._fds = None
+        return both
+
     def close(self) -> None:
         """Close every descriptor. Idempotent."""
         fds, self._fds = self._fds, None

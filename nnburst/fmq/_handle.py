@@ -1,0 +1,88 @@
+"""The C handle of a queue: who keeps it mapped, and what becomes of it in a forked child."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+
+from .._core import ffi, lib
+from ..errors import BadState
+
+__all__ = ["CLOSED", "Handle", "ring_array"]
+
+
+class Handle:
+    """An ``nnb_mq *`` that is closed when nothing refers to it any more.
+
+    A queue, the NumPy views on its ring and a call that waits in another thread each hold one reference, so closing
+    the queue never unmaps memory that somebody still looks at.
+    """
+
+    __slots__ = ("__weakref__", "exclusive", "pointer", "why")
+
+    def __init__(self, pointer: Any, why: str = "", *, exclusive: bool = False) -> None:
+        self.pointer = None if pointer is None else ffi.gc(pointer, lib.nnb_mq_close)
+        self.exclusive = exclusive
+        self.why = why
+        if exclusive and pointer is not None:
+            _exclusive.add(self)
+
+    def live(self) -> Any:
+        """The pointer.
+
+        Raises:
+            BadState: The queue is closed, or belongs to the parent process.
+        """
+        if self.pointer is None:
+            raise BadState(self.why)
+        return self.pointer
+
+    def disown(self, why: str) -> Any:
+        """Give the pointer away without closing it; None if there is none."""
+        pointer, self.pointer, self.why = self.pointer, None, why
+        if pointer is not None:
+            ffi.gc(pointer, None)  # removes the destructor
+        return pointer
+
+
+CLOSED = Handle(None, "the queue is closed")
+
+_exclusive: weakref.WeakSet[Handle] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    # An exclusive handle keeps its counter in private memory, of which parent and child now have one each; its mapping
+    # was not inherited. Closing it here could unmap what the child has meanwhile put at that address: forget it.
+    for handle in list(_exclusive):
+        handle.disown("an exclusive queue cannot be used in a forked child; attach to its descriptor there")
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class _RingMemory:
+    """What NumPy sees as the owner of the ring's bytes."""
+
+    __slots__ = ("__array_interface__", "_handle")
+
+    def __init__(self, handle: Handle, address: int, size: int, read_only: bool) -> None:
+        self._handle = handle
+        self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, read_only), "version": 3}
+
+
+def ring_array(handle: Handle, start: Any, dtype: np.dtype[Any], read_only: bool) -> np.ndarray[Any, np.dtype[Any]]:
+    """The whole ring as an array of elements that keeps the handle alive.
+
+    Args:
+        handle: The handle.
+        start: ``uint8_t *`` to the first byte of the ring.
+        dtype: Element type.
+        read_only: Whether the mapping is.
+    """
+    pointer = handle.live()
+    size = lib.nnb_mq_capacity(pointer) * lib.nnb_mq_quantum(pointer)
+    address = int(ffi.cast("uintptr_t", start))
+    return np.asarray(_RingMemory(handle, address, size, read_only)).view(dtype)
