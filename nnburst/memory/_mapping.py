@@ -1,0 +1,50 @@
+"""A mapping that lives as long as anything looks at it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._core import ffi, lib
+from ..errors import GeneralFailure
+
+__all__ = ["Mapping"]
+
+
+class Mapping:
+    """Maps a range of a memory object; NumPy views on it hold a reference, the last one unmaps.
+
+    Args:
+        fd: The object; not needed any more afterwards.
+        offset: First byte; need not be page-aligned.
+        size: Bytes.
+        prot: PROT_READ and/or PROT_WRITE.
+
+    Raises:
+        GeneralFailure: The object cannot be mapped like this.
+    """
+
+    __slots__ = ("__array_interface__", "_mapping")
+
+    def __init__(self, fd: int, offset: int, size: int, prot: int) -> None:
+        raw = ffi.new("nnb_mapping *")
+        rc = lib.nnb_map(raw, fd, offset, size, prot)
+        if rc < 0:
+            raise GeneralFailure(f"cannot map {size} bytes at {offset} of fd {fd}: {_reason(rc)}")
+        self._mapping = ffi.gc(raw, lib.nnb_unmap)
+        self.__array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (int(ffi.cast("uintptr_t", raw.addr)), not prot & 2),
+            "version": 3,
+        }
+
+    @property
+    def faults(self) -> int:
+        """Accesses that found the object truncated and were given zero pages instead."""
+        return lib.nnb_map_faults(self._mapping)
+
+    def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """All of it as uint8; the array keeps the mapping alive."""
+        return np.asarray(self)
