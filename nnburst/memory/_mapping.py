@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ class Mapping:
         raw = ffi.new("nnb_mapping *")
         rc = lib.nnb_map(raw, fd, offset, size, prot)
         if rc < 0:
-            raise GeneralFailure(f"cannot map {size} bytes at {offset} of fd {fd}: {_reason(rc)}")
+            raise GeneralFailure(f"cannot map {size} bytes at {offset} of fd {fd}: {os.strerror(-rc)}")
         self._mapping = ffi.gc(raw, lib.nnb_unmap)
         self.__array_interface__ = {
             "shape": (size,),

@@ -192,7 +192,7 @@ class Memory:
         element = np.dtype(dtype)
         if element.hasobject:
             raise InvalidArgument(f"{element} cannot live in shared memory; use a dtype without objects")
-        lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+        lengths = tuple(shape)
         if any(length < 0 for length in lengths):
             raise InvalidArgument(f"shape {lengths} has a negative length")
         nbytes = math.prod(lengths) * element.itemsize
@@ -207,7 +207,7 @@ class Memory:
         Raises:
             As `array`.
         """
-        return memoryview(self._map())
+        return self._map().data
 
     def close(self) -> None:
         """Close the file descriptors and let go of the mapping; views stay valid. Idempotent."""
