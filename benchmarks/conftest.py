@@ -1,0 +1,50 @@
+"""Shared by the regression set; run it with ``pytest benchmarks``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst.model import ModelBuilder, OperandType
+
+POLLING_WINDOW = 50e-6
+
+
+def relu_model(nbytes: int) -> Any:
+    """Return a model with one input ``x`` and one output ``y`` of `nbytes` bytes."""
+    builder = ModelBuilder()
+    x = builder.input("x", OperandType.TENSOR_QUANT8_ASYMM, (1, nbytes), scale=1.0, zero_point=0)
+    builder.output("y", builder.relu(x))
+    return builder.build()
+
+
+@pytest.fixture(scope="session")
+def noop_service() -> Iterator[Any]:
+    """A service child that hosts the device which does nothing."""
+    with nnburst.launch(devices=["nnburst-noop"]) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def reference_service() -> Iterator[Any]:
+    """A service child that hosts the reference device."""
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        yield service
+
+
+@pytest.fixture
+def two_cpus() -> None:
+    """Skip where polling makes no sense."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("polling needs 2 CPUs")
+
+
+@pytest.fixture(scope="session")
+def words() -> Any:
+    """32 bytes as four elements."""
+    return np.arange(4, dtype=np.uint64)
