@@ -1,0 +1,157 @@
+"""`nnburst bench`: figures, budget, missing and failing rows, and that nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from nnburst.cli.bench import _budget, _rows, _schedule, bench
+from nnburst.cli.bench._case import Bench, Case, Subject
+from nnburst.cli.bench._placement import ONE_CORE, allowed_cpus, keep_affinity
+from nnburst.cli.bench._sampling import Result, Round, time_calls
+from nnburst.cli.bench._server import server_process
+
+ROW_KEYS = ("name", "wait", "payload_bytes", "count", "p50_us", "p90_us", "p99_us", "p999_us", "max_us", "ratio_to_L")
+
+two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 CPUs")
+
+
+def _round(p50: int, before: float = 100.0, after: float = 100.0) -> Round:
+    return Round(np.full(10, p50, dtype=np.int64), before, after)
+
+
+def _case(open_row: Any, key: str = "mine", **more: Any) -> Case:
+    return Case(key, "e", "title", "block", 32, open_row, ONE_CORE, **more)
+
+
+def _run(cases: list[Case], tmp_path: Path) -> dict[str, Result]:
+    plan = _schedule.Plan(rounds=2, count=40, turn_seconds=0.01)
+    with keep_affinity(), ExitStack() as stack:
+        shared = Bench(allowed_cpus(), str(tmp_path), 50e-6, stack)
+        return _schedule.run(cases, shared, plan, stack, lambda what: None)
+
+
+def test_time_calls_counts_every_call_and_loses_no_time() -> None:
+    calls: list[int] = []
+    samples = time_calls(lambda: calls.append(1), 50)
+    assert len(calls) == len(samples) == 50
+    assert (samples > 0).all()
+
+
+def test_ratio_leaves_out_rounds_in_which_the_machine_changed() -> None:
+    result = Result([_round(500), _round(500, before=100, after=400), _round(500)])
+    assert [r.settled for r in result.rounds] == [True, False, True]
+    assert result.ratio_to_line() == 5.0
+
+
+def test_rows_are_compared_within_a_round() -> None:
+    fast, slow = Result([_round(100), _round(400)]), Result([_round(300), _round(1200)])
+    assert slow.ratio_to(fast) == 3.0
+
+
+@pytest.mark.parametrize(("p50", "outcome"), [(150, "pass"), (151, "miss")])
+def test_budget_says_pass_up_to_the_limit_and_miss_beyond(p50: int, outcome: str) -> None:
+    assert _budget.verdicts({"queue": Result([_round(p50)])})[0].outcome == outcome
+
+
+@pytest.mark.parametrize(("p50", "outcome"), [(250, "pass"), (249, "miss")])
+def test_budget_of_being_faster_is_a_lower_limit(p50: int, outcome: str) -> None:
+    results = {"burst-poll": Result([_round(100)]), "iceoryx2": Result([_round(p50)])}
+    verdict = next(v for v in _budget.verdicts(results) if "iceoryx2" in v.text)
+    assert verdict.outcome == outcome
+
+
+def test_budget_without_its_rows_is_not_measured() -> None:
+    assert {v.outcome for v in _budget.verdicts({})} == {"not measured"}
+
+
+def test_every_row_has_a_name_of_its_own_and_the_budget_names_only_rows() -> None:
+    keys = [case.key for case in _rows.all_cases()]
+    assert len(set(keys)) == len(keys)
+    assert {name for promise in _budget.BUDGET for name in (promise.row, promise.base)} <= set(keys)
+
+
+def test_missing_peer_is_said_with_the_remedy(tmp_path: Path) -> None:
+    case = _case(lambda bench: pytest.fail("opened"), module="no_such_module_here", distribution="no-such-thing")
+    result = _run([case], tmp_path)["mine"]
+    assert not result.rounds
+    assert "not installed" in result.note
+    assert "pip install no-such-thing" in result.note
+
+
+def test_failing_row_leaves_the_others_alone(tmp_path: Path) -> None:
+    @contextmanager
+    def open_fine(bench: Bench) -> Iterator[Subject]:
+        yield Subject(lambda count: time_calls(lambda: None, count))
+
+    @contextmanager
+    def open_broken(bench: Bench) -> Iterator[Subject]:
+        yield Subject(lambda count: [][1])
+
+    results = _run([_case(open_broken, "broken"), _case(open_fine, "fine")], tmp_path)
+    assert results["broken"].note.startswith("failed: ")
+    assert not results["broken"].rounds
+    assert len(results["fine"].rounds) == 2
+
+
+def _spin(end: Any) -> Generator[None, None, None]:
+    yield
+    while True:
+        pass
+
+
+def _die(end: Any) -> Generator[None, None, None]:
+    raise RuntimeError("cannot serve")
+    yield
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_server_that_polls_for_ever_ends_with_its_context(parked: bool) -> None:
+    with pytest.raises(ZeroDivisionError), server_process(_spin, None) as server:
+        pid = server.pid
+        if parked:
+            server.park()
+        raise ZeroDivisionError
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_server_that_cannot_start_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="ended while it started"), server_process(_die, None):
+        pytest.fail("the server started")
+    assert "cannot serve" in capfd.readouterr().err
+
+
+def test_unknown_row_is_refused() -> None:
+    result = CliRunner().invoke(bench, ["--only", "nothing-like-that"])
+    assert result.exit_code == 2
+    assert "--list" in result.output
+
+
+@two_cpus
+def test_bench_writes_rows_conditions_and_budget(tmp_path: Path) -> None:
+    out, table = tmp_path / "bench.json", tmp_path / "bench.md"
+    affinity = os.sched_getaffinity(0)
+    arguments = ["--only", "line", "--only", "queue", "--only", "seqpacket*", "--count", "40", "--rounds", "2"]
+    result = CliRunner().invoke(bench, [*arguments, "--json", str(out), "--markdown", str(table)])
+    assert result.exit_code == 0, result.output
+    document = json.loads(out.read_text())
+    assert [row["name"] for row in document["rows"]] == ["line", "queue", "seqpacket", "seqpacket-1core"]
+    for row in document["rows"]:
+        assert set(ROW_KEYS) <= set(row)
+        assert row["count"] > 0
+        assert 0 < row["p50_us"] <= row["p99_us"] <= row["p999_us"] <= row["max_us"]
+        assert row["ratio_to_L"] > 0
+    assert {"cpu", "cores", "kernel", "python", "polling_window_us", "client_cpu"} <= set(document["conditions"])
+    assert {v["outcome"] for v in document["budget"]} >= {"not measured"}
+    assert "Unix SOCK_SEQPACKET" in table.read_text()
+    assert "Budget" in result.output
+    assert os.sched_getaffinity(0) == affinity
