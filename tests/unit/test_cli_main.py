@@ -82,7 +82,7 @@ def test_doctor_refuses_a_polling_window_that_is_no_number(monkeypatch: pytest.M
     monkeypatch.setenv("NNBURST_POLLING_WINDOW_US", "fast")
     assert checks.check_window().level is Level.FAIL
     monkeypatch.setenv("NNBURST_POLLING_WINDOW_US", "20")
-    assert checks.check_window() == Finding(Level.OK, "20 µs from NNBURST_POLLING_WINDOW_US")
+    assert checks.check_window() == Finding(Level.OK, "20 µs (NNBURST_POLLING_WINDOW_US)")
 
 
 def test_doctor_notices_seals_that_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ...burst import default_polling_window
 from ...errors import NNBurstError
 from ...runtime import launch
 from ._contenders import BurstContender, Contender, InProcessContender, PipeContender
@@ -118,9 +119,9 @@ def _report(digits: Digits, laps: dict[str, Lap], passes: int, device: str, poll
             table.add_row(f"  {name}", *(f"{value:.1f}" for value in laps[name].percentiles_us()))
         table.add_section()
     console.print(table)
-    window = "default" if polling_window is None else f"{polling_window * 1e6:g} µs"
+    window = default_polling_window() if polling_window is None else polling_window
     console.print(
-        f"Conditions: {len(os.sched_getaffinity(0))} CPUs, nothing pinned, polling window {window}, NumPy "
+        f"Conditions: {len(os.sched_getaffinity(0))} CPUs, nothing pinned, polling window {window * 1e6:g} µs, NumPy "
         f"{np.__version__}, {passes} passes = {laps[BURST].nanoseconds.size} calls each after {WARM_UP} to warm up, "
         "contenders in turns.",
         highlight=False,

@@ -146,17 +146,15 @@ def check_clock() -> Finding:
 
 def check_window() -> Finding:
     """The polling window that bursts use unless told otherwise."""
-    text = os.environ.get("NNBURST_POLLING_WINDOW_US")
-    if text is None:
-        return _ok("the default (50 µs with two CPUs or more, else 0)")
+    from nnburst.burst import default_polling_window
+    from nnburst.errors import InvalidArgument
+
     try:
-        if float(text) >= 0:
-            return _ok(f"{float(text):g} µs from NNBURST_POLLING_WINDOW_US")
-    except ValueError:
-        pass
-    return Finding(
-        Level.FAIL, f"NNBURST_POLLING_WINDOW_US={text!r}", "Set it to a number of microseconds ≥ 0, or unset it."
-    )
+        window = default_polling_window()
+    except InvalidArgument as error:
+        return Finding(Level.FAIL, str(error), "Correct the variable or unset it.")
+    source = "NNBURST_POLLING_WINDOW_US" if "NNBURST_POLLING_WINDOW_US" in os.environ else "default"
+    return _ok(f"{window * 1e6:g} µs ({source})")
 
 
 @contextmanager
