@@ -50,9 +50,9 @@ class Bench:
     def service(self) -> Any:
         """The service child with the no-op device, started on first use and ended with the run."""
         if self._service is None:
-            import nnburst
+            from ...runtime import launch
 
-            self._service = self._stack.enter_context(nnburst.launch(devices=["nnburst-noop"]))
+            self._service = self._stack.enter_context(launch(devices=["nnburst-noop"]))
         return self._service
 
 

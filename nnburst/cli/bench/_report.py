@@ -23,12 +23,12 @@ __all__ = ["Report"]
 _COLUMNS = ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")
 _WIDE = 112  # characters that the whole table needs
 _GROUPS = {
-    "a": "(a) one cache line",
-    "b": "(b) queue, C",
-    "c": "(c) queue, two Python processes",
-    "d": "(d) burst on a model that does nothing, two Python processes",
-    "e": "(e) 32-byte echo, two Python processes",
-    "f": "(f) payload through a pool, and through a pipe",
+    "a": "(a) cache line, C threads",
+    "b": "(b) queue, C threads",
+    "c": "(c) queue, Python processes",
+    "d": "(d) burst, Python processes",
+    "e": "(e) 32-byte echo, Python processes",
+    "f": "(f) payload, Python processes",
 }
 
 
