@@ -183,8 +183,10 @@ int nnb_execution_start(nnb_execution *e)
         c->dropped += stray > 0;
     }
     int rc = nnb_channel_send(&c->request, e->packet, e->n);
-    if (rc < 0)
+    if (rc < 0) {
+        e->result.status = -1; /* no answer of this run will ever be here */
         return end(e, rc == -EMSGSIZE ? -ENOBUFS : rc);
+    }
     e->deadline_ns = e->timeout_ns ? nnb_now_ns() + e->timeout_ns : 0;
     e->waiting = 1;
     return 0;

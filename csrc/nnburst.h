@@ -240,7 +240,7 @@ void nnb_execution_abandon(nnb_execution *e);
  * times (-EAGAIN if nothing came). */
 int nnb_execution_start(nnb_execution *e);
 int nnb_execution_try(nnb_execution *e, uint32_t spins);
-/* The result of the last run; valid until the next. */
+/* The result of the last run, valid until the next; status -1 if nothing could be sent. */
 const nnb_result *nnb_execution_result(const nnb_execution *e);
 
 /* Server end. One thread calls nnb_server_next and the functions on the request at hand. */

@@ -7,10 +7,10 @@ import errno
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
 from .._core import check, ffi, lib
-from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, error_for
+from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, error_for
 from ..fmq import MessageQueue
 from ..model import NO_TIMING, MeasureTiming
 from ._endpoint import c_request, open_channel, python_result
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from ..fmq import MQDescriptor
     from ..memory import Memory
     from ..model import OutputShape, Request, Timing
+    from ._interfaces import BurstCallback, BurstContext, ExecutionResult
 
 __all__ = ["BurstStats", "Execution", "ExecutionBurstController"]
 
+_E = TypeVar("_E", bound="Execution")
 _RESTART = -errno.ERESTART
 _NO_ROOM = -errno.ENOBUFS
 
@@ -119,12 +121,17 @@ class ExecutionBurstController:
 
     # ---- executions ------------------------------------------------------------------------------------------
 
-    def bind(self, request: Request, *, measure: bool = False) -> Execution:
+    @overload
+    def bind(self, request: Request, *, measure: bool = False) -> Execution: ...
+    @overload
+    def bind(self, request: Request, *, measure: bool = False, kind: type[_E]) -> _E: ...
+    def bind(self, request: Request, *, measure: bool = False, kind: type[Execution] | None = None) -> Execution:
         """Serialise a request once, to be run many times.
 
         Args:
             request: Its pools get a slot each, which they keep until `free_memory` or `close`.
             measure: Whether results carry `Timing`.
+            kind: The subclass of `Execution` to return.
 
         Raises:
             BadState: The burst is closed.
@@ -137,7 +144,7 @@ class ExecutionBurstController:
         out = ffi.new("nnb_execution **")
         check(lib.nnb_execution_create(out, self._endpoint, raw), "bind")
         del keep_alive
-        return Execution(self, self._endpoint, ffi.gc(out[0], lib.nnb_execution_destroy), request, measure)
+        return (kind or Execution)(self, self._endpoint, ffi.gc(out[0], lib.nnb_execution_destroy), request, measure)
 
     def compute(self, request: Request, *, measure: bool = False, timeout: float | None = None) -> ExecutionResult:
         """Run a request once.
@@ -191,8 +198,8 @@ class ExecutionBurstController:
                 return
             self._closed = True
             self._final_stats = read_stats(lib.nnb_client_stats, self._endpoint, self._fallbacks)
-        self._unlink()
-        with contextlib.suppress(DeadObject):
+        with contextlib.suppress(NNBurstError):  # dead, or a forked child that must leave its parent's burst alone
+            self._unlink()
             self._context.close()
         while lib.nnb_client_close(self._endpoint) == -errno.EBUSY:
             time.sleep(0.001)  # the execution in flight has been told to stop; the lock is free for it here
@@ -266,7 +273,6 @@ class Execution:
 
     def _wait(self, status: int) -> int:
         """Wait for the end and return the status, or raise."""
-        self._fallback = None
         if status == _RESTART:
             try:
                 while status == _RESTART:  # signal handlers run between two calls
@@ -306,7 +312,10 @@ class Execution:
     @property
     def result(self) -> ExecutionResult:
         """(status, output shapes, timing) of the last run. Not to be read while another thread runs it."""
-        return self._fallback or python_result(lib.nnb_execution_result(self._pointer))
+        raw = lib.nnb_execution_result(self._pointer)
+        if raw.status < 0 and self._fallback is not None:  # the last run did not go through the channel
+            return self._fallback
+        return python_result(raw)
 
     @property
     def output_shapes(self) -> tuple[OutputShape, ...]:

@@ -1,0 +1,49 @@
+"""Run a neural network in another process as if it were a function."""
+
+from __future__ import annotations
+
+from . import errors
+from .errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+    OutputInsufficientSize,
+    ResourceExhausted,
+)
+from .memory import Memory
+from .model import Model, ModelBuilder, OperandType, OperationType
+from .runtime import Burst, Compilation, Execution, Service, Session, in_process, launch
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BadState",
+    "Burst",
+    "Compilation",
+    "DeadObject",
+    "DeviceUnavailable",
+    "ErrorStatus",
+    "Execution",
+    "GeneralFailure",
+    "InvalidArgument",
+    "Memory",
+    "MissedDeadline",
+    "Model",
+    "ModelBuilder",
+    "NNBurstError",
+    "OperandType",
+    "OperationType",
+    "OutputInsufficientSize",
+    "ResourceExhausted",
+    "Service",
+    "Session",
+    "__version__",
+    "errors",
+    "in_process",
+    "launch",
+]

@@ -1,0 +1,24 @@
+"""What users call: sessions, services, and the NNAPI life cycle below them."""
+
+from __future__ import annotations
+
+from ._bound import BoundExecution
+from ._burst import Burst
+from ._compilation import Compilation
+from ._execution import Duration, Event, Execution
+from ._service import Service, in_process, launch
+from ._session import NodeArg, Session
+
+__all__ = [
+    "BoundExecution",
+    "Burst",
+    "Compilation",
+    "Duration",
+    "Event",
+    "Execution",
+    "NodeArg",
+    "Service",
+    "Session",
+    "in_process",
+    "launch",
+]

@@ -1,0 +1,141 @@
+"""A place where models run: a service process, or this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..devices import Device, create_device
+from ..errors import BadState, DeviceUnavailable
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ..model import Model
+    from ._session import Session
+
+__all__ = ["Service", "in_process", "launch"]
+
+_DEFAULT_DEVICES = ("nnburst-reference",)
+
+
+class _Backend(Protocol):
+    @property
+    def devices(self) -> tuple[Device, ...]: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def alive(self) -> bool: ...
+    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]: ...
+    def close(self) -> None: ...
+
+
+class _LocalBackend:
+    """Devices of this process."""
+
+    def __init__(self, devices: tuple[Device, ...]) -> None:
+        import os
+
+        self.devices = devices
+        self.pid = os.getpid()
+        self.alive = True
+
+    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+    def close(self) -> None:
+        self.alive = False
+        for device in self.devices:
+            device.close()
+
+
+class Service:
+    """Hosts devices; several sessions may share one. Made by `launch` or `in_process`. Context manager."""
+
+    def __init__(self, backend: _Backend, what: str) -> None:
+        """Use `launch` or `in_process`."""
+        self._backend = backend
+        self._what = what
+        self._closed = False
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices, in order of preference."""
+        self._check_open()
+        return self._backend.devices
+
+    def device(self, name: str) -> Device:
+        """Return the device of that name.
+
+        Raises:
+            DeviceUnavailable: The service has none.
+        """
+        for device in self.devices:
+            if device.name == name:
+                return device
+        names = ", ".join(device.name for device in self.devices)
+        raise DeviceUnavailable(f"no device {name!r} in this service; it has: {names}")
+
+    @property
+    def pid(self) -> int:
+        """Process id of the process that runs the models."""
+        return self._backend.pid
+
+    @property
+    def alive(self) -> bool:
+        """False once the service process is gone or the service is closed."""
+        return not self._closed and self._backend.alive
+
+    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_death` once when the service process ends. Returns a function that unlinks."""
+        return self._backend.link_to_death(on_death)
+
+    def session(self, model: Model, **options: Any) -> Session:
+        """Open a session on this service; the arguments are those of `Session`, without ``service``."""
+        from ._session import Session
+
+        return Session(model, service=self, **options)
+
+    def close(self) -> None:
+        """End the service and everything that it runs. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._backend.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BadState("the service is closed; launch another one")
+
+    def __enter__(self) -> Service:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "alive" if self.alive else "dead"
+        return f"<Service {self._what}, pid {self.pid}, {state}>"
+
+
+def launch(*, devices: Sequence[str] = _DEFAULT_DEVICES, timeout: float = 60.0) -> Service:
+    """Start a service process that belongs to this one and ends with it.
+
+    Args:
+        devices: Names of the devices that it offers, in order of preference.
+        timeout: Seconds that it may take to start.
+
+    Raises:
+        DeviceUnavailable: The process could not serve; the message carries what it printed.
+        MissedDeadline: It did not start in time.
+    """
+    from ..service import start_child  # a program that stays in process needs no process boundary
+
+    return Service(start_child(devices, timeout=timeout), "child")
+
+
+def in_process(*, devices: Sequence[str] = _DEFAULT_DEVICES) -> Service:
+    """Run models in this process, through the same interfaces: for tests and comparisons."""
+    return Service(_LocalBackend(tuple(create_device(name) for name in devices)), "in process")

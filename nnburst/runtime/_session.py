@@ -1,0 +1,293 @@
+"""The shape of onnxruntime's session, on a model in another process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..burst import BurstStats, ExecutionBurstController
+from ..errors import BadState, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
+from ..model import ExecutionPreference, Model, Priority, operation_name
+from ._arguments import NodeArg, model_arguments, place
+from ._bound import BoundExecution
+from ._service import Service, launch
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import numpy.typing as npt
+
+    from ..devices import Device, PreparedModel
+
+__all__ = ["NodeArg", "Session"]
+
+_KEPT_SHAPES = 8
+_MOST_RERUNS = 8
+
+
+def _member(kind: type[Any], value: object, what: str) -> Any:
+    if isinstance(value, kind):
+        return value
+    try:
+        return kind[str(value).upper()]
+    except KeyError:
+        choices = ", ".join(repr(member.name.lower()) for member in kind)
+        raise InvalidArgument(f"{what}={value!r}; choose one of {choices}") from None
+
+
+class Session:
+    """A model, compiled and ready to run in a service process, through a burst.
+
+    Thread-safe in that a second concurrent `run` gets `BadState`: open one session per thread; sessions may share a
+    service. Context manager.
+
+    Args:
+        model: From `ModelBuilder`.
+        service: Where to run; None starts a service process for this session alone, which ends with it.
+        device: Name of the device; None takes the first that supports every operation.
+        preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"`` (which never polls).
+        priority: ``"low"``, ``"medium"`` or ``"high"``.
+        polling_window: Seconds that both ends poll before they sleep; None for the default (50 µs with two CPUs or
+            more), 0 to never poll.
+        timeout: Seconds that one run may take; None for no limit.
+
+    Raises:
+        InvalidArgument: The model or an argument breaks a rule.
+        DeviceUnavailable: No such device, or the service could not start.
+        GeneralFailure: No device supports the model.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        service: Service | None = None,
+        device: str | None = None,
+        preference: str | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        priority: str | Priority = Priority.MEDIUM,
+        polling_window: float | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        if not isinstance(model, Model):
+            raise InvalidArgument(f"model is {type(model).__name__}; build a Model with nnburst.ModelBuilder")
+        wish = _member(ExecutionPreference, preference, "preference")
+        rank = _member(Priority, priority, "priority")
+        if polling_window is None and wish is ExecutionPreference.LOW_POWER:
+            polling_window = 0.0
+        if timeout is not None and not timeout > 0:
+            raise InvalidArgument(f"timeout={timeout!r}: give seconds > 0, or None to wait without end")
+        self._inputs, self._outputs = model_arguments(model)
+        self._input_names = {argument.name: argument for argument in self._inputs}
+        self._timeout = timeout
+        owned = launch() if service is None else None
+        try:
+            home = service or owned
+            assert home is not None
+            self._device = _choose(home, device, model)
+            prepared = self._device.prepare_model(model, wish, rank)
+            try:
+                burst = ExecutionBurstController.create(prepared, polling_window=polling_window)
+            except BaseException:
+                prepared.close()
+                raise
+        except BaseException:
+            if owned is not None:
+                owned.close()
+            raise
+        self._service = home
+        self._burst = burst
+        self._running = threading.Lock()
+        self._bound: dict[tuple[tuple[int, ...], ...], BoundExecution] = {}
+        self._output_bytes: dict[str, int] = {}
+        self._finalizer = weakref.finalize(self, _close, burst, prepared, owned)
+
+    # ---- running ---------------------------------------------------------------------------------------------
+
+    def run(
+        self, output_names: Sequence[str] | None, inputs: Mapping[str, npt.ArrayLike]
+    ) -> list[np.ndarray[Any, np.dtype[Any]]]:
+        """Copy the inputs in, run, and copy the outputs out.
+
+        Args:
+            output_names: Which outputs to return, in which order; None for all.
+            inputs: An array for each input, of exactly its dtype and shape (`get_inputs`).
+
+        Returns:
+            New arrays, one per name.
+
+        Raises:
+            InvalidArgument: A name, dtype or shape is wrong; the message names the operand and the remedy.
+            BadState: The session is closed, or another thread is running it.
+            DeadObject: The service has ended.
+            MissedDeadline: ``timeout`` passed.
+        """
+        arrays = self._checked_inputs(inputs)
+        wanted = self._checked_outputs(output_names)
+        if not self._running.acquire(blocking=False):
+            raise BadState("another thread is running this session; open one session per thread")
+        try:
+            for _ in range(_MOST_RERUNS):
+                bound = self._execution_for(arrays)
+                for name, array in arrays.items():
+                    bound.inputs[name][...] = array
+                try:
+                    bound.run()
+                    return self._collect(bound, wanted)
+                except OutputInsufficientSize as error:
+                    self._grow(bound, error)
+            raise GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
+        finally:
+            self._running.release()
+
+    def _checked_inputs(
+        self, inputs: Mapping[str, npt.ArrayLike]
+    ) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+        if inputs.keys() != self._input_names.keys():
+            missing = sorted(self._input_names.keys() - inputs.keys())
+            extra = sorted(str(name) for name in inputs.keys() - self._input_names.keys())
+            raise InvalidArgument(
+                f"inputs {missing} missing, {extra} unknown; this model takes {list(self._input_names)}"
+            )
+        return {name: argument.check(inputs[name]) for name, argument in self._input_names.items()}
+
+    def _checked_outputs(self, names: Sequence[str] | None) -> list[int]:
+        if names is None:
+            return list(range(len(self._outputs)))
+        known = {argument.name: i for i, argument in enumerate(self._outputs)}
+        try:
+            return [known[name] for name in names]
+        except KeyError as error:
+            raise InvalidArgument(f"no output {error.args[0]!r}; this model has {list(known)}") from None
+
+    def _execution_for(self, arrays: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> BoundExecution:
+        key = tuple(array.shape for array in arrays.values())
+        bound = self._bound.get(key)
+        if bound is None:
+            if len(self._bound) >= _KEPT_SHAPES:
+                self._bound.pop(next(iter(self._bound))).close()
+            shapes = {a.name: arrays[a.name].shape for a in self._inputs if a.shape is None or None in a.shape}
+            bound = self._bound[key] = self.bind(shapes=shapes)
+        return bound
+
+    def _collect(self, bound: BoundExecution, wanted: Sequence[int]) -> list[np.ndarray[Any, np.dtype[Any]]]:
+        shapes = bound.output_shapes if any(a.shape is None or None in a.shape for a in self._outputs) else ()
+        out = []
+        for i in wanted:
+            argument, view = self._outputs[i], bound.outputs[self._outputs[i].name]
+            if argument.shape is None or None in argument.shape:
+                shape = shapes[i].dimensions
+                size = int(np.prod(shape, dtype=np.int64)) * argument.dtype.itemsize
+                view = view[:size].view(argument.dtype).reshape(shape)
+            out.append(view.copy())
+        return out
+
+    def _grow(self, bound: BoundExecution, error: OutputInsufficientSize) -> None:
+        """Make room for what the last run needed, and forget every execution with less."""
+        for argument, shape in zip(self._outputs, error.output_shapes, strict=False):
+            have = bound.outputs[argument.name].nbytes
+            need = int(np.prod(shape.dimensions, dtype=np.int64)) * argument.dtype.itemsize
+            if not shape.is_sufficient:
+                if argument.shape is not None and None not in argument.shape:
+                    raise error
+                self._output_bytes[argument.name] = max(need, 2 * have)
+        for old in self._bound.values():
+            old.close()
+        self._bound.clear()
+
+    def bind(
+        self, *, shapes: Mapping[str, Sequence[int]] | None = None, measure: bool = False
+    ) -> BoundExecution:
+        """Return an execution with shared input and output arrays of its own.
+
+        Args:
+            shapes: Complete shapes, by name, of arguments that the model leaves open.
+            measure: Whether ``timing`` of the execution is filled.
+
+        Raises:
+            InvalidArgument: A shape is missing or contradicts the model.
+            BadState: The session is closed.
+        """
+        placement = place(self._inputs, self._outputs, shapes or {}, self._output_bytes)
+        try:
+            execution = self._burst.bind(placement.request, measure=measure, kind=BoundExecution)
+        except BaseException:
+            placement.memory.close()
+            raise
+        execution.timeout = self._timeout
+        return execution.attach(placement)
+
+    # ---- looking ---------------------------------------------------------------------------------------------
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Names, shapes and types of the inputs."""
+        return list(self._inputs)
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Names, shapes and types of the outputs."""
+        return list(self._outputs)
+
+    @property
+    def device(self) -> Device:
+        """The device that the model was compiled for."""
+        return self._device
+
+    @property
+    def service(self) -> Service:
+        """The service that runs it."""
+        return self._service
+
+    @property
+    def stats(self) -> BurstStats:
+        """Counters of this end of the burst."""
+        return self._burst.stats
+
+    # ---- life ------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """Release the burst and the model; a service of the session's own ends. Idempotent."""
+        self._finalizer()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _close(burst: ExecutionBurstController, prepared: PreparedModel, owned: Service | None) -> None:
+    try:
+        with contextlib.suppress(NNBurstError):  # dead, or a forked child that must leave its parent's session alone
+            burst.close()
+            prepared.close()
+    finally:
+        if owned is not None:
+            owned.close()
+
+
+def _choose(service: Service, name: str | None, model: Model) -> Device:
+    """The named device, or the first that supports every operation.
+
+    Raises:
+        GeneralFailure: None does; the message lists what is missing.
+    """
+    candidates = (service.device(name),) if name is not None else service.devices
+    reasons = []
+    for device in candidates:
+        supported = device.get_supported_operations(model)
+        if all(supported):
+            return device
+        missing = {operation_name(op.type) for op, ok in zip(model.main.operations, supported, strict=True) if not ok}
+        reasons.append(f"{device.name} lacks {', '.join(sorted(missing))}")
+    raise GeneralFailure(f"no device can run this model: {'; '.join(reasons)}")
