@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ._builder import INLINE_LIMIT, GraphBuilder, PoolFactory
 from ._dimensions import combine_dimensions, is_fully_specified
+from ._infer import slice_bounds
 from ._lookup import view_operation
 from ._memory_like import MemoryLike
 from ._model_builder import ModelBuilder
@@ -100,6 +101,7 @@ __all__ = [
     "operand_nbytes",
     "operation_name",
     "operation_since",
+    "slice_bounds",
     "type_name",
     "validate_model",
     "validate_request",

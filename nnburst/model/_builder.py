@@ -38,7 +38,8 @@ def _sealed_pool(size: int) -> MemoryLike:
     """
     from ..memory import Memory
 
-    return Memory.ashmem(size, "nnburst-constants")
+    pool: MemoryLike = Memory.ashmem(size, "nnburst-constants")
+    return pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ class GraphBuilder:
         if info.dtype is None:
             raise InvalidArgument(f"{place} cannot have an array as its value")
         array = np.asarray(value)
-        if array.dtype == np.bool_ and info.dtype == np.uint8 or not isinstance(value, np.ndarray | np.generic):
+        if (array.dtype == np.bool_ and info.dtype == np.uint8) or not isinstance(value, np.ndarray | np.generic):
             converted = array.astype(info.dtype)
             if not np.array_equal(converted, array) and not info.is_float:
                 raise InvalidArgument(f"{place}: {value!r} does not fit into {info.dtype}")

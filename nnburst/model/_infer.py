@@ -30,10 +30,12 @@ __all__ = [
     "infer_pool",
     "infer_quantize",
     "infer_reshape",
+    "infer_slice",
     "infer_softmax",
     "infer_squeeze",
     "infer_transpose",
     "infer_unary",
+    "slice_bounds",
 ]
 
 Outputs = tuple[OutputSpec, ...]
@@ -246,6 +248,27 @@ def infer_transpose(view: OperationView) -> Outputs:
     if sorted(perm) != list(range(len(dims))):
         raise InvalidArgument(f"perm {perm} is no permutation of {len(dims)} axes")
     return _like_data(view, tuple(dims[i] for i in perm))
+
+
+def slice_bounds(view: OperationView, dims: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return (first, length) for each axis of a SLICE; a size of -1 reaches to the end."""
+    begin = [int(i) for i in view.value("begin").reshape(-1)]
+    size = [int(i) for i in view.value("size").reshape(-1)]
+    if not len(begin) == len(size) == len(dims):
+        raise InvalidArgument(f"begin and size have {len(begin)} and {len(size)} entries for rank {len(dims)}")
+    bounds = []
+    for axis, (first, length, total) in enumerate(zip(begin, size, dims, strict=True)):
+        known = total > 0 or not view.partial
+        length = total - first if length == -1 and known else max(length, 0) if length == -1 else length
+        if first < 0 or length < 0 or (known and first + length > total):
+            raise InvalidArgument(f"elements {first} … {first + length} of axis {axis} are not all in {total}")
+        bounds.append((first, length))
+    return bounds
+
+
+def infer_slice(view: OperationView) -> Outputs:
+    """SLICE: a box out of x."""
+    return _like_data(view, tuple(length for _, length in slice_bounds(view, view.dims("x"))))
 
 
 def infer_squeeze(view: OperationView) -> Outputs:

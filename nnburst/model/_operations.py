@@ -100,6 +100,7 @@ _BUILT: dict[OperationType, Signature] = {
         infer.infer_reshape,
         ranks={"x": (1, 4), "shape": (1, 1)},
         output_quantisation="same",
+        zero_sized=False,
     ),
     _T.SOFTMAX: signature(
         "x:T beta:fx [axis:i32@1.2]",
@@ -115,6 +116,14 @@ _BUILT: dict[OperationType, Signature] = {
         _FLOAT_QUANT8,
         infer.infer_squeeze,
         ranks={"x": (1, 4), "axes": (1, 1)},
+        output_quantisation="same",
+        zero_sized=False,
+    ),
+    _T.SLICE: signature(
+        "x:T begin:I32 size:I32",
+        "F32 F16 I32 Q8 Q8S@1.3",
+        infer.infer_slice,
+        ranks={"begin": (1, 1), "size": (1, 1)},
         output_quantisation="same",
     ),
     _T.SUB: _binary("F32 F16@1.2 Q8@1.2 Q8S@1.3 I32@1.3"),

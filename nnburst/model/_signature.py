@@ -74,6 +74,7 @@ class Signature:
         ranks: Smallest and largest rank of an input, by name; checked when the rank is known.
         output_quantisation: "same" as input x, a mapping type → (scale, zero point), or None for any.
         check: Further rules on the operands of a model, or None.
+        zero_sized: Whether inputs may have a dimension that really is 0.
     """
 
     forms: tuple[tuple[Param, ...], ...]
@@ -83,6 +84,7 @@ class Signature:
     ranks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     output_quantisation: str | Mapping[OperandType, tuple[float, int]] | None = None
     check: Callable[[OperationView, HalVersion], None] | None = None
+    zero_sized: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ def signature(
     ranks: Mapping[str, tuple[int, int]] | None = None,
     output_quantisation: str | Mapping[OperandType, tuple[float, int]] | None = None,
     check: Callable[[OperationView, HalVersion], None] | None = None,
+    zero_sized: bool = True,
 ) -> Signature:
     """Build a table row from text; see the module's docstring for the language.
 
@@ -145,6 +148,7 @@ def signature(
         ranks: See `Signature`.
         output_quantisation: See `Signature`.
         check: See `Signature`.
+        zero_sized: See `Signature`.
     """
     texts = [forms] if isinstance(forms, str) else forms
     expanded = [expansion for text in texts for expansion in _expand(text)]
@@ -157,6 +161,7 @@ def signature(
         ranks=dict(ranks or {}),
         output_quantisation=output_quantisation,
         check=check,
+        zero_sized=zero_sized,
     )
 
 

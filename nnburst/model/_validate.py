@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..errors import InvalidArgument
 from ._control_flow import check_control_flow
@@ -169,7 +169,7 @@ def check_operand(operand: Operand, version: HalVersion = HalVersion.V1_3) -> No
     _check_quantisation(operand)
 
 
-_SCALE_RULES = {
+_SCALE_RULES: dict[str, tuple[Callable[[float], bool], str]] = {
     "zero": (lambda scale: scale == 0, "0"),
     "non-negative": (lambda scale: scale >= 0, "0 or positive"),
     "positive": (lambda scale: scale > 0, "positive"),

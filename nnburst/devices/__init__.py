@@ -1,0 +1,17 @@
+"""Devices: the interface that everything above relies on, the registry, and the built-in devices."""
+
+from __future__ import annotations
+
+from ._interfaces import Device, PreparedModel
+from ._registry import create_device, device_names
+from .noop import NoopDevice
+from .reference import ReferenceDevice
+
+__all__ = [
+    "Device",
+    "NoopDevice",
+    "PreparedModel",
+    "ReferenceDevice",
+    "create_device",
+    "device_names",
+]

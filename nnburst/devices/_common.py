@@ -1,0 +1,61 @@
+"""What local devices share: checks of arguments and the version that they report."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from importlib import metadata
+
+import numpy as np
+
+from ..errors import InvalidArgument, MissedDeadline
+from ..model import (
+    OPERANDS,
+    Capabilities,
+    ExecutionPreference,
+    OperandType,
+    PerformanceInfo,
+    Priority,
+)
+
+__all__ = ["build_version", "check_preparation", "cpu_capabilities", "deadline_passed"]
+
+_NEVER = 2**63 - 1
+"""A deadline at or beyond it means none (facts sheet `model.md` §4.4)."""
+
+
+@cache
+def build_version() -> str:
+    """Return what tells one build of the built-in devices from another; results depend on NumPy's too."""
+    try:
+        own = metadata.version("nnburst")
+    except metadata.PackageNotFoundError:
+        own = "uninstalled"
+    return f"{own}+numpy{np.__version__}"
+
+
+def deadline_passed(deadline_ns: int) -> bool:
+    """Whether an absolute CLOCK_MONOTONIC deadline is over; 0 is none."""
+    return 0 < deadline_ns < _NEVER and time.monotonic_ns() >= deadline_ns
+
+
+def check_preparation(preference: int, priority: int, deadline_ns: int) -> None:
+    """Check the arguments that every preparation has.
+
+    Raises:
+        InvalidArgument: Preference or priority is unknown.
+        MissedDeadline: The deadline has passed.
+    """
+    if preference not in tuple(ExecutionPreference):
+        raise InvalidArgument(f"preference {preference} is none of {[int(p) for p in ExecutionPreference]}")
+    if priority not in tuple(Priority):
+        raise InvalidArgument(f"priority {priority} is none of {[int(p) for p in Priority]}")
+    if deadline_passed(deadline_ns):
+        raise MissedDeadline("the deadline of the preparation has passed; give it more time")
+
+
+@cache
+def cpu_capabilities() -> Capabilities:
+    """Return capabilities of the CPU baseline: 1 for every type, sorted, without SUBGRAPH."""
+    types = sorted(code for code in OPERANDS if code != OperandType.SUBGRAPH)
+    return Capabilities(operand_performance=tuple((code, PerformanceInfo()) for code in types))

@@ -1,0 +1,158 @@
+"""A device whose executions do nothing: what remains of a call is the transport."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..burst import BoundPlan, BurstExecutorWithCache, ExecutionResult
+from ..errors import ErrorStatus, NNBurstError
+from ..model import (
+    NO_TIMING,
+    Capabilities,
+    ExecutionPreference,
+    MeasureTiming,
+    Model,
+    OutputShape,
+    Priority,
+    Request,
+    Timing,
+    combine_dimensions,
+    is_fully_specified,
+    operand_info,
+    validate_model,
+    validate_request,
+)
+from ._common import build_version, check_preparation, cpu_capabilities, deadline_passed
+from ._interfaces import Device, PreparedModel
+
+if TYPE_CHECKING:
+    from ..memory import Memory
+
+__all__ = ["NoopDevice", "NoopPreparedModel"]
+
+
+class NoopDevice(Device):
+    """Accepts every valid model; an execution checks its request, computes nothing and succeeds."""
+
+    @property
+    def name(self) -> str:
+        """``nnburst-noop``."""
+        return "nnburst-noop"
+
+    @property
+    def version_string(self) -> str:
+        """Version of the package."""
+        return build_version()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The CPU baseline."""
+        return cpu_capabilities()
+
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        """Every operation of a valid model is supported."""
+        validate_model(model)
+        return (True,) * len(model.main.operations)
+
+    def prepare_model(
+        self,
+        model: Model,
+        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        priority: Priority = Priority.MEDIUM,
+        deadline_ns: int = 0,
+        model_cache: Sequence[int] = (),
+        data_cache: Sequence[int] = (),
+        token: bytes = b"",
+    ) -> NoopPreparedModel:
+        """Keep the model; see `Device.prepare_model`."""
+        validate_model(model)
+        check_preparation(preference, priority, deadline_ns)
+        return NoopPreparedModel(model)
+
+
+class NoopPreparedModel(PreparedModel):
+    """A model that is checked against requests and otherwise ignored."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def execute_synchronously(
+        self,
+        request: Request,
+        measure: MeasureTiming = MeasureTiming.NO,
+        deadline_ns: int = 0,
+        loop_timeout_ns: int = 0,
+    ) -> ExecutionResult:
+        """Check the request and succeed."""
+        try:
+            result = self.bind(request, measure)()
+        except NNBurstError as error:
+            return error.status, (), NO_TIMING
+        if deadline_passed(deadline_ns):
+            return ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING
+        return (ErrorStatus.NONE, (), NO_TIMING) if result is None else result
+
+    def burst_executor(self) -> NoopExecutor:
+        """Return an executor whose plans return at once."""
+        return NoopExecutor(self)
+
+    def bind(self, request: Request, measure: MeasureTiming) -> BoundPlan:
+        """Check a request and return a callable that does nothing."""
+        validate_request(self.model, request)
+        shapes = self._shapes(request)
+        if not shapes and measure != MeasureTiming.YES:
+            return _nothing
+        result = (ErrorStatus.NONE, shapes, Timing(0) if measure == MeasureTiming.YES else NO_TIMING)
+        return lambda: result
+
+    def _shapes(self, request: Request) -> tuple[OutputShape, ...]:
+        """Return shapes if one was left open; what nobody specified is 0, as nothing was written."""
+        main, shapes, is_open = self.model.main, [], False
+        for index, argument in zip(main.output_indexes, request.outputs, strict=True):
+            operand = main.operands[index]
+            dims = combine_dimensions(operand.dimensions, argument.dimensions)
+            is_open |= not is_fully_specified(dims) and not _is_scalar(operand.type)
+            shapes.append(OutputShape(dims))
+        return tuple(shapes) if is_open else ()
+
+
+def _is_scalar(code: int) -> bool:
+    try:
+        return operand_info(code).is_scalar
+    except NNBurstError:
+        return False
+
+
+def _nothing() -> None:
+    """An execution of a model that does nothing."""
+
+
+class NoopExecutor(BurstExecutorWithCache):
+    """Keeps memories so that requests can be checked against their sizes."""
+
+    def __init__(self, prepared: NoopPreparedModel) -> None:
+        self._prepared = prepared
+        self._entries: dict[int, Memory] = {}
+
+    def is_cache_entry_present(self, slot: int) -> bool:
+        """See `BurstExecutorWithCache`."""
+        return slot in self._entries
+
+    def add_cache_entry(self, memory: Memory, slot: int) -> None:
+        """See `BurstExecutorWithCache`."""
+        self._entries[slot] = memory
+
+    def remove_cache_entry(self, slot: int) -> None:
+        """See `BurstExecutorWithCache`."""
+        self._entries.pop(slot, None)
+
+    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
+        """See `BurstExecutorWithCache`."""
+        pools = tuple(self._entries[slot] for slot in slots)
+        return self._prepared.bind(replace(request, pools=pools), measure)
+
+    def close(self) -> None:
+        """Forget every memory."""
+        self._entries.clear()

@@ -1,0 +1,273 @@
+"""What a kernel sees of an operation while it is bound: arrays by name, real values, and the list of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...model import (
+    FusedActivation,
+    Match,
+    Operand,
+    OperandInfo,
+    Operation,
+    OperationView,
+    Signature,
+    operand_info,
+)
+
+__all__ = ["KernelCall", "Step", "activation_limits", "decode_table", "encode_table"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Step = Callable[[], Any]
+
+_LIMITS: dict[int, tuple[float | None, float | None]] = {
+    FusedActivation.NONE: (None, None),
+    FusedActivation.RELU: (0.0, None),
+    FusedActivation.RELU1: (-1.0, 1.0),
+    FusedActivation.RELU6: (0.0, 6.0),
+}
+
+
+def round_half_away(values: Array) -> Array:
+    """Round to the nearest integer, halves away from zero."""
+    rounded: Array = np.trunc(values + np.copysign(0.5, values))
+    return rounded
+
+
+def activation_limits(operand: Operand, code: int) -> tuple[Any, Any]:
+    """Return (lowest, highest) of a fused activation in the stored domain, None where there is no limit.
+
+    Quantised: zero point + round(limit / scale), cut to the type (`model.md` §2.6). A missing limit is the type's.
+    """
+    info, (low, high) = operand_info(operand.type), _LIMITS[code]
+    if info.dtype is None or not info.is_quantised:
+        kind = np.float32 if info.is_float else np.int32
+        return (None if low is None else kind(low), None if high is None else kind(high))
+    bounds = np.iinfo(info.dtype)
+
+    def stored(limit: float | None, otherwise: int) -> float:
+        if limit is None:
+            return float(otherwise)
+        steps = float(round_half_away(np.array(limit / operand.scale)))
+        return float(min(max(operand.zero_point + steps, bounds.min), bounds.max))
+
+    return stored(low, bounds.min), stored(high, bounds.max)
+
+
+def _codes(info: OperandInfo) -> Array:
+    """Return the 256 values of a one-byte type, ordered by bit pattern."""
+    assert info.dtype is not None
+    return np.arange(256, dtype=np.uint8).view(info.dtype)
+
+
+def decode_table(operand: Operand, dtype: Any = np.float64) -> Array:
+    """Return the real value of each of the 256 bit patterns of a one-byte quantised operand."""
+    codes = _codes(operand_info(operand.type)).astype(np.float64)
+    table: Array = ((codes - operand.zero_point) * operand.scale).astype(dtype)
+    return table
+
+
+def encode(real: Array, operand: Operand, code: int = FusedActivation.NONE) -> Array:
+    """Quantise real values to an operand's stored values: round half away from zero, then cut."""
+    low, high = activation_limits(operand, code)
+    stored = round_half_away(real / operand.scale) + operand.zero_point
+    return np.clip(stored, low, high).astype(operand_info(operand.type).dtype)
+
+
+def encode_table(source: Operand, target: Operand, function: Callable[[Array], Array]) -> Array:
+    """Return what a function of one real number makes of each of the 256 bit patterns, as stored values."""
+    with np.errstate(all="ignore"):
+        return encode(function(decode_table(source)), target)
+
+
+class KernelCall(OperationView):
+    """An operation that is being bound.
+
+    A kernel asks for arrays and appends steps; nothing is computed before the steps run, except for constants.
+
+    * `array` and `out` are the stored values; `out` is dense.
+    * `real` and `real_out` are real values in float32, or float64 if quantised; conversions are steps of their own.
+      What the kernel leaves in `real_out` is clamped by the fused activation and stored after its last step.
+    * `centred` is stored value minus zero point, for exact integer arithmetic in float64.
+    """
+
+    def __init__(
+        self,
+        operation: Operation,
+        operands: Sequence[Operand],
+        row: Signature,
+        match: Match,
+        *,
+        arrays: dict[int, Array],
+        omitted: set[int],
+        is_known: Callable[[int], bool],
+        is_constant: Callable[[int], bool],
+        derived: Callable[[Hashable, Callable[[], Any]], Any],
+    ) -> None:
+        super().__init__(operation, operands, row, match, partial=False, dims_of=self._dims, value_of=self._known)
+        self._arrays = arrays
+        self._omitted = omitted
+        self._is_known = is_known
+        self._is_constant = is_constant
+        self._derived = derived
+        self._snapshots: dict[int, Array] = {}
+        self._steps: list[Step] = []
+        self._tail: list[Step] = []
+
+    # -- what is known ----------------------------------------------------------------------------------------
+
+    def _dims(self, index: int) -> tuple[int, ...]:
+        return tuple(self._arrays[index].shape)
+
+    def _known(self, index: int) -> Array | None:
+        """Return a parameter's value, copied once: a client may change it between two looks."""
+        if not self._is_known(index):
+            return None
+        if index not in self._snapshots:
+            self._snapshots[index] = self._arrays[index].copy()
+        return self._snapshots[index]
+
+    def given(self, name: str) -> bool:
+        """Whether an input is in the list and has a value in this execution."""
+        return self.count(name) > 0 and self.index(name) not in self._omitted
+
+    def is_constant(self, name: str) -> bool:
+        """Whether an input has the same value in every execution."""
+        return self._is_constant(self.index(name))
+
+    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what is derived from constants of this operation; made once per prepared model."""
+        return self._derived(key, make)
+
+    # -- steps ------------------------------------------------------------------------------------------------
+
+    def do(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Append a call."""
+        self._steps.append(partial(function, *args, **kwargs))
+
+    def finished_steps(self) -> list[Step]:
+        """Return the steps, with those that store the results last."""
+        return self._steps + self._tail
+
+    # -- stored values ----------------------------------------------------------------------------------------
+
+    def array(self, name: str, which: int = 0) -> Array:
+        """Return an input's stored values."""
+        return self._arrays[self.index(name, which)]
+
+    def out(self, which: int = 0) -> Array:
+        """Return an output's array of stored values."""
+        return self._arrays[self.operation.outputs[which]]
+
+    def clamp_out(self) -> None:
+        """Append the fused activation on stored values of the output."""
+        low, high = activation_limits(self.output(), self.integer("act"))
+        out = self.out()
+        if self.info.is_quantised and self.integer("act") == FusedActivation.NONE:
+            return
+        self._clamp(self._steps, out, low, high)
+
+    def _clamp(self, steps: list[Step], values: Array, low: Any, high: Any) -> None:
+        if low is not None:
+            steps.append(partial(np.maximum, values, values.dtype.type(low), values))
+        if high is not None:
+            steps.append(partial(np.minimum, values, values.dtype.type(high), values))
+
+    # -- real values ------------------------------------------------------------------------------------------
+
+    @property
+    def real_dtype(self) -> type[np.floating[Any]]:
+        """In what this operation computes: float64 if its data is quantised, else float32."""
+        return np.float64 if self.info.is_quantised else np.float32
+
+    def real(self, name: str, which: int = 0) -> Array:
+        """Return an input's real values, converted by a step if they are stored otherwise."""
+        index, dtype = self.index(name, which), self.real_dtype
+        operand, source = self._operands[index], self._arrays[index]
+        if source.dtype == dtype:
+            return source
+        if self._is_constant(index):
+            return np.asarray(self.derived(("real", index), lambda: _decoded(source, operand, dtype)))
+        buffer = np.empty(source.shape, dtype)
+        if source.itemsize == 1 and operand_info(operand.type).is_quantised:
+            table = decode_table(operand, dtype)
+            self.do(table.take, source.view(np.uint8), None, buffer, "clip")
+        else:
+            self.do(_decode_into, source, operand, buffer)
+        return buffer
+
+    def centred(self, name: str, arrange: Callable[[Array], Array] = lambda array: array) -> Array:
+        """Return stored value minus zero point (the value itself for floats), rearranged and dense.
+
+        Args:
+            name: The input.
+            arrange: Makes a view of the stored values, e.g. a transposed one.
+        """
+        index, source = self.index(name), arrange(self.array(name))
+        if self._is_constant(index):
+            return np.asarray(self.derived(("centred", index), lambda: self._centred_copy(name, source)))
+        buffer = np.empty(source.shape, self.real_dtype)
+        self.centre_into(name, source, buffer)
+        return buffer
+
+    def _centred_copy(self, name: str, source: Array) -> Array:
+        zero_point = self.real_dtype(self.operand(name).zero_point)
+        return np.ascontiguousarray(source.astype(self.real_dtype) - zero_point)
+
+    def centre_into(self, name: str, source: Array, target: Array) -> None:
+        """Append the step that writes stored value minus zero point of an input's view into an array."""
+        zero_point = self.operand(name).zero_point
+        if zero_point == 0:
+            self.do(np.copyto, target, source)
+        else:
+            self.do(np.subtract, source, self.real_dtype(zero_point), target)
+
+    def real_out(self) -> Array:
+        """Return the array for the real values of the output; dense."""
+        out, operand = self.out(), self.output()
+        info = operand_info(operand.type)
+        code = self.integer("act") if self.count("act") else int(FusedActivation.NONE)
+        low, high = activation_limits(operand, code)
+        if out.dtype == np.float32:
+            self._clamp(self._tail, out, low, high)
+            return out
+        if not info.is_quantised:
+            buffer = np.empty(out.shape, np.float32)
+            self._clamp(self._tail, buffer, low, high)
+            self._tail.append(partial(np.copyto, out, buffer, "same_kind"))
+            return buffer
+        buffer, half = np.empty(out.shape, np.float64), np.empty(out.shape, np.float64)
+        self._tail += [
+            partial(np.divide, buffer, np.float64(operand.scale), buffer),
+            partial(np.copysign, np.float64(0.5), buffer, half),
+            partial(np.add, buffer, half, buffer),
+            partial(np.trunc, buffer, buffer),
+            partial(np.add, buffer, np.float64(operand.zero_point), buffer),
+        ]
+        self._clamp(self._tail, buffer, low, high)
+        self._tail.append(partial(np.copyto, out, buffer, "unsafe"))
+        return buffer
+
+
+def _decoded(source: Array, operand: Operand, dtype: Any) -> Array:
+    buffer = np.empty(source.shape, dtype)
+    _decode_into(source, operand, buffer)
+    return buffer
+
+
+def _decode_into(source: Array, operand: Operand, buffer: Array) -> None:
+    """Write the real values of stored ones, per channel if the operand is."""
+    np.copyto(buffer, source)
+    if operand.zero_point:
+        buffer -= operand.zero_point
+    params = operand.extra_params
+    if operand_info(operand.type).is_quantised:
+        buffer *= operand.scale
+    elif params is not None and not isinstance(params, bytes):
+        shape = [1] * source.ndim
+        shape[params.channel_dim] = -1
+        buffer *= np.array(params.scales).reshape(shape)

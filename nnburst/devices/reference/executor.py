@@ -1,0 +1,45 @@
+"""Burst executor of the reference device: memories stay mapped, a bound request is a list of ready calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...burst import BoundPlan, BurstExecutorWithCache
+from ...model import MeasureTiming, Request
+
+if TYPE_CHECKING:
+    from ...memory import Memory
+    from .prepared import ReferencePreparedModel
+
+__all__ = ["ReferenceBurstExecutor"]
+
+
+class ReferenceBurstExecutor(BurstExecutorWithCache):
+    """Remembers the memory of each slot; arrays of a plan keep its mapping alive on their own."""
+
+    def __init__(self, prepared: ReferencePreparedModel) -> None:
+        self._prepared = prepared
+        self._entries: dict[int, Memory] = {}
+
+    def is_cache_entry_present(self, slot: int) -> bool:
+        """See `BurstExecutorWithCache`."""
+        return slot in self._entries
+
+    def add_cache_entry(self, memory: Memory, slot: int) -> None:
+        """See `BurstExecutorWithCache`."""
+        self._entries[slot] = memory
+
+    def remove_cache_entry(self, slot: int) -> None:
+        """See `BurstExecutorWithCache`."""
+        self._entries.pop(slot, None)
+
+    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
+        """See `BurstExecutorWithCache`."""
+        pools = tuple(self._entries[slot] for slot in slots)
+        return self._prepared.bind(replace(request, pools=pools), measure)
+
+    def close(self) -> None:
+        """Forget every memory."""
+        self._entries.clear()

@@ -1,0 +1,126 @@
+"""A prepared model: private copies of the constants, and plans made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from ...burst import ExecutionResult
+from ...errors import BadState, ErrorStatus, NNBurstError, OutputInsufficientSize
+from ...model import (
+    NO_TIMING,
+    HalVersion,
+    Lifetime,
+    Match,
+    MeasureTiming,
+    Model,
+    Operand,
+    Request,
+    Signature,
+    operand_info,
+    validate_request,
+    view_operation,
+)
+from .._common import deadline_passed
+from .._interfaces import PreparedModel
+from .executor import ReferenceBurstExecutor
+from .plan import Plan
+
+__all__ = ["ReferencePreparedModel"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class ReferencePreparedModel(PreparedModel):
+    """Everything about a model that does not depend on a request.
+
+    Constants are copied: the client may release or overwrite its pools once preparation returned. What kernels derive
+    from constants (transposed filters, tables) is kept and shared by all plans.
+
+    Attributes:
+        model: The model.
+        constants: Value of each constant operand, read-only.
+        matches: Signature and matched inputs of each operation.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.constants: dict[int, Array] = {
+            index: _constant(model, operand)
+            for index, operand in enumerate(model.main.operands)
+            if operand.lifetime in (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
+        }
+        self.matches: tuple[tuple[Signature, Match], ...] = tuple(
+            (view.row, view.match)
+            for operation in model.main.operations
+            if (view := view_operation(operation, model.main.operands, HalVersion.V1_3)) is not None
+        )
+        self._derived: dict[Hashable, Any] = {}
+        self._closed = False
+
+    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what `make` returned for the key the first time. Two threads may both make it; one result is kept."""
+        if key not in self._derived:
+            return self._derived.setdefault(key, make())
+        return self._derived[key]
+
+    def bind(self, request: Request, measure: MeasureTiming) -> Plan:
+        """Check a request and bind it to arrays.
+
+        Raises:
+            InvalidArgument: The request does not fit the model.
+            GeneralFailure: The operations do not fit together.
+        """
+        if self._closed:
+            raise BadState("the prepared model is closed")
+        validate_request(self.model, request)
+        return Plan(self, request, measure)
+
+    def execute_synchronously(
+        self,
+        request: Request,
+        measure: MeasureTiming = MeasureTiming.NO,
+        deadline_ns: int = 0,
+        loop_timeout_ns: int = 0,
+    ) -> ExecutionResult:
+        """Bind and run once; see `PreparedModel.execute_synchronously`."""
+        try:
+            plan = self.bind(request, measure)
+        except BadState:
+            raise
+        except OutputInsufficientSize as error:
+            return error.status, error.output_shapes, NO_TIMING
+        except NNBurstError as error:
+            return error.status, (), NO_TIMING
+        if deadline_passed(deadline_ns):
+            return ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING
+        result = plan.run(deadline_ns)
+        return (ErrorStatus.NONE, (), NO_TIMING) if result is None else result
+
+    def burst_executor(self) -> ReferenceBurstExecutor:
+        """Return an executor that keeps memories mapped and requests bound."""
+        return ReferenceBurstExecutor(self)
+
+    def close(self) -> None:
+        """Release the constants; plans that are bound stay usable."""
+        self._closed = True
+        self.constants = {}
+        self._derived = {}
+
+
+def _constant(model: Model, operand: Operand) -> Array:
+    """Return a private, read-only copy of a constant's value."""
+    location, dtype = operand.location, operand_info(operand.type).dtype
+    if operand.lifetime == Lifetime.CONSTANT_COPY:
+        raw = model.operand_values[location.offset : location.offset + location.length]
+        value = np.frombuffer(raw, dtype).reshape(operand.dimensions).copy()
+    else:
+        value = (
+            model.pools[location.pool_index]
+            .array(np.uint8 if dtype is None else dtype, operand.dimensions, location.offset)
+            .copy()
+        )
+    value.flags.writeable = False
+    return value
