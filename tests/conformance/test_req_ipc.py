@@ -1,0 +1,419 @@
+"""REQ-IPC of facts sheet burst.md §9: both ends of a queue in processes of their own, for every layout."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from queue_peer import PeerError, QueuePeer
+
+from nnburst._core import ffi, lib
+from nnburst.errors import GeneralFailure, InvalidArgument
+from nnburst.fmq import MessageQueue, QueueError
+
+PAGE = resource.getpagesize()
+CAPACITY = (PAGE - 16) // 4
+UNSYNC_CAPACITY = 1024
+TIMEOUT = 5.0
+
+
+@pytest.fixture(scope="module")
+def peers() -> Iterator[tuple[QueuePeer, QueuePeer]]:
+    """Two processes that serve all tests of this module."""
+    with contextlib.ExitStack() as stack:
+        yield tuple(stack.enter_context(contextlib.closing(QueuePeer())) for _ in range(2))
+
+
+@pytest.fixture(params=[("lines", 1), ("lines", 2), ("compat", 1), ("compat", 2)], ids=lambda p: f"{p[0]}-{p[1]}fd")
+def form(request: pytest.FixtureRequest) -> tuple[str, int]:
+    return request.param
+
+
+@contextlib.contextmanager
+def new_queue(form: tuple[str, int], count: int, flavour: str) -> Iterator[MessageQueue]:
+    layout, fds = form
+    ring = None
+    if fds == 2:
+        ring = os.memfd_create("ring")
+        os.ftruncate(ring, count * 4)
+    try:
+        with MessageQueue(np.int32, count, layout=layout, flavour=flavour, ring_fd=ring) as q:
+            yield q
+    finally:
+        if ring is not None:
+            os.close(ring)
+
+
+@pytest.fixture
+def peer(peers: tuple[QueuePeer, QueuePeer]) -> Iterator[QueuePeer]:
+    yield peers[0]
+    peers[0].call("close")
+
+
+@pytest.fixture
+def queue(form: tuple[str, int], peer: QueuePeer) -> Iterator[MessageQueue]:
+    """A synchronized queue that the peer has attached to."""
+    with new_queue(form, CAPACITY, "synchronized") as q:
+        peer.attach(q.descriptor)
+        yield q
+
+
+@pytest.fixture
+def unsync(form: tuple[str, int], peer: QueuePeer) -> Iterator[MessageQueue]:
+    """An unsynchronized queue that the peer has attached to."""
+    with new_queue(form, UNSYNC_CAPACITY, "unsynchronized") as q:
+        peer.attach(q.descriptor)
+        yield q
+
+
+@pytest.fixture
+def readers(
+    form: tuple[str, int], peers: tuple[QueuePeer, QueuePeer]
+) -> Iterator[tuple[MessageQueue, QueuePeer, QueuePeer]]:
+    """An unsynchronized queue with readers in two processes."""
+    with new_queue(form, UNSYNC_CAPACITY, "unsynchronized") as q:
+        for p in peers:
+            p.attach(q.descriptor, reset=False)
+        yield q, *peers
+        for p in peers:
+            p.call("close")
+
+
+def numbers(count: int, start: int = 0) -> np.ndarray:
+    return np.arange(start, start + count, dtype=np.int32)
+
+
+# -- blocking ---------------------------------------------------------------------------------------------------------
+
+
+def test_REQ_IPC_001_write_reaches_a_blocked_reader_and_a_full_write_follows(
+    queue: MessageQueue, peer: QueuePeer
+) -> None:
+    peer.start("read_blocking", 0, 64, TIMEOUT)
+    queue.write_blocking(numbers(64), TIMEOUT)
+    queue.write_blocking(numbers(CAPACITY), TIMEOUT)
+    assert peer.finish() == 1
+
+
+def test_REQ_IPC_002_the_same_with_default_bits_and_no_timeout(queue: MessageQueue, peer: QueuePeer) -> None:
+    peer.start("read_blocking", 0, 64, TIMEOUT)
+    queue.write_blocking(numbers(64))
+    queue.write_blocking(numbers(CAPACITY), TIMEOUT)
+    assert peer.finish() == 1
+
+
+@pytest.mark.parametrize(
+    ("writes", "read_size"),
+    [
+        pytest.param(CAPACITY, 64, id="REQ_IPC_003"),
+        pytest.param(CAPACITY, 128, id="REQ_IPC_004"),
+        pytest.param(1024, 32, id="REQ_IPC_005"),
+    ],
+)
+def test_REQ_IPC_003_004_005_many_blocking_writes_meet_blocking_reads(
+    queue: MessageQueue, peer: QueuePeer, writes: int, read_size: int
+) -> None:
+    reads = writes * 64 // read_size
+    peer.start("read_blocking", 0, read_size, TIMEOUT, reads)
+    for i in range(writes):
+        queue.write_blocking(numbers(64, i * 64), TIMEOUT)
+    assert peer.finish() == reads
+    queue.write_blocking(numbers(CAPACITY), TIMEOUT)
+
+
+def test_REQ_IPC_006_zero_elements_need_neither_data_nor_room(queue: MessageQueue, peer: QueuePeer) -> None:
+    queue.write_blocking(numbers(0))
+    assert queue.read_blocking(0).size == 0
+    assert queue.write(numbers(CAPACITY))
+    queue.write_blocking(numbers(0))
+    assert peer.call("read_blocking", 0, 0, None) == 1
+
+
+# -- synchronized -----------------------------------------------------------------------------------------------------
+
+
+def test_REQ_IPC_007_peer_writes_we_read(queue: MessageQueue, peer: QueuePeer) -> None:
+    assert peer.call("write", 0, 16)
+    assert np.array_equal(queue.read(16), numbers(16))
+
+
+def test_REQ_IPC_008_peer_writes_we_read_in_place(queue: MessageQueue, peer: QueuePeer) -> None:
+    assert peer.call("begin_write", 5, 16) == [16, 0]
+    with queue.begin_read(16) as tx:
+        assert np.array_equal(tx.copy_from(), numbers(16, 5))
+
+
+def test_REQ_IPC_009_we_write_peer_reads_and_the_room_comes_back(queue: MessageQueue, peer: QueuePeer) -> None:
+    room = queue.available_to_write
+    assert queue.write(numbers(16))
+    assert queue.available_to_write == room - 16
+    assert peer.call("read", 16) == list(range(16))
+    assert queue.available_to_write == room
+
+
+def test_REQ_IPC_010_we_write_in_place_peer_reads(queue: MessageQueue, peer: QueuePeer) -> None:
+    room = queue.available_to_write
+    with queue.begin_write(16) as tx:
+        tx.copy_to(numbers(16))
+    assert peer.call("begin_read", 16) == list(range(16))
+    assert queue.available_to_write == room
+
+
+def forge_write_counter(queue: MessageQueue, value: int) -> None:
+    lib.nnb_mq_write_counter(queue.handle)[0] = value
+
+
+def test_REQ_IPC_011_misaligned_write_counter_makes_the_peers_write_fail(queue: MessageQueue, peer: QueuePeer) -> None:
+    forge_write_counter(queue, CAPACITY * 4 - 1)
+    with pytest.raises(PeerError) as caught:
+        peer.call("write", 0, 1)
+    assert caught.value.kind == "GeneralFailure"
+    assert peer.call("error_count") == 1
+    forge_write_counter(queue, 0)
+    with pytest.raises(PeerError):  # corruption is for good
+        peer.call("write", 0, 1)
+
+
+def test_REQ_IPC_012_misaligned_write_counter_tells_the_error_handler(queue: MessageQueue) -> None:
+    told: list[QueueError] = []
+    queue.set_error_handler(lambda kind, message: told.append(kind))
+    forge_write_counter(queue, CAPACITY * 4 - 1)
+    with pytest.raises(GeneralFailure):
+        queue.write([1])
+    assert told == [QueueError.POINTER_CORRUPTION]
+    assert queue.available_to_write == 0
+    assert len(told) == 2
+    queue.set_error_handler(None)
+    assert queue.available_to_write == 0
+    assert len(told) == 2
+
+
+def test_REQ_IPC_013_read_when_empty_fails(queue: MessageQueue, peer: QueuePeer) -> None:
+    assert queue.available_to_read == 0
+    assert queue.read(2) is None
+    assert peer.call("read", 2) is None
+
+
+def test_REQ_IPC_014_017_write_when_full_fails_and_the_peer_reads_all(queue: MessageQueue, peer: QueuePeer) -> None:
+    assert queue.write(numbers(CAPACITY))
+    assert queue.available_to_write == 0
+    assert not queue.write([1])
+    assert not queue.write(numbers(CAPACITY, 77))
+    assert peer.call("read", CAPACITY) == list(range(CAPACITY))
+
+
+def test_REQ_IPC_015_peer_writes_the_whole_capacity(queue: MessageQueue, peer: QueuePeer) -> None:
+    assert peer.call("write", 0, CAPACITY)
+    assert np.array_equal(queue.read(CAPACITY), numbers(CAPACITY))
+
+
+def test_REQ_IPC_016_peers_write_beyond_capacity_fails(queue: MessageQueue, peer: QueuePeer) -> None:
+    with pytest.raises(PeerError) as caught:
+        peer.call("write", 0, 2048)
+    assert caught.value.kind == "InvalidArgument"
+    assert queue.available_to_read == 0
+    assert queue.read(1) is None
+
+
+def test_REQ_IPC_018_peer_writes_once_we_read_in_parts(queue: MessageQueue, peer: QueuePeer) -> None:
+    assert peer.call("write", 0, 500)
+    assert np.array_equal(np.concatenate([queue.read(100) for _ in range(5)]), numbers(500))
+
+
+def test_REQ_IPC_019_we_write_in_parts_peer_reads_once(queue: MessageQueue, peer: QueuePeer) -> None:
+    for i in range(5):
+        assert queue.write(numbers(100, 100 * i))
+    assert peer.call("read", 500) == list(range(500))
+
+
+def test_REQ_IPC_020_wrap_around(queue: MessageQueue, peer: QueuePeer) -> None:
+    half = CAPACITY // 2
+    assert queue.write(numbers(half))
+    assert peer.call("read", half) == list(range(half))
+    assert queue.write(numbers(CAPACITY))
+    assert peer.call("read", CAPACITY) == list(range(CAPACITY))
+
+
+def test_REQ_IPC_021_wrap_around_through_slots(queue: MessageQueue, peer: QueuePeer) -> None:
+    half = CAPACITY // 2
+    assert queue.write(numbers(half))
+    assert peer.call("read", half) == list(range(half))
+    with queue.begin_write(CAPACITY) as tx:
+        assert len(tx.first) + len(tx.second) == CAPACITY
+        assert len(tx.second) == half
+        for i in range(CAPACITY):
+            tx[i] = i
+    assert peer.call("read", CAPACITY) == list(range(CAPACITY))
+
+
+# -- unsynchronized ---------------------------------------------------------------------------------------------------
+
+
+def test_REQ_IPC_030_readers_recover_from_an_overflow_early_and_late(
+    form: tuple[str, int], peers: tuple[QueuePeer, QueuePeer]
+) -> None:
+    early, late = peers
+    with new_queue(form, UNSYNC_CAPACITY, "unsynchronized") as q:
+        early.attach(q.descriptor, reset=False)
+        assert q.write(numbers(UNSYNC_CAPACITY))
+        assert q.write([UNSYNC_CAPACITY])
+        assert early.call("read", UNSYNC_CAPACITY) is None
+        assert q.write([UNSYNC_CAPACITY + 1])
+        half = UNSYNC_CAPACITY // 2
+        newest = list(range(UNSYNC_CAPACITY + 1 - half, UNSYNC_CAPACITY + 2))
+        assert early.call("read", half + 1) == newest
+        late.attach(q.descriptor, reset=False)
+        assert late.call("read", 1) is None
+        assert q.write([UNSYNC_CAPACITY + 2])
+        assert late.call("read", half + 1) == [n + 1 for n in newest]
+        for p in peers:
+            p.call("close")
+
+
+def test_REQ_IPC_031_peer_writes_we_read(unsync: MessageQueue, peer: QueuePeer) -> None:
+    assert peer.call("write", 0, 16)
+    assert np.array_equal(unsync.read(16), numbers(16))
+
+
+def test_REQ_IPC_032_peer_reads_its_own_writes(unsync: MessageQueue, peer: QueuePeer) -> None:
+    assert peer.call("write", 0, 16)
+    assert peer.call("read", 16) == list(range(16))
+
+
+def test_REQ_IPC_033_read_when_empty_fails(unsync: MessageQueue, peer: QueuePeer) -> None:
+    assert unsync.read(2) is None
+    assert peer.call("read", 2) is None
+
+
+def test_REQ_IPC_034_write_when_full_succeeds_and_the_peers_read_fails(unsync: MessageQueue, peer: QueuePeer) -> None:
+    assert unsync.write(numbers(UNSYNC_CAPACITY))
+    assert unsync.available_to_write == 0
+    assert unsync.write([1])
+    assert peer.call("read", UNSYNC_CAPACITY) is None
+
+
+def test_REQ_IPC_035_whole_capacity_arrives(unsync: MessageQueue, peer: QueuePeer) -> None:
+    assert peer.call("write", 0, UNSYNC_CAPACITY)
+    assert np.array_equal(unsync.read(UNSYNC_CAPACITY), numbers(UNSYNC_CAPACITY))
+
+
+def test_REQ_IPC_036_write_beyond_capacity_fails(unsync: MessageQueue, peer: QueuePeer) -> None:
+    with pytest.raises(PeerError):
+        peer.call("write", 0, UNSYNC_CAPACITY + 1)
+    with pytest.raises(InvalidArgument):
+        unsync.write(numbers(UNSYNC_CAPACITY + 1))
+    assert peer.call("read", 1) is None
+    assert unsync.read(1) is None
+
+
+def test_REQ_IPC_037_one_more_write_after_recovery_is_no_new_overflow(unsync: MessageQueue, peer: QueuePeer) -> None:
+    assert unsync.write(numbers(UNSYNC_CAPACITY))
+    assert unsync.write([UNSYNC_CAPACITY])
+    assert peer.call("read", 1) is None
+    assert unsync.write([UNSYNC_CAPACITY + 1])
+    half = UNSYNC_CAPACITY // 2
+    assert peer.call("read", half + 1) == list(range(half + 1, UNSYNC_CAPACITY + 2))
+
+
+def test_REQ_IPC_038_one_write_read_in_parts(unsync: MessageQueue, peer: QueuePeer) -> None:
+    assert unsync.write(numbers(500))
+    assert sum((peer.call("read", 100) for _ in range(5)), []) == list(range(500))
+
+
+def test_REQ_IPC_039_writes_in_parts_read_at_once(unsync: MessageQueue, peer: QueuePeer) -> None:
+    for i in range(5):
+        assert unsync.write(numbers(100, 100 * i))
+    assert peer.call("available")[0] == 500
+    assert peer.call("read", 500) == list(range(500))
+
+
+def test_REQ_IPC_040_wrap_around(unsync: MessageQueue, peer: QueuePeer) -> None:
+    half = UNSYNC_CAPACITY // 2
+    assert peer.call("write", 0, half)
+    assert peer.call("read", half) == list(range(half))
+    assert peer.call("write", 9, UNSYNC_CAPACITY)
+    assert peer.call("read", UNSYNC_CAPACITY) == list(range(9, UNSYNC_CAPACITY + 9))
+
+
+def test_REQ_IPC_041_two_readers_get_the_same(readers: Any) -> None:
+    queue, one, two = readers
+    assert queue.write(numbers(16))
+    assert one.call("read", 16) == two.call("read", 16) == list(range(16))
+
+
+def test_REQ_IPC_042_two_readers_notice_the_overflow(readers: Any) -> None:
+    queue, one, two = readers
+    assert queue.write(numbers(UNSYNC_CAPACITY))
+    assert queue.write([1])
+    assert one.call("read", UNSYNC_CAPACITY) is None
+    assert two.call("read", UNSYNC_CAPACITY) is None
+
+
+def test_REQ_IPC_043_descriptor_without_write_access_serves_readers(form: tuple[str, int], peer: QueuePeer) -> None:
+    with new_queue(form, UNSYNC_CAPACITY, "unsynchronized") as q:
+        with q.descriptor as full:
+            peer.attach(full.without_write_access(), reset=False)
+        assert peer.call("read_only")
+        assert q.write(numbers(16))
+        assert peer.call("read", 16) == list(range(16))
+        with pytest.raises(PeerError) as caught:
+            peer.call("write", 0, 1)
+        assert caught.value.kind == "InvalidArgument"
+
+
+def test_REQ_IPC_043_synchronized_queue_refuses_read_only_memory(form: tuple[str, int], peer: QueuePeer) -> None:
+    with new_queue(form, CAPACITY, "synchronized") as q, q.descriptor as full:
+        with pytest.raises(PeerError):
+            peer.attach(full.without_write_access(), reset=False)
+
+
+# -- second bindings of upstream --------------------------------------------------------------------------------------
+
+
+def test_REQ_IPC_044_attached_copy_in_a_thread_reads_first(form: tuple[str, int]) -> None:
+    with new_queue(form, CAPACITY, "synchronized") as q:
+        assert q.write(numbers(4))
+        seen: list[Any] = []
+
+        def reader() -> None:
+            with q.descriptor as d, MessageQueue.attach(d, np.int32, reset=False) as copy:
+                seen.append(copy.read(1).tolist())
+
+        thread = threading.Thread(target=reader)
+        thread.start()
+        thread.join()
+        assert seen == [[0]]
+        assert q.read(3).tolist() == [1, 2, 3]
+
+
+def test_REQ_IPC_045_scoped_write_commits_at_the_end_of_the_block(queue: MessageQueue, peer: QueuePeer) -> None:
+    with pytest.raises(ZeroDivisionError), queue.begin_write(16):
+        raise ZeroDivisionError
+    assert queue.available_to_read == 0, "an exception in the block commits nothing"
+    with queue.begin_write(16) as tx:
+        tx.copy_to(numbers(16))
+        assert peer.call("available")[0] == 0
+    assert peer.call("read", 16) == list(range(16))
+
+
+def test_REQ_IPC_046_region_views_equal_the_data(queue: MessageQueue) -> None:
+    assert queue.write([1, 2, 3])
+    tx = queue.begin_read(3)
+    assert tx.first.tolist() == [1, 2, 3]
+    assert not tx.first.flags.writeable
+
+
+def test_REQ_IPC_047_empty_regions_are_empty_views(queue: MessageQueue) -> None:
+    tx = queue.begin_read(0)
+    assert (tx.first.size, tx.second.size, len(tx)) == (0, 0, 0)
+    assert tx.commit()
+    region = ffi.new("nnb_mq_region *")
+    assert lib.nnb_mq_begin_read(queue.handle, 1, region) < 0
+    assert region.first == ffi.NULL
+    assert region.second == ffi.NULL
