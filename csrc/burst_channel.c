@@ -41,31 +41,9 @@ int nnb_channel_send(nnb_channel *ch, const uint8_t *packet, uint32_t n)
     uint64_t bytes = (uint64_t)n * NNB_DATUM_SIZE;
     if (bytes > q->size)
         return -EMSGSIZE;
-    if (q->own_w - q->seen_r + bytes > q->size) { /* full as far as we know: look again */
-        uint64_t r = nnb_load_acquire(q->r);      /* SYNC POINT: commit_read <-> available_to_write */
-        uint64_t used = q->own_w - r;
-        if (used > q->size || used % NNB_DATUM_SIZE)
-            q->corrupt = 1;
-        else
-            q->seen_r = r;
-    }
-    if (q->corrupt)
-        return -EBADMSG;
-    if (q->own_w - q->seen_r + bytes > q->size)
-        return -ENOBUFS;
-
-    uint64_t to_end = q->size - q->w_off;
-    if (bytes <= to_end) {
-        memcpy(q->ring + q->w_off, packet, bytes);
-    } else {
-        memcpy(q->ring + q->w_off, packet, to_end);
-        memcpy(q->ring, packet + to_end, bytes - to_end);
-    }
-    q->own_w += bytes;
-    q->w_off += bytes;
-    if (q->w_off >= q->size)
-        q->w_off -= q->size;
-    nnb_store_release(q->w, q->own_w); /* SYNC POINT: commit_write <-> available_to_read */
+    int rc = nnb_mq_put(q, packet, bytes);
+    if (rc < 0)
+        return rc == -EAGAIN ? -ENOBUFS : rc;
     ch->packets++;
     nnb_fence_seq_cst(); /* SYNC POINT: publish <-> sleep */
     if (!(nnb_load32_relaxed((nnb_a32 *)q->event) & NNB_EVENT_NOT_EMPTY) &&
@@ -83,21 +61,6 @@ void nnb_channel_notify_not_full(nnb_channel *ch)
         ch->wakes++;
 }
 
-static void commit(nnb_mq *q, uint64_t bytes)
-{
-    q->own_r += bytes;
-    q->r_off += bytes;
-    if (q->r_off >= q->size)
-        q->r_off -= q->size;
-    nnb_store_release(q->r, q->own_r); /* SYNC POINT: commit_read <-> available_to_write */
-}
-
-static const uint8_t *datum_at(const nnb_mq *q, uint64_t bytes_ahead)
-{
-    uint64_t off = q->r_off + bytes_ahead;
-    return q->ring + (off >= q->size ? off - q->size : off);
-}
-
 /* The length that a packetInformation announces, 0 if it is none or cannot be true. */
 static uint32_t announced(const nnb_channel *ch, const uint8_t *datum, uint64_t left)
 {
@@ -113,7 +76,7 @@ static int rest_is_packets(const nnb_channel *ch, uint64_t from, uint64_t datums
 {
     while (from < datums) {
         uint8_t header[NNB_DATUM_SIZE];
-        memcpy(header, datum_at(ch->mq, from * NNB_DATUM_SIZE), sizeof header);
+        nnb_mq_peek(ch->mq, from * NNB_DATUM_SIZE, header, sizeof header);
         uint32_t size = announced(ch, header, datums - from);
         if (!size)
             return 0;
@@ -128,22 +91,15 @@ static int take(nnb_channel *ch, uint8_t *packet, uint64_t bytes)
     nnb_mq *q = ch->mq;
     uint64_t datums = bytes / NNB_DATUM_SIZE;
     ch->poll_until = 0;
-    memcpy(packet, q->ring + q->r_off, NNB_DATUM_SIZE);
+    nnb_mq_peek(q, 0, packet, NNB_DATUM_SIZE);
     uint32_t n = announced(ch, packet, datums);
     if (__builtin_expect(!n || (n < datums && !rest_is_packets(ch, n, datums)), 0)) {
         ch->malformed++;
-        commit(q, bytes);
+        nnb_mq_consume(q, bytes);
         return -EPROTO;
     }
-    uint64_t rest = (uint64_t)(n - 1) * NNB_DATUM_SIZE;
-    uint64_t to_end = q->size - q->r_off - NNB_DATUM_SIZE;
-    if (rest <= to_end) {
-        memcpy(packet + NNB_DATUM_SIZE, q->ring + q->r_off + NNB_DATUM_SIZE, rest);
-    } else {
-        memcpy(packet + NNB_DATUM_SIZE, q->ring + q->r_off + NNB_DATUM_SIZE, to_end);
-        memcpy(packet + NNB_DATUM_SIZE + to_end, q->ring, rest - to_end);
-    }
-    commit(q, (uint64_t)n * NNB_DATUM_SIZE);
+    nnb_mq_peek(q, NNB_DATUM_SIZE, packet + NNB_DATUM_SIZE, (uint64_t)(n - 1) * NNB_DATUM_SIZE);
+    nnb_mq_consume(q, (uint64_t)n * NNB_DATUM_SIZE);
     ch->packets++;
     return (int)n;
 }
@@ -206,7 +162,7 @@ int nnb_channel_drain(nnb_channel *ch)
 {
     int64_t bytes = nnb_mq_poll(ch->mq);
     if (bytes > 0)
-        commit(ch->mq, (uint64_t)bytes);
+        nnb_mq_consume(ch->mq, (uint64_t)bytes);
     return (int)(bytes < 0 ? bytes : bytes / NNB_DATUM_SIZE);
 }
 

@@ -5,6 +5,8 @@
 #ifndef NNB_INTERNAL_H
 #define NNB_INTERNAL_H
 
+#include <errno.h>
+
 #include "nnb_atomic.h"
 #include "nnburst.h"
 
@@ -41,10 +43,67 @@ static inline int64_t nnb_mq_poll(struct nnb_mq *q)
         return 0;
     if (q->corrupt || used > q->size || used % q->quantum) {
         q->corrupt = 1;
-        return -74; /* -EBADMSG */
+        return -EBADMSG;
     }
     q->seen_w = w;
     return (int64_t)used;
+}
+
+/* Exclusive synchronized handle: copies bytes (a multiple of the quantum, at most the ring) in and publishes them.
+ * -EAGAIN: not enough room; -EBADMSG. The peer's counter is looked at only when the ring seems full. */
+static inline int nnb_mq_put(struct nnb_mq *q, const uint8_t *from, uint64_t bytes)
+{
+    if (__builtin_expect(q->own_w - q->seen_r + bytes > q->size, 0)) {
+        uint64_t r = nnb_load_acquire(q->r); /* SYNC POINT: commit_read <-> available_to_write */
+        uint64_t used = q->own_w - r;
+        if (q->corrupt || used > q->size || used % q->quantum) {
+            q->corrupt = 1;
+            return -EBADMSG;
+        }
+        q->seen_r = r;
+        if (used + bytes > q->size)
+            return -EAGAIN;
+    }
+    if (q->corrupt)
+        return -EBADMSG;
+    uint64_t to_end = q->size - q->w_off;
+    if (__builtin_expect(bytes <= to_end, 1)) {
+        memcpy(q->ring + q->w_off, from, bytes);
+    } else {
+        memcpy(q->ring + q->w_off, from, to_end);
+        memcpy(q->ring, from + to_end, bytes - to_end);
+    }
+    q->own_w += bytes;
+    q->w_off += bytes;
+    if (q->w_off >= q->size)
+        q->w_off -= q->size;
+    nnb_store_release(q->w, q->own_w); /* SYNC POINT: commit_write <-> available_to_read */
+    return 0;
+}
+
+/* Exclusive synchronized handle: copies out `bytes` that begin `skip` bytes after R. They must be there. */
+static inline void nnb_mq_peek(const struct nnb_mq *q, uint64_t skip, uint8_t *to, uint64_t bytes)
+{
+    uint64_t off = q->r_off + skip;
+    if (off >= q->size)
+        off -= q->size;
+    uint64_t to_end = q->size - off;
+    if (__builtin_expect(bytes <= to_end, 1)) {
+        memcpy(to, q->ring + off, bytes);
+    } else {
+        memcpy(to, q->ring + off, to_end);
+        memcpy(to + to_end, q->ring, bytes - to_end);
+    }
+}
+
+/* Exclusive synchronized handle: gives `bytes` at R back to the writer. */
+static inline void nnb_mq_consume(struct nnb_mq *q, uint64_t bytes)
+{
+    q->own_r += bytes;
+    q->r_off += bytes;
+    if (q->r_off >= q->size)
+        q->r_off -= q->size;
+    nnb_store_release(q->r, q->own_r); /* SYNC POINT: commit_read <-> available_to_write */
 }
 
 #endif

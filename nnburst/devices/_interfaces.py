@@ -25,7 +25,7 @@ from ..model import (
 if TYPE_CHECKING:
     from ..fmq import MQDescriptor
 
-__all__ = ["Device", "PreparedModel"]
+__all__ = ["Device", "ExecutionResult", "PreparedModel"]
 
 
 class PreparedModel(abc.ABC):
