@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst.model import ModelBuilder, OperandType
+from nnburst.model import ModelBuilder, OperandType, OperationType
 
 POLLING_WINDOW = 50e-6
 
@@ -19,7 +19,7 @@ def relu_model(nbytes: int) -> Any:
     """Return a model with one input ``x`` and one output ``y`` of `nbytes` bytes."""
     builder = ModelBuilder()
     x = builder.input("x", OperandType.TENSOR_QUANT8_ASYMM, (1, nbytes), scale=1.0, zero_point=0)
-    builder.output("y", builder.relu(x))
+    builder.output("y", builder.add(OperationType.RELU, [x]))
     return builder.build()
 
 
