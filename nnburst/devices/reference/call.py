@@ -173,9 +173,9 @@ class KernelCall(OperationView):
 
     def _clamp(self, steps: list[Step], values: Array, low: Any, high: Any) -> None:
         if low is not None:
-            steps.append(partial(np.maximum, values, values.dtype.type(low), values))
+            steps.append(partial(np.maximum, values, values.dtype.type(low), out=values))
         if high is not None:
-            steps.append(partial(np.minimum, values, values.dtype.type(high), values))
+            steps.append(partial(np.minimum, values, values.dtype.type(high), out=values))
 
     # -- real values ------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ def _reduce(call: KernelCall, function: np.ufunc, padded: Array, g: WindowGeomet
         if i == j == 0:
             call.do(np.copyto, out, view)
         else:
-            call.do(function, out, view, out)
+            call.do(function, out, view, out=out)
 
 
 def max_pool_2d(call: KernelCall) -> None:
