@@ -278,6 +278,8 @@ class HostedConnection:
                     result_channel.close()
             finally:
                 request_channel.close()
+            if context is None:
+                raise GeneralFailure("the device gave no burst")
         except BaseException:
             if charge is not None:
                 charge.release()

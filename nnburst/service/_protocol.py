@@ -89,7 +89,7 @@ MAX_OPERANDS = 65536
 """Operands, operations, names or arguments in one model or request."""
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
-Unsigned64 = Annotated[int, msgspec.Meta(ge=0, le=2**64 - 1)]
+Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack ends at 2**64 - 1
 Slot = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=65536)]

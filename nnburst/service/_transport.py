@@ -48,6 +48,8 @@ SEND_TIMEOUT = 10.0
 """Seconds after which a peer that does not read its socket is given up."""
 MAX_PENDING = 128
 """Calls that one side may have under way; the other side tolerates twice as many, then drops the connection."""
+_WORKER_PATIENCE = 1.0
+"""Seconds that the end of a connection waits for handlers which are still busy."""
 _MAX_QUEUED_FDS = 2048
 _MAX_TEXT = 4096
 _NEVER_SENT = (ErrorStatus.NONE, ErrorStatus.DEAD_OBJECT, ErrorStatus.BAD_STATE)
@@ -442,6 +444,7 @@ class Connection:
                 self._on_end()
             except Exception:
                 _log.exception("cleaning up after a connection failed")
+        self._workers.join(_WORKER_PATIENCE)
         self._close_fds()
 
     def _call_listeners(self) -> None:

@@ -1,0 +1,194 @@
+"""What the tests of the control plane share: handlers, pairs of connections, a device with hooks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from nnburst.burst import BurstCallback, BurstContext
+from nnburst.devices import Device, PreparedModel
+from nnburst.errors import ErrorStatus
+from nnburst.model import NO_TIMING, Capabilities, Model, ModelBuilder, OperandType, OperationType, Request
+from nnburst.service import ServiceConnection, ServiceHost
+from nnburst.service._packets import FdBundle
+from nnburst.service._protocol import Done, Message, Side
+from nnburst.service._transport import Connection
+
+WATCHDOG = 20.0
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+
+
+class Answers:
+    """Serves any call with the functions given by handler name; others are `Done`."""
+
+    def __init__(self, **handlers: Callable[[Any, FdBundle], Any]) -> None:
+        self.handlers = handlers
+        self.seen: list[Message] = []
+
+    def __getattr__(self, name: str) -> Callable[[Any, FdBundle], Any]:
+        if not name.startswith("on_"):
+            raise AttributeError(name)
+
+        def serve(message: Message, fds: FdBundle) -> Any:
+            self.seen.append(message)
+            return self.handlers[name](message, fds) if name in self.handlers else Done()
+
+        return serve
+
+
+@contextlib.contextmanager
+def connected(
+    client: object | None = None, service: object | None = None, **options: Any
+) -> Iterator[tuple[Connection, Connection]]:
+    """A started client and service end over one socketpair."""
+    a, b = socket_pair()
+    ends = (
+        Connection(a, Side.CLIENT, client or Answers(), **options),
+        Connection(b, Side.SERVICE, service or Answers(), **options),
+    )
+    for end in ends:
+        end.start()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            assert end.close(WATCHDOG)
+
+
+@contextlib.contextmanager
+def raw_peer(side: Side, handler: object | None = None, **options: Any) -> Iterator[tuple[Connection, socket.socket]]:
+    """One end, and the bare socket of the other."""
+    a, b = socket_pair()
+    end = Connection(a, side, handler or Answers(), **options)
+    end.start()
+    with b:
+        try:
+            yield end, b
+        finally:
+            assert end.close(WATCHDOG)
+
+
+class FakeModel(PreparedModel):
+    """Calls the device's hook; reports what becomes of it."""
+
+    def __init__(self, device: FakeDevice, model: Model) -> None:
+        self.device = device
+        self.model = model
+        self.closed = 0
+
+    def execute_synchronously(
+        self, request: Request, measure: Any = None, deadline_ns: int = 0, loop_timeout_ns: int = 0
+    ) -> Any:
+        self.device.hook("execute", request)
+        return ErrorStatus.NONE, (), NO_TIMING
+
+    def configure_execution_burst(
+        self, callback: BurstCallback, request_channel: Any, result_channel: Any, polling_window: float | None = None
+    ) -> BurstContext:
+        context = FakeContext(self.device, callback, polling_window)
+        self.device.contexts.append(context)
+        self.device.hook("burst", context)
+        return context
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class FakeContext(BurstContext):
+    def __init__(self, device: FakeDevice, callback: BurstCallback, polling_window: float | None) -> None:
+        self.device = device
+        self.callback = callback
+        self.polling_window = polling_window
+        self.freed: list[int] = []
+        self.log: list[str] = []
+        self.gone = threading.Event()
+
+    def free_memory(self, slot: int) -> None:
+        self.freed.append(slot)
+
+    def hang_up(self) -> None:
+        self.log.append("hang_up")
+
+    def close(self) -> None:
+        self.log.append("close")
+        self.gone.set()
+
+
+class FakeDevice(Device):
+    """Accepts everything. `hooks` maps "prepare", "execute", "supported", "burst" to functions called on the way."""
+
+    def __init__(self, **hooks: Callable[[Any], Any]) -> None:
+        self.hooks = hooks
+        self.models: list[FakeModel] = []
+        self.contexts: list[FakeContext] = []
+        self.closed = False
+
+    def hook(self, name: str, argument: Any) -> Any:
+        return self.hooks[name](argument) if name in self.hooks else None
+
+    @property
+    def name(self) -> str:
+        return "test-fake"
+
+    @property
+    def version_string(self) -> str:
+        return "1"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        self.hook("supported", model)
+        return (True,) * len(model.main.operations)
+
+    def prepare_model(self, model: Model, *_: Any) -> PreparedModel:
+        self.hook("prepare", model)
+        self.models.append(FakeModel(self, model))
+        return self.models[-1]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@contextlib.contextmanager
+def in_process(devices: Sequence[Device], **options: Any) -> Iterator[tuple[ServiceConnection, ServiceHost]]:
+    """A client and a host in this process."""
+    a, b = socket_pair()
+    host = ServiceHost(devices, **options)
+    host.serve(b)
+    client = ServiceConnection(a)
+    try:
+        yield client, host
+    finally:
+        client.close()
+        host.close()
+
+
+def tiny_model(constant_bytes: int = 16) -> Model:
+    """y = x + constant."""
+    import numpy as np
+
+    builder = ModelBuilder()
+    n = constant_bytes // 4
+    x = builder.input("x", OperandType.TENSOR_FLOAT32, (n,))
+    c = builder.constant(np.arange(n, dtype=np.float32))
+    builder.output("y", builder.add(OperationType.ADD, [x, c, builder.scalar(0)]))
+    return builder.build()
+
+
+def open_fds() -> set[int]:
+    """Descriptors of this process, without the one that lists them."""
+    fds = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            os.readlink(f"/proc/self/fd/{name}")
+            fds.add(int(name))
+    return fds

@@ -1,0 +1,634 @@
+"""A client and a service host over a socketpair in one process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from service_support import WATCHDOG, Answers, FakeDevice, in_process, raw_peer, socket_pair, tiny_model
+
+from nnburst.burst import BurstCallback
+from nnburst.errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    OutputInsufficientSize,
+    ResourceExhausted,
+)
+from nnburst.fmq import MessageQueue, MQDescriptor
+from nnburst.memory import Memory
+from nnburst.model import (
+    NO_TIMING,
+    DataLocation,
+    DeviceStatus,
+    MeasureTiming,
+    OutputShape,
+    Request,
+    RequestArgument,
+    Timing,
+)
+from nnburst.service import Quotas, ServiceConnection, ServiceHost, _protocol
+from nnburst.service._protocol import Side
+
+
+def queues() -> tuple[MessageQueue, MessageQueue]:
+    return MessageQueue("V24", 1024), MessageQueue("V24", 1024)
+
+
+class Callback(BurstCallback):
+    """Answers with one pool per slot, filled with the slot's number."""
+
+    def __init__(self, size: int = 64) -> None:
+        self.size = size
+        self.asked: list[tuple[int, ...]] = []
+
+    def get_memories(self, slots: Any) -> Any:
+        self.asked.append(tuple(slots))
+        if any(slot < 0 for slot in slots):
+            return ErrorStatus.INVALID_ARGUMENT, ()
+        memories = tuple(Memory.ashmem(self.size) for _ in slots)
+        for slot, memory in zip(slots, memories, strict=True):
+            memory.array(np.int32, (1,))[0] = slot
+        return ErrorStatus.NONE, memories
+
+
+def configure(model: Any, callback: BurstCallback, window: float | None = None) -> Any:
+    a, b = queues()
+    with a, b:
+        return model.configure_execution_burst(callback, a.descriptor, b.descriptor, window)
+
+
+# -- devices and models ------------------------------------------------------------------------------------------------
+
+
+def test_devices_are_seen_as_they_are() -> None:
+    device = FakeDevice()
+    with in_process([device, FakeDevice()]) as (client, _):
+        assert len(client.devices) == 2
+        remote = client.devices[0]
+        assert (remote.name, remote.version_string, remote.type) == ("test-fake", "1", device.type)
+        assert remote.capabilities == device.capabilities
+        assert remote.status is DeviceStatus.AVAILABLE
+        assert remote.get_number_of_cache_files_needed() == (0, 0)
+        assert client.pid == os.getpid()
+        assert client.alive
+    assert not client.alive
+
+
+@pytest.mark.parametrize("constant_bytes", [128, 132, 1 << 20])
+def test_models_arrive_whole_and_large_constants_as_pools(constant_bytes: int) -> None:
+    seen: list[Any] = []
+    device = FakeDevice(prepare=lambda m: seen.append([p.array(np.float32, (p.size // 4,)).copy() for p in m.pools]))
+    model = tiny_model(constant_bytes)
+    with in_process([device]) as (client, _), client.devices[0].prepare_model(model):
+        arrived = device.models[0].model
+        assert (arrived.main, arrived.input_names) == (model.main, model.input_names)
+        assert arrived.operand_values == model.operand_values
+        assert len(arrived.pools) == (constant_bytes > 128)
+        if constant_bytes > 128:
+            assert len(model.operand_values) <= 16
+            assert np.array_equal(seen[0][0][: constant_bytes // 4], np.arange(constant_bytes // 4))
+
+
+def test_get_supported_operations_leaves_nothing_mapped() -> None:
+    with in_process([FakeDevice()]) as (client, host):
+        assert client.devices[0].get_supported_operations(tiny_model(4096)) == (True,)
+        (hosted,) = host.connections
+        assert set(hosted.ledger.used.values()) == {0}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidArgument("operand 3: scale must be positive"),
+        GeneralFailure("cannot"),
+        DeviceUnavailable("offline"),
+        MissedDeadline("late", status=ErrorStatus.MISSED_DEADLINE_PERSISTENT),
+    ],
+)
+def test_errors_of_a_device_come_back_as_they_were(error: Exception) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    with in_process([FakeDevice(prepare=fail, supported=fail)]) as (client, host):
+        for call in (client.devices[0].prepare_model, client.devices[0].get_supported_operations):
+            with pytest.raises(type(error), match=str(error)) as caught:
+                call(tiny_model(4096))
+            assert caught.value.status is error.status  # type: ignore[attr-defined]
+        (hosted,) = host.connections
+        assert set(hosted.ledger.used.values()) == {0}
+
+
+def test_a_device_that_is_not_there_is_unavailable() -> None:
+    with in_process([FakeDevice()]) as (client, _):
+        device: Any = client.devices[0]
+        device._index = 5
+        with pytest.raises(DeviceUnavailable, match="no device 5"):
+            device.prepare_model(tiny_model())
+
+
+def test_a_deadline_ends_the_wait_for_a_model_which_is_released_when_it_comes() -> None:
+    go_on = threading.Event()
+    device = FakeDevice(prepare=lambda _: go_on.wait(WATCHDOG))
+    with in_process([device]) as (client, host):
+        with pytest.raises(MissedDeadline):
+            client.devices[0].prepare_model(tiny_model(), deadline_ns=time.monotonic_ns() + 10_000_000)
+        go_on.set()
+        (hosted,) = host.connections
+        deadline = time.monotonic() + WATCHDOG
+        while not (device.models and device.models[0].closed) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert device.models[0].closed == 1
+        assert len(hosted.objects) == 0
+
+
+# -- executions without a burst ----------------------------------------------------------------------------------------
+
+
+def a_request(pool: Memory) -> Request:
+    argument = RequestArgument(location=DataLocation(0, 0, 16))
+    return Request((argument,), (argument,), (pool,))
+
+
+def test_an_execution_reads_and_writes_the_client_s_pools() -> None:
+    def double(request: Request) -> None:
+        request.pools[0].array(np.int32, (4,))[:] *= 2
+
+    with in_process([FakeDevice(execute=double)]) as (client, host), Memory.ashmem(4096) as pool:
+        model = client.devices[0].prepare_model(tiny_model())
+        pool.array(np.int32, (4,))[:] = [1, 2, 3, 4]
+        assert model.execute_synchronously(a_request(pool)) == (ErrorStatus.NONE, (), NO_TIMING)
+        assert pool.array(np.int32, (4,)).tolist() == [2, 4, 6, 8]
+        (hosted,) = host.connections
+        assert hosted.ledger.used["fds"] == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ((ErrorStatus.NONE, (OutputShape((1, 4)),), Timing(1, 2)),) * 2,
+        (
+            (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, (OutputShape((9,), False),), Timing(1, 2)),
+            (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, (OutputShape((9,), False),), NO_TIMING),
+        ),
+        (
+            (ErrorStatus.GENERAL_FAILURE, (OutputShape((1,)),), Timing(1, 2)),
+            (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING),
+        ),
+        ((ErrorStatus.DEAD_OBJECT, (), NO_TIMING), (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)),
+        (OutputInsufficientSize("x", output_shapes=(OutputShape((2,)),)),) * 2,
+        (ZeroDivisionError(), (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)),
+    ],
+)
+def test_the_result_of_an_execution_is_a_status_never_an_exception(
+    answer: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = FakeDevice()
+    with in_process([device]) as (client, _), Memory.ashmem(64) as pool:
+        model = client.devices[0].prepare_model(tiny_model())
+
+        def execute(*_: Any) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(device.models[0], "execute_synchronously", execute)
+        if isinstance(expected, OutputInsufficientSize):
+            expected = (expected.status, expected.output_shapes, NO_TIMING)
+        assert model.execute_synchronously(a_request(pool), MeasureTiming.YES) == expected
+
+
+def test_an_execution_gives_up_after_its_deadline() -> None:
+    go_on = threading.Event()
+    with in_process([FakeDevice(execute=lambda _: go_on.wait(WATCHDOG))]) as (client, _), Memory.ashmem(64) as pool:
+        model = client.devices[0].prepare_model(tiny_model())
+        status, _, _ = model.execute_synchronously(a_request(pool), deadline_ns=time.monotonic_ns())
+        assert status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+        go_on.set()
+
+
+def test_a_pool_that_could_be_truncated_is_refused(tmp_path: Any) -> None:
+    path = tmp_path / "pool"
+    path.write_bytes(bytes(4096))
+    with in_process([FakeDevice()]) as (client, _), open(path, "r+b") as file:
+        model = client.devices[0].prepare_model(tiny_model())
+        with Memory.mmap_fd(file.fileno(), 4096) as pool:
+            assert model.execute_synchronously(a_request(pool))[0] is ErrorStatus.INVALID_ARGUMENT
+
+
+# -- bursts ------------------------------------------------------------------------------------------------------------
+
+
+def test_REQ_CLI_006_a_burst_is_configured_with_its_window_and_released() -> None:
+    device = FakeDevice()
+    with in_process([device]) as (client, host):
+        model = client.devices[0].prepare_model(tiny_model())
+        burst = configure(model, Callback(), 0.25)
+        (context,) = device.contexts
+        assert context.polling_window == 0.25
+        burst.free_memory(3)
+        assert context.freed == [3]
+        burst.close()
+        burst.close()
+        assert context.log == ["close"]
+        with pytest.raises(BadState, match="burst is closed"):
+            burst.free_memory(1)
+        (hosted,) = host.connections
+        assert hosted.ledger.used["bursts"] == 0
+
+
+def test_REQ_CLI_002_the_device_is_asked_once_for_a_burst() -> None:
+    device = FakeDevice()
+    with in_process([device]) as (client, _):
+        configure(client.devices[0].prepare_model(tiny_model()), Callback())
+        assert len(device.contexts) == 1
+
+
+@pytest.mark.parametrize("error", [GeneralFailure("no bursts today"), InvalidArgument("channel")])
+def test_REQ_CLI_003_REQ_CLI_007_an_error_of_the_device_gives_no_burst(error: Exception) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    with in_process([FakeDevice(burst=fail)]) as (client, host):
+        model = client.devices[0].prepare_model(tiny_model())
+        with pytest.raises(type(error), match=str(error)):
+            configure(model, Callback())
+        (hosted,) = host.connections
+        assert hosted.ledger.used["bursts"] == 0
+        assert len(hosted.objects) == 1
+
+
+def test_REQ_CLI_004_no_context_gives_no_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    with in_process([device]) as (client, host):
+        model = client.devices[0].prepare_model(tiny_model())
+        monkeypatch.setattr(device.models[0], "configure_execution_burst", lambda *_: None)
+        with pytest.raises(GeneralFailure, match="no burst"):
+            configure(model, Callback())
+        (hosted,) = host.connections
+        assert hosted.ledger.used["bursts"] == 0
+
+
+def test_REQ_CLI_005_REQ_CLI_008_a_failing_transport_gives_no_burst() -> None:
+    with in_process([FakeDevice()]) as (client, _):
+        model = client.devices[0].prepare_model(tiny_model())
+        a, b = queues()
+        with a, b:
+            broken = b.descriptor.duplicate()
+            os.close(broken.fds[0])
+            with pytest.raises(InvalidArgument, match="not open"):
+                model.configure_execution_burst(Callback(), a.descriptor, broken)
+            broken._fds._fds = ()  # its number may be another file's by now
+        assert configure(model, Callback()) is not None
+
+
+def test_REQ_CLI_009_a_dead_service_gives_dead_object() -> None:
+    with in_process([FakeDevice()]) as (client, host):
+        model = client.devices[0].prepare_model(tiny_model())
+        host.close()
+        with pytest.raises(DeadObject):
+            configure(model, Callback())
+        assert client.devices[0].status is DeviceStatus.OFFLINE
+
+
+def test_the_service_fetches_memories_also_more_than_fit_into_a_message() -> None:
+    device = FakeDevice()
+    with in_process([device]) as (client, host):
+        callback = Callback()
+        burst = configure(client.devices[0].prepare_model(tiny_model()), callback)
+        status, memories = device.contexts[0].callback.get_memories(range(450))
+        assert status is ErrorStatus.NONE
+        assert [m.array(np.int32, (1,))[0] for m in memories] == list(range(450))
+        assert [len(slots) for slots in callback.asked] == [200, 200, 50]
+        (hosted,) = host.connections
+        before = hosted.ledger.used["mapped_bytes"]
+        burst.free_memory(7)
+        assert hosted.ledger.used["mapped_bytes"] == before - 64
+        assert device.contexts[0].callback.get_memories([1, -1]) == (ErrorStatus.INVALID_ARGUMENT, ())
+
+
+def test_memories_may_be_fetched_while_the_burst_is_configured() -> None:
+    got: list[Any] = []
+    with in_process([FakeDevice(burst=lambda c: got.append(c.callback.get_memories([5])))]) as (client, _):
+        configure(client.devices[0].prepare_model(tiny_model()), Callback())
+        assert got[0][0] is ErrorStatus.NONE
+
+
+def test_an_exception_of_the_callback_is_a_status_for_the_service() -> None:
+    class Broken(BurstCallback):
+        def get_memories(self, slots: Any) -> Any:
+            raise ZeroDivisionError
+
+    device = FakeDevice()
+    with in_process([device]) as (client, _):
+        burst = configure(client.devices[0].prepare_model(tiny_model()), Broken())
+        assert device.contexts[0].callback.get_memories([0]) == (ErrorStatus.GENERAL_FAILURE, ())
+        burst.close()
+
+
+def test_a_wrong_number_of_memories_fails_the_request() -> None:
+    class Short(Callback):
+        def get_memories(self, slots: Any) -> Any:
+            return ErrorStatus.NONE, super().get_memories(slots)[1][1:]
+
+    device = FakeDevice()
+    with in_process([device]) as (client, host):
+        burst = configure(client.devices[0].prepare_model(tiny_model()), Short())
+        (hosted,) = host.connections
+        before = hosted.ledger.used
+        assert device.contexts[0].callback.get_memories([0, 1]) == (ErrorStatus.GENERAL_FAILURE, ())
+        assert hosted.ledger.used == before
+        burst.close()
+
+
+def test_a_burst_keeps_its_model_until_it_is_closed() -> None:
+    device = FakeDevice()
+    with in_process([device]) as (client, _):
+        model = client.devices[0].prepare_model(tiny_model())
+        burst = configure(model, Callback())
+        model.close()
+        with pytest.raises(BadState, match="closed"):
+            configure(model, Callback())
+        assert device.models[0].closed == 0
+        burst.close()
+        assert device.models[0].closed == 1
+
+
+# -- release and the end -----------------------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_connection_releases_all_it_owned() -> None:
+    device = FakeDevice()
+    a, b = socket_pair()
+    host = ServiceHost([device])
+    hosted = host.serve(b)
+    client = ServiceConnection(a)
+    burst = configure(client.devices[0].prepare_model(tiny_model(4096)), Callback())
+    unused = client.devices[0].prepare_model(tiny_model())
+    device.contexts[0].callback.get_memories([1, 2])
+    client._connection.close()  # without goodbye, as if the client had died
+    assert hosted.wait_ended(WATCHDOG)
+    assert device.contexts[0].log == ["hang_up", "close"]
+    assert [model.closed for model in device.models] == [1, 1]
+    assert set(hosted.ledger.used.values()) == {0}
+    assert host.connections == ()
+    host.close()
+    assert device.closed
+    client.close()
+    del burst, unused
+
+
+def test_what_is_dropped_is_released() -> None:
+    device = FakeDevice()
+    with in_process([device]) as (client, host):
+        model = client.devices[0].prepare_model(tiny_model())
+        burst = configure(model, Callback())
+        del burst, model
+        gc.collect()
+        assert device.contexts[0].gone.wait(WATCHDOG)
+        client.devices[0].status  # noqa: B018 - a call that comes after both releases
+        (hosted,) = host.connections
+        deadline = time.monotonic() + WATCHDOG
+        while len(hosted.objects) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert len(hosted.objects) == 0
+        assert device.models[0].closed == 1
+
+
+def test_a_model_that_is_prepared_after_the_client_left_is_released() -> None:
+    go_on, entered = threading.Event(), threading.Event()
+
+    def slow(_: object) -> None:
+        entered.set()
+        assert go_on.wait(WATCHDOG)
+
+    device = FakeDevice(prepare=slow)
+    a, b = socket_pair()
+    host = ServiceHost([device])
+    hosted = host.serve(b)
+    client = ServiceConnection(a)
+    failures: list[Exception] = []
+
+    def prepare() -> None:
+        try:
+            client.devices[0].prepare_model(tiny_model(4096))
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    assert entered.wait(WATCHDOG)
+    client._connection.close()
+    thread.join(WATCHDOG)
+    assert isinstance(failures[0], BadState)
+    assert hosted.wait_ended(WATCHDOG)
+    go_on.set()
+    host.close()
+    client.close()
+    deadline = time.monotonic() + WATCHDOG
+    while not (device.models and device.models[0].closed) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert device.models[0].closed == 1
+    assert set(hosted.ledger.used.values()) == {0}
+
+
+def test_dropping_every_reference_ends_the_connection() -> None:
+    a, b = socket_pair()
+    host = ServiceHost([FakeDevice()])
+    hosted = host.serve(b)
+    device = ServiceConnection(a).devices[0]
+    assert device.status is DeviceStatus.AVAILABLE  # a proxy keeps the connection
+    del device
+    gc.collect()
+    assert hosted.wait_ended(WATCHDOG)
+    host.close()
+
+
+def test_use_after_close_is_a_bad_state() -> None:
+    with in_process([FakeDevice()]) as (client, _), Memory.ashmem(64) as pool:
+        model = client.devices[0].prepare_model(tiny_model())
+        burst = configure(model, Callback())
+        client.close()
+        client.close()
+        for use in (
+            lambda: client.devices[0].prepare_model(tiny_model()),
+            lambda: client.devices[0].status,
+            lambda: model.execute_synchronously(a_request(pool)),
+            lambda: configure(model, Callback()),
+            lambda: burst.free_memory(1),
+        ):
+            with pytest.raises(BadState, match="closed"):
+                use()
+        burst.close()
+        model.close()
+
+
+def test_a_closed_host_serves_nobody() -> None:
+    host = ServiceHost([])
+    host.close()
+    a, b = socket_pair()
+    with a, b, pytest.raises(BadState):
+        host.serve(b)
+
+
+# -- quotas ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("quotas", "knob"),
+    [
+        (Quotas(models=2), "models"),
+        (Quotas(mapped_bytes=9000), "mapped_bytes"),
+        (Quotas(fds=2), "fds"),
+    ],
+)
+def test_quotas_of_models_answer_resource_exhausted_and_releasing_helps(quotas: Quotas, knob: str) -> None:
+    with in_process([FakeDevice()], quotas=quotas) as (client, _):
+        models = [client.devices[0].prepare_model(tiny_model(4096)) for _ in range(2)]
+        with pytest.raises(ResourceExhausted, match=knob) as caught:
+            client.devices[0].prepare_model(tiny_model(4096))
+        assert caught.value.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+        models[0].close()
+        client.devices[0].prepare_model(tiny_model(4096))
+
+
+def test_quotas_of_bursts_and_of_their_memories() -> None:
+    device = FakeDevice()
+    with in_process([device], quotas=Quotas(bursts=1, mapped_bytes=1 << 20)) as (client, _):
+        model = client.devices[0].prepare_model(tiny_model())
+        burst = configure(model, Callback(size=400 << 10))
+        with pytest.raises(ResourceExhausted, match="bursts"):
+            configure(model, Callback())
+        callback = device.contexts[0].callback
+        assert callback.get_memories([0, 1])[0] is ErrorStatus.NONE
+        assert callback.get_memories([2, 3]) == (ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, ())
+        burst.free_memory(0)
+        assert callback.get_memories([2])[0] is ErrorStatus.NONE
+        burst.close()
+
+
+# -- hello and hostile clients -----------------------------------------------------------------------------------------
+
+
+def test_another_major_version_is_refused_by_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = socket_pair()
+    host = ServiceHost([])
+    host.serve(b)
+    monkeypatch.setattr("nnburst.service._connection.VERSION", (2, 0))
+    with pytest.raises(GeneralFailure, match=r"version 2\.0"):
+        ServiceConnection(a)
+    host.close()
+
+
+def test_another_major_version_is_refused_by_the_client() -> None:
+    answers = Answers(on_hello=lambda m, fds: _protocol.HelloReply((9, 0), 1))
+    with raw_peer(Side.SERVICE, answers) as (_, sock), pytest.raises(GeneralFailure, match="version 9"):
+        ServiceConnection(sock.dup())
+
+
+def test_a_minor_version_is_no_obstacle() -> None:
+    with in_process([]) as (client, _):
+        client._connection.call(_protocol.Hello((_protocol.VERSION[0], 77), 1))
+
+
+def test_a_call_before_hello_closes_the_connection() -> None:
+    host = ServiceHost([])
+    a, b = socket_pair()
+    hosted = host.serve(b)
+    with a:
+        a.send(b"\0\0\0\0\1\0\0\0" + _protocol.encode(_protocol.ListDevices()))
+        assert hosted.wait_ended(WATCHDOG)
+        assert "before hello" in hosted.connection.end_reason
+    host.close()
+
+
+def test_bad_numbers_are_error_replies_and_the_connection_goes_on() -> None:
+    with in_process([FakeDevice()]) as (client, _):
+        model: Any = client.devices[0].prepare_model(tiny_model())
+        burst: Any = configure(model, Callback())
+        call = client._connection.call
+        request = _protocol.WireRequest((), (), ())
+        for message in (
+            _protocol.Execute(999, request, MeasureTiming.NO),
+            _protocol.Execute(burst.number, request, MeasureTiming.NO),
+            _protocol.FreeMemory(model.number, 0),
+            _protocol.FreeMemory(999, 0),
+        ):
+            with pytest.raises(InvalidArgument, match="on this connection"):
+                call(message)
+        call(_protocol.Release(999))
+        burst.close()
+
+
+def test_a_hostile_pool_is_an_error_reply() -> None:
+    with in_process([FakeDevice()]) as (client, host), Memory.ashmem(64) as pool:
+        model: Any = client.devices[0].prepare_model(tiny_model())
+        for wire in (
+            _protocol.WireMemory("ashmem", 2**63, 3, 0),
+            _protocol.WireMemory("ashmem", 1 << 30, 3, 0),
+            _protocol.WireMemory("ashmem", 0, 3, 0),
+            _protocol.WireMemory("no such kind", 64, 3, 0),
+            _protocol.WireMemory("mmap_fd", 64, 255, 0),
+            _protocol.WireMemory("mmap_fd", 64, 3, 2**64 - 1),
+        ):
+            message = _protocol.Execute(model.number, _protocol.WireRequest((), (), (wire,)), MeasureTiming.NO)
+            with pytest.raises((InvalidArgument, ResourceExhausted, GeneralFailure)):
+                client._connection.call(message, pool.fds)
+        assert model.execute_synchronously(a_request(pool))[0] is ErrorStatus.NONE
+        (hosted,) = host.connections
+        assert hosted.ledger.used["fds"] == 0
+
+
+def test_a_hostile_queue_is_an_error_reply() -> None:
+    from nnburst.devices import create_device
+
+    with in_process([create_device("nnburst-noop")]) as (client, host):
+        model = client.devices[0].prepare_model(tiny_model())
+        a, b = queues()
+        with a, b:
+            good = b.descriptor
+            for grantors in ((), good.grantors[:2], [(0, 9, 0, 8)] * 4, [(0, 0, 2**32 - 1, 2**64 - 1)] * 4):
+                bad = MQDescriptor(grantors, [os.dup(good.fds[0])], 24, 1)
+                with bad, pytest.raises((InvalidArgument, GeneralFailure, ResourceExhausted)):
+                    model.configure_execution_burst(Callback(), bad, good)
+        (hosted,) = host.connections
+        assert hosted.ledger.used["bursts"] == 0
+
+
+def test_forked_children_get_a_bad_state_and_disturb_nobody() -> None:
+    device = FakeDevice()
+    with in_process([device]) as (client, _), Memory.ashmem(64) as pool:
+        model = client.devices[0].prepare_model(tiny_model())
+        burst = configure(model, Callback())
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                for use in (
+                    lambda: client.devices[0].prepare_model(tiny_model()),
+                    lambda: model.execute_synchronously(a_request(pool)),
+                    lambda: burst.free_memory(1),
+                    lambda: client.link_to_death(lambda: None),
+                ):
+                    with pytest.raises(BadState, match="fork"):
+                        use()
+                burst.close()
+                del burst, model
+                gc.collect()
+                client.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert model.execute_synchronously(a_request(pool))[0] is ErrorStatus.NONE
+        assert device.contexts[0].log == []
+        burst.free_memory(1)

@@ -1,0 +1,197 @@
+"""The message table of the control plane."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnburst.model import (
+    Capabilities,
+    DataLocation,
+    DeviceStatus,
+    DeviceType,
+    ExecutionPreference,
+    Lifetime,
+    MeasureTiming,
+    Operand,
+    Operation,
+    OutputShape,
+    Priority,
+    RequestArgument,
+    Subgraph,
+    SymmPerChannelQuantParams,
+    Timing,
+)
+from nnburst.service import ServiceHost, _host, _protocol, _proxies
+from nnburst.service._protocol import CALL_BY_REQUEST, CALLS, Malformed, Side
+
+GRAPH = Subgraph(
+    operands=(
+        Operand(3, (1, 2, 2, 1), 1, 0.5, 3, Lifetime.SUBGRAPH_INPUT),
+        Operand(11, (2,), 1, extra_params=SymmPerChannelQuantParams((0.5, 0.25), 0)),
+        Operand(0x10001, (), extra_params=b"extension", location=DataLocation(1, 2, 3)),
+    ),
+    operations=(Operation(0, (0, 1), (2,)),),
+    input_indexes=(0,),
+    output_indexes=(2,),
+)
+POOL = _protocol.WireMemory("ashmem", 4096, 3, 0)
+MODEL = _protocol.WireModel(GRAPH, (GRAPH,), b"const", (POOL,), True, {"org.nnburst": 1}, ("x",), ("y",))
+REQUEST = _protocol.WireRequest(
+    (RequestArgument(False, DataLocation(0, 0, 16), (1, 2)),), (RequestArgument(has_no_value=True),), (POOL, POOL)
+)
+QUEUE = _protocol.WireQueue(tuple(_protocol.WireGrantor(0, 0, 128 * i, 8) for i in range(4)), 24, 1, 1)
+SHAPES = (OutputShape((1, 2)), OutputShape((0,), False))
+
+SAMPLES = (
+    (_protocol.Hello((1, 0), 7, "0.1"), _protocol.HelloReply((1, 0), 8)),
+    (
+        _protocol.ListDevices(),
+        _protocol.ListDevicesReply(
+            (_protocol.DeviceInfo("a-b", "1", DeviceType.GPU, Capabilities(), (1, 2)),),
+        ),
+    ),
+    (_protocol.GetDeviceStatus(0), _protocol.GetDeviceStatusReply(DeviceStatus.BUSY)),
+    (_protocol.GetSupportedOperations(0, MODEL), _protocol.GetSupportedOperationsReply((True, False))),
+    (
+        _protocol.PrepareModel(
+            1, MODEL, ExecutionPreference.LOW_POWER, Priority.HIGH, 2**64 - 1, 1, 2, token=bytes(32)
+        ),
+        _protocol.PrepareModelReply(1),
+    ),
+    (
+        _protocol.Execute(1, REQUEST, MeasureTiming.YES, 5, 6),
+        _protocol.ExecuteReply(3, SHAPES, Timing()),
+    ),
+    (_protocol.ConfigureBurst(1, 2, QUEUE, QUEUE, 0.5), _protocol.ConfigureBurstReply(3)),
+    (_protocol.GetMemories(2, (0, -1, 2**31 - 1)), _protocol.GetMemoriesReply(0, (POOL,))),
+    (_protocol.FreeMemory(3, -(2**31)), _protocol.Done()),
+    (_protocol.Release(3), _protocol.Done()),
+    (_protocol.Goodbye(), _protocol.Done()),
+)
+
+
+def test_every_call_of_the_table_has_a_sample_here() -> None:
+    assert [type(request) for request, _ in SAMPLES] == [call.request for call in CALLS]
+
+
+@pytest.mark.parametrize(("request_", "reply"), SAMPLES, ids=[call.name for call in CALLS])
+def test_messages_survive_the_round_trip(request_: _protocol.Message, reply: _protocol.Message) -> None:
+    call = CALL_BY_REQUEST[type(request_)]
+    assert _protocol.decode_request(_protocol.encode(request_), call.side) == (call, request_)
+    assert _protocol.decode_reply(call, _protocol.encode(reply)) == reply
+
+
+def test_numbers_of_descriptors_follow_from_the_message() -> None:
+    counts = {CALL_BY_REQUEST[type(q)].name: CALL_BY_REQUEST[type(q)].request_fds(q) for q, _ in SAMPLES}
+    expected = {
+        "get_supported_operations": 1,
+        "prepare_model": 4,
+        "execute": 2,
+        "configure_execution_burst": 2,
+    }
+    assert counts == dict.fromkeys(counts, 0) | expected
+    reply_counts = {CALL_BY_REQUEST[type(q)].name: CALL_BY_REQUEST[type(q)].reply_fds(r) for q, r in SAMPLES}
+    assert reply_counts == dict.fromkeys(reply_counts, 0) | {"get_memories": 1}
+
+
+def test_every_row_has_a_handler_on_its_side_and_a_name_of_its_own() -> None:
+    assert len({call.name for call in CALLS}) == len(CALLS)
+    sides = {Side.SERVICE: _host.HostedConnection, Side.CLIENT: _proxies.CallbackRegistry}
+    for call in CALLS:
+        assert callable(getattr(sides[call.side], call.handler))
+    assert ServiceHost is _host.ServiceHost
+
+
+def test_a_request_to_the_wrong_side_is_malformed() -> None:
+    with pytest.raises(Malformed, match="not a call to the client"):
+        _protocol.decode_request(_protocol.encode(_protocol.Goodbye()), Side.CLIENT)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"call": "no_such_call"},
+        {"call": "goodbye", "extra": 1},
+        {"call": "free_memory", "burst": 1},
+        {"call": "free_memory", "burst": -1, "slot": 0},
+        {"call": "free_memory", "burst": 1, "slot": 2**31},
+        {"call": "free_memory", "burst": "1", "slot": 0},
+        {"call": "hello", "version": [1], "pid": 1},
+        {"call": "hello", "version": [1, 0], "pid": 1, "package_version": "x" * 257},
+        {"call": "release"},
+        ["release", 1],
+        None,
+    ],
+)
+def test_messages_that_break_the_schema_are_malformed(bad: object) -> None:
+    with pytest.raises(Malformed):
+        _protocol.decode_request(msgspec.msgpack.encode(bad), Side.SERVICE)
+
+
+@pytest.mark.parametrize("window", [float("nan"), float("inf"), -1.0, 61.0])
+def test_an_impossible_polling_window_is_malformed(window: float) -> None:
+    body = _protocol.encode(_protocol.ConfigureBurst(1, 2, QUEUE, QUEUE, window))
+    with pytest.raises(Malformed):
+        _protocol.decode_request(body, Side.SERVICE)
+
+
+def test_counts_beyond_the_limits_are_malformed() -> None:
+    pools = (POOL,) * (_protocol.MAX_FDS + 1)
+    too_many_pools = _protocol.Execute(1, msgspec.structs.replace(REQUEST, pools=pools), MeasureTiming.NO)
+    operands = (Operand(0),) * (_protocol.MAX_OPERANDS + 1)
+    graph = Subgraph(operands, (), (), ())
+    with pytest.raises(ValueError, match="subgraph"):
+        msgspec.structs.replace(MODEL, main=graph).__post_init__()
+    encoded = msgspec.msgpack.decode(_protocol.encode(_protocol.GetSupportedOperations(0, MODEL)))
+    encoded["model"]["main"]["operands"] = [{"type": 0}] * (_protocol.MAX_OPERANDS + 1)
+    for body in (_protocol.encode(too_many_pools), msgspec.msgpack.encode(encoded)):
+        with pytest.raises(Malformed):
+            _protocol.decode_request(body, Side.SERVICE)
+
+
+def test_numpy_scalars_in_a_model_are_sent_as_numbers() -> None:
+    graph = Subgraph((Operand(3, (np.int64(2),), scale=np.float32(0.5)),), (), (), ())  # type: ignore[arg-type]
+    model = _protocol.WireModel(graph, (), b"", (), False, {}, (), ())
+    _, back = _protocol.decode_request(_protocol.encode(_protocol.GetSupportedOperations(0, model)), Side.SERVICE)
+    assert isinstance(back, _protocol.GetSupportedOperations)
+    assert back.model.main.operands[0].dimensions == (2,)
+    assert back.model.main.operands[0].scale == 0.5
+
+
+def _decode_all(body: bytes) -> None:
+    for side in Side:
+        try:
+            _protocol.decode_request(body, side)
+        except Malformed:
+            pass
+    for call in CALLS:
+        try:
+            _protocol.decode_reply(call, body)
+        except Malformed:
+            pass
+    try:
+        _protocol.decode_error(body)
+    except Malformed:
+        pass
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_decode_or_are_malformed(body: bytes) -> None:
+    _decode_all(body)
+
+
+def test_deep_nesting_is_malformed() -> None:
+    with pytest.raises(Malformed):
+        _protocol.decode_request(b"\x91" * 100_000, Side.SERVICE)
+
+
+@given(st.data())
+def test_damaged_messages_decode_or_are_malformed(data: st.DataObject) -> None:
+    body = bytearray(_protocol.encode(data.draw(st.sampled_from([m for pair in SAMPLES for m in pair]))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    _decode_all(bytes(body[: data.draw(st.integers(0, len(body)))]))

@@ -1,0 +1,581 @@
+"""Connections: datagrams, descriptors, calls in both directions, the end."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import functools
+import os
+import select
+import socket
+import struct
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, socket_pair
+
+from nnburst.errors import (
+    BadState,
+    DeadObject,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+    OutputInsufficientSize,
+    ResourceExhausted,
+    error_for,
+)
+from nnburst.model import OutputShape
+from nnburst.service import _packets, _protocol, _transport
+from nnburst.service._packets import EndOfStream, FdBundle, Kind, receive, send
+from nnburst.service._protocol import Malformed, Side
+
+HELLO = _protocol.Hello((1, 0), 1)
+SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+def raw_send(sock: socket.socket, data: bytes, fds: list[int] = []) -> None:  # noqa: B006 - never changed
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.sendmsg([data], ancillary)
+
+
+def header(kind: int = 0, flags: int = 0, n_fds: int = 0, call_id: int = 1) -> bytes:
+    return struct.pack("<BBHI", kind, flags, n_fds, call_id)
+
+
+def next_datagram(sock: socket.socket) -> bytes:
+    """Empty at the end, which is a reset if the peer left something unread."""
+    try:
+        return sock.recv(70000)
+    except ConnectionResetError:
+        return b""
+
+
+def null_fds(count: int) -> list[int]:
+    return [os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC) for _ in range(count)]
+
+
+# -- datagrams ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [0, 1, 65535, 65536, 65537, 1 << 20, _protocol.MAX_BODY])
+def test_bodies_of_any_length_arrive(length: int) -> None:
+    a, b = socket_pair()
+    with a, b:
+        body = os.urandom(min(length, 1 << 20)) * max(1, length >> 20)
+        send(a, Kind.REPLY, 7, body, (), None)
+        packet = receive(b)
+        assert (packet.kind, packet.call_id, packet.body == body, len(packet.fds)) == (Kind.REPLY, 7, True, 0)
+
+
+def test_a_body_above_64_kib_travels_in_a_sealed_memfd() -> None:
+    a, b = socket_pair()
+    with a, b:
+        for length, spilled in ((65536, 0), (65537, 1)):
+            send(a, Kind.REQUEST, 1, bytes(length), (), None)
+            data, ancillary, _, _ = b.recvmsg(70000, 4096, socket.MSG_CMSG_CLOEXEC)
+            assert data[1] == spilled
+            assert len(data) == (16 if spilled else 8 + length)
+            for _, _, raw in ancillary:
+                (fd,) = struct.unpack("i", raw)
+                assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS == SEALS
+                os.close(fd)
+            assert len(ancillary) == spilled
+
+
+def test_a_body_beyond_the_limit_is_refused_by_the_sender() -> None:
+    a, b = socket_pair()
+    with a, b, pytest.raises(ResourceExhausted):
+        send(a, Kind.REQUEST, 1, bytes(_protocol.MAX_BODY + 1), (), None)
+
+
+@pytest.mark.parametrize(("count", "length"), [(0, 8), (1, 8), (253, 8), (252, 70000)])
+def test_descriptors_arrive_in_order_and_close_on_exec(count: int, length: int) -> None:
+    a, b = socket_pair()
+    fds = null_fds(count)
+    with a, b:
+        send(a, Kind.REQUEST, 1, bytes(length), fds, None)
+        with receive(b).fds as bundle:
+            assert len(bundle) == count
+            taken = bundle.take(count)
+            assert all(not os.get_inheritable(fd) for fd in taken)
+            assert [os.fstat(fd).st_ino for fd in taken] == [os.fstat(fd).st_ino for fd in fds]
+    for fd in (*fds, *taken):
+        os.close(fd)
+
+
+@pytest.mark.parametrize(("count", "length"), [(254, 8), (253, 70000)])
+def test_more_descriptors_than_a_message_can_carry_are_refused(count: int, length: int) -> None:
+    a, b = socket_pair()
+    fds = null_fds(1)
+    with a, b:
+        with pytest.raises(InvalidArgument, match="descriptors"):
+            send(a, Kind.REQUEST, 1, bytes(length), fds * count, None)
+        with pytest.raises(BlockingIOError):
+            receive(b)
+    os.close(fds[0])
+
+
+def test_sending_a_closed_descriptor_is_an_error_of_the_caller() -> None:
+    a, b = socket_pair()
+    with a, b:
+        fd = null_fds(1)[0]
+        os.close(fd)
+        with pytest.raises(InvalidArgument, match="not open"):
+            send(a, Kind.REQUEST, 1, b"", (fd,), None)
+
+
+def test_a_peer_that_does_not_read_cannot_block_the_sender() -> None:
+    a, b = socket_pair()
+    with a, b:
+        a.setblocking(False)
+        with pytest.raises(MissedDeadline):
+            while True:
+                send(a, Kind.REQUEST, 1, bytes(60000), (), time.monotonic() + 0.05)
+
+
+def _memfd(data: bytes, seals: int) -> int:
+    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.write(fd, data)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
+BAD_DATAGRAMS = {
+    "short header": lambda: (b"\0" * 7, []),
+    "unknown kind": lambda: (header(kind=3), []),
+    "unknown flags": lambda: (header(flags=2), []),
+    "more descriptors announced": lambda: (header(n_fds=2), null_fds(1)),
+    "fewer descriptors announced": lambda: (header(), null_fds(1)),
+    "spilled without memfd": lambda: (header(flags=1) + struct.pack("<Q", 5), []),
+    "spilled without length": lambda: (header(flags=1), [_memfd(b"12345", SEALS)]),
+    "spilled, other length": lambda: (header(flags=1) + struct.pack("<Q", 6), [_memfd(b"12345", SEALS)]),
+    "spilled, too long": lambda: (header(flags=1) + struct.pack("<Q", 2**40), [_memfd(b"12345", SEALS)]),
+    "spilled, can change": lambda: (
+        header(flags=1) + struct.pack("<Q", 5),
+        [_memfd(b"12345", SEALS & ~fcntl.F_SEAL_WRITE)],
+    ),
+    "spilled into another kind of file": lambda: (header(flags=1) + struct.pack("<Q", 0), null_fds(1)),
+    "longer than a datagram may be": lambda: (header() + bytes(65537), []),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DATAGRAMS)
+def test_bad_datagrams_are_malformed_and_their_descriptors_closed(name: str) -> None:
+    data, fds = BAD_DATAGRAMS[name]()
+    a, b = socket_pair()
+    with a, b:
+        raw_send(a, data, fds)
+        for fd in fds:
+            os.close(fd)
+        before = open_fds()
+        with pytest.raises(Malformed):
+            receive(b)
+        assert open_fds() == before
+
+
+def test_descriptors_lost_on_the_way_are_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As the kernel does it for a receiver whose descriptor table is full.
+    monkeypatch.setattr(_packets, "_ANCILLARY", socket.CMSG_SPACE(4))
+    a, b = socket_pair()
+    fds = null_fds(5)
+    with a, b:
+        send(a, Kind.REQUEST, 1, b"", fds, None)
+        before = open_fds()
+        with pytest.raises(Malformed, match="lost"):
+            receive(b)
+        assert open_fds() == before
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_closed_peer_is_the_end_of_the_stream() -> None:
+    a, b = socket_pair()
+    with b:
+        a.close()
+        with pytest.raises(EndOfStream):
+            receive(b)
+        with pytest.raises(ConnectionError):
+            send(b, Kind.REQUEST, 1, b"", (), None)
+
+
+def test_a_bundle_closes_what_nobody_took() -> None:
+    fds = null_fds(3)
+    bundle = FdBundle(fds)
+    assert bundle.take(1) == (fds[0],)
+    with pytest.raises(InvalidArgument):
+        bundle.take(3)
+    bundle.close()
+    bundle.close()
+    assert len(bundle) == 0
+    assert fds[0] in open_fds()
+    assert not {fds[1], fds[2]} & open_fds()
+    os.close(fds[0])
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------
+
+
+def test_both_sides_can_call() -> None:
+    service = Answers(on_hello=lambda m, fds: _protocol.HelloReply(m.version, 99))
+    client = Answers(on_get_memories=lambda m, fds: _protocol.GetMemoriesReply(len(m.slots)))
+    with connected(client, service) as (a, b):
+        assert a.call(HELLO)[0].pid == 99
+        assert b.call(_protocol.GetMemories(1, (4, 5)))[0].status == 2
+        assert service.seen == [HELLO]
+
+
+@pytest.mark.parametrize("status", [s for s in ErrorStatus if 1 <= s <= 8])
+def test_an_error_comes_back_as_its_exception(status: ErrorStatus) -> None:
+    shapes = (OutputShape((1, 2), False), OutputShape((3,)))
+
+    def fail(message: object, fds: FdBundle) -> None:
+        raise error_for(status, "operand 7 is wrong", shapes)
+
+    with connected(service=Answers(on_hello=fail)) as (a, _):
+        with pytest.raises(type(error_for(status, "")), match="operand 7") as caught:
+            a.call(HELLO)
+        assert caught.value.status is status
+        if isinstance(caught.value, OutputInsufficientSize):
+            assert caught.value.output_shapes == shapes
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("x"), MemoryError(), DeadObject("other"), BadState("y" * 9999)])
+def test_any_exception_of_a_handler_is_a_general_failure(error: Exception) -> None:
+    def fail(message: object, fds: FdBundle) -> None:
+        raise error
+
+    with connected(service=Answers(on_hello=fail)) as (a, _):
+        with pytest.raises(GeneralFailure):
+            a.call(HELLO)
+        a.call(_protocol.Goodbye())
+
+
+def test_descriptors_of_requests_and_replies_belong_to_who_takes_them() -> None:
+    pool = _protocol.WireMemory("ashmem", 1, 3, 0)
+    taken: list[int] = []
+
+    def keep_one(message: object, fds: FdBundle) -> _protocol.ExecuteReply:
+        taken.extend(fds.take(1))
+        return _protocol.ExecuteReply(0, (), _protocol.Timing())
+
+    def give(message: object, fds: FdBundle) -> tuple[_protocol.GetMemoriesReply, list[int]]:
+        return _protocol.GetMemoriesReply(0, (pool, pool)), null_fds(2)
+
+    mine = null_fds(2)
+    with connected(Answers(on_get_memories=give), Answers(on_execute=keep_one)) as (a, b):
+        request = _protocol.WireRequest((), (), (pool, pool))
+        a.call(_protocol.Execute(1, request, _protocol.MeasureTiming.NO), mine)
+        _, fds = b.call(_protocol.GetMemories(1, (0,)))
+        with fds:
+            assert len(fds) == 2
+    for fd in (*mine, *taken):
+        os.close(fd)
+
+
+def test_a_long_call_delays_no_other() -> None:
+    go_on, entered = threading.Event(), threading.Event()
+
+    def slow(message: object, fds: FdBundle) -> _protocol.Done:
+        entered.set()
+        assert go_on.wait(WATCHDOG)
+        return _protocol.Done()
+
+    client = Answers(on_get_memories=lambda m, fds: _protocol.GetMemoriesReply(4))
+    with connected(client, Answers(on_release=slow)) as (a, b):
+        result: list[object] = []
+        thread = threading.Thread(target=lambda: result.append(a.call(_protocol.Release(1))[0]))
+        thread.start()
+        assert entered.wait(WATCHDOG)
+        assert b.call(_protocol.GetMemories(1, (0,)), timeout=WATCHDOG)[0].status == 4
+        a.call(_protocol.Goodbye(), timeout=WATCHDOG)
+        assert result == []
+        go_on.set()
+        thread.join(WATCHDOG)
+        assert result == [_protocol.Done()]
+
+
+def test_a_call_that_is_not_answered_in_time_gives_up_and_the_late_reply_is_handed_on() -> None:
+    go_on, late = threading.Event(), threading.Event()
+    seen: list[object] = []
+
+    def slow(message: object, fds: FdBundle) -> _protocol.HelloReply:
+        assert go_on.wait(WATCHDOG)
+        return _protocol.HelloReply((1, 0), 3)
+
+    def on_late(reply: object) -> None:
+        seen.append(reply)
+        late.set()
+
+    with connected(service=Answers(on_hello=slow)) as (a, _):
+        with pytest.raises(MissedDeadline):
+            a.call(HELLO, timeout=0.02, on_late=on_late)
+        go_on.set()
+        assert late.wait(WATCHDOG)
+        assert seen == [_protocol.HelloReply((1, 0), 3)]
+        a.call(_protocol.Goodbye(), timeout=WATCHDOG)
+
+
+def test_a_message_that_cannot_be_encoded_is_an_invalid_argument() -> None:
+    with connected() as (a, _):
+        for bad in (object(), 2**70):
+            with pytest.raises(InvalidArgument):
+                a.call(_protocol.Release(bad))  # type: ignore[arg-type]
+        a.call(_protocol.Goodbye())
+
+
+def test_many_threads_may_call_at_once() -> None:
+    service = Answers(on_hello=lambda m, fds: _protocol.HelloReply(m.version, m.pid))
+    with connected(service=service) as (a, _):
+        wrong: list[int] = []
+
+        def work(base: int) -> None:
+            for i in range(base, base + 50):
+                if a.call(_protocol.Hello((1, 0), i), timeout=WATCHDOG)[0].pid != i:
+                    wrong.append(i)
+
+        threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WATCHDOG)
+        assert wrong == []
+        assert len(service.seen) == 400
+
+
+def test_releases_of_finalisers_need_no_answer() -> None:
+    done = threading.Event()
+
+    def release(message: _protocol.Release, fds: FdBundle) -> _protocol.Done:
+        if message.object == 2:
+            done.set()
+        return _protocol.Done()
+
+    service = Answers(on_release=release)
+    with connected(service=service) as (a, _):
+        with a._send_lock:  # as if the finaliser ran in a thread that is sending
+            a.release_later(1)
+        a.release_later(2)
+        assert done.wait(WATCHDOG)
+        assert {m.object for m in service.seen if isinstance(m, _protocol.Release)} == {1, 2}
+
+
+# -- malformed messages and the end ------------------------------------------------------------------------------------
+
+BAD_MESSAGES = {
+    "garbage": lambda: (header() + b"\xc1", []),
+    "no message": lambda: (header(), []),
+    "reply to nothing": lambda: (header(kind=1, call_id=77) + _protocol.encode(_protocol.Done()), []),
+    "error to nothing": lambda: (header(kind=2, call_id=77) + _protocol.encode(_protocol.ErrorReply(4, "")), []),
+    "call to the other side": lambda: (header() + _protocol.encode(_protocol.GetMemories(1, (1,))), []),
+    "descriptors that the message does not name": lambda: (
+        header(n_fds=1) + _protocol.encode(_protocol.Goodbye()),
+        null_fds(1),
+    ),
+    "a bad datagram": BAD_DATAGRAMS["spilled, can change"],
+}
+
+
+@pytest.mark.parametrize("name", BAD_MESSAGES)
+def test_a_malformed_message_closes_its_connection_and_nothing_else(name: str) -> None:
+    with connected() as (other, _), raw_peer(Side.SERVICE) as (end, sock):
+        data, fds = BAD_MESSAGES[name]()
+        raw_send(sock, data, fds)
+        for fd in fds:
+            os.close(fd)
+        assert end.wait_ended(WATCHDOG)
+        assert next_datagram(sock) == b""
+        assert end.end_reason.startswith("malformed")
+        other.call(_protocol.Goodbye())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_datagram_leaves_the_connection_usable_or_closed(body: bytes) -> None:
+    with raw_peer(Side.SERVICE) as (end, sock):
+        sock.settimeout(WATCHDOG)
+        raw_send(sock, header() + body)
+        try:
+            raw_send(sock, header(call_id=9) + _protocol.encode(_protocol.Goodbye()))
+        except ConnectionError:
+            pass
+        while reply := next_datagram(sock):
+            if struct.unpack_from("<BBHI", reply)[3] == 9:
+                break
+        else:
+            assert end.wait_ended(WATCHDOG)
+
+
+def test_a_reply_of_another_type_closes_the_connection() -> None:
+    with raw_peer(Side.CLIENT) as (end, sock):
+
+        def answer() -> None:
+            call_id = struct.unpack_from("<BBHI", sock.recv(1000))[3]
+            raw_send(sock, header(kind=1, call_id=call_id) + _protocol.encode(_protocol.Done()))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(DeadObject, match="malformed"):
+            end.call(HELLO, timeout=WATCHDOG)
+        thread.join(WATCHDOG)
+
+
+def test_too_many_calls_at_once_close_the_connection() -> None:
+    go_on = threading.Event()
+
+    def slow(message: object, fds: FdBundle) -> _protocol.Done:
+        go_on.wait(WATCHDOG)
+        return _protocol.Done()
+
+    with raw_peer(Side.SERVICE, Answers(on_goodbye=slow)) as (end, sock):
+        try:
+            for number in range(10_000):
+                raw_send(sock, header(call_id=number + 1) + _protocol.encode(_protocol.Goodbye()))
+        except ConnectionError:
+            pass
+        go_on.set()
+        assert end.wait_ended(WATCHDOG)
+        assert "too many calls" in end.end_reason
+
+
+def test_one_side_never_has_more_calls_under_way_than_the_other_takes() -> None:
+    with raw_peer(Side.CLIENT) as (end, sock):
+        for _ in range(_transport.MAX_PENDING):
+            with pytest.raises(MissedDeadline, match="no answer"):
+                end.call(_protocol.Goodbye(), timeout=0.0)
+            sock.recv(1000)
+        with pytest.raises(MissedDeadline, match="under way"):
+            end.call(_protocol.Goodbye(), timeout=0.0)
+
+
+def test_a_peer_that_does_not_read_replies_is_dropped() -> None:
+    answer = Answers(on_hello=lambda m, fds: _protocol.HelloReply((1, 0), 1, "x" * 256))
+    with raw_peer(Side.SERVICE, answer, send_timeout=0.05) as (end, sock):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(WATCHDOG)
+        request = header() + _protocol.encode(HELLO)
+        try:
+            while end.alive:
+                raw_send(sock, request)
+        except ConnectionError:
+            pass
+        assert end.wait_ended(WATCHDOG)
+        assert "read" in end.end_reason or "too many calls" in end.end_reason
+
+
+@pytest.mark.parametrize("how", ["peer closes", "own close"])
+def test_REQ_MODEL_078_the_end_fails_every_pending_call(how: str) -> None:
+    with raw_peer(Side.CLIENT) as (end, sock):
+        results: list[NNBurstError] = []
+
+        def call() -> None:
+            try:
+                end.call(_protocol.Goodbye())
+            except NNBurstError as error:
+                results.append(error)
+
+        threads = [threading.Thread(target=call) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            sock.recv(1000)
+        if how == "peer closes":
+            sock.close()
+        else:
+            end.close()
+        for thread in threads:
+            thread.join(WATCHDOG)
+        expected = DeadObject if how == "peer closes" else BadState
+        assert [type(error) for error in results] == [expected] * 5
+        with pytest.raises(expected):
+            end.call(_protocol.Goodbye())
+
+
+def test_each_death_listener_is_called_exactly_once() -> None:
+    with raw_peer(Side.CLIENT) as (end, sock):
+        calls: list[str] = []
+        end.link_to_death(lambda: calls.append("early"))
+        end.link_to_death(lambda: 1 // 0)  # one that fails disturbs nobody
+        end.link_to_death(lambda: calls.append("unlinked"))()
+        unlink = end.link_to_death(lambda: calls.append("second"))
+        sock.close()
+        assert end.wait_ended(WATCHDOG)
+        assert sorted(calls) == ["early", "second"]
+        end.link_to_death(lambda: calls.append("late"))
+        assert calls[-1] == "late"
+        unlink()
+        end.close()
+        assert sorted(calls) == ["early", "late", "second"]
+
+
+def _count(counts: list[int], i: int) -> None:
+    counts[i] += 1
+
+
+def test_registering_while_the_peer_dies_calls_every_listener_once() -> None:
+    for _ in range(20):
+        with raw_peer(Side.CLIENT) as (end, sock):
+            counts = [0] * 200
+            closer = threading.Thread(target=sock.close)
+
+            for i in range(200):
+                if i == 100:
+                    closer.start()
+                end.link_to_death(functools.partial(_count, counts, i))
+            closer.join(WATCHDOG)
+            assert end.wait_ended(WATCHDOG)
+            assert counts == [1] * 200
+
+
+def test_a_listener_may_close_the_connection() -> None:
+    with raw_peer(Side.CLIENT) as (end, sock):
+        end.link_to_death(end.close)
+        sock.close()
+        assert end.wait_ended(WATCHDOG)
+
+
+def test_a_dead_process_ends_the_connection_although_its_socket_is_still_open() -> None:
+    pid = os.fork()
+    if pid == 0:
+        select.select([], [], [])
+    pidfd = os.pidfd_open(pid)
+    with raw_peer(Side.CLIENT, peer_pidfd=pidfd) as (end, sock):
+        send(sock, Kind.REQUEST, 0, _protocol.encode(_protocol.GetMemories(1, (1,))), (), None)
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        assert end.wait_ended(WATCHDOG)
+        assert "process ended" in end.end_reason
+        with pytest.raises(DeadObject):
+            end.call(_protocol.Goodbye())
+
+
+def test_use_in_a_forked_child_is_a_bad_state_and_does_not_disturb_the_parent() -> None:
+    with connected() as (a, _):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                with pytest.raises(BadState, match="fork"):
+                    a.call(_protocol.Goodbye())
+                with pytest.raises(BadState, match="fork"):
+                    a.link_to_death(lambda: None)
+                assert not a.alive
+                a.release_later(1)
+                a.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        a.call(_protocol.Goodbye(), timeout=WATCHDOG)
+
+
+def test_no_thread_is_left() -> None:
+    before = set(threading.enumerate())
+    with connected() as (a, _):
+        a.call(_protocol.Goodbye())
+        assert set(threading.enumerate()) > before
+    assert set(threading.enumerate()) == before
