@@ -27,7 +27,7 @@ BURST_ALONE, PIPE_ALONE = "burst, no-op device", "Pipe, no-op device"
 
 
 @click.command()
-@click.option("--passes", type=click.IntRange(min=1), default=4, show_default=True, help="Times all images are run.")
+@click.option("--passes", type=click.IntRange(min=1), default=8, show_default=True, help="Times all images are run.")
 @click.option("--device", default="nnburst-reference", show_default=True, help="Device that runs the network.")
 @click.option(
     "--polling-window",
@@ -107,7 +107,8 @@ def _report(digits: Digits, laps: dict[str, Lap], passes: int, device: str, poll
     console.print(
         f"{len(digits.labels)} handwritten digits on {device}: "
         f"accuracy {digits.accuracy(answers, held_out_only=False):.2%} of all, "
-        f"{digits.accuracy(answers, held_out_only=True):.2%} of the {int(digits.held_out.sum())} held out"
+        f"{digits.accuracy(answers, held_out_only=True):.2%} of the {int(digits.held_out.sum())} held out",
+        soft_wrap=True,
     )
     table = Table(title="one image per call: hand over, run, copy the answer (µs)", title_justify="left")
     table.add_column("")
@@ -125,4 +126,5 @@ def _report(digits: Digits, laps: dict[str, Lap], passes: int, device: str, poll
         f"{np.__version__}, {passes} passes = {laps[BURST].nanoseconds.size} calls each after {WARM_UP} to warm up, "
         "contenders in turns.",
         highlight=False,
+        soft_wrap=True,
     )
