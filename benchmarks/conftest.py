@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
 import nnburst
+from nnburst.cli.bench._placement import allowed_cpus, keep_affinity, pin_process
 from nnburst.model import ModelBuilder, OperandType, OperationType
 
 POLLING_WINDOW = 50e-6
@@ -21,6 +23,19 @@ def relu_model(nbytes: int) -> Any:
     x = builder.input("x", OperandType.TENSOR_QUANT8_ASYMM, (1, nbytes), scale=1.0, zero_point=0)
     builder.output("y", builder.add(OperationType.RELU, [x]))
     return builder.build()
+
+
+@contextmanager
+def pinned_apart(service: Any) -> Iterator[None]:
+    """Keep a service on the second CPU and this process on the first; a service in this process is left alone."""
+    cpus = allowed_cpus()
+    if service.pid == os.getpid():
+        yield
+        return
+    with keep_affinity():
+        pin_process(os.getpid(), {cpus.client})
+        pin_process(service.pid, {cpus.server})
+        yield
 
 
 @pytest.fixture(scope="session")

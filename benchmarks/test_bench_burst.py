@@ -10,7 +10,7 @@ import pytest
 import nnburst
 from nnburst.cli.demo._network import INPUT, OUTPUT, build_model, load_digits
 
-from .conftest import POLLING_WINDOW, relu_model
+from .conftest import POLLING_WINDOW, pinned_apart, relu_model
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def digit() -> Any:
 
 
 def _run_bound(benchmark: Any, service: Any, nbytes: int, polling_window: float) -> None:
-    with service.session(relu_model(nbytes), polling_window=polling_window) as session:
+    with service.session(relu_model(nbytes), polling_window=polling_window) as session, pinned_apart(service):
         bound = session.bind()
         bound.inputs["x"][...] = 1
         bound.run()
@@ -43,13 +43,13 @@ def test_bench_burst_run_polling_with_16_mib(benchmark: Any, noop_service: Any) 
 
 def test_bench_session_run(benchmark: Any, noop_service: Any) -> None:
     x = np.ones((1, 32), dtype=np.uint8)
-    with noop_service.session(relu_model(32)) as session:
+    with noop_service.session(relu_model(32)) as session, pinned_apart(noop_service):
         outputs = benchmark(lambda: session.run(None, {"x": x}))
         assert outputs[0].shape == (1, 32)
 
 
 def test_bench_reference_relu_across_processes(benchmark: Any, reference_service: Any) -> None:
-    with reference_service.session(relu_model(32)) as session:
+    with reference_service.session(relu_model(32)) as session, pinned_apart(reference_service):
         bound = session.bind()
         bound.inputs["x"][...] = np.arange(32)
         benchmark(bound.run)
@@ -66,7 +66,7 @@ def test_bench_digits_across_processes(benchmark: Any, reference_service: Any, d
 
 
 def _run_digit(benchmark: Any, service: Any, digit: Any) -> None:
-    with service.session(build_model()) as session:
+    with service.session(build_model()) as session, pinned_apart(service):
         bound = session.bind()
         bound.inputs[INPUT][...] = digit
         benchmark(bound.run)

@@ -20,7 +20,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 @click.command()
 @click.option("--quick", is_flag=True, help="A tenth of the samples: half a minute, for a first look.")
 @click.option("--count", type=click.IntRange(10), default=None, help="Samples per row [default: 20000, quick: 2000].")
-@click.option("--rounds", type=click.IntRange(1), default=None, help="Turns per row [default: 20, quick: 4].")
+@click.option("--rounds", type=click.IntRange(1), default=None, help="Turns per row [default: 20, quick: 3].")
 @click.option(
     "--only", "only", multiple=True, metavar="NAME", help="Rows by name (* allowed) or letter (a-f); may be repeated."
 )
@@ -61,7 +61,7 @@ def bench(
         return
     from ._schedule import Plan
 
-    plan = Plan(rounds or (4 if quick else 20), count or (2_000 if quick else 20_000), 0.06 if quick else 0.12)
+    plan = Plan(rounds or (3 if quick else 20), count or (2_000 if quick else 20_000), 0.04 if quick else 0.12)
     report = _measure(cases, plan, polling_window / 1e6, Console(stderr=True))
     console = Console()
     # A pipe or a file has no width: it gets every column.
