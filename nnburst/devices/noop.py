@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..burst import BoundPlan, BurstExecutorWithCache, ExecutionResult
-from ..errors import ErrorStatus, NNBurstError
+from ..errors import ErrorStatus, InvalidArgument, NNBurstError
 from ..model import (
     NO_TIMING,
     Capabilities,
@@ -150,7 +150,10 @@ class NoopExecutor(BurstExecutorWithCache):
 
     def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
         """See `BurstExecutorWithCache`."""
-        pools = tuple(self._entries[slot] for slot in slots)
+        try:
+            pools = tuple(self._entries[slot] for slot in slots)
+        except KeyError as error:
+            raise InvalidArgument(f"slot {error.args[0]} names no memory; it was freed") from error
         return self._prepared.bind(replace(request, pools=pools), measure)
 
     def close(self) -> None:

@@ -75,7 +75,8 @@ def encode(real: Array, operand: Operand, code: int = FusedActivation.NONE) -> A
     """Quantise real values to an operand's stored values: round half away from zero, then cut."""
     low, high = activation_limits(operand, code)
     stored = round_half_away(real / operand.scale) + operand.zero_point
-    return np.clip(stored, low, high).astype(operand_info(operand.type).dtype)
+    codes: Array = np.clip(stored, low, high).astype(operand_info(operand.type).dtype)
+    return codes
 
 
 def encode_table(source: Operand, target: Operand, function: Callable[[Array], Array]) -> Array:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...burst import BoundPlan, BurstExecutorWithCache
+from ...errors import InvalidArgument
 from ...model import MeasureTiming, Request
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ class ReferenceBurstExecutor(BurstExecutorWithCache):
 
     def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
         """See `BurstExecutorWithCache`."""
-        pools = tuple(self._entries[slot] for slot in slots)
+        try:
+            pools = tuple(self._entries[slot] for slot in slots)
+        except KeyError as error:
+            raise InvalidArgument(f"slot {error.args[0]} names no memory; it was freed") from error
         return self._prepared.bind(replace(request, pools=pools), measure)
 
     def close(self) -> None:

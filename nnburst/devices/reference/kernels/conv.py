@@ -95,7 +95,7 @@ def _unfolded_product(call: KernelCall, every: Array, matrix: Array, sums: Array
 
 def depthwise_conv_2d(call: KernelCall) -> None:
     """DEPTHWISE_CONV_2D: each channel by itself, `multiplier` results per channel."""
-    _, fh, fw, co = call.dims("filter")
+    _one, fh, fw, _co = call.dims("filter")
     g = window_geometry(call, fh, fw)
     multiplier = call.integer("multiplier")
     weights = call.centred("filter", lambda filter_: filter_.reshape(fh, fw, -1, multiplier))

@@ -1,0 +1,25 @@
+"""Devices to test: each in this process, and as a proxy of one in a service process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nnburst.devices import Device, create_device
+from nnburst.service import start_child
+
+
+@pytest.fixture(scope="module", params=["in_process", "service"])
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """The reference device. A test that uses it holds for both sides of a process boundary."""
+    if request.param == "in_process":
+        local = create_device("nnburst-reference")
+        yield local
+        local.close()
+        return
+    connection = start_child(devices=("nnburst-reference",))
+    try:
+        yield connection.devices[0]
+    finally:
+        connection.close()

@@ -1,0 +1,315 @@
+"""Sample models, requests and ways to run them, for the REQ-MODEL tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from nnburst.burst import ExecutionBurstController
+from nnburst.devices import PreparedModel
+from nnburst.errors import ErrorStatus, NNBurstError, OutputInsufficientSize
+from nnburst.memory import Memory
+from nnburst.model import (
+    DataLocation,
+    MeasureTiming,
+    Model,
+    ModelBuilder,
+    OperandType,
+    OperationType,
+    OutputShape,
+    Request,
+    RequestArgument,
+    Timing,
+    operand_info,
+    operand_nbytes,
+)
+
+T, O = OperandType, OperationType  # noqa: E741 - as in the facts sheet
+Array = np.ndarray[Any, np.dtype[Any]]
+WAYS = ("sync", "burst")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A model, inputs for it, and what it must give, computed without the package."""
+
+    model: Model
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    atol: float = 1e-5
+
+
+@dataclass
+class Outcome:
+    status: ErrorStatus
+    shapes: tuple[OutputShape, ...]
+    timing: Timing
+    outputs: list[Array] = field(default_factory=list)
+
+
+def make_request(
+    model: Model,
+    inputs: Sequence[Array],
+    output_dims: Sequence[tuple[int, ...]],
+    *,
+    short: int = 0,
+) -> tuple[Request, Memory]:
+    """Place arguments in one memory. `output_dims` are the true ones; output 0 gets `short` bytes less."""
+    main, spots, end = model.main, [], 0
+    sizes = [array.nbytes for array in inputs]
+    for index, dims in zip(main.output_indexes, output_dims, strict=True):
+        code = main.operands[index].type
+        sizes.append(max(1, operand_nbytes(code, dims)))
+    sizes[len(inputs)] -= short
+    for size in sizes:
+        spots.append(DataLocation(0, end, size))
+        end += -(-size // 64) * 64
+    memory = Memory.ashmem(end)
+    arguments = []
+    for array, index, spot in zip(inputs, main.input_indexes, spots, strict=False):
+        memory.array(array.dtype, array.shape, spot.offset)[...] = array
+        dims = () if 0 not in main.operands[index].dimensions and main.operands[index].dimensions else array.shape
+        arguments.append(RequestArgument(location=spot, dimensions=dims))
+    results = tuple(RequestArgument(location=spot) for spot in spots[len(inputs) :])
+    return Request(tuple(arguments), results, (memory,)), memory
+
+
+def execute(
+    prepared: PreparedModel, request: Request, way: str, measure: bool = False, deadline_ns: int = 0
+) -> Outcome:
+    """Run a request in one of `WAYS`."""
+    if way == "sync":
+        timing = MeasureTiming.YES if measure else MeasureTiming.NO
+        return Outcome(*prepared.execute_synchronously(request, timing, deadline_ns))
+    with ExecutionBurstController.create(prepared, channel_length=256) as burst:
+        try:
+            return Outcome(*burst.compute(request, measure=measure))
+        except OutputInsufficientSize as error:
+            return Outcome(error.status, error.output_shapes, Timing())
+        except NNBurstError as error:
+            return Outcome(error.status, (), Timing())
+
+
+def run(
+    prepared: PreparedModel,
+    model: Model,
+    inputs: Sequence[Array],
+    output_dims: Sequence[tuple[int, ...]],
+    way: str = "sync",
+    *,
+    measure: bool = False,
+    deadline_ns: int = 0,
+) -> Outcome:
+    """Run once and read the outputs, with the dimensions that were reported, else the true ones."""
+    request, memory = make_request(model, inputs, output_dims)
+    with memory:
+        outcome = execute(prepared, request, way, measure, deadline_ns)
+        if outcome.status is ErrorStatus.NONE:
+            for i, (index, dims) in enumerate(zip(model.main.output_indexes, output_dims, strict=True)):
+                shape = outcome.shapes[i].dimensions if outcome.shapes else dims
+                dtype = operand_info(model.main.operands[index].type).dtype
+                region = request.outputs[i].location
+                outcome.outputs.append(
+                    np.empty(shape, dtype) if 0 in shape else memory.array(dtype, shape, region.offset).copy()
+                )
+        return outcome
+
+
+def check_outputs(sample: Sample, outcome: Outcome) -> None:
+    assert outcome.status is ErrorStatus.NONE
+    for found, wanted in zip(outcome.outputs, sample.outputs, strict=True):
+        assert found.shape == wanted.shape
+        np.testing.assert_allclose(found.astype(np.float64), wanted.astype(np.float64), atol=sample.atol, rtol=1e-5)
+
+
+def with_unspecified_outputs(model: Model) -> Model:
+    """Return the model with every output dimension unknown, the rank known."""
+    main = model.main
+    operands = tuple(
+        replace(operand, dimensions=(0,) * len(operand.dimensions)) if index in main.output_indexes else operand
+        for index, operand in enumerate(main.operands)
+    )
+    return replace(model, main=replace(main, operands=operands))
+
+
+# -- samples --------------------------------------------------------------------------------------------------------
+
+
+def _rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def conv_float() -> Sample:
+    """CONV_2D VALID + RELU, then SOFTMAX: constants small enough to be copied."""
+    x = _rng().normal(size=(1, 3, 3, 2)).astype(np.float32)
+    w = _rng().normal(size=(2, 2, 2, 2)).astype(np.float32)
+    bias = np.array([0.5, -0.25], np.float32)
+    b = ModelBuilder()
+    h = b.conv_2d(b.input("x", T.TENSOR_FLOAT32, x.shape), w, bias, activation="relu")
+    b.output("y", b.softmax(h))
+    conv = np.zeros((1, 2, 2, 2))
+    for i in range(2):
+        for j in range(2):
+            patch = x[0, i : i + 2, j : j + 2].astype(np.float64)
+            conv[0, i, j] = [max(0.0, float((patch * w[k]).sum()) + bias[k]) for k in range(2)]
+    e = np.exp(conv)
+    return Sample(b.build(), (x,), ((e / e.sum(-1, keepdims=True)).astype(np.float32),))
+
+
+def conv_large_constant() -> Sample:
+    """As `conv_float` with a 1x1 filter that is too large to be copied: it is in a pool."""
+    x = _rng().normal(size=(2, 2, 2, 8)).astype(np.float32)
+    w = _rng().normal(size=(8, 1, 1, 8)).astype(np.float32)
+    b = ModelBuilder()
+    b.output("y", b.conv_2d(b.input("x", T.TENSOR_FLOAT32, x.shape), w))
+    return Sample(b.build(), (x,), (np.einsum("bhwi,oi->bhwo", x.astype(np.float64), w[:, 0, 0]).astype(np.float32),))
+
+
+def three_adds() -> Sample:
+    """(x + y) + z + x with operations that depend on each other; two inputs are read twice."""
+    x, y = (_rng().normal(size=(2, 3)).astype(np.float32) for _ in range(2))
+    b = ModelBuilder()
+    i, j = b.input("x", T.TENSOR_FLOAT32, x.shape), b.input("y", T.TENSOR_FLOAT32, y.shape)
+    s = b.binary(O.ADD, i, j)
+    t = b.binary(O.ADD, s, np.array([1, 2, 3], np.float32))
+    b.output("sum", b.binary(O.ADD, t, i, activation="relu6"))
+    wanted = np.clip(x + y + np.array([1, 2, 3], np.float32) + x, 0, 6)
+    return Sample(b.build(), (x, y), (wanted,))
+
+
+def two_outputs() -> Sample:
+    """TANH and LOGISTIC of one input, float16."""
+    x = _rng().normal(size=(4,)).astype(np.float16)
+    b = ModelBuilder()
+    i = b.input("x", T.TENSOR_FLOAT16, x.shape)
+    b.output("tanh", b.add(O.TANH, [i]))
+    b.output("logistic", b.add(O.LOGISTIC, [i]))
+    wide = x.astype(np.float64)
+    wanted = (np.tanh(wide).astype(np.float16), (1 / (1 + np.exp(-wide))).astype(np.float16))
+    return Sample(b.build(), (x,), wanted, atol=5 / 1024)
+
+
+def quant_chain(signed: bool = False) -> Sample:
+    """DEPTHWISE_CONV_2D, MAX_POOL_2D, FULLY_CONNECTED, all quantised; the result is exact up to 1."""
+    shift = 128 if signed else 0
+    kind = T.TENSOR_QUANT8_ASYMM_SIGNED if signed else T.TENSOR_QUANT8_ASYMM
+    rng = _rng()
+    x, w = rng.integers(0, 256, (1, 4, 4, 2)), rng.integers(0, 256, (1, 2, 2, 2))
+    m, bias = rng.integers(0, 256, (3, 2)), rng.integers(-500, 500, 2)
+
+    def stored(values: Array) -> Array:
+        return (values - shift).astype(np.int8 if signed else np.uint8)
+
+    b = ModelBuilder()
+    h = b.input("x", kind, x.shape, scale=0.5, zero_point=100 - shift)
+    filter_ = b.constant(stored(w), kind, scale=0.25, zero_point=120 - shift)
+    h = b.depthwise_conv_2d(h, filter_, bias.astype(np.int32), stride=2, scale=64.0, zero_point=128 - shift)
+    h = b.max_pool_2d(h, 2)
+    weights = b.constant(stored(m), kind, scale=0.125, zero_point=128 - shift)
+    b.output("y", b.fully_connected(h, weights, scale=512.0, zero_point=128 - shift))
+
+    def quantised(real: Array, scale: float) -> Array:
+        return np.clip(np.trunc(real / scale + np.copysign(0.5, real)) + 128, 0, 255)
+
+    conv = np.zeros((2, 2, 2))
+    for i in range(2):
+        for j in range(2):
+            patch = x[0, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2] - 100
+            conv[i, j] = ((patch * (w[0] - 120)).sum((0, 1)) + bias) * 0.125
+    pooled = quantised(conv, 64.0).max((0, 1))
+    wanted = quantised(((pooled - 128) * 64.0) @ ((m - 128) * 0.125).T, 512.0)
+    return Sample(b.build(), (stored(x),), (stored(wanted)[None],), atol=1)
+
+
+def quant_chain_signed() -> Sample:
+    """The Q8S twin of `quant_chain`."""
+    return quant_chain(signed=True)
+
+
+def per_channel() -> Sample:
+    """CONV_2D with a filter that has a scale per output channel."""
+    rng = _rng()
+    x, w = rng.integers(0, 256, (1, 2, 2, 3)), rng.integers(-127, 128, (2, 1, 1, 3))
+    scales = np.array([0.5, 0.125])
+    b = ModelBuilder()
+    filter_ = b.constant(w.astype(np.int8), channel_scales=scales)
+    h = b.input("x", T.TENSOR_QUANT8_ASYMM, x.shape, scale=0.5, zero_point=10)
+    b.output("y", b.conv_2d(h, filter_, np.array([3, -4], np.int32), scale=64.0, zero_point=128))
+    real = (np.einsum("bhwi,oi->bhwo", x - 10, w[:, 0, 0]) + [3, -4]) * 0.5 * scales
+    wanted = np.clip(np.trunc(real / 64 + np.copysign(0.5, real)) + 128, 0, 255).astype(np.uint8)
+    return Sample(b.build(), (x.astype(np.uint8),), (wanted,), atol=1)
+
+
+def shapes_and_types() -> Sample:
+    """QUANTIZE, CONCATENATION, RESHAPE, RELU, DEQUANTIZE."""
+    x, y = np.array([[-1.25, 0.25], [0.75, 3.0]], np.float32), np.array([[100, 140]], np.uint8)
+    b = ModelBuilder()
+    q = b.add(O.QUANTIZE, [b.input("x", T.TENSOR_FLOAT32, x.shape)], scale=0.5, zero_point=128)
+    j = b.input("y", T.TENSOR_QUANT8_ASYMM, y.shape, scale=0.25, zero_point=128)
+    c = b.concatenate([q, j], 0, scale=0.5, zero_point=128)
+    r = b.add(O.RELU, [b.reshape(c, (-1,))])
+    b.output("y", b.add(O.DEQUANTIZE, [r]))
+    wanted = np.array([0, 0.5, 1.0, 3.0, 0, 3.0], np.float32)
+    return Sample(b.build(), (x, y), (wanted,), atol=0.5)
+
+
+def int_arithmetic() -> Sample:
+    """ADD and MUL of TENSOR_INT32."""
+    x = np.array([[1, -2, 3]], np.int32)
+    b = ModelBuilder()
+    i = b.input("x", T.TENSOR_INT32, x.shape)
+    b.output("y", b.binary(O.MUL, b.binary(O.ADD, i, i), np.array([5, 6, 7], np.int32)))
+    return Sample(b.build(), (x,), (2 * x * [5, 6, 7],), atol=0)
+
+
+def average_and_l2() -> Sample:
+    """AVERAGE_POOL_2D SAME, then L2_POOL_2D explicit, in NCHW."""
+    x = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3)
+    b = ModelBuilder()
+    h = b.average_pool_2d(
+        b.input("x", T.TENSOR_FLOAT32, x.shape), 2, stride=2, padding="same", layout="NCHW"
+    )
+    b.output("y", b.l2_pool_2d(h, 2, stride=1, padding=((0, 0), (1, 0)), layout="NCHW"))
+    mean = np.array([[2, 3.5], [6.5, 8]])
+    wanted = np.sqrt([[(mean[:, 0] ** 2).mean(), (mean**2).mean()]])
+    return Sample(b.build(), (x,), (wanted.astype(np.float32).reshape(1, 1, 1, 2),))
+
+
+def optional_input() -> Sample:
+    """TRANSPOSE and SQUEEZE whose optional second input has no value."""
+    x = np.arange(6, dtype=np.float32).reshape(2, 1, 3)
+    b = ModelBuilder()
+    h = b.add(O.TRANSPOSE, [b.input("x", T.TENSOR_FLOAT32, x.shape), b.omitted(T.TENSOR_INT32)])
+    b.output("y", b.add(O.SQUEEZE, [h, b.omitted(T.TENSOR_INT32)]))
+    return Sample(b.build(), (x,), (x.transpose()[:, 0, :].copy(),), atol=0)
+
+
+def unknown_batch() -> Sample:
+    """A dimension that only the request knows; FULLY_CONNECTED."""
+    x = _rng().normal(size=(3, 4)).astype(np.float32)
+    w = _rng().normal(size=(2, 4)).astype(np.float32)
+    b = ModelBuilder()
+    b.output("y", b.fully_connected(b.input("x", T.TENSOR_FLOAT32, (0, 4)), w))
+    return Sample(b.build(), (x,), (x @ w.T,))
+
+
+SAMPLES: dict[str, Callable[[], Sample]] = {
+    make.__name__: make
+    for make in (
+        conv_float,
+        conv_large_constant,
+        three_adds,
+        two_outputs,
+        quant_chain,
+        quant_chain_signed,
+        per_channel,
+        shapes_and_types,
+        int_arithmetic,
+        average_and_l2,
+        optional_input,
+        unknown_batch,
+    )
+}
