@@ -6,6 +6,7 @@ Each contender does the same for one image: hand it over, run, hand back a priva
 from __future__ import annotations
 
 import abc
+import contextlib
 import multiprocessing
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -109,18 +110,17 @@ class InProcessContender(Contender):
 def _serve_pipe(connection: Connection, device: str) -> None:
     """Main function of the `multiprocessing` child: the same prepared model behind a Pipe."""
     try:
-        contender = InProcessContender(device, build_model())
-    except NNBurstError as error:
-        connection.send(str(error))
-        return
-    connection.send(None)
-    try:
-        while (image := connection.recv()) is not None:
-            connection.send(contender.classify(image))
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        try:
+            contender = InProcessContender(device, build_model())
+        except NNBurstError as error:
+            connection.send(str(error))
+            return
+        with contextlib.closing(contender):
+            connection.send(None)
+            while (image := connection.recv()) is not None:
+                connection.send(contender.classify(image))
+    except (EOFError, ConnectionError, KeyboardInterrupt):
         pass  # the parent is gone, or Ctrl-C reached the whole process group
-    finally:
-        contender.close()
 
 
 class PipeContender(Contender):
