@@ -363,6 +363,7 @@ int nnb_mq_begin_read(nnb_mq *q, uint64_t count, nnb_mq_region *tx)
     }
     q->own_r = v.r;
     q->r_off = v.r_off;
+    q->seen_w = v.w; /* never behind own_r: read_exclusive subtracts the two */
     q->tx_read = count;
     regions(q, v.r_off, count, tx);
     return 0;
