@@ -8,10 +8,12 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Sequence
 
 from .._core import check, lib
 from ..devices import create_device
+from ..errors import NNBurstError
 from ._host import ServiceHost
 
 __all__ = ["main"]
@@ -43,7 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faulthandler.enable()
     logging.basicConfig(format="nnburst service %(process)d: %(message)s")
 
-    host = ServiceHost([create_device(name) for name in options.devices])
+    try:
+        host = ServiceHost([create_device(name) for name in options.devices])
+    except NNBurstError as error:
+        print(error, file=sys.stderr)
+        return 1
     if options.stderr >= 0:
         os.dup2(options.stderr, 2, inheritable=True)
         os.close(options.stderr)

@@ -1,0 +1,128 @@
+"""Helpers of the fault tests: processes, pipes that say that a step is reached, a model."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nnburst.memory import Memory
+from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, Request, RequestArgument
+
+WATCHDOG = 30.0
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+def tiny_model() -> Model:
+    """y = x + constant, four floats; the constant is a pool of its own size."""
+    builder = ModelBuilder()
+    x = builder.input("x", OperandType.TENSOR_FLOAT32, (64,))
+    c = builder.constant(np.arange(64, dtype=np.float32))
+    builder.output("y", builder.add(OperationType.ADD, [x, c, builder.scalar(0)]))
+    return builder.build()
+
+
+def request_on(pool: Memory) -> Request:
+    inputs = (RequestArgument(location=DataLocation(0, 0, 256)),)
+    outputs = (RequestArgument(location=DataLocation(0, 256, 256)),)
+    return Request(inputs, outputs, (pool,))
+
+
+class Steps:
+    """Environment for a service child that offers ``test-hooks`` and stops at a step, and the pipe that says so."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        site = directory / "site"
+        info = site / "test_hooks-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: test-hooks\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[nnburst.devices]\ntest-hooks = hook_device:HookDevice\n")
+        self.fifo = directory / "fifo"
+        os.mkfifo(self.fifo)
+        self._site = site
+
+    def env(self, step: str = "", how: str = "wait") -> dict[str, str]:
+        path = os.pathsep.join((str(self._site), str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")))
+        return {
+            **os.environ,
+            "PYTHONPATH": path,
+            "NNBURST_TEST_STOP": step,
+            "NNBURST_TEST_HOW": how,
+            "NNBURST_TEST_FIFO": str(self.fifo),
+        }
+
+    def wait(self) -> None:
+        """Return once the step is reached."""
+        fd = os.open(self.fifo, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            assert poll.poll(WATCHDOG * 1000), "the step was not reached"
+            assert os.read(fd, 1) == b"!"
+        finally:
+            os.close(fd)
+
+
+class Background:
+    """A call in a thread; `result` waits for what it returned or raised."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._outcome: list[Any] = []
+        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        self._thread.start()
+
+    def _run(self, call: Callable[[], Any]) -> None:
+        try:
+            self._outcome.append(call())
+        except Exception as error:
+            self._outcome.append(error)
+
+    def result(self) -> Any:
+        self._thread.join(WATCHDOG)
+        assert self._outcome, "the call did not come back"
+        return self._outcome[0]
+
+
+def wait_gone(pidfd: int) -> None:
+    """Wait until the process of a pidfd has ended; closes it."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    gone = poll.poll(WATCHDOG * 1000)
+    if not gone:
+        import signal
+
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)
+    assert gone, "the process is still there"
+
+
+class Client:
+    """A client program in a process of its own. It prints one line of process ids, then waits for ever."""
+
+    def __init__(self, program: str, env: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the client failed"
+        self.pids = [int(word) for word in line.split()]
+        self.pidfds = [os.pidfd_open(pid) for pid in self.pids]
+
+    def finish(self) -> int:
+        """Reap the client; returns its status."""
+        status = self.process.wait(WATCHDOG)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+        return status

@@ -1,0 +1,226 @@
+"""Kills at every step of the control plane and of a burst, in both directions (design §4, Death)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_support import WATCHDOG, Background, Client, Steps, request_on, tiny_model, wait_gone
+
+from nnburst.burst import BurstCallback, ExecutionBurstController
+from nnburst.errors import DeadObject
+from nnburst.fmq import MessageQueue
+from nnburst.memory import Memory
+from nnburst.model import DeviceStatus
+from nnburst.service import ServiceConnection, start_child
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Steps:
+    return Steps(tmp_path)
+
+
+class Unused(BurstCallback):
+    def get_memories(self, slots: Sequence[int]) -> Any:
+        raise AssertionError("never called")
+
+
+def prepare(service: ServiceConnection, pool: Memory) -> Any:
+    return service.devices[0].prepare_model(tiny_model())
+
+
+def supported(service: ServiceConnection, pool: Memory) -> Any:
+    return service.devices[0].get_supported_operations(tiny_model())
+
+
+def execute(service: ServiceConnection, pool: Memory) -> Any:
+    return prepare(service, pool).execute_synchronously(request_on(pool))
+
+
+def burst(service: ServiceConnection, pool: Memory) -> Any:
+    with MessageQueue("V24", 64) as a, MessageQueue("V24", 64) as b:
+        return prepare(service, pool).configure_execution_burst(Unused(), a.descriptor, b.descriptor)
+
+
+def plan(service: ServiceConnection, pool: Memory, window: float | None = None) -> Any:
+    with ExecutionBurstController.create(prepare(service, pool), polling_window=window) as controller:
+        return controller.compute(request_on(pool))
+
+
+def polling_plan(service: ServiceConnection, pool: Memory) -> Any:
+    return plan(service, pool, 30.0)
+
+
+def sleeping_plan(service: ServiceConnection, pool: Memory) -> Any:
+    return plan(service, pool, 0.0)
+
+
+STEPS = [
+    ("supported", supported),
+    ("prepare", prepare),
+    ("execute", execute),
+    ("burst", burst),
+    ("plan", polling_plan),
+    ("plan", sleeping_plan),
+]
+
+
+@pytest.mark.parametrize(("step", "use"), STEPS, ids=[use.__name__ for _, use in STEPS])
+def test_REQ_MODEL_078_a_killed_service_ends_every_wait(
+    step: str, use: Callable[[ServiceConnection, Memory], Any], steps: Steps
+) -> None:
+    with start_child(["test-hooks"], env=steps.env(step)) as service, Memory.ashmem(512) as pool:
+        deaths: list[int] = []
+        service.link_to_death(lambda: deaths.append(1))
+        call = Background(lambda: use(service, pool))
+        steps.wait()
+        os.kill(service.pid, signal.SIGKILL)
+        result = call.result()
+        assert isinstance(result, DeadObject), result
+        assert service._connection.wait_ended(WATCHDOG)
+        assert deaths == [1]
+        assert not service.alive
+        assert service.devices[0].status is DeviceStatus.OFFLINE
+        with pytest.raises(DeadObject):
+            service.devices[0].prepare_model(tiny_model())
+        with pytest.raises(ChildProcessError):  # reaped although nobody called close
+            os.waitpid(service.pid, os.WNOHANG)
+        service.link_to_death(lambda: deaths.append(2))
+        assert deaths == [1, 2]
+
+
+def test_a_service_killed_while_it_asks_for_memories(steps: Steps) -> None:
+    with start_child(["test-hooks"], env=steps.env()) as service, Memory.ashmem(512) as pool:
+        with ExecutionBurstController.create(prepare(service, pool)) as controller:
+            holders = service.devices[0]._callbacks._holders  # type: ignore[attr-defined]
+            (holder,) = holders.values()
+            original = holder.callback
+
+            class Killer(BurstCallback):
+                def get_memories(self, slots: Sequence[int]) -> Any:
+                    os.kill(service.pid, signal.SIGKILL)
+                    return original.get_memories(slots)
+
+            holder.callback = Killer()
+            call = Background(lambda: controller.compute(request_on(pool)))
+            assert isinstance(call.result(), DeadObject)
+
+
+def test_a_burst_outlives_its_service_as_an_error(steps: Steps) -> None:
+    with start_child(["test-hooks"], env=steps.env()) as service, Memory.ashmem(512) as pool:
+        model = prepare(service, pool)
+        with ExecutionBurstController.create(model) as controller:
+            controller.compute(request_on(pool))
+            os.kill(service.pid, signal.SIGKILL)
+            assert service._connection.wait_ended(WATCHDOG)
+            for _ in range(2):
+                with pytest.raises(DeadObject):
+                    controller.compute(request_on(pool))
+        with pytest.raises(DeadObject):
+            ExecutionBurstController.create(model)
+        model.close()
+
+
+PRELUDE = """
+import os, sys, threading
+from fault_support import *
+from nnburst.burst import ExecutionBurstController
+from nnburst.service import start_child
+service = start_child(['test-hooks'])
+pool = Memory.ashmem(512)
+"""
+
+BUSY = {
+    "idle": ("", "wait", "print(service.pid, flush=True); sys.stdin.read()"),
+    "preparing": ("prepare", "wait", "print(service.pid, flush=True); service.devices[0].prepare_model(tiny_model())"),
+    "holding the interpreter lock": (
+        "prepare",
+        "spin",
+        "print(service.pid, flush=True); service.devices[0].prepare_model(tiny_model())",
+    ),
+    "executing": (
+        "execute",
+        "spin",
+        "m = service.devices[0].prepare_model(tiny_model())\n"
+        "print(service.pid, flush=True); m.execute_synchronously(request_on(pool))",
+    ),
+    "in a burst": (
+        "plan",
+        "spin",
+        "c = ExecutionBurstController.create(service.devices[0].prepare_model(tiny_model()), polling_window=30.0)\n"
+        "print(service.pid, flush=True); c.compute(request_on(pool))",
+    ),
+}
+
+
+@pytest.mark.parametrize("state", BUSY)
+def test_a_killed_client_takes_its_service_along(state: str, steps: Steps) -> None:
+    step, how, program = BUSY[state]
+    client = Client(PRELUDE + program, steps.env(step, how))
+    if step:
+        steps.wait()
+    client.process.kill()
+    client.finish()
+    wait_gone(client.pidfds[0])
+
+
+@pytest.mark.parametrize("how", ["wait", "spin"])
+def test_a_forked_child_of_the_client_with_copies_of_everything_keeps_no_service_alive(how: str, steps: Steps) -> None:
+    program = PRELUDE + (
+        "pid = os.fork()\n"
+        "if pid == 0:\n    import signal; signal.pause()\n"
+        "print(service.pid, pid, flush=True); service.devices[0].prepare_model(tiny_model())"
+    )
+    client = Client(program, steps.env("prepare", how))
+    steps.wait()
+    client.process.kill()
+    try:
+        client.process.wait(WATCHDOG)
+        wait_gone(client.pidfds[0])
+    finally:
+        signal.pidfd_send_signal(client.pidfds[1], signal.SIGKILL)
+        wait_gone(client.pidfds[1])
+        client.finish()
+
+
+def test_closing_ends_the_service_although_a_forked_child_holds_copies() -> None:
+    service = start_child(["nnburst-noop"])
+    pidfd = os.pidfd_open(service.pid)
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        service.close()
+        wait_gone(pidfd)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_client_that_is_replaced_by_another_program_takes_its_service_along(steps: Steps) -> None:
+    program = PRELUDE + (
+        "print(service.pid, flush=True)\nsys.stdin.readline()\n"
+        "os.execv(sys.executable, [sys.executable, '-c', 'import sys; sys.stdin.read()'])"
+    )
+    client = Client(program, steps.env())
+    assert client.process.stdin is not None
+    client.process.stdin.write("\n")
+    client.process.stdin.flush()
+    wait_gone(client.pidfds[0])
+    client.process.stdin.close()
+    assert client.finish() == 0
+
+
+def test_a_stopped_service_does_not_block_close_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nnburst.service._connection._GOODBYE_TIMEOUT", 0.05)
+    monkeypatch.setattr("nnburst.service._launch._EXIT_TIMEOUT", 0.05)
+    service = start_child(["nnburst-noop"])
+    pidfd = os.pidfd_open(service.pid)
+    os.kill(service.pid, signal.SIGSTOP)
+    service.close()
+    wait_gone(pidfd)
