@@ -24,7 +24,7 @@ def queue() -> Iterator[MessageQueue]:
 def test_bench_c_queue_write_and_read_of_a_packet(benchmark: Any) -> None:
     packet = np.zeros(7 * DATUM.itemsize, dtype=np.uint8)
     with MessageQueue(DATUM, 1024) as queue:
-        handle, data = queue.handle, ffi.from_buffer(packet)
+        handle, data = queue.handle, ffi.from_buffer("uint8_t[]", packet)
         write, read = lib.nnb_mq_write, lib.nnb_mq_read
 
         def write_and_read() -> int:
@@ -37,7 +37,7 @@ def test_bench_c_queue_write_and_read_of_a_packet(benchmark: Any) -> None:
 def test_bench_c_queue_round_trip_between_two_threads(benchmark: Any) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     samples = np.zeros(1000, dtype=np.uint32)
-    out = ffi.cast("uint32_t *", ffi.from_buffer(samples))
+    out = ffi.from_buffer("uint32_t[]", samples)
     benchmark(lambda: check(lib.nnb_bench_queue(cpus[0], cpus[1], 7, 4, 1100, len(samples), out)))
     assert (samples > 0).all()
 

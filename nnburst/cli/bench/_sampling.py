@@ -54,7 +54,7 @@ def time_calls(call: Callable[[], object], count: int) -> Samples:
 
 def _from_c(count: int, what: str, run: Callable[[Any], int]) -> Samples:
     samples = np.zeros(count, dtype=np.uint32)
-    check(run(ffi.cast("uint32_t *", ffi.from_buffer(samples))), what)
+    check(run(ffi.from_buffer("uint32_t[]", samples)), what)
     return samples.astype(np.int64)
 
 

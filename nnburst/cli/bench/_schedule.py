@@ -23,7 +23,7 @@ __all__ = ["Plan", "run"]
 
 _WATCHDOG_SECONDS = 20.0
 _LINE_COUNT = 400
-_CALIBRATION_CALLS = 10
+_CALIBRATION_CALLS = 5
 
 
 @dataclass(frozen=True, slots=True)
