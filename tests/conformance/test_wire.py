@@ -33,7 +33,7 @@ from nnburst.model import Model
 @pytest.fixture(scope="module", params=["in_process", "child"])
 def service(request: pytest.FixtureRequest) -> Iterator[nnburst.Service]:
     with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
-        # Once through everything, so that threads which a connection starts at first use are there before a test begins.
+        # Once through everything: threads that a connection starts at first use are there before a test begins.
         prepared = prepare(service, add_model())
         with RawBurst(prepared) as burst:
             request = AddRequest(burst)
@@ -120,9 +120,7 @@ def test_REQ_WIRE_003_mutated_datum_gives_one_error(burst: RawBurst, request_: A
 
 
 @pytest.mark.parametrize("discriminant", [7, 8, 100, 255])
-def test_REQ_WIRE_unknown_discriminant_is_refused(
-    burst: RawBurst, request_: AddRequest, discriminant: int
-) -> None:
+def test_REQ_WIRE_unknown_discriminant_is_refused(burst: RawBurst, request_: AddRequest, discriminant: int) -> None:
     whole = request_.packet()
     for i in range(len(whole)):
         mutant = [*whole[:i], bytes([discriminant]) + whole[i][1:], *whole[i + 1 :]]
@@ -142,9 +140,7 @@ def test_REQ_WIRE_huge_counts_are_refused(burst: RawBurst, request_: AddRequest,
 
 
 @pytest.mark.parametrize("byte", [2, 0xFF])
-def test_REQ_WIRE_booleans_and_enums_out_of_range_are_refused(
-    burst: RawBurst, request_: AddRequest, byte: int
-) -> None:
+def test_REQ_WIRE_booleans_and_enums_out_of_range_are_refused(burst: RawBurst, request_: AddRequest, byte: int) -> None:
     whole = request_.packet()
     flag = whole[1][:4] + bytes([byte]) + whole[1][5:]
     assert burst.ask([whole[0], flag, *whole[2:]]).is_bare_error
@@ -165,7 +161,8 @@ def test_REQ_WIRE_random_bytes_give_errors_and_nothing_else(burst: RawBurst, req
 
 
 @pytest.mark.parametrize(
-    ("offset", "length"), [(0, 0), (0, 15), (0, 17), (120, 16), (2**32 - 16, 16), (2**32 - 1, 2**32 - 1), (0, 2**32 - 1)]
+    ("offset", "length"),
+    [(0, 0), (0, 15), (0, 17), (120, 16), (2**32 - 16, 16), (2**32 - 1, 2**32 - 1), (0, 2**32 - 1)],
 )
 def test_REQ_WIRE_regions_outside_the_pool_are_refused(
     burst: RawBurst, request_: AddRequest, offset: int, length: int
@@ -185,9 +182,7 @@ def test_REQ_WIRE_pool_index_beyond_the_pools_is_refused(burst: RawBurst, reques
     assert request_.works(burst)
 
 
-def test_REQ_WIRE_004_result_that_does_not_fit_becomes_general_failure(
-    service: nnburst.Service, window: float
-) -> None:
+def test_REQ_WIRE_004_result_that_does_not_fit_becomes_general_failure(service: nnburst.Service, window: float) -> None:
     prepared = prepare(service, open_model())
     with Memory.ashmem(4096) as memory:
         for length, status, shapes in ((4, ErrorStatus.GENERAL_FAILURE, 0), (1024, ErrorStatus.NONE, 1)):
@@ -281,9 +276,7 @@ def test_REQ_WIRE_two_packets_in_one_publication_get_two_answers(burst: RawBurst
     assert burst.results.available_to_read == 0
 
 
-def test_REQ_WIRE_full_result_ring_ends_the_burst_and_nothing_else(
-    service: nnburst.Service, window: float
-) -> None:
+def test_REQ_WIRE_full_result_ring_ends_the_burst_and_nothing_else(service: nnburst.Service, window: float) -> None:
     prepared = prepare(service, add_model())
     with RawBurst(prepared, result_length=4, polling_window=window) as burst:
         request = AddRequest(burst)

@@ -1,0 +1,213 @@
+"""REQ-MODEL-014 … 045: models that every device must reject."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from model_mutations import MUTATIONS, with_operand, with_operation
+from model_support import SAMPLES, O, T, run
+
+from nnburst.devices import Device
+from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError
+from nnburst.model import (
+    DataLocation,
+    HalVersion,
+    Lifetime,
+    Model,
+    ModelBuilder,
+    Operand,
+    Operation,
+    Subgraph,
+    validate_model,
+)
+
+
+def accepts(device: Device, model: Model) -> list[str]:
+    """Return which of the two calls did not say INVALID_ARGUMENT."""
+    wrong = []
+    for call in (device.get_supported_operations, device.prepare_model):
+        try:
+            call(model)
+        except InvalidArgument:
+            continue
+        except Exception as error:
+            wrong.append(f"{call.__name__}: {error!r}")
+        else:
+            wrong.append(f"{call.__name__} accepts it")
+    return wrong
+
+
+_APPLIES = [
+    pytest.param(number, name, id=f"REQ_MODEL_{number}-{name}") for number in sorted(MUTATIONS) for name in SAMPLES
+]
+
+
+@pytest.mark.parametrize(("number", "name"), _APPLIES)
+def test_mutant_is_rejected(device: Device, number: str, name: str) -> None:
+    """REQ-MODEL-014 … 035, 038 … 041, 043."""
+    model = SAMPLES[name]().model
+    if number == "041":
+        model = replace(model, input_names=(), output_names=())
+    mutants = list(MUTATIONS[number](model))
+    wrong = {label: problem for label, mutant in mutants if (problem := accepts(device, mutant))}
+    assert not wrong
+
+
+def test_every_mutation_has_a_sample_to_apply_to() -> None:
+    for number, mutate in MUTATIONS.items():
+        assert any(list(mutate(make().model)) for make in SAMPLES.values()), number
+
+
+def test_REQ_MODEL_011_cycle(device: Device) -> None:
+    model = SAMPLES["three_adds"]().model
+    first, last = model.main.operations[0], model.main.operations[-1]
+    looped = with_operation(model, 0, inputs=(last.outputs[0], *first.inputs[1:]))
+    assert accepts(device, looped) == []
+
+
+@pytest.mark.parametrize("preference", [-1, 3])
+def test_REQ_MODEL_036_preference(device: Device, preference: int) -> None:
+    with pytest.raises(InvalidArgument):
+        device.prepare_model(SAMPLES["three_adds"]().model, preference=preference)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("priority", [-1, 3])
+def test_REQ_MODEL_037_priority(device: Device, priority: int) -> None:
+    with pytest.raises(InvalidArgument):
+        device.prepare_model(SAMPLES["three_adds"]().model, priority=priority)  # type: ignore[arg-type]
+
+
+def _branch(lifetime_of_output: Lifetime = Lifetime.SUBGRAPH_OUTPUT) -> Subgraph:
+    """One float [2] in, RELU, one float [2] out."""
+    x = Operand(T.TENSOR_FLOAT32, (2,), 1, lifetime=Lifetime.SUBGRAPH_INPUT)
+    y = Operand(T.TENSOR_FLOAT32, (2,), 0, lifetime=lifetime_of_output)
+    return Subgraph((x, y), (Operation(O.RELU, (0,), (1,)),), (0,), (1,))
+
+
+def _if_model(*, condition: int = T.TENSOR_BOOL8, outer: tuple[int, ...] = (2,), branches: int = 2) -> Model:
+    operands = [Operand(condition, (1,), 1, lifetime=Lifetime.SUBGRAPH_INPUT)]
+    operands += [Operand(T.SUBGRAPH, (), 1, lifetime=Lifetime.SUBGRAPH, location=DataLocation(0, i)) for i in (0, 1)]
+    operands += [Operand(T.TENSOR_FLOAT32, outer, 1, lifetime=Lifetime.SUBGRAPH_INPUT)]
+    operands += [Operand(T.TENSOR_FLOAT32, (2,), 0, lifetime=Lifetime.SUBGRAPH_OUTPUT)]
+    if branches == 1:
+        operands[2] = Operand(T.TENSOR_FLOAT32, (2,), 1, lifetime=Lifetime.SUBGRAPH_INPUT)
+        inputs = (0, 2, 3)
+    else:
+        inputs = (0, 3)
+    main = Subgraph(tuple(operands), (Operation(O.IF, (0, 1, 2, 3), (4,)),), inputs, (4,))
+    return Model(main, (_branch(), _branch()))
+
+
+def test_REQ_MODEL_042_valid_if_is_accepted_though_not_supported(device: Device) -> None:
+    assert device.get_supported_operations(_if_model()) == (False,)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(_if_model(condition=T.TENSOR_INT32), id="condition"),
+        pytest.param(_if_model(outer=(3,)), id="dimensions"),
+        pytest.param(_if_model(branches=1), id="branch"),
+        pytest.param(replace(_if_model(), referenced=(_branch(), replace(_branch(), input_indexes=()))), id="inputs"),
+    ],
+)
+def test_REQ_MODEL_042_bad_if(device: Device, model: Model) -> None:
+    assert accepts(device, model) == []
+
+
+def _while_model(condition_type: int = T.TENSOR_BOOL8, body_outputs: int = 1) -> Model:
+    x = Operand(T.TENSOR_FLOAT32, (1,), 2, lifetime=Lifetime.SUBGRAPH_INPUT)
+    flag = Operand(condition_type, (1,), 0, lifetime=Lifetime.SUBGRAPH_OUTPUT)
+    condition = Subgraph((x, flag), (Operation(O.LESS, (0, 0), (1,)),), (0,), (1,))
+    y = Operand(T.TENSOR_FLOAT32, (1,), 0, lifetime=Lifetime.SUBGRAPH_OUTPUT)
+    body = Subgraph(
+        (replace(x, number_of_consumers=body_outputs), *[y] * body_outputs),
+        tuple(Operation(O.RELU, (0,), (i + 1,)) for i in range(body_outputs)),
+        (0,),
+        tuple(range(1, body_outputs + 1)),
+    )
+    operands = [Operand(T.SUBGRAPH, (), 1, lifetime=Lifetime.SUBGRAPH, location=DataLocation(0, i)) for i in (0, 1)]
+    operands += [replace(x, number_of_consumers=1), y]
+    main = Subgraph(tuple(operands), (Operation(O.WHILE, (0, 1, 2), (3,)),), (2,), (3,))
+    return Model(main, (condition, body))
+
+
+def test_REQ_MODEL_042_while(device: Device) -> None:
+    assert device.get_supported_operations(_while_model()) == (False,)
+    assert accepts(device, _while_model(condition_type=T.TENSOR_FLOAT32)) == []
+    assert accepts(device, _while_model(body_outputs=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "first_good"),
+    [
+        ("conv_float", HalVersion.V1_0),
+        ("two_outputs", HalVersion.V1_2),  # TENSOR_FLOAT16
+        ("quant_chain_signed", HalVersion.V1_3),
+        ("per_channel", HalVersion.V1_2),
+        ("shapes_and_types", HalVersion.V1_2),  # QUANTIZE
+        ("int_arithmetic", HalVersion.V1_3),
+        ("average_and_l2", HalVersion.V1_2),  # NCHW option
+        ("optional_input", HalVersion.V1_1),
+    ],
+)
+def test_REQ_MODEL_044_newer_than_declared(name: str, first_good: HalVersion) -> None:
+    model = SAMPLES[name]().model
+    for version in HalVersion:
+        if version >= first_good:
+            validate_model(model, version)
+        else:
+            with pytest.raises(InvalidArgument):
+                validate_model(model, version)
+
+
+def _bad_constants() -> dict[str, Model]:
+    """Models that are well formed but whose constants do not fit together."""
+    x = (1, 3, 3, 2)
+    models = {}
+    for name, edit in {
+        "stride": {"stride": 0},
+        "filter larger than image": {"padding": "valid", "filter": (1, 5, 5, 2)},
+        "padding scheme": {},
+    }.items():
+        b = ModelBuilder()
+        i = b.input("x", T.TENSOR_FLOAT32, x)
+        w = b.constant(np.ones(edit.get("filter", (1, 1, 1, 2)), np.float32))
+        scheme = 7 if name == "padding scheme" else 2
+        stride = edit.get("stride", 1)
+        y = b.add_operand(T.TENSOR_FLOAT32, (0, 0, 0, 0))
+        inputs = [i, w, b.constant(np.zeros(1, np.float32)), *map(b.scalar, (scheme, stride, stride, 0))]
+        b.add_operation(O.CONV_2D, inputs, [y])
+        b.output("y", y)
+        models[name] = b.build()
+    b = ModelBuilder()
+    y = b.add_operand(T.TENSOR_FLOAT32, (0, 0))
+    shape = b.constant(np.array([4, 5], np.int32))
+    b.add_operation(O.RESHAPE, [b.input("x", T.TENSOR_FLOAT32, x), shape], [y])
+    b.output("y", y)
+    models["reshape"] = b.build()
+    return models
+
+
+@pytest.mark.parametrize("name", list(_bad_constants()))
+def test_REQ_MODEL_045_050_bad_constants_fail_cleanly(device: Device, name: str) -> None:
+    model = _bad_constants()[name]
+    try:
+        prepared = device.prepare_model(model)
+    except NNBurstError:
+        return
+    x = np.ones((1, 3, 3, 2), np.float32)
+    for way in ("sync", "burst"):
+        outcome = run(prepared, model, (x,), [(1, 3, 3, 1)], way)
+        assert outcome.status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE)
+        assert outcome.shapes == ()
+        assert outcome.timing.time_on_device == 2**64 - 1
+    prepared.close()
+
+
+def test_REQ_MODEL_018_scale_that_is_no_number(device: Device) -> None:
+    model = SAMPLES["quant_chain"]().model
+    for scale in (float("nan"), float("inf")):
+        assert accepts(device, with_operand(model, 0, scale=scale)) == []

@@ -1,0 +1,343 @@
+"""MessageQueue: life cycle, arguments, corruption."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnburst._core import lib
+from nnburst.errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline
+from nnburst.fmq import Grantor, MessageQueue, MQDescriptor
+
+
+def maps() -> int:
+    with open("/proc/self/maps") as file:
+        return sum("MessageQueue" in line for line in file)
+
+
+def test_close_gives_memory_and_descriptors_back() -> None:
+    before = maps(), len(os.listdir("/proc/self/fd"))
+    queue = MessageQueue("u1", 64)
+    assert maps() == before[0] + 1
+    queue.close()
+    queue.close()
+    assert (maps(), len(os.listdir("/proc/self/fd"))) == before
+
+
+def test_collected_queue_and_descriptor_give_everything_back() -> None:
+    before = maps(), len(os.listdir("/proc/self/fd"))
+    queue = MessageQueue("u1", 64)
+    descriptor: MQDescriptor | None = queue.descriptor
+    ref = weakref.ref(queue)
+    del queue, descriptor
+    gc.collect()
+    assert ref() is None
+    assert (maps(), len(os.listdir("/proc/self/fd"))) == before
+
+
+def test_views_outlive_the_queue() -> None:
+    before = maps()
+    queue = MessageQueue("u2", 64)
+    assert queue.write([1, 2, 3])
+    view = queue.begin_read(3).first
+    queue.close()
+    assert view.tolist() == [1, 2, 3]
+    del view, queue
+    gc.collect()
+    assert maps() == before
+
+
+CALLS: dict[str, Any] = {
+    "write": lambda q: q.write([1]),
+    "read": lambda q: q.read(1),
+    "begin_write": lambda q: q.begin_write(1),
+    "begin_read": lambda q: q.begin_read(1),
+    "write_blocking": lambda q: q.write_blocking([1], 1),
+    "read_blocking": lambda q: q.read_blocking(1, 1),
+    "available_to_read": lambda q: q.available_to_read,
+    "available_to_write": lambda q: q.available_to_write,
+    "capacity": lambda q: q.capacity,
+    "handle": lambda q: q.handle,
+    "descriptor": lambda q: q.descriptor,
+    "event_flag": lambda q: q.event_flag,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_use_after_close_is_bad_state(name: str) -> None:
+    queue = MessageQueue("u1", 4)
+    queue.close()
+    with pytest.raises(BadState, match="closed"):
+        CALLS[name](queue)
+
+
+def test_commit_after_close_is_bad_state() -> None:
+    queue = MessageQueue("u1", 4)
+    tx = queue.begin_write(1)
+    queue.close()
+    with pytest.raises(BadState):
+        tx.commit()
+
+
+def test_transaction_commits_once_and_not_more_than_it_has() -> None:
+    with MessageQueue("u1", 4) as queue:
+        tx = queue.begin_write(2)
+        with pytest.raises(InvalidArgument):
+            tx.commit(3)
+        assert tx.commit(1)
+        with pytest.raises(BadState):
+            tx.commit()
+        assert queue.available_to_read == 1
+
+
+def test_newer_transaction_voids_the_older() -> None:
+    with MessageQueue("u1", 4) as queue:
+        old = queue.begin_write(4)
+        queue.begin_write(1)
+        with pytest.raises(InvalidArgument):
+            old.commit()
+        assert queue.available_to_read == 0
+
+
+def test_close_ends_a_wait_in_another_thread() -> None:
+    queue = MessageQueue("u1", 4)
+    caught: list[BaseException] = []
+    waiting = threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        try:
+            queue.read_blocking(1)
+        except BadState as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    waiting.wait()
+    queue.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(caught) == 1
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("call", ["read_blocking", "write_blocking", "wait"])
+def test_signal_handler_ends_a_wait(call: str) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with MessageQueue("u1", 4) as queue:
+            if call == "write_blocking":
+                assert queue.write([0] * 4)
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            with pytest.raises(Interrupted):
+                if call == "read_blocking":
+                    queue.read_blocking(1)
+                elif call == "write_blocking":
+                    queue.write_blocking([1])
+                else:
+                    queue.event_flag.wait(1)
+            assert queue.write([1]) == (call != "write_blocking"), "still usable"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.mark.parametrize(
+    "data", [np.zeros(2, "i8"), np.zeros(2, ">i4"), b"123", "text", [1.5e300], [None], [[1, 2], [3]]], ids=repr
+)
+def test_data_of_the_wrong_kind_is_refused_and_nothing_is_written(data: Any) -> None:
+    with MessageQueue("i4", 4) as queue:
+        with pytest.raises(InvalidArgument):
+            queue.write(data)
+        assert queue.available_to_read == 0
+
+
+def test_data_may_be_bytes_lists_and_strided_arrays() -> None:
+    with MessageQueue("<i4", 16) as queue:
+        assert queue.write(b"\1\0\0\0")
+        assert queue.write([2, 3])
+        assert queue.write(np.arange(4, 10, dtype="<i4")[::2])
+        assert queue.write(np.array([[7, 8], [9, 10]], "<i4"))
+        assert queue.read(9).tolist() == [1, 2, 3, 4, 6, 8, 7, 8, 9, 10][:9]
+
+
+def test_out_must_fit() -> None:
+    with MessageQueue("i4", 4) as queue:
+        assert queue.write([5, 6])
+        out = np.zeros(2, "i4")
+        frozen = np.zeros(2, "i4")
+        frozen.flags.writeable = False
+        for wrong in (np.zeros(2, "i8"), np.zeros(4, "i4")[::2], frozen):
+            with pytest.raises(InvalidArgument):
+                queue.read(out=wrong)
+        assert queue.read(out=out) is out
+        assert out.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"count": 0},
+        {"count": -1},
+        {"flavour": "sync"},
+        {"flavour": 3},
+        {"layout": "lines ", "count": 2},
+        {"event_flag": False},
+        {"ring_fd": -1},
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        MessageQueue("u1", **{"count": 16, **arguments})
+
+
+@pytest.mark.parametrize("call", ["read_blocking", "write_blocking"])
+@pytest.mark.parametrize("case", ["no event word", "unsynchronized", "no bits"])
+def test_blocking_call_that_could_never_end_is_refused(call: str, case: str) -> None:
+    flavour = "unsynchronized" if case == "unsynchronized" else "synchronized"
+    bits = {"read_notification": 0, "write_notification": 0} if case == "no bits" else {}
+    with MessageQueue("u1", 4, layout="compat", event_flag=case != "no event word", flavour=flavour) as queue:
+        with pytest.raises(InvalidArgument, match="synchronized"):
+            getattr(queue, call)(1 if call == "read_blocking" else [1], 1, **bits)
+
+
+def test_blocking_call_times_out_and_transfers_nothing() -> None:
+    with MessageQueue("u1", 4) as queue:
+        assert queue.write([1, 2, 3])
+        with pytest.raises(MissedDeadline):
+            queue.read_blocking(4, 0.01)
+        with pytest.raises(MissedDeadline):
+            queue.write_blocking([4, 5], 0.01)
+        with pytest.raises(MissedDeadline):
+            queue.write_blocking([4, 5], -1)
+        with pytest.raises(InvalidArgument):
+            queue.read_blocking(1, float("nan"))
+        assert queue.read(3).tolist() == [1, 2, 3]
+
+
+def test_attach_resets_only_when_asked() -> None:
+    with MessageQueue("u1", 4) as queue, queue.descriptor as descriptor:
+        assert queue.write([1])
+        MessageQueue.attach(descriptor, reset=False).close()
+        assert queue.available_to_read == 1
+        MessageQueue.attach(descriptor).close()
+        assert queue.available_to_read == 0
+
+
+def test_attach_without_a_type_gives_raw_elements() -> None:
+    with MessageQueue("u4", 4) as queue, queue.descriptor as d:
+        plain = MQDescriptor(d.grantors, map(os.dup, d.fds), d.quantum, d.flags)
+        with plain, MessageQueue.attach(plain, reset=False) as raw:
+            assert queue.write([0x01020304])
+            assert raw.read(1).tobytes() == b"\4\3\2\1"
+
+
+def test_attach_refuses_the_other_flavour_and_unknown_ones() -> None:
+    with MessageQueue("u1", 4) as queue, queue.descriptor as d:
+        with pytest.raises(InvalidArgument):
+            MessageQueue.attach(d, flavour="unsynchronized")
+        with MQDescriptor(d.grantors, map(os.dup, d.fds), 1, 7) as odd, pytest.raises(InvalidArgument):
+            MessageQueue.attach(odd)
+
+
+def test_attach_can_insist_on_sealed_memory() -> None:
+    ring = os.memfd_create("ring")
+    os.ftruncate(ring, 64)
+    with MessageQueue("u1", 64) as sealed, MessageQueue("u1", 64, ring_fd=ring) as open_ended:
+        os.close(ring)
+        with sealed.descriptor as d:
+            MessageQueue.attach(d, sealed=True).close()
+        with open_ended.descriptor as d, pytest.raises(InvalidArgument, match="seal"):
+            MessageQueue.attach(d, sealed=True)
+
+
+def test_peer_that_truncates_the_ring_does_not_kill_us() -> None:
+    ring = os.memfd_create("ring")
+    os.ftruncate(ring, 4096)
+    with MessageQueue("u1", 4096, ring_fd=ring) as queue:
+        assert queue.write([7] * 100)
+        os.ftruncate(ring, 0)
+        assert queue.read(100).tolist() == [0] * 100
+        assert queue.write([1] * 4000)
+    os.close(ring)
+
+
+EXTENT_RULES = {
+    "two grantors": lambda g: g[:2],
+    "extent not a multiple of the element": lambda g: [*g[:2], g[2]._replace(extent=g[2].extent - 1), g[3]],
+    "no data": lambda g: [*g[:2], g[2]._replace(extent=0), g[3]],
+    "short counter": lambda g: [g[0]._replace(extent=4), *g[1:]],
+    "short event word": lambda g: [*g[:3], g[3]._replace(extent=2)],
+    "misaligned counter": lambda g: [g[0]._replace(offset=4), *g[1:]],
+    "misaligned event word": lambda g: [*g[:3], g[3]._replace(offset=g[3].offset + 2)],
+    "counter inside the ring": lambda g: [g[0]._replace(offset=g[2].offset), *g[1:]],
+    "both counters in one place": lambda g: [g[0], g[1]._replace(offset=g[0].offset), *g[2:]],
+    "beyond the file": lambda g: [*g[:2], g[2]._replace(offset=1 << 31), g[3]],
+}
+
+
+@pytest.mark.parametrize("rule", EXTENT_RULES)
+def test_malformed_descriptor_is_refused_without_a_trace(rule: str) -> None:
+    with MessageQueue("u2", 64) as queue, queue.descriptor as d:
+        before = maps(), len(os.listdir("/proc/self/fd"))
+        grantors: list[Grantor] = EXTENT_RULES[rule](list(d.grantors))
+        with MQDescriptor(grantors, map(os.dup, d.fds), d.quantum, d.flags) as bad, pytest.raises(InvalidArgument):
+            MessageQueue.attach(bad, "u2")
+        assert (maps(), len(os.listdir("/proc/self/fd"))) == before
+
+
+def test_unknown_extra_grantors_are_ignored() -> None:
+    with MessageQueue("u2", 64) as queue, queue.descriptor as d:
+        extra = [*d.grantors, Grantor(0, 9, 3, 0), Grantor(7, 7, 7, 7)]
+        with MQDescriptor(extra, map(os.dup, d.fds), 2, d.flags) as odd, MessageQueue.attach(odd, "u2") as other:
+            assert other.write([1])
+            assert queue.read(1).tolist() == [1]
+
+
+COUNTER_FORGERIES = [(0, 8), (1 << 63, 0), (3, 0), (0, 3), (400, 0), ((1 << 64) - 2, 0)]
+
+
+@pytest.mark.parametrize(("w", "r"), COUNTER_FORGERIES)
+def test_impossible_counters_end_a_synchronized_queue_for_good(w: int, r: int) -> None:
+    with MessageQueue("u2", 64) as queue:
+        lib.nnb_mq_write_counter(queue.handle)[0] = w
+        lib.nnb_mq_read_counter(queue.handle)[0] = r
+        with pytest.raises(GeneralFailure, match="corrupt"):
+            queue.read(1)
+        lib.nnb_mq_write_counter(queue.handle)[0] = 0
+        lib.nnb_mq_read_counter(queue.handle)[0] = 0
+        with pytest.raises(GeneralFailure, match="corrupt"):
+            queue.write([1])
+
+
+def test_exclusive_writer_is_not_misled_about_its_own_counter() -> None:
+    with MessageQueue("u2", 64, exclusive=True) as writer, writer.descriptor as d:
+        with MessageQueue.attach(d, reset=False) as hostile:
+            assert writer.write([1])
+            lib.nnb_mq_write_counter(hostile.handle)[0] = 100
+            assert writer.write([2])
+            assert hostile.read(2).tolist() == [1, 2]
+
+
+def test_detach_hands_the_handle_over() -> None:
+    before = maps()
+    queue = MessageQueue("u1", 4)
+    pointer = queue.detach()
+    assert queue.closed
+    assert lib.nnb_mq_capacity(pointer) == 4
+    lib.nnb_mq_close(pointer)
+    assert maps() == before
