@@ -225,24 +225,18 @@ class HostedConnection:
         finally:
             close_fds(caches)
 
-        def dispose() -> None:
-            try:
-                prepared.close()
-            finally:
-                _close_all(pools)
-                charge.release()
-
-        return PrepareModelReply(prepared_model=self.objects.add(prepared, dispose))
+        owned = _Model(prepared, pools, charge)
+        return PrepareModelReply(prepared_model=self.objects.add(owned, owned.dispose))
 
     def on_execute(self, message: Execute, fds: FdBundle) -> ExecuteReply:
         """Execute without a burst."""
         charge = self.ledger.charge(mapped_bytes=total_size(message.request.pools), fds=len(fds))
         pools: Sequence[Memory] = ()
         try:
-            with self.objects.lease(message.prepared_model, PreparedModel, "prepared model") as prepared:
+            with self.objects.lease(message.prepared_model, _Model, "prepared model") as model:
                 request = request_from_wire(message.request, fds)
                 pools = request.pools  # type: ignore[assignment]
-                status, shapes, timing = prepared.execute_synchronously(
+                status, shapes, timing = model.prepared.execute_synchronously(
                     request, message.measure, message.deadline_ns, message.loop_timeout_ns
                 )
         finally:
@@ -261,7 +255,7 @@ class HostedConnection:
     def on_configure_execution_burst(self, message: ConfigureBurst, fds: FdBundle) -> ConfigureBurstReply:
         """Serve a burst; it keeps its model alive."""
         sizes = _extent(message.request_channel) + _extent(message.result_channel)
-        prepared, let_go = self.objects.acquire(message.prepared_model, PreparedModel, "prepared model")
+        model, let_go = self.objects.acquire(message.prepared_model, _Model, "prepared model")
         callback: _SlotMemories | None = None
         charge: Charge | None = None
         try:
@@ -271,7 +265,7 @@ class HostedConnection:
             try:
                 result_channel = descriptor_from_wire(message.result_channel, fds)
                 try:
-                    context = prepared.configure_execution_burst(
+                    context = model.prepared.configure_execution_burst(
                         callback, request_channel, result_channel, message.polling_window
                     )
                 finally:
@@ -308,6 +302,22 @@ class HostedConnection:
         if number >= len(self._host.devices):
             raise DeviceUnavailable(f"there is no device {number}: this service has {len(self._host.devices)}")
         return self._host.devices[number]
+
+
+class _Model:
+    """A prepared model in a connection's table, with the pools of its constants."""
+
+    def __init__(self, prepared: PreparedModel, pools: Sequence[Memory], charge: Charge) -> None:
+        self.prepared = prepared
+        self._pools = pools
+        self._charge = charge
+
+    def dispose(self) -> None:
+        try:
+            self.prepared.close()
+        finally:
+            _close_all(self._pools)
+            self._charge.release()
 
 
 class _Burst:

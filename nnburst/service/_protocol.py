@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from ..errors import ErrorStatus, NNBurstError
 from ..model import (
     Capabilities,
     DeviceStatus,
@@ -74,6 +75,7 @@ __all__ = [
     "decode_reply",
     "decode_request",
     "encode",
+    "error_reply",
 ]
 
 VERSION = (1, 0)
@@ -98,6 +100,9 @@ CacheCount = Annotated[int, msgspec.Meta(ge=0, le=32)]
 Shapes = Annotated[tuple[OutputShape, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 
 
+_MAX_TEXT = 4096
+
+
 class Malformed(Exception):
     """The peer sent something that no correct peer sends. Ends the connection, nothing else."""
 
@@ -120,7 +125,7 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of the structs inside messages."""
 
 
-class WireMemory(Value):
+class WireMemory(Value, frozen=True):
     """A memory pool: its schema, and how many of the message's descriptors are its own (in order)."""
 
     kind: Annotated[str, msgspec.Meta(max_length=64)]
@@ -133,7 +138,7 @@ class WireMemory(Value):
 Pools = Annotated[tuple[WireMemory, ...], msgspec.Meta(max_length=MAX_FDS)]
 
 
-class WireGrantor(Value):
+class WireGrantor(Value, frozen=True):
     """One region of a queue, in bytes (facts sheet `burst.md` §1.4)."""
 
     flags: Id
@@ -142,7 +147,7 @@ class WireGrantor(Value):
     extent: Unsigned64
 
 
-class WireQueue(Value):
+class WireQueue(Value, frozen=True):
     """An `MQDescriptor` without its descriptors."""
 
     grantors: Annotated[tuple[WireGrantor, ...], msgspec.Meta(max_length=16)]
@@ -151,7 +156,7 @@ class WireQueue(Value):
     n_fds: Annotated[int, msgspec.Meta(ge=1, le=16)]
 
 
-class WireModel(Value):
+class WireModel(Value, frozen=True):
     """A `Model` with handles in place of pools."""
 
     main: Subgraph
@@ -170,7 +175,7 @@ class WireModel(Value):
                 raise ValueError(f"a subgraph has more than {MAX_OPERANDS} operands or operations")
 
 
-class WireRequest(Value):
+class WireRequest(Value, frozen=True):
     """A `Request` with handles in place of pools."""
 
     inputs: Annotated[tuple[RequestArgument, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
@@ -178,7 +183,7 @@ class WireRequest(Value):
     pools: Pools
 
 
-class DeviceInfo(Value):
+class DeviceInfo(Value, frozen=True):
     """What does not change about a device. Its number is its place in the list."""
 
     name: Name
@@ -191,11 +196,11 @@ class DeviceInfo(Value):
 # -- messages --------------------------------------------------------------------------------------------------------
 
 
-class Done(Message, tag="done"):
+class Done(Message, tag="done", frozen=True):
     """The reply that says nothing more."""
 
 
-class ErrorReply(Message, tag="error"):
+class ErrorReply(Message, tag="error", frozen=True):
     """Any call may be answered with this instead; it comes back as the exception of `errors.py`."""
 
     status: Annotated[int, msgspec.Meta(ge=1, le=8)]
@@ -203,7 +208,7 @@ class ErrorReply(Message, tag="error"):
     output_shapes: Shapes = ()
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, tag="hello", frozen=True):
     """The first call on a connection."""
 
     version: tuple[Id, Id]
@@ -211,38 +216,38 @@ class Hello(Message, tag="hello"):
     package_version: Name = ""
 
 
-class HelloReply(Message, tag="hello.reply"):
+class HelloReply(Message, tag="hello.reply", frozen=True):
     version: tuple[Id, Id]
     pid: Id
     package_version: Name = ""
 
 
-class ListDevices(Message, tag="list_devices"):
+class ListDevices(Message, tag="list_devices", frozen=True):
     pass
 
 
-class ListDevicesReply(Message, tag="list_devices.reply"):
+class ListDevicesReply(Message, tag="list_devices.reply", frozen=True):
     devices: Annotated[tuple[DeviceInfo, ...], msgspec.Meta(max_length=256)]
 
 
-class GetDeviceStatus(Message, tag="get_device_status"):
+class GetDeviceStatus(Message, tag="get_device_status", frozen=True):
     device: Id
 
 
-class GetDeviceStatusReply(Message, tag="get_device_status.reply"):
+class GetDeviceStatusReply(Message, tag="get_device_status.reply", frozen=True):
     status: DeviceStatus
 
 
-class GetSupportedOperations(Message, tag="get_supported_operations"):
+class GetSupportedOperations(Message, tag="get_supported_operations", frozen=True):
     device: Id
     model: WireModel
 
 
-class GetSupportedOperationsReply(Message, tag="get_supported_operations.reply"):
+class GetSupportedOperationsReply(Message, tag="get_supported_operations.reply", frozen=True):
     supported: Annotated[tuple[bool, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 
 
-class PrepareModel(Message, tag="prepare_model"):
+class PrepareModel(Message, tag="prepare_model", frozen=True):
     """Descriptors: those of the pools, then the model cache files, then the data cache files."""
 
     device: Id
@@ -255,11 +260,11 @@ class PrepareModel(Message, tag="prepare_model"):
     token: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
 
 
-class PrepareModelReply(Message, tag="prepare_model.reply"):
+class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True):
     prepared_model: Id
 
 
-class Execute(Message, tag="execute"):
+class Execute(Message, tag="execute", frozen=True):
     """An execution without a burst."""
 
     prepared_model: Id
@@ -269,13 +274,13 @@ class Execute(Message, tag="execute"):
     loop_timeout_ns: Unsigned64 = 0
 
 
-class ExecuteReply(Message, tag="execute.reply"):
+class ExecuteReply(Message, tag="execute.reply", frozen=True):
     status: Annotated[int, msgspec.Meta(ge=0, le=8)]
     output_shapes: Shapes
     timing: Timing
 
 
-class ConfigureBurst(Message, tag="configure_execution_burst"):
+class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True):
     """`callback` is the client's number for its `BurstCallback`; `polling_window` in seconds, None = default.
 
     Descriptors: those of the request channel, then those of the result channel.
@@ -288,34 +293,34 @@ class ConfigureBurst(Message, tag="configure_execution_burst"):
     polling_window: Annotated[float, msgspec.Meta(ge=0, le=60)] | None = None
 
 
-class ConfigureBurstReply(Message, tag="configure_execution_burst.reply"):
+class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen=True):
     burst: Id
 
 
-class GetMemories(Message, tag="get_memories"):
+class GetMemories(Message, tag="get_memories", frozen=True):
     """Service to client. The client answers all or nothing."""
 
     callback: Id
     slots: Annotated[tuple[Slot, ...], msgspec.Meta(min_length=1, max_length=MAX_FDS)]
 
 
-class GetMemoriesReply(Message, tag="get_memories.reply"):
+class GetMemoriesReply(Message, tag="get_memories.reply", frozen=True):
     status: Annotated[int, msgspec.Meta(ge=0, le=8)]
     memories: Pools = ()
 
 
-class FreeMemory(Message, tag="free_memory"):
+class FreeMemory(Message, tag="free_memory", frozen=True):
     burst: Id
     slot: Slot
 
 
-class Release(Message, tag="release"):
+class Release(Message, tag="release", frozen=True):
     """Lets go of a prepared model or of a burst. An unknown number is no error: release is idempotent."""
 
     object: Id
 
 
-class Goodbye(Message, tag="goodbye"):
+class Goodbye(Message, tag="goodbye", frozen=True):
     """The last call: everything that the connection owns is released before the answer."""
 
 
@@ -456,3 +461,14 @@ def decode_error(body: bytes) -> ErrorReply:
     """
     message: ErrorReply = _decode(_error_decoder, body)
     return message
+
+
+def error_reply(error: NNBurstError) -> ErrorReply:
+    """Return what stands for an exception on the wire; statuses that are never sent become GENERAL_FAILURE."""
+    sendable = ErrorStatus.NONE < error.status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
+    text = str(error)
+    return ErrorReply(
+        status=int(error.status if sendable else ErrorStatus.GENERAL_FAILURE),
+        message=text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…",
+        output_shapes=tuple(getattr(error, "output_shapes", ())),
+    )

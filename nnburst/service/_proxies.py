@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..burst import BurstCallback, BurstContext
-from ..devices import Device, PreparedModel
+from ..devices import Device, PreparedModel, check_preparation
 from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from ..model import (
     NO_TIMING,
@@ -201,6 +201,7 @@ class RemoteDevice(Device):
         data_cache: Sequence[int] = (),
         token: bytes = b"",
     ) -> RemotePreparedModel:
+        check_preparation(preference, priority)
         wire, fds = model_to_wire(model)
         message = PrepareModel(
             device=self._index,
@@ -338,5 +339,4 @@ def _until(deadline_ns: int) -> float | None:
 
 def _number_of(reply: Message) -> int:
     """The object that a reply names."""
-    number: int = getattr(reply, "prepared_model", None) or getattr(reply, "burst", 0)
-    return number
+    return int(getattr(reply, "prepared_model", 0) or getattr(reply, "burst", 0))

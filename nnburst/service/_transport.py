@@ -28,7 +28,6 @@ from ._protocol import (
     CALL_BY_REQUEST,
     CALLS,
     Call,
-    ErrorReply,
     Malformed,
     Message,
     Release,
@@ -37,6 +36,7 @@ from ._protocol import (
     decode_reply,
     decode_request,
     encode,
+    error_reply,
 )
 from ._workers import Workers
 
@@ -51,8 +51,6 @@ MAX_PENDING = 128
 _WORKER_PATIENCE = 1.0
 """Seconds that the end of a connection waits for handlers which are still busy."""
 _MAX_QUEUED_FDS = 2048
-_MAX_TEXT = 4096
-_NEVER_SENT = (ErrorStatus.NONE, ErrorStatus.DEAD_OBJECT, ErrorStatus.BAD_STATE)
 
 
 class _Pending:
@@ -485,11 +483,11 @@ class Connection:
                 self.stop(f"malformed message: {error}")
                 return
             except NNBurstError as error:
-                kind, body = Kind.ERROR, encode(_error_reply(error))
+                kind, body = Kind.ERROR, encode(error_reply(error))
             except Exception as error:
                 _log.exception("%s failed", call.name)
                 failure = GeneralFailure(f"{call.name} failed: {type(error).__name__}: {error}")
-                kind, body = Kind.ERROR, encode(_error_reply(failure))
+                kind, body = Kind.ERROR, encode(error_reply(failure))
             if packet.call_id:
                 self._answer(call, kind, packet.call_id, body, fds if kind is Kind.REPLY else ())
         finally:
@@ -504,18 +502,8 @@ class Connection:
             pass
         except NNBurstError as error:  # e.g. too many descriptors in flight: say so without them
             with contextlib.suppress(NNBurstError):
-                self._send(Kind.ERROR, number, encode(_error_reply(error)), (), None)
+                self._send(Kind.ERROR, number, encode(error_reply(error)), (), None)
 
 
 def _ignore(reply: Message) -> None:
     """What happens to a reply that nobody waits for and that names no object."""
-
-
-def _error_reply(error: NNBurstError) -> ErrorReply:
-    status = ErrorStatus.GENERAL_FAILURE if error.status in _NEVER_SENT else error.status
-    text = str(error)
-    return ErrorReply(
-        status=int(status),
-        message=text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…",
-        output_shapes=tuple(getattr(error, "output_shapes", ())),
-    )

@@ -114,7 +114,10 @@ class Client:
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, "the client failed"
+        if not line:
+            self.process.kill()
+            self.finish()
+            raise AssertionError("the client failed")
         self.pids = [int(word) for word in line.split()]
         self.pidfds = [os.pidfd_open(pid) for pid in self.pids]
 

@@ -68,7 +68,7 @@ def test_a_child_that_crashes_on_the_way_is_said(steps: Steps) -> None:
         "import os, sys\nsys.stderr.write('aargh')\nos.kill(os.getpid(), 6)"
     )
     env = {**os.environ, "PYTHONPATH": str(steps.directory)}
-    with pytest.raises(DeviceUnavailable, match="status -6 .*\n.*aargh"):
+    with pytest.raises(DeviceUnavailable, match=r"status -6 .*\n.*aargh"):
         start_child(env=env)
 
 

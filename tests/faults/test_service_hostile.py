@@ -1,0 +1,198 @@
+"""Clients that break the rules: their connection ends, nothing else does."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import random
+import resource
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_support import WATCHDOG, Background, Steps, request_on, tiny_model, wait_gone
+
+from nnburst.devices import create_device
+from nnburst.errors import DeadObject, ErrorStatus
+from nnburst.memory import Memory
+from nnburst.model import MeasureTiming
+from nnburst.service import HostedConnection, ServiceConnection, ServiceHost, start_child
+from nnburst.service._handles import model_to_wire
+from nnburst.service._protocol import (
+    CALLS,
+    VERSION,
+    Execute,
+    ExecutionPreference,
+    Hello,
+    ListDevices,
+    Message,
+    PrepareModel,
+    Priority,
+    WireMemory,
+    WireRequest,
+    encode,
+)
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+
+
+class RawClient:
+    """Speaks the protocol by hand."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        sock.settimeout(WATCHDOG)
+
+    def send(self, message: Message | bytes, fds: list[int] | None = None, call_id: int = 1) -> None:
+        body = message if isinstance(message, bytes) else encode(message)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self.sock.sendmsg([struct.pack("<BBHI", 0, 0, len(fds or []), call_id), body], ancillary)
+
+    def receive(self) -> bytes:
+        try:
+            return self.sock.recv(70000)
+        except ConnectionResetError:
+            return b""
+
+    def greet(self) -> None:
+        self.send(Hello(VERSION, os.getpid()))
+        assert b"hello.reply" in self.receive()
+
+    def prepare(self) -> None:
+        model = tiny_model()  # owns the descriptors
+        wire, fds = model_to_wire(model)
+        self.send(PrepareModel(0, wire, ExecutionPreference.LOW_POWER, Priority.LOW), fds)
+        assert b"prepare_model.reply" in self.receive()
+
+
+@pytest.fixture
+def host() -> Iterator[ServiceHost]:
+    host = ServiceHost([create_device("nnburst-reference")])
+    yield host
+    host.close()
+
+
+@contextlib.contextmanager
+def raw_client(host: ServiceHost) -> Iterator[tuple[RawClient, HostedConnection]]:
+    a, b = socket_pair()
+    hosted = host.serve(b)
+    with a:
+        yield RawClient(a), hosted
+
+
+def check_service(host: ServiceHost) -> None:
+    """Another client is served as ever."""
+    a, b = socket_pair()
+    host.serve(b)
+    with ServiceConnection(a) as client, Memory.ashmem(512) as pool:
+        model = client.devices[0].prepare_model(tiny_model())
+        assert model.execute_synchronously(request_on(pool))[0] is ErrorStatus.NONE
+        model.close()
+
+
+def test_a_malformed_message_releases_what_its_client_owned_and_disturbs_no_other(host: ServiceHost) -> None:
+    a, b = socket_pair()
+    host.serve(b)
+    with ServiceConnection(a) as bystander, raw_client(host) as (client, hosted), Memory.ashmem(512) as pool:
+        model = bystander.devices[0].prepare_model(tiny_model())
+        client.greet()
+        client.prepare()
+        assert hosted.ledger.used["models"] == 1
+        client.send(b"\xc1")
+        assert client.receive() == b""
+        assert hosted.wait_ended(WATCHDOG)
+        assert hosted.ledger.used == dict.fromkeys(hosted.ledger.used, 0)
+        assert model.execute_synchronously(request_on(pool))[0] is ErrorStatus.NONE
+        model.close()
+
+
+@pytest.mark.parametrize("call", CALLS, ids=[call.name for call in CALLS])
+def test_each_call_with_missing_and_surplus_descriptors(call: object, host: ServiceHost) -> None:
+    name = call.name  # type: ignore[attr-defined]
+    with raw_client(host) as (client, hosted), Memory.ashmem(64) as pool:
+        client.greet()
+        body = struct.pack("B", 0x81) + b"\xa4call" + struct.pack("B", 0xA0 | len(name)) + name.encode()
+        with contextlib.suppress(ConnectionError):
+            client.send(body, [pool.fds[0]] * 3)
+        assert hosted.wait_ended(WATCHDOG)
+    check_service(host)
+
+
+def test_random_datagrams_never_hurt_the_service(host: ServiceHost) -> None:
+    dice = random.Random(20)
+    wire, _ = model_to_wire(tiny_model())
+    seeds = [
+        encode(Hello(VERSION, 1)),
+        encode(ListDevices()),
+        encode(PrepareModel(0, wire, ExecutionPreference.LOW_POWER, Priority.LOW)),
+        encode(Execute(1, WireRequest((), (), (WireMemory("ashmem", 4096, 3, 0),)), MeasureTiming.YES)),
+    ]
+    for _ in range(150):
+        with raw_client(host) as (client, hosted):
+            client.greet()
+            body = bytearray(dice.choice(seeds))
+            for _ in range(dice.randrange(4)):
+                body[dice.randrange(len(body))] = dice.randrange(256)
+            fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(dice.randrange(3))]
+            with contextlib.suppress(ConnectionError):
+                client.send(bytes(body), fds)
+            for fd in fds:
+                os.close(fd)
+            client.receive()  # an answer or the end, never silence
+            client.sock.close()
+            assert hosted.wait_ended(WATCHDOG)
+    check_service(host)
+
+
+def test_a_client_that_never_reads_its_replies_is_dropped(host: ServiceHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    with raw_client(host) as (client, hosted):
+        hosted.connection._send_timeout = 0.05
+        client.greet()
+        with contextlib.suppress(ConnectionError):
+            while hosted.connection.alive:
+                client.send(ListDevices())
+        assert hosted.wait_ended(WATCHDOG)
+    check_service(host)
+
+
+def test_descriptors_that_the_service_cannot_take_end_the_connection(tmp_path: Path) -> None:
+    with start_child(["nnburst-noop"]) as service, Memory.ashmem(64) as pool:
+        pidfd = os.pidfd_open(service.pid)
+        limit = len(os.listdir(f"/proc/{service.pid}/fd")) + 4
+        resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        handles = (WireMemory("ashmem", 64, 3, 0),) * 200
+        call = Background(
+            lambda: service._connection.call(
+                Execute(1, WireRequest((), (), handles), MeasureTiming.NO), pool.fds * 200, timeout=WATCHDOG
+            )
+        )
+        assert isinstance(call.result(), DeadObject)
+        wait_gone(pidfd)
+
+
+def test_a_stopped_service_cannot_block_its_client_for_ever(tmp_path: Path) -> None:
+    steps = Steps(tmp_path)
+    with start_child(["test-hooks"], env=steps.env("prepare", "spin")) as service:
+        service._connection._send_timeout = 0.05
+        stuck = Background(lambda: service.devices[0].prepare_model(tiny_model()))
+        steps.wait()  # now nothing in the service reads its socket
+        model = tiny_model()  # owns the descriptors
+        wire, fds = model_to_wire(model)
+        errors = set()
+        for _ in range(5000):
+            try:
+                service._connection.call(
+                    PrepareModel(0, wire, ExecutionPreference.LOW_POWER, Priority.LOW), fds, timeout=0.0
+                )
+            except Exception as error:
+                errors.add(type(error).__name__)
+                if "read" in str(error) or "under way" in str(error):
+                    break
+        assert errors == {"MissedDeadline"}
+        os.kill(service.pid, 9)
+        assert isinstance(stuck.result(), DeadObject)
