@@ -80,14 +80,13 @@ def deadline_after(timeout: float | None) -> int:
     Raises:
         InvalidArgument: `timeout` is not a number.
     """
-    if timeout is None or timeout == math.inf:
+    if timeout is None or timeout * 1e9 >= _FOREVER_NS:
         return 0
     if math.isnan(timeout):
         raise InvalidArgument("timeout is not a number; pass seconds, or None to wait without end")
     if timeout <= 0:
         return 1
-    nanoseconds = int(timeout * 1e9)
-    return 0 if nanoseconds >= _FOREVER_NS else time.monotonic_ns() + max(nanoseconds, 1)
+    return time.monotonic_ns() + max(int(timeout * 1e9), 1)
 
 
 def header_digest() -> str:

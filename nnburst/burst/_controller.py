@@ -9,8 +9,17 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
-from .._core import check, ffi, lib
-from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, error_for
+from .._core import check, deadline_after, ffi, lib
+from ..errors import (
+    BadState,
+    DeadObject,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+    error_for,
+)
 from ..fmq import MessageQueue
 from ..model import NO_TIMING, MeasureTiming
 from ._endpoint import c_request, open_channel, python_result
@@ -102,9 +111,7 @@ class ExecutionBurstController:
                 raise
         return cls(prepared_model, context, slots, endpoint)
 
-    def __init__(
-        self, prepared_model: BurstCapable, context: BurstContext, slots: SlotTable, endpoint: CData
-    ) -> None:
+    def __init__(self, prepared_model: BurstCapable, context: BurstContext, slots: SlotTable, endpoint: CData) -> None:
         """Use `create`."""
         self._prepared_model = prepared_model
         self._context = context
@@ -161,7 +168,7 @@ class ExecutionBurstController:
 
     def _run_without_burst(self, request: Request, measure: bool, timeout: float | None) -> ExecutionResult:
         self._fallbacks += 1
-        deadline = 0 if timeout is None else time.monotonic_ns() + max(round(timeout * 1e9), 0)
+        deadline = deadline_after(timeout)
         flag = MeasureTiming.YES if measure else MeasureTiming.NO
         return self._prepared_model.execute_synchronously(request, flag, deadline)
 

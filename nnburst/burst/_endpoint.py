@@ -43,12 +43,11 @@ def open_channel(descriptor: MQDescriptor, what: str, *, reset: bool) -> CData:
     grantors = ffi.new("nnb_grantor[]", [tuple(g) for g in descriptor.grantors])
     fds = ffi.new("int[]", list(descriptor.fds))
     check(
-        lib.nnb_mq_open(
-            out, grantors, len(grantors), fds, len(fds), descriptor.quantum, Flavour.SYNCHRONIZED, options
-        ),
+        lib.nnb_mq_open(out, grantors, len(grantors), fds, len(fds), descriptor.quantum, Flavour.SYNCHRONIZED, options),
         what,
     )
-    return out[0]
+    queue: CData = out[0]
+    return queue
 
 
 # ---- requests -------------------------------------------------------------------------------------------------
@@ -132,8 +131,8 @@ def c_result(result: ExecutionResult) -> tuple[CData, list[object]]:
 def python_result(raw: CData) -> ExecutionResult:
     """Return the status, shapes and timing that a result carries.
 
-    What contradicts the table of `model.md` §4.3 is dropped, as a receiver must: shapes with another status than NONE or
-    OUTPUT_INSUFFICIENT_SIZE, times of a failed execution, and times that contradict each other.
+    What contradicts the table of `model.md` §4.3 is dropped, as a receiver must: shapes with another status than NONE
+    or OUTPUT_INSUFFICIENT_SIZE, times of a failed execution, and times that contradict each other.
     """
     status = ErrorStatus(raw.status)
     shapes: tuple[OutputShape, ...] = ()

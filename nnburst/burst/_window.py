@@ -46,7 +46,9 @@ def checked_window(seconds: float) -> float:
         InvalidArgument: It is negative, not a number, or over an hour.
     """
     if math.isnan(seconds) or not 0 <= seconds <= _LONGEST_WINDOW:
-        raise InvalidArgument(f"polling_window={seconds!r}: give seconds between 0 (never poll) and {_LONGEST_WINDOW:.0f}")
+        raise InvalidArgument(
+            f"polling_window={seconds!r}: give seconds between 0 (never poll) and {_LONGEST_WINDOW:.0f}"
+        )
     return seconds
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from .._core import deadline_after
 from ..devices import Device, PreparedModel
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import ExecutionPreference, Model, Priority
@@ -86,7 +86,7 @@ class Compilation:
         """
         self._check_open()
         self._finished = True
-        deadline = 0 if self._timeout is None else time.monotonic_ns() + round(self._timeout * 1e9)
+        deadline = deadline_after(self._timeout)
         for device in self._devices:
             if all(device.get_supported_operations(self.model)):
                 self._prepared = device.prepare_model(self.model, self._preference, self._priority, deadline)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from .._core import deadline_after
 from ..burst import ExecutionResult
 from ..errors import BadState, ErrorStatus, InvalidArgument, OutputInsufficientSize, error_for
 from ..memory import Memory
@@ -189,9 +189,7 @@ class Execution:
                 f"{kind} {index}: bytes {offset}..{offset + length} of a memory with {memory.size}; give a region in it"
             )
         self._check_length(kind, index, operand, tuple(dimensions), length)
-        self._set(
-            kind, index, _Argument(memory=memory, offset=offset, length=length, dimensions=tuple(dimensions))
-        )
+        self._set(kind, index, _Argument(memory=memory, offset=offset, length=length, dimensions=tuple(dimensions)))
 
     def _check_length(self, kind: str, index: int, operand: Operand, given: tuple[int, ...], nbytes: int) -> None:
         try:
@@ -316,7 +314,7 @@ class Execution:
             raise error_for(status, f"the execution ended with {status.name}", shapes)
 
     def _plain(self, request: Request) -> ExecutionResult:
-        deadline = 0 if self._timeout is None else time.monotonic_ns() + round(self._timeout * 1e9)
+        deadline = deadline_after(self._timeout)
         flag = MeasureTiming.YES if self._measure else MeasureTiming.NO
         return self._prepared.execute_synchronously(request, flag, deadline)
 
@@ -350,7 +348,8 @@ class Execution:
             if argument.memory is not None:
                 place = DataLocation(pools.index(argument.memory), argument.offset, argument.length)
                 return RequestArgument(False, place, argument.dimensions)
-            assert staging is not None and argument.array is not None
+            assert staging is not None
+            assert argument.array is not None
             offset = offsets[id(argument)]
             view = staging.array(np.uint8, (argument.length,), offset)
             if kind == "input":

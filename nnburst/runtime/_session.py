@@ -144,9 +144,7 @@ class Session:
         finally:
             self._running.release()
 
-    def _checked_inputs(
-        self, inputs: Mapping[str, npt.ArrayLike]
-    ) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    def _checked_inputs(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
         if inputs.keys() != self._input_names.keys():
             missing = sorted(self._input_names.keys() - inputs.keys())
             extra = sorted(str(name) for name in inputs.keys() - self._input_names.keys())
@@ -199,9 +197,7 @@ class Session:
             old.close()
         self._bound.clear()
 
-    def bind(
-        self, *, shapes: Mapping[str, Sequence[int]] | None = None, measure: bool = False
-    ) -> BoundExecution:
+    def bind(self, *, shapes: Mapping[str, Sequence[int]] | None = None, measure: bool = False) -> BoundExecution:
         """Return an execution with shared input and output arrays of its own.
 
         Args:
