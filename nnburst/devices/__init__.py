@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ._common import check_preparation
 from ._interfaces import Device, PreparedModel
 from ._registry import create_device, device_names
 from .noop import NoopDevice
@@ -12,6 +13,7 @@ __all__ = [
     "NoopDevice",
     "PreparedModel",
     "ReferenceDevice",
+    "check_preparation",
     "create_device",
     "device_names",
 ]

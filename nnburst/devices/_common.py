@@ -39,7 +39,7 @@ def deadline_passed(deadline_ns: int) -> bool:
     return 0 < deadline_ns < _NEVER and time.monotonic_ns() >= deadline_ns
 
 
-def check_preparation(preference: int, priority: int, deadline_ns: int) -> None:
+def check_preparation(preference: int, priority: int, deadline_ns: int = 0) -> None:
     """Check the arguments that every preparation has.
 
     Raises:

@@ -162,7 +162,7 @@ def check_operand(operand: Operand, version: HalVersion = HalVersion.V1_3) -> No
         raise InvalidArgument(f"the type is not known in HAL {version.name}")
     if info.is_scalar and operand.dimensions:
         raise InvalidArgument(f"a scalar has no dimensions, not {list(operand.dimensions)}")
-    if not info.is_scalar and not operand.dimensions and operand.lifetime not in _CONSTANT:
+    if not info.is_scalar and not operand.dimensions and operand.lifetime not in (*_CONSTANT, Lifetime.NO_VALUE):
         if version < HalVersion.V1_2:
             raise InvalidArgument("an unknown rank needs HAL 1.2")
     operand_nbytes(operand.type, operand.dimensions)

@@ -70,6 +70,8 @@ def _check_argument(
         )
     if any(not 0 <= size <= _UINT32 for size in dims):
         raise InvalidArgument(f"{place} has dimensions {list(dims)}, which do not fit in 32 bits")
+    if what == "input" and 0 in dims:
+        raise InvalidArgument(f"{place} is given dimensions {list(dims)}; a request knows all of an input's")
     info = OPERANDS.get(operand.type)
     if info is None:  # an extension's type: the device knows its size
         return

@@ -48,8 +48,7 @@ def recounted(model: Model) -> Model:
             if 0 <= index < len(counts):
                 counts[index] += 1
     operands = tuple(
-        replace(operand, number_of_consumers=count)
-        for operand, count in zip(model.main.operands, counts, strict=True)
+        replace(operand, number_of_consumers=count) for operand, count in zip(model.main.operands, counts, strict=True)
     )
     return with_main(model, operands=operands)
 
@@ -353,9 +352,7 @@ def mutate_034(model: Model) -> Iterator[Mutant]:
     fresh = len(model.main.operands)
     extra = Operand(T.INT32, lifetime=L.SUBGRAPH_INPUT, number_of_consumers=1)
     wider = replace(
-        with_main(
-            model, operands=(*model.main.operands, extra), input_indexes=(*model.main.input_indexes, fresh)
-        ),
+        with_main(model, operands=(*model.main.operands, extra), input_indexes=(*model.main.input_indexes, fresh)),
         input_names=(),
     )
     for position, operation in operations_of(model):
@@ -368,9 +365,7 @@ def mutate_035(model: Model) -> Iterator[Mutant]:
     fresh = len(model.main.operands)
     extra = Operand(T.INT32, lifetime=L.SUBGRAPH_OUTPUT)
     wider = replace(
-        with_main(
-            model, operands=(*model.main.operands, extra), output_indexes=(*model.main.output_indexes, fresh)
-        ),
+        with_main(model, operands=(*model.main.operands, extra), output_indexes=(*model.main.output_indexes, fresh)),
         output_names=(),
     )
     for position, operation in operations_of(model):

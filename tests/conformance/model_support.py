@@ -269,9 +269,7 @@ def average_and_l2() -> Sample:
     """AVERAGE_POOL_2D SAME, then L2_POOL_2D explicit, in NCHW."""
     x = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3)
     b = ModelBuilder()
-    h = b.average_pool_2d(
-        b.input("x", T.TENSOR_FLOAT32, x.shape), 2, stride=2, padding="same", layout="NCHW"
-    )
+    h = b.average_pool_2d(b.input("x", T.TENSOR_FLOAT32, x.shape), 2, stride=2, padding="same", layout="NCHW")
     b.output("y", b.l2_pool_2d(h, 2, stride=1, padding=((0, 0), (1, 0)), layout="NCHW"))
     mean = np.array([[2, 3.5], [6.5, 8]])
     wanted = np.sqrt([[(mean[:, 0] ** 2).mean(), (mean**2).mean()]])

@@ -1,0 +1,164 @@
+"""REQ-MODEL-001 … 013 and 070 … 075: devices and quality of service."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import numpy as np
+import pytest
+from model_support import SAMPLES, check_outputs, run
+
+from nnburst.devices import Device, create_device, device_names
+from nnburst.errors import DeviceUnavailable, ErrorStatus, InvalidArgument, MissedDeadline
+from nnburst.model import (
+    UINT64_MAX,
+    DeviceStatus,
+    DeviceType,
+    OperandType,
+    Priority,
+)
+
+_END_OF_TIME = 2**64 - 1
+
+
+def test_REQ_MODEL_001_device_opens_by_name() -> None:
+    for name in device_names():
+        device = create_device(name)
+        assert device.name == name
+        device.close()
+
+
+def test_REQ_MODEL_001_unknown_device() -> None:
+    with pytest.raises(DeviceUnavailable, match="nnburst-reference"):
+        create_device("nnburst-nothing")
+
+
+def test_REQ_MODEL_002_status(device: Device) -> None:
+    assert device.status is DeviceStatus.AVAILABLE
+
+
+def test_REQ_MODEL_003_004_005_capabilities(device: Device) -> None:
+    capabilities = device.capabilities
+    everything = [info for _, info in capabilities.operand_performance]
+    everything += [capabilities.relaxed_scalar, capabilities.relaxed_tensor]
+    everything += [capabilities.if_performance, capabilities.while_performance]
+    assert all(info.exec_time > 0 and info.power_usage > 0 for info in everything)
+    types = [code for code, _ in capabilities.operand_performance]
+    assert types == sorted(set(types))
+    assert types
+    assert OperandType.SUBGRAPH not in types
+
+
+def test_REQ_MODEL_006_version_string(device: Device) -> None:
+    assert device.version_string
+
+
+def test_REQ_MODEL_007_type(device: Device) -> None:
+    assert device.type in (DeviceType.OTHER, DeviceType.CPU, DeviceType.GPU, DeviceType.ACCELERATOR)
+
+
+def test_REQ_MODEL_008_name_has_one_dash_inside(device: Device) -> None:
+    for name in (*device_names(), device.name):
+        assert re.fullmatch(r"[^-]+-[^-]+", name)
+
+
+def test_REQ_MODEL_010_cache_files(device: Device) -> None:
+    counts = device.get_number_of_cache_files_needed()
+    assert all(0 <= count <= 32 for count in counts)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_REQ_MODEL_012_013_supported_means_prepared(device: Device, name: str) -> None:
+    model = SAMPLES[name]().model
+    supported = device.get_supported_operations(model)
+    assert len(supported) == len(model.main.operations) >= 1
+    assert all(supported)
+    device.prepare_model(model).close()
+
+
+@pytest.mark.parametrize("priority", list(Priority))
+def test_REQ_MODEL_070_priorities(device: Device, priority: Priority) -> None:
+    sample = SAMPLES["three_adds"]()
+    prepared = device.prepare_model(sample.model, priority=priority)
+    check_outputs(sample, run(prepared, sample.model, sample.inputs, [a.shape for a in sample.outputs]))
+    prepared.close()
+
+
+@pytest.mark.parametrize("ahead_ns", [0, 5_000_000])
+def test_REQ_MODEL_071_preparation_deadline(device: Device, ahead_ns: int) -> None:
+    sample = SAMPLES["conv_float"]()
+    try:
+        prepared = device.prepare_model(sample.model, deadline_ns=time.monotonic_ns() + ahead_ns)
+    except MissedDeadline as error:
+        assert error.status in (ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT)
+    else:
+        check_outputs(sample, run(prepared, sample.model, sample.inputs, [a.shape for a in sample.outputs]))
+        prepared.close()
+
+
+def test_REQ_MODEL_071_a_deadline_that_passed_is_missed(device: Device) -> None:
+    with pytest.raises(MissedDeadline):
+        device.prepare_model(SAMPLES["conv_float"]().model, deadline_ns=1)
+
+
+def test_REQ_MODEL_071_a_bad_model_is_said_before_a_missed_deadline(device: Device) -> None:
+    with pytest.raises(InvalidArgument):
+        device.prepare_model(SAMPLES["conv_float"]().model, priority=7, deadline_ns=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_REQ_MODEL_072_074_unlimited_deadlines(device: Device, name: str) -> None:
+    sample = SAMPLES[name]()
+    prepared = device.prepare_model(sample.model, deadline_ns=_END_OF_TIME)
+    dims = [a.shape for a in sample.outputs]
+    check_outputs(sample, run(prepared, sample.model, sample.inputs, dims, deadline_ns=_END_OF_TIME))
+    prepared.close()
+
+
+@pytest.mark.parametrize("ahead_ns", [0, 5_000_000])
+def test_REQ_MODEL_073_075_execution_deadline(device: Device, ahead_ns: int) -> None:
+    sample = SAMPLES["conv_float"]()
+    prepared = device.prepare_model(sample.model)
+    dims = [a.shape for a in sample.outputs]
+    deadline_ns = time.monotonic_ns() + ahead_ns
+    outcome = run(prepared, sample.model, sample.inputs, dims, measure=True, deadline_ns=deadline_ns)
+    if outcome.status is ErrorStatus.NONE:
+        check_outputs(sample, outcome)
+    else:
+        assert outcome.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+        assert outcome.shapes == ()
+        assert outcome.timing.time_on_device == outcome.timing.time_in_driver == UINT64_MAX
+    check_outputs(sample, run(prepared, sample.model, sample.inputs, dims))
+    prepared.close()
+
+
+def test_REQ_MODEL_073_a_deadline_that_passed_is_missed(device: Device) -> None:
+    sample = SAMPLES["three_adds"]()
+    prepared = device.prepare_model(sample.model)
+    outcome = run(prepared, sample.model, sample.inputs, [(2, 3)], deadline_ns=1)
+    assert outcome.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    prepared.close()
+
+
+def test_REQ_MODEL_013_what_is_not_supported_is_not_prepared(device: Device) -> None:
+    from nnburst.errors import GeneralFailure
+    from nnburst.model import ModelBuilder, OperationType
+
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (2,))
+    b.output("y", b.add(OperationType.RANDOM_MULTINOMIAL, [x], type=OperandType.TENSOR_INT32, dimensions=(2,)))
+    model = b.build()
+    assert device.get_supported_operations(model) == (False,)
+    with pytest.raises(GeneralFailure, match="RANDOM_MULTINOMIAL"):
+        device.prepare_model(model)
+
+
+def test_noop_device_does_nothing() -> None:
+    sample = SAMPLES["three_adds"]()
+    device = create_device("nnburst-noop")
+    prepared = device.prepare_model(sample.model)
+    for way in ("sync", "burst"):
+        outcome = run(prepared, sample.model, sample.inputs, [(2, 3)], way)
+        assert outcome.status is ErrorStatus.NONE
+        np.testing.assert_array_equal(outcome.outputs[0], np.zeros((2, 3)))

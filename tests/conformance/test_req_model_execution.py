@@ -1,0 +1,444 @@
+"""REQ-MODEL-046 … 056 and 064 … 069: requests and executions, in every way to execute."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from model_support import (
+    SAMPLES,
+    WAYS,
+    O,
+    Sample,
+    T,
+    check_outputs,
+    execute,
+    make_request,
+    quant_chain,
+    run,
+    with_unspecified_outputs,
+)
+
+from nnburst.burst import ExecutionBurstController
+from nnburst.devices import Device
+from nnburst.errors import ErrorStatus
+from nnburst.memory import Memory
+from nnburst.model import (
+    UINT64_MAX,
+    DataLocation,
+    Lifetime,
+    Model,
+    ModelBuilder,
+    OperandType,
+    Request,
+    RequestArgument,
+    operand_info,
+)
+
+every_sample = pytest.mark.parametrize("name", SAMPLES)
+every_way = pytest.mark.parametrize("way", WAYS)
+
+
+def dims_of(sample: Sample) -> list[tuple[int, ...]]:
+    return [array.shape for array in sample.outputs]
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+def bad_requests(request: Request) -> dict[str, Request]:
+    """Mutations of a valid request to a model with two float inputs [2, 3] and one output."""
+    x, y = request.inputs
+    (out,) = request.outputs
+    nothing = RequestArgument(has_no_value=True)
+
+    def first(argument: RequestArgument) -> Request:
+        return replace(request, inputs=(argument, y))
+
+    def output(argument: RequestArgument) -> Request:
+        return replace(request, outputs=(argument,))
+
+    return {
+        "046 input removed": replace(request, inputs=(x,)),
+        "046 input added": replace(request, inputs=(x, y, y)),
+        "047 output removed": replace(request, outputs=()),
+        "047 output added": replace(request, outputs=(out, replace(out, location=replace(x.location)))),
+        "049 pool index": first(replace(x, location=replace(x.location, pool_index=1))),
+        "049 pool index of output": output(replace(out, location=replace(out.location, pool_index=7))),
+        "049 beyond the pool": first(replace(x, location=replace(x.location, offset=2**31))),
+        "049 wraps in 32 bits": first(replace(x, location=DataLocation(0, 2**32 - 24, 24))),
+        "049 rank": first(replace(x, dimensions=(6,))),
+        "049 dimensions": first(replace(x, dimensions=(3, 2))),
+        "049 dimensions of output": output(replace(out, dimensions=(2, 4))),
+        "049 no value with location": first(replace(nothing, location=x.location)),
+        "049 no value with dimensions": first(replace(nothing, dimensions=(2, 3))),
+        "049 length too short": first(replace(x, location=replace(x.location, length=20))),
+        "049 length too long": first(replace(x, location=replace(x.location, length=28))),
+        "049 length of output": output(replace(out, location=replace(out.location, length=20))),
+        "049 output over input": output(replace(out, location=x.location)),
+        "049 output partly over input": output(replace(out, location=replace(x.location, offset=4))),
+    }
+
+
+@every_way
+@pytest.mark.parametrize("name", list(bad_requests(Request((RequestArgument(),) * 2, (RequestArgument(),)))))
+def test_REQ_MODEL_046_047_049_bad_request(device: Device, way: str, name: str) -> None:
+    sample = SAMPLES["three_adds"]()
+    prepared = device.prepare_model(sample.model)
+    request, memory = make_request(sample.model, sample.inputs, dims_of(sample))
+    with memory:
+        outcome = execute(prepared, bad_requests(request)[name], way, measure=True)
+        assert outcome.status is ErrorStatus.INVALID_ARGUMENT
+        assert outcome.shapes == ()
+        assert outcome.timing.time_on_device == outcome.timing.time_in_driver == UINT64_MAX
+        assert execute(prepared, request, way).status is ErrorStatus.NONE
+    prepared.close()
+
+
+@every_way
+def test_REQ_MODEL_049_unspecified_input(device: Device, way: str) -> None:
+    sample = SAMPLES["unknown_batch"]()
+    prepared = device.prepare_model(sample.model)
+    request, memory = make_request(sample.model, sample.inputs, dims_of(sample))
+    for dims in ((), (0, 4), (3, 0)):
+        bad = replace(request, inputs=(replace(request.inputs[0], dimensions=dims),))
+        assert execute(prepared, bad, way).status is ErrorStatus.INVALID_ARGUMENT
+    memory.close()
+    prepared.close()
+
+
+@every_way
+def test_REQ_MODEL_049_scalar_with_dimensions(device: Device, way: str) -> None:
+    b = ModelBuilder()
+    x, beta = b.input("x", T.TENSOR_FLOAT32, (1, 2)), b.input("beta", T.FLOAT32)
+    y = b.add(O.SOFTMAX, [x, beta], dimensions=(1, 2))
+    b.output("y", y)
+    model = b.build()
+    prepared = device.prepare_model(model)
+    inputs = (np.zeros((1, 2), np.float32), np.array(1, np.float32))
+    request, memory = make_request(model, inputs, [(1, 2)])
+    assert (
+        execute(
+            prepared, replace(request, inputs=(request.inputs[0], replace(request.inputs[1], dimensions=()))), way
+        ).status
+        is ErrorStatus.NONE
+    )
+    bad = replace(request, inputs=(request.inputs[0], replace(request.inputs[1], dimensions=(1,))))
+    assert execute(prepared, bad, way).status is ErrorStatus.INVALID_ARGUMENT
+    memory.close()
+    prepared.close()
+
+
+@every_way
+def test_REQ_MODEL_050_failing_execution_reports_nothing_else(device: Device, way: str) -> None:
+    """A required input without a value fails the execution; the model stays usable."""
+    sample = SAMPLES["three_adds"]()
+    prepared = device.prepare_model(sample.model)
+    request, memory = make_request(sample.model, sample.inputs, dims_of(sample))
+    bad = replace(request, inputs=(request.inputs[0], RequestArgument(has_no_value=True)))
+    outcome = execute(prepared, bad, way, measure=True)
+    assert outcome.status is ErrorStatus.GENERAL_FAILURE
+    assert outcome.shapes == ()
+    assert outcome.timing.time_on_device == UINT64_MAX
+    assert execute(prepared, request, way).status is ErrorStatus.NONE
+    memory.close()
+    prepared.close()
+
+
+def test_outputs_in_two_pools_on_one_file_do_not_overlap_unseen(device: Device) -> None:
+    """Overlap is judged by the file behind a pool, not by the pool object."""
+    sample = SAMPLES["three_adds"]()
+    prepared = device.prepare_model(sample.model)
+    request, memory = make_request(sample.model, sample.inputs, dims_of(sample))
+    twin = Memory.mmap_fd(memory.fds[0], memory.size)
+    out = replace(request.outputs[0], location=DataLocation(1, 0, 24))
+    bad = replace(request, pools=(memory, twin), outputs=(out,))
+    assert execute(prepared, bad, "sync").status is ErrorStatus.INVALID_ARGUMENT
+    memory.close()
+    twin.close()
+    prepared.close()
+
+
+# -- executions -------------------------------------------------------------------------------------------------------
+
+
+@every_sample
+@every_way
+@pytest.mark.parametrize("measure", [False, True], ids=["untimed", "timed"])
+def test_REQ_MODEL_052_053_054_fully_specified(device: Device, name: str, way: str, measure: bool) -> None:
+    sample = SAMPLES[name]()
+    prepared = device.prepare_model(sample.model)
+    outcome = run(prepared, sample.model, sample.inputs, dims_of(sample), way, measure=measure)
+    check_outputs(sample, outcome)
+    if outcome.shapes:
+        assert [shape.dimensions for shape in outcome.shapes] == dims_of(sample)
+        assert all(shape.is_sufficient for shape in outcome.shapes)
+    timing = outcome.timing
+    if not measure:
+        assert timing.time_on_device == timing.time_in_driver == UINT64_MAX
+    elif timing.time_on_device != UINT64_MAX:
+        assert timing.time_on_device <= timing.time_in_driver
+    prepared.close()
+
+
+@every_sample
+@every_way
+def test_REQ_MODEL_055_unspecified_outputs(device: Device, name: str, way: str) -> None:
+    sample = SAMPLES[name]()
+    model = with_unspecified_outputs(sample.model)
+    prepared = device.prepare_model(model)
+    outcome = run(prepared, model, sample.inputs, dims_of(sample), way)
+    check_outputs(sample, outcome)
+    assert [shape.dimensions for shape in outcome.shapes] == dims_of(sample)
+    assert all(shape.is_sufficient for shape in outcome.shapes)
+    prepared.close()
+
+
+@every_sample
+@every_way
+def test_REQ_MODEL_056_first_output_one_byte_short(device: Device, name: str, way: str) -> None:
+    sample = SAMPLES[name]()
+    model = with_unspecified_outputs(sample.model)
+    prepared = device.prepare_model(model)
+    request, memory = make_request(model, sample.inputs, dims_of(sample), short=1)
+    outcome = execute(prepared, request, way, measure=True)
+    assert outcome.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+    assert [shape.is_sufficient for shape in outcome.shapes] == [False] + [True] * (len(sample.outputs) - 1)
+    for shape, dims in zip(outcome.shapes, dims_of(sample), strict=True):
+        assert len(shape.dimensions) == len(dims)
+        assert all(found in (0, wanted) for found, wanted in zip(shape.dimensions, dims, strict=True))
+    assert outcome.timing.time_on_device == UINT64_MAX
+    memory.close()
+    prepared.close()
+
+
+@every_way
+def test_REQ_MODEL_055_unknown_rank(device: Device, way: str) -> None:
+    sample = SAMPLES["conv_float"]()
+    main = sample.model.main
+    (out,) = main.output_indexes
+    operands = tuple(
+        replace(operand, dimensions=()) if operand.lifetime == Lifetime.TEMPORARY_VARIABLE or index == out else operand
+        for index, operand in enumerate(main.operands)
+    )
+    model = replace(sample.model, main=replace(main, operands=operands))
+    prepared = device.prepare_model(model)
+    outcome = run(prepared, model, sample.inputs, dims_of(sample), way)
+    check_outputs(sample, outcome)
+    prepared.close()
+
+
+@every_way
+def test_REQ_MODEL_064_omitted_in_model_and_in_request(device: Device, way: str) -> None:
+    """TRANSPOSE without a permutation reverses the axes; `optional_input` omits it in the model."""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    b = ModelBuilder()
+    perm = b.input("perm", T.TENSOR_INT32, (2,))
+    y = b.add(O.TRANSPOSE, [b.input("x", T.TENSOR_FLOAT32, x.shape), perm], dimensions=(0, 0))
+    b.output("y", y)
+    model = b.build()
+    prepared = device.prepare_model(model)
+    request, memory = make_request(model, (np.array([0, 1], np.int32), x), [(2, 3)])
+    given = execute(prepared, request, way)
+    assert given.shapes[0].dimensions == (2, 3)
+    omitted = replace(request, inputs=(RequestArgument(has_no_value=True), request.inputs[1]))
+    reversed_ = execute(prepared, omitted, way)
+    assert reversed_.status is ErrorStatus.NONE
+    assert reversed_.shapes[0].dimensions == (3, 2)
+    np.testing.assert_array_equal(memory.array(np.float32, (3, 2), request.outputs[0].location.offset), x.T)
+    memory.close()
+    prepared.close()
+
+
+@every_sample
+@every_way
+def test_REQ_MODEL_065_inputs_and_constants_are_not_modified(device: Device, name: str, way: str) -> None:
+    sample = SAMPLES[name]()
+    pools = [pool.array(np.uint8, (pool.size,)).copy() for pool in sample.model.pools]
+    prepared = device.prepare_model(sample.model)
+    request, memory = make_request(sample.model, sample.inputs, dims_of(sample))
+    before = memory.array(np.uint8, (memory.size,)).copy()
+    assert execute(prepared, request, way).status is ErrorStatus.NONE
+    after = memory.array(np.uint8, (memory.size,)).copy()
+    for output in request.outputs:
+        region = slice(output.location.offset, output.location.offset + output.location.length)
+        before[region] = after[region] = 0
+    np.testing.assert_array_equal(after, before)
+    for pool, contents in zip(sample.model.pools, pools, strict=True):
+        np.testing.assert_array_equal(pool.array(np.uint8, (pool.size,)), contents)
+    memory.close()
+    prepared.close()
+
+
+def test_REQ_MODEL_065_outputs_in_read_only_memory_are_refused() -> None:
+    from nnburst.devices import create_device
+
+    sample = SAMPLES["three_adds"]()
+    prepared = create_device("nnburst-reference").prepare_model(sample.model)
+    request, memory = make_request(sample.model, sample.inputs, dims_of(sample))
+    reader = Memory.mmap_fd(memory.fds[0], memory.size, prot=1)
+    outcome = execute(prepared, replace(request, pools=(reader,)), "sync")
+    assert outcome.status is ErrorStatus.INVALID_ARGUMENT
+    memory.close()
+    reader.close()
+
+
+@every_way
+def test_REQ_MODEL_066_concurrent_executions_with_different_shapes(device: Device, way: str) -> None:
+    sample = SAMPLES["unknown_batch"]()
+    prepared = device.prepare_model(sample.model)
+    index = next(i for i, operand in enumerate(sample.model.main.operands) if operand.dimensions == (2, 4))
+    where = sample.model.main.operands[index].location
+    raw = sample.model.operand_values[where.offset : where.offset + where.length]
+    weights = np.frombuffer(raw, np.float32).reshape(2, 4)
+    problems: list[str] = []
+
+    def work(batch: int) -> None:
+        x = np.random.default_rng(batch).normal(size=(batch, 4)).astype(np.float32)
+        request, memory = make_request(sample.model, (x,), [(batch, 2)])
+        result = memory.array(np.float32, (batch, 2), request.outputs[0].location.offset)
+        if way == "sync":
+            for _ in range(20):
+                status, shapes, _ = prepared.execute_synchronously(request)
+                if status is not ErrorStatus.NONE or shapes[0].dimensions != (batch, 2):
+                    problems.append(f"{batch}: {status} {shapes}")
+        else:
+            with ExecutionBurstController.create(prepared, channel_length=256) as burst:
+                for _ in range(20):
+                    burst.compute(request)
+        if not np.allclose(result, x @ weights.T, atol=1e-5):
+            problems.append(f"{batch}: wrong result")
+        memory.close()
+
+    threads = [threading.Thread(target=work, args=(batch,)) for batch in (1, 2, 3, 17)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    prepared.close()
+
+
+def as_inputs(sample: Sample) -> Sample:
+    """Turn every constant that has a value into an input of the model."""
+    main = sample.model.main
+    operands, inputs, indexes = list(main.operands), list(sample.inputs), list(main.input_indexes)
+    for index, operand in enumerate(main.operands):
+        if operand.lifetime not in (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE):
+            continue
+        if operand.type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL:
+            continue
+        where, dtype = operand.location, operand_info(operand.type).dtype
+        if operand.lifetime == Lifetime.CONSTANT_COPY:
+            raw = sample.model.operand_values[where.offset : where.offset + where.length]
+            value = np.frombuffer(raw, dtype).reshape(operand.dimensions)
+        else:
+            value = sample.model.pools[where.pool_index].array(dtype, operand.dimensions, where.offset)
+        operands[index] = replace(operand, lifetime=Lifetime.SUBGRAPH_INPUT, location=DataLocation())
+        inputs.append(value)
+        indexes.append(index)
+    changed = replace(main, operands=tuple(operands), input_indexes=tuple(indexes))
+    model = replace(sample.model, main=changed, input_names=(), output_names=())
+    return replace(sample, model=model, inputs=tuple(inputs))
+
+
+def as_references(sample: Sample) -> Sample:
+    """Move every constant into a pool."""
+    model = sample.model
+    values = model.operand_values
+    if not values:
+        return sample
+    pool = Memory.ashmem(len(values))
+    pool.array(np.uint8, (len(values),))[:] = np.frombuffer(values, np.uint8)
+    place = len(model.pools)
+    operands = tuple(
+        replace(operand, lifetime=Lifetime.CONSTANT_REFERENCE, location=replace(operand.location, pool_index=place))
+        if operand.lifetime == Lifetime.CONSTANT_COPY
+        else operand
+        for operand in model.main.operands
+    )
+    changed = replace(model.main, operands=operands)
+    moved: Model = replace(model, main=changed, operand_values=b"", pools=(*model.pools, pool))
+    return replace(sample, model=moved)
+
+
+@every_sample
+@every_way
+@pytest.mark.parametrize("change", [as_inputs, as_references])
+def test_REQ_MODEL_067_where_a_tensor_lives_does_not_matter(device: Device, name: str, way: str, change) -> None:  # type: ignore[no-untyped-def]
+    plain = SAMPLES[name]()
+    sample = change(plain)
+    prepared = device.prepare_model(sample.model)
+    outcome = run(prepared, sample.model, sample.inputs, dims_of(sample), way)
+    check_outputs(sample, outcome)
+    prepared.close()
+
+
+@every_sample
+def test_burst_and_synchronous_execution_agree_to_the_bit(device: Device, name: str) -> None:
+    sample = SAMPLES[name]()
+    prepared = device.prepare_model(sample.model)
+    first, second = (run(prepared, sample.model, sample.inputs, dims_of(sample), way) for way in WAYS)
+    for a, b in zip(first.outputs, second.outputs, strict=True):
+        assert a.tobytes() == b.tobytes()
+    prepared.close()
+
+
+def test_REQ_MODEL_068_twins_agree(device: Device) -> None:
+    results = []
+    for signed in (False, True):
+        sample = quant_chain(signed)
+        prepared = device.prepare_model(sample.model)
+        outcome = run(prepared, sample.model, sample.inputs, dims_of(sample))
+        results.append(outcome.outputs[0].astype(int))
+        prepared.close()
+    assert np.abs(results[0] - 128 - results[1]).max() <= 1
+
+
+@every_way
+@pytest.mark.parametrize("operation", [O.RELU, O.LOGISTIC, O.TANH, O.CONV_2D, O.FULLY_CONNECTED, O.MAX_POOL_2D, O.ADD])
+def test_REQ_MODEL_069_zero_sized(device: Device, way: str, operation: int) -> None:
+    """A SLICE of size 0 feeds an operation that accepts zero-sized inputs."""
+    b = ModelBuilder()
+    x = b.input("x", T.TENSOR_FLOAT32, (2, 2, 2, 3))
+    size = b.constant(np.array([0, 2, 2, 3], np.int32))
+    empty = b.add(O.SLICE, [x, b.constant(np.zeros(4, np.int32)), size], dimensions=(0, 2, 2, 3))
+    channels, dims = 3, (0, 2, 2, 3)
+    if operation == O.CONV_2D:
+        y = b.conv_2d(empty, np.ones((5, 1, 1, 3), np.float32))
+        dims = (0, 2, 2, 5)
+    elif operation == O.FULLY_CONNECTED:
+        y = b.fully_connected(empty, np.ones((4, channels), np.float32))
+        dims = (0, 4)
+    elif operation == O.MAX_POOL_2D:
+        y = b.max_pool_2d(empty, 2)
+        dims = (0, 1, 1, 3)
+    elif operation == O.ADD:
+        y = b.binary(O.ADD, empty, np.ones((1, 2, 2, 1), np.float32))
+    else:
+        y = b.add(operation, [empty])
+    b.output("y", y)
+    model = with_unspecified_outputs(b.build())
+    prepared = device.prepare_model(model)
+    outcome = run(prepared, model, (np.ones((2, 2, 2, 3), np.float32),), [dims], way)
+    assert outcome.status is ErrorStatus.NONE
+    assert outcome.shapes[0].dimensions == dims
+    assert outcome.shapes[0].is_sufficient
+    prepared.close()
+
+
+@every_way
+def test_REQ_MODEL_069_others_fail_cleanly(device: Device, way: str) -> None:
+    b = ModelBuilder()
+    x = b.input("x", T.TENSOR_FLOAT32, (2, 3))
+    size = b.constant(np.array([0, 3], np.int32))
+    empty = b.add(O.SLICE, [x, b.constant(np.zeros(2, np.int32)), size], dimensions=(0, 3))
+    b.output("y", b.reshape(empty, (3, 0)))
+    model = b.build()
+    prepared = device.prepare_model(model)
+    outcome = run(prepared, model, (np.ones((2, 3), np.float32),), [(3, 0)], way)
+    assert outcome.status is ErrorStatus.GENERAL_FAILURE
+    assert outcome.shapes == ()
+    prepared.close()
