@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from nnburst.cli.bench import _budget, _rows, _schedule, bench
+from nnburst.cli.bench import _budget, _rows, _schedule, _server, bench
 from nnburst.cli.bench._case import Bench, Case, Subject
 from nnburst.cli.bench._placement import ONE_CORE, allowed_cpus, keep_affinity
 from nnburst.cli.bench._sampling import Result, Round, time_calls
@@ -47,8 +48,9 @@ def test_time_calls_counts_every_call_and_loses_no_time() -> None:
 
 
 def test_ratio_leaves_out_rounds_in_which_the_machine_changed() -> None:
-    result = Result([_round(500), _round(500, before=100, after=400), _round(500)])
-    assert [r.settled for r in result.rounds] == [True, False, True]
+    moved = _round(500, before=100, after=400)
+    result = Result([moved, _round(500), moved])
+    assert [r.settled for r in result.rounds] == [False, True, False]
     assert result.ratio_to_line() == 5.0
 
 
@@ -108,6 +110,12 @@ def _spin(end: Any) -> Generator[None, None, None]:
         pass
 
 
+def _deaf(end: Any) -> Generator[None, None, None]:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    yield
+    signal.pause()
+
+
 def _die(end: Any) -> Generator[None, None, None]:
     raise RuntimeError("cannot serve")
     yield
@@ -120,6 +128,14 @@ def test_server_that_polls_for_ever_ends_with_its_context(parked: bool) -> None:
         if parked:
             server.park()
         raise ZeroDivisionError
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_server_that_ignores_the_request_to_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_server, "_STOP_SECONDS", 0.1)
+    with server_process(_deaf, None) as server:
+        pid = server.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
