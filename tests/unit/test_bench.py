@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -52,6 +53,12 @@ def test_ratio_leaves_out_rounds_in_which_the_machine_changed() -> None:
     result = Result([moved, _round(500), moved])
     assert [r.settled for r in result.rounds] == [False, True, False]
     assert result.ratio_to_line() == 5.0
+
+
+def test_without_a_second_cpu_rounds_are_settled_and_have_no_ratio() -> None:
+    result = Result([_round(500, before=math.nan, after=math.nan)])
+    assert result.rounds[0].settled
+    assert math.isnan(result.ratio_to_line())
 
 
 def test_rows_are_compared_within_a_round() -> None:

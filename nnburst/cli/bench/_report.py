@@ -89,7 +89,7 @@ class Report:
             f"{c['cpu']}, {c['cores']} cores{', virtual machine' if c['virtual_machine'] else ''}, "
             f"Linux {c['kernel']}, {c['python']}",
             f"client on CPU {c['client_cpu']}, server on CPU {c['server_cpu']} (one core: both on the client's); "
-            f"every thread of both processes pinned",
+            "every thread of both processes pinned",
             f"polling window {c['polling_window_us']:g} µs; block means window 0, so every wait is a system call",
             f"{c['rounds']} rounds in turns, L measured before and after each turn; {c['unsettled_turns']} of "
             f"{c['turns']} turns saw L change by more than 1.5 and are left out of the ratios",
@@ -117,9 +117,12 @@ class Report:
                 style = None if result.rounds else "dim"
                 table.add_row(f"  {case.title}{where}", case.wait, _size(case.payload_bytes), *values, style=style)
         console.print(table)
+        notes: dict[str, list[str]] = {}
         for case in self.cases:
             if note := self.results[case.key].note:
-                console.print(f"{case.key}: {note}", style="yellow", markup=False, highlight=False)
+                notes.setdefault(note, []).append(case.key)
+        for note, keys in notes.items():
+            console.print(f"{', '.join(keys)}: {note}", style="yellow", markup=False, highlight=False)
         console.print("[bold]Conditions[/bold]")
         for line in self._words():
             console.print("  " + line, markup=False, highlight=False)

@@ -109,9 +109,12 @@ class Round:
 
     @property
     def settled(self) -> bool:
-        """Whether L stayed within a factor of 1.5 while the row ran: a host may move the CPUs of a guest."""
+        """Whether L stayed within a factor of 1.5 while the row ran: a host may move the CPUs of a guest.
+
+        Without a second CPU there is no L, and nothing that could move.
+        """
         low, high = sorted((self.line_before, self.line_after))
-        return bool(high <= 1.5 * low)
+        return not high > 1.5 * low
 
 
 @dataclass(slots=True)
