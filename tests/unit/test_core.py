@@ -1,0 +1,117 @@
+"""The border to C: the header is the truth, errno becomes an exception, waiting calls let other threads run."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import inspect
+import re
+import threading
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import nnburst._core
+from nnburst import errors
+from nnburst._core import check, deadline_after, ffi, header_digest, lib
+from nnburst.fmq import MessageQueue
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = Path(inspect.getfile(nnburst._core)).parent
+
+
+@pytest.fixture(scope="module")
+def build() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("_build", ROOT / "nnburst" / "_core" / "_build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_module_was_built_from_the_present_header(build: ModuleType) -> None:
+    assert header_digest() == build.digest(build.read_cdef(ROOT / "csrc")), "stale: python nnburst/_core/_build.py"
+
+
+def test_stub_was_written_from_the_present_header(build: ModuleType) -> None:
+    assert (CORE / "_nnburst.pyi").read_text() == build.stub(build.read_cdef(ROOT / "csrc"))
+
+
+def test_every_function_of_the_header_is_in_the_module_and_in_the_stub(build: ModuleType) -> None:
+    # Read with another pair of eyes than the build script's: any "name(" at the beginning of a declaration.
+    text = re.sub(r"/\*.*?\*/", "", (ROOT / "csrc" / "nnburst.h").read_text(), flags=re.DOTALL)
+    names = set(re.findall(r"^[a-z][\w \*]*?\b(nnb_\w+)\(", text, flags=re.MULTILINE))
+    assert len(names) > 30
+    assert names <= set(dir(lib))
+    assert names == set(build.functions(build.read_cdef(ROOT / "csrc")))
+
+
+def test_header_reader_drops_what_cffi_cannot_read(build: ModuleType) -> None:
+    header = """
+    /* comment with #define NO 1 */
+    #ifndef GUARD
+    #define GUARD
+    #include <stdint.h>
+    #ifdef __cplusplus
+    extern "C" {
+    #endif
+    #define N 16u // why
+    #define SUM (N + \\
+                 1)
+    #define CALL(x) ((x) + 1)
+    enum { A, B = 4 };
+    int f(const void *p, uint32_t n);
+    #endif
+    """
+    cdef = build.header_to_cdef(header)
+    assert [line.strip() for line in cdef.splitlines()] == [
+        "#define N 16",
+        "#define SUM ...",
+        "enum { A, B = 4 };",
+        "int f(const void *p, uint32_t n);",
+    ]
+    assert build.constants(cdef) == ["N", "SUM", "A", "B"]
+    assert build.functions(cdef) == {"f": ("int", ["p: CData | bytes", "n: int"])}
+
+
+def test_errno_becomes_the_exception_of_its_meaning() -> None:
+    assert check(0) == 0
+    assert check(7) == 7
+    expected = {
+        errno.EINVAL: errors.InvalidArgument,
+        errno.ETIMEDOUT: errors.MissedDeadline,
+        errno.EPIPE: errors.DeadObject,
+        errno.ENOMEM: errors.ResourceExhausted,
+        errno.EBUSY: errors.BadState,
+        errno.EBADMSG: errors.GeneralFailure,
+        errno.EIO: errors.GeneralFailure,
+    }
+    for number, kind in expected.items():
+        with pytest.raises(errors.NNBurstError, match=f"^doing it: .*{errno.errorcode[number]}") as caught:
+            check(-number, "doing it")
+        assert type(caught.value) is kind
+    with pytest.raises(errors.GeneralFailure):
+        check(-99999)
+
+
+def test_deadlines_are_absolute_and_never_the_value_for_none_by_accident() -> None:
+    now = lib.nnb_now_ns()
+    assert deadline_after(None) == deadline_after(float("inf")) == deadline_after(1e30) == 0
+    assert 0 < deadline_after(0) < now
+    assert 0 < deadline_after(-5) < now
+    assert now + 10**9 <= deadline_after(1.0)
+
+
+def test_waiting_call_lets_other_threads_run() -> None:
+    with MessageQueue("u1", 4) as queue:
+        ran = threading.Event()
+        word = lib.nnb_mq_event_word(queue.handle)
+        thread = threading.Thread(target=lambda: (ran.set(), lib.nnb_event_wake(word, 1)))
+        thread.start()
+        state = ffi.new("uint32_t *")
+        rc = -errno.ERESTART
+        while rc == -errno.ERESTART:
+            rc = lib.nnb_event_wait_retry(word, 1, state, 0)
+        thread.join()
+        assert ran.is_set()
+        assert (rc, state[0]) == (0, 1)

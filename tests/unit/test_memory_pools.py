@@ -1,0 +1,355 @@
+"""Memory pools: views, ownership, hostile handles, truncation (facts sheet memory.md §2.1, §3.1–§3.3)."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import gc
+import mmap
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnburst.errors import BadState, GeneralFailure, InvalidArgument, ResourceExhausted
+from nnburst.memory import PROT_READ, PROT_WRITE, Arena, Memory, MemoryHandle
+
+F_GET_SEALS = 1034
+PAGE = mmap.PAGESIZE
+
+
+def maps(name: str = "memfd:lonely-pool") -> int:
+    with open("/proc/self/maps") as file:
+        return sum(name in line for line in file)
+
+
+@pytest.fixture
+def file() -> Iterator[Any]:
+    with tempfile.TemporaryFile() as f:
+        f.truncate(4 * PAGE)
+        yield f
+
+
+def test_ashmem_is_sealed_against_any_change_of_size() -> None:
+    with Memory.ashmem(5000) as memory:
+        fd = memory.fds[0]
+        assert memory.sealed
+        assert fcntl.fcntl(fd, F_GET_SEALS) & 7 == 7
+        assert os.fstat(fd).st_size == 5000
+        for size in (0, 10_000):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, size)
+        assert not os.get_inheritable(fd)
+
+
+def test_ashmem_starts_zeroed_and_views_share_it() -> None:
+    with Memory.ashmem(100) as memory:
+        a = memory.array(np.float32, (2, 3), 4)
+        assert not a.any()
+        a[1, 2] = 1.5
+        assert memory.array("f4", (6,), 4)[5] == 1.5
+        assert bytes(memory.buffer[24:28]) == np.float32(1.5).tobytes()
+        assert memory.array("u1", (0, 7), 100).shape == (0, 7)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "offset"),
+    [("u1", (101,), 0), ("u1", (1,), 100), ("f8", (13,), 0), ("u1", (1,), -1), ("u1", (-1,), 0), ("O", (1,), 0)],
+)
+def test_views_outside_the_pool_are_refused(dtype: str, shape: tuple[int, ...], offset: int) -> None:
+    with Memory.ashmem(100) as memory, pytest.raises(InvalidArgument):
+        memory.array(dtype, shape, offset)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1 << 63])
+def test_impossible_sizes_are_refused(size: int) -> None:
+    with pytest.raises(InvalidArgument):
+        Memory.ashmem(size)
+
+
+def test_views_keep_the_mapping_alive_and_the_last_one_ends_it() -> None:
+    memory = Memory.ashmem(3 * PAGE, "lonely-pool")
+    assert maps() == 0, "not mapped before it is looked at"
+    view = memory.array("u1", (PAGE,), PAGE)[::2]
+    memory.close()
+    memory.close()
+    view[:] = 7
+    assert view.sum() == 7 * PAGE // 2
+    assert maps() == 1
+    del view, memory
+    gc.collect()
+    assert maps() == 0
+
+
+def test_closed_pool_is_bad_state() -> None:
+    memory = Memory.ashmem(10)
+    memory.close()
+    for look in (
+        lambda: memory.array("u1", (1,)),
+        lambda: memory.buffer,
+        lambda: memory.fds,
+        lambda: memory.identity,
+        lambda: memory.sealed,
+    ):
+        with pytest.raises(BadState):
+            look()
+    assert memory.handle == MemoryHandle("ashmem", 10)
+
+
+def test_mmap_fd_hides_the_page_slop(file: Any) -> None:
+    os.pwrite(file.fileno(), b"abcdef", PAGE + 3)
+    with Memory.mmap_fd(file.fileno(), 6, offset=PAGE + 3) as memory:
+        assert bytes(memory.buffer) == b"abcdef"
+        memory.array("u1", (6,))[0] = ord("X")
+    assert os.pread(file.fileno(), 6, PAGE + 3) == b"Xbcdef"
+
+
+def test_mmap_fd_leaves_the_callers_descriptor_alone(file: Any) -> None:
+    Memory.mmap_fd(file.fileno(), 10).close()
+    os.fstat(file.fileno())
+
+
+def test_read_only_pool_gives_read_only_views(file: Any) -> None:
+    with open(f"/proc/self/fd/{file.fileno()}", "rb") as f, Memory.mmap_fd(f.fileno(), 10, prot=PROT_READ) as memory:
+        view = memory.array("u1", (10,))
+        assert not view.flags.writeable
+        assert memory.buffer.readonly
+        with pytest.raises(ValueError):
+            view.flags.writeable = True
+
+
+def test_write_access_to_a_read_only_descriptor_is_a_general_failure_at_the_first_look(file: Any) -> None:
+    with open(f"/proc/self/fd/{file.fileno()}", "rb") as f, Memory.mmap_fd(f.fileno(), 10) as memory:
+        with pytest.raises(GeneralFailure):
+            memory.array("u1", (1,))
+
+
+@pytest.mark.parametrize("prot", [4, -1, 8 | 1])
+def test_unknown_rights_are_refused(file: Any, prot: int) -> None:
+    with pytest.raises(InvalidArgument):
+        Memory.mmap_fd(file.fileno(), 10, prot=prot)
+
+
+def test_pool_without_rights_can_be_passed_on_but_not_looked_at(file: Any) -> None:
+    with Memory.mmap_fd(file.fileno(), 10, prot=0) as memory:
+        assert memory.prot == 0
+        with pytest.raises(InvalidArgument):
+            memory.array("u1", (1,))
+
+
+def test_range_beyond_the_object_is_a_general_failure(file: Any) -> None:
+    with Memory.mmap_fd(file.fileno(), 10, offset=4 * PAGE - 9) as memory, pytest.raises(GeneralFailure):
+        memory.array("u1", (1,))
+
+
+def test_descriptor_that_is_not_open_is_refused() -> None:
+    with pytest.raises(InvalidArgument):
+        Memory.mmap_fd(3000, 10)
+
+
+def test_identity_tells_pools_over_the_same_bytes() -> None:
+    with Memory.ashmem(100) as a, Memory.ashmem(100) as b, Memory.mmap_fd(a.fds[0], 100) as again:
+        assert a.identity == again.identity != b.identity
+
+
+# -- handles from a peer ----------------------------------------------------------------------------------------------
+
+
+def fds_of(memory: Memory) -> list[int]:
+    return [os.dup(fd) for fd in memory.fds]
+
+
+def test_handle_round_trip_shares_the_bytes() -> None:
+    with Memory.ashmem(100) as memory, Memory.from_handle(memory.handle, fds_of(memory)) as other:
+        memory.array("u1", (1,))[0] = 9
+        assert other.array("u1", (1,))[0] == 9
+        with Memory.from_handle(memory.handle, fds_of(memory), prot=PROT_READ) as reader:
+            assert not reader.array("u1", (1,)).flags.writeable
+
+
+GOOD = MemoryHandle("ashmem", 100)
+HOSTILE = [
+    dataclasses.replace(GOOD, kind="hardware_buffer"),
+    dataclasses.replace(GOOD, size=0),
+    dataclasses.replace(GOOD, size=-100),
+    dataclasses.replace(GOOD, size=101),
+    dataclasses.replace(GOOD, size=1 << 63),
+    dataclasses.replace(GOOD, prot=7),
+    dataclasses.replace(GOOD, prot=PROT_READ),
+    dataclasses.replace(GOOD, offset=1, size=99),
+    MemoryHandle("mmap_fd", 100, 3, 1),
+    MemoryHandle("mmap_fd", 100, 3, -1),
+    MemoryHandle("mmap_fd", 100, 3, (1 << 64) - 50),
+]
+
+
+@pytest.mark.parametrize("handle", HOSTILE, ids=str)
+def test_hostile_handle_is_refused_and_its_descriptors_closed(handle: MemoryHandle) -> None:
+    with Memory.ashmem(100) as memory:
+        fds = fds_of(memory)
+        with pytest.raises(InvalidArgument):
+            Memory.from_handle(handle, fds)
+        with pytest.raises(OSError):
+            os.fstat(fds[0])
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_wrong_number_of_descriptors_is_refused(count: int) -> None:
+    with Memory.ashmem(100) as memory, pytest.raises(InvalidArgument):
+        Memory.from_handle(GOOD, [os.dup(memory.fds[0]) for _ in range(count)])
+
+
+@pytest.mark.parametrize("kind", ["ashmem", "mmap_fd"])
+@pytest.mark.parametrize("seals", [0, 2, 4, 6])
+def test_object_that_its_sender_could_truncate_is_refused(kind: str, seals: int) -> None:
+    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 100)
+    fcntl.fcntl(fd, 1033, seals)
+    with pytest.raises(InvalidArgument, match="seal"):
+        Memory.from_handle(MemoryHandle(kind, 100), [fd])
+
+
+def test_more_rights_than_the_sender_gave_are_refused() -> None:
+    with Memory.ashmem(100) as memory, pytest.raises(InvalidArgument):
+        Memory.from_handle(MemoryHandle("mmap_fd", 100, PROT_READ), fds_of(memory), prot=PROT_READ | PROT_WRITE)
+
+
+def test_object_that_cannot_be_mapped_is_a_general_failure() -> None:
+    with Memory.ashmem(100) as memory:
+        reader = os.open(f"/proc/self/fd/{memory.fds[0]}", os.O_RDONLY)
+        with pytest.raises(GeneralFailure):
+            Memory.from_handle(memory.handle, [reader])
+
+
+# -- truncation -------------------------------------------------------------------------------------------------------
+
+
+def test_truncated_file_reads_as_zeros_and_is_counted(file: Any) -> None:
+    with Memory.mmap_fd(file.fileno(), 4 * PAGE) as memory:
+        view = memory.array("u1", (4 * PAGE,))
+        view[:] = 1
+        file.truncate(PAGE)
+        assert view.sum() == PAGE, "the pages that are left are untouched"
+        assert memory.faults == 3
+        view[:] = 2
+        assert view.sum() == 8 * PAGE
+        assert memory.faults == 3
+
+
+def test_truncation_is_survived_in_every_thread() -> None:
+    with tempfile.TemporaryFile() as f:
+        f.truncate(64 * PAGE)
+        with Memory.mmap_fd(f.fileno(), 64 * PAGE) as memory:
+            view = memory.array("u1", (64 * PAGE,))
+            f.truncate(0)
+            sums: list[int] = []
+            threads = [
+                threading.Thread(target=lambda i=i: sums.append(int(view[i * 16 * PAGE : (i + 1) * 16 * PAGE].sum())))
+                for i in range(4)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert sums == [0] * 4
+            assert memory.faults == 64
+
+
+def test_guard_entries_are_given_back(file: Any) -> None:
+    for _ in range(5000):  # more than the table has
+        with Memory.mmap_fd(file.fileno(), PAGE) as memory:
+            memory.array("u1", (1,))
+
+
+def test_too_many_guarded_mappings_are_an_error_not_a_crash(file: Any) -> None:
+    pools = []
+    try:
+        with pytest.raises(GeneralFailure):
+            for _ in range(4097):
+                memory = Memory.mmap_fd(file.fileno(), 1)
+                pools.append(memory)
+                memory.array("u1", (1,))
+    finally:
+        for memory in pools:
+            memory.close()
+
+
+FAULT_ELSEWHERE = """
+import ctypes, faulthandler, mmap, os, signal, sys, tempfile
+{setup}
+from nnburst.memory import Memory
+f = tempfile.TemporaryFile(); f.truncate(8192)
+memory = Memory.mmap_fd(f.fileno(), 8192)
+view = memory.array("u1", (8192,))
+f.truncate(0)
+assert view.sum() == 0 and memory.faults == 2
+{fault}
+print("survived")
+"""
+UNGUARDED = """
+g = tempfile.TemporaryFile(); g.truncate(4096)
+other = mmap.mmap(g.fileno(), 4096); g.truncate(0)
+sys.stdout.flush(); other[0]
+"""
+
+
+@pytest.mark.parametrize("setup", ["", "faulthandler.enable()", "signal.signal(signal.SIGBUS, signal.SIG_IGN)"])
+def test_fault_outside_of_guarded_memory_still_ends_the_process(setup: str) -> None:
+    program = FAULT_ELSEWHERE.format(setup=setup, fault=UNGUARDED)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -7, done.stderr
+    assert ("Bus error" in done.stderr) == ("faulthandler" in setup), "the handler from before us was called"
+
+
+@pytest.mark.parametrize(
+    ("setup", "expected"),
+    [("", -7), ("signal.signal(signal.SIGBUS, lambda *a: print('handled'))", 0)],
+    ids=["default", "python handler"],
+)
+def test_sigbus_that_was_sent_goes_to_whom_it_belongs(setup: str, expected: int) -> None:
+    program = FAULT_ELSEWHERE.format(setup=setup, fault="os.kill(os.getpid(), signal.SIGBUS)")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == expected, done.stderr
+    assert done.stdout == ("handled\nsurvived\n" if expected == 0 else "")
+
+
+# -- processes and arena ----------------------------------------------------------------------------------------------
+
+
+def _increment(memory: Memory) -> None:
+    memory.array("i4", (4,))[:] += 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_pool_reaches_multiprocessing_children(method: str) -> None:
+    with Memory.ashmem(16) as memory:
+        process = multiprocessing.get_context(method).Process(target=_increment, args=(memory,))
+        process.start()
+        process.join(30)
+        assert process.exitcode == 0
+        process.close()
+        assert memory.array("i4", (4,)).tolist() == [1] * 4
+
+
+def test_arena_hands_out_aligned_pieces_that_do_not_overlap() -> None:
+    with Arena(1000) as arena:
+        offsets = [arena.allocate(n) for n in (1, 64, 65, 0, 10)]
+        assert offsets == [0, 64, 128, 256, 256]
+        assert arena.used == 320
+        assert arena.memory.sealed
+        with pytest.raises(ResourceExhausted, match="680 left"):
+            arena.allocate(681)
+        assert arena.allocate(680) == 320
+        with pytest.raises(ResourceExhausted):
+            arena.allocate(1)
+        arena.reset()
+        assert arena.allocate(1000) == 0
+        with pytest.raises(InvalidArgument):
+            arena.allocate(-1)
