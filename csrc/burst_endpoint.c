@@ -41,6 +41,7 @@ struct nnb_execution {
     nnb_client *client;
     uint64_t timeout_ns, deadline_ns;
     int waiting;
+    pthread_t owner; /* of the run in flight */
     uint32_t n, shapes_room, dims_room;
     nnb_result result;
     uint8_t packet[];
@@ -188,6 +189,7 @@ int nnb_execution_start(nnb_execution *e)
         return end(e, rc == -EMSGSIZE ? -ENOBUFS : rc);
     }
     e->deadline_ns = e->timeout_ns ? nnb_now_ns() + e->timeout_ns : 0;
+    e->owner = pthread_self();
     e->waiting = 1;
     return 0;
 }
@@ -204,6 +206,15 @@ static int grow(void **array, uint32_t *room, uint32_t need, size_t each)
     return 0;
 }
 
+/* What stands for an answer that cannot be read. */
+static int fail(nnb_execution *e)
+{
+    memset(&e->result, 0, offsetof(nnb_result, shapes));
+    e->result.status = GENERAL_FAILURE;
+    e->result.time_on_device = e->result.time_in_driver = NNB_NO_TIME;
+    return GENERAL_FAILURE;
+}
+
 static int decode(nnb_execution *e, const uint8_t *packet, uint32_t n)
 {
     /* n bounds every count in the packet; the common answer has no shapes and needs no room */
@@ -213,12 +224,8 @@ static int decode(nnb_execution *e, const uint8_t *packet, uint32_t n)
     if (nnb_wire_decode_result(packet, n, &e->result) == 0)
         return e->result.status;
     e->client->refused++;
-    memset(&e->result, 0, offsetof(nnb_result, shapes));
-    e->result.status = GENERAL_FAILURE;
-    e->result.time_on_device = e->result.time_in_driver = NNB_NO_TIME;
-    return GENERAL_FAILURE;
+    return fail(e);
 }
-
 /* Looks at what a receive returned. -EAGAIN: it was no answer to this request. */
 static int settle(nnb_execution *e, int got)
 {
@@ -236,7 +243,7 @@ static int settle(nnb_execution *e, int got)
     if (got == -EPROTO) { /* the ring was thrown away; with late results in it nobody can tell which are still due */
         if (c->late)
             c->result.mq->corrupt = 1;
-        return end(e, c->late ? -EBADMSG : decode(e, c->packet, 0));
+        return end(e, c->late ? -EBADMSG : fail(e));
     }
     if (got == -ETIMEDOUT) {
         c->late++;
@@ -272,7 +279,7 @@ int nnb_execution_run(nnb_execution *e)
 
 void nnb_execution_abandon(nnb_execution *e)
 {
-    if (!e->waiting || e->client->magic != MAGIC)
+    if (e->client->magic != MAGIC || !e->waiting || !pthread_equal(e->owner, pthread_self()))
         return;
     e->client->late++;
     end(e, 0);

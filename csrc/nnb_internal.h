@@ -40,7 +40,7 @@ static inline int64_t nnb_mq_poll(struct nnb_mq *q)
     uint64_t w = nnb_load_acquire(q->w); /* SYNC POINT: commit_write <-> available_to_read */
     uint64_t used = w - q->own_r;
     if (__builtin_expect(used == 0, 1))
-        return 0;
+        return q->corrupt ? -EBADMSG : 0;
     if (q->corrupt || used > q->size || used % q->quantum) {
         q->corrupt = 1;
         return -EBADMSG;

@@ -235,6 +235,7 @@ void nnb_execution_set_timeout(nnb_execution *e, uint64_t timeout_ns); /* per ru
  * -ERESTART: call nnb_execution_resume to go on waiting or nnb_execution_abandon to give up; or as above. */
 int nnb_execution_run(nnb_execution *e);
 int nnb_execution_resume(nnb_execution *e);
+/* Does nothing unless this thread's run is in flight. */
 void nnb_execution_abandon(nnb_execution *e);
 /* The steps of nnb_execution_run, for callers that want to do something between them: send; look at most `spins`
  * times (-EAGAIN if nothing came). */

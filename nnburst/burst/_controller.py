@@ -269,24 +269,28 @@ class Execution:
             OutputInsufficientSize: An output region is too small.
             NNBurstError: The service answered another error status.
         """
-        status = self._run(self._pointer)
-        if status:
-            self._settle(status)
+        try:
+            status = self._run(self._pointer)
+            if status:
+                self._settle(status)
+        except BaseException:
+            # Does nothing, unless a signal handler raised while the answer was still on its way.
+            lib.nnb_execution_abandon(self._pointer)
+            raise
 
     def execute(self) -> ExecutionResult:
         """As `run`, but return (status, output shapes, timing) instead of raising for an error status."""
-        self._wait(self._run(self._pointer))
+        try:
+            self._wait(self._run(self._pointer))
+        except BaseException:
+            lib.nnb_execution_abandon(self._pointer)
+            raise
         return self.result
 
     def _wait(self, status: int) -> int:
         """Wait for the end and return the status, or raise."""
-        if status == _RESTART:
-            try:
-                while status == _RESTART:  # signal handlers run between two calls
-                    status = lib.nnb_execution_resume(self._pointer)
-            except BaseException:
-                lib.nnb_execution_abandon(self._pointer)
-                raise
+        while status == _RESTART:  # signal handlers run between two calls
+            status = lib.nnb_execution_resume(self._pointer)
         if status == _NO_ROOM:
             self._fallback = self._burst._run_without_burst(self.request, self._measure, self._timeout)
             return int(self._fallback[0])

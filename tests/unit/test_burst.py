@@ -1,0 +1,779 @@
+"""The burst room: both ends, one against the other, and each against a peer that misbehaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
+from nnburst._core import lib
+from nnburst.burst import (
+    DATUM,
+    BoundPlan,
+    BurstCallback,
+    BurstContext,
+    BurstExecutorWithCache,
+    Execution,
+    ExecutionBurstController,
+    ExecutionBurstServer,
+    ExecutionResult,
+    SlotTable,
+    default_polling_window,
+)
+from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError
+from nnburst.fmq import Flavour, MessageQueue, MQDescriptor
+from nnburst.memory import Memory
+from nnburst.model import DataLocation, MeasureTiming, OutputShape, Request, RequestArgument, Timing
+
+PATIENCE = 30.0
+WINDOWS = pytest.mark.parametrize("window", [0.0, 50e-6, 0.5], ids=["futex", "short", "polling"])
+
+
+class Adder(BurstExecutorWithCache):
+    """y = x + 1 on four floats; records what the server asks of it, and can be told to misbehave."""
+
+    def __init__(self) -> None:
+        self.memories: dict[int, Memory] = {}
+        self.added: list[int] = []
+        self.bound = 0
+        self.during: Callable[[], ExecutionResult | None] = lambda: None
+
+    def is_cache_entry_present(self, slot: int) -> bool:
+        return slot in self.memories
+
+    def add_cache_entry(self, memory: Memory, slot: int) -> None:
+        assert slot not in self.memories
+        self.added.append(slot)
+        self.memories[slot] = memory
+
+    def remove_cache_entry(self, slot: int) -> None:
+        self.memories.pop(slot, None)
+
+    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
+        self.bound += 1
+        (x,), (y,) = request.inputs, request.outputs
+        xs = self.memories[slots[x.location.pool_index]].array(np.float32, (4,), x.location.offset)
+        ys = self.memories[slots[y.location.pool_index]].array(np.float32, (4,), y.location.offset)
+
+        def run() -> ExecutionResult | None:
+            result = self.during()
+            np.add(xs, 1, out=ys)
+            return result
+
+        return run
+
+
+class LocalModel:
+    """The least that a controller needs: serves the burst in a thread of this process."""
+
+    def __init__(self, executor: BurstExecutorWithCache | None = None) -> None:
+        self.executor = executor or Adder()
+        self.server: ExecutionBurstServer | None = None
+        self.on_death: Callable[[], None] = lambda: None
+        self.callback: Callable[[BurstCallback], BurstCallback] = lambda callback: callback
+        self.executed: list[Request] = []
+
+    def configure_execution_burst(
+        self,
+        callback: BurstCallback,
+        request_channel: MQDescriptor,
+        result_channel: MQDescriptor,
+        polling_window: float | None = None,
+    ) -> BurstContext:
+        self.server = ExecutionBurstServer.create(
+            self.callback(callback), request_channel, result_channel, self.executor, polling_window
+        )
+        return self.server
+
+    def execute_synchronously(
+        self,
+        request: Request,
+        measure: MeasureTiming = MeasureTiming.NO,
+        deadline_ns: int = 0,
+        loop_timeout_ns: int = 0,
+    ) -> ExecutionResult:
+        self.executed.append(request)
+        return ErrorStatus.NONE, (), Timing()
+
+    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
+        self.on_death = on_death
+        return lambda: None
+
+
+@pytest.fixture
+def model() -> LocalModel:
+    return LocalModel()
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    with Memory.ashmem(4096) as memory:
+        memory.array(np.float32, (4,))[:] = [1, 2, 3, 4]
+        yield memory
+
+
+def adder_request(memory: Memory, output: int = 64) -> Request:
+    return Request(
+        (RequestArgument(False, DataLocation(0, 0, 16)),),
+        (RequestArgument(False, DataLocation(0, output, 16)),),
+        (memory,),
+    )
+
+
+def bind(controller: ExecutionBurstController, request: Request) -> Execution:
+    execution = controller.bind(request)
+    execution.timeout = PATIENCE
+    return execution
+
+
+@WINDOWS
+def test_run_computes_and_binds_only_once(model: LocalModel, memory: Memory, window: float) -> None:
+    with ExecutionBurstController.create(model, polling_window=window) as controller:
+        execution = bind(controller, adder_request(memory))
+        for i in range(50):
+            memory.array(np.float32, (4,))[:] = i
+            execution.run()
+            assert (memory.array(np.float32, (4,), 64) == i + 1).all()
+        assert model.executor.bound == 1
+        assert model.server.stats.plan_hits == 49
+        assert model.server.stats.plan_misses == 1
+        assert controller.stats.sent == controller.stats.received == 50
+
+
+def test_zero_window_sleeps_for_every_answer(model: LocalModel, memory: Memory) -> None:
+    with ExecutionBurstController.create(model, polling_window=0) as controller:
+        execution = bind(controller, adder_request(memory))
+        asleep = threading.Event()
+
+        def until_client_sleeps() -> None:
+            seen = controller.stats.sleeps
+            while controller.stats.sleeps == seen and not asleep.wait(0.001):
+                pass
+
+        execution.run()
+        model.executor.during = until_client_sleeps  # type: ignore[assignment]
+        before = controller.stats.sleeps
+        for _ in range(5):
+            asleep.clear()
+            timer = threading.Timer(PATIENCE, asleep.set)
+            timer.start()
+            execution.run()
+            timer.cancel()
+            timer.join()
+        assert controller.stats.sleeps >= before + 5
+
+
+def test_several_bound_executions_keep_their_plans(model: LocalModel, memory: Memory) -> None:
+    with ExecutionBurstController.create(model) as controller:
+        executions = [bind(controller, adder_request(memory, 64 * (i + 1))) for i in range(20)]
+        for _ in range(3):
+            for execution in executions:
+                execution.run()
+        assert model.executor.bound == 20
+        assert all((memory.array(np.float32, (4,), 64 * (i + 1)) == [2, 3, 4, 5]).all() for i in range(20))
+
+
+def test_more_requests_than_plans_still_work(model: LocalModel, memory: Memory) -> None:
+    with ExecutionBurstController.create(model) as controller, Memory.ashmem(64 * 202) as big:
+        executions = [bind(controller, adder_request(big, 64 * (i + 1))) for i in range(200)]
+        for _ in range(2):
+            for execution in executions:
+                execution.run()
+        assert (big.array(np.float32, (201, 16))[1:, :4] == 1).all()
+
+
+# ---- slots ------------------------------------------------------------------------------------------------------
+
+
+def test_freed_memory_is_gone_on_both_sides(model: LocalModel, memory: Memory) -> None:
+    with ExecutionBurstController.create(model) as controller:
+        execution = bind(controller, adder_request(memory))
+        execution.run()
+        assert controller.free_memory(memory)
+        assert not controller.free_memory(memory)
+        assert not model.executor.memories
+        with pytest.raises(InvalidArgument, match="freed"):
+            execution.run()
+
+
+def test_slot_of_freed_memory_is_never_reused(model: LocalModel, memory: Memory) -> None:
+    with ExecutionBurstController.create(model) as controller:
+        stale = bind(controller, adder_request(memory))
+        stale.run()
+        controller.free_memory(memory)
+        with Memory.ashmem(4096) as other:
+            other.array(np.float32, (4,))[:] = 5
+            bind(controller, adder_request(other)).run()
+            assert model.executor.added == [0, 1]
+            other.array(np.float32, (4,), 64)[:] = 0
+            with pytest.raises(InvalidArgument):
+                stale.run()
+            assert (other.array(np.float32, (4,), 64) == 0).all()
+
+
+def test_memory_freed_while_its_slot_is_fetched_is_not_kept(memory: Memory) -> None:
+    model = LocalModel()
+
+    class FreesFirst(BurstCallback):
+        def __init__(self, inner: BurstCallback) -> None:
+            self.inner = inner
+
+        def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory, ...]]:
+            found = self.inner.get_memories(slots)
+            for slot in slots:
+                model.server.free_memory(slot)
+            return found
+
+    model.callback = FreesFirst
+    with ExecutionBurstController.create(model) as controller:
+        with pytest.raises(InvalidArgument):
+            bind(controller, adder_request(memory)).run()
+        assert not model.executor.memories
+
+
+def test_memory_freed_while_a_plan_is_bound_does_not_stay_in_the_plan(memory: Memory) -> None:
+    class FreesInBind(Adder):
+        def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
+            plan = super().bind(request, slots, measure)
+            for slot in slots:
+                model.server.free_memory(slot)
+            return plan
+
+    model = LocalModel(FreesInBind())
+    with ExecutionBurstController.create(model) as controller:
+        execution = bind(controller, adder_request(memory))
+        execution.run()  # had begun before the memory was freed
+        execution.run()  # must bind again: the slot is fetched again
+        assert model.executor.bound == 2
+        assert model.server.stats.plan_hits == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ((ErrorStatus.GENERAL_FAILURE, ()), GeneralFailure),
+        ((ErrorStatus.INVALID_ARGUMENT, ()), InvalidArgument),
+        ((ErrorStatus.NONE, ()), GeneralFailure),
+    ],
+    ids=["failure", "invalid", "short"],
+)
+def test_request_fails_with_the_status_of_get_memories(
+    memory: Memory, answer: tuple[ErrorStatus, tuple[Memory, ...]], expected: type[NNBurstError]
+) -> None:
+    model = LocalModel()
+    asked: list[list[int]] = []
+    refuse = True
+
+    class Refuses(BurstCallback):
+        def __init__(self, inner: BurstCallback) -> None:
+            self.inner = inner
+
+        def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory, ...]]:
+            asked.append(list(slots))
+            return answer if refuse else self.inner.get_memories(slots)
+
+    model.callback = Refuses
+    with ExecutionBurstController.create(model) as controller:
+        execution = bind(controller, adder_request(memory))
+        with pytest.raises(expected):
+            execution.run()
+        refuse = False
+        execution.run()
+    assert asked == [[0], [0]]
+
+
+def test_unknown_slots_are_fetched_in_one_sorted_call(memory: Memory) -> None:
+    table = SlotTable()
+    memories = [Memory.ashmem(64) for _ in range(3)]
+    assert table.slots_for([*memories, memories[0]]) == [0, 1, 2, 0]
+    assert table.get_memories([2, 0]) == (ErrorStatus.NONE, (memories[2], memories[0]))
+    assert table.get_memories([0, 3]) == (ErrorStatus.INVALID_ARGUMENT, ())
+    assert table.get_memories([-1]) == (ErrorStatus.INVALID_ARGUMENT, ())
+    assert table.free(memories[1]) == 1
+    assert table.free(memories[1]) is None
+    assert table.get_memories([1])[0] is ErrorStatus.INVALID_ARGUMENT
+    for each in memories:
+        each.close()
+
+
+# ---- executors that fail ----------------------------------------------------------------------------------------
+
+
+def _raise(error: BaseException) -> ExecutionResult | None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (InvalidArgument("no"), InvalidArgument),
+        (MissedDeadline("late"), MissedDeadline),
+        (ZeroDivisionError(), GeneralFailure),
+        (SystemExit(3), GeneralFailure),
+        (KeyboardInterrupt(), GeneralFailure),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_exception_of_an_executor_becomes_a_status(
+    model: LocalModel, memory: Memory, error: BaseException, expected: type[NNBurstError]
+) -> None:
+    with ExecutionBurstController.create(model) as controller:
+        execution = bind(controller, adder_request(memory))
+        execution.run()
+        model.executor.during = lambda: _raise(error)
+        for _ in range(2):
+            with pytest.raises(expected):
+                execution.run()
+        model.executor.during = lambda: None
+        execution.run()
+
+
+def test_shapes_and_timing_arrive_and_do_not_stick(model: LocalModel, memory: Memory) -> None:
+    shapes = (OutputShape((2, 2)), OutputShape(()), OutputShape((7,), False))
+    with ExecutionBurstController.create(model) as controller:
+        execution = controller.bind(adder_request(memory), measure=True)
+        model.executor.during = lambda: (ErrorStatus.NONE, shapes, Timing(time_on_device=3))
+        status, got, timing = execution.execute()
+        assert (status, got, timing.time_on_device) == (ErrorStatus.NONE, shapes, 3)
+        assert timing.time_in_driver >= 3
+        model.executor.during = lambda: (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, Timing(3, 4))
+        assert execution.execute() == (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, Timing())
+        model.executor.during = lambda: (ErrorStatus.GENERAL_FAILURE, shapes, Timing(3, 4))
+        assert execution.execute() == (ErrorStatus.GENERAL_FAILURE, (), Timing())
+        model.executor.during = lambda: (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, (), Timing())
+        assert execution.execute()[0] is ErrorStatus.GENERAL_FAILURE
+        model.executor.during = lambda: None
+        assert execution.execute() == (ErrorStatus.NONE, (), Timing())
+
+
+# ---- fallback ---------------------------------------------------------------------------------------------------
+
+
+def test_request_larger_than_the_channel_runs_without_the_burst(model: LocalModel, memory: Memory) -> None:
+    with ExecutionBurstController.create(model, channel_length=4) as controller:
+        execution = bind(controller, adder_request(memory))  # 5 datums
+        execution.run()
+        assert execution.result == (ErrorStatus.NONE, (), Timing())
+        assert model.executed == [execution.request]
+        assert controller.stats.fallbacks == 1
+
+
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_channel_too_short_for_a_packet_is_refused(model: LocalModel, length: int) -> None:
+    with pytest.raises(InvalidArgument, match="at least 4"):
+        ExecutionBurstController.create(model, channel_length=length)
+
+
+# ---- deadlines and death ----------------------------------------------------------------------------------------
+
+
+@WINDOWS
+def test_late_result_is_never_the_answer_to_the_next_request(model: LocalModel, memory: Memory, window: float) -> None:
+    go = threading.Event()
+    with ExecutionBurstController.create(model, polling_window=window) as controller:
+        slow, quick = bind(controller, adder_request(memory)), bind(controller, adder_request(memory, 128))
+        quick.run()
+        model.executor.during = lambda: (go.wait(PATIENCE), (ErrorStatus.INVALID_ARGUMENT, (), Timing()))[1]
+        slow.timeout = 0.02
+        for _ in range(2):
+            with pytest.raises(MissedDeadline):
+                slow.run()
+        model.executor.during = lambda: None
+        go.set()
+        quick.run()
+        assert controller.stats.dropped == 2
+
+
+@WINDOWS
+def test_death_ends_a_wait_with_dead_object(model: LocalModel, memory: Memory, window: float) -> None:
+    entered, go = threading.Event(), threading.Event()
+    with ExecutionBurstController.create(model, polling_window=window) as controller:
+        execution = bind(controller, adder_request(memory))
+        execution.run()
+
+        def during() -> None:
+            entered.set()
+            go.wait(PATIENCE)
+
+        model.executor.during = during  # type: ignore[assignment]
+        raised: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                execution.run()
+            except NNBurstError as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert entered.wait(PATIENCE)
+        model.on_death()
+        thread.join(PATIENCE)
+        go.set()
+        assert [type(error) for error in raised] == [DeadObject]
+        with pytest.raises(DeadObject):
+            execution.run()
+
+
+@WINDOWS
+def test_close_during_a_run_ends_it(model: LocalModel, memory: Memory, window: float) -> None:
+    entered, go = threading.Event(), threading.Event()
+    controller = ExecutionBurstController.create(model, polling_window=window)
+    execution = bind(controller, adder_request(memory))
+    execution.run()
+
+    def during() -> None:
+        entered.set()
+        go.wait(PATIENCE)
+
+    model.executor.during = during  # type: ignore[assignment]
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            execution.run()
+        except NNBurstError as error:
+            raised.append(error)
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    assert entered.wait(PATIENCE)
+    closer = threading.Thread(target=controller.close)
+    closer.start()
+    go.set()  # the server finishes what it runs before its end
+    closer.join(PATIENCE)
+    runner.join(PATIENCE)
+    assert not closer.is_alive()
+    assert not runner.is_alive()
+    assert all(isinstance(error, BadState | DeadObject) for error in raised)
+    with pytest.raises(BadState, match="closed"):
+        execution.run()
+    with pytest.raises(BadState, match="closed"):
+        controller.bind(adder_request(memory))
+    controller.close()
+    assert controller.stats.sent >= 1
+
+
+def test_server_closed_with_full_rings_does_not_hang(model: LocalModel, memory: Memory) -> None:
+    requests, results = MessageQueue(DATUM, 8), MessageQueue(DATUM, 8)
+    with requests.descriptor as request, results.descriptor as result:
+        server = ExecutionBurstServer.create(SlotTable(), request, result, Adder(), polling_window=0)
+    requests.write(np.zeros(8, DATUM))
+    results.write(np.zeros(8, DATUM))
+    server.close()
+    server.close()
+    server.free_memory(3)
+    server.hang_up()
+    requests.close()
+    results.close()
+
+
+def test_listener_cannot_close_its_own_burst(model: LocalModel, memory: Memory) -> None:
+    with ExecutionBurstController.create(model) as controller:
+        execution = bind(controller, adder_request(memory))
+        model.executor.during = lambda: model.server.close()  # type: ignore[func-returns-value]
+        with pytest.raises(BadState):
+            try:
+                execution.run()
+            except GeneralFailure as error:  # BAD_STATE never crosses the wire
+                raise BadState from error
+        model.executor.during = lambda: None
+        execution.run()
+
+
+# ---- hostile services -------------------------------------------------------------------------------------------
+
+
+class SilentService(LocalModel):
+    """Leaves the server's ends of both channels to the test."""
+
+    def configure_execution_burst(
+        self,
+        callback: BurstCallback,
+        request_channel: MQDescriptor,
+        result_channel: MQDescriptor,
+        polling_window: float | None = None,
+    ) -> BurstContext:
+        self.requests = MessageQueue.attach(request_channel, DATUM)
+        self.results = MessageQueue.attach(result_channel, DATUM)
+        service = self
+
+        class Context(BurstContext):
+            def free_memory(self, slot: int) -> None: ...
+
+            def close(self) -> None:
+                service.requests.close()
+                service.results.close()
+
+        return Context()
+
+    def answer(self, *datums: bytes) -> None:
+        self.results.write_blocking(np.frombuffer(b"".join(datums), DATUM), timeout=PATIENCE)
+
+
+def head(size: int, status: int = 0, operands: int = 0) -> bytes:
+    return struct.pack("<B7xIiI4x", 0, size, status, operands)
+
+
+TIMING = struct.pack("<B7xQQ", 3, 2**64 - 1, 2**64 - 1)
+GOOD = head(2) + TIMING
+
+
+def answered_by(service: SilentService, reply: Callable[[], None], count: int = 1) -> threading.Thread:
+    def serve() -> None:
+        for _ in range(count):
+            service.requests.read_blocking(5, timeout=PATIENCE)
+            reply()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return thread
+
+
+@WINDOWS
+@pytest.mark.parametrize(
+    "packet",
+    [
+        head(3) + TIMING,
+        head(1) + TIMING,
+        head(0) + TIMING,
+        head(2**32 - 1) + TIMING,
+        TIMING + head(2),
+        head(2, operands=2**32 - 1) + TIMING,
+        head(3, operands=1) + struct.pack("<B7xB3xI8x", 1, 1, 2**32 - 1) + TIMING,
+        head(3, operands=1) + struct.pack("<B7xB3xI8x", 1, 2, 0) + TIMING,
+        head(2) + b"\xff" * 24,
+        b"\xff" * 48,
+        GOOD + b"\x01" * 24,
+        bytes(24),
+    ],
+)
+def test_malformed_result_is_a_failure_and_the_burst_lives(memory: Memory, packet: bytes, window: float) -> None:
+    service = SilentService()
+    with ExecutionBurstController.create(service, polling_window=window) as controller:
+        execution = bind(controller, adder_request(memory))
+        for reply, expected in ((packet, GeneralFailure), (GOOD, None)):
+            thread = answered_by(service, lambda reply=reply: service.answer(reply))
+            if expected is None:
+                execution.run()
+            else:
+                with pytest.raises(expected):
+                    execution.run()
+            thread.join(PATIENCE)
+        assert controller.stats.malformed == 1
+
+
+def test_unasked_result_is_dropped(memory: Memory) -> None:
+    service = SilentService()
+    with ExecutionBurstController.create(service) as controller:
+        execution = bind(controller, adder_request(memory))
+        service.answer(head(2, 4) + TIMING)
+        thread = answered_by(service, lambda: service.answer(GOOD))
+        execution.run()
+        thread.join(PATIENCE)
+        assert controller.stats.dropped == 1
+
+
+@pytest.mark.parametrize("forged", [1, 24 * 1025, 2**63, 2**64 - 24])
+def test_forged_counter_kills_the_burst_for_good(memory: Memory, forged: int) -> None:
+    service = SilentService()
+    with ExecutionBurstController.create(service) as controller:
+        execution = bind(controller, adder_request(memory))
+
+        def forge() -> None:
+            lib.nnb_mq_write_counter(service.results.handle)[0] = forged
+            service.results.event_flag.wake(2)
+
+        thread = answered_by(service, forge)
+        with pytest.raises(GeneralFailure, match="corrupted"):
+            execution.run()
+        thread.join(PATIENCE)
+        lib.nnb_mq_write_counter(service.results.handle)[0] = 0
+        with pytest.raises(GeneralFailure, match="corrupted"):
+            execution.run()
+
+
+@pytest.mark.parametrize("status", [5, 8, 9, -1, 2**31 - 1])
+def test_status_beyond_the_list_is_a_general_failure(memory: Memory, status: int) -> None:
+    service = SilentService()
+    with ExecutionBurstController.create(service) as controller:
+        execution = bind(controller, adder_request(memory))
+        thread = answered_by(service, lambda: service.answer(head(2, status) + TIMING))
+        got = execution.execute()[0]
+        thread.join(PATIENCE)
+        assert got == (status if status in (5, 8) else ErrorStatus.GENERAL_FAILURE)
+
+
+def test_peer_that_keeps_setting_bits_does_not_block_ctrl_c(memory: Memory) -> None:
+    service = SilentService()
+    with ExecutionBurstController.create(service, polling_window=0) as controller:
+        execution = bind(controller, adder_request(memory))
+        execution.timeout = 0.1
+        stop = threading.Event()
+
+        def noise() -> None:
+            while not stop.is_set():
+                service.results.event_flag.wake(0x80000006)
+
+        thread = threading.Thread(target=noise)
+        thread.start()
+        with pytest.raises(MissedDeadline):
+            execution.run()
+        stop.set()
+        thread.join(PATIENCE)
+
+
+# ---- channels that cannot be used -------------------------------------------------------------------------------
+
+
+def test_unusable_channels_are_refused() -> None:
+    table = SlotTable()
+
+    def create(request: MessageQueue, result: MessageQueue) -> None:
+        with request.descriptor as a, result.descriptor as b, pytest.raises(InvalidArgument):
+            ExecutionBurstServer.create(table, a, b, Adder())
+        request.close()
+        result.close()
+
+    create(MessageQueue(np.uint8, 1024), MessageQueue(DATUM, 1024))
+    create(MessageQueue(DATUM, 1024), MessageQueue(DATUM, 2))
+    create(MessageQueue(DATUM, 64, event_flag=False, layout="compat"), MessageQueue(DATUM, 64))
+    create(MessageQueue(DATUM, 64, flavour=Flavour.UNSYNCHRONIZED), MessageQueue(DATUM, 64))
+
+
+def test_unsealed_channel_is_refused() -> None:
+    good = MessageQueue(DATUM, 64)
+    with good.descriptor as descriptor:
+        fd = os.memfd_create("unsealed")
+        os.ftruncate(fd, os.fstat(descriptor.fds[0]).st_size)
+        bad = MQDescriptor(descriptor.grantors, [fd], descriptor.quantum, descriptor.flags)
+        with pytest.raises(InvalidArgument, match="seal"):
+            ExecutionBurstServer.create(SlotTable(), descriptor, bad, Adder())
+        bad.close()
+    good.close()
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), 4000, float("inf")])
+def test_polling_window_out_of_range_is_refused(model: LocalModel, wrong: float) -> None:
+    with pytest.raises(InvalidArgument, match="polling_window"):
+        ExecutionBurstController.create(model, polling_window=wrong)
+
+
+def test_polling_window_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNBURST_POLLING_WINDOW_US", "12.5")
+    assert default_polling_window() == pytest.approx(12.5e-6)
+    monkeypatch.setenv("NNBURST_POLLING_WINDOW_US", "soon")
+    with pytest.raises(InvalidArgument, match="NNBURST_POLLING_WINDOW_US"):
+        default_polling_window()
+    monkeypatch.delenv("NNBURST_POLLING_WINDOW_US")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    assert default_polling_window() == 0
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert default_polling_window() == pytest.approx(50e-6)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan")])
+def test_timeout_out_of_range_is_refused(model: LocalModel, memory: Memory, wrong: float) -> None:
+    with ExecutionBurstController.create(model) as controller:
+        execution = bind(controller, adder_request(memory))
+        with pytest.raises(InvalidArgument, match="timeout"):
+            execution.timeout = wrong
+
+
+# ---- fork and signals -------------------------------------------------------------------------------------------
+
+
+def test_forked_child_gets_bad_state_and_leaves_the_parent_alone(model: LocalModel, memory: Memory) -> None:
+    with ExecutionBurstController.create(model) as controller:
+        execution = bind(controller, adder_request(memory))
+        execution.run()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                execution.run()
+            except BadState as error:
+                code = 0 if "forked" in str(error) else 2
+            finally:
+                del execution, controller
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        execution.run()
+
+
+@pytest.mark.parametrize("window", ["0", "10"], ids=["futex", "polling"])
+def test_ctrl_c_interrupts_a_run_and_its_result_is_dropped(window: str) -> None:
+    script = textwrap.dedent(
+        f"""
+        import sys, threading
+        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        from test_burst import *
+        model = LocalModel()
+        memory = Memory.ashmem(4096)
+        controller = ExecutionBurstController.create(model, polling_window={window})
+        execution = controller.bind(adder_request(memory))
+        execution.run()
+        go = threading.Event()
+        def during():
+            print("running", flush=True)
+            go.wait(30)
+        model.executor.during = during
+        try:
+            execution.run()
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        model.executor.during = lambda: None
+        go.set()
+        execution.run()
+        assert controller.stats.dropped == 1, controller.stats
+        controller.close()
+        print("done", flush=True)
+        """
+    )
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "running\n"
+        child.send_signal(signal.SIGINT)
+        rest, _ = child.communicate(timeout=PATIENCE)
+        assert rest == "interrupted\ndone\n"
+        assert child.returncode == 0
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.communicate()
+
+
+def test_signal_storm_does_not_lose_results(model: LocalModel, memory: Memory) -> None:
+    hits = 0
+
+    def handler(number: int, frame: object) -> None:
+        nonlocal hits
+        hits += 1
+
+    old = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        with ExecutionBurstController.create(model, polling_window=0) as controller:
+            execution = bind(controller, adder_request(memory))
+            end = time.monotonic() + 0.5
+            runs = 0
+            while time.monotonic() < end:
+                execution.run()
+                runs += 1
+            assert controller.stats.received == runs
+            assert controller.stats.dropped == 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert hits
