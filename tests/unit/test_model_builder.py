@@ -1,0 +1,271 @@
+"""ModelBuilder, dimensions, tables: what needs no device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnburst.errors import BadState, InvalidArgument
+from nnburst.memory import Memory
+from nnburst.model import (
+    INLINE_LIMIT,
+    OPERANDS,
+    OPERATIONS,
+    HalVersion,
+    Lifetime,
+    ModelBuilder,
+    OperandType,
+    OperationType,
+    combine_dimensions,
+    operand_nbytes,
+    operation_since,
+)
+
+T, O = OperandType, OperationType  # noqa: E741
+F32 = T.TENSOR_FLOAT32
+
+
+def test_every_operation_of_the_facts_sheet_is_in_the_table() -> None:
+    assert sorted(OPERATIONS) == [*range(102), 10000]
+    assert [code for code, row in OPERATIONS.items() if row.signature is not None] == sorted(
+        (
+            *(O.ADD, O.AVERAGE_POOL_2D, O.CONCATENATION, O.CONV_2D, O.DEPTHWISE_CONV_2D, O.DEQUANTIZE),
+            *(O.FULLY_CONNECTED, O.L2_POOL_2D, O.LOGISTIC, O.MAX_POOL_2D, O.MUL, O.RELU, O.RELU1, O.RELU6),
+            *(O.RESHAPE, O.SLICE, O.SOFTMAX, O.SQUEEZE, O.SUB, O.TANH, O.TRANSPOSE, O.QUANTIZE),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("operation", "version"),
+    [
+        (O.TANH, HalVersion.V1_0),
+        (O.BATCH_TO_SPACE_ND, HalVersion.V1_1),
+        (O.TRANSPOSE, HalVersion.V1_1),
+        (O.ABS, HalVersion.V1_2),
+        (O.RESIZE_NEAREST_NEIGHBOR, HalVersion.V1_2),
+        (O.QUANTIZED_LSTM, HalVersion.V1_3),
+        (O.RANK, HalVersion.V1_3),
+        (O.OEM_OPERATION, HalVersion.V1_0),
+    ],
+)
+def test_operation_since(operation: OperationType, version: HalVersion) -> None:
+    assert operation_since(operation) is version
+
+
+def test_element_sizes() -> None:
+    sizes = {code: info.element_size for code, info in OPERANDS.items()}
+    wanted = {0: 4, 1: 4, 2: 4, 3: 4, 4: 4, 5: 1, 6: 1, 7: 2, 8: 2, 9: 1, 10: 2, 11: 1, 12: 2, 13: 1, 14: 1, 15: 0}
+    assert sizes == {**wanted, 10000: 0, 10001: 1}
+
+
+def test_operand_nbytes() -> None:
+    assert operand_nbytes(F32, (2, 3)) == 24
+    assert operand_nbytes(T.INT32, ()) == 4
+    assert operand_nbytes(F32, ()) == operand_nbytes(F32, (2, 0)) == 0
+    assert operand_nbytes(T.TENSOR_QUANT8_ASYMM, (2**16, 2**16 - 1)) == 2**32 - 2**16
+    with pytest.raises(InvalidArgument, match=r"2\^32"):
+        operand_nbytes(T.TENSOR_QUANT8_ASYMM, (2**16, 2**16))
+
+
+dimension = st.integers(0, 3)
+dims = st.lists(dimension, max_size=3).map(tuple)
+
+
+@given(dims, dims)
+def test_combine_dimensions_is_commutative_and_loses_nothing(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    def attempt(call: Callable[[], tuple[int, ...]]) -> tuple[int, ...] | None:
+        try:
+            return call()
+        except InvalidArgument:
+            return None
+
+    combined = attempt(lambda: combine_dimensions(a, b))
+    assert combined == attempt(lambda: combine_dimensions(b, a))
+    if not a or not b:
+        assert combined == (a or b)
+    elif len(a) != len(b) or any(m and n and m != n for m, n in zip(a, b, strict=True)):
+        assert combined is None
+    else:
+        assert combined == tuple(m or n for m, n in zip(a, b, strict=True))
+
+
+def test_constants_up_to_the_limit_are_inline_and_larger_ones_share_one_sealed_pool() -> None:
+    b = ModelBuilder()
+    x = b.input("x", F32, (1, 33))
+    small = np.arange(INLINE_LIMIT // 4, dtype=np.float32)
+    large = [np.full((33,), k, np.float32) for k in (1, 2)]
+    y = x
+    for value in large:
+        y = b.binary(O.ADD, y, value)
+    b.output("y", y)
+    b.output("z", b.binary(O.ADD, b.input("w", F32, small.shape), small))
+    model = b.build()
+    operands = model.main.operands
+    copies = [o for o in operands if o.lifetime == Lifetime.CONSTANT_COPY and o.type == F32]
+    references = [o for o in operands if o.lifetime == Lifetime.CONSTANT_REFERENCE]
+    assert [o.location.length for o in copies] == [128]
+    assert len(model.pools) == 1
+    assert [o.location.offset % 64 for o in references] == [0, 0]
+    for operand, value in zip(references, large, strict=True):
+        np.testing.assert_array_equal(model.pools[0].array(np.float32, (33,), operand.location.offset), value)
+    assert isinstance(model.pools[0], Memory)
+    assert model.pools[0].sealed
+    assert model.input_names == ("x", "w")
+    assert model.output_names == ("y", "z")
+
+
+def test_pool_factory_decides_where_large_constants_go() -> None:
+    sizes = []
+
+    def factory(size: int) -> Memory:
+        sizes.append(size)
+        return Memory.ashmem(size)
+
+    b = ModelBuilder(pool_factory=factory)
+    b.output("y", b.binary(O.ADD, b.input("x", F32, (40,)), np.ones(40, np.float32)))
+    b.build()
+    assert sizes == [160]
+
+
+def test_value_from_memory_is_not_copied() -> None:
+    with Memory.ashmem(4096) as memory:
+        memory.array(np.float32, (3,), 64)[:] = [1, 2, 3]
+        b = ModelBuilder()
+        w = b.add_operand(F32, (3,))
+        b.set_operand_value_from_memory(w, memory, 64, 12)
+        with pytest.raises(InvalidArgument, match="12 bytes"):
+            b.set_operand_value_from_memory(w, memory, 64, 16)
+        with pytest.raises(InvalidArgument, match="not in 4096"):
+            b.set_operand_value_from_memory(w, memory, 4090, 12)
+        b.output("y", b.binary(O.ADD, b.input("x", F32, (3,)), w))
+        model = b.build()
+        assert model.pools == (memory,)
+        assert model.main.operands[w].location.offset == 64
+
+
+def test_operations_are_sorted_into_execution_order() -> None:
+    b = ModelBuilder()
+    x, y, z = (b.add_operand(F32, (2,)) for _ in range(3))
+    b.add_operation(O.RELU, [y], [z])
+    b.add_operation(O.TANH, [x], [y])
+    b.identify_inputs_and_outputs([x], [z])
+    assert [operation.type for operation in b.finish().main.operations] == [O.TANH, O.RELU]
+
+
+def test_cycle_is_refused_and_spoils_the_builder() -> None:
+    b = ModelBuilder()
+    x, y, z = (b.add_operand(F32, (2,)) for _ in range(3))
+    act = b.scalar(0)
+    b.add_operation(O.ADD, [x, z, act], [y])
+    b.add_operation(O.RELU, [y], [z])
+    b.identify_inputs_and_outputs([x], [])
+    with pytest.raises(InvalidArgument, match="cycle"):
+        b.finish()
+    with pytest.raises(BadState):
+        b.finish()
+
+
+def test_nothing_can_change_after_finish() -> None:
+    b = ModelBuilder()
+    x = b.input("x", F32, (2,))
+    b.output("y", b.add(O.RELU, [x]))
+    b.build()
+    for call in (
+        lambda: b.add_operand(F32, (2,)),
+        lambda: b.set_operand_value(0, np.zeros(2, np.float32)),
+        lambda: b.add_operation(O.RELU, [0], [0]),
+        lambda: b.identify_inputs_and_outputs([0], [1]),
+        lambda: b.output("z", x),
+        b.build,
+    ):
+        with pytest.raises(BadState):
+            call()
+
+
+def _inputs() -> tuple[ModelBuilder, int]:
+    b = ModelBuilder()
+    return b, b.input("x", F32, (1, 4, 4, 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda b, x: b.input("x", F32, (1,)), "input 'x' already"),
+        (lambda b, x: b.add_operand(T.INT32, (1,)), "scalar has no dimensions"),
+        (lambda b, x: b.add_operand(T.TENSOR_QUANT8_ASYMM, (1,)), "scale is 0.0; it must be positive"),
+        (lambda b, x: b.add_operand(77, (1,)), "unknown operand type 77"),
+        (lambda b, x: b.output("y", x), "result of an operation"),
+        (lambda b, x: b.constant(np.zeros(2, complex)), "complex128"),
+        (lambda b, x: b.constant(np.zeros(2, np.uint8)), "needs scale="),
+        (lambda b, x: b.constant(1.0), "use scalar"),
+        (lambda b, x: b.constant(np.array([2**40])), "outside int32"),
+        (lambda b, x: b.scalar(2**40), "does not fit into INT32"),
+        (lambda b, x: b.set_operand_value(x, np.zeros((1, 4), np.float32)), r"shape \[1, 4\]"),
+        (lambda b, x: b.set_operand_value(x, np.zeros((1, 4, 4, 2), np.int32)), r"astype"),
+        (lambda b, x: b.set_operand_value(99, None), "no operand 99"),
+        (lambda b, x: b.add(O.RELU, [x, x]), "2 inputs, but it takes 1"),
+        (lambda b, x: b.add(O.RELU, [1.0]), "wrap a number with scalar"),
+        (lambda b, x: b.add(O.SOFTMAX, [x, b.scalar(1)]), r"input 1 \(beta\) is INT32, not FLOAT32"),
+        (lambda b, x: b.add(O.ABS, [x]), "give type= and dimensions="),
+        (lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 3))), "input depth is 3; it must be 2"),
+        (lambda b, x: b.conv_2d(x, np.zeros((1, 5, 5, 2))), "does not fit"),
+        (lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 2)), np.zeros(3)), "bias' length is 3; it must be 1"),
+        (lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 2)), padding="full"), "'same', 'valid'"),
+        (lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 2)), activation="gelu"), "relu6"),
+        (lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 2)), layout="CHWN"), "'NHWC' or 'NCHW'"),
+        (lambda b, x: b.max_pool_2d(x, 2, padding=((2, 0), (0, 0))), "smaller than the filter"),
+        (lambda b, x: b.reshape(x, (5, -1)), r"32 elements cannot be reshaped to \[5, -1\]"),
+        (lambda b, x: b.fully_connected(x, np.zeros((3, 5))), "no multiple of the filter's input size 5"),
+        (lambda b, x: b.concatenate([x, np.zeros((1, 4, 3, 2))], 1), "dimension 2 of an input is 3; it must be 4"),
+        (lambda b, x: b.binary(O.ADD, x, np.zeros(3)), "cannot be broadcast"),
+        (lambda b, x: b.add(O.QUANTIZE, [x]), "needs scale="),
+        (lambda b, x: b.build(), "no output"),
+    ],
+)
+def test_errors_name_what_and_the_remedy(call: Callable[[ModelBuilder, int], object], message: str) -> None:
+    b, x = _inputs()
+    with pytest.raises(InvalidArgument, match=message):
+        call(b, x)
+
+
+def test_a_refused_operation_leaves_the_builder_usable() -> None:
+    b, x = _inputs()
+    with pytest.raises(InvalidArgument):
+        b.add(O.RELU, [x], type=T.TENSOR_FLOAT16)
+    b.output("y", b.add(O.RELU, [x]))
+    assert len(b.build().main.operations) == 1
+
+
+def test_unknown_batch_is_inferred_through() -> None:
+    b = ModelBuilder()
+    x = b.input("x", F32, (0, 8, 8, 1))
+    h = b.conv_2d(x, np.zeros((4, 3, 3, 1)), padding="same", stride=2)
+    h = b.average_pool_2d(h, 2)
+    h = b.reshape(h, (-1, 16))
+    h = b.softmax(b.fully_connected(h, np.zeros((10, 16))))
+    b.output("y", h)
+    model = b.build()
+    assert model.main.operands[model.main.output_indexes[0]].dimensions == (0, 10)
+
+
+def test_equal_scalars_share_an_operand() -> None:
+    b = ModelBuilder()
+    assert b.scalar(1) == b.scalar(1)
+    assert len({b.scalar(1), b.scalar(1.0), b.scalar(True), b.scalar(2), b.scalar(0.0), b.scalar(-0.0)}) == 6
+
+
+def test_float_bias_of_a_quantised_convolution_is_quantised_with_its_scale() -> None:
+    b = ModelBuilder()
+    x = b.input("x", T.TENSOR_QUANT8_ASYMM, (1, 2, 2, 1), scale=0.5, zero_point=3)
+    w = b.constant(np.ones((2, 1, 1, 1), np.uint8), scale=0.25)
+    b.output("y", b.conv_2d(x, w, np.array([1.0, -2.5]), scale=1.0))
+    model = b.build()
+    (bias,) = (o for o in model.main.operands if o.type == T.TENSOR_INT32)
+    assert bias.scale == 0.125
+    raw = model.operand_values[bias.location.offset : bias.location.offset + bias.location.length]
+    assert np.frombuffer(raw, np.int32).tolist() == [8, -20]

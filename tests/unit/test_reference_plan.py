@@ -1,0 +1,219 @@
+"""Plans of the reference device: what is bound once, deadlines between operations, failures as statuses."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from nnburst.devices import ReferenceDevice, ReferencePreparedModel
+from nnburst.errors import BadState, ErrorStatus, GeneralFailure, InvalidArgument
+from nnburst.memory import Memory
+from nnburst.model import (
+    NO_TIMING,
+    DataLocation,
+    MeasureTiming,
+    Model,
+    ModelBuilder,
+    OperandType,
+    OperationType,
+    Request,
+    RequestArgument,
+)
+
+T, O = OperandType, OperationType  # noqa: E741
+NO, YES = MeasureTiming.NO, MeasureTiming.YES
+
+
+def prepare(model: Model) -> ReferencePreparedModel:
+    return ReferenceDevice().prepare_model(model)
+
+
+def relu_chain(length: int) -> Model:
+    b = ModelBuilder()
+    h = b.input("x", T.TENSOR_FLOAT32, (4,))
+    for _ in range(length):
+        h = b.add(O.RELU, [h])
+    b.output("y", h)
+    return b.build()
+
+
+def request_on(memory: Memory, *regions: tuple[int, int], outputs: int = 1) -> Request:
+    arguments = tuple(RequestArgument(location=DataLocation(0, *region)) for region in regions)
+    return Request(arguments[:-outputs], arguments[-outputs:], (memory,))
+
+
+def test_a_plan_reads_its_inputs_anew_in_every_run() -> None:
+    with Memory.ashmem(128) as memory:
+        plan = prepare(relu_chain(3)).bind(request_on(memory, (0, 16), (64, 16)), NO)
+        x, y = memory.array(np.float32, (4,)), memory.array(np.float32, (4,), 64)
+        for value in (1.0, -1.0, 2.5):
+            x[:] = value
+            assert plan() is None
+            assert y.tolist() == [max(value, 0)] * 4
+
+
+def test_timed_plan_reports_time_on_device_only() -> None:
+    with Memory.ashmem(128) as memory:
+        plan = prepare(relu_chain(1)).bind(request_on(memory, (0, 16), (64, 16)), YES)
+        started = time.monotonic_ns()
+        status, shapes, timing = plan()
+        assert status is ErrorStatus.NONE
+        assert shapes == ()
+        assert timing.time_on_device <= (time.monotonic_ns() - started) // 1000
+        assert timing.time_in_driver == NO_TIMING.time_in_driver
+
+
+def test_misaligned_regions_work() -> None:
+    with Memory.ashmem(128) as memory:
+        memory.array(np.uint8, (16,), 3)[:] = np.frombuffer(np.array([-1, 2, -3, 4], np.float32).tobytes(), np.uint8)
+        status, _, _ = prepare(relu_chain(1)).execute_synchronously(request_on(memory, (3, 16), (65, 16)))
+        assert status is ErrorStatus.NONE
+        found = np.frombuffer(memory.array(np.uint8, (16,), 65).tobytes(), np.float32)
+        assert found.tolist() == [0, 2, 0, 4]
+
+
+def test_deadline_is_looked_at_between_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Memory.ashmem(128) as memory:
+        plan = prepare(relu_chain(3)).bind(request_on(memory, (0, 16), (64, 16)), NO)
+        ran = []
+        plan._steps = [lambda step=step: (ran.append(1), step()) for step in plan._steps]
+        clock = iter([1, 2, 99])
+        monkeypatch.setattr("nnburst.devices._common.time.monotonic_ns", lambda: next(clock))
+        assert plan.run(50) == (ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING)
+        assert len(ran) == 2
+        monkeypatch.undo()
+        assert plan.run(0) is None
+
+
+def test_what_a_kernel_raises_is_a_status() -> None:
+    with Memory.ashmem(128) as memory:
+        plan = prepare(relu_chain(2)).bind(request_on(memory, (0, 16), (64, 16)), NO)
+
+        def broken() -> None:
+            raise ZeroDivisionError
+
+        def starved() -> None:
+            raise MemoryError
+
+        good = plan._steps
+        plan._steps = [*good, broken]
+        assert plan() == (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+        plan._steps = [starved, *good]
+        assert plan() == (ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, (), NO_TIMING)
+        plan._steps = good
+        assert plan() is None
+
+
+def reshape_by_input() -> Model:
+    """RESHAPE whose target is an input, so that shapes are known only when it runs; RELU after it."""
+    b = ModelBuilder()
+    x, shape = b.input("x", T.TENSOR_FLOAT32, (6,)), b.input("shape", T.TENSOR_INT32, (2,))
+    h = b.add(O.RESHAPE, [b.add(O.RELU, [x]), shape], dimensions=(0, 0))
+    b.output("y", b.add(O.TRANSPOSE, [h, np.array([1, 0], np.int32)]))
+    return b.build()
+
+
+def test_a_shape_that_is_an_input_is_read_in_every_run() -> None:
+    with Memory.ashmem(256) as memory:
+        plan = prepare(reshape_by_input()).bind(request_on(memory, (0, 24), (64, 8), (128, 24)), NO)
+        x, shape = memory.array(np.float32, (6,)), memory.array(np.int32, (2,), 64)
+        x[:] = np.arange(6)
+        for target in ((2, 3), (3, -1), (6, 1)):
+            shape[:] = target
+            status, shapes, _ = plan()
+            wanted = np.arange(6).reshape(target).T
+            assert status is ErrorStatus.NONE
+            assert shapes[0].dimensions == wanted.shape
+            np.testing.assert_array_equal(memory.array(np.float32, wanted.shape, 128), wanted)
+        shape[:] = (4, 2)
+        assert plan() == (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+        shape[:] = (1, 6)
+        assert plan()[0] is ErrorStatus.NONE
+
+
+def test_too_small_output_of_a_late_shape() -> None:
+    with Memory.ashmem(256) as memory:
+        plan = prepare(reshape_by_input()).bind(request_on(memory, (0, 24), (64, 8), (128, 23)), NO)
+        memory.array(np.int32, (2,), 64)[:] = (2, 3)
+        status, shapes, timing = plan()
+        assert status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+        assert [(shape.dimensions, shape.is_sufficient) for shape in shapes] == [((3, 2), False)]
+        assert timing == NO_TIMING
+        assert not memory.array(np.uint8, (23,), 128).any()  # nothing was written to it
+
+
+def test_larger_output_region_than_needed_is_fine_when_dimensions_are_open() -> None:
+    with Memory.ashmem(256) as memory:
+        plan = prepare(reshape_by_input()).bind(request_on(memory, (0, 24), (64, 8), (128, 100)), NO)
+        memory.array(np.int32, (2,), 64)[:] = (2, 3)
+        assert plan()[0] is ErrorStatus.NONE
+
+
+def test_result_that_contradicts_the_request_fails_the_execution() -> None:
+    with Memory.ashmem(256) as memory:
+        b = ModelBuilder()
+        y = b.add_operand(T.TENSOR_FLOAT32, (0, 0))
+        b.add_operation(O.RESHAPE, [b.input("x", T.TENSOR_FLOAT32, (6,)), b.constant([2, 3])], [y])
+        b.output("y", y)
+        request = request_on(memory, (0, 24), (64, 24))
+        wrong = Request(request.inputs, (RequestArgument(False, request.outputs[0].location, (3, 2)),), (memory,))
+        prepared = prepare(b.build())
+        with pytest.raises(GeneralFailure, match="RESHAPE"):
+            prepared.bind(wrong, NO)
+        assert prepared.execute_synchronously(wrong)[0] is ErrorStatus.GENERAL_FAILURE
+        assert prepared.execute_synchronously(request)[0] is ErrorStatus.NONE
+
+
+def test_constants_are_private_once_prepared() -> None:
+    with Memory.ashmem(256) as memory:
+        memory.array(np.float32, (3,), 128)[:] = [1, 2, 3]
+        b = ModelBuilder()
+        w = b.add_operand(T.TENSOR_FLOAT32, (3,))
+        b.set_operand_value_from_memory(w, memory, 128, 12)
+        b.output("y", b.binary(O.ADD, b.input("x", T.TENSOR_FLOAT32, (3,)), w))
+        prepared = prepare(b.build())
+        memory.array(np.float32, (3,), 128)[:] = 0
+        assert prepared.execute_synchronously(request_on(memory, (0, 12), (64, 12)))[0] is ErrorStatus.NONE
+        assert memory.array(np.float32, (3,), 64).tolist() == [1, 2, 3]
+
+
+def test_what_is_derived_from_constants_is_made_once() -> None:
+    b = ModelBuilder()
+    b.output("y", b.fully_connected(b.input("x", T.TENSOR_FLOAT32, (1, 3)), np.ones((2, 3))))
+    prepared = prepare(b.build())
+    with Memory.ashmem(128) as memory:
+        request = request_on(memory, (0, 12), (64, 8))
+        prepared.bind(request, NO)
+        first = dict(prepared._derived)
+        prepared.bind(request, NO)
+        assert first
+        assert all(prepared._derived[key] is value for key, value in first.items())
+
+
+def test_executor_forgets_slots_and_refuses_unknown_ones() -> None:
+    prepared = prepare(relu_chain(1))
+    executor = prepared.burst_executor()
+    with Memory.ashmem(128) as memory:
+        whole = request_on(memory, (0, 16), (64, 16))
+        request = Request(whole.inputs, whole.outputs)
+        executor.add_cache_entry(memory, 7)
+        assert executor.is_cache_entry_present(7)
+        plan = executor.bind(request, [7], NO)
+        assert plan() is None
+        executor.remove_cache_entry(7)
+        executor.remove_cache_entry(7)
+        assert not executor.is_cache_entry_present(7)
+        with pytest.raises(InvalidArgument, match="slot 7"):
+            executor.bind(request, [7], NO)
+        assert plan() is None  # what is bound keeps its mapping
+        executor.close()
+
+
+def test_closed_model_says_so() -> None:
+    prepared = prepare(relu_chain(1))
+    prepared.close()
+    prepared.close()
+    with Memory.ashmem(128) as memory, pytest.raises(BadState, match="closed"):
+        prepared.execute_synchronously(request_on(memory, (0, 16), (64, 16)))
