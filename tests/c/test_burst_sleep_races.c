@@ -1,0 +1,127 @@
+/* The races between a burst's ends and sleep, made to happen: the linker sends the core's futex call through the hook
+ * (--wrap=syscall), which plays the other process at the instruction between the last look and the sleep. */
+#include <linux/futex.h>
+#include <stdarg.h>
+#include <sys/syscall.h>
+
+#include "burst_pair.h"
+
+static int waits, wakes;
+static void (*before_wait)(void);
+
+long __real_syscall(long number, ...);
+long __wrap_syscall(long number, ...);
+
+long __wrap_syscall(long number, ...)
+{
+    va_list list;
+    va_start(list, number);
+    long a[6];
+    for (int i = 0; i < 6; i++)
+        a[i] = va_arg(list, long);
+    va_end(list);
+    if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAKE_BITSET)
+        wakes++;
+    if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT_BITSET) {
+        waits++;
+        if (before_wait) {
+            void (*hook)(void) = before_wait;
+            before_wait = NULL;
+            hook();
+        }
+    }
+    return __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+
+static burst_pair p;
+
+static void answer_now(void)
+{
+    int id = nnb_server_try(p.server, 1);
+    CHECK(id >= 0);
+    CHECK_EQ(nnb_server_reply(p.server), 0);
+}
+
+static void hang_up_client(void) { nnb_client_hang_up(p.client); }
+static void hang_up_server(void) { nnb_server_hang_up(p.server); }
+
+static nnb_execution *request_from;
+static void send_now(void) { CHECK_EQ(nnb_execution_start(request_from), 0); }
+
+static void begin(uint64_t window)
+{
+    p = new_pair(32, window, window);
+    waits = wakes = 0;
+    before_wait = NULL;
+}
+
+int main(void)
+{
+    watchdog();
+
+    /* the answer comes after the client's last look, before it sleeps: it must not sleep the slice out */
+    begin(0);
+    nnb_execution *e = new_execution(p.client, 1);
+    before_wait = answer_now;
+    uint64_t t0 = nnb_now_ns();
+    CHECK_EQ(nnb_execution_run(e), 0); /* -ERESTART would mean that the wake was lost */
+    CHECK_EQ(waits, 1);
+    (void)t0;
+
+    /* a request comes after the server's last look */
+    request_from = e;
+    before_wait = send_now;
+    int id = nnb_server_next(p.server);
+    CHECK(id >= 0);
+    CHECK_EQ(nnb_server_reply(p.server), 0);
+    CHECK_EQ(nnb_execution_resume(e), 0);
+
+    /* the peer dies after the client's last look */
+    before_wait = hang_up_client;
+    CHECK_EQ(nnb_execution_run(e), -EPIPE);
+    CHECK_EQ(nnb_execution_run(e), -EPIPE);
+    nnb_execution_destroy(e);
+    end_pair(&p);
+
+    /* the client dies after the server's last look */
+    begin(0);
+    before_wait = hang_up_server;
+    CHECK_EQ(nnb_server_next(p.server), -EPIPE);
+    end_pair(&p);
+
+    /* a zero window never polls: one futex wait per answer that is not there yet, and a wake from the other side */
+    begin(0);
+    e = new_execution(p.client, 1);
+    for (int i = 1; i <= 5; i++) {
+        before_wait = answer_now;
+        CHECK_EQ(nnb_execution_run(e), 0);
+        CHECK_EQ(waits, i);
+    }
+    nnb_execution_destroy(e);
+    end_pair(&p);
+
+    /* while answers are there when they are looked for, nobody enters the kernel, but for the first wakes */
+    begin(1000000000);
+    e = new_execution(p.client, 1);
+    for (int i = 0; i < 100; i++) {
+        CHECK_EQ(nnb_execution_start(e), 0);
+        answer_now();
+        CHECK_EQ(nnb_execution_try(e, 1), 0);
+    }
+    CHECK_EQ(waits, 0);
+    CHECK(wakes <= 4); /* NOT_EMPTY and NOT_FULL of each queue, once */
+    nnb_execution_destroy(e);
+    end_pair(&p);
+
+    /* a writer that waits for room is told when there is some */
+    begin(0);
+    e = new_execution(p.client, 1);
+    CHECK_EQ(nnb_execution_start(e), 0);
+    answer_now();
+    CHECK_EQ(nnb_execution_resume(e), 0);
+    CHECK(__atomic_load_n(p.request->event, __ATOMIC_SEQ_CST) & NNB_EVENT_NOT_FULL);
+    CHECK(__atomic_load_n(p.result->event, __ATOMIC_SEQ_CST) & NNB_EVENT_NOT_FULL);
+    nnb_execution_destroy(e);
+    end_pair(&p);
+    return 0;
+}
