@@ -211,3 +211,23 @@ def test_REQ_MODEL_018_scale_that_is_no_number(device: Device) -> None:
     model = SAMPLES["quant_chain"]().model
     for scale in (float("nan"), float("inf")):
         assert accepts(device, with_operand(model, 0, scale=scale)) == []
+        with pytest.raises(InvalidArgument, match=r"V2: operand 0 .* scale is"):
+            validate_model(with_operand(model, 0, scale=scale))
+
+
+def test_REQ_MODEL_042_messages_name_what_differs() -> None:
+    """What one check lets through, the next one must not hide."""
+    with pytest.raises(InvalidArgument, match="the body has 2 outputs"):
+        validate_model(_while_model(body_outputs=2))
+    half = replace(_branch(), operands=tuple(replace(o, type=T.TENSOR_FLOAT16) for o in _branch().operands))
+    with pytest.raises(InvalidArgument, match="type or quantisation"):
+        validate_model(replace(_if_model(), referenced=(_branch(), half)))
+
+
+def test_REQ_MODEL_044_option_that_is_newer_than_its_types() -> None:
+    b = ModelBuilder()
+    b.output("y", b.softmax(b.input("x", T.TENSOR_FLOAT32, (2, 3)), axis=0))
+    model = b.build()
+    validate_model(model, HalVersion.V1_2)
+    with pytest.raises(InvalidArgument, match="axis"):
+        validate_model(model, HalVersion.V1_1)

@@ -253,6 +253,14 @@ def test_unknown_batch_is_inferred_through() -> None:
     assert model.main.operands[model.main.output_indexes[0]].dimensions == (0, 10)
 
 
+def test_unknown_image_size_is_inferred_through() -> None:
+    b = ModelBuilder()
+    x = b.input("x", F32, (1, 0, 8, 1))
+    h = b.max_pool_2d(b.conv_2d(x, np.zeros((4, 3, 3, 1)), padding="same"), 2)
+    b.output("y", h)
+    assert b.build().main.operands[h].dimensions == (1, 0, 4, 4)
+
+
 def test_equal_scalars_share_an_operand() -> None:
     b = ModelBuilder()
     assert b.scalar(1) == b.scalar(1)
