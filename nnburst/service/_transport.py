@@ -24,6 +24,7 @@ from typing import Any
 
 from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError, error_for
 from ._packets import EndOfStream, FdBundle, Kind, Packet, close_fds, receive, send
+from ._pending import PendingCall
 from ._protocol import (
     CALL_BY_REQUEST,
     CALLS,
@@ -51,20 +52,6 @@ MAX_PENDING = 128
 _WORKER_PATIENCE = 1.0
 """Seconds that the end of a connection waits for handlers which are still busy."""
 _MAX_QUEUED_FDS = 2048
-
-
-class _Pending:
-    """A call that waits for its reply."""
-
-    __slots__ = ("call", "done", "error", "fds", "on_late", "reply")
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.done = threading.Event()
-        self.reply: Message | None = None
-        self.fds = FdBundle()
-        self.error: NNBurstError | None = None
-        self.on_late: Callable[[Message], None] | None = None
 
 
 class Connection:
@@ -107,7 +94,7 @@ class Connection:
         self._send_lock = threading.Lock()
         self._credits = threading.BoundedSemaphore(MAX_PENDING)
         self._numbers = itertools.count(1)
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, PendingCall] = {}
         self._listeners: dict[object, Callable[[], None]] = {}
         self._garbage: deque[int] = deque()
         self._queued_fds = 0
@@ -246,7 +233,7 @@ class Connection:
             raise error_for(ErrorStatus.INVALID_ARGUMENT, f"{call.name} cannot be sent: {error}") from error
         if not self._credits.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             raise MissedDeadline(f"{call.name}: {MAX_PENDING} calls are under way already")
-        pending = _Pending(call)
+        pending = PendingCall(call)
         number = next(self._numbers) % 2**32 or next(self._numbers)
         with self._lock:
             if self._ended.is_set():
@@ -305,14 +292,14 @@ class Connection:
             self._send_lock.release()
         self._sweep()
 
-    def _take_pending(self, number: int) -> _Pending | None:
+    def _take_pending(self, number: int) -> PendingCall | None:
         with self._lock:
             pending = self._pending.pop(number, None)
         if pending is not None:
             self._credits.release()
         return pending
 
-    def _abandon(self, pending: _Pending, on_late: Callable[[Message], None] | None) -> bool:
+    def _abandon(self, pending: PendingCall, on_late: Callable[[Message], None] | None) -> bool:
         """Stop to wait for a reply; False if it has come meanwhile. The credit comes back with the late reply."""
         with self._lock:
             if pending.done.is_set():
