@@ -1,0 +1,34 @@
+"""The examples of the documentation run as they are written."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+def test_example_of_the_readme_runs_as_written() -> None:
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert code is not None
+    assert len([line for line in code.group(1).splitlines() if line.strip()]) <= 15
+    done = subprocess.run(
+        [sys.executable, "-c", code.group(1)], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("[[") == 2, done.stdout  # the answer of run() and that of the bound execution
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_paths_of_a_page_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in LINK.findall(text):
+        assert (page.parent / target).exists(), target
+    for path in re.findall(r"`((?:nnburst|csrc|tests|docs|benchmarks|examples)/[\w./-]+\.\w+)`", text):
+        assert (ROOT / path).exists(), path
