@@ -86,6 +86,7 @@ class ServiceHost:
         self._workers = workers
         self._lock = threading.Lock()
         self._connections: set[HostedConnection] = set()
+        self._ending: list[HostedConnection] = []  # released, but their reader thread has not returned yet
         self._closed = False
 
     def serve(self, sock: socket.socket, *, peer_pidfd: int | None = None) -> HostedConnection:
@@ -103,7 +104,7 @@ class ServiceHost:
                 raise BadState("the service host is closed")
             hosted = HostedConnection(self, sock, peer_pidfd, self._workers)
             self._connections.add(hosted)
-        hosted.connection.start()
+            hosted.connection.start()
         return hosted
 
     @property
@@ -113,9 +114,11 @@ class ServiceHost:
             return tuple(self._connections)
 
     def forget(self, hosted: HostedConnection) -> None:
-        """Called by a connection that has ended."""
+        """Called by a connection that has ended, in its reader thread."""
         with self._lock:
             self._connections.discard(hosted)
+            self._ending = [other for other in self._ending if not other.wait_ended(0)]
+            self._ending.append(hosted)
 
     def close(self) -> None:
         """End all connections, release what they own, close the devices. Idempotent."""
@@ -123,7 +126,8 @@ class ServiceHost:
             if self._closed:
                 return
             self._closed = True
-        for hosted in self.connections:
+            all_connections = [*self._connections, *self._ending]
+        for hosted in all_connections:
             hosted.close()
         for device in self.devices:
             device.close()

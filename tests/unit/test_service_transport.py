@@ -154,6 +154,7 @@ BAD_DATAGRAMS = {
     "spilled without memfd": lambda: (header(flags=1) + struct.pack("<Q", 5), []),
     "spilled without length": lambda: (header(flags=1), [_memfd(b"12345", SEALS)]),
     "spilled, other length": lambda: (header(flags=1) + struct.pack("<Q", 6), [_memfd(b"12345", SEALS)]),
+    "spilled, longer than announced": lambda: (header(flags=1) + struct.pack("<Q", 4), [_memfd(b"12345", SEALS)]),
     "spilled, too long": lambda: (header(flags=1) + struct.pack("<Q", 2**40), [_memfd(b"12345", SEALS)]),
     "spilled, can change": lambda: (
         header(flags=1) + struct.pack("<Q", 5),
@@ -359,6 +360,11 @@ def test_releases_of_finalisers_need_no_answer() -> None:
     with connected(service=service) as (a, _):
         with a._send_lock:  # as if the finaliser ran in a thread that is sending
             a.release_later(1)
+        a.call(_protocol.Goodbye(), timeout=WATCHDOG)  # whoever sends next takes it along
+        deadline = time.monotonic() + WATCHDOG
+        while _protocol.Release(1) not in service.seen and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert _protocol.Release(1) in service.seen
         a.release_later(2)
         assert done.wait(WATCHDOG)
         assert {m.object for m in service.seen if isinstance(m, _protocol.Release)} == {1, 2}
@@ -551,6 +557,12 @@ def test_a_dead_process_ends_the_connection_although_its_socket_is_still_open() 
         assert "process ended" in end.end_reason
         with pytest.raises(DeadObject):
             end.call(_protocol.Goodbye())
+
+
+def test_closing_ends_the_peer_s_connection_although_a_copy_of_the_socket_is_open() -> None:
+    with connected() as (a, b), a._sock.dup():
+        a.close()
+        assert b.wait_ended(WATCHDOG)
 
 
 def test_use_in_a_forked_child_is_a_bad_state_and_does_not_disturb_the_parent() -> None:
