@@ -37,6 +37,7 @@ from nnburst.model import (
     Timing,
 )
 from nnburst.service import Quotas, ServiceConnection, ServiceHost, _protocol
+from nnburst.service._handles import model_to_wire
 from nnburst.service._protocol import Side
 
 
@@ -439,6 +440,29 @@ def test_a_model_that_is_prepared_after_the_client_left_is_released() -> None:
         time.sleep(0.001)
     assert device.models[0].closed == 1
     assert set(hosted.ledger.used.values()) == {0}
+
+
+def test_closing_a_host_waits_for_connections_that_are_just_ending() -> None:
+    go_on, entered, released = threading.Event(), threading.Event(), threading.Event()
+
+    def stuck(_: object) -> None:
+        entered.set()
+        assert go_on.wait(WATCHDOG)
+
+    a, b = socket_pair()
+    host = ServiceHost([FakeDevice(supported=stuck)])
+    hosted = host.serve(b)
+    hosted.objects.add(object(), released.set)
+    with a:
+        wire, _ = model_to_wire(tiny_model())
+        a.send(b"\0\0\0\0\1\0\0\0" + _protocol.encode(_protocol.Hello(_protocol.VERSION, 1)))
+        a.recv(1000)
+        a.send(b"\0\0\0\0\2\0\0\0" + _protocol.encode(_protocol.GetSupportedOperations(0, wire)))
+        assert entered.wait(WATCHDOG)
+    assert released.wait(WATCHDOG)  # now the connection is ending, and waits for its handler a little
+    host.close()
+    assert hosted.wait_ended(0)
+    go_on.set()
 
 
 def test_dropping_every_reference_ends_the_connection() -> None:
