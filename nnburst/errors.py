@@ -130,9 +130,7 @@ _BY_STATUS: dict[ErrorStatus, type[NNBurstError]] = {
 }
 
 
-def error_for(
-    status: ErrorStatus, message: str, output_shapes: Sequence[OutputShape] = ()
-) -> NNBurstError:
+def error_for(status: ErrorStatus, message: str, output_shapes: Sequence[OutputShape] = ()) -> NNBurstError:
     """Return (not raise) the exception that stands for `status`.
 
     Args:

@@ -18,7 +18,7 @@ from ..errors import (
 )
 from ._nnburst import ffi, lib
 
-__all__ = ["check", "deadline_after", "header_digest"]
+__all__ = ["check", "checked_timeout", "deadline_after", "header_digest"]
 
 _ERRORS: dict[int, type[NNBurstError]] = {
     errno.EBADF: InvalidArgument,
@@ -70,6 +70,19 @@ def check(rc: int, what: str = "") -> int:
     reason = _MEANINGS.get(-rc) or os.strerror(-rc)
     name = errno.errorcode.get(-rc, str(-rc))
     raise _ERRORS.get(-rc, GeneralFailure)(f"{what}: {reason} [{name}]" if what else f"{reason} [{name}]")
+
+
+def checked_timeout(seconds: float | None, *, zero: bool = False) -> float | None:
+    """Return `seconds` if it can limit a wait; with `zero`, 0 means no limit and becomes None.
+
+    Raises:
+        InvalidArgument: It is no number, negative, or 0 without `zero`.
+    """
+    if seconds is None or (zero and seconds == 0):
+        return None
+    if isinstance(seconds, int | float) and seconds > 0:
+        return seconds
+    raise InvalidArgument(f"timeout={seconds!r}: give seconds > 0, or None to wait without end")
 
 
 def deadline_after(timeout: float | None) -> int:

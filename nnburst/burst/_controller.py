@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
-from .._core import check, deadline_after, ffi, lib
+from .._core import check, checked_timeout, deadline_after, ffi, lib
 from ..errors import (
     BadState,
     DeadObject,
@@ -345,8 +345,7 @@ class Execution:
 
     @timeout.setter
     def timeout(self, seconds: float | None) -> None:
-        if seconds is not None and not seconds > 0:
-            raise InvalidArgument(f"timeout={seconds!r}: give seconds > 0, or None to wait without end")
+        seconds = checked_timeout(seconds)
         nanoseconds = 0 if seconds is None or seconds > 1e9 else max(round(seconds * 1e9), 1)
         lib.nnb_execution_set_timeout(self._pointer, nanoseconds)
         self._timeout = seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import numpy as np
@@ -45,7 +44,7 @@ def checked_window(seconds: float) -> float:
     Raises:
         InvalidArgument: It is negative, not a number, or over an hour.
     """
-    if math.isnan(seconds) or not 0 <= seconds <= _LONGEST_WINDOW:
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_WINDOW:
         raise InvalidArgument(
             f"polling_window={seconds!r}: give seconds between 0 (never poll) and {_LONGEST_WINDOW:.0f}"
         )
@@ -54,4 +53,4 @@ def checked_window(seconds: float) -> float:
 
 def window_ns(seconds: float | None) -> int:
     """Polling window in nanoseconds; None means the default of this process."""
-    return round((default_polling_window() if seconds is None else checked_window(float(seconds))) * 1e9)
+    return round((default_polling_window() if seconds is None else checked_window(seconds)) * 1e9)

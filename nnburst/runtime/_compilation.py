@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from .._core import deadline_after
+from .._core import checked_timeout, deadline_after
 from ..devices import Device, PreparedModel
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import ExecutionPreference, Model, Priority
@@ -71,9 +71,7 @@ class Compilation:
         self._check_open()
         if not self.has_one_device:
             raise InvalidArgument("a timeout needs a compilation for exactly one device")
-        if seconds is not None and not seconds >= 0:
-            raise InvalidArgument(f"timeout={seconds!r}: give seconds ≥ 0")
-        self._timeout = seconds or None
+        self._timeout = checked_timeout(seconds, zero=True)
 
     def finish(self) -> None:
         """Compile. The object counts as finished even if this fails.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .._core import deadline_after
+from .._core import checked_timeout, deadline_after
 from ..burst import ExecutionResult
 from ..errors import BadState, ErrorStatus, InvalidArgument, OutputInsufficientSize, error_for
 from ..memory import Memory
@@ -230,9 +230,7 @@ class Execution:
         with self._lock:
             self._check_open()
             self._check_one_device("a timeout")
-            if seconds is not None and not seconds >= 0:
-                raise InvalidArgument(f"timeout={seconds!r}: give seconds ≥ 0")
-            self._timeout = seconds or None
+            self._timeout = checked_timeout(seconds, zero=True)
 
     def _check_open(self) -> None:
         if self._state is not _State.OPEN:

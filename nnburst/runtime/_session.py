@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._core import checked_timeout
 from ..burst import BurstStats, ExecutionBurstController
 from ..errors import BadState, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ..model import ExecutionPreference, Model, Priority, operation_name
@@ -79,11 +80,9 @@ class Session:
         rank = _member(Priority, priority, "priority")
         if polling_window is None and wish is ExecutionPreference.LOW_POWER:
             polling_window = 0.0
-        if timeout is not None and not timeout > 0:
-            raise InvalidArgument(f"timeout={timeout!r}: give seconds > 0, or None to wait without end")
         self._inputs, self._outputs = model_arguments(model)
         self._input_names = {argument.name: argument for argument in self._inputs}
-        self._timeout = timeout
+        self._timeout = checked_timeout(timeout)
         owned = launch() if service is None else None
         try:
             home = service or owned

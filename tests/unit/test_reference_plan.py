@@ -217,3 +217,37 @@ def test_closed_model_says_so() -> None:
     prepared.close()
     with Memory.ashmem(128) as memory, pytest.raises(BadState, match="closed"):
         prepared.execute_synchronously(request_on(memory, (0, 16), (64, 16)))
+
+
+def test_a_dropped_plan_is_freed_at_once() -> None:
+    """Mappings of a client's memory must go with the plan, not with the next garbage collection."""
+    import gc
+    import weakref
+
+    from nnburst.devices import create_device
+    from nnburst.memory import Memory
+    from nnburst.model import DataLocation, MeasureTiming, ModelBuilder, OperandType, Request, RequestArgument
+
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (1, 8, 8, 1))
+    filters = np.ones((2, 3, 3, 1), np.float32)
+    b.output("y", b.conv_2d(x, filters, np.zeros(2, np.float32), padding="same", activation="relu"))
+    prepared = create_device("nnburst-reference").prepare_model(b.build())
+    gc.collect()
+    gc.disable()
+    try:
+        memory = Memory.ashmem(4096)
+        places = (DataLocation(0, 0, 256), DataLocation(0, 1024, 512))
+        request = Request((RequestArgument(False, places[0]),), (RequestArgument(False, places[1]),), (memory,))
+        executor = prepared.burst_executor()
+        executor.add_cache_entry(memory, 0)
+        plan = executor.bind(Request(request.inputs, request.outputs), [0], MeasureTiming.NO)
+        assert plan() is None
+        gone = weakref.ref(plan), weakref.ref(memory)
+        executor.close()
+        memory.close()
+        del plan, memory, request, executor
+        assert [reference() for reference in gone] == [None, None]
+    finally:
+        gc.enable()
+        prepared.close()

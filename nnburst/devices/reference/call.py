@@ -109,28 +109,29 @@ class KernelCall(OperationView):
         is_constant: Callable[[int], bool],
         derived: Callable[[Hashable, Callable[[], Any]], Any],
     ) -> None:
-        super().__init__(operation, operands, row, match, partial=False, dims_of=self._dims, value_of=self._known)
+        snapshots: dict[int, Array] = {}
+
+        # Closures over the arrays, not over this object: a cycle would keep the mappings under the arrays.
+        def dims(index: int) -> tuple[int, ...]:
+            return tuple(arrays[index].shape)
+
+        def known(index: int) -> Array | None:
+            """Return a parameter's value, copied once: a client may change it between two looks."""
+            if not is_known(index):
+                return None
+            if index not in snapshots:
+                snapshots[index] = arrays[index].copy()
+            return snapshots[index]
+
+        super().__init__(operation, operands, row, match, partial=False, dims_of=dims, value_of=known)
         self._arrays = arrays
         self._omitted = omitted
-        self._is_known = is_known
         self._is_constant = is_constant
         self._derived = derived
-        self._snapshots: dict[int, Array] = {}
         self._steps: list[Step] = []
         self._tail: list[Step] = []
 
     # -- what is known ----------------------------------------------------------------------------------------
-
-    def _dims(self, index: int) -> tuple[int, ...]:
-        return tuple(self._arrays[index].shape)
-
-    def _known(self, index: int) -> Array | None:
-        """Return a parameter's value, copied once: a client may change it between two looks."""
-        if not self._is_known(index):
-            return None
-        if index not in self._snapshots:
-            self._snapshots[index] = self._arrays[index].copy()
-        return self._snapshots[index]
 
     def given(self, name: str) -> bool:
         """Whether an input is in the list and has a value in this execution."""
@@ -151,8 +152,10 @@ class KernelCall(OperationView):
         self._steps.append(partial(function, *args, **kwargs))
 
     def finished_steps(self) -> list[Step]:
-        """Return the steps, with those that store the results last."""
-        return self._steps + self._tail
+        """Hand over the steps, with those that store the results last. Once: kept here too, they would form a cycle."""
+        steps = self._steps + self._tail
+        self._steps, self._tail = [], []
+        return steps
 
     # -- stored values ----------------------------------------------------------------------------------------
 

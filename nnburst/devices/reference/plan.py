@@ -154,7 +154,8 @@ class Plan:
 
     def _bind_operation(self, position: int, *, eager: bool) -> list[Step]:
         operation = self._operations[position]
-        row, match = self._prepared.matches[position]
+        prepared = self._prepared  # the closures below must not hold the plan: a cycle would keep its mappings
+        row, match = prepared.matches[position]
         try:
             self._require_inputs(operation, match.omittable)
             call = KernelCall(
@@ -164,9 +165,9 @@ class Plan:
                 match,
                 arrays=self._arrays,
                 omitted=self._omitted,
-                is_known=(lambda index: True) if eager else self._prepared.constants.__contains__,
-                derived=lambda key, make: self._prepared.derived((position, key), make),
-                is_constant=self._prepared.constants.__contains__,
+                is_known=(lambda index: True) if eager else prepared.constants.__contains__,
+                derived=lambda key, make: prepared.derived((position, key), make),
+                is_constant=prepared.constants.__contains__,
             )
             specs = call.infer()
             if not row.zero_sized and any(self._arrays[i].size == 0 for i in operation.inputs if i in self._arrays):

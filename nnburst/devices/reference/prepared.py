@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,7 @@ class ReferencePreparedModel(PreparedModel):
         self._closed = True
         self.constants = {}
         self._derived = {}
+        self.model = replace(self.model, pools=())
 
 
 def _constant(model: Model, operand: Operand) -> Array:
