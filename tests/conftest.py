@@ -72,10 +72,8 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _descriptors(), set(threading.enumerate()), _children(), _shm()
     yield
     deadline = time.monotonic() + _PATIENCE_S
-    rest = _leftovers(before)
-    if rest:
-        gc.collect()  # reference cycles, not leaks
     while rest := _leftovers(before):
         if time.monotonic() > deadline:
             pytest.fail("left behind: " + ", ".join(rest))
+        gc.collect()  # reference cycles are no leaks
         time.sleep(0.005)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
@@ -121,10 +122,15 @@ class ExecutionBurstController:
         self._closed = False
         self._fallbacks = 0
         self._final_stats: BurstStats | None = None
-        self._unlink = prepared_model.link_to_death(self._hang_up)
+        # Weakly: listeners are kept until the connection ends, and a controller that is just dropped must not be.
+        this = weakref.ref(self)
 
-    def _hang_up(self) -> None:
-        lib.nnb_client_hang_up(self._endpoint)
+        def hang_up() -> None:
+            controller = this()
+            if controller is not None:
+                lib.nnb_client_hang_up(controller._endpoint)
+
+        self._unlink = prepared_model.link_to_death(hang_up)
 
     # ---- executions ------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 #include "check.h"
 
 #define TOTAL (UNDER_SANITIZER ? 4000u : 40000u) /* divisible by 2, 4 and 5 */
+#define CAPACITY 6 /* a writer of 2 and a reader of 5 would wait for each other for ever in a ring of 5 */
 
 static void *writer(void *argument)
 {

@@ -1,12 +1,12 @@
 /* The races of the event flag, made to happen: the linker sends the core's futex call through the hook below
  * (--wrap=syscall), so another process can be played at the exact instruction between the look and the sleep. */
+#include "check.h" /* first: asks for GNU extensions */
+
 #include <limits.h>
 #include <linux/futex.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <sys/syscall.h>
-
-#include "check.h"
 
 static uint32_t word;
 static int waits, wakes;

@@ -1,8 +1,8 @@
 /* Creating and mapping memory objects: seals, bounds, page slop, errors. */
+#include "check.h" /* first: asks for GNU extensions */
+
 #include <fcntl.h>
 #include <sys/mman.h>
-
-#include "check.h"
 
 int main(void)
 {

@@ -1,9 +1,9 @@
 /* A peer truncates a mapped file: every thread reads zeros instead of dying, and the faults are counted. */
 #define _GNU_SOURCE
+#include "check.h" /* first: asks for GNU extensions */
+
 #include <stdatomic.h>
 #include <sys/mman.h>
-
-#include "check.h"
 
 #define THREADS 4
 #define PAGES 64

@@ -1,7 +1,7 @@
 /* An unsynchronized writer laps a slow reader all the time: what the reader gets is never torn, never goes back. */
-#include <stdatomic.h>
+#include "check.h" /* first: asks for GNU extensions */
 
-#include "check.h"
+#include <stdatomic.h>
 
 #define ENOUGH (UNDER_SANITIZER ? 300 : 20000) /* good reads */
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import struct
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -777,3 +779,14 @@ def test_signal_storm_does_not_lose_results(model: LocalModel, memory: Memory) -
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
     assert hits
+
+
+def test_controller_that_is_dropped_is_not_kept_by_its_death_listener(model: LocalModel) -> None:
+    controller = ExecutionBurstController.create(model)
+    gone = weakref.ref(controller)
+    del controller
+    gc.collect()
+    assert gone() is None
+    model.on_death()  # comes late, finds nobody
+    assert model.server is not None
+    model.server.close()
