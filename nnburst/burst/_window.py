@@ -18,7 +18,7 @@ DATUM = np.dtype((np.void, 24))
 
 WINDOW_VARIABLE = "NNBURST_POLLING_WINDOW_US"
 _DEFAULT_WINDOW = 50e-6
-_LONGEST_WINDOW = 3600.0
+_LONGEST_WINDOW = 60.0  # also the bound of the control plane
 
 
 def default_polling_window() -> float:
@@ -42,7 +42,7 @@ def checked_window(seconds: float) -> float:
     """Return `seconds` if it can be a polling window.
 
     Raises:
-        InvalidArgument: It is negative, not a number, or over an hour.
+        InvalidArgument: It is negative, not a number, or over a minute.
     """
     if not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_WINDOW:
         raise InvalidArgument(
