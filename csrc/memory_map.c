@@ -77,6 +77,12 @@ int64_t nnb_fd_size(int fd) {
     return end;
 }
 
+int64_t nnb_fd_filesystem(int fd) {
+    struct statfs fs;
+    if (fstatfs(fd, &fs) != 0) return -errno;
+    return (int64_t)((uint64_t)fs.f_type & 0xffffffffu); /* 32 bits, sign-extended on some machines: CIFS has the top bit */
+}
+
 /* ---- the guard table ------------------------------------------------------------------------------------------ */
 
 #define GUARDS 4096

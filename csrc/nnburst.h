@@ -33,6 +33,9 @@ int nnb_seals(int fd);
 /* Returns the size of what `fd` names: fstat for files, lseek for a dma-buf. */
 int64_t nnb_fd_size(int fd);
 
+/* Returns the magic number of the file system that `fd` lives on (statfs f_type). */
+int64_t nnb_fd_filesystem(int fd);
+
 /* A mapping that survives a peer which truncates the file: a fault on it maps zero pages and counts. */
 typedef struct nnb_mapping {
     uint8_t *addr; /* first byte asked for; `offset` need not be page-aligned */

@@ -9,16 +9,19 @@ from importlib import metadata
 import numpy as np
 
 from ..errors import InvalidArgument, MissedDeadline
+from ..memory import undecodable_pools
 from ..model import (
     OPERANDS,
     Capabilities,
     ExecutionPreference,
+    Lifetime,
+    Model,
     OperandType,
     PerformanceInfo,
     Priority,
 )
 
-__all__ = ["build_version", "check_preparation", "cpu_capabilities", "deadline_passed"]
+__all__ = ["build_version", "check_preparation", "cpu_capabilities", "deadline_passed", "readable_operations"]
 
 _NEVER = 2**63 - 1
 """A deadline at or beyond it means none (facts sheet `model.md` §4.4)."""
@@ -52,6 +55,17 @@ def check_preparation(preference: int, priority: int, deadline_ns: int = 0) -> N
         raise InvalidArgument(f"priority {priority} is none of {[int(p) for p in Priority]}")
     if deadline_passed(deadline_ns):
         raise MissedDeadline("the deadline of the preparation has passed; give it more time")
+
+
+def readable_operations(model: Model) -> tuple[bool, ...]:
+    """Say for each operation of the main subgraph whether its constants can be read (facts sheet `memory.md` §2.3)."""
+    bad = undecodable_pools(model.pools)
+
+    def lost(index: int) -> bool:
+        operand = model.main.operands[index]
+        return operand.lifetime == Lifetime.CONSTANT_REFERENCE and operand.location.pool_index in bad
+
+    return tuple(not bad or not any(map(lost, operation.inputs)) for operation in model.main.operations)
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..burst import BoundPlan, BurstExecutorWithCache, ExecutionResult
 from ..errors import ErrorStatus, InvalidArgument, NNBurstError
+from ..memory import check_pools
 from ..model import (
     NO_TIMING,
     Capabilities,
@@ -24,7 +25,7 @@ from ..model import (
     validate_model,
     validate_request,
 )
-from ._common import build_version, check_preparation, cpu_capabilities, deadline_passed
+from ._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
 from ._interfaces import Device, PreparedModel
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ class NoopDevice(Device):
         return cpu_capabilities()
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
-        """Every operation of a valid model is supported."""
+        """Every operation of a valid model is supported, if its constants can be read."""
         validate_model(model)
-        return (True,) * len(model.main.operations)
+        return readable_operations(model)
 
     def prepare_model(
         self,
@@ -69,6 +70,7 @@ class NoopDevice(Device):
         """Keep the model; see `Device.prepare_model`."""
         validate_model(model)
         check_preparation(preference, priority, deadline_ns)
+        check_pools(model.pools, "model")
         return NoopPreparedModel(model)
 
 
@@ -101,6 +103,7 @@ class NoopPreparedModel(PreparedModel):
     def bind(self, request: Request, measure: MeasureTiming) -> BoundPlan:
         """Check a request and return a callable that does nothing."""
         validate_request(self.model, request)
+        check_pools(request.pools, "request")
         shapes = self._shapes(request)
         if not shapes and measure != MeasureTiming.YES:
             return _nothing

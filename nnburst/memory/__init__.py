@@ -1,8 +1,29 @@
-"""Memory pools: shared memory that client and service both map (facts sheet `memory.md` §2, §3)."""
+"""Memory pools: shared memory that client and service both reach (facts sheet `memory.md` §2, §3)."""
 
 from __future__ import annotations
 
 from ._arena import Arena
-from ._memory import PROT_READ, PROT_WRITE, Memory, MemoryHandle
+from ._blob import BACKINGS
+from ._handle import KINDS, PROT_READ, PROT_WRITE, MemoryHandle
+from ._image import FORMATS, ImageLayout, PixelFormat, check_layout
+from ._memory import Memory
+from ._staging import OpenRequest, check_pools, open_request, read_constant, undecodable_pools
 
-__all__ = ["PROT_READ", "PROT_WRITE", "Arena", "Memory", "MemoryHandle"]
+__all__ = [
+    "BACKINGS",
+    "FORMATS",
+    "KINDS",
+    "PROT_READ",
+    "PROT_WRITE",
+    "Arena",
+    "ImageLayout",
+    "Memory",
+    "MemoryHandle",
+    "OpenRequest",
+    "PixelFormat",
+    "check_layout",
+    "check_pools",
+    "open_request",
+    "read_constant",
+    "undecodable_pools",
+]

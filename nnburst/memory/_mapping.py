@@ -26,7 +26,7 @@ class Mapping:
         GeneralFailure: The object cannot be mapped like this.
     """
 
-    __slots__ = ("__array_interface__", "_mapping")
+    __slots__ = ("__array_interface__", "__weakref__", "_mapping", "address", "size")
 
     def __init__(self, fd: int, offset: int, size: int, prot: int) -> None:
         raw = ffi.new("nnb_mapping *")
@@ -34,10 +34,12 @@ class Mapping:
         if rc < 0:
             raise GeneralFailure(f"cannot map {size} bytes at {offset} of fd {fd}: {os.strerror(-rc)}")
         self._mapping = ffi.gc(raw, lib.nnb_unmap)
+        self.address = int(ffi.cast("uintptr_t", raw.addr))
+        self.size = size
         self.__array_interface__ = {
             "shape": (size,),
             "typestr": "|u1",
-            "data": (int(ffi.cast("uintptr_t", raw.addr)), not prot & 2),
+            "data": (self.address, not prot & 2),
             "version": 3,
         }
 

@@ -1,61 +1,56 @@
-"""Memory pools and the plain value that stands for one on the wire."""
+"""Memory pools: how they are made, and the doors through which their maker looks at them."""
 
 from __future__ import annotations
 
-import math
-import operator
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .._core import FdSet, check, lib
-from ..errors import BadState, InvalidArgument
+from ..errors import BadState, GeneralFailure, InvalidArgument
+from . import _blob, _doors, _named
+from ._handle import (
+    PROT_READ,
+    PROT_WRITE,
+    MemoryHandle,
+    check_fd_count,
+    check_handle,
+    check_prot,
+    check_size,
+)
+from ._image import ImageLayout, new_layout, plane_views
 from ._mapping import Mapping
+from ._pool import Pool
 
-__all__ = ["PROT_READ", "PROT_WRITE", "Memory", "MemoryHandle"]
+if TYPE_CHECKING:
+    import mmap
+    from multiprocessing.shared_memory import SharedMemory
 
-PROT_READ = 1
-PROT_WRITE = 2
+__all__ = ["Memory"]
 
-_MAX_SIZE = (1 << 63) - 1
-_KINDS = ("ashmem", "mmap_fd")
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryHandle:
-    """A memory pool without its file descriptors.
-
-    Attributes:
-        kind: ``"ashmem"`` (a sealed memfd, mapped whole) or ``"mmap_fd"`` (a range of any object that can be mapped).
-        size: Bytes.
-        prot: PROT_READ and/or PROT_WRITE.
-        offset: First byte in the object.
-    """
-
-    kind: str
-    size: int
-    prot: int = PROT_READ | PROT_WRITE
-    offset: int = 0
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Memory:
+class Memory(Pool):
     """A pool of shared memory. It is mapped when it is first looked at; views keep the mapping alive.
 
-    Made by `ashmem`, `mmap_fd` or `from_handle`. Usable in forked children.
+    Made by `ashmem`, `mmap_fd`, `posix_shm`, `hardware_buffer_blob`, `hardware_buffer`, `from_shared_memory`,
+    `from_mmap`, `from_dlpack` or `from_handle`. Usable in forked children.
+
+    Whoever made a pool may look at it with `array`, `buffer` and the like. A device uses `read`, `write` and what
+    `nnburst.memory.open_request` gives: they map what nobody can truncate, and copy the rest (`docs/memory.md`).
     """
 
-    __slots__ = ("__weakref__", "_bytes", "_fds", "_handle", "_map_prot", "_mapping")
+    __slots__ = ()
 
-    def __init__(self, handle: MemoryHandle, fds: FdSet, map_prot: int) -> None:
-        self._handle = handle
-        self._fds = fds
-        self._map_prot = map_prot
-        self._mapping: Mapping | None = None
-        self._bytes: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+    def __init__(self, handle: MemoryHandle, fds: FdSet, map_prot: int, foreign: bool = False) -> None:
+        super().__init__(handle, fds, map_prot, foreign)
+        _doors.register(self)
+
+    # -- making ----------------------------------------------------------------------------------------------------
 
     @classmethod
     def ashmem(cls, size: int, name: str = "nnburst") -> Memory:
@@ -69,12 +64,14 @@ class Memory:
             InvalidArgument: `size` is not positive.
             ResourceExhausted: Out of memory or file descriptors.
         """
-        length = _size(size)
+        length = check_size(size)
         fd = check(lib.nnb_memfd_create(name.encode()[:200], length), f"shared memory of {length} bytes")
         return cls(MemoryHandle("ashmem", length), FdSet([fd]), PROT_READ | PROT_WRITE)
 
     @classmethod
-    def mmap_fd(cls, fd: int, size: int, *, prot: int = PROT_READ | PROT_WRITE, offset: int = 0) -> Memory:
+    def mmap_fd(
+        cls, fd: int, size: int, *, prot: int = PROT_READ | PROT_WRITE, offset: int = 0, direct: bool = False
+    ) -> Memory:
         """Use a range of an existing file or other object. Whether it can be mapped turns out at the first look.
 
         Args:
@@ -82,98 +79,173 @@ class Memory:
             size: Bytes, at least 1.
             prot: PROT_READ and/or PROT_WRITE; without PROT_WRITE all views are read-only.
             offset: First byte; need not be page-aligned.
+            direct: Ask devices to map the object even if it could be truncated, instead of copying. Followed by
+                services of the same user. A run during which it is truncated fails.
 
         Raises:
             InvalidArgument: A number is out of range, or `fd` is not open.
         """
-        handle = _checked(MemoryHandle("mmap_fd", _size(size), prot, offset))
+        handle = check_handle(MemoryHandle("mmap_fd", check_size(size), prot, offset, direct))
         return cls(handle, FdSet.duplicate([fd]), prot)
 
     @classmethod
-    def from_handle(cls, handle: MemoryHandle, fds: Iterable[int], *, prot: int | None = None) -> Memory:
+    def posix_shm(cls, name: str, size: int | None = None, *, direct: bool = False) -> Memory:
+        """Create or attach to shared memory that other programs find by its name.
+
+        It cannot be sealed: devices copy it, or map it behind a guard if `direct` is set and they run as the same user.
+        It exists until `unlink_posix_shm`.
+
+        Args:
+            name: Without slashes, except at the beginning.
+            size: Bytes of a new object; None to attach to one that exists.
+            direct: As in `mmap_fd`.
+
+        Raises:
+            InvalidArgument: The name or size is impossible, the name is taken, or there is no such object.
+            GeneralFailure: The object cannot be opened.
+        """
+        fd, length = _named.open_shared(name, None if size is None else check_size(size))
+        handle = MemoryHandle("posix_shm", length, direct=direct)
+        return cls(handle, FdSet([fd]), PROT_READ | PROT_WRITE)
+
+    @staticmethod
+    def unlink_posix_shm(name: str) -> None:
+        """Remove the name; whoever has the memory open keeps it.
+
+        Raises:
+            InvalidArgument: There is no such object.
+        """
+        _named.unlink_shared(name)
+
+    @classmethod
+    def hardware_buffer_blob(cls, size: int, *, backing: str | None = None) -> Memory:
+        """Create memory that a driver could share: a dma-buf where there are any, else huge pages, else a memfd.
+
+        Args:
+            size: Bytes, at least 1.
+            backing: ``"dma-heap"``, ``"udmabuf"``, ``"hugetlb"`` or ``"memfd"``; None for the first that works.
+
+        Raises:
+            InvalidArgument: `size` or `backing` is impossible.
+            GeneralFailure: This machine has no such backing.
+        """
+        length = check_size(size)
+        fd, used = _blob.allocate(length, backing)
+        handle = MemoryHandle("hardware_buffer_blob", length, backing=used)
+        return cls(handle, FdSet([fd]), PROT_READ | PROT_WRITE)
+
+    @classmethod
+    def hardware_buffer(cls, width: int, height: int, format: str, *, layers: int = 1, pitch: int = 0) -> Memory:
+        """Create a strided image, to be an input or output as a whole.
+
+        Args:
+            width: Pixels.
+            height: Pixels.
+            format: A key of `nnburst.memory.FORMATS`.
+            layers: Number of images; the N of the NHWC tensor.
+            pitch: Bytes from row to row; 0 for rows on 64-byte boundaries.
+
+        Raises:
+            InvalidArgument: The format is unknown or a number is out of range.
+        """
+        layout = new_layout(width, height, format, layers, pitch)
+        fd = check(lib.nnb_memfd_create(b"nnburst-image", layout.span), f"image of {layout.span} bytes")
+        handle = check_handle(MemoryHandle("hardware_buffer", 0, image=layout))
+        return cls(handle, FdSet([fd]), PROT_READ | PROT_WRITE)
+
+    @classmethod
+    def from_image(cls, fd: int, layout: ImageLayout) -> Memory:
+        """Use an image that something else made, e.g. a camera's dma-buf.
+
+        Args:
+            fd: The object; duplicated.
+            layout: Where its pixels lie.
+
+        Raises:
+            InvalidArgument: The layout contradicts itself, or `fd` is not open.
+        """
+        handle = check_handle(MemoryHandle("hardware_buffer", 0, image=layout))
+        return cls(handle, FdSet.duplicate([fd]), PROT_READ | PROT_WRITE)
+
+    @classmethod
+    def from_shared_memory(cls, shared: SharedMemory, *, direct: bool = False) -> Memory:
+        """Use the memory of a ``multiprocessing.shared_memory.SharedMemory``, without a copy.
+
+        Args:
+            shared: Stays with the caller, who also unlinks it.
+            direct: As in `mmap_fd`.
+
+        Raises:
+            InvalidArgument: It is closed.
+        """
+        fd = _doors.fd_of_shared_memory(shared)
+        try:
+            handle = check_handle(MemoryHandle("posix_shm", check_size(shared.size), direct=direct))
+            return cls(handle, FdSet.duplicate([fd]), PROT_READ | PROT_WRITE)
+        finally:
+            os.close(fd)
+
+    @classmethod
+    def from_mmap(cls, mapped: mmap.mmap, *, direct: bool = False) -> Memory:
+        """Use the memory behind a ``mmap.mmap`` of a file or memfd, without a copy and with its rights.
+
+        Args:
+            mapped: Stays with the caller.
+            direct: As in `mmap_fd`.
+
+        Raises:
+            InvalidArgument: It is closed, private to this process (ACCESS_COPY, MAP_PRIVATE), anonymous, or its
+                descriptor was closed: make a `mmap_fd` of the file instead.
+        """
+        fd, offset, prot = _doors.locate_mmap(mapped)
+        return cls.mmap_fd(fd, len(mapped), prot=prot, offset=offset, direct=direct)
+
+    @classmethod
+    def from_dlpack(cls, exporter: Any) -> Memory:
+        """Use the memory of an array that lies in an open pool of this process, without a copy.
+
+        Args:
+            exporter: Something with ``__dlpack__`` (an array of NumPy, PyTorch, JAX, ...), dense.
+
+        Raises:
+            InvalidArgument: The array is not dense, or not in shared memory that a pool knows: copy it into
+                ``Memory.ashmem(nbytes).array(...)``, or pass its source to `from_shared_memory` or `from_mmap`.
+        """
+        owner, offset, nbytes, prot = _doors.locate_array(exporter)
+        return cls.mmap_fd(owner.fds[0], nbytes, prot=prot, offset=owner.offset + offset, direct=owner.handle.direct)
+
+    @classmethod
+    def from_handle(
+        cls, handle: MemoryHandle, fds: Iterable[int], *, prot: int | None = None, allow_direct: bool = False
+    ) -> Memory:
         """Take over a pool that a peer sent, trusting nothing that it says.
+
+        What the descriptor names is looked at when the pool is used: see `check_usable`.
 
         Args:
             handle: What the peer said.
             fds: What came with it; owned by the pool from now on, closed if it is refused.
-            prot: Map with these rights only; None for those of the handle.
+            prot: Use with these rights only; None for those of the handle.
+            allow_direct: Follow the handle's wish to be mapped although the peer could truncate the object.
 
         Raises:
-            InvalidArgument: The handle contradicts itself, its descriptors or `prot`, or the peer could truncate the
-                object: seal it with F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_SEAL.
-            GeneralFailure: The object cannot be mapped.
+            InvalidArgument: The handle contradicts itself, its descriptors or `prot`.
         """
         owned = FdSet(fds)
         try:
-            handle = _checked(handle)
-            rights = handle.prot if prot is None else _prot(prot)
+            check_handle(handle)
+            rights = handle.prot if prot is None else check_prot(prot)
             if rights & ~handle.prot:
                 raise InvalidArgument(f"prot {rights} asks for more than the pool's {handle.prot}")
-            _check_object(handle, owned.fds)
-            memory = cls(handle, owned, rights)
-            if rights:
-                memory._map()
+            check_fd_count(handle, len(owned.fds))
         except BaseException:
             owned.close()
             raise
-        return memory
+        return cls(handle, owned, rights, foreign=not (allow_direct and handle.direct))
 
-    @property
-    def kind(self) -> str:
-        """``"ashmem"`` or ``"mmap_fd"``."""
-        return self._handle.kind
+    # -- doors for its maker -----------------------------------------------------------------------------------------
 
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self._handle.size
-
-    @property
-    def prot(self) -> int:
-        """What the pool allows: PROT_READ and/or PROT_WRITE."""
-        return self._handle.prot
-
-    @property
-    def offset(self) -> int:
-        """First byte in the object."""
-        return self._handle.offset
-
-    @property
-    def handle(self) -> MemoryHandle:
-        """The plain value that a peer makes the same pool from, together with `fds`."""
-        return self._handle
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """The file descriptors, still owned by the pool.
-
-        Raises:
-            BadState: The pool is closed.
-        """
-        return self._fds.fds
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._fds.closed
-
-    @property
-    def sealed(self) -> bool:
-        """Whether nobody can change the size of the object any more."""
-        return all(_is_sealed(fd) for fd in self.fds)
-
-    @property
-    def identity(self) -> tuple[int, int, int, int]:
-        """(device, inode, offset, size): equal for two pools over the same bytes."""
-        status = os.fstat(self.fds[0])
-        return status.st_dev, status.st_ino, self.offset, self.size
-
-    @property
-    def faults(self) -> int:
-        """How many accesses found that somebody had truncated the object. They saw zeros; their result is void."""
-        return 0 if self._mapping is None else self._mapping.faults
-
-    def array(self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0) -> np.ndarray[Any, np.dtype[Any]]:
+    def array(self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0) -> Array:
         """View part of the pool as an array, without a copy.
 
         Args:
@@ -186,19 +258,20 @@ class Memory:
 
         Raises:
             InvalidArgument: The view exceeds the pool, or the pool cannot be read.
-            GeneralFailure: The object cannot be mapped.
+            GeneralFailure: The object cannot be mapped, or a peer could truncate it (use `read` and `write`).
             BadState: The pool is closed.
         """
-        element = np.dtype(dtype)
-        if element.hasobject:
-            raise InvalidArgument(f"{element} cannot live in shared memory; use a dtype without objects")
-        lengths = tuple(shape)
-        if any(length < 0 for length in lengths):
-            raise InvalidArgument(f"shape {lengths} has a negative length")
-        nbytes = math.prod(lengths) * element.itemsize
-        if offset < 0 or offset + nbytes > self.size:
-            raise InvalidArgument(f"{nbytes} bytes at offset {offset} exceed a pool of {self.size} bytes")
-        return self._map()[offset : offset + nbytes].view(element).reshape(lengths)
+        element, lengths, nbytes = self._region(dtype, shape, offset)
+        return self._all()[offset : offset + nbytes].view(element).reshape(lengths)
+
+    def planes(self) -> tuple[Array, ...]:
+        """View the planes of an image, without a copy: (layers, rows, samples, channels), channels as in memory.
+
+        Raises:
+            InvalidArgument: The pool is no image.
+            GeneralFailure: The format is not supported, or as `array`.
+        """
+        return plane_views(self._layout(), self._all(image=True))
 
     @property
     def buffer(self) -> memoryview:
@@ -207,23 +280,42 @@ class Memory:
         Raises:
             As `array`.
         """
-        return self._map().data
+        return self._all().data
 
-    def close(self) -> None:
-        """Close the file descriptors and let go of the mapping; views stay valid. Idempotent."""
-        self._fds.close()
-        self._mapping = self._bytes = None
+    def __buffer__(self, flags: int) -> memoryview:  # CPython >= 3.12 asks; before, there is `buffer`
+        view = self.buffer
+        if flags & 1 and view.readonly:
+            raise BufferError("the memory pool is read-only")
+        return view
 
-    def _map(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        """The whole pool as uint8, for ``np.asarray(memory)``."""
+        return _doors.as_array(self._all(), dtype, copy)
+
+    def __dlpack__(self, **wishes: Any) -> Any:
+        """The whole pool as uint8. A read-only pool needs a consumer of DLPack 1.0 or later, else BufferError."""
+        return _doors.to_dlpack(self._all(), wishes)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(kDLCPU, 0)."""
+        return (1, 0)
+
+    def _all(self, *, image: bool = False) -> Array:
+        """Map everything for the pool's maker, with all rights of the pool."""
         if self._fds.closed:
             raise BadState("the memory pool is closed; take views before closing it")
-        if self._bytes is None:
-            if not self._map_prot:
-                raise InvalidArgument("the pool was made with prot 0: it can be passed on, but not looked at")
+        if self.image is not None and not image:
+            raise InvalidArgument("an image is no row of bytes; use planes(), read() or write()")
+        if not self._map_prot:
+            raise InvalidArgument("the pool was made with prot 0: it can be passed on, but not looked at")
+        if self._foreign and not self.mappable:
+            raise GeneralFailure("whoever sent this memory could truncate it; use read() and write(), which copy")
+        writable = bool(self._map_prot & PROT_WRITE)
+        if self._mapping is None or self._writable != writable:
             # What can be written must be readable too: NumPy has no write-only arrays.
-            self._mapping = Mapping(self.fds[0], self.offset, self.size, self._map_prot | PROT_READ)
-            self._bytes = self._mapping.bytes()
-        return self._bytes
+            self._mapping = Mapping(self.fds[0], self.offset, self.span, self._map_prot | PROT_READ)
+            self._writable = writable
+        return self._mapping.bytes()
 
     def __enter__(self) -> Memory:
         return self
@@ -233,50 +325,8 @@ class Memory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._fds.fds  # noqa: B018  closed: say so here, not in the child
-        return Memory, (self._handle, self._fds, self._map_prot)
+        return Memory, (self._handle, self._fds, self._map_prot, self._foreign)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"fds={list(self.fds)}"
         return f"Memory({self.kind!r}, size={self.size}, prot={self.prot}, offset={self.offset}, {state})"
-
-
-def _size(size: int) -> int:
-    length = operator.index(size)
-    if not 0 < length <= _MAX_SIZE:
-        raise InvalidArgument(f"size is {size}; a memory pool has at least one byte")
-    return length
-
-
-def _prot(prot: int) -> int:
-    if prot & ~(PROT_READ | PROT_WRITE):
-        raise InvalidArgument(f"prot is {prot}; PROT_READ (1) and PROT_WRITE (2) are the rights there are")
-    return prot
-
-
-def _checked(handle: MemoryHandle) -> MemoryHandle:
-    """Refuse a handle that contradicts itself (facts sheet `memory.md` §2.1)."""
-    if handle.kind not in _KINDS:
-        raise InvalidArgument(f"memory kind {handle.kind!r} is unknown; {' or '.join(_KINDS)} is needed")
-    _size(handle.size)
-    _prot(handle.prot)
-    if not 0 <= handle.offset <= _MAX_SIZE - handle.size:
-        raise InvalidArgument(f"offset {handle.offset} is out of range")
-    if handle.kind == "ashmem" and (handle.offset or handle.prot != PROT_READ | PROT_WRITE):
-        raise InvalidArgument("ashmem memory is mapped whole, for reading and writing; use mmap_fd for a part")
-    return handle
-
-
-def _is_sealed(fd: int) -> bool:
-    seals = check(lib.nnb_seals(fd), f"seals of fd {fd}")
-    return seals & lib.NNB_SEALS_FIXED_SIZE == lib.NNB_SEALS_FIXED_SIZE
-
-
-def _check_object(handle: MemoryHandle, fds: tuple[int, ...]) -> None:
-    """Compare a peer's handle with the object that came with it."""
-    if len(fds) != 1:
-        raise InvalidArgument(f"{handle.kind} memory comes with 1 file descriptor, not {len(fds)}")
-    if not _is_sealed(fds[0]):
-        raise InvalidArgument("the memory object could be truncated while it is used; seal its size (seals 0x7)")
-    actual = check(lib.nnb_fd_size(fds[0]), f"size of fd {fds[0]}")
-    if handle.offset + handle.size > actual:
-        raise InvalidArgument(f"{handle.size} bytes at {handle.offset} exceed the object of {actual} bytes")

@@ -26,6 +26,7 @@ __all__ = ["POOL_KINDS", "check_operand", "validate_model"]
 POOL_KINDS = {
     "ashmem": HalVersion.V1_0,
     "mmap_fd": HalVersion.V1_0,
+    "posix_shm": HalVersion.V1_0,
     "hardware_buffer_blob": HalVersion.V1_2,
     "hardware_buffer": HalVersion.V1_2,
 }
@@ -226,6 +227,8 @@ def _check_constant(model: Model, operand: Operand) -> None:
     available = len(model.operand_values) if copied else model.pools[location.pool_index].size
     if location.offset + location.length > available:
         raise InvalidArgument(f"{location} ends beyond the {available} bytes there are")
+    if not copied and not getattr(model.pools[location.pool_index], "prot", 1) & 1:
+        raise InvalidArgument(f"pool {location.pool_index} of constants was shared without the right to read it (1)")
     if is_extension(operand.type) or operand.type in _EXEMPT:
         return
     size = operand_nbytes(operand.type, operand.dimensions)

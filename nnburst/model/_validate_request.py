@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidArgument
 from ._dimensions import combine_dimensions
-from ._memory_like import MemoryLike
-from ._operand_types import OPERANDS, operand_nbytes, type_name
+from ._operand_types import OPERANDS, OperandInfo, operand_nbytes, type_name
 from ._types import DataLocation, Lifetime, Model, Operand, Request, RequestArgument
 
 __all__ = ["validate_request"]
 
 _NOWHERE = DataLocation()
 _UINT32 = 2**32 - 1
+_READ, _WRITE = 1, 2
 
 
 def validate_request(model: Model, request: Request, allow_unspecified_output: bool = True) -> None:
     """Check a request against its model before anything runs.
+
+    Sizes and offsets are unbounded integers here: nothing wraps. A pool of size 0 (an image, a device's buffer) is
+    used as a whole: offset and length are 0.
 
     Args:
         model: A valid model.
@@ -38,98 +42,177 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
         names = model.input_names if what == "input" else model.output_names
         for position, (argument, index) in enumerate(zip(arguments, indexes, strict=True)):
             place = f"{what} {position}" + (f" ({names[position]!r})" if names else "")
-            operand = model.main.operands[index]
-            _check_argument(operand, argument, request.pools, what, place, allow_unspecified_output)
+            case = _Case(place, what == "output", model.main.operands[index], argument, request.pools)
+            case.allow_unspecified = allow_unspecified_output or not case.written
+            for rule in _OMITTED_RULES if argument.has_no_value else _RULES:
+                rule(case)
             if not argument.has_no_value:
-                pool = request.pools[argument.location.pool_index]
-                regions.append(_region(pool, argument.location, place, what == "output"))
+                regions.append(_region(case.pool, argument.location, place, case.written))
     if request.outputs:
         regions += _constant_regions(model)
     _check_overlap(regions)
 
 
-def _check_argument(
-    operand: Operand,
-    argument: RequestArgument,
-    pools: Sequence[MemoryLike],
-    what: str,
-    place: str,
-    allow_unspecified_output: bool,
-) -> None:
-    location, dims = argument.location, argument.dimensions
-    if argument.has_no_value:
-        if location != _NOWHERE or dims:
-            raise InvalidArgument(f"{place} is omitted (has_no_value) but has a location or dimensions")
+@dataclass
+class _Case:
+    """One argument that is being checked. `dims` is what model and request say together, once `_dimensions` ran."""
+
+    place: str
+    written: bool
+    operand: Operand
+    argument: RequestArgument
+    pools: tuple[Any, ...]
+    allow_unspecified: bool = True
+    dims: tuple[int, ...] = ()
+    info: OperandInfo | None = field(init=False)
+    """None for an extension's type: the device knows its size."""
+
+    def __post_init__(self) -> None:
+        self.info = OPERANDS.get(self.operand.type)
+
+    @property
+    def location(self) -> DataLocation:
+        return self.argument.location
+
+    @property
+    def pool(self) -> Any:
+        return self.pools[self.location.pool_index]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the pool is used as a whole."""
+        return not getattr(self.pool, "size", 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the argument, 0 if unknown."""
+        return operand_nbytes(self.operand.type, self.dims)
+
+    def refuse(self, why: str) -> InvalidArgument:
+        return InvalidArgument(f"{self.place} {why}")
+
+
+# -- the rules, in the order in which they are applied ---------------------------------------------------------------
+
+
+def _nothing_given(case: _Case) -> None:
+    if case.location != _NOWHERE or case.argument.dimensions:
+        raise case.refuse("is omitted (has_no_value) but has a location or dimensions")
+
+
+def _in_a_pool(case: _Case) -> None:
+    if not 0 <= case.location.pool_index < len(case.pools):
+        raise case.refuse(f"is in pool {case.location.pool_index}; the request has {len(case.pools)} pools")
+
+
+def _inside_the_pool(case: _Case) -> None:
+    location = case.location
+    if case.whole:
+        if location.offset or location.length:
+            raise case.refuse("is in a pool that is used as a whole; offset and length must be 0")
         return
-    if not 0 <= location.pool_index < len(pools):
-        raise InvalidArgument(f"{place} is in pool {location.pool_index}; the request has {len(pools)} pools")
-    pool = pools[location.pool_index]
-    if location.offset < 0 or location.length < 0 or location.offset + location.length > pool.size:
-        raise InvalidArgument(
-            f"{place} ends at byte {location.offset + location.length} of a pool of {pool.size} bytes"
-        )
+    if location.offset < 0 or location.length < 0 or location.offset + location.length > case.pool.size:
+        raise case.refuse(f"ends at byte {location.offset + location.length} of a pool of {case.pool.size} bytes")
+    if location.length == 0:
+        raise case.refuse("has no bytes; give its size, or at least 1 for an output of unknown size")
+
+
+def _with_the_rights(case: _Case) -> None:
+    """Upstream would take a fault inside the service (`memory.md` §2.3)."""
+    given, needed = getattr(case.pool, "prot", _READ | _WRITE), _READ | _WRITE if case.written else _READ
+    if needed & ~given:
+        raise case.refuse(f"needs rights {needed} (1 read, 2 write), but its memory was shared with {given}")
+
+
+def _dimensions(case: _Case) -> None:
+    dims = case.argument.dimensions
     if any(not 0 <= size <= _UINT32 for size in dims):
-        raise InvalidArgument(f"{place} has dimensions {list(dims)}, which do not fit in 32 bits")
-    if what == "input" and 0 in dims:
-        raise InvalidArgument(f"{place} is given dimensions {list(dims)}; a request knows all of an input's")
-    info = OPERANDS.get(operand.type)
-    if info is None:  # an extension's type: the device knows its size
+        raise case.refuse(f"has dimensions {list(dims)}, which do not fit in 32 bits")
+    if not case.written and 0 in dims:
+        raise case.refuse(f"is given dimensions {list(dims)}; a request knows all of an input's")
+    if case.info is None:
         return
-    if info.is_scalar and dims:
-        raise InvalidArgument(f"{place} is a scalar but the request gives it dimensions {list(dims)}")
+    if case.info.is_scalar and dims:
+        raise case.refuse(f"is a scalar but the request gives it dimensions {list(dims)}")
     try:
-        combined = combine_dimensions(operand.dimensions, dims)
+        case.dims = combine_dimensions(case.operand.dimensions, dims)
     except InvalidArgument as error:
-        raise InvalidArgument(f"{place}: the request contradicts the model: {error}") from None
-    _check_length(operand, location.length, combined, what, place, allow_unspecified_output)
+        raise InvalidArgument(f"{case.place}: the request contradicts the model: {error}") from None
 
 
-def _check_length(
-    operand: Operand, length: int, dims: tuple[int, ...], what: str, place: str, allow_unspecified_output: bool
-) -> None:
-    size = operand_nbytes(operand.type, dims)
-    if size == 0 and OPERANDS[operand.type].dtype is not None:
-        if what == "input":
-            raise InvalidArgument(
-                f"{place} has dimensions {list(dims)}, which are not all known; give them in the request"
-            )
-        if not allow_unspecified_output:
-            raise InvalidArgument(f"{place} has dimensions {list(dims)}; this execution needs all of them known")
-        if length == 0:
-            raise InvalidArgument(f"{place} has no bytes; give the largest size that you expect, at least 1")
-    elif length != size and size:
-        raise InvalidArgument(
-            f"{place} has {length} bytes; {type_name(operand.type)} of dimensions {list(dims)} needs {size}"
+def _known(case: _Case) -> None:
+    if case.info is None or case.info.dtype is None or case.nbytes:
+        return
+    if not case.written:
+        raise case.refuse(f"has dimensions {list(case.dims)}, which are not all known; give them in the request")
+    if not case.allow_unspecified:
+        raise case.refuse(f"has dimensions {list(case.dims)}; this execution needs all of them known")
+
+
+def _length(case: _Case) -> None:
+    if case.info is None or case.whole or not case.nbytes:
+        return
+    if case.location.length != case.nbytes:
+        raise case.refuse(
+            f"has {case.location.length} bytes; {type_name(case.operand.type)} of dimensions {list(case.dims)} "
+            f"needs {case.nbytes}"
         )
+
+
+def _fits_the_image(case: _Case) -> None:
+    image = getattr(case.pool, "image", None)
+    if image is None:
+        return
+    if case.info is None or case.info.dtype is None or case.nbytes == 0:
+        raise case.refuse("is in an image, whose size is fixed; give all dimensions")
+    shape = getattr(image, "known_shape", None)
+    if shape is None:  # a format that cannot be read: the execution fails, the request is well-formed
+        return
+    if case.info.element_size != image.dtype.itemsize or case.nbytes != image.tight_size:
+        raise case.refuse(
+            f"has {case.nbytes} bytes in elements of {case.info.element_size}; its image is {list(shape)} of "
+            f"{image.dtype.itemsize}"
+        )
+
+
+_OMITTED_RULES: tuple[Callable[[_Case], None], ...] = (_nothing_given,)
+_RULES: tuple[Callable[[_Case], None], ...] = (
+    _in_a_pool,
+    _inside_the_pool,
+    _with_the_rights,
+    _dimensions,
+    _known,
+    _length,
+    _fits_the_image,
+)
+
+
+# -- overlap ---------------------------------------------------------------------------------------------------------
 
 
 _Region = tuple[Hashable, int, int, str, bool]
 """(object, first byte, end, place, is written)."""
 
 
-def _region(pool: MemoryLike, location: DataLocation, place: str, written: bool) -> _Region:
+def _region(pool: Any, location: DataLocation, place: str, written: bool) -> _Region:
     """Locate bytes in the file behind a pool, so that two pools on one file are compared rightly."""
-    key, base = _base_of(pool)
-    start = base + location.offset
-    return key, start, start + location.length, place, written
-
-
-def _base_of(pool: MemoryLike) -> tuple[Hashable, int]:
     identity: Any = getattr(pool, "identity", None)
     if identity is None:
-        return id(pool), 0
-    device, inode, offset, _size = identity
-    return (device, inode), int(offset)
+        return id(pool), location.offset, location.offset + location.length, place, written
+    device, inode, base, span = identity
+    whole = not getattr(pool, "size", 0)
+    start = base + location.offset
+    return (device, inode), start, start + (span if whole else location.length), place, written
 
 
-def _constant_regions(model: Model) -> list[_Region]:
+def _constant_regions(model: Model) -> Iterator[_Region]:
     if not model.pools:
-        return []
-    return [
-        _region(model.pools[operand.location.pool_index], operand.location, f"constant operand {index}", False)
-        for index, operand in enumerate(model.main.operands)
-        if operand.lifetime == Lifetime.CONSTANT_REFERENCE
-    ]
+        return
+    for subgraph in (model.main, *model.referenced):
+        for index, operand in enumerate(subgraph.operands):
+            if operand.lifetime == Lifetime.CONSTANT_REFERENCE:
+                pool = model.pools[operand.location.pool_index]
+                yield _region(pool, operand.location, f"constant operand {index}", False)
 
 
 def _check_overlap(regions: list[_Region]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from ..fmq import MQDescriptor
-from ..memory import Memory, MemoryHandle
+from ..memory import Memory, MemoryHandle, check_layout
 from ..model import MemoryLike, Model, Request
 from ._packets import FdBundle
 from ._protocol import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest
@@ -33,25 +33,44 @@ def pools_to_wire(pools: Iterable[MemoryLike]) -> tuple[tuple[WireMemory, ...], 
         handle = memory.handle
         handles.append(
             WireMemory(
-                kind=handle.kind, size=handle.size, prot=int(handle.prot), offset=handle.offset, n_fds=len(memory.fds)
+                kind=handle.kind,
+                size=handle.size,
+                prot=int(handle.prot),
+                offset=handle.offset,
+                n_fds=len(memory.fds),
+                direct=handle.direct,
+                backing=handle.backing,
+                image=handle.image,
             )
         )
         fds += memory.fds
     return tuple(handles), fds
 
 
-def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle) -> tuple[Memory, ...]:
-    """Build memories from handles; all or none.
+def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direct: bool = False) -> tuple[Memory, ...]:
+    """Build memories from handles; all or none. Whether they can be used turns out when they are.
+
+    Args:
+        handles: What the peer said.
+        fds: What came with it.
+        allow_direct: Whether the peer may ask to have memory mapped that it could truncate.
 
     Raises:
-        InvalidArgument: A handle is malformed, or its memory could be truncated by the peer.
-        GeneralFailure: A memory cannot be mapped.
+        InvalidArgument: A handle is malformed.
     """
     memories: list[Memory] = []
     try:
         for wire in handles:
-            handle = MemoryHandle(kind=wire.kind, size=wire.size, prot=wire.prot, offset=wire.offset)
-            memories.append(Memory.from_handle(handle, fds.take(wire.n_fds)))
+            handle = MemoryHandle(
+                kind=wire.kind,
+                size=wire.size,
+                prot=wire.prot,
+                offset=wire.offset,
+                direct=wire.direct,
+                backing=wire.backing,
+                image=wire.image,
+            )
+            memories.append(Memory.from_handle(handle, fds.take(wire.n_fds), allow_direct=allow_direct))
     except BaseException:
         for memory in memories:
             memory.close()
@@ -60,8 +79,19 @@ def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle) -> tuple[Me
 
 
 def total_size(handles: Iterable[WireMemory]) -> int:
-    """Bytes that mapping all of these takes."""
-    return sum(handle.size for handle in handles)
+    """Bytes that mapping or copying all of these takes.
+
+    Raises:
+        InvalidArgument: The layout of an image contradicts itself.
+    """
+    return sum(_size(handle) for handle in handles)
+
+
+def _size(handle: WireMemory) -> int:
+    if handle.image is None:
+        return handle.size
+    check_layout(handle.image)  # before anything is computed from it
+    return handle.image.span
 
 
 def model_to_wire(model: Model) -> tuple[WireModel, list[int]]:
@@ -80,13 +110,13 @@ def model_to_wire(model: Model) -> tuple[WireModel, list[int]]:
     return wire, fds
 
 
-def model_from_wire(wire: WireModel, fds: FdBundle) -> Model:
+def model_from_wire(wire: WireModel, fds: FdBundle, allow_direct: bool = False) -> Model:
     """Inverse of `model_to_wire`. The pools belong to the caller. Raises as `memories_from_wire`."""
     return Model(
         main=wire.main,
         referenced=wire.referenced,
         operand_values=wire.operand_values,
-        pools=memories_from_wire(wire.pools, fds),
+        pools=memories_from_wire(wire.pools, fds, allow_direct),
         relax_computation_float32_to_float16=wire.relax_computation_float32_to_float16,
         extension_name_to_prefix=wire.extension_name_to_prefix,
         input_names=wire.input_names,
@@ -100,9 +130,9 @@ def request_to_wire(request: Request) -> tuple[WireRequest, list[int]]:
     return WireRequest(inputs=request.inputs, outputs=request.outputs, pools=handles), fds
 
 
-def request_from_wire(wire: WireRequest, fds: FdBundle) -> Request:
+def request_from_wire(wire: WireRequest, fds: FdBundle, allow_direct: bool = False) -> Request:
     """Inverse of `request_to_wire`. The pools belong to the caller. Raises as `memories_from_wire`."""
-    return Request(inputs=wire.inputs, outputs=wire.outputs, pools=memories_from_wire(wire.pools, fds))
+    return Request(inputs=wire.inputs, outputs=wire.outputs, pools=memories_from_wire(wire.pools, fds, allow_direct))
 
 
 def queue_to_wire(queue: MQDescriptor) -> tuple[WireQueue, list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from ..errors import (
     GeneralFailure,
     NNBurstError,
 )
+from ..memory import check_pools
 from ..model import NO_TIMING
 from ._handles import (
     descriptor_from_wire,
@@ -141,6 +143,7 @@ class HostedConnection:
         self.objects = ObjectTable()
         self.ledger = Ledger(host.quotas)
         self._greeted = False
+        self._same_user = _peer_uid(sock) == os.geteuid()
         self.connection = Connection(
             sock,
             Side.SERVICE,
@@ -196,7 +199,7 @@ class HostedConnection:
         charge = self.ledger.charge(mapped_bytes=total_size(message.model.pools), fds=len(fds))
         pools: Sequence[Memory] = ()
         try:
-            model = model_from_wire(message.model, fds)
+            model = model_from_wire(message.model, fds, self._same_user)
             pools = model.pools  # type: ignore[assignment]
             return GetSupportedOperationsReply(supported=tuple(device.get_supported_operations(model)))
         finally:
@@ -210,8 +213,9 @@ class HostedConnection:
         pools: Sequence[Memory] = ()
         caches: tuple[int, ...] = ()
         try:
-            model = model_from_wire(message.model, fds)
+            model = model_from_wire(message.model, fds, self._same_user)
             pools = model.pools  # type: ignore[assignment]
+            check_pools(pools, "model")
             caches = fds.take(message.model_cache + message.data_cache)
             prepared = device.prepare_model(
                 model,
@@ -238,8 +242,9 @@ class HostedConnection:
         pools: Sequence[Memory] = ()
         try:
             with self.objects.lease(message.prepared_model, _Model, "prepared model") as model:
-                request = request_from_wire(message.request, fds)
+                request = request_from_wire(message.request, fds, self._same_user)
                 pools = request.pools  # type: ignore[assignment]
+                check_pools(pools, "request")
                 status, shapes, timing = model.prepared.execute_synchronously(
                     request, message.measure, message.deadline_ns, message.loop_timeout_ns
                 )
@@ -264,7 +269,7 @@ class HostedConnection:
         charge: Charge | None = None
         try:
             charge = self.ledger.charge(bursts=1, mapped_bytes=sizes, fds=len(fds))
-            callback = _SlotMemories(self.connection, self.ledger, message.callback)
+            callback = _SlotMemories(self.connection, self.ledger, message.callback, self._same_user)
             request_channel = descriptor_from_wire(message.request_channel, fds)
             try:
                 result_channel = descriptor_from_wire(message.result_channel, fds)
@@ -356,7 +361,8 @@ class _Burst:
 class _SlotMemories(BurstCallback):
     """The client's `BurstCallback` as the burst's server sees it; counts what it brings in."""
 
-    def __init__(self, connection: Connection, ledger: Ledger, number: int) -> None:
+    def __init__(self, connection: Connection, ledger: Ledger, number: int, allow_direct: bool) -> None:
+        self._allow_direct = allow_direct
         self._connection = connection
         self._ledger = ledger
         self._number = number
@@ -391,8 +397,9 @@ class _SlotMemories(BurstCallback):
             if len(reply.memories) != len(slots):
                 raise GeneralFailure(f"{len(slots)} memories wanted, {len(reply.memories)} came")
             for slot, handle in zip(slots, reply.memories, strict=True):
-                charges[slot] = self._ledger.charge(mapped_bytes=handle.size, fds=handle.n_fds)
-            memories += memories_from_wire(reply.memories, fds)
+                charges[slot] = self._ledger.charge(mapped_bytes=total_size([handle]), fds=handle.n_fds)
+            memories += memories_from_wire(reply.memories, fds, self._allow_direct)
+            check_pools(memories, "burst")
 
     def forget(self, slot: int) -> None:
         """A slot was freed."""
@@ -414,6 +421,12 @@ def _describe(device: Device) -> DeviceInfo:
         capabilities=device.capabilities,
         cache_files=device.get_number_of_cache_files_needed(),
     )
+
+
+def _peer_uid(sock: socket.socket) -> int:
+    """Who made the other end of a socket."""
+    pid_uid_gid = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iii"))
+    return int(struct.unpack("iii", pid_uid_gid)[1])
 
 
 def _extent(queue: WireQueue) -> int:

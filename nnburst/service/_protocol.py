@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from ..errors import ErrorStatus, NNBurstError
+from ..memory import ImageLayout
 from ..model import (
     Capabilities,
     DeviceStatus,
@@ -133,6 +134,9 @@ class WireMemory(Value, frozen=True):
     prot: Annotated[int, msgspec.Meta(ge=0, le=255)]
     offset: Unsigned64
     n_fds: Annotated[int, msgspec.Meta(ge=0, le=8)] = 1
+    direct: bool = False
+    backing: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    image: ImageLayout | None = None
 
 
 Pools = Annotated[tuple[WireMemory, ...], msgspec.Meta(max_length=MAX_FDS)]

@@ -37,7 +37,9 @@ int main(void)
     CHECK_EQ(nnb_map(&part, fd, 3 * page + 10, 1, PROT_READ), -EOVERFLOW);
     CHECK_EQ(nnb_map(&part, fd, UINT64_MAX, 2, PROT_READ), -EOVERFLOW);
     CHECK_EQ(nnb_map(&part, fd, 2, UINT64_MAX, PROT_READ), -EOVERFLOW);
+    CHECK_EQ(nnb_fd_filesystem(fd), 0x01021994); /* tmpfs */
     close(fd);
+    CHECK_EQ(nnb_fd_filesystem(fd), -EBADF);
     CHECK_EQ(nnb_map(&part, fd, 0, 1, PROT_READ), -EBADF);
     CHECK_EQ(nnb_seals(fd), -EBADF);
     CHECK_EQ(nnb_fd_size(fd), -EBADF);

@@ -177,14 +177,18 @@ def test_handle_round_trip_shares_the_bytes() -> None:
 GOOD = MemoryHandle("ashmem", 100)
 HOSTILE = [
     dataclasses.replace(GOOD, kind="hardware_buffer"),
+    dataclasses.replace(GOOD, kind="hardware_buffer", size=0),
+    dataclasses.replace(GOOD, backing="memfd"),
+    dataclasses.replace(GOOD, kind="hardware_buffer_blob", backing="gold"),
+    dataclasses.replace(GOOD, kind="hardware_buffer_blob", prot=PROT_READ),
+    dataclasses.replace(GOOD, kind="posix_shm", offset=1, size=50),
+    dataclasses.replace(GOOD, kind="token"),
     dataclasses.replace(GOOD, size=0),
     dataclasses.replace(GOOD, size=-100),
-    dataclasses.replace(GOOD, size=101),
     dataclasses.replace(GOOD, size=1 << 63),
     dataclasses.replace(GOOD, prot=7),
     dataclasses.replace(GOOD, prot=PROT_READ),
     dataclasses.replace(GOOD, offset=1, size=99),
-    MemoryHandle("mmap_fd", 100, 3, 1),
     MemoryHandle("mmap_fd", 100, 3, -1),
     MemoryHandle("mmap_fd", 100, 3, (1 << 64) - 50),
 ]
@@ -206,14 +210,42 @@ def test_wrong_number_of_descriptors_is_refused(count: int) -> None:
         Memory.from_handle(GOOD, [os.dup(memory.fds[0]) for _ in range(count)])
 
 
-@pytest.mark.parametrize("kind", ["ashmem", "mmap_fd"])
+@pytest.mark.parametrize("handle", [dataclasses.replace(GOOD, size=101), MemoryHandle("mmap_fd", 100, 3, 1)], ids=str)
+def test_handle_that_promises_more_than_there_is_cannot_be_used(handle: MemoryHandle) -> None:
+    with Memory.ashmem(100) as memory, Memory.from_handle(handle, fds_of(memory)) as other:
+        with pytest.raises(GeneralFailure, match="exceed"):
+            other.check_usable()
+        with pytest.raises(GeneralFailure):
+            other.read("u1", (1,))
+
+
+@pytest.mark.parametrize("kind", ["ashmem", "mmap_fd", "hardware_buffer_blob", "posix_shm"])
 @pytest.mark.parametrize("seals", [0, 2, 4, 6])
-def test_object_that_its_sender_could_truncate_is_refused(kind: str, seals: int) -> None:
-    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+def test_REQ_MEM_103_object_that_its_sender_could_truncate_is_copied_and_never_mapped(kind: str, seals: int) -> None:
+    fd = os.memfd_create("lonely-pool", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, 100)
     fcntl.fcntl(fd, 1033, seals)
-    with pytest.raises(InvalidArgument, match="seal"):
-        Memory.from_handle(MemoryHandle(kind, 100), [fd])
+    with Memory.from_handle(MemoryHandle(kind, 100), [fd]) as memory:
+        assert not memory.mappable
+        memory.write(np.arange(3, dtype=np.int32), 50)
+        assert memory.read(np.int32, (3,), 50).tolist() == [0, 1, 2]
+        for look in (lambda: memory.array("u1", (1,)), lambda: memory.buffer, lambda: memory.map_for(writable=False)):
+            with pytest.raises(GeneralFailure, match="truncate"):
+                look()
+        assert maps() == 0
+
+
+def test_a_sender_may_ask_for_direct_mapping_and_is_heard_only_if_the_receiver_allows_it() -> None:
+    fd = os.memfd_create("lonely-pool", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 2 * PAGE)
+    handle = MemoryHandle("mmap_fd", 2 * PAGE, direct=True)
+    careful, bold = Memory.from_handle(handle, [os.dup(fd)]), Memory.from_handle(handle, [fd], allow_direct=True)
+    with careful, bold:
+        assert (careful.mappable, bold.mappable) == (False, True)
+        bold.map_for(writable=False)
+        os.ftruncate(fd, PAGE)
+        with pytest.raises(GeneralFailure, match="exceed"):
+            bold.read("u1", (2 * PAGE,))
 
 
 def test_more_rights_than_the_sender_gave_are_refused() -> None:
@@ -224,8 +256,11 @@ def test_more_rights_than_the_sender_gave_are_refused() -> None:
 def test_object_that_cannot_be_mapped_is_a_general_failure() -> None:
     with Memory.ashmem(100) as memory:
         reader = os.open(f"/proc/self/fd/{memory.fds[0]}", os.O_RDONLY)
-        with pytest.raises(GeneralFailure):
-            Memory.from_handle(memory.handle, [reader])
+        with Memory.from_handle(memory.handle, [reader]) as other:
+            assert other.read("u1", (2,)).tolist() == [0, 0]
+            for write in (other.check_writable, lambda: other.write(b"x"), lambda: other.array("u1", (1,))):
+                with pytest.raises(GeneralFailure):
+                    write()
 
 
 # -- truncation -------------------------------------------------------------------------------------------------------

@@ -217,13 +217,20 @@ def test_an_execution_gives_up_after_its_deadline() -> None:
         go_on.set()
 
 
-def test_a_pool_that_could_be_truncated_is_refused(tmp_path: Any) -> None:
+def test_a_pool_that_could_be_truncated_reaches_the_device_as_one_to_be_copied(tmp_path: Any) -> None:
     path = tmp_path / "pool"
     path.write_bytes(bytes(4096))
-    with in_process([FakeDevice()]) as (client, _), open(path, "r+b") as file:
+    seen: list[tuple[bool, ...]] = []
+
+    def look(request: Request) -> None:
+        seen.append(tuple(pool.mappable for pool in request.pools))  # type: ignore[attr-defined]
+
+    with in_process([FakeDevice(execute=look)]) as (client, _), open(path, "r+b") as file:
         model = client.devices[0].prepare_model(tiny_model())
-        with Memory.mmap_fd(file.fileno(), 4096) as pool:
-            assert model.execute_synchronously(a_request(pool))[0] is ErrorStatus.INVALID_ARGUMENT
+        with Memory.mmap_fd(file.fileno(), 4096) as pool, Memory.mmap_fd(file.fileno(), 64, direct=True) as direct:
+            for memory in (pool, direct):
+                assert model.execute_synchronously(a_request(memory))[0] is ErrorStatus.NONE
+    assert seen == [(False,), (True,)]
 
 
 # -- bursts ------------------------------------------------------------------------------------------------------------

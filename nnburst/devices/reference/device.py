@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...errors import GeneralFailure, MissedDeadline
+from ...memory import check_pools
 from ...model import (
     Capabilities,
     ExecutionPreference,
@@ -14,7 +15,7 @@ from ...model import (
     operation_name,
     validate_model,
 )
-from .._common import build_version, check_preparation, cpu_capabilities, deadline_passed
+from .._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
 from .._interfaces import Device
 from .kernels import KERNELS
 from .prepared import ReferencePreparedModel
@@ -43,7 +44,11 @@ class ReferenceDevice(Device):
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
         """See `Device.get_supported_operations`."""
         validate_model(model)
-        return tuple(_is_supported(operation) for operation in model.main.operations)
+        readable = readable_operations(model)
+        return tuple(
+            _is_supported(operation) and can_read
+            for operation, can_read in zip(model.main.operations, readable, strict=True)
+        )
 
     def prepare_model(
         self,
@@ -58,6 +63,7 @@ class ReferenceDevice(Device):
         """Copy the constants and keep the graph; see `Device.prepare_model`."""
         validate_model(model)
         check_preparation(preference, priority, deadline_ns)
+        check_pools(model.pools, "model")
         for position, operation in enumerate(model.main.operations):
             if not _is_supported(operation):
                 raise GeneralFailure(

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...burst import ExecutionResult
 from ...errors import BadState, ErrorStatus, NNBurstError, OutputInsufficientSize
+from ...memory import open_request, read_constant
 from ...model import (
     NO_TIMING,
     HalVersion,
@@ -28,6 +29,7 @@ from .._common import deadline_passed
 from .._interfaces import PreparedModel
 from .executor import ReferenceBurstExecutor
 from .plan import Plan
+from .staged import StagedPlan
 
 __all__ = ["ReferencePreparedModel"]
 
@@ -58,6 +60,8 @@ class ReferencePreparedModel(PreparedModel):
             for operation in model.main.operations
             if (view := view_operation(operation, model.main.operands, HalVersion.V1_3)) is not None
         )
+        for pool in model.pools:
+            getattr(pool, "identity", None)  # kept by the pool: requests are compared with it after it is closed
         self._derived: dict[Hashable, Any] = {}
         self._closed = False
 
@@ -67,17 +71,20 @@ class ReferencePreparedModel(PreparedModel):
             return self._derived.setdefault(key, make())
         return self._derived[key]
 
-    def bind(self, request: Request, measure: MeasureTiming) -> Plan:
-        """Check a request and bind it to arrays.
+    def bind(self, request: Request, measure: MeasureTiming) -> Plan | StagedPlan:
+        """Check a request, open its memory and bind it to arrays.
 
         Raises:
             InvalidArgument: The request does not fit the model.
-            GeneralFailure: The operations do not fit together.
+            GeneralFailure: The operations do not fit together, or memory can be neither mapped nor copied.
         """
         if self._closed:
             raise BadState("the prepared model is closed")
         validate_request(self.model, request)
-        return Plan(self, request, measure)
+        opened = open_request(request)
+        if opened.is_direct:
+            return Plan(self, opened.request, measure)
+        return StagedPlan(request, opened, lambda opened: Plan(self, opened.request, measure))
 
     def execute_synchronously(
         self,
@@ -119,10 +126,7 @@ def _constant(model: Model, operand: Operand) -> Array:
         raw = model.operand_values[location.offset : location.offset + location.length]
         value = np.frombuffer(raw, dtype).reshape(operand.dimensions).copy()
     else:
-        value = (
-            model.pools[location.pool_index]
-            .array(np.uint8 if dtype is None else dtype, operand.dimensions, location.offset)
-            .copy()
-        )
+        pool = model.pools[location.pool_index]
+        value = read_constant(pool, np.uint8 if dtype is None else dtype, operand.dimensions, location.offset)
     value.flags.writeable = False
     return value

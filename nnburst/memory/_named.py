@@ -1,0 +1,50 @@
+"""POSIX shared memory: found by name, never sealed."""
+
+from __future__ import annotations
+
+import os
+
+import posix_ipc
+
+from ..errors import GeneralFailure, InvalidArgument
+
+__all__ = ["open_shared", "unlink_shared"]
+
+
+def _slashed(name: str) -> str:
+    bare = name.removeprefix("/")
+    if not bare or "/" in bare or "\0" in bare or len(os.fsencode(bare)) > 250:
+        raise InvalidArgument(f"{name!r} is no name of shared memory: 1 to 250 bytes without slashes are")
+    return "/" + bare
+
+
+def open_shared(name: str, size: int | None) -> tuple[int, int]:
+    """Create shared memory of `size` bytes, readable by this user alone, or attach to it (None). Return (fd, size)."""
+    path = _slashed(name)
+    try:
+        if size is None:
+            shared = posix_ipc.SharedMemory(path)
+        else:
+            shared = posix_ipc.SharedMemory(path, posix_ipc.O_CREX, mode=0o600, size=size)
+    except posix_ipc.ExistentialError:
+        what = "does not exist; give a size to create it" if size is None else "exists; give no size to attach to it"
+        raise InvalidArgument(f"shared memory {path!r} {what}") from None
+    except (posix_ipc.Error, OSError, ValueError, OverflowError) as error:
+        raise GeneralFailure(f"shared memory {path!r} cannot be opened: {error}") from error
+    os.set_inheritable(shared.fd, False)
+    length = os.fstat(shared.fd).st_size
+    if length == 0:
+        shared.close_fd()
+        raise InvalidArgument(f"shared memory {path!r} is empty; its creator has not given it a size")
+    return shared.fd, length
+
+
+def unlink_shared(name: str) -> None:
+    """Remove a name."""
+    path = _slashed(name)
+    try:
+        posix_ipc.unlink_shared_memory(path)
+    except posix_ipc.ExistentialError:
+        raise InvalidArgument(f"shared memory {path!r} does not exist") from None
+    except (posix_ipc.Error, OSError) as error:
+        raise GeneralFailure(f"shared memory {path!r} cannot be removed: {error}") from error
