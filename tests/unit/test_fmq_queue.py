@@ -308,7 +308,7 @@ def test_unknown_extra_grantors_are_ignored() -> None:
             assert queue.read(1).tolist() == [1]
 
 
-COUNTER_FORGERIES = [(0, 8), (1 << 63, 0), (3, 0), (0, 3), (400, 0), ((1 << 64) - 2, 0)]
+COUNTER_FORGERIES = [(0, 8), (8, 3), (1 << 63, 0), (3, 0), (0, 3), (400, 0), ((1 << 64) - 2, 0)]
 
 
 @pytest.mark.parametrize(("w", "r"), COUNTER_FORGERIES)
