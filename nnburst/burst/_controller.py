@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .._core._nnburst import CData
     from ..fmq import MQDescriptor
     from ..memory import Memory
-    from ..model import OutputShape, Request, Timing
+    from ..model import BufferToken, OutputShape, Request, Timing
     from ._interfaces import BurstCallback, BurstContext, ExecutionResult
 
 __all__ = ["BurstStats", "Execution", "ExecutionBurstController"]
@@ -180,7 +180,7 @@ class ExecutionBurstController:
 
     # ---- memory and life -------------------------------------------------------------------------------------
 
-    def free_memory(self, memory: Memory) -> bool:
+    def free_memory(self, memory: Memory | BufferToken) -> bool:
         """Forget a memory on both sides. Executions bound to it fail with INVALID_ARGUMENT from now on.
 
         Returns:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgument
-from ..model import MeasureTiming, Request
+from ..model import BufferToken, MeasureTiming, Request
 from ._interfaces import BoundPlan, BurstExecutorWithCache, ExecutionResult, SupportsExecute
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ class DefaultBurstExecutor(BurstExecutorWithCache):
 
     def __init__(self, prepared_model: SupportsExecute) -> None:
         self._prepared_model = prepared_model
-        self._memories: dict[int, Memory] = {}
+        self._memories: dict[int, Memory | BufferToken] = {}
 
     def is_cache_entry_present(self, slot: int) -> bool:
         return slot in self._memories
 
-    def add_cache_entry(self, memory: Memory, slot: int) -> None:
+    def add_cache_entry(self, memory: Memory | BufferToken, slot: int) -> None:
         self._memories[slot] = memory
 
     def remove_cache_entry(self, slot: int) -> None:

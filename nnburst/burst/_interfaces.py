@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ErrorStatus
-from ..model import MeasureTiming, OutputShape, Request, Timing
+from ..model import BufferToken, MeasureTiming, OutputShape, Request, Timing
 
 if TYPE_CHECKING:
     from ..memory import Memory
@@ -32,7 +32,7 @@ class BurstCallback(abc.ABC):
     """The client's side of the slot table, called by the server."""
 
     @abc.abstractmethod
-    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory, ...]]:
+    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | BufferToken, ...]]:
         """Return the memory behind each slot.
 
         Returns:
@@ -64,7 +64,7 @@ class BurstExecutorWithCache(abc.ABC):
         """Whether `add_cache_entry` was called for the slot and `remove_cache_entry` was not."""
 
     @abc.abstractmethod
-    def add_cache_entry(self, memory: Memory, slot: int) -> None:
+    def add_cache_entry(self, memory: Memory | BufferToken, slot: int) -> None:
         """Remember the memory of a slot that is not present.
 
         Raises:

@@ -11,6 +11,7 @@ from ._interfaces import BurstCallback
 
 if TYPE_CHECKING:
     from ..memory import Memory
+    from ..model import BufferToken
 
 __all__ = ["SlotTable"]
 
@@ -25,16 +26,16 @@ class SlotTable(BurstCallback):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._memories: dict[int, Memory] = {}
-        self._slots: dict[Memory, int] = {}
+        self._memories: dict[int, Memory | BufferToken] = {}
+        self._slots: dict[Memory | BufferToken, int] = {}
         self._next = 0
 
-    def slots_for(self, memories: Sequence[Memory]) -> list[int]:
+    def slots_for(self, memories: Sequence[Memory | BufferToken]) -> list[int]:
         """Return the slot of each memory, in order; a memory seen for the first time gets a new one."""
         with self._lock:
             return [self._slot(memory) for memory in memories]
 
-    def _slot(self, memory: Memory) -> int:
+    def _slot(self, memory: Memory | BufferToken) -> int:
         slot = self._slots.get(memory)
         if slot is None:
             slot = self._next
@@ -45,7 +46,7 @@ class SlotTable(BurstCallback):
             self._memories[slot] = memory
         return slot
 
-    def free(self, memory: Memory) -> int | None:
+    def free(self, memory: Memory | BufferToken) -> int | None:
         """Forget a memory and return the slot it had, or None."""
         with self._lock:
             slot = self._slots.pop(memory, None)
@@ -62,7 +63,7 @@ class SlotTable(BurstCallback):
     def __len__(self) -> int:
         return len(self._slots)
 
-    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory, ...]]:
+    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | BufferToken, ...]]:
         with self._lock:
             found = [self._memories.get(slot) for slot in slots]
         known = tuple(memory for memory in found if memory is not None)

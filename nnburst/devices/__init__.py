@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from ._buffers import LocalBuffer, allocate_buffer, bind_buffers
 from ._common import check_preparation
-from ._interfaces import Device, PreparedModel
+from ._interfaces import Buffer, Device, PreparedModel
 from ._registry import create_device, device_names
 from .noop import NoopDevice, NoopPreparedModel
 from .reference import ReferenceDevice, ReferencePreparedModel
 
 __all__ = [
+    "Buffer",
     "Device",
+    "LocalBuffer",
     "NoopDevice",
     "NoopPreparedModel",
     "PreparedModel",
     "ReferenceDevice",
     "ReferencePreparedModel",
+    "allocate_buffer",
+    "bind_buffers",
     "check_preparation",
     "create_device",
     "device_names",

@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer, ExecutionResult
+from ..errors import GeneralFailure
 from ..model import (
+    BufferDesc,
+    BufferRole,
     Capabilities,
     DeviceStatus,
     DeviceType,
@@ -24,8 +27,9 @@ from ..model import (
 
 if TYPE_CHECKING:
     from ..fmq import MQDescriptor
+    from ..memory import Memory
 
-__all__ = ["Device", "ExecutionResult", "PreparedModel"]
+__all__ = ["Buffer", "Device", "ExecutionResult", "PreparedModel"]
 
 
 class PreparedModel(abc.ABC):
@@ -88,6 +92,56 @@ class PreparedModel(abc.ABC):
 
     def close(self) -> None:
         """Release the model. Idempotent."""
+
+
+class Buffer(abc.ABC):
+    """A driver-managed buffer (facts sheet `memory.md` §5). Context manager; closing frees it once nobody uses it."""
+
+    @property
+    @abc.abstractmethod
+    def token(self) -> int:
+        """Names the buffer in requests (`BufferToken`); positive, meaningful only to the device that allocated it."""
+
+    @abc.abstractmethod
+    def copy_to(self, memory: Memory) -> int:
+        """Copy the contents into a memory of exactly their size, and return their generation.
+
+        Raises:
+            InvalidArgument: The size differs.
+            GeneralFailure: The buffer has no contents, or the memory cannot be mapped.
+            ResourceExhausted: The buffer is being written.
+        """
+
+    @abc.abstractmethod
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
+        """Take a memory as the new contents. Whatever fails leaves the buffer without contents.
+
+        Args:
+            memory: Exactly as large as contents of these dimensions.
+            dimensions: May be empty if all were known when the buffer was allocated.
+
+        Raises:
+            InvalidArgument: Size or dimensions do not fit.
+            ResourceExhausted: The buffer is in use.
+        """
+
+    @abc.abstractmethod
+    def copy_buffer(self, source: Buffer) -> None:
+        """Take the contents of another buffer of the same device, inside it and without moving bytes.
+
+        Raises:
+            InvalidArgument: The source is another device's, has no contents, or other type or dimensions.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give the buffer back. Idempotent; an execution that uses it finishes first."""
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 class Device(abc.ABC):
@@ -157,6 +211,27 @@ class Device(abc.ABC):
             GeneralFailure: The device cannot run this model.
             MissedDeadline: The deadline passed first.
         """
+
+    def allocate(
+        self,
+        desc: BufferDesc,
+        prepared_models: Sequence[PreparedModel],
+        input_roles: Sequence[BufferRole],
+        output_roles: Sequence[BufferRole],
+    ) -> Buffer:
+        """Allocate a driver-managed buffer.
+
+        Args:
+            desc: Dimensions beyond those of the roles.
+            prepared_models: What the roles refer to; of this device.
+            input_roles: Inputs that the buffer may be.
+            output_roles: Outputs that it may be.
+
+        Raises:
+            InvalidArgument: A row of `memory.md` §5.1 is broken.
+            GeneralFailure: The device cannot allocate this, or anything.
+        """
+        raise GeneralFailure(f"{self.name} cannot allocate buffers; use shared memory")
 
     def close(self) -> None:
         """Release the device. Idempotent."""

@@ -11,6 +11,7 @@ from ..errors import ErrorStatus, InvalidArgument, NNBurstError
 from ..memory import check_pools
 from ..model import (
     NO_TIMING,
+    BufferToken,
     Capabilities,
     ExecutionPreference,
     MeasureTiming,
@@ -103,6 +104,8 @@ class NoopPreparedModel(PreparedModel):
     def bind(self, request: Request, measure: MeasureTiming) -> BoundPlan:
         """Check a request and return a callable that does nothing."""
         validate_request(self.model, request)
+        if any(isinstance(pool, BufferToken) for pool in request.pools):
+            raise InvalidArgument("nnburst-noop has no buffers, so no token is one of its own")
         check_pools(request.pools, "request")
         shapes = self._shapes(request)
         if not shapes and measure != MeasureTiming.YES:
@@ -137,13 +140,13 @@ class NoopExecutor(BurstExecutorWithCache):
 
     def __init__(self, prepared: NoopPreparedModel) -> None:
         self._prepared = prepared
-        self._entries: dict[int, Memory] = {}
+        self._entries: dict[int, Memory | BufferToken] = {}
 
     def is_cache_entry_present(self, slot: int) -> bool:
         """See `BurstExecutorWithCache`."""
         return slot in self._entries
 
-    def add_cache_entry(self, memory: Memory, slot: int) -> None:
+    def add_cache_entry(self, memory: Memory | BufferToken, slot: int) -> None:
         """See `BurstExecutorWithCache`."""
         self._entries[slot] = memory
 

@@ -6,6 +6,7 @@ from ._arena import Arena
 from ._blob import BACKINGS
 from ._handle import KINDS, PROT_READ, PROT_WRITE, MemoryHandle
 from ._image import FORMATS, ImageLayout, PixelFormat, check_layout
+from ._managed import BufferSet, BufferTracker, BufferUse, BufferView, ManagedBuffer, Role
 from ._memory import Memory
 from ._staging import OpenRequest, check_pools, open_request, read_constant, undecodable_pools
 
@@ -16,11 +17,17 @@ __all__ = [
     "PROT_READ",
     "PROT_WRITE",
     "Arena",
+    "BufferSet",
+    "BufferTracker",
+    "BufferUse",
+    "BufferView",
     "ImageLayout",
+    "ManagedBuffer",
     "Memory",
     "MemoryHandle",
     "OpenRequest",
     "PixelFormat",
+    "Role",
     "check_layout",
     "check_pools",
     "open_request",

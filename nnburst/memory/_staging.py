@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import GeneralFailure, InvalidArgument
-from ..model import DataLocation, MemoryLike, Request, RequestArgument
+from ..model import BufferToken, DataLocation, MemoryLike, Request, RequestArgument
 from ._mapping import Mapping
 from ._memory import Memory
 
@@ -20,7 +20,7 @@ __all__ = ["OpenRequest", "check_pools", "open_request", "read_constant", "undec
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def undecodable_pools(pools: Iterable[MemoryLike]) -> dict[int, GeneralFailure]:
+def undecodable_pools(pools: Iterable[MemoryLike | BufferToken]) -> dict[int, GeneralFailure]:
     """Return the pools (by index) that a device can neither map nor copy, with the reason."""
     failures: dict[int, GeneralFailure] = {}
     for index, pool in enumerate(pools):
@@ -32,7 +32,7 @@ def undecodable_pools(pools: Iterable[MemoryLike]) -> dict[int, GeneralFailure]:
     return failures
 
 
-def check_pools(pools: Iterable[MemoryLike], of_what: str) -> None:
+def check_pools(pools: Iterable[MemoryLike | BufferToken], of_what: str) -> None:
     """Refuse pools that a device can neither map nor copy (`memory.md` §2.3).
 
     Raises:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_TIMING",
     "UINT64_MAX",
+    "BufferDesc",
+    "BufferRole",
+    "BufferToken",
     "Capabilities",
     "DataLocation",
     "DeviceStatus",
@@ -174,12 +177,38 @@ class RequestArgument:
 
 
 @dataclass(frozen=True, slots=True)
+class BufferDesc:
+    """What a driver-managed buffer should look like beyond what its roles say; dimensions combine with theirs."""
+
+    dimensions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRole:
+    """One use of a driver-managed buffer: input or output ``io_index`` of a model in the list beside it.
+
+    ``frequency`` in (0, 1] is a hint for where to place the buffer.
+    """
+
+    model_index: int
+    io_index: int
+    frequency: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BufferToken:
+    """A driver-managed buffer as a pool of a request; used whole: offset and length of its arguments are 0."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """Arguments of one execution. ``location.pool_index`` of an argument indexes ``pools``."""
 
     inputs: tuple[RequestArgument, ...]
     outputs: tuple[RequestArgument, ...]
-    pools: tuple[MemoryLike, ...] = ()
+    pools: tuple[MemoryLike | BufferToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

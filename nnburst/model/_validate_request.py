@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import InvalidArgument
 from ._dimensions import combine_dimensions
 from ._operand_types import OPERANDS, OperandInfo, operand_nbytes, type_name
-from ._types import DataLocation, Lifetime, Model, Operand, Request, RequestArgument
+from ._types import BufferToken, DataLocation, Lifetime, Model, Operand, Request, RequestArgument
 
 __all__ = ["validate_request"]
 
@@ -47,7 +47,8 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
             for rule in _OMITTED_RULES if argument.has_no_value else _RULES:
                 rule(case)
             if not argument.has_no_value:
-                regions.append(_region(case.pool, argument.location, place, case.written))
+                if not isinstance(case.pool, BufferToken):  # the rules of buffers are those of their device
+                    regions.append(_region(case.pool, argument.location, place, case.written))
     if request.outputs:
         regions += _constant_regions(model)
     _check_overlap(regions)
@@ -107,6 +108,8 @@ def _in_a_pool(case: _Case) -> None:
 
 def _inside_the_pool(case: _Case) -> None:
     location = case.location
+    if isinstance(case.pool, BufferToken) and case.pool.token == 0:
+        raise case.refuse("is in a buffer with token 0, which no buffer has")
     if case.whole:
         if location.offset or location.length:
             raise case.refuse("is in a pool that is used as a whole; offset and length must be 0")
@@ -143,6 +146,8 @@ def _dimensions(case: _Case) -> None:
 def _known(case: _Case) -> None:
     if case.info is None or case.info.dtype is None or case.nbytes:
         return
+    if isinstance(case.pool, BufferToken):
+        return  # the buffer knows the dimensions of its contents
     if not case.written:
         raise case.refuse(f"has dimensions {list(case.dims)}, which are not all known; give them in the request")
     if not case.allow_unspecified:

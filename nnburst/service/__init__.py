@@ -9,11 +9,12 @@ from ._connection import ServiceConnection
 from ._host import HostedConnection, ServiceHost
 from ._launch import start_child
 from ._objects import Quotas
-from ._proxies import RemoteBurstContext, RemoteDevice, RemotePreparedModel
+from ._proxies import RemoteBuffer, RemoteBurstContext, RemoteDevice, RemotePreparedModel
 
 __all__ = [
     "HostedConnection",
     "Quotas",
+    "RemoteBuffer",
     "RemoteBurstContext",
     "RemoteDevice",
     "RemotePreparedModel",

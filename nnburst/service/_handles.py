@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import cast
 
+from ..errors import InvalidArgument
 from ..fmq import MQDescriptor
 from ..memory import Memory, MemoryHandle, check_layout
-from ..model import MemoryLike, Model, Request
+from ..model import BufferToken, MemoryLike, Model, Request
 from ._packets import FdBundle
 from ._protocol import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest
 
@@ -16,6 +17,7 @@ __all__ = [
     "memories_from_wire",
     "model_from_wire",
     "model_to_wire",
+    "pools_from_wire",
     "pools_to_wire",
     "queue_to_wire",
     "request_from_wire",
@@ -24,11 +26,14 @@ __all__ = [
 ]
 
 
-def pools_to_wire(pools: Iterable[MemoryLike]) -> tuple[tuple[WireMemory, ...], list[int]]:
-    """Return handles and descriptors (borrowed, in order) of memory pools."""
+def pools_to_wire(pools: Iterable[MemoryLike | BufferToken]) -> tuple[tuple[WireMemory, ...], list[int]]:
+    """Return handles and descriptors (borrowed, in order) of memory pools and buffers."""
     handles: list[WireMemory] = []
     fds: list[int] = []
     for pool in pools:
+        if isinstance(pool, BufferToken):
+            handles.append(WireMemory(kind="", size=0, prot=0, offset=0, n_fds=0, token=pool.token))
+            continue
         memory = cast(Memory, pool)
         handle = memory.handle
         handles.append(
@@ -61,6 +66,8 @@ def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direc
     memories: list[Memory] = []
     try:
         for wire in handles:
+            if wire.token:
+                raise InvalidArgument("a driver-managed buffer cannot be used here; share memory instead")
             handle = MemoryHandle(
                 kind=wire.kind,
                 size=wire.size,
@@ -76,6 +83,21 @@ def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direc
             memory.close()
         raise
     return tuple(memories)
+
+
+def pools_from_wire(
+    handles: Sequence[WireMemory], fds: FdBundle, owned: Container[int], allow_direct: bool = False
+) -> tuple[Memory | BufferToken, ...]:
+    """Build the pools of a request: memories, and buffers whose tokens are in `owned`.
+
+    Raises:
+        InvalidArgument: As `memories_from_wire`, or a token belongs to somebody else.
+    """
+    for wire in handles:
+        if wire.token and wire.token not in owned:
+            raise InvalidArgument(f"no buffer of this connection has token {wire.token}")
+    memories = iter(memories_from_wire([wire for wire in handles if not wire.token], fds, allow_direct))
+    return tuple(BufferToken(wire.token) if wire.token else next(memories) for wire in handles)
 
 
 def total_size(handles: Iterable[WireMemory]) -> int:
@@ -130,9 +152,10 @@ def request_to_wire(request: Request) -> tuple[WireRequest, list[int]]:
     return WireRequest(inputs=request.inputs, outputs=request.outputs, pools=handles), fds
 
 
-def request_from_wire(wire: WireRequest, fds: FdBundle, allow_direct: bool = False) -> Request:
-    """Inverse of `request_to_wire`. The pools belong to the caller. Raises as `memories_from_wire`."""
-    return Request(inputs=wire.inputs, outputs=wire.outputs, pools=memories_from_wire(wire.pools, fds, allow_direct))
+def request_from_wire(wire: WireRequest, fds: FdBundle, owned: Container[int], allow_direct: bool = False) -> Request:
+    """Inverse of `request_to_wire`. The pools belong to the caller. Raises as `pools_from_wire`."""
+    pools = pools_from_wire(wire.pools, fds, owned, allow_direct)
+    return Request(inputs=wire.inputs, outputs=wire.outputs, pools=pools)
 
 
 def queue_to_wire(queue: MQDescriptor) -> tuple[WireQueue, list[int]]:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
-from ..burst import BurstCallback, BurstContext
-from ..devices import Device, PreparedModel
+from ..devices import Buffer, Device
 from ..errors import (
     BadState,
-    DeadObject,
     DeviceUnavailable,
     ErrorStatus,
     GeneralFailure,
-    NNBurstError,
 )
-from ..memory import check_pools
-from ..model import NO_TIMING
+from ..memory import Memory, check_pools
+from ..model import NO_TIMING, BufferDesc
 from ._handles import (
     descriptor_from_wire,
     memories_from_wire,
@@ -29,13 +26,20 @@ from ._handles import (
     request_from_wire,
     total_size,
 )
+from ._hosted import HostedBuffer, HostedBurst, HostedModel, SlotMemories, close_all
 from ._objects import Charge, Ledger, ObjectTable, Quotas
 from ._packets import FdBundle, close_fds
 from ._protocol import (
     VERSION,
+    Allocate,
+    AllocateReply,
     Call,
     ConfigureBurst,
     ConfigureBurstReply,
+    CopyBuffer,
+    CopyFrom,
+    CopyTo,
+    CopyToReply,
     DeviceInfo,
     Done,
     Execute,
@@ -43,8 +47,6 @@ from ._protocol import (
     FreeMemory,
     GetDeviceStatus,
     GetDeviceStatusReply,
-    GetMemories,
-    GetMemoriesReply,
     GetSupportedOperations,
     GetSupportedOperationsReply,
     Goodbye,
@@ -57,20 +59,14 @@ from ._protocol import (
     PrepareModelReply,
     Release,
     Side,
+    WireMemory,
     WireQueue,
 )
 from ._transport import Connection
 
-if TYPE_CHECKING:
-    from ..memory import Memory
-
 __all__ = ["HostedConnection", "ServiceHost"]
 
 _log = logging.getLogger(__name__)
-
-_SLOTS_PER_CALL = 200
-"""Each slot's memory has at least one descriptor, and 253 fit into a message."""
-_GET_MEMORIES_TIMEOUT = 10.0
 
 
 class ServiceHost:
@@ -142,6 +138,8 @@ class HostedConnection:
         self._host = host
         self.objects = ObjectTable()
         self.ledger = Ledger(host.quotas)
+        self.tokens: set[int] = set()
+        """Tokens of the buffers that this connection owns: it may name no others."""
         self._greeted = False
         self._same_user = _peer_uid(sock) == os.geteuid()
         self.connection = Connection(
@@ -203,7 +201,7 @@ class HostedConnection:
             pools = model.pools  # type: ignore[assignment]
             return GetSupportedOperationsReply(supported=tuple(device.get_supported_operations(model)))
         finally:
-            _close_all(pools)
+            close_all(pools)
             charge.release()
 
     def on_prepare_model(self, message: PrepareModel, fds: FdBundle) -> PrepareModelReply:
@@ -227,13 +225,13 @@ class HostedConnection:
                 message.token,
             )
         except BaseException:
-            _close_all(pools)
+            close_all(pools)
             charge.release()
             raise
         finally:
             close_fds(caches)
 
-        owned = _Model(prepared, pools, charge)
+        owned = HostedModel(prepared, pools, charge)
         return PrepareModelReply(prepared_model=self.objects.add(owned, owned.dispose))
 
     def on_execute(self, message: Execute, fds: FdBundle) -> ExecuteReply:
@@ -241,15 +239,15 @@ class HostedConnection:
         charge = self.ledger.charge(mapped_bytes=total_size(message.request.pools), fds=len(fds))
         pools: Sequence[Memory] = ()
         try:
-            with self.objects.lease(message.prepared_model, _Model, "prepared model") as model:
-                request = request_from_wire(message.request, fds, self._same_user)
-                pools = request.pools  # type: ignore[assignment]
+            with self.objects.lease(message.prepared_model, HostedModel, "prepared model") as model:
+                request = request_from_wire(message.request, fds, self.tokens, self._same_user)
+                pools = [pool for pool in request.pools if isinstance(pool, Memory)]
                 check_pools(pools, "request")
                 status, shapes, timing = model.prepared.execute_synchronously(
                     request, message.measure, message.deadline_ns, message.loop_timeout_ns
                 )
         finally:
-            _close_all(pools)
+            close_all(pools)
             charge.release()
         if status > ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT:
             status = ErrorStatus.GENERAL_FAILURE
@@ -264,12 +262,12 @@ class HostedConnection:
     def on_configure_execution_burst(self, message: ConfigureBurst, fds: FdBundle) -> ConfigureBurstReply:
         """Serve a burst; it keeps its model alive."""
         sizes = _extent(message.request_channel) + _extent(message.result_channel)
-        model, let_go = self.objects.acquire(message.prepared_model, _Model, "prepared model")
-        callback: _SlotMemories | None = None
+        model, let_go = self.objects.acquire(message.prepared_model, HostedModel, "prepared model")
+        callback: SlotMemories | None = None
         charge: Charge | None = None
         try:
             charge = self.ledger.charge(bursts=1, mapped_bytes=sizes, fds=len(fds))
-            callback = _SlotMemories(self.connection, self.ledger, message.callback, self._same_user)
+            callback = SlotMemories(self.connection, self.ledger, message.callback, self.tokens, self._same_user)
             request_channel = descriptor_from_wire(message.request_channel, fds)
             try:
                 result_channel = descriptor_from_wire(message.result_channel, fds)
@@ -288,13 +286,62 @@ class HostedConnection:
                 charge.release()
             let_go()
             raise
-        burst = _Burst(context, callback, charge, let_go)
+        burst = HostedBurst(context, callback, charge, let_go)
         return ConfigureBurstReply(burst=self.objects.add(burst, burst.dispose, burst.hang_up))
 
     def on_free_memory(self, message: FreeMemory, fds: FdBundle) -> Done:
         """Forget a slot of a burst."""
-        with self.objects.lease(message.burst, _Burst, "burst") as burst:
+        with self.objects.lease(message.burst, HostedBurst, "burst") as burst:
             burst.free_memory(message.slot)
+        return Done()
+
+    def on_allocate(self, message: Allocate, fds: FdBundle) -> AllocateReply:
+        """Allocate a driver-managed buffer; the connection owns it."""
+        device = self._device(message.device)
+        charge = self.ledger.charge(buffers=1)
+        try:
+            with contextlib.ExitStack() as stack:
+                models = [
+                    stack.enter_context(self.objects.lease(number, HostedModel, "prepared model")).prepared
+                    for number in message.prepared_models
+                ]
+                desc = BufferDesc(message.dimensions)
+                buffer = device.allocate(desc, models, message.input_roles, message.output_roles)
+        except BaseException:
+            charge.release()
+            raise
+        owned = HostedBuffer(buffer, charge, self.tokens)
+        return AllocateReply(buffer=self.objects.add(owned, owned.dispose), token=buffer.token)
+
+    def on_copy_to(self, message: CopyTo, fds: FdBundle) -> CopyToReply:
+        """Copy a buffer out."""
+        with self._copying(message.buffer, message.memory, fds) as (buffer, memory):
+            return CopyToReply(generation=buffer.copy_to(memory))
+
+    def on_copy_from(self, message: CopyFrom, fds: FdBundle) -> Done:
+        """Copy into a buffer."""
+        with self._copying(message.buffer, message.memory, fds) as (buffer, memory):
+            buffer.copy_from(memory, message.dimensions)
+        return Done()
+
+    @contextlib.contextmanager
+    def _copying(self, number: int, wire: WireMemory, fds: FdBundle) -> Iterator[tuple[Buffer, Memory]]:
+        charge = self.ledger.charge(mapped_bytes=total_size([wire]), fds=len(fds))
+        try:
+            with self.objects.lease(number, HostedBuffer, "buffer") as owned:
+                (memory,) = memories_from_wire((wire,), fds, self._same_user)
+                with memory:
+                    yield owned.buffer, memory
+        finally:
+            charge.release()
+
+    def on_copy_buffer(self, message: CopyBuffer, fds: FdBundle) -> Done:
+        """Copy inside the device."""
+        with (
+            self.objects.lease(message.buffer, HostedBuffer, "buffer") as target,
+            self.objects.lease(message.source, HostedBuffer, "buffer") as source,
+        ):
+            target.buffer.copy_buffer(source.buffer)
         return Done()
 
     def on_release(self, message: Release, fds: FdBundle) -> Done:
@@ -311,106 +358,6 @@ class HostedConnection:
         if number >= len(self._host.devices):
             raise DeviceUnavailable(f"there is no device {number}: this service has {len(self._host.devices)}")
         return self._host.devices[number]
-
-
-class _Model:
-    """A prepared model in a connection's table, with the pools of its constants."""
-
-    def __init__(self, prepared: PreparedModel, pools: Sequence[Memory], charge: Charge) -> None:
-        self.prepared = prepared
-        self._pools = pools
-        self._charge = charge
-
-    def dispose(self) -> None:
-        try:
-            self.prepared.close()
-        finally:
-            _close_all(self._pools)
-            self._charge.release()
-
-
-class _Burst:
-    """A burst in a connection's table."""
-
-    def __init__(
-        self, context: BurstContext, memories: _SlotMemories, charge: Charge, let_go: Callable[[], None]
-    ) -> None:
-        self._context = context
-        self._memories = memories
-        self._charge = charge
-        self._let_go = let_go
-
-    def free_memory(self, slot: int) -> None:
-        self._context.free_memory(slot)
-        self._memories.forget(slot)
-
-    def hang_up(self) -> None:
-        hang_up = getattr(self._context, "hang_up", None)
-        if hang_up is not None:
-            hang_up()
-
-    def dispose(self) -> None:
-        try:
-            self._context.close()
-        finally:
-            self._memories.forget_all()
-            self._charge.release()
-            self._let_go()
-
-
-class _SlotMemories(BurstCallback):
-    """The client's `BurstCallback` as the burst's server sees it; counts what it brings in."""
-
-    def __init__(self, connection: Connection, ledger: Ledger, number: int, allow_direct: bool) -> None:
-        self._allow_direct = allow_direct
-        self._connection = connection
-        self._ledger = ledger
-        self._number = number
-        self._charges: dict[int, Charge] = {}
-
-    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory, ...]]:
-        """Ask the client, in as many calls as the descriptors need."""
-        memories: list[Memory] = []
-        charges: dict[int, Charge] = {}
-        try:
-            for start in range(0, len(slots), _SLOTS_PER_CALL):
-                self._fetch(tuple(slots[start : start + _SLOTS_PER_CALL]), memories, charges)
-        except NNBurstError as error:
-            _close_all(memories)
-            for charge in charges.values():
-                charge.release()
-            local = isinstance(error, BadState | DeadObject)
-            return (ErrorStatus.GENERAL_FAILURE if local else error.status), ()
-        for slot, charge in charges.items():
-            self.forget(slot)  # asked again: the old one is not in use any more
-            self._charges[slot] = charge
-        return ErrorStatus.NONE, tuple(memories)
-
-    def _fetch(self, slots: tuple[int, ...], memories: list[Memory], charges: dict[int, Charge]) -> None:
-        reply: GetMemoriesReply
-        reply, fds = self._connection.call(
-            GetMemories(callback=self._number, slots=slots), timeout=_GET_MEMORIES_TIMEOUT
-        )
-        with fds:
-            if reply.status != ErrorStatus.NONE:
-                raise NNBurstError("the client knows no such slot", status=ErrorStatus(reply.status))
-            if len(reply.memories) != len(slots):
-                raise GeneralFailure(f"{len(slots)} memories wanted, {len(reply.memories)} came")
-            for slot, handle in zip(slots, reply.memories, strict=True):
-                charges[slot] = self._ledger.charge(mapped_bytes=total_size([handle]), fds=handle.n_fds)
-            memories += memories_from_wire(reply.memories, fds, self._allow_direct)
-            check_pools(memories, "burst")
-
-    def forget(self, slot: int) -> None:
-        """A slot was freed."""
-        charge = self._charges.pop(slot, None)
-        if charge is not None:
-            charge.release()
-
-    def forget_all(self) -> None:
-        """The burst is over."""
-        for slot in list(self._charges):
-            self.forget(slot)
 
 
 def _describe(device: Device) -> DeviceInfo:
@@ -431,11 +378,6 @@ def _peer_uid(sock: socket.socket) -> int:
 
 def _extent(queue: WireQueue) -> int:
     return max((grantor.offset + grantor.extent for grantor in queue.grantors), default=0)
-
-
-def _close_all(memories: Sequence[Memory]) -> None:
-    for memory in memories:
-        memory.close()
 
 
 def _dotted(version: tuple[int, int]) -> str:

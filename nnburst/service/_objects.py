@@ -24,6 +24,7 @@ class Quotas:
 
     models: int = 64
     bursts: int = 64
+    buffers: int = 1024
     mapped_bytes: int = 16 << 30
     fds: int = 1024
 

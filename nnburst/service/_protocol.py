@@ -19,18 +19,33 @@ import msgspec
 import numpy as np
 
 from ..errors import ErrorStatus, NNBurstError
-from ..memory import ImageLayout
 from ..model import (
-    Capabilities,
+    BufferRole,
     DeviceStatus,
-    DeviceType,
     ExecutionPreference,
     MeasureTiming,
-    OutputShape,
     Priority,
-    RequestArgument,
-    Subgraph,
     Timing,
+)
+from ._wire import (
+    MAX_BODY,
+    MAX_FDS,
+    MAX_INLINE,
+    MAX_OPERANDS,
+    CacheCount,
+    DeviceInfo,
+    Id,
+    Name,
+    Pools,
+    Shapes,
+    Slot,
+    Text,
+    Unsigned64,
+    WireGrantor,
+    WireMemory,
+    WireModel,
+    WireQueue,
+    WireRequest,
 )
 
 __all__ = [
@@ -82,25 +97,6 @@ __all__ = [
 VERSION = (1, 0)
 """Version of this table. Another major number is refused at hello; the minor one counts additions."""
 
-MAX_FDS = 253
-"""Descriptors per message (SCM_MAX_FD of Linux)."""
-MAX_INLINE = 64 * 1024
-"""Longest body in a datagram; a longer one travels in a sealed memfd."""
-MAX_BODY = 16 * 1024 * 1024
-"""Longest body at all. Large constants are in pools, so this is structure only."""
-MAX_OPERANDS = 65536
-"""Operands, operations, names or arguments in one model or request."""
-
-Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
-Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack ends at 2**64 - 1
-Slot = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-Name = Annotated[str, msgspec.Meta(max_length=256)]
-Text = Annotated[str, msgspec.Meta(max_length=65536)]
-FdCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_FDS)]
-CacheCount = Annotated[int, msgspec.Meta(ge=0, le=32)]
-Shapes = Annotated[tuple[OutputShape, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
-
-
 _MAX_TEXT = 4096
 
 
@@ -117,84 +113,6 @@ class Side(enum.Enum):
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="call"):
     """Base of all messages. What follows in comments is what a field alone does not say."""
-
-
-# -- values inside messages ----------------------------------------------------------------------------------------
-
-
-class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of the structs inside messages."""
-
-
-class WireMemory(Value, frozen=True):
-    """A memory pool: its schema, and how many of the message's descriptors are its own (in order)."""
-
-    kind: Annotated[str, msgspec.Meta(max_length=64)]
-    size: Unsigned64
-    prot: Annotated[int, msgspec.Meta(ge=0, le=255)]
-    offset: Unsigned64
-    n_fds: Annotated[int, msgspec.Meta(ge=0, le=8)] = 1
-    direct: bool = False
-    backing: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    image: ImageLayout | None = None
-
-
-Pools = Annotated[tuple[WireMemory, ...], msgspec.Meta(max_length=MAX_FDS)]
-
-
-class WireGrantor(Value, frozen=True):
-    """One region of a queue, in bytes (facts sheet `burst.md` §1.4)."""
-
-    flags: Id
-    fd_index: Id
-    offset: Id
-    extent: Unsigned64
-
-
-class WireQueue(Value, frozen=True):
-    """An `MQDescriptor` without its descriptors."""
-
-    grantors: Annotated[tuple[WireGrantor, ...], msgspec.Meta(max_length=16)]
-    quantum: Id
-    flags: Id
-    n_fds: Annotated[int, msgspec.Meta(ge=1, le=16)]
-
-
-class WireModel(Value, frozen=True):
-    """A `Model` with handles in place of pools."""
-
-    main: Subgraph
-    referenced: Annotated[tuple[Subgraph, ...], msgspec.Meta(max_length=1024)]
-    operand_values: bytes
-    pools: Pools
-    relax_computation_float32_to_float16: bool
-    extension_name_to_prefix: Annotated[dict[Name, int], msgspec.Meta(max_length=1024)]
-    input_names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
-    output_names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
-
-    def __post_init__(self) -> None:
-        for graph in (self.main, *self.referenced):
-            parts = (graph.operands, graph.operations, graph.input_indexes, graph.output_indexes)
-            if any(len(part) > MAX_OPERANDS for part in parts):
-                raise ValueError(f"a subgraph has more than {MAX_OPERANDS} operands or operations")
-
-
-class WireRequest(Value, frozen=True):
-    """A `Request` with handles in place of pools."""
-
-    inputs: Annotated[tuple[RequestArgument, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
-    outputs: Annotated[tuple[RequestArgument, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
-    pools: Pools
-
-
-class DeviceInfo(Value, frozen=True):
-    """What does not change about a device. Its number is its place in the list."""
-
-    name: Name
-    version_string: Name
-    type: DeviceType
-    capabilities: Capabilities
-    cache_files: tuple[CacheCount, CacheCount]
 
 
 # -- messages --------------------------------------------------------------------------------------------------------
@@ -284,6 +202,51 @@ class ExecuteReply(Message, tag="execute.reply", frozen=True):
     timing: Timing
 
 
+Roles = Annotated[tuple[BufferRole, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+Dimensions = Annotated[tuple[Id, ...], msgspec.Meta(max_length=64)]
+
+
+class Allocate(Message, tag="allocate", frozen=True):
+    """A driver-managed buffer; roles index `prepared_models`, which are numbers of this connection."""
+
+    device: Id
+    dimensions: Dimensions
+    prepared_models: Annotated[tuple[Id, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    input_roles: Roles
+    output_roles: Roles
+
+
+class AllocateReply(Message, tag="allocate.reply", frozen=True):
+    buffer: Id
+    token: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+class CopyTo(Message, tag="copy_to", frozen=True):
+    """Out of a buffer into a memory."""
+
+    buffer: Id
+    memory: WireMemory
+
+
+class CopyToReply(Message, tag="copy_to.reply", frozen=True):
+    generation: Unsigned64
+
+
+class CopyFrom(Message, tag="copy_from", frozen=True):
+    """Into a buffer out of a memory."""
+
+    buffer: Id
+    memory: WireMemory
+    dimensions: Dimensions = ()
+
+
+class CopyBuffer(Message, tag="copy_buffer", frozen=True):
+    """From buffer to buffer, inside the device."""
+
+    buffer: Id
+    source: Id
+
+
 class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True):
     """`callback` is the client's number for its `BurstCallback`; `polling_window` in seconds, None = default.
 
@@ -319,7 +282,7 @@ class FreeMemory(Message, tag="free_memory", frozen=True):
 
 
 class Release(Message, tag="release", frozen=True):
-    """Lets go of a prepared model or of a burst. An unknown number is no error: release is idempotent."""
+    """Lets go of a prepared model, a burst or a buffer. An unknown number is no error: release is idempotent."""
 
     object: Id
 
@@ -390,6 +353,10 @@ CALLS: tuple[Call, ...] = (
         reply_fds=lambda m: _of_pools(m.memories),
     ),
     Call(FreeMemory, Done, "on_free_memory"),
+    Call(Allocate, AllocateReply, "on_allocate"),
+    Call(CopyTo, CopyToReply, "on_copy_to", request_fds=lambda m: m.memory.n_fds),
+    Call(CopyFrom, Done, "on_copy_from", request_fds=lambda m: m.memory.n_fds),
+    Call(CopyBuffer, Done, "on_copy_buffer"),
     Call(Release, Done, "on_release"),
     Call(Goodbye, Done, "on_goodbye"),
 )

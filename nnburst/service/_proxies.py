@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..burst import BurstCallback, BurstContext
-from ..devices import Device, PreparedModel, check_preparation
+from ..devices import Buffer, Device, PreparedModel, check_preparation
 from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from ..model import (
     NO_TIMING,
+    BufferDesc,
+    BufferRole,
     Capabilities,
     DeviceStatus,
     DeviceType,
@@ -29,7 +31,11 @@ from ._handles import model_to_wire, pools_to_wire, queue_to_wire, request_to_wi
 from ._packets import FdBundle, close_fds
 from ._protocol import (
     MAX_FDS,
+    Allocate,
     ConfigureBurst,
+    CopyBuffer,
+    CopyFrom,
+    CopyTo,
     DeviceInfo,
     Execute,
     FreeMemory,
@@ -45,8 +51,9 @@ from ._transport import Connection
 
 if TYPE_CHECKING:
     from ..fmq import MQDescriptor
+    from ..memory import Memory
 
-__all__ = ["CallbackRegistry", "RemoteBurstContext", "RemoteDevice", "RemotePreparedModel"]
+__all__ = ["CallbackRegistry", "RemoteBuffer", "RemoteBurstContext", "RemoteDevice", "RemotePreparedModel"]
 
 _GRACE = 0.1
 """Seconds by which this side waits longer than the deadline that the device was given."""
@@ -111,6 +118,11 @@ class _Remote:
         self._what = what
         self._finalizer = weakref.finalize(self, connection.release_later, number)
         self._finalizer.atexit = False  # the service goes as a whole then
+
+    @property
+    def connection(self) -> Connection:
+        """What it is reached through."""
+        return self._connection
 
     @property
     def number(self) -> int:
@@ -220,6 +232,60 @@ class RemoteDevice(Device):
             on_late=lambda late: self._connection.release_later(_number_of(late)),
         )
         return RemotePreparedModel(self._connection, self._callbacks, self._keep, reply.prepared_model)
+
+    def allocate(
+        self,
+        desc: BufferDesc,
+        prepared_models: Sequence[PreparedModel],
+        input_roles: Sequence[BufferRole],
+        output_roles: Sequence[BufferRole],
+    ) -> RemoteBuffer:
+        """Have the service allocate a buffer; see `Device.allocate`."""
+        numbers = []
+        for position, prepared in enumerate(prepared_models):
+            if not isinstance(prepared, RemotePreparedModel) or prepared.connection is not self._connection:
+                raise InvalidArgument(f"prepared model {position} is not one of this service")
+            numbers.append(prepared.number)
+        message = Allocate(
+            device=self._index,
+            dimensions=tuple(desc.dimensions),
+            prepared_models=tuple(numbers),
+            input_roles=tuple(input_roles),
+            output_roles=tuple(output_roles),
+        )
+        reply, _ = self._connection.call(message, on_late=lambda late: self._connection.release_later(_number_of(late)))
+        return RemoteBuffer(self._connection, self._keep, reply.buffer, reply.token)
+
+
+class RemoteBuffer(_Remote, Buffer):
+    """A driver-managed buffer in a service."""
+
+    def __init__(self, connection: Connection, keep: object, number: int, token: int) -> None:
+        super().__init__(connection, keep, number, "buffer")
+        self._token = token
+
+    @property
+    def token(self) -> int:
+        return self._token
+
+    def copy_to(self, memory: Memory) -> int:
+        (handle,), fds = pools_to_wire([memory])
+        reply, _ = self._connection.call(CopyTo(buffer=self.number, memory=handle), fds)
+        generation: int = reply.generation
+        return generation
+
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
+        (handle,), fds = pools_to_wire([memory])
+        self._connection.call(CopyFrom(buffer=self.number, memory=handle, dimensions=tuple(dimensions)), fds)
+
+    def copy_buffer(self, source: Buffer) -> None:
+        if not isinstance(source, RemoteBuffer) or source._connection is not self._connection:
+            raise InvalidArgument("the source is a buffer of another device; copy through shared memory")
+        self._connection.call(CopyBuffer(buffer=self.number, source=source.number))
+
+    def close(self) -> None:
+        """Give the buffer back. Idempotent."""
+        super().close()
 
 
 class RemotePreparedModel(_Remote, PreparedModel):
@@ -339,4 +405,6 @@ def _until(deadline_ns: int) -> float | None:
 
 def _number_of(reply: Message) -> int:
     """The object that a reply names."""
-    return int(getattr(reply, "prepared_model", 0) or getattr(reply, "burst", 0))
+    return next(
+        (int(getattr(reply, name)) for name in ("prepared_model", "burst", "buffer") if hasattr(reply, name)), 0
+    )

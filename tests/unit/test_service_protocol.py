@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnburst.model import (
+    BufferRole,
     Capabilities,
     DataLocation,
     DeviceStatus,
@@ -69,6 +70,13 @@ SAMPLES = (
     (_protocol.ConfigureBurst(1, 2, QUEUE, QUEUE, 0.5), _protocol.ConfigureBurstReply(3)),
     (_protocol.GetMemories(2, (0, -1, 2**31 - 1)), _protocol.GetMemoriesReply(0, (POOL,))),
     (_protocol.FreeMemory(3, -(2**31)), _protocol.Done()),
+    (
+        _protocol.Allocate(0, (1, 0), (4, 5), (BufferRole(0, 1, 0.5),), (BufferRole(1, 0),)),
+        _protocol.AllocateReply(6, 2**31 - 1),
+    ),
+    (_protocol.CopyTo(6, POOL), _protocol.CopyToReply(2**64 - 1)),
+    (_protocol.CopyFrom(6, POOL, (2, 3)), _protocol.Done()),
+    (_protocol.CopyBuffer(6, 7), _protocol.Done()),
     (_protocol.Release(3), _protocol.Done()),
     (_protocol.Goodbye(), _protocol.Done()),
 )
@@ -92,6 +100,8 @@ def test_numbers_of_descriptors_follow_from_the_message() -> None:
         "prepare_model": 4,
         "execute": 2,
         "configure_execution_burst": 2,
+        "copy_to": 1,
+        "copy_from": 1,
     }
     assert counts == dict.fromkeys(counts, 0) | expected
     reply_counts = {CALL_BY_REQUEST[type(q)].name: CALL_BY_REQUEST[type(q)].reply_fds(r) for q, r in SAMPLES}

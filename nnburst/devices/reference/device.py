@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...errors import GeneralFailure, MissedDeadline
-from ...memory import check_pools
+from ...memory import BufferTracker, check_pools
 from ...model import (
+    BufferDesc,
+    BufferRole,
     Capabilities,
     ExecutionPreference,
     Model,
@@ -15,8 +17,9 @@ from ...model import (
     operation_name,
     validate_model,
 )
+from .._buffers import LocalBuffer, allocate_buffer
 from .._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
-from .._interfaces import Device
+from .._interfaces import Device, PreparedModel
 from .kernels import KERNELS
 from .prepared import ReferencePreparedModel
 
@@ -25,6 +28,9 @@ __all__ = ["ReferenceDevice"]
 
 class ReferenceDevice(Device):
     """NNAPI operations in NumPy. Nothing is faster on purpose than it is right."""
+
+    def __init__(self) -> None:
+        self._tracker = BufferTracker()
 
     @property
     def name(self) -> str:
@@ -70,10 +76,20 @@ class ReferenceDevice(Device):
                     f"operation {position} ({operation_name(operation.type)}) is not built in {self.name};"
                     " ask get_supported_operations first"
                 )
-        prepared = ReferencePreparedModel(model)
+        prepared = ReferencePreparedModel(model, self._tracker)
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
         return prepared
+
+    def allocate(
+        self,
+        desc: BufferDesc,
+        prepared_models: Sequence[PreparedModel],
+        input_roles: Sequence[BufferRole],
+        output_roles: Sequence[BufferRole],
+    ) -> LocalBuffer:
+        """Any base type, also with open dimensions; see `Device.allocate`."""
+        return allocate_buffer(self._tracker, desc, prepared_models, input_roles, output_roles)
 
 
 def _is_supported(operation: Operation) -> bool:

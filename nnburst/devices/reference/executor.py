@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...burst import BoundPlan, BurstExecutorWithCache
 from ...errors import InvalidArgument
-from ...model import MeasureTiming, Request
+from ...model import BufferToken, MeasureTiming, Request
 
 if TYPE_CHECKING:
     from ...memory import Memory
@@ -22,13 +22,13 @@ class ReferenceBurstExecutor(BurstExecutorWithCache):
 
     def __init__(self, prepared: ReferencePreparedModel) -> None:
         self._prepared = prepared
-        self._entries: dict[int, Memory] = {}
+        self._entries: dict[int, Memory | BufferToken] = {}
 
     def is_cache_entry_present(self, slot: int) -> bool:
         """See `BurstExecutorWithCache`."""
         return slot in self._entries
 
-    def add_cache_entry(self, memory: Memory, slot: int) -> None:
+    def add_cache_entry(self, memory: Memory | BufferToken, slot: int) -> None:
         """See `BurstExecutorWithCache`."""
         self._entries[slot] = memory
 

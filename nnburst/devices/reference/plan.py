@@ -17,8 +17,10 @@ import numpy as np
 
 from ...burst import ExecutionResult
 from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
+from ...memory import BufferView
 from ...model import (
     NO_TIMING,
+    BufferToken,
     DataLocation,
     Lifetime,
     MeasureTiming,
@@ -28,6 +30,7 @@ from ...model import (
     OutputShape,
     OutputSpec,
     Request,
+    RequestArgument,
     Timing,
     UnknownYet,
     combine_dimensions,
@@ -117,6 +120,10 @@ class Plan:
         timing = Timing((time.monotonic_ns() - started) // 1000) if self._measure else NO_TIMING
         return ErrorStatus.NONE, self._shapes() if self._reports_shapes else (), timing
 
+    def output_dimensions(self, position: int) -> tuple[int, ...]:
+        """Dimensions of an output after a run."""
+        return tuple(self._arrays[self._prepared.model.main.output_indexes[position]].shape)
+
     # -- binding ----------------------------------------------------------------------------------------------
 
     def _bind_inputs(self, request: Request) -> None:
@@ -126,7 +133,7 @@ class Plan:
                 continue
             operand = self._operands[index]
             dims = combine_dimensions(operand.dimensions, argument.dimensions)
-            self._arrays[index] = _map(request.pools[argument.location.pool_index], operand, dims, argument.location)
+            self._arrays[index] = _map(_pool(request, argument), operand, dims, argument.location)
 
     def _bind_outputs(self, request: Request) -> None:
         for position, (index, argument) in enumerate(
@@ -134,9 +141,11 @@ class Plan:
         ):
             if argument.has_no_value:
                 raise GeneralFailure(f"output {position} is omitted, but the operation that writes it needs it")
-            pool, operand = request.pools[argument.location.pool_index], self._operands[index]
+            pool, operand = _pool(request, argument), self._operands[index]
             self._regions[index] = (pool, argument.location)
             self._expected[index] = combine_dimensions(operand.dimensions, argument.dimensions)
+            if isinstance(pool, BufferView):
+                continue  # writable, and as large as it needs to be
             region = pool.array(np.uint8, (argument.location.length,), argument.location.offset)
             if not region.flags.writeable:
                 raise InvalidArgument(f"output {position} lies in read-only memory; share it for writing")
@@ -239,6 +248,12 @@ class Plan:
 def _require_time(deadline_ns: int) -> None:
     if deadline_passed(deadline_ns):
         raise MissedDeadline("the execution's deadline has passed")
+
+
+def _pool(request: Request, argument: RequestArgument) -> MemoryLike:
+    pool = request.pools[argument.location.pool_index]
+    assert not isinstance(pool, BufferToken)  # replaced by a view before the plan is made
+    return pool
 
 
 def _map(pool: MemoryLike, operand: Operand, dims: tuple[int, ...], location: DataLocation) -> Array:

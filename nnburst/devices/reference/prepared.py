@@ -10,7 +10,7 @@ import numpy as np
 
 from ...burst import ExecutionResult
 from ...errors import BadState, ErrorStatus, NNBurstError, OutputInsufficientSize
-from ...memory import open_request, read_constant
+from ...memory import BufferTracker, open_request, read_constant
 from ...model import (
     NO_TIMING,
     HalVersion,
@@ -25,8 +25,10 @@ from ...model import (
     validate_request,
     view_operation,
 )
+from .._buffers import bind_buffers, next_model_number
 from .._common import deadline_passed
 from .._interfaces import PreparedModel
+from .buffer_plan import BufferPlan
 from .executor import ReferenceBurstExecutor
 from .plan import Plan
 from .staged import StagedPlan
@@ -44,12 +46,16 @@ class ReferencePreparedModel(PreparedModel):
 
     Attributes:
         model: The model.
+        number: Of this prepared model, never used again; the roles of buffers refer to it.
+        tracker: Buffers of the device.
         constants: Value of each constant operand, read-only.
         matches: Signature and matched inputs of each operation.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, tracker: BufferTracker | None = None) -> None:
         self.model = model
+        self.number = next_model_number()
+        self.tracker = BufferTracker() if tracker is None else tracker
         self.constants: dict[int, Array] = {
             index: _constant(model, operand)
             for index, operand in enumerate(model.main.operands)
@@ -71,7 +77,7 @@ class ReferencePreparedModel(PreparedModel):
             return self._derived.setdefault(key, make())
         return self._derived[key]
 
-    def bind(self, request: Request, measure: MeasureTiming) -> Plan | StagedPlan:
+    def bind(self, request: Request, measure: MeasureTiming) -> Plan | StagedPlan | BufferPlan:
         """Check a request, open its memory and bind it to arrays.
 
         Raises:
@@ -81,6 +87,12 @@ class ReferencePreparedModel(PreparedModel):
         if self._closed:
             raise BadState("the prepared model is closed")
         validate_request(self.model, request)
+        buffers = bind_buffers(self, request)
+        if buffers is not None:
+            return BufferPlan(buffers, lambda viewed: self._open(viewed, measure))
+        return self._open(request, measure)
+
+    def _open(self, request: Request, measure: MeasureTiming) -> Plan | StagedPlan:
         opened = open_request(request)
         if opened.is_direct:
             return Plan(self, opened.request, measure)

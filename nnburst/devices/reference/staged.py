@@ -35,6 +35,10 @@ class StagedPlan:
         """Run without a deadline."""
         return self.run(0)
 
+    def output_dimensions(self, position: int) -> tuple[int, ...]:
+        """Dimensions of an output after a run."""
+        return self._plan.output_dimensions(position)
+
     def run(self, deadline_ns: int) -> ExecutionResult | None:
         """Run once; as `Plan.run`."""
         try:

@@ -1,0 +1,146 @@
+"""What a connection owns in the service: models, buffers and bursts, and the way back to the client's memories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+
+from ..burst import BurstCallback, BurstContext
+from ..devices import Buffer, PreparedModel
+from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError
+from ..memory import Memory, check_pools
+from ..model import BufferToken
+from ._handles import pools_from_wire, total_size
+from ._objects import Charge, Ledger
+from ._protocol import GetMemories, GetMemoriesReply
+from ._transport import Connection
+
+__all__ = ["HostedBuffer", "HostedBurst", "HostedModel", "SlotMemories", "close_all"]
+
+_SLOTS_PER_CALL = 200
+"""Each slot's memory has at least one descriptor, and 253 fit into a message."""
+_GET_MEMORIES_TIMEOUT = 10.0
+
+
+class HostedModel:
+    """A prepared model in a connection's table, with the pools of its constants."""
+
+    def __init__(self, prepared: PreparedModel, pools: Sequence[Memory], charge: Charge) -> None:
+        self.prepared = prepared
+        self._pools = pools
+        self._charge = charge
+
+    def dispose(self) -> None:
+        try:
+            self.prepared.close()
+        finally:
+            close_all(self._pools)
+            self._charge.release()
+
+
+class HostedBuffer:
+    """A driver-managed buffer in a connection's table."""
+
+    def __init__(self, buffer: Buffer, charge: Charge, tokens: set[int]) -> None:
+        self.buffer = buffer
+        self._charge = charge
+        self._tokens = tokens
+        tokens.add(buffer.token)
+
+    def dispose(self) -> None:
+        self._tokens.discard(self.buffer.token)
+        try:
+            self.buffer.close()
+        finally:
+            self._charge.release()
+
+
+class HostedBurst:
+    """A burst in a connection's table."""
+
+    def __init__(
+        self, context: BurstContext, memories: SlotMemories, charge: Charge, let_go: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._memories = memories
+        self._charge = charge
+        self._let_go = let_go
+
+    def free_memory(self, slot: int) -> None:
+        self._context.free_memory(slot)
+        self._memories.forget(slot)
+
+    def hang_up(self) -> None:
+        hang_up = getattr(self._context, "hang_up", None)
+        if hang_up is not None:
+            hang_up()
+
+    def dispose(self) -> None:
+        try:
+            self._context.close()
+        finally:
+            self._memories.forget_all()
+            self._charge.release()
+            self._let_go()
+
+
+class SlotMemories(BurstCallback):
+    """The client's `BurstCallback` as the burst's server sees it; counts what it brings in."""
+
+    def __init__(
+        self, connection: Connection, ledger: Ledger, number: int, tokens: Container[int], allow_direct: bool
+    ) -> None:
+        self._allow_direct = allow_direct
+        self._connection = connection
+        self._tokens = tokens
+        self._ledger = ledger
+        self._number = number
+        self._charges: dict[int, Charge] = {}
+
+    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | BufferToken, ...]]:
+        """Ask the client, in as many calls as the descriptors need."""
+        memories: list[Memory | BufferToken] = []
+        charges: dict[int, Charge] = {}
+        try:
+            for start in range(0, len(slots), _SLOTS_PER_CALL):
+                self._fetch(tuple(slots[start : start + _SLOTS_PER_CALL]), memories, charges)
+        except NNBurstError as error:
+            close_all([memory for memory in memories if isinstance(memory, Memory)])
+            for charge in charges.values():
+                charge.release()
+            local = isinstance(error, BadState | DeadObject)
+            return (ErrorStatus.GENERAL_FAILURE if local else error.status), ()
+        for slot, charge in charges.items():
+            self.forget(slot)  # asked again: the old one is not in use any more
+            self._charges[slot] = charge
+        return ErrorStatus.NONE, tuple(memories)
+
+    def _fetch(self, slots: tuple[int, ...], memories: list[Memory | BufferToken], charges: dict[int, Charge]) -> None:
+        reply: GetMemoriesReply
+        reply, fds = self._connection.call(
+            GetMemories(callback=self._number, slots=slots), timeout=_GET_MEMORIES_TIMEOUT
+        )
+        with fds:
+            if reply.status != ErrorStatus.NONE:
+                raise NNBurstError("the client knows no such slot", status=ErrorStatus(reply.status))
+            if len(reply.memories) != len(slots):
+                raise GeneralFailure(f"{len(slots)} memories wanted, {len(reply.memories)} came")
+            for slot, handle in zip(slots, reply.memories, strict=True):
+                charges[slot] = self._ledger.charge(mapped_bytes=total_size([handle]), fds=handle.n_fds)
+            memories += pools_from_wire(reply.memories, fds, self._tokens, self._allow_direct)
+            check_pools(memories, "burst")
+
+    def forget(self, slot: int) -> None:
+        """A slot was freed."""
+        charge = self._charges.pop(slot, None)
+        if charge is not None:
+            charge.release()
+
+    def forget_all(self) -> None:
+        """The burst is over."""
+        for slot in list(self._charges):
+            self.forget(slot)
+
+
+def close_all(memories: Sequence[Memory]) -> None:
+    for memory in memories:
+        memory.close()

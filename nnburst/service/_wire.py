@@ -1,0 +1,128 @@
+"""Values inside messages: what stands for models, requests, pools and queues on the control plane, and the limits."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ..memory import ImageLayout
+from ..model import Capabilities, DeviceType, OutputShape, RequestArgument, Subgraph
+
+__all__ = [
+    "MAX_BODY",
+    "MAX_FDS",
+    "MAX_INLINE",
+    "MAX_OPERANDS",
+    "CacheCount",
+    "DeviceInfo",
+    "Id",
+    "Name",
+    "Pools",
+    "Shapes",
+    "Slot",
+    "Text",
+    "Unsigned64",
+    "WireGrantor",
+    "WireMemory",
+    "WireModel",
+    "WireQueue",
+    "WireRequest",
+]
+
+MAX_FDS = 253
+"""Descriptors per message (SCM_MAX_FD of Linux)."""
+MAX_INLINE = 64 * 1024
+"""Longest body in a datagram; a longer one travels in a sealed memfd."""
+MAX_BODY = 16 * 1024 * 1024
+"""Longest body at all. Large constants are in pools, so this is structure only."""
+MAX_OPERANDS = 65536
+"""Operands, operations, names or arguments in one model or request."""
+
+Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack ends at 2**64 - 1
+Slot = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+Text = Annotated[str, msgspec.Meta(max_length=65536)]
+FdCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_FDS)]
+CacheCount = Annotated[int, msgspec.Meta(ge=0, le=32)]
+Shapes = Annotated[tuple[OutputShape, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+
+
+class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the structs inside messages."""
+
+
+class WireMemory(Value, frozen=True):
+    """A memory pool: its schema, and how many of the message's descriptors are its own (in order).
+
+    `token` other than 0: a driver-managed buffer instead, named by its token; the rest says nothing then.
+    """
+
+    kind: Annotated[str, msgspec.Meta(max_length=64)]
+    size: Unsigned64
+    prot: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    offset: Unsigned64
+    n_fds: Annotated[int, msgspec.Meta(ge=0, le=8)] = 1
+    direct: bool = False
+    backing: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    image: ImageLayout | None = None
+    token: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+
+
+Pools = Annotated[tuple[WireMemory, ...], msgspec.Meta(max_length=MAX_FDS)]
+
+
+class WireGrantor(Value, frozen=True):
+    """One region of a queue, in bytes (facts sheet `burst.md` §1.4)."""
+
+    flags: Id
+    fd_index: Id
+    offset: Id
+    extent: Unsigned64
+
+
+class WireQueue(Value, frozen=True):
+    """An `MQDescriptor` without its descriptors."""
+
+    grantors: Annotated[tuple[WireGrantor, ...], msgspec.Meta(max_length=16)]
+    quantum: Id
+    flags: Id
+    n_fds: Annotated[int, msgspec.Meta(ge=1, le=16)]
+
+
+class WireModel(Value, frozen=True):
+    """A `Model` with handles in place of pools."""
+
+    main: Subgraph
+    referenced: Annotated[tuple[Subgraph, ...], msgspec.Meta(max_length=1024)]
+    operand_values: bytes
+    pools: Pools
+    relax_computation_float32_to_float16: bool
+    extension_name_to_prefix: Annotated[dict[Name, int], msgspec.Meta(max_length=1024)]
+    input_names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    output_names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+
+    def __post_init__(self) -> None:
+        for graph in (self.main, *self.referenced):
+            parts = (graph.operands, graph.operations, graph.input_indexes, graph.output_indexes)
+            if any(len(part) > MAX_OPERANDS for part in parts):
+                raise ValueError(f"a subgraph has more than {MAX_OPERANDS} operands or operations")
+
+
+class WireRequest(Value, frozen=True):
+    """A `Request` with handles in place of pools."""
+
+    inputs: Annotated[tuple[RequestArgument, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    outputs: Annotated[tuple[RequestArgument, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    pools: Pools
+
+
+class DeviceInfo(Value, frozen=True):
+    """What does not change about a device. Its number is its place in the list."""
+
+    name: Name
+    version_string: Name
+    type: DeviceType
+    capabilities: Capabilities
+    cache_files: tuple[CacheCount, CacheCount]
