@@ -97,6 +97,29 @@ def test_transaction_commits_once_and_not_more_than_it_has() -> None:
         assert queue.available_to_read == 1
 
 
+@pytest.mark.parametrize("start", range(6))
+@pytest.mark.parametrize("count", range(6))
+def test_copies_from_any_slot_cross_the_wrap(start: int, count: int) -> None:
+    with MessageQueue("u1", 5) as queue:
+        assert queue.write([0] * 3)
+        assert queue.read(3) is not None
+        tx = queue.begin_write(5)
+        assert (len(tx.first), len(tx.second)) == (2, 3)
+        tx.copy_to([9] * 5)
+        values = list(range(10, 10 + count))
+        if start + count > 5:
+            with pytest.raises(InvalidArgument):
+                tx.copy_to(values, start)
+            return
+        tx.copy_to(values, start)
+        assert tx.commit()
+        expected = [9] * start + values + [9] * (5 - start - count)
+        back = queue.begin_read(5)
+        assert back.copy_from().tolist() == expected
+        assert back.copy_from(start, count).tolist() == values
+        assert back.copy_from(start).tolist() == expected[start:]
+
+
 def test_newer_transaction_voids_the_older() -> None:
     with MessageQueue("u1", 4) as queue:
         old = queue.begin_write(4)
