@@ -53,9 +53,12 @@ def open_channel(descriptor: MQDescriptor, what: str, *, reset: bool) -> CData:
 # ---- requests -------------------------------------------------------------------------------------------------
 
 
-def _u32(value: int, what: str) -> int:
+_BEYOND = "; share the part beyond 4 GiB as a pool of its own, with Memory.mmap_fd and its offset"
+
+
+def _u32(value: int, what: str, hint: str = "") -> int:
     if not 0 <= value <= _UINT32_MAX:
-        raise InvalidArgument(f"{what} is {value}; a burst carries numbers up to {_UINT32_MAX}")
+        raise InvalidArgument(f"{what} is {value}; a burst carries numbers up to {_UINT32_MAX}{hint}")
     return value
 
 
@@ -73,7 +76,7 @@ def c_request(request: Request, slots: Sequence[int], *, measure: bool) -> tuple
         row, where = rows[i], argument.location
         row.has_no_value = argument.has_no_value
         row.pool_index = _u32(where.pool_index, f"{kind} {index}: pool index")
-        row.offset = _u32(where.offset, f"{kind} {index}: offset")
+        row.offset = _u32(where.offset, f"{kind} {index}: offset", _BEYOND)
         row.length = _u32(where.length, f"{kind} {index}: length")
         row.rank = len(argument.dimensions)
         row.first_dim = len(dims)

@@ -112,7 +112,9 @@ class OpenRequest:
         """
         for memory, write in self._bracketed.values():
             memory.end_access(write=write)
-        victims = [(memory, mapping) for memory, mapping in self._fallible.values() if mapping.faults]
+        # The page that holds the new end of a truncated object does not fault: its size tells.
+        used = self._fallible.values()
+        victims = [(memory, mapping) for memory, mapping in used if mapping.faults or undecodable_pools([memory])]
         for memory, mapping in victims:
             memory.evict(mapping)
         if victims:

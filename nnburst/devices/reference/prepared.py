@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...burst import ExecutionResult
-from ...errors import BadState, ErrorStatus, NNBurstError, OutputInsufficientSize
+from ...errors import BadState, ErrorStatus, NNBurstError, OutputInsufficientSize, ResourceExhausted
 from ...memory import BufferTracker, open_request, read_constant
 from ...model import (
     NO_TIMING,
@@ -83,6 +83,7 @@ class ReferencePreparedModel(PreparedModel):
         Raises:
             InvalidArgument: The request does not fit the model.
             GeneralFailure: The operations do not fit together, or memory can be neither mapped nor copied.
+            ResourceExhausted: There is no memory for what the operations need.
         """
         if self._closed:
             raise BadState("the prepared model is closed")
@@ -93,10 +94,13 @@ class ReferencePreparedModel(PreparedModel):
         return self._open(request, measure)
 
     def _open(self, request: Request, measure: MeasureTiming) -> Plan | StagedPlan:
-        opened = open_request(request)
-        if opened.is_direct:
-            return Plan(self, opened.request, measure)
-        return StagedPlan(request, opened, lambda opened: Plan(self, opened.request, measure))
+        try:
+            opened = open_request(request)
+            if opened.is_direct:
+                return Plan(self, opened.request, measure)
+            return StagedPlan(request, opened, lambda opened: Plan(self, opened.request, measure))
+        except MemoryError as error:
+            raise ResourceExhausted(f"no memory for this execution: {error}") from error
 
     def execute_synchronously(
         self,

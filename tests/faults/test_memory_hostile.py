@@ -1,0 +1,309 @@
+"""Clients that try to hurt a service through memory: it answers with an error, and goes on for everybody else."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fault_support import WATCHDOG
+
+from nnburst.burst import ExecutionBurstController
+from nnburst.devices import Device, create_device
+from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError
+from nnburst.memory import Memory
+from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, Request, RequestArgument
+from nnburst.service import ServiceConnection, start_child
+
+COUNT = 1 << 16
+NBYTES = 4 * COUNT
+T, Op = OperandType, OperationType
+
+
+def argument(offset: int, length: int, pool: int = 0) -> RequestArgument:
+    return RequestArgument(location=DataLocation(pool, offset, length))
+
+
+def model() -> Model:
+    """y = x + 1, 256 KiB."""
+    b = ModelBuilder()
+    b.output("y", b.binary(Op.ADD, b.input("x", T.TENSOR_FLOAT32, (COUNT,)), np.ones(1, np.float32)))
+    return b.build()
+
+
+REQUEST = ((argument(0, NBYTES),), (argument(NBYTES, NBYTES),))
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[ServiceConnection]:
+    connection = start_child(devices=("nnburst-reference",))
+    yield connection
+    connection.close()
+
+
+@pytest.fixture(params=["in_process", "service"])
+def device(request: pytest.FixtureRequest, service: ServiceConnection) -> Iterator[Device]:
+    if request.param == "service":
+        yield service.devices[0]
+        return
+    local = create_device("nnburst-reference")
+    yield local
+    local.close()
+
+
+@contextlib.contextmanager
+def file_pool(direct: bool) -> Iterator[tuple[int, Memory]]:
+    with tempfile.TemporaryFile(dir="/var/tmp") as file:
+        file.truncate(2 * NBYTES)
+        with Memory.mmap_fd(file.fileno(), 2 * NBYTES, direct=direct) as memory:
+            yield file.fileno(), memory
+
+
+def works(run: Callable[[], None], memory: Memory) -> bool:
+    memory.write(np.full(COUNT, 4, np.float32))
+    run()
+    return bool((memory.read(np.float32, (COUNT,), NBYTES) == 5).all())
+
+
+@contextlib.contextmanager
+def ways_to_run(device: Device, memory: Memory, way: str) -> Iterator[Callable[[], None]]:
+    """A function that runs the same request again; raises what the run says."""
+    prepared = device.prepare_model(model())
+    request = Request(*REQUEST, (memory,))
+    try:
+        if way == "sync":
+
+            def run() -> None:
+                status = prepared.execute_synchronously(request)[0]
+                if status is not ErrorStatus.NONE:
+                    raise NNBurstError(str(status), status=status)
+
+            yield run
+            return
+        with ExecutionBurstController.create(prepared) as burst:
+            yield burst.bind(request).run
+    finally:
+        prepared.close()
+
+
+@pytest.mark.parametrize("size", [0, 4096, 2 * NBYTES - 1])
+@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
+@pytest.mark.parametrize("way", ["sync", "burst"])
+def test_REQ_MEM_102_truncated_between_bind_and_run(device: Device, way: str, direct: bool, size: int) -> None:
+    with file_pool(direct) as (fd, memory), ways_to_run(device, memory, way) as run:
+        assert works(run, memory)
+        os.ftruncate(fd, size)
+        for _ in range(2):
+            with pytest.raises(NNBurstError) as caught:
+                run()
+            assert caught.value.status is ErrorStatus.GENERAL_FAILURE
+        assert os.fstat(fd).st_size == size, "the service made the file longer"
+        with Memory.ashmem(2 * NBYTES) as other, ways_to_run(device, other, way) as bystander:
+            assert works(bystander, other)
+        os.ftruncate(fd, 2 * NBYTES)
+        assert works(run, memory), "what was evicted is mapped anew"
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
+@pytest.mark.parametrize("way", ["sync", "burst"])
+def test_REQ_MEM_102_truncated_during_runs(device: Device, way: str, direct: bool) -> None:
+    stop = threading.Event()
+    seen: set[ErrorStatus] = set()
+    with file_pool(direct) as (fd, memory), Memory.ashmem(2 * NBYTES) as calm:
+        with ways_to_run(device, memory, way) as run, ways_to_run(device, calm, way) as bystander:
+
+            def truncate() -> None:
+                while not stop.is_set():
+                    os.ftruncate(fd, 8192)
+                    os.ftruncate(fd, 2 * NBYTES)
+
+            attacker = threading.Thread(target=truncate)
+            attacker.start()
+            try:
+                for i in range(150):
+                    try:
+                        run()
+                        seen.add(ErrorStatus.NONE)
+                    except NNBurstError as error:
+                        seen.add(error.status)
+                    if i % 50 == 0:
+                        assert works(bystander, calm)
+            finally:
+                stop.set()
+                attacker.join(WATCHDOG)
+            assert seen <= {ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE}
+            os.ftruncate(fd, 2 * NBYTES)
+            with contextlib.suppress(NNBurstError):
+                run()  # may find the faults of before
+            assert works(run, memory)
+
+
+@pytest.mark.parametrize("way", ["sync", "burst"])
+def test_REQ_MEM_114_control_values_rewritten_during_runs(device: Device, way: str) -> None:
+    """Shapes, sizes and codes that a client rewrites at any moment never lead out of bounds."""
+    b = ModelBuilder()
+    x = b.input("x", T.TENSOR_FLOAT32, (4, 16))
+    begin, size = b.input("begin", T.TENSOR_INT32, (2,)), b.input("size", T.TENSOR_INT32, (2,))
+    part = b.add(Op.SLICE, [x, begin, size], dimensions=(0, 0))
+    b.output("y", b.add(Op.RESHAPE, [part, b.input("shape", T.TENSOR_INT32, (2,))], dimensions=(0, 0)))
+    prepared = device.prepare_model(b.build())
+    stop = threading.Event()
+    with Memory.ashmem(4096) as memory:
+        memory.array(np.float32, (64,))[:] = np.arange(64)
+        control = memory.array(np.int32, (6,), 256)
+        good = [0, 0, 4, 16, 16, 4]
+        bad = [
+            [3, 15, 1, 1, 1, 1],
+            [0, 0, 1 << 30, 16, -1, 4],
+            [-5, -5, 9, 99, 1 << 20, 1 << 20],
+            [0, 0, -1, -1, 64, -1],
+        ]
+        request = Request(
+            (argument(0, 256), argument(256, 8), argument(264, 8), argument(272, 8)), (argument(512, 256),), (memory,)
+        )
+
+        def scribble() -> None:
+            dice = np.random.default_rng(1)
+            while not stop.is_set():
+                for values in bad:
+                    control[dice.integers(6)] = values[dice.integers(6)]
+                    control[:] = values
+                control[:] = good
+
+        burst = ExecutionBurstController.create(prepared) if way == "burst" else None
+
+        def run() -> Any:
+            if burst is None:
+                return prepared.execute_synchronously(request)[0]
+            try:
+                return burst.compute(request)[0]
+            except NNBurstError as error:
+                return error.status
+
+        attacker = threading.Thread(target=scribble)
+        attacker.start()
+        try:
+            seen = {run() for _ in range(400)}
+        finally:
+            stop.set()
+            attacker.join(WATCHDOG)
+        assert seen <= {
+            ErrorStatus.NONE,
+            ErrorStatus.GENERAL_FAILURE,
+            ErrorStatus.OUTPUT_INSUFFICIENT_SIZE,
+            ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT,
+        }
+        control[:] = good
+        assert run() is ErrorStatus.NONE
+        assert memory.array(np.float32, (64,), 512).tolist() == list(range(64))
+        if burst is not None:
+            burst.close()
+
+
+def maps_of_service(service: ServiceConnection, name: str) -> list[str]:
+    with open(f"/proc/{service.pid}/maps") as file:
+        return [line.split()[1] for line in file if name in line]
+
+
+def test_the_service_maps_inputs_read_only_and_unsealed_files_not_at_all(service: ServiceConnection) -> None:
+    prepared = service.devices[0].prepare_model(model())
+    with (
+        Memory.ashmem(NBYTES, "nnburst-input") as source,
+        Memory.ashmem(NBYTES, "nnburst-output") as target,
+        tempfile.NamedTemporaryFile(prefix="nnburst-staged", dir="/var/tmp") as file,
+    ):
+        file.truncate(2 * NBYTES)
+        with ExecutionBurstController.create(prepared) as burst:
+            arguments = (argument(0, NBYTES),), (argument(0, NBYTES, 1),)
+            assert burst.compute(Request(*arguments, (source, target)))[0] is ErrorStatus.NONE
+            assert maps_of_service(service, "nnburst-input") == ["r--s"]
+            assert maps_of_service(service, "nnburst-output") == ["rw-s"]
+            with Memory.mmap_fd(file.fileno(), 2 * NBYTES) as staged:
+                assert burst.compute(Request(*REQUEST, (staged,)))[0] is ErrorStatus.NONE
+                assert maps_of_service(service, "nnburst-staged") == []
+            with Memory.mmap_fd(file.fileno(), 2 * NBYTES, direct=True) as direct:
+                assert burst.compute(Request(*REQUEST, (direct,)))[0] is ErrorStatus.NONE
+                assert maps_of_service(service, "nnburst-staged") == ["rw-s"]
+
+
+# -- leaks ------------------------------------------------------------------------------------------------------------
+
+
+def _usage(pid: int | str) -> tuple[int, int]:
+    """Return (descriptors, mappings of ours)."""
+    with open(f"/proc/{pid}/maps") as file:
+        ours = sum(("nnburst" in line and "memfd" in line) or "/var/tmp" in line or "/dev/shm" in line for line in file)
+    return len(os.listdir(f"/proc/{pid}/fd")), ours
+
+
+def _of_file(**options: Any) -> Memory:
+    with tempfile.TemporaryFile(dir="/var/tmp", prefix="nnburst") as file:
+        file.truncate(512)
+        return Memory.mmap_fd(file.fileno(), 512, **options)
+
+
+def _named() -> Memory:
+    memory = Memory.posix_shm("nnburst-leak", 512)
+    Memory.unlink_posix_shm("nnburst-leak")
+    return memory
+
+
+MAKERS: dict[str, Callable[[], Memory]] = {
+    "ashmem": lambda: Memory.ashmem(512),
+    "file": _of_file,
+    "direct": lambda: _of_file(direct=True),
+    "posix_shm": _named,
+    "blob": lambda: Memory.hardware_buffer_blob(512),
+    "image": lambda: Memory.hardware_buffer(8, 8, "GRAY8"),
+}
+
+
+@pytest.mark.parametrize("rounds", [1000, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_REQ_MEM_115_descriptors_and_mappings_return_to_where_they_were(
+    service: ServiceConnection, kind: str, rounds: int
+) -> None:
+    b = ModelBuilder()
+    b.output("y", b.add(Op.RELU, [b.input("x", T.TENSOR_QUANT8_ASYMM, (1, 8, 8, 1), scale=1.0, zero_point=0)]))
+    prepared = service.devices[0].prepare_model(b.build())
+    place = argument(0, 0 if kind == "image" else 64)
+
+    def cycle(burst: ExecutionBurstController | None) -> None:
+        with MAKERS[kind]() as memory, Memory.ashmem(64) as target:
+            request = Request((place,), (argument(0, 64, 1),), (memory, target))
+            if burst is None:
+                assert prepared.execute_synchronously(request)[0] is ErrorStatus.NONE
+            else:
+                assert burst.compute(request)[0] is ErrorStatus.NONE
+                assert burst.free_memory(memory)
+                assert burst.free_memory(target)
+
+    with ExecutionBurstController.create(prepared) as burst:
+        for _ in range(70):  # more than the plans that a server keeps
+            cycle(None)
+            cycle(burst)
+        gc.collect()
+        before = _usage("self"), _usage(service.pid)
+        for i in range(rounds):
+            cycle(burst if i % 2 else None)
+        gc.collect()
+        prepared.execute_synchronously(Request((), ()))  # the service has done all before
+        assert (_usage("self"), _usage(service.pid)) == before
+    prepared.close()
+
+
+def test_a_failing_pool_never_raises_anything_else_than_a_status() -> None:
+    """In process: the error of a pool that is closed while it is bound is a status, too."""
+    prepared = create_device("nnburst-reference").prepare_model(model())
+    with file_pool(False) as (_, memory), ExecutionBurstController.create(prepared) as burst:
+        execution = burst.bind(Request(*REQUEST, (memory,)))
+        execution.run()
+        memory.close()
+        with pytest.raises(GeneralFailure):
+            execution.run()
