@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,9 +60,10 @@ class ManagedBuffer:
         self.storage: Array = np.zeros(self.nbytes(dimensions) if self.is_fixed else 0, np.uint8)
         self.shared = False
         """Whether another buffer may look at the same storage; then whoever writes takes a new one first."""
-        self._monitor = threading.Condition(threading.Lock())
-        self._readers = 0
-        self._writing = False
+        self.version = 0
+        """Changes when arrays over the storage must be made anew."""
+        self.readers = 0
+        self.writing = False
 
     @property
     def is_fixed(self) -> bool:
@@ -74,42 +74,19 @@ class ManagedBuffer:
         """Bytes that contents of these dimensions take."""
         return math.prod(dimensions) * self.dtype.itemsize
 
-    # -- exclusion --------------------------------------------------------------------------------------------
-
-    def begin(self, write: bool) -> None:
+    @contextmanager
+    def used(self, *, write: bool) -> Iterator[None]:
         """Keep writers out, or everybody.
 
         Raises:
             ResourceExhausted: Somebody else kept the buffer for too long.
         """
-        with self._monitor:
-            if self._writing or (write and self._readers):
-                deadline = time.monotonic() + _PATIENCE
-                while self._writing or (write and self._readers):
-                    if not self._monitor.wait(max(deadline - time.monotonic(), 0)) and time.monotonic() >= deadline:
-                        raise ResourceExhausted("the buffer is in use by another execution or copy; try again")
-            if write:
-                self._writing = True
-            else:
-                self._readers += 1
-
-    def end(self, write: bool) -> None:
-        """End what `begin` began."""
-        with self._monitor:
-            if write:
-                self._writing = False
-            else:
-                self._readers -= 1
-            self._monitor.notify_all()
-
-    @contextmanager
-    def used(self, *, write: bool) -> Iterator[None]:
-        """`begin` and `end` around a block."""
-        self.begin(write)
+        users = ((self, write),)
+        _begin(users)
         try:
             yield
         finally:
-            self.end(write)
+            _end(users)
 
     # -- contents ---------------------------------------------------------------------------------------------
 
@@ -118,14 +95,16 @@ class ManagedBuffer:
         if self.shared or self.storage.nbytes < nbytes:
             self.storage = np.zeros(max(nbytes, 1), np.uint8)
             self.shared = False
+            self.version += 1
         return self.storage
 
     def settle(self, dimensions: tuple[int, ...] | None) -> None:
         """End a change of the contents: they now have these dimensions, or are undefined (None)."""
         self.generation += 1
         self.initialised = dimensions is not None
-        if dimensions is not None:
+        if dimensions is not None and dimensions != self.dimensions:
             self.dimensions = dimensions
+            self.version += 1
 
     def copy_from(self, source: Array, dimensions: tuple[int, ...]) -> None:
         """Take new contents. Whatever fails leaves the buffer undefined.
@@ -199,9 +178,55 @@ class ManagedBuffer:
                     raise InvalidArgument("the buffers hold different types")
                 combine_dimensions(self.initial_dimensions, dimensions)
                 self.storage, self.shared = storage, True
+                self.version += 1
                 settled = dimensions
             finally:
                 self.settle(settled)
+
+
+_lock = threading.Lock()
+"""One for all buffers: it is held for a few attribute accesses only, and takes all buffers of a request at once."""
+_changed = threading.Condition(_lock)
+_waiting = 0
+_Users = Sequence[tuple[ManagedBuffer, bool]]
+"""(buffer, whether it is written)."""
+
+
+def _take(users: _Users) -> bool:
+    """Take all or none; with the lock held."""
+    for buffer, write in users:
+        if buffer.writing or (write and buffer.readers):
+            return False
+    for buffer, write in users:
+        if write:
+            buffer.writing = True
+        else:
+            buffer.readers += 1
+    return True
+
+
+def _begin(users: _Users) -> None:
+    global _waiting
+    with _lock:
+        if _take(users):
+            return
+        _waiting += 1
+        try:
+            if not _changed.wait_for(lambda: _take(users), _PATIENCE):
+                raise ResourceExhausted("a buffer is in use by another execution or copy; try again")
+        finally:
+            _waiting -= 1
+
+
+def _end(users: _Users) -> None:
+    with _lock:
+        for buffer, write in users:
+            if write:
+                buffer.writing = False
+            else:
+                buffer.readers -= 1
+        if _waiting:
+            _changed.notify_all()
 
 
 class BufferTracker:
@@ -315,22 +340,23 @@ class BufferSet:
             seen.add(id(use.buffer))
             _check_role(use)
             combine_dimensions(use.buffer.initial_dimensions, use.dimensions)
-        # One order for everybody, so that two executions never wait for each other.
-        reading = {id(use.buffer): use.buffer for use in self.inputs}
-        written = {id(use.buffer): use.buffer for use in self.outputs}
-        self._order = sorted(
-            [(key, buffer, False) for key, buffer in reading.items()]
-            + [(key, buffer, True) for key, buffer in written.items()],
-            key=lambda row: row[0],
-        )
+        reading = {id(use.buffer): (use.buffer, False) for use in self.inputs}
+        written = {id(use.buffer): (use.buffer, True) for use in self.outputs}
+        self._users = (*reading.values(), *written.values())
+        self._open_ended = any(not use.buffer.is_fixed for use in self.outputs)
 
     @property
-    def layout(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    def version(self) -> int:
         """Changes when arrays over the buffers must be made anew."""
-        return tuple(
-            (id(buffer.storage), () if write or buffer.is_fixed else buffer.dimensions)
-            for _, buffer, write in self._order
-        )
+        total = 0
+        for buffer, _ in self._users:
+            total += buffer.version
+        return total
+
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether `commit` needs to be told the shapes."""
+        return self._open_ended
 
     def admit(self) -> None:
         """Keep the buffers for one execution; it must end with `commit` or `fail`.
@@ -340,11 +366,8 @@ class BufferSet:
             GeneralFailure: An input has no contents.
             ResourceExhausted: A buffer is in use.
         """
-        begun = 0
+        _begin(self._users)
         try:
-            for _, buffer, write in self._order:
-                buffer.begin(write)
-                begun += 1
             for use in self.inputs:
                 if not use.buffer.initialised:
                     raise GeneralFailure(f"input {use.role.position} is in a buffer without contents")
@@ -354,35 +377,38 @@ class BufferSet:
                 if use.buffer.shared:
                     use.buffer.room(use.buffer.storage.nbytes)
         except BaseException:
-            self._end(begun)
+            _end(self._users)
             raise
 
-    def commit(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """The execution succeeded; `shapes` are those of the outputs in the set, in order.
+    def commit(self, shapes: Sequence[tuple[int, ...]] = ()) -> None:
+        """The execution succeeded.
+
+        Args:
+            shapes: Those of the outputs in the set, in order; may be left out unless `is_open_ended`.
 
         Raises:
             GeneralFailure: A shape contradicts its buffer; then no output has contents.
         """
-        try:
-            for use, shape in zip(self.outputs, shapes, strict=True):
-                if not use.buffer.is_fixed:
+        if self._open_ended:
+            try:
+                settled = [
                     combine_dimensions(use.buffer.initial_dimensions, shape)
-        except InvalidArgument as error:
-            self.fail()
-            raise GeneralFailure(f"an output does not fit its buffer: {error}") from None
-        for use, shape in zip(self.outputs, shapes, strict=True):
-            use.buffer.settle(shape)
-        self._end(len(self._order))
+                    for use, shape in zip(self.outputs, shapes, strict=True)
+                ]
+            except InvalidArgument as error:
+                self.fail()
+                raise GeneralFailure(f"an output does not fit its buffer: {error}") from None
+        else:
+            settled = [use.buffer.initial_dimensions for use in self.outputs]
+        for use, dimensions in zip(self.outputs, settled, strict=True):
+            use.buffer.settle(dimensions)
+        _end(self._users)
 
     def fail(self) -> None:
         """The execution failed: its outputs have no contents."""
         for use in self.outputs:
             use.buffer.settle(None)
-        self._end(len(self._order))
-
-    def _end(self, count: int) -> None:
-        for _, buffer, write in self._order[:count]:
-            buffer.end(write)
+        _end(self._users)
 
 
 def _check_role(use: BufferUse) -> None:

@@ -8,6 +8,7 @@ from ._compilation import Compilation
 from ._execution import Duration, Event, Execution
 from ._service import Service, in_process, launch
 from ._session import NodeArg, Session
+from ._stateful import StatefulExecution
 
 __all__ = [
     "BoundExecution",
@@ -19,6 +20,7 @@ __all__ = [
     "NodeArg",
     "Service",
     "Session",
+    "StatefulExecution",
     "in_process",
     "launch",
 ]

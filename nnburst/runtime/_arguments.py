@@ -126,6 +126,7 @@ def place(
     outputs: Sequence[NodeArg],
     shapes: Mapping[str, Sequence[int]],
     output_bytes: Mapping[str, int],
+    elsewhere: Mapping[str, int] | None = None,
 ) -> Placement:
     """Lay out every argument in a new pool, each at a multiple of 64 bytes.
 
@@ -134,6 +135,7 @@ def place(
         outputs: Arguments; where the shape stays open, room for `output_bytes` (default 4096) is made.
         shapes: Complete shapes by name.
         output_bytes: Room in bytes by name.
+        elsewhere: Arguments that are whole pools of their own: index of the pool by name. They get no array.
 
     Raises:
         InvalidArgument: A shape is missing or contradicts the model.
@@ -144,7 +146,11 @@ def place(
         raise InvalidArgument(f"shapes for unknown arguments {unknown}; the model has {sorted(names)}")
     offset = 0
     rows: list[tuple[NodeArg, tuple[int, ...] | None, int, int]] = []
+    pools = elsewhere or {}
     for i, argument in enumerate((*inputs, *outputs)):
+        if argument.name in pools:
+            rows.append((argument, None, 0, 0))
+            continue
         shape = full_shape(argument, shapes.get(argument.name))
         if shape is None:
             if i < len(inputs):
@@ -158,9 +164,13 @@ def place(
         rows.append((argument, shape, offset, size))
         offset = -(-(offset + size) // _ALIGNMENT) * _ALIGNMENT
     memory = Memory.ashmem(max(offset, 1))
-    views: list[np.ndarray[Any, np.dtype[Any]]] = []
+    views: list[np.ndarray[Any, np.dtype[Any]] | None] = []
     arguments: list[RequestArgument] = []
     for argument, shape, start, size in rows:
+        if argument.name in pools:
+            arguments.append(RequestArgument(False, DataLocation(pools[argument.name], 0, 0)))
+            views.append(None)
+            continue
         given = shape if shape is not None and argument.name in shapes else ()
         arguments.append(RequestArgument(False, DataLocation(0, start, size), given))
         views.append(
@@ -171,6 +181,6 @@ def place(
     return Placement(
         memory,
         request,
-        {row[0].name: view for row, view in zip(rows[:n], views[:n], strict=True)},
-        {row[0].name: view for row, view in zip(rows[n:], views[n:], strict=True)},
+        {row[0].name: view for row, view in zip(rows[:n], views[:n], strict=True) if view is not None},
+        {row[0].name: view for row, view in zip(rows[n:], views[n:], strict=True) if view is not None},
     )

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ..model import ExecutionPreference, Model, Priority, operation_name
 from ._arguments import NodeArg, model_arguments, place
 from ._bound import BoundExecution
 from ._service import Service, launch
+from ._stateful import StatefulExecution, StatePair, state_pairs
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -100,6 +101,7 @@ class Session:
             raise
         self._service = home
         self._burst = burst
+        self._prepared = prepared
         self._running = threading.Lock()
         self._bound: dict[tuple[tuple[int, ...], ...], BoundExecution] = {}
         self._output_bytes: dict[str, int] = {}
@@ -196,17 +198,42 @@ class Session:
             old.close()
         self._bound.clear()
 
-    def bind(self, *, shapes: Mapping[str, Sequence[int]] | None = None, measure: bool = False) -> BoundExecution:
+    @overload
+    def bind(
+        self, *, shapes: Mapping[str, Sequence[int]] | None = None, measure: bool = False, state: None = None
+    ) -> BoundExecution: ...
+    @overload
+    def bind(
+        self,
+        *,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        state: Mapping[str, str],
+        initial_state: Mapping[str, npt.ArrayLike] | None = None,
+    ) -> StatefulExecution: ...
+    def bind(
+        self,
+        *,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        measure: bool = False,
+        state: Mapping[str, str] | None = None,
+        initial_state: Mapping[str, npt.ArrayLike] | None = None,
+    ) -> BoundExecution | StatefulExecution:
         """Return an execution with shared input and output arrays of its own.
 
         Args:
             shapes: Complete shapes, by name, of arguments that the model leaves open.
             measure: Whether ``timing`` of the execution is filled.
+            state: ``{output: input}``: what a run leaves in the output, the next one reads as the input. It stays
+                in the device, in driver-managed buffers.
+            initial_state: Arrays by input name for the first run; default zero.
 
         Raises:
-            InvalidArgument: A shape is missing or contradicts the model.
+            InvalidArgument: A shape is missing or contradicts the model; the two ends of a state differ.
+            GeneralFailure: The device cannot keep state; copy it with `run`.
             BadState: The session is closed.
         """
+        if state:
+            return self._bind_state(state_pairs(self._inputs, self._outputs, state), shapes or {}, initial_state)
         placement = place(self._inputs, self._outputs, shapes or {}, self._output_bytes)
         try:
             execution = self._burst.bind(placement.request, measure=measure, kind=BoundExecution)
@@ -215,6 +242,20 @@ class Session:
             raise
         execution.timeout = self._timeout
         return execution.attach(placement)
+
+    def _bind_state(
+        self,
+        pairs: Sequence[StatePair],
+        shapes: Mapping[str, Sequence[int]],
+        initial: Mapping[str, npt.ArrayLike] | None,
+    ) -> StatefulExecution:
+        pools = {pair.target.name: 1 + 2 * i for i, pair in enumerate(pairs)}
+        written = {pair.source.name: 2 + 2 * i for i, pair in enumerate(pairs)}
+        clash = sorted(pools.keys() & written.keys())
+        if clash:
+            raise InvalidArgument(f"inputs and outputs of a state need names of their own, not {clash} for both")
+        placement = place(self._inputs, self._outputs, shapes, self._output_bytes, {**pools, **written})
+        return StatefulExecution(self._burst, self._device, self._prepared, pairs, placement, initial, self._timeout)
 
     # ---- looking ---------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ class BufferPlan:
         self._buffers = buffers
         self._make = make
         self._plan: Plan | StagedPlan | None = None
-        self._layout: object = None
+        self._version = -1
 
     def __call__(self) -> ExecutionResult | None:
         """Run without a deadline."""
@@ -43,15 +43,19 @@ class BufferPlan:
         except NNBurstError as error:
             return error.status, (), NO_TIMING
         try:
-            if self._plan is None or buffers.layout != self._layout:
+            if self._plan is None or buffers.version != self._version:
                 self._plan = self._make(self._buffers.with_views())
-                self._layout = buffers.layout
+                self._version = buffers.version
             plan = self._plan
             result = plan.run(deadline_ns)
             if result is not None and result[0] is not ErrorStatus.NONE:
                 buffers.fail()
                 return result
-            shapes = [plan.output_dimensions(position) for position in self._buffers.outputs]
+            shapes = (
+                [plan.output_dimensions(position) for position in self._buffers.outputs]
+                if buffers.is_open_ended
+                else ()
+            )
         except NNBurstError as error:
             buffers.fail()
             return error.status, (), NO_TIMING

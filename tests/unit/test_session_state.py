@@ -1,0 +1,137 @@
+"""State that stays in the device: Session.bind(state=…), in process and across processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst import BadState, DeadObject, InvalidArgument
+from nnburst.model import Model, ModelBuilder, OperandType, OperationType
+
+UNITS = 5
+RNG = np.random.default_rng(5)
+W = RNG.normal(size=(UNITS, 3)).astype(np.float32)
+R = RNG.normal(size=(UNITS, UNITS)).astype(np.float32)
+B = RNG.normal(size=UNITS).astype(np.float32)
+
+
+def cell() -> Model:
+    """h_out = y = tanh(W x + R h_in + b)."""
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (1, 3))
+    h = b.input("h_in", OperandType.TENSOR_FLOAT32, (1, UNITS))
+    total = b.binary(
+        OperationType.ADD, b.fully_connected(x, W, B), b.fully_connected(h, R, np.zeros(UNITS, np.float32))
+    )
+    new = b.add(OperationType.TANH, [total])
+    b.output("h_out", new)
+    b.output("y", b.binary(OperationType.MUL, new, np.full((1, 1), 2, np.float32)))
+    return b.build()
+
+
+def expected(xs: np.ndarray, h: np.ndarray) -> list[np.ndarray]:
+    out = []
+    for x in xs:
+        h = np.tanh(x @ W.T + B + h @ R.T)
+        out.append(2 * h)
+    return out
+
+
+@pytest.fixture(params=["in_process", "child"])
+def session(request: pytest.FixtureRequest) -> Iterator[nnburst.Session]:
+    with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
+        with service.session(cell()) as session:
+            yield session
+
+
+def test_state_goes_from_step_to_step(session: nnburst.Session) -> None:
+    xs = RNG.normal(size=(50, 1, 3)).astype(np.float32)
+    with session.bind(state={"h_out": "h_in"}) as step:
+        assert set(step.inputs) == {"x"}
+        assert set(step.outputs) == {"y"}
+        for x, y in zip(xs, expected(xs, np.zeros((1, UNITS), np.float32)), strict=True):
+            step.inputs["x"][:] = x
+            step.run()
+            np.testing.assert_allclose(step.outputs["y"], y, atol=1e-5)
+        np.testing.assert_allclose(2 * step.get_state()["h_in"], y, atol=1e-5)
+
+
+def test_state_can_be_set_and_read_at_any_turn(session: nnburst.Session) -> None:
+    start = RNG.normal(size=(1, UNITS)).astype(np.float32)
+    x = np.ones((1, 1, 3), np.float32)
+    with session.bind(state={"h_out": "h_in"}, initial_state={"h_in": start}) as step:
+        assert (step.get_state()["h_in"] == start).all()
+        for _ in range(3):
+            step.inputs["x"][:] = x[0]
+            step.run()
+            step.reset_state({"h_in": start})
+            step.run()
+            np.testing.assert_allclose(step.outputs["y"], expected(x, start)[0], atol=1e-5)
+        step.reset_state()
+        assert not step.get_state()["h_in"].any()
+
+
+def test_two_executions_keep_states_apart(session: nnburst.Session) -> None:
+    with session.bind(state={"h_out": "h_in"}) as a, session.bind(state={"h_out": "h_in"}) as b:
+        for step, value in ((a, 1), (b, -1), (a, 1)):
+            step.inputs["x"][:] = value
+            step.run()
+        assert not np.array_equal(a.get_state()["h_in"], b.get_state()["h_in"])
+
+
+def test_no_byte_of_the_state_is_in_the_pool(session: nnburst.Session) -> None:
+    with session.bind(state={"h_out": "h_in"}) as step:
+        assert len(step.inputs) + len(step.outputs) == 2
+        first, second = step._turns
+        assert first.request.pools[1:] == second.request.pools[:0:-1]
+        assert all(isinstance(pool, nnburst.model.BufferToken) for pool in first.request.pools[1:])
+
+
+@pytest.mark.parametrize(
+    ("state", "what"),
+    [
+        ({"nothing": "h_in"}, "h_out"),
+        ({"h_out": "nothing"}, "h_in"),
+        ({"h_out": "x"}, "differ"),
+        ({"h_out": "h_in", "y": "h_in"}, "two outputs"),
+    ],
+)
+def test_states_that_make_no_sense_are_refused(session: nnburst.Session, state: dict[str, str], what: str) -> None:
+    with pytest.raises(InvalidArgument, match=what):
+        session.bind(state=state)
+
+
+def test_wrong_initial_states_are_refused(session: nnburst.Session) -> None:
+    for initial in ({"x": np.zeros((1, 3), np.float32)}, {"h_in": np.zeros(UNITS)}, {"h_in": np.zeros((2, UNITS))}):
+        with pytest.raises(InvalidArgument):
+            session.bind(state={"h_out": "h_in"}, initial_state=initial)
+
+
+def test_device_without_buffers_says_so() -> None:
+    with (
+        nnburst.in_process(devices=["nnburst-noop"]) as service,
+        service.session(cell()) as session,
+        pytest.raises(nnburst.GeneralFailure, match="cannot allocate"),
+    ):
+        session.bind(state={"h_out": "h_in"})
+
+
+def test_death_and_close_end_a_stateful_execution() -> None:
+
+    with nnburst.launch() as service, service.session(cell()) as session:
+        step = session.bind(state={"h_out": "h_in"})
+        step.run()
+        os.kill(service.pid, signal.SIGKILL)
+        with pytest.raises(DeadObject):
+            while True:
+                step.run()
+        step.close()
+        step.close()
+        session.close()
+        with pytest.raises(BadState):
+            step.run()
