@@ -13,6 +13,8 @@
 #include "nnb_channel.h"
 
 #define CLOCK_EVERY 32       /* polls between two looks at the clock */
+#define FRUITLESS_WINDOWS 4  /* so many windows in vain, and polling rests */
+#define REST 15              /* ... for so many waits */
 #define FRUITLESS_ROUNDS 64  /* a peer that keeps setting bits must not keep us from the interpreter */
 
 int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_ns)
@@ -91,6 +93,11 @@ static int take(nnb_channel *ch, uint8_t *packet, uint64_t bytes)
     nnb_mq *q = ch->mq;
     uint64_t datums = bytes / NNB_DATUM_SIZE;
     ch->poll_until = 0;
+    if (!ch->waiting)
+        ch->fruitless = 0;
+    else if (ch->rest)
+        ch->rest--;
+    ch->waiting = 0;
     nnb_mq_peek(q, 0, packet, NNB_DATUM_SIZE);
     uint32_t n = announced(ch, packet, datums);
     if (__builtin_expect(!n || (n < datums && !rest_is_packets(ch, n, datums)), 0)) {
@@ -140,8 +147,17 @@ static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
 int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
 {
     int rc;
-    if (ch->window_ns && (rc = poll_window(ch, packet, deadline_ns)) != -EAGAIN)
-        return rc;
+    /* Polling pays if packets come within the window. If they do not, time after time, then perhaps because both ends
+     * share a processor and polling keeps the peer from running: rest, and try again later. */
+    if (nnb_channel_polls(ch) && !ch->waiting) {
+        if ((rc = poll_window(ch, packet, deadline_ns)) != -EAGAIN)
+            return rc;
+        if (++ch->fruitless >= FRUITLESS_WINDOWS) {
+            ch->fruitless = 0;
+            ch->rest = REST + 1; /* this wait is the first */
+        }
+    }
+    ch->waiting = 1; /* one wait, however many slices it takes */
     for (int round = 0; round < FRUITLESS_ROUNDS; round++) {
         if ((rc = nnb_channel_try(ch, packet, 1)) != -EAGAIN)
             return rc;

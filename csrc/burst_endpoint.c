@@ -157,7 +157,7 @@ void nnb_execution_set_timeout(nnb_execution *e, uint64_t timeout_ns) { e->timeo
 
 const nnb_result *nnb_execution_result(const nnb_execution *e) { return &e->result; }
 
-uint32_t nnb_execution_spins(const nnb_execution *e) { return e->client->result.window_ns ? SPINS : 0; }
+uint32_t nnb_execution_spins(const nnb_execution *e) { return nnb_channel_polls(&e->client->result) ? SPINS : 0; }
 
 static int end(nnb_execution *e, int rc)
 {
@@ -189,6 +189,7 @@ int nnb_execution_start(nnb_execution *e)
         return end(e, rc == -EMSGSIZE ? -ENOBUFS : rc);
     }
     e->deadline_ns = e->timeout_ns ? nnb_now_ns() + e->timeout_ns : 0;
+    c->result.waiting = 0; /* a new wait begins */
     e->owner = pthread_self();
     e->waiting = 1;
     return 0;

@@ -136,7 +136,7 @@ void nnb_server_stats(const nnb_server *s, nnb_stats *out)
                        .plan_misses = s->misses};
 }
 
-uint32_t nnb_server_spins(const nnb_server *s) { return s->request.window_ns ? SPINS : 0; }
+uint32_t nnb_server_spins(const nnb_server *s) { return nnb_channel_polls(&s->request) ? SPINS : 0; }
 
 /* ---- answering ------------------------------------------------------------------------------------------------ */
 

@@ -13,6 +13,9 @@ typedef struct nnb_channel {
     nnb_mq *mq;
     uint64_t window_ns;  /* polling window of the receiver */
     uint64_t poll_until; /* end of the window that is running, 0: none began since the last packet */
+    uint32_t fruitless;  /* windows in a row that ended without a packet */
+    int waiting;         /* the window is over: the packet that comes was not found by polling */
+    uint32_t rest;       /* waits that sleep at once before polling is tried again */
     int size_at;         /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
     nnb_a32 hung_up;
     uint64_t packets, sleeps, wakes, malformed;
@@ -39,5 +42,8 @@ int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns);
 int nnb_channel_drain(nnb_channel *ch);
 
 void nnb_channel_hang_up(nnb_channel *ch);
+
+/* Whether the next wait will poll. */
+static inline int nnb_channel_polls(const nnb_channel *ch) { return ch->window_ns && !ch->rest; }
 
 #endif

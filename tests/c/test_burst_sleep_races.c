@@ -113,6 +113,28 @@ int main(void)
     nnb_execution_destroy(e);
     end_pair(&p);
 
+    /* polling that is in vain four times in a row rests for the next waits, then is tried again */
+    begin(200000);
+    e = new_execution(p.client, 1);
+    for (int i = 0; i < 3 * (4 + 15); i++) {
+        int polls = i % (4 + 15) < 4;
+        CHECK_EQ(nnb_execution_spins(e) != 0, polls);
+        before_wait = answer_now;
+        CHECK_EQ(nnb_execution_run(e), 0);
+        CHECK_EQ(waits, i + 1);
+    }
+    /* and one answer that polling finds keeps it going */
+    for (int i = 0; i < 10; i++) {
+        before_wait = i % 3 ? answer_now : NULL;
+        CHECK_EQ(nnb_execution_start(e), 0);
+        if (i % 3 == 0)
+            answer_now();
+        CHECK_EQ(nnb_execution_resume(e), 0);
+        CHECK(nnb_execution_spins(e) != 0);
+    }
+    nnb_execution_destroy(e);
+    end_pair(&p);
+
     /* a writer that waits for room is told when there is some */
     begin(0);
     e = new_execution(p.client, 1);
