@@ -28,7 +28,7 @@ from nnburst.model import (
     operand_nbytes,
 )
 
-pytestmark = pytest.mark.parametrize("way", WAYS)
+both_ways = pytest.mark.parametrize("way", WAYS)
 
 
 def is_bare(outcome: Outcome, status: ErrorStatus) -> bool:
@@ -73,6 +73,7 @@ def check(sample, outcome: Outcome, found) -> None:  # type: ignore[no-untyped-d
         np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), atol=sample.atol, rtol=1e-5)
 
 
+@both_ways
 @pytest.mark.parametrize("name", SAMPLES)
 def test_REQ_MEM_030_generated_models_on_shared_memory(device: Device, way: str, name: str) -> None:
     sample = SAMPLES[name]()
@@ -80,6 +81,7 @@ def test_REQ_MEM_030_generated_models_on_shared_memory(device: Device, way: str,
     check(sample, outcome, found)
 
 
+@both_ways
 @pytest.mark.parametrize("name", ["conv_float", "two_outputs", "unknown_batch"])
 def test_REQ_MEM_031_unspecified_outputs_are_reported_in_full(device: Device, way: str, name: str) -> None:
     sample = SAMPLES[name]()
@@ -89,6 +91,7 @@ def test_REQ_MEM_031_unspecified_outputs_are_reported_in_full(device: Device, wa
     assert [(s.dimensions, s.is_sufficient) for s in outcome.shapes] == [(a.shape, True) for a in sample.outputs]
 
 
+@both_ways
 @pytest.mark.parametrize("make", [Memory.ashmem, Memory.hardware_buffer_blob], ids=["ashmem", "blob"])
 @pytest.mark.parametrize("step", [4, 64])
 def test_REQ_MEM_032_038_one_byte_short_is_insufficient_though_the_pool_goes_on(
@@ -104,6 +107,7 @@ def test_REQ_MEM_032_038_one_byte_short_is_insufficient_though_the_pool_goes_on(
     check(sample, full, found)
 
 
+@both_ways
 @pytest.mark.parametrize("name", SAMPLES)
 def test_REQ_MEM_033_requests_on_blobs(device: Device, way: str, name: str) -> None:
     sample = SAMPLES[name]()
@@ -111,6 +115,7 @@ def test_REQ_MEM_033_requests_on_blobs(device: Device, way: str, name: str) -> N
     check(sample, outcome, found)
 
 
+@both_ways
 def test_REQ_MEM_036_zero_sized_output_needs_one_byte_and_reports_zero(device: Device, way: str) -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (2, 2))
@@ -129,6 +134,7 @@ def test_REQ_MEM_036_zero_sized_output_needs_one_byte_and_reports_zero(device: D
         assert is_bare(execute(prepared, nothing, way), ErrorStatus.INVALID_ARGUMENT)
 
 
+@both_ways
 def test_REQ_MEM_037_input_in_a_read_only_file_mapping(device: Device, way: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "input"
     path.write_bytes(np.full(64, 2, np.float32).tobytes())
@@ -140,6 +146,7 @@ def test_REQ_MEM_037_input_in_a_read_only_file_mapping(device: Device, way: str,
             assert target.read(np.float32, (64,)).tolist() == [2 + i for i in range(64)]
 
 
+@both_ways
 @pytest.mark.parametrize("gone", [0, 1])
 @pytest.mark.parametrize("what", ["input", "output"])
 def test_REQ_MEM_039_040_a_missing_argument(device: Device, way: str, what: str, gone: int) -> None:
@@ -156,9 +163,7 @@ def test_REQ_MEM_039_040_a_missing_argument(device: Device, way: str, what: str,
         assert is_bare(outcome, ErrorStatus.INVALID_ARGUMENT)
 
 
-def test_REQ_MEM_041_044_slots_that_do_not_exist(device: Device, way: str) -> None:
-    if way != "burst":
-        pytest.skip("slots are of bursts alone")
+def test_REQ_MEM_041_044_slots_that_do_not_exist(device: Device) -> None:
     with RawBurst(device.prepare_model(add_model())) as burst:
         request = AddRequest(burst)
         assert request.works(burst)
@@ -177,6 +182,7 @@ def test_REQ_MEM_041_044_slots_that_do_not_exist(device: Device, way: str) -> No
         request.close()
 
 
+@both_ways
 def test_REQ_MEM_042_a_request_that_fails_at_run_time_reports_nothing_else(device: Device, way: str) -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (4,))
@@ -190,6 +196,7 @@ def test_REQ_MEM_042_a_request_that_fails_at_run_time_reports_nothing_else(devic
         assert is_bare(outcome, outcome.status)
 
 
+@both_ways
 def test_REQ_MEM_043_a_reusable_execution_stays_invalid(device: Device, way: str) -> None:
     prepared = device.prepare_model(sum_model())
     with Memory.ashmem(2 * NBYTES) as memory:
@@ -203,7 +210,7 @@ def test_REQ_MEM_043_a_reusable_execution_stays_invalid(device: Device, way: str
 
 
 @pytest.mark.parametrize("number", [20, 21, 22])
-def test_REQ_MEM_045_046_lifetimes_that_contradict_the_lists(device: Device, way: str, number: int) -> None:
+def test_REQ_MEM_045_046_lifetimes_that_contradict_the_lists(device: Device, number: int) -> None:
     """The generators of REQ-MODEL-020 (written operands), 021 (unwritten ones) and 022 (lists not fixed)."""
     count = 0
     for name in ("conv_float", "three_adds"):
@@ -215,6 +222,7 @@ def test_REQ_MEM_045_046_lifetimes_that_contradict_the_lists(device: Device, way
     assert count
 
 
+@both_ways
 def test_undecodable_pools_fail_where_they_are_used(device: Device, way: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
     """Facts sheet §2.3: false for the operations, GENERAL_FAILURE for preparation and execution."""
     model = sum_model()
@@ -237,7 +245,7 @@ def test_undecodable_pools_fail_where_they_are_used(device: Device, way: str, tm
             assert execute(prepared, request, way).status is ErrorStatus.NONE
 
 
-def test_constants_in_memory_without_read_access(device: Device, way: str) -> None:
+def test_constants_in_memory_without_read_access(device: Device) -> None:
     model = sum_model()
     with Memory.mmap_fd(model.pools[0].fds[0], NBYTES, prot=2) as blind:  # type: ignore[attr-defined]
         with pytest.raises(InvalidArgument, match="read"):

@@ -25,6 +25,17 @@ def test_example_of_the_readme_runs_as_written() -> None:
     assert done.stdout.count("[[") == 2, done.stdout  # the answer of run() and that of the bound execution
 
 
+@pytest.mark.parametrize("page", ["memory.md"])
+def test_examples_of_a_page_run_as_written(page: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    for code in blocks:
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_paths_of_a_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
