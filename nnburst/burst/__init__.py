@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._controller import BurstStats, Execution, ExecutionBurstController
-from ._executor import DefaultBurstExecutor
+from ._executor import DefaultBurstExecutor, PlanBurstExecutor
 from ._interfaces import (
     BoundPlan,
     BurstCallback,
@@ -29,6 +29,7 @@ __all__ = [
     "ExecutionBurstController",
     "ExecutionBurstServer",
     "ExecutionResult",
+    "PlanBurstExecutor",
     "SlotTable",
     "SupportsExecute",
     "default_polling_window",

@@ -1,8 +1,8 @@
-"""The executor of a prepared model that brings none of its own."""
+"""Executors that remember the memory of each slot and bind requests with somebody else's help."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,41 @@ from ._interfaces import BoundPlan, BurstExecutorWithCache, ExecutionResult, Sup
 if TYPE_CHECKING:
     from ..memory import Memory
 
-__all__ = ["DefaultBurstExecutor"]
+__all__ = ["DefaultBurstExecutor", "PlanBurstExecutor"]
 
 
-class DefaultBurstExecutor(BurstExecutorWithCache):
+class PlanBurstExecutor(BurstExecutorWithCache):
+    """Puts the memories of its slots into a request and has it bound.
+
+    Args:
+        bind: Checks a request that carries its pools and returns what runs it; raises as `BurstExecutorWithCache.bind`.
+    """
+
+    def __init__(self, bind: Callable[[Request, MeasureTiming], BoundPlan]) -> None:
+        self._bind = bind
+        self._entries: dict[int, Memory | BufferToken] = {}
+
+    def is_cache_entry_present(self, slot: int) -> bool:
+        return slot in self._entries
+
+    def add_cache_entry(self, memory: Memory | BufferToken, slot: int) -> None:
+        self._entries[slot] = memory
+
+    def remove_cache_entry(self, slot: int) -> None:
+        self._entries.pop(slot, None)
+
+    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
+        try:
+            pools = tuple(self._entries[slot] for slot in slots)
+        except KeyError as error:
+            raise InvalidArgument(f"slot {error.args[0]} names no memory; it was freed") from error
+        return self._bind(replace(request, pools=pools), measure)
+
+    def close(self) -> None:
+        self._entries.clear()
+
+
+class DefaultBurstExecutor(PlanBurstExecutor):
     """Runs each request through `execute_synchronously`; keeps the memories, but nothing that is derived from them.
 
     Args:
@@ -24,30 +55,10 @@ class DefaultBurstExecutor(BurstExecutorWithCache):
     """
 
     def __init__(self, prepared_model: SupportsExecute) -> None:
-        self._prepared_model = prepared_model
-        self._memories: dict[int, Memory | BufferToken] = {}
+        def bind(request: Request, measure: MeasureTiming) -> BoundPlan:
+            def run() -> ExecutionResult:
+                return prepared_model.execute_synchronously(request, measure)
 
-    def is_cache_entry_present(self, slot: int) -> bool:
-        return slot in self._memories
+            return run
 
-    def add_cache_entry(self, memory: Memory | BufferToken, slot: int) -> None:
-        self._memories[slot] = memory
-
-    def remove_cache_entry(self, slot: int) -> None:
-        self._memories.pop(slot, None)
-
-    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
-        try:
-            pools = tuple(self._memories[slot] for slot in slots)
-        except KeyError as error:
-            raise InvalidArgument(f"slot {error.args[0]} names no memory; it was freed") from error
-        whole = replace(request, pools=pools)
-        prepared_model = self._prepared_model
-
-        def run() -> ExecutionResult:
-            return prepared_model.execute_synchronously(whole, measure)
-
-        return run
-
-    def close(self) -> None:
-        self._memories.clear()
+        super().__init__(bind)

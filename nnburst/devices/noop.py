@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..burst import BoundPlan, BurstExecutorWithCache, ExecutionResult
+from ..burst import BoundPlan, ExecutionResult, PlanBurstExecutor
 from ..errors import ErrorStatus, InvalidArgument, NNBurstError
 from ..memory import check_pools
 from ..model import (
@@ -30,7 +29,7 @@ from ._common import build_version, check_preparation, cpu_capabilities, deadlin
 from ._interfaces import Device, PreparedModel
 
 if TYPE_CHECKING:
-    from ..memory import Memory
+    pass
 
 __all__ = ["NoopDevice", "NoopPreparedModel"]
 
@@ -97,9 +96,9 @@ class NoopPreparedModel(PreparedModel):
             return ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING
         return (ErrorStatus.NONE, (), NO_TIMING) if result is None else result
 
-    def burst_executor(self) -> NoopExecutor:
+    def burst_executor(self) -> PlanBurstExecutor:
         """Return an executor whose plans return at once."""
-        return NoopExecutor(self)
+        return PlanBurstExecutor(self.bind)
 
     def bind(self, request: Request, measure: MeasureTiming) -> BoundPlan:
         """Check a request and return a callable that does nothing."""
@@ -133,35 +132,3 @@ def _is_scalar(code: int) -> bool:
 
 def _nothing() -> None:
     """An execution of a model that does nothing."""
-
-
-class NoopExecutor(BurstExecutorWithCache):
-    """Keeps memories so that requests can be checked against their sizes."""
-
-    def __init__(self, prepared: NoopPreparedModel) -> None:
-        self._prepared = prepared
-        self._entries: dict[int, Memory | BufferToken] = {}
-
-    def is_cache_entry_present(self, slot: int) -> bool:
-        """See `BurstExecutorWithCache`."""
-        return slot in self._entries
-
-    def add_cache_entry(self, memory: Memory | BufferToken, slot: int) -> None:
-        """See `BurstExecutorWithCache`."""
-        self._entries[slot] = memory
-
-    def remove_cache_entry(self, slot: int) -> None:
-        """See `BurstExecutorWithCache`."""
-        self._entries.pop(slot, None)
-
-    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
-        """See `BurstExecutorWithCache`."""
-        try:
-            pools = tuple(self._entries[slot] for slot in slots)
-        except KeyError as error:
-            raise InvalidArgument(f"slot {error.args[0]} names no memory; it was freed") from error
-        return self._prepared.bind(replace(request, pools=pools), measure)
-
-    def close(self) -> None:
-        """Forget every memory."""
-        self._entries.clear()

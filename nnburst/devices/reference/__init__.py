@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .device import ReferenceDevice
-from .executor import ReferenceBurstExecutor
 from .prepared import ReferencePreparedModel
 
-__all__ = ["ReferenceBurstExecutor", "ReferenceDevice", "ReferencePreparedModel"]
+__all__ = ["ReferenceDevice", "ReferencePreparedModel"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...burst import ExecutionResult
+from ...burst import ExecutionResult, PlanBurstExecutor
 from ...errors import BadState, ErrorStatus, NNBurstError, OutputInsufficientSize, ResourceExhausted
 from ...memory import BufferTracker, open_request, read_constant
 from ...model import (
@@ -29,7 +29,6 @@ from .._buffers import bind_buffers, next_model_number
 from .._common import deadline_passed
 from .._interfaces import PreparedModel
 from .buffer_plan import BufferPlan
-from .executor import ReferenceBurstExecutor
 from .plan import Plan
 from .staged import StagedPlan
 
@@ -123,9 +122,9 @@ class ReferencePreparedModel(PreparedModel):
         result = plan.run(deadline_ns)
         return (ErrorStatus.NONE, (), NO_TIMING) if result is None else result
 
-    def burst_executor(self) -> ReferenceBurstExecutor:
+    def burst_executor(self) -> PlanBurstExecutor:
         """Return an executor that keeps memories mapped and requests bound."""
-        return ReferenceBurstExecutor(self)
+        return PlanBurstExecutor(self.bind)
 
     def close(self) -> None:
         """Release the constants; plans that are bound stay usable."""
