@@ -125,16 +125,14 @@ def read_into(fd: int, offset: int, target: Array) -> None:
 
 
 def write_from(fd: int, offset: int, source: Array) -> None:
-    """Write a dense array of bytes to a file, which is not made longer.
+    """Write a dense array of bytes to a file. The caller has looked that it is long enough.
 
     Raises:
-        GeneralFailure: The file ends before, or cannot be written.
+        GeneralFailure: The file cannot be written.
     """
     if not source.nbytes:
         return
     view = source.data.cast("B")
-    if os.fstat(fd).st_size < offset + len(view):
-        raise GeneralFailure(f"the memory object ends before byte {offset + len(view)}: somebody truncated it")
     while view:
         count = _retry(os.pwrite, fd, view, offset)
         view, offset = view[count:], offset + count

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nnburst._core import lib
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, ResourceExhausted
-from nnburst.memory import PROT_READ, PROT_WRITE, Arena, Memory, MemoryHandle
+from nnburst.memory import PROT_READ, PROT_WRITE, Arena, Memory, MemoryHandle, _objects
 
 F_GET_SEALS = 1034
 PAGE = mmap.PAGESIZE
@@ -233,6 +234,37 @@ def test_REQ_MEM_103_object_that_its_sender_could_truncate_is_copied_and_never_m
             with pytest.raises(GeneralFailure, match="truncate"):
                 look()
         assert maps() == 0
+
+
+def test_REQ_MEM_102_a_copy_never_makes_a_truncated_file_longer(file: Any) -> None:
+    with Memory.mmap_fd(file.fileno(), 4 * PAGE) as memory:
+        memory.write(np.ones(4 * PAGE, np.uint8))
+        file.truncate(PAGE)
+        for access in (
+            lambda: memory.write(np.frombuffer(b"x", np.uint8), 0),
+            lambda: memory.read("u1", (1,)),
+            lambda: memory.write(b"x", PAGE),
+        ):
+            with pytest.raises(GeneralFailure):
+                access()
+        assert os.fstat(file.fileno()).st_size == PAGE
+
+
+def test_files_whose_server_could_block_for_ever_are_refused_unless_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Memory.ashmem(100) as memory:  # a memfd stands for the file system: there is no FUSE in a test
+        monkeypatch.setitem(_objects._REMOTE, lib.nnb_fd_filesystem(memory.fds[0]), "SlowFS")
+        monkeypatch.delenv(_objects.REMOTE_FILES, raising=False)
+        for use in (
+            memory.check_usable,
+            lambda: memory.read("u1", (1,)),
+            lambda: memory.write(np.frombuffer(b"x", np.uint8)),
+        ):
+            with pytest.raises(GeneralFailure, match=r"SlowFS.*NNBURST_REMOTE_FILES=1"):
+                use()
+        monkeypatch.setenv(_objects.REMOTE_FILES, "1")
+        memory.write(np.frombuffer(b"x", np.uint8))
 
 
 def test_a_sender_may_ask_for_direct_mapping_and_is_heard_only_if_the_receiver_allows_it() -> None:
