@@ -3,8 +3,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A plan is the bytes of a request packet that the executor has bound. Looking one up is a comparison with the plan
- * that ran last, then a hash. Only the listener thread adds plans and only it reads their bytes; another thread may
- * drop one (its slot was freed) by clearing `live`. `lock` orders adding against dropping.
+ * that followed the last one last time, which finds repetition and any fixed cycle (two buffers used in turn), then a
+ * hash. Only the listener thread adds plans and only it reads their bytes; another thread may drop one (its slot was
+ * freed) by clearing `live`. `lock` orders adding against dropping.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -29,6 +30,7 @@ typedef struct plan {
     uint8_t *packet;
     int32_t *slots; /* under lock */
     uint32_t n_slots;
+    uint32_t next; /* the plan that ran after this one last time */
 } plan;
 
 struct nnb_server {
@@ -226,18 +228,26 @@ static uint32_t choose_victim(nnb_server *s)
     return s->victim == s->last && s->n_plans > 1 ? (s->victim = (s->victim + 1) % s->n_plans) : s->victim;
 }
 
+static void follow(nnb_server *s, uint32_t id)
+{
+    if (s->last < s->n_plans)
+        s->plans[s->last].next = id;
+    s->last = id;
+}
+
 static int identify(nnb_server *s)
 {
     s->is_decoded = 0;
-    if (s->last < s->n_plans && matches(s, &s->plans[s->last])) {
+    uint32_t guess = s->last < s->n_plans ? s->plans[s->last].next : UINT32_MAX;
+    if (guess < s->n_plans && matches(s, &s->plans[guess])) {
         s->hits++;
-        return (int)s->last;
+        return (int)(s->last = guess);
     }
     s->hash = hash_packet(s->packet, s->n);
     for (uint32_t i = 0; i < s->n_plans; i++)
         if (s->plans[i].hash == s->hash && matches(s, &s->plans[i])) {
             s->hits++;
-            s->last = i;
+            follow(s, i);
             return (int)i;
         }
     if (nnb_wire_decode_request(s->packet, s->n, &s->decoded) < 0)
@@ -288,7 +298,8 @@ int nnb_server_keep_plan(nnb_server *s, uint32_t id)
         p->hash = s->hash;
         p->measure = s->decoded.measure;
         nnb_store32_release(&p->live, 1);
-        s->last = id;
+        p->next = id; /* most often a request is repeated */
+        follow(s, id);
         rc = 0;
     }
     pthread_mutex_unlock(&s->lock);

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
-
-import numpy as np
 
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..memory import BufferSet, BufferTracker, BufferUse, BufferView, ManagedBuffer, Memory, Role
@@ -22,13 +21,13 @@ from ..model import (
     combine_dimensions,
     is_extension,
     operand_info,
-    type_name,
 )
 from ._interfaces import Buffer
 
 __all__ = ["BoundBuffers", "LocalBuffer", "LocalModel", "allocate_buffer", "bind_buffers", "next_model_number"]
 
 _numbers = itertools.count(1)
+_UINT32 = 2**32 - 1
 
 
 def next_model_number() -> int:
@@ -79,21 +78,110 @@ class LocalBuffer(Buffer):
         return self._managed
 
     def copy_to(self, memory: Memory) -> int:
-        return self._open().copy_to(memory.array(np.uint8, (memory.size,)))
+        return self._open().copy_to(memory)
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
-        self._open().copy_from(memory.array(np.uint8, (memory.size,)), tuple(dimensions))
+        self._open().copy_from(memory, tuple(dimensions))
 
     def copy_buffer(self, source: Buffer) -> None:
         if not isinstance(source, LocalBuffer) or source._tracker is not self._tracker:
             raise InvalidArgument("the source is a buffer of another device; copy through shared memory")
         self._open().copy_buffer(source._open())
 
+    def account_to(self, account: Callable[[int], None]) -> None:
+        self._managed.account_to(account)
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._tracker.remove(self._token)
             self._models = ()
+
+
+@dataclass
+class _RoleCase:
+    """One role that is being checked, after those before it."""
+
+    place: str
+    is_input: bool
+    role: BufferRole
+    prepared_models: Sequence[object]
+    tracker: BufferTracker
+    dimensions: tuple[int, ...]
+    """What the descriptor and the roles so far say together."""
+    roles: set[Role] = field(default_factory=set)
+    operand: Operand | None = None
+    """Of the first role; all others are like it."""
+
+    @property
+    def prepared(self) -> object:
+        return self.prepared_models[self.role.model_index]
+
+    @property
+    def local(self) -> LocalModel:
+        prepared = self.prepared
+        assert isinstance(prepared, LocalModel)
+        return prepared
+
+    @property
+    def indexes(self) -> Sequence[int]:
+        main = self.local.model.main
+        return main.input_indexes if self.is_input else main.output_indexes
+
+    @property
+    def its_operand(self) -> Operand:
+        return self.local.model.main.operands[self.indexes[self.role.io_index]]
+
+    @property
+    def key(self) -> Role:
+        return Role(self.local.number, self.is_input, self.role.io_index)
+
+    def combined(self) -> tuple[int, ...] | None:
+        try:
+            return combine_dimensions(self.dimensions, self.its_operand.dimensions)
+        except InvalidArgument:
+            return None
+
+
+_Rule = tuple[Callable[[_RoleCase], bool], Callable[[_RoleCase], str]]
+
+_ROLE_RULES: tuple[_Rule, ...] = (
+    (
+        lambda case: 0 <= case.role.model_index < len(case.prepared_models),
+        lambda case: f"names model {case.role.model_index} of {len(case.prepared_models)}",
+    ),
+    (
+        lambda case: isinstance(case.prepared, LocalModel) and case.prepared.tracker is case.tracker,
+        lambda case: "names a prepared model that is not one of this device",
+    ),
+    (
+        lambda case: 0 <= case.role.io_index < len(case.indexes),
+        lambda case: f"names argument {case.role.io_index} of a model with {len(case.indexes)}",
+    ),
+    (
+        lambda case: 0 < case.role.frequency <= 1,  # false for NaN
+        lambda case: f"has frequency {case.role.frequency}, which is not in (0, 1]",
+    ),
+    (
+        lambda case: case.key not in case.roles,
+        lambda case: "is given twice",
+    ),
+    (
+        lambda case: case.operand is None or _meta(case.its_operand) == _meta(case.operand),
+        lambda case: "differs from the roles before it in type, scale, zero point or extra parameters",
+    ),
+    (
+        lambda case: not (case.dimensions and _is_scalar(case.its_operand)),
+        lambda case: f"is a scalar, which has no dimensions {list(case.dimensions)}",
+    ),
+    (
+        lambda case: case.combined() is not None,
+        lambda case: (
+            f"has dimensions {list(case.its_operand.dimensions)}; descriptor and other roles {list(case.dimensions)}"
+        ),
+    ),
+)
+"""What must hold for each role, in this order, and what to say if it does not (facts sheet `memory.md` §5.1)."""
 
 
 def allocate_buffer(
@@ -111,51 +199,38 @@ def allocate_buffer(
 
     Raises:
         InvalidArgument: A rule is broken; the message names the role.
-        GeneralFailure: The operand type is one that buffers cannot hold.
+        GeneralFailure: A valid request for what buffers cannot hold.
+        ResourceExhausted: There is no memory.
     """
     if not prepared_models or not (input_roles or output_roles):
         raise InvalidArgument("a buffer needs at least one role of at least one prepared model")
-    roles: set[Role] = set()
-    first: Operand | None = None
     dimensions = tuple(desc.dimensions)
+    if any(not 0 <= size <= _UINT32 for size in dimensions):
+        raise InvalidArgument(f"the descriptor's dimensions {list(dimensions)} do not fit in 32 bits")
+    roles: set[Role] = set()
     used: list[object] = []
+    first: Operand | None = None
     for is_input, listed in ((True, input_roles), (False, output_roles)):
         for position, role in enumerate(listed):
             place = f"{'input' if is_input else 'output'} role {position}"
-            if not 0 <= role.model_index < len(prepared_models):
-                raise InvalidArgument(f"{place}: model {role.model_index} of {len(prepared_models)}")
-            prepared = prepared_models[role.model_index]
-            if not isinstance(prepared, LocalModel) or prepared.tracker is not tracker:
-                raise InvalidArgument(f"{place}: the prepared model is not one of this device")
-            main = prepared.model.main
-            indexes = main.input_indexes if is_input else main.output_indexes
-            if not 0 <= role.io_index < len(indexes):
-                raise InvalidArgument(f"{place}: argument {role.io_index} of a model with {len(indexes)}")
-            if not 0 < role.frequency <= 1:  # also refuses NaN
-                raise InvalidArgument(f"{place}: frequency {role.frequency} is not in (0, 1]")
-            key = Role(prepared.number, is_input, role.io_index)
-            if key in roles:
-                raise InvalidArgument(f"{place} is given twice")
-            roles.add(key)
-            used.append(prepared)
-            operand = main.operands[indexes[role.io_index]]
-            first = operand if first is None else first
-            if _meta(operand) != _meta(first):
-                raise InvalidArgument(f"{place}: type, scale, zero point or extra parameters differ between the roles")
-            try:
-                dimensions = combine_dimensions(dimensions, operand.dimensions)
-            except InvalidArgument as error:
-                raise InvalidArgument(f"{place}: {error}") from None
+            case = _RoleCase(place, is_input, role, prepared_models, tracker, dimensions, roles, first)
+            for holds, complaint in _ROLE_RULES:
+                if not holds(case):
+                    raise InvalidArgument(f"{place} {complaint(case)}")
+            dimensions = case.combined() or ()
+            roles.add(case.key)
+            used.append(case.prepared)
+            first = case.its_operand if first is None else first
     assert first is not None
     if is_extension(first.type):
         raise GeneralFailure("buffers cannot hold extension types; use shared memory")
-    if operand_info(first.type).is_scalar and dimensions:
-        raise InvalidArgument(f"a {type_name(first.type)} is a scalar and has no dimensions {list(dimensions)}")
-    try:
-        managed = ManagedBuffer(first, dimensions, frozenset(roles))
-    except MemoryError:
-        raise GeneralFailure(f"no memory for a buffer of dimensions {list(dimensions)}") from None
-    return LocalBuffer(tracker, managed, used)
+    if math.prod(dimensions) * operand_info(first.type).element_size > _UINT32:
+        raise GeneralFailure(f"a buffer of dimensions {list(dimensions)} is larger than a tensor can be")
+    return LocalBuffer(tracker, ManagedBuffer(first, dimensions, frozenset(roles)), used)
+
+
+def _is_scalar(operand: Operand) -> bool:
+    return not is_extension(operand.type) and operand_info(operand.type).is_scalar
 
 
 def _meta(operand: Operand) -> tuple[object, ...]:

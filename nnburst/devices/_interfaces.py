@@ -133,6 +133,13 @@ class Buffer(abc.ABC):
             InvalidArgument: The source is another device's, has no contents, or other type or dimensions.
         """
 
+    def account_to(self, account: Callable[[int], None]) -> None:
+        """Have somebody told of the bytes that the buffer takes, now and each time that it grows.
+
+        Args:
+            account: Gets the number of bytes that come on top; what it raises keeps the buffer from growing.
+        """
+
     @abc.abstractmethod
     def close(self) -> None:
         """Give the buffer back. Idempotent; an execution that uses it finishes first."""

@@ -6,7 +6,9 @@ from ._arena import Arena
 from ._blob import BACKINGS
 from ._handle import KINDS, PROT_READ, PROT_WRITE, MemoryHandle
 from ._image import FORMATS, ImageLayout, PixelFormat, check_layout
-from ._managed import BufferSet, BufferTracker, BufferUse, BufferView, ManagedBuffer, Role
+from ._managed import ManagedBuffer, Role
+from ._managed_request import BufferSet, BufferUse, BufferView
+from ._managed_tokens import BufferTracker
 from ._memory import Memory
 from ._staging import OpenRequest, check_pools, open_request, read_constant, undecodable_pools
 

@@ -1,31 +1,44 @@
-"""Driver-managed buffers: device memory that clients name by token (facts sheet `memory.md` §5).
-
-`ManagedBuffer` is one buffer with its state, `BufferTracker` the table of tokens, `BufferSet` the buffers of one
-request: the only code that admits a request and commits or fails its outputs, whatever way the request came.
-"""
+"""A driver-managed buffer: its state, its storage, and who uses it at the moment (facts sheet `memory.md` §5)."""
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from ..model import Operand, combine_dimensions, is_fully_specified, operand_info
 
-__all__ = ["BufferSet", "BufferTracker", "BufferUse", "BufferView", "ManagedBuffer", "Role"]
+if TYPE_CHECKING:
+    from ._memory import Memory
+
+__all__ = ["WRITTEN", "Made", "ManagedBuffer", "Role", "gate"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_SLOT_BITS = 20
-_GENERATION_BITS = 11  # together 31: a token is a positive int32
+WRITTEN, _CLOSED = -1, -(1 << 40)
 _PATIENCE = 1.0
 """Seconds that a copy or an execution waits for another that uses the buffer in a way that excludes it."""
+
+
+class Made:
+    """What somebody made over the bytes of the buffers of one request, by where these are."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of all of it, because a buffer was closed and its storage is to be freed."""
+        self.current: Any = None
+        self.moves = -1
+        self.by_layout: dict[Hashable, Any] = {}
 
 
 class Role(NamedTuple):
@@ -34,6 +47,97 @@ class Role(NamedTuple):
     model: int
     is_input: bool
     position: int
+
+
+class _Storage:
+    """Bytes that one buffer owns, or several share until one of them is written."""
+
+    __slots__ = ("bytes", "number", "owners")
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, nbytes: int) -> None:
+        try:
+            self.bytes: Array = np.zeros(nbytes, np.uint8)
+        except (MemoryError, ValueError, OverflowError):
+            raise ResourceExhausted(
+                f"no memory for a buffer of {nbytes} bytes; close buffers or make it smaller"
+            ) from None
+        self.number = next(self._numbers)
+        """Never used again, as `id` would be."""
+        self.owners = 1
+
+
+class _Gate:
+    """Who uses which buffer at the moment.
+
+    One lock for all: a request takes all its buffers or none, so no two requests wait for each other in a circle. It
+    guards dictionary work only; bytes are copied and kernels run outside.
+    """
+
+    def __init__(self) -> None:
+        self.moves = 0
+        """Changes when any buffer gets other storage, shares it, or gets contents of other dimensions."""
+        self.renew()
+
+    def renew(self) -> None:
+        """In a forked child: a thread that is not there any more may hold the lock. Requests bound before keep it."""
+        # Reentrant, because an object that the garbage collector finds meanwhile may close its buffer.
+        self.lock = threading.RLock()
+        self.left = threading.Condition(self.lock)
+        self.waiting = 0
+
+    def enter(self, reading: Sequence[ManagedBuffer], writing: Sequence[ManagedBuffer]) -> None:
+        """Keep writers out of some buffers and everybody out of others.
+
+        Raises:
+            InvalidArgument: One of them was closed.
+            ResourceExhausted: One of them was in use for too long.
+        """
+        with self.lock:
+            for buffer in reading:
+                if buffer.use < 0:
+                    self._wait(reading, writing)
+                    break
+            for buffer in writing:
+                if buffer.use:
+                    self._wait(reading, writing)
+                    break
+            for buffer in reading:
+                buffer.use += 1
+            for buffer in writing:
+                buffer.use = WRITTEN
+
+    def _wait(self, reading: Sequence[ManagedBuffer], writing: Sequence[ManagedBuffer]) -> None:
+        def settled() -> bool:
+            if any(buffer.closed for buffer in (*reading, *writing)):
+                raise InvalidArgument("the buffer was closed, so its token names nothing any more")
+            return all(buffer.use >= 0 for buffer in reading) and not any(buffer.use for buffer in writing)
+
+        self.waiting += 1
+        try:
+            if not self.left.wait_for(settled, _PATIENCE):
+                raise ResourceExhausted("the buffer is in use by another execution or copy; try again")
+        finally:
+            self.waiting -= 1
+
+    def leave(self, reading: Sequence[ManagedBuffer], writing: Sequence[ManagedBuffer]) -> None:
+        """End what `enter` began."""
+        with self.lock:
+            for buffer in reading:
+                buffer.use -= 1
+                if buffer.use < 0:
+                    buffer.drop()
+            for buffer in writing:
+                buffer.use -= WRITTEN
+                if buffer.use:
+                    buffer.drop()
+            if self.waiting:
+                self.left.notify_all()
+
+
+gate = _Gate()
+os.register_at_fork(after_in_child=gate.renew)
 
 
 class ManagedBuffer:
@@ -51,24 +155,23 @@ class ManagedBuffer:
             raise GeneralFailure("a buffer needs an operand type with defined contents")
         self.dtype = info.dtype
         self.is_scalar = info.is_scalar
+        self.meaning = operand.type, operand.scale, operand.zero_point, operand.extra_params
+        """What two buffers must have in common for one to take the other's contents."""
         self.initial_dimensions = dimensions
         self.dimensions = dimensions
+        self.is_fixed = info.is_scalar or (bool(dimensions) and is_fully_specified(dimensions))
+        """Whether all dimensions were known from the beginning."""
         self.roles = roles
         self.initialised = False
         self.generation = 0
         """Counts changes of the contents."""
-        self.storage: Array = np.zeros(self.nbytes(dimensions) if self.is_fixed else 0, np.uint8)
-        self.shared = False
-        """Whether another buffer may look at the same storage; then whoever writes takes a new one first."""
-        self.version = 0
-        """Changes when arrays over the storage must be made anew."""
-        self.readers = 0
-        self.writing = False
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether all dimensions were known from the beginning."""
-        return self.is_scalar or (bool(self.initial_dimensions) and is_fully_specified(self.initial_dimensions))
+        self.use = 0
+        """How many read it, or `WRITTEN`; and `_CLOSED` on top if nobody is admitted any more."""
+        self._storage = _Storage(self.nbytes(dimensions) if self.is_fixed else 0)
+        self._spare: _Storage | None = None
+        self._account: Callable[[int], None] | None = None
+        self._accounted = 0
+        self._made: weakref.WeakSet[Made] = weakref.WeakSet()
 
     def nbytes(self, dimensions: tuple[int, ...]) -> int:
         """Bytes that contents of these dimensions take."""
@@ -76,27 +179,97 @@ class ManagedBuffer:
 
     @contextmanager
     def used(self, *, write: bool) -> Iterator[None]:
-        """Keep writers out, or everybody.
-
-        Raises:
-            ResourceExhausted: Somebody else kept the buffer for too long.
-        """
-        users = ((self, write),)
-        _begin(users)
+        """Keep writers out, or everybody, inside a with block. Raises as executions do when they are admitted."""
+        reading, writing = ((), (self,)) if write else ((self,), ())
+        gate.enter(reading, writing)
         try:
             yield
         finally:
-            _end(users)
+            gate.leave(reading, writing)
 
-    # -- contents ---------------------------------------------------------------------------------------------
+    # -- storage ----------------------------------------------------------------------------------------------
+
+    @property
+    def storage(self) -> Array:
+        """The bytes; valid while the buffer is in use."""
+        return self._storage.bytes
+
+    @property
+    def place(self) -> int:
+        """Changes when the bytes have moved, so that views of them are those of another buffer."""
+        return self._storage.number
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody is admitted any more."""
+        return self.use <= _CLOSED // 2
+
+    @property
+    def shared(self) -> bool:
+        """Whether another buffer has the same storage; then whoever writes takes another one first."""
+        return self._storage.owners > 1
+
+    def account_to(self, account: Callable[[int], None]) -> None:
+        """Have somebody told of the bytes that the buffer takes, now and each time that it grows.
+
+        Args:
+            account: Gets the number of bytes that come on top; what it raises keeps the buffer from growing.
+        """
+        self._account = account
+        self._reserve(self._storage.bytes.nbytes)
+
+    def _reserve(self, nbytes: int) -> None:
+        if self._account is not None and nbytes > self._accounted:
+            self._account(nbytes - self._accounted)
+            self._accounted = nbytes
 
     def room(self, nbytes: int) -> Array:
-        """Return storage of at least that size to be overwritten as a whole. Only while writing."""
-        if self.shared or self.storage.nbytes < nbytes:
-            self.storage = np.zeros(max(nbytes, 1), np.uint8)
-            self.shared = False
-            self.version += 1
-        return self.storage
+        """Return storage of at least that size to be overwritten as a whole. Only while writing.
+
+        Raises:
+            ResourceExhausted: There is none, or not for this client.
+        """
+        if self._storage.owners > 1 or self._storage.bytes.nbytes < nbytes:
+            self._reserve(nbytes)
+            with gate.lock:
+                spare, self._spare = self._spare, None
+            if spare is None or spare.bytes.nbytes < nbytes:
+                spare = _Storage(nbytes)
+            self._move(spare)
+        return self._storage.bytes
+
+    def _move(self, storage: _Storage) -> _Storage:
+        """Take another storage and return the old one, which somebody else may still own."""
+        with gate.lock:
+            old, self._storage = self._storage, storage
+            old.owners -= 1
+            gate.moves += 1
+        return old
+
+    def close(self) -> None:
+        """Admit nobody any more, and give the storage back as soon as nobody uses it. Idempotent."""
+        with gate.lock:
+            if not self.closed:
+                self.use += _CLOSED
+                self.drop()
+            if gate.waiting:
+                gate.left.notify_all()
+
+    def drop(self) -> None:
+        """Give the storage of a closed buffer back, if nobody uses it. Under the gate's lock."""
+        if self.use == _CLOSED:
+            self._storage.owners -= 1
+            self._storage, self._spare, self.initialised = _NOTHING, None, False
+            gate.moves += 1
+            for made in self._made:
+                made.forget()
+
+    def register(self, made: Made) -> None:
+        """Have what was made over the bytes forgotten when they are given back."""
+        with gate.lock:
+            self._made.add(made)
+
+    # -- contents ---------------------------------------------------------------------------------------------
 
     def settle(self, dimensions: tuple[int, ...] | None) -> None:
         """End a change of the contents: they now have these dimensions, or are undefined (None)."""
@@ -104,23 +277,28 @@ class ManagedBuffer:
         self.initialised = dimensions is not None
         if dimensions is not None and dimensions != self.dimensions:
             self.dimensions = dimensions
-            self.version += 1
+            with gate.lock:
+                gate.moves += 1
 
-    def copy_from(self, source: Array, dimensions: tuple[int, ...]) -> None:
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
         """Take new contents. Whatever fails leaves the buffer undefined.
 
         Args:
-            source: Flat bytes.
+            memory: Exactly as large as the contents.
             dimensions: Of the contents; may be empty if the buffer's own are complete.
 
         Raises:
             InvalidArgument: Size or dimensions do not fit.
+            GeneralFailure: The memory can be neither mapped nor copied.
+            ResourceExhausted: The buffer is in use; it stays as it is.
         """
         with self.used(write=True):
             settled: tuple[int, ...] | None = None
             try:
-                combined = self._checked(source.nbytes, dimensions)
-                self.room(source.nbytes)[: source.nbytes] = source
+                memory.check_usable()
+                nbytes = _contents(memory)
+                combined = self._checked(nbytes, dimensions)
+                memory.copy_out(0, self.room(nbytes)[:nbytes])
                 settled = combined
             finally:
                 self.settle(settled)
@@ -135,283 +313,73 @@ class ManagedBuffer:
                 raise InvalidArgument(
                     f"the buffer has open dimensions {list(self.initial_dimensions)}; say those of the contents"
                 )
-            if 0 in dimensions:
-                raise InvalidArgument(f"dimensions {list(dimensions)} have a 0; contents have none")
+            if any(size <= 0 for size in dimensions):
+                raise InvalidArgument(f"dimensions {list(dimensions)} are not all positive; those of contents are")
             combined = combine_dimensions(self.initial_dimensions, dimensions)
         if self.nbytes(combined) != nbytes:
             raise InvalidArgument(f"{nbytes} bytes for a buffer whose contents take {self.nbytes(combined)}")
         return combined
 
-    def copy_to(self, target: Array) -> int:
+    def copy_to(self, memory: Memory) -> int:
         """Copy the contents out and return their generation.
 
         Raises:
-            InvalidArgument: The target has another size.
-            GeneralFailure: The contents are undefined.
+            InvalidArgument: The memory has another size.
+            GeneralFailure: The contents are undefined, or the memory can be neither mapped nor copied.
+            ResourceExhausted: The buffer is being written.
         """
         with self.used(write=False):
-            size = self.nbytes(self.dimensions) if self.is_scalar or 0 not in self.dimensions else None
-            if size is not None and target.nbytes != size and (self.initialised or self.is_fixed):
-                raise InvalidArgument(f"a memory of {target.nbytes} bytes for contents of {size}")
-            if not self.initialised or size is None:
+            memory.check_usable()
+            size = self.nbytes(self.dimensions)
+            if (self.initialised or self.is_fixed) and _contents(memory) != size:
+                raise InvalidArgument(f"a memory of {_contents(memory)} bytes for contents of {size}")
+            if not self.initialised:
                 raise GeneralFailure("the buffer has no contents yet; copy to it or run an execution that writes it")
-            target[:] = self.storage[:size]
+            memory.copy_in(0, self.storage[:size])
             return self.generation
 
     def copy_buffer(self, source: ManagedBuffer) -> None:
         """Take the contents of another buffer, by sharing its storage until one of the two is written.
 
+        The storage that this buffer had goes to the source, which moves there when it is written next: two buffers that
+        are copied and written in turn use the same two storages for ever.
+
         Raises:
-            InvalidArgument: Types or dimensions do not fit. A source without contents leaves this one undefined.
+            InvalidArgument: The source has no contents, or other ones than this buffer takes. As after every copy that
+                fails, this buffer's contents are undefined then; only a copy onto itself changes nothing.
+            ResourceExhausted: A buffer is in use; both stay as they are.
         """
         if source is self:
             return
-        with source.used(write=False):
-            if not source.initialised:
-                raise InvalidArgument("the source has no contents")
-            storage, dimensions = source.storage, source.dimensions
-            source.shared = True
-        with self.used(write=True):
+        reading, writing = (source,), (self,)
+        gate.enter(reading, writing)
+        try:
             settled: tuple[int, ...] | None = None
             try:
-                if source.dtype != self.dtype or source.is_scalar != self.is_scalar:
-                    raise InvalidArgument("the buffers hold different types")
-                combine_dimensions(self.initial_dimensions, dimensions)
-                self.storage, self.shared = storage, True
-                self.version += 1
-                settled = dimensions
+                if not source.initialised:
+                    raise InvalidArgument("the source has no contents")
+                if source.meaning != self.meaning:
+                    raise InvalidArgument("the buffers hold operands of different types or quantisations")
+                combine_dimensions(self.initial_dimensions, source.dimensions)
+                if source._storage is not self._storage:
+                    self._reserve(source._storage.bytes.nbytes)
+                    with gate.lock:
+                        source._storage.owners += 1
+                    old = self._move(source._storage)
+                    if not old.owners and source._spare is None and old.bytes.nbytes == source._storage.bytes.nbytes:
+                        with gate.lock:
+                            source._spare, old.owners = old, 1
+                settled = source.dimensions
             finally:
                 self.settle(settled)
-
-
-_lock = threading.Lock()
-"""One for all buffers: it is held for a few attribute accesses only, and takes all buffers of a request at once."""
-_changed = threading.Condition(_lock)
-_waiting = 0
-_Users = Sequence[tuple[ManagedBuffer, bool]]
-"""(buffer, whether it is written)."""
-
-
-def _take(users: _Users) -> bool:
-    """Take all or none; with the lock held."""
-    for buffer, write in users:
-        if buffer.writing or (write and buffer.readers):
-            return False
-    for buffer, write in users:
-        if write:
-            buffer.writing = True
-        else:
-            buffer.readers += 1
-    return True
-
-
-def _begin(users: _Users) -> None:
-    global _waiting
-    with _lock:
-        if _take(users):
-            return
-        _waiting += 1
-        try:
-            if not _changed.wait_for(lambda: _take(users), _PATIENCE):
-                raise ResourceExhausted("a buffer is in use by another execution or copy; try again")
         finally:
-            _waiting -= 1
+            gate.leave(reading, writing)
 
 
-def _end(users: _Users) -> None:
-    with _lock:
-        for buffer, write in users:
-            if write:
-                buffer.writing = False
-            else:
-                buffer.readers -= 1
-        if _waiting:
-            _changed.notify_all()
+_NOTHING = _Storage(0)
+"""What a closed buffer has."""
 
 
-class BufferTracker:
-    """Tokens of the buffers of one device. A token is a slot number and how often the slot was used before."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._buffers: dict[int, ManagedBuffer] = {}
-        self._generations: list[int] = []
-        self._free: list[int] = []
-
-    def add(self, buffer: ManagedBuffer) -> int:
-        """Register a buffer and return its token, in 1..2**31 - 1.
-
-        Raises:
-            ResourceExhausted: Too many buffers are alive.
-        """
-        with self._lock:
-            if self._free and len(self._free) > 64:  # let freed slots rest, so that tokens repeat as late as possible
-                slot = self._free.pop(0)
-            elif len(self._generations) < 1 << _SLOT_BITS:
-                slot = len(self._generations)
-                self._generations.append(0)
-            else:
-                raise ResourceExhausted("the device has no room for another buffer")
-            self._generations[slot] = self._generations[slot] % ((1 << _GENERATION_BITS) - 1) + 1
-            token = self._generations[slot] << _SLOT_BITS | slot
-            self._buffers[token] = buffer
-            return token
-
-    def remove(self, token: int) -> None:
-        """Forget a token; executions that already use its buffer keep it."""
-        with self._lock:
-            if self._buffers.pop(token, None) is not None:
-                self._free.append(token & ((1 << _SLOT_BITS) - 1))
-
-    def resolve(self, token: int) -> ManagedBuffer:
-        """Return the buffer of a token.
-
-        Raises:
-            InvalidArgument: There is none.
-        """
-        buffer = self._buffers.get(token)
-        if buffer is None:
-            raise InvalidArgument(f"no buffer has token {token}; it was never given out here, or its buffer is closed")
-        return buffer
-
-    def __len__(self) -> int:
-        return len(self._buffers)
-
-
-@dataclass(frozen=True, slots=True)
-class BufferUse:
-    """A buffer as one argument of a request."""
-
-    buffer: ManagedBuffer
-    role: Role
-    dimensions: tuple[int, ...]
-    """As the request gives them."""
-
-
-class BufferView:
-    """A buffer as the pool that kernels see, while its execution is admitted."""
-
-    kind = "buffer"
-
-    def __init__(self, buffer: ManagedBuffer, *, writing: bool) -> None:
-        self._buffer = buffer
-        self._writing = writing
-
-    @property
-    def size(self) -> int:
-        """Bytes; a buffer that is written grows as needed."""
-        return (1 << 62) if self._writing else self._buffer.storage.nbytes
-
-    @property
-    def identity(self) -> tuple[int, int, int, int]:
-        """Unlike any other pool."""
-        return -1, id(self._buffer), 0, self.size
-
-    def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> Array:
-        """View the contents, as `Memory.array`."""
-        element = np.dtype(dtype)
-        nbytes = math.prod(shape) * element.itemsize
-        storage = self._buffer.room(offset + nbytes) if self._writing else self._buffer.storage
-        view: Array = storage[offset : offset + nbytes].view(element).reshape(shape)
-        if not self._writing:
-            view.flags.writeable = False
-        return view
-
-
-class BufferSet:
-    """The buffers of one request: one admit, then one commit or fail, for every way to execute.
-
-    Args:
-        uses: In the order of the arguments, inputs first; omitted arguments have none.
-
-    Raises:
-        InvalidArgument: A use is not among the buffer's roles, or an output shares its buffer.
-    """
-
-    def __init__(self, uses: Sequence[BufferUse]) -> None:
-        self.inputs = [use for use in uses if use.role.is_input]
-        self.outputs = [use for use in uses if not use.role.is_input]
-        for use in self.inputs:
-            _check_role(use)
-        seen = {id(use.buffer) for use in self.inputs}
-        for use in self.outputs:
-            if id(use.buffer) in seen:
-                raise InvalidArgument(f"output {use.role.position} shares its buffer with another argument")
-            seen.add(id(use.buffer))
-            _check_role(use)
-            combine_dimensions(use.buffer.initial_dimensions, use.dimensions)
-        reading = {id(use.buffer): (use.buffer, False) for use in self.inputs}
-        written = {id(use.buffer): (use.buffer, True) for use in self.outputs}
-        self._users = (*reading.values(), *written.values())
-        self._open_ended = any(not use.buffer.is_fixed for use in self.outputs)
-
-    @property
-    def version(self) -> int:
-        """Changes when arrays over the buffers must be made anew."""
-        total = 0
-        for buffer, _ in self._users:
-            total += buffer.version
-        return total
-
-    @property
-    def is_open_ended(self) -> bool:
-        """Whether `commit` needs to be told the shapes."""
-        return self._open_ended
-
-    def admit(self) -> None:
-        """Keep the buffers for one execution; it must end with `commit` or `fail`.
-
-        Raises:
-            InvalidArgument: An input's contents have other dimensions than the request says.
-            GeneralFailure: An input has no contents.
-            ResourceExhausted: A buffer is in use.
-        """
-        _begin(self._users)
-        try:
-            for use in self.inputs:
-                if not use.buffer.initialised:
-                    raise GeneralFailure(f"input {use.role.position} is in a buffer without contents")
-                if use.dimensions:
-                    combine_dimensions(use.buffer.dimensions, use.dimensions)
-            for use in self.outputs:
-                if use.buffer.shared:
-                    use.buffer.room(use.buffer.storage.nbytes)
-        except BaseException:
-            _end(self._users)
-            raise
-
-    def commit(self, shapes: Sequence[tuple[int, ...]] = ()) -> None:
-        """The execution succeeded.
-
-        Args:
-            shapes: Those of the outputs in the set, in order; may be left out unless `is_open_ended`.
-
-        Raises:
-            GeneralFailure: A shape contradicts its buffer; then no output has contents.
-        """
-        if self._open_ended:
-            try:
-                settled = [
-                    combine_dimensions(use.buffer.initial_dimensions, shape)
-                    for use, shape in zip(self.outputs, shapes, strict=True)
-                ]
-            except InvalidArgument as error:
-                self.fail()
-                raise GeneralFailure(f"an output does not fit its buffer: {error}") from None
-        else:
-            settled = [use.buffer.initial_dimensions for use in self.outputs]
-        for use, dimensions in zip(self.outputs, settled, strict=True):
-            use.buffer.settle(dimensions)
-        _end(self._users)
-
-    def fail(self) -> None:
-        """The execution failed: its outputs have no contents."""
-        for use in self.outputs:
-            use.buffer.settle(None)
-        _end(self._users)
-
-
-def _check_role(use: BufferUse) -> None:
-    if use.role not in use.buffer.roles:
-        kind = "input" if use.role.is_input else "output"
-        raise InvalidArgument(f"the buffer was not allocated to be {kind} {use.role.position} of this prepared model")
+def _contents(memory: Memory) -> int:
+    """Bytes of a memory's contents; of an image, without what lies between its rows."""
+    return memory.size if memory.image is None else memory.image.tight_size

@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ..devices import Buffer, Device
 from ..errors import (
@@ -301,16 +302,19 @@ class HostedConnection:
         charge = self.ledger.charge(buffers=1)
         try:
             with contextlib.ExitStack() as stack:
-                models = [
+                named = {role.model_index for role in (*message.input_roles, *message.output_roles)}
+                models: list[Any] = [
                     stack.enter_context(self.objects.lease(number, HostedModel, "prepared model")).prepared
-                    for number in message.prepared_models
+                    if index in named
+                    else None  # as any entry that no role names: not looked at
+                    for index, number in enumerate(message.prepared_models)
                 ]
                 desc = BufferDesc(message.dimensions)
                 buffer = device.allocate(desc, models, message.input_roles, message.output_roles)
         except BaseException:
             charge.release()
             raise
-        owned = HostedBuffer(buffer, charge, self.tokens)
+        owned = HostedBuffer(buffer, self.ledger, charge, self.tokens)
         return AllocateReply(buffer=self.objects.add(owned, owned.dispose), token=buffer.token)
 
     def on_copy_to(self, message: CopyTo, fds: FdBundle) -> CopyToReply:

@@ -40,18 +40,28 @@ class HostedModel:
 class HostedBuffer:
     """A driver-managed buffer in a connection's table."""
 
-    def __init__(self, buffer: Buffer, charge: Charge, tokens: set[int]) -> None:
+    def __init__(self, buffer: Buffer, ledger: Ledger, charge: Charge, tokens: set[int]) -> None:
         self.buffer = buffer
-        self._charge = charge
+        self._ledger = ledger
+        self._charges = [charge]
         self._tokens = tokens
         tokens.add(buffer.token)
+        try:
+            buffer.account_to(self._account)
+        except BaseException:
+            self.dispose()
+            raise
+
+    def _account(self, nbytes: int) -> None:
+        self._charges.append(self._ledger.charge(buffer_bytes=nbytes))
 
     def dispose(self) -> None:
         self._tokens.discard(self.buffer.token)
         try:
             self.buffer.close()
         finally:
-            self._charge.release()
+            for charge in self._charges:
+                charge.release()
 
 
 class HostedBurst:

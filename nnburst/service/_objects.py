@@ -20,11 +20,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """The most that one connection may own at a time. `mapped_bytes` counts every pool and queue it handed over."""
+    """The most that one connection may own at a time.
+
+    `mapped_bytes` counts every pool and queue it handed over, `buffer_bytes` what its driver-managed buffers take.
+    """
 
     models: int = 64
     bursts: int = 64
     buffers: int = 1024
+    buffer_bytes: int = 4 << 30
     mapped_bytes: int = 16 << 30
     fds: int = 1024
 

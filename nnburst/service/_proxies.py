@@ -241,14 +241,16 @@ class RemoteDevice(Device):
         output_roles: Sequence[BufferRole],
     ) -> RemoteBuffer:
         """Have the service allocate a buffer; see `Device.allocate`."""
+        named = {role.model_index for role in (*input_roles, *output_roles)}
         numbers = []
         for position, prepared in enumerate(prepared_models):
-            if not isinstance(prepared, RemotePreparedModel) or prepared.connection is not self._connection:
+            ours = isinstance(prepared, RemotePreparedModel) and prepared.connection is self._connection
+            if position in named and not ours:
                 raise InvalidArgument(f"prepared model {position} is not one of this service")
-            numbers.append(prepared.number)
+            numbers.append(prepared.number if isinstance(prepared, RemotePreparedModel) and ours else 0)
         message = Allocate(
             device=self._index,
-            dimensions=tuple(desc.dimensions),
+            dimensions=_in_range(desc.dimensions),
             prepared_models=tuple(numbers),
             input_roles=tuple(input_roles),
             output_roles=tuple(output_roles),
@@ -276,7 +278,7 @@ class RemoteBuffer(_Remote, Buffer):
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
         (handle,), fds = pools_to_wire([memory])
-        self._connection.call(CopyFrom(buffer=self.number, memory=handle, dimensions=tuple(dimensions)), fds)
+        self._connection.call(CopyFrom(buffer=self.number, memory=handle, dimensions=_in_range(dimensions)), fds)
 
     def copy_buffer(self, source: Buffer) -> None:
         if not isinstance(source, RemoteBuffer) or source._connection is not self._connection:
@@ -408,3 +410,10 @@ def _number_of(reply: Message) -> int:
     return next(
         (int(getattr(reply, name)) for name in ("prepared_model", "burst", "buffer") if hasattr(reply, name)), 0
     )
+
+
+def _in_range(dimensions: Sequence[int]) -> tuple[int, ...]:
+    """Dimensions that a message can carry; a service ends the connection over others."""
+    if any(not 0 <= size < 2**32 for size in dimensions):
+        raise InvalidArgument(f"dimensions {list(dimensions)} do not fit in 32 bits")
+    return tuple(dimensions)

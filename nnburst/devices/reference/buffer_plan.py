@@ -18,7 +18,7 @@ __all__ = ["BufferPlan"]
 
 
 class BufferPlan:
-    """Admits, runs and commits. The plan inside is bound anew only when a buffer's storage or dimensions changed.
+    """Admits, runs and commits. A plan is bound for each place where the buffers' bytes are, and kept.
 
     Args:
         buffers: Of a valid request.
@@ -27,43 +27,36 @@ class BufferPlan:
 
     def __init__(self, buffers: BoundBuffers, make: Callable[[Request], Plan | StagedPlan]) -> None:
         self._buffers = buffers
+        self._set = buffers.set
         self._make = make
-        self._plan: Plan | StagedPlan | None = None
-        self._version = -1
 
-    def __call__(self) -> ExecutionResult | None:
-        """Run without a deadline."""
-        return self.run(0)
-
-    def run(self, deadline_ns: int) -> ExecutionResult | None:
+    def __call__(self, deadline_ns: int = 0) -> ExecutionResult | None:
         """Run once; as `Plan.run`."""
-        buffers = self._buffers.set
+        buffers = self._set
         try:
-            buffers.admit()
+            plan = buffers.admit()
         except NNBurstError as error:
             return error.status, (), NO_TIMING
         try:
-            if self._plan is None or buffers.version != self._version:
-                self._plan = self._make(self._buffers.with_views())
-                self._version = buffers.version
-            plan = self._plan
-            result = plan.run(deadline_ns)
-            if result is not None and result[0] is not ErrorStatus.NONE:
-                buffers.fail()
-                return result
-            shapes = (
-                [plan.output_dimensions(position) for position in self._buffers.outputs]
-                if buffers.is_open_ended
-                else ()
-            )
+            if plan is None:
+                plan = self._make(self._buffers.with_views())
+                buffers.keep(plan)
+            result: ExecutionResult | None = plan.run(deadline_ns)
+            failed = result is not None and result[0] is not ErrorStatus.NONE
+            shapes = () if failed or buffers.fixed else [plan.output_dimensions(i) for i in self._buffers.outputs]
         except NNBurstError as error:
             buffers.fail()
             return error.status, (), NO_TIMING
         except BaseException:
             buffers.fail()
             raise
+        if failed:
+            buffers.fail()
+            return result
         try:
             buffers.commit(shapes)
         except NNBurstError as error:
             return error.status, (), NO_TIMING
         return result
+
+    run = __call__

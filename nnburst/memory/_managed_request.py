@@ -1,0 +1,204 @@
+"""The driver-managed buffers of one request: the only code that admits a request and commits or fails its outputs.
+
+Every way to execute goes through it, so the states of buffers (facts sheet `memory.md` §5.3) are kept in one place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import GeneralFailure, InvalidArgument
+from ..model import combine_dimensions
+from ._managed import WRITTEN, Made, ManagedBuffer, Role, gate
+
+__all__ = ["BufferSet", "BufferUse", "BufferView"]
+
+_MOST_LAYOUTS = 8
+"""Two buffers that are copied to each other and written in turn need two."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class BufferUse:
+    """A buffer as one argument of a request."""
+
+    buffer: ManagedBuffer
+    role: Role
+    dimensions: tuple[int, ...]
+    """As the request gives them."""
+
+
+class BufferView:
+    """A buffer as the pool that kernels see, while its execution is admitted."""
+
+    kind = "buffer"
+
+    def __init__(self, buffer: ManagedBuffer, *, writing: bool) -> None:
+        self._buffer = buffer
+        self._writing = writing
+
+    @property
+    def size(self) -> int:
+        """Bytes; a buffer that is written grows as needed."""
+        return (1 << 62) if self._writing else self._buffer.storage.nbytes
+
+    @property
+    def identity(self) -> tuple[int, int, int, int]:
+        """Unlike any other pool."""
+        return -1, id(self._buffer), 0, self.size
+
+    def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> Array:
+        """View the contents, as `Memory.array`."""
+        element = np.dtype(dtype)
+        nbytes = math.prod(shape) * element.itemsize
+        storage = self._buffer.room(offset + nbytes) if self._writing else self._buffer.storage
+        view: Array = storage[offset : offset + nbytes].view(element).reshape(shape)
+        if not self._writing:
+            view.flags.writeable = False
+        return view
+
+
+class BufferSet:
+    """The buffers of one request: one admit, then one commit or fail, for every way to execute.
+
+    Args:
+        uses: In the order of the arguments, inputs first; omitted arguments have none.
+
+    Raises:
+        InvalidArgument: A use is not among the buffer's roles, or an output shares its buffer.
+    """
+
+    def __init__(self, uses: Sequence[BufferUse]) -> None:
+        self.inputs = [use for use in uses if use.role.is_input]
+        self.outputs = [use for use in uses if not use.role.is_input]
+        for use in self.inputs:
+            _check_role(use)
+        seen = {id(use.buffer) for use in self.inputs}
+        for use in self.outputs:
+            if id(use.buffer) in seen:
+                raise InvalidArgument(f"output {use.role.position} shares its buffer with another argument")
+            seen.add(id(use.buffer))
+            _check_role(use)
+            combine_dimensions(use.buffer.initial_dimensions, use.dimensions)
+        self._reading = tuple({id(use.buffer): use.buffer for use in self.inputs}.values())
+        self._writing = tuple(use.buffer for use in self.outputs)
+        self._all = self._reading + self._writing
+        self._open = tuple(buffer for buffer in self._reading if not buffer.is_fixed)
+        self._dimensioned = tuple(use for use in self.inputs if use.dimensions)
+        self.fixed = all(buffer.is_fixed for buffer in self._writing)
+        """Whether the outputs always have the shapes that their buffers were allocated for."""
+        self._lock = gate.lock
+        self._made = Made()
+        for buffer in self._all:
+            buffer.register(self._made)
+
+    def admit(self) -> Any:
+        """Keep the buffers for one execution; it must end with `commit` or `fail`.
+
+        Returns:
+            What was given to `keep` while the buffers' bytes were where they are now, or None.
+
+        Raises:
+            InvalidArgument: An input's contents have other dimensions than the request says, or a buffer was closed.
+            GeneralFailure: An input has no contents.
+            ResourceExhausted: A buffer is in use.
+        """
+        reading, writing, made = self._reading, self._writing, self._made
+        with self._lock:  # the usual case: all is free and where it was
+            if made.moves == gate.moves:
+                for buffer in reading:
+                    if buffer.use < 0 or not buffer.initialised:
+                        break
+                else:
+                    for buffer in writing:
+                        if buffer.use:
+                            break
+                    else:
+                        for buffer in reading:
+                            buffer.use += 1
+                        for buffer in writing:
+                            buffer.use = WRITTEN
+                        return made.current
+        return self._admit_with_care()
+
+    def _admit_with_care(self) -> Any:
+        """All checks, all waiting, and whatever moved."""
+        gate.enter(self._reading, self._writing)
+        try:
+            for buffer in self._reading:
+                if not buffer.initialised:
+                    raise GeneralFailure("an input is in a buffer without contents; copy to it or write it first")
+            for use in self._dimensioned:
+                combine_dimensions(use.buffer.dimensions, use.dimensions)
+            made = self._made
+            moves = gate.moves
+            for buffer in self._writing:
+                if buffer.shared:
+                    buffer.room(buffer.storage.nbytes)
+            made.current = made.by_layout.get(self._layout())
+            made.moves = moves
+            return made.current
+        except BaseException:
+            gate.leave(self._reading, self._writing)
+            raise
+
+    def keep(self, made: Any) -> None:
+        """Remember what was made over the buffers' bytes. Only while admitted."""
+        if len(self._made.by_layout) >= _MOST_LAYOUTS:
+            self._made.by_layout.clear()
+        self._made.by_layout[self._layout()] = self._made.current = made
+
+    def _layout(self) -> Hashable:
+        return *[buffer.place for buffer in self._all], *[buffer.dimensions for buffer in self._open]
+
+    def commit(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """The execution succeeded.
+
+        Args:
+            shapes: Of the outputs in the set, in order; not needed if the set is `fixed`.
+
+        Raises:
+            GeneralFailure: A shape contradicts its buffer; then no output has contents.
+        """
+        if not self.fixed:
+            try:
+                for buffer, shape in zip(self._writing, shapes, strict=True):
+                    combine_dimensions(buffer.initial_dimensions, shape)
+            except InvalidArgument as error:
+                self.fail()
+                raise GeneralFailure(f"an output does not fit its buffer: {error}") from None
+            for buffer, shape in zip(self._writing, shapes, strict=True):
+                buffer.settle(shape)
+            gate.leave(self._reading, self._writing)
+            return
+        with self._lock:
+            for buffer in self._writing:
+                buffer.generation += 1
+                buffer.initialised = True
+                buffer.use -= WRITTEN
+                if buffer.use:
+                    buffer.drop()
+            for buffer in self._reading:
+                buffer.use -= 1
+                if buffer.use < 0:
+                    buffer.drop()
+            if gate.waiting:
+                gate.left.notify_all()
+
+    def fail(self) -> None:
+        """The execution failed: its outputs have no contents."""
+        for buffer in self._writing:
+            buffer.settle(None)
+        gate.leave(self._reading, self._writing)
+
+
+def _check_role(use: BufferUse) -> None:
+    if use.role not in use.buffer.roles:
+        kind = "input" if use.role.is_input else "output"
+        raise InvalidArgument(f"the buffer was not allocated to be {kind} {use.role.position} of this prepared model")

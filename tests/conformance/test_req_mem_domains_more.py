@@ -1,0 +1,581 @@
+"""REQ-MEM of memory domains, continued: whose buffers they are, how they end, what they cost, who else uses them."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst.burst import ExecutionBurstController
+from nnburst.devices import Buffer, Device, PreparedModel, create_device
+from nnburst.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, ResourceExhausted
+from nnburst.memory import (
+    BufferSet,
+    BufferTracker,
+    BufferUse,
+    ManagedBuffer,
+    Memory,
+    Role,
+    _managed,
+    _managed_tokens,
+)
+from nnburst.model import (
+    BufferDesc,
+    BufferRole,
+    BufferToken,
+    DataLocation,
+    Model,
+    ModelBuilder,
+    Operand,
+    OperandType,
+    OperationType,
+    Request,
+    RequestArgument,
+)
+from nnburst.service import Quotas, ServiceConnection, ServiceHost
+
+T = OperandType
+SHAPE = (2, 8)
+NBYTES = math.prod(SHAPE) * 4
+ROLE = [BufferRole(0, 0)]
+WHOLE = RequestArgument(False, DataLocation(1, 0, 0))
+SHARED = RequestArgument(False, DataLocation(0, 0, NBYTES))
+
+
+def relu_model(shape: tuple[int, ...] = SHAPE) -> Model:
+    b = ModelBuilder()
+    b.output("y", b.add(OperationType.RELU, [b.input("x", T.TENSOR_FLOAT32, shape)]))
+    return b.build()
+
+
+def add_model() -> Model:
+    b = ModelBuilder()
+    inputs = [b.input(name, T.TENSOR_FLOAT32, SHAPE) for name in "ab"]
+    b.output("y", b.add(OperationType.ADD, [*inputs, b.input("activation", T.INT32)], dimensions=SHAPE))
+    return b.build()
+
+
+@pytest.fixture(scope="module", params=["in_process", "child"])
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
+        yield service.devices[0]
+
+
+@pytest.fixture
+def prepared(device: Device) -> Iterator[PreparedModel]:
+    prepared = device.prepare_model(relu_model())
+    yield prepared
+    prepared.close()
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    with Memory.ashmem(NBYTES) as memory:
+        memory.array(np.float32, SHAPE)[:] = np.arange(16).reshape(SHAPE) + 1
+        yield memory
+
+
+def in_out(device: Device, prepared: PreparedModel) -> Buffer:
+    return device.allocate(BufferDesc(), [prepared], ROLE, ROLE)
+
+
+def contents(buffer: Buffer) -> np.ndarray:
+    with Memory.ashmem(NBYTES) as memory:
+        buffer.copy_to(memory)
+        return memory.array(np.float32, SHAPE).copy()
+
+
+# ---- allocation -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "error"),
+    [((0, 2**32), InvalidArgument), ((-1, 8), InvalidArgument), ((2**31, 2**31), GeneralFailure)],
+)
+def test_REQ_MEM_001_sizes_that_no_buffer_has(device: Device, dimensions: tuple, error: type[Exception]) -> None:
+    prepared = device.prepare_model(relu_model((0, 0)))
+    with pytest.raises(error):
+        device.allocate(BufferDesc(dimensions), [prepared], ROLE, ())
+    prepared.close()
+
+
+def test_REQ_MEM_002_003_entries_that_no_role_names_are_not_looked_at(device: Device, prepared: PreparedModel) -> None:
+    device.allocate(BufferDesc(), [prepared, None], ROLE, ()).close()  # type: ignore[list-item]
+
+
+def test_REQ_MEM_098_100_device_without_the_feature_refuses_with_general_failure() -> None:
+    for start in (nnburst.in_process, nnburst.launch):
+        with start(devices=["nnburst-noop"]) as service:
+            prepared = service.devices[0].prepare_model(relu_model())
+            with pytest.raises(GeneralFailure):
+                in_out(service.devices[0], prepared)
+            prepared.close()
+
+
+def test_REQ_MEM_108_token_of_another_device_of_the_service(memory: Memory) -> None:
+    first, second = (create_device("nnburst-reference") for _ in range(2))
+    mine, other = first.prepare_model(relu_model()), second.prepare_model(relu_model())
+    with in_out(first, mine) as buffer, in_out(second, other) as another:
+        assert buffer.token != another.token
+        buffer.copy_from(memory)
+        request = Request((WHOLE,), (SHARED,), (memory, BufferToken(buffer.token)))
+        assert other.execute_synchronously(request)[0] is ErrorStatus.INVALID_ARGUMENT
+        assert mine.execute_synchronously(request)[0] is ErrorStatus.NONE
+        with pytest.raises(InvalidArgument):
+            another.copy_buffer(buffer)
+
+
+# ---- copies -----------------------------------------------------------------------------------------------------
+
+
+def test_REQ_MEM_103_copies_reach_memory_that_can_only_be_staged(
+    device: Device, prepared: PreparedModel, tmp_path: Path
+) -> None:
+    path = tmp_path / "tensor"
+    path.write_bytes(np.arange(16, dtype=np.float32).tobytes())
+    with open(path, "r+b") as file, Memory.mmap_fd(file.fileno(), NBYTES) as plain, in_out(device, prepared) as buffer:
+        buffer.copy_from(plain)
+        assert (contents(buffer) == np.arange(16).reshape(SHAPE)).all()
+        path.write_bytes(bytes(NBYTES))
+        buffer.copy_to(plain)
+    assert path.read_bytes() == np.arange(16, dtype=np.float32).tobytes()
+
+
+def test_REQ_MEM_016_102_a_source_that_was_truncated_ends_the_contents(
+    device: Device, prepared: PreparedModel, memory: Memory, tmp_path: Path
+) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(bytes(NBYTES))
+    with open(path, "r+b") as file, Memory.mmap_fd(file.fileno(), NBYTES) as plain, in_out(device, prepared) as buffer:
+        buffer.copy_from(memory)
+        os.truncate(path, 3)
+        with pytest.raises(GeneralFailure):
+            buffer.copy_to(plain)
+        assert (contents(buffer) == memory.array(np.float32, SHAPE)).all()  # a failing copy out changes nothing
+        with Memory.mmap_fd(file.fileno(), 2 * NBYTES) as larger, pytest.raises(GeneralFailure):
+            buffer.copy_from(larger)  # that it cannot be read is found before its size
+        buffer.copy_from(memory)
+        with pytest.raises(GeneralFailure):
+            buffer.copy_from(plain)
+        with pytest.raises(GeneralFailure):
+            contents(buffer)
+
+
+def test_REQ_MEM_104_copy_to_memory_shared_for_reading_only(
+    device: Device, prepared: PreparedModel, memory: Memory
+) -> None:
+    with in_out(device, prepared) as buffer, Memory.mmap_fd(memory.fds[0], NBYTES, prot=1) as read_only:
+        buffer.copy_from(read_only)
+        with pytest.raises(InvalidArgument):
+            buffer.copy_to(read_only)
+
+
+def test_generations_count_changes(device: Device, prepared: PreparedModel, memory: Memory) -> None:
+    with in_out(device, prepared) as buffer:
+        seen = []
+        for _ in range(2):
+            buffer.copy_from(memory)
+            seen.append(buffer.copy_to(memory))
+        request = Request((SHARED,), (WHOLE,), (memory, BufferToken(buffer.token)))
+        assert prepared.execute_synchronously(request)[0] is ErrorStatus.NONE
+        seen.append(buffer.copy_to(memory))
+        assert seen[0] < seen[1] < seen[2] == buffer.copy_to(memory)
+
+
+def test_REQ_MEM_091_buffer_copy_that_fails_ends_the_contents_of_its_target_only(
+    device: Device, prepared: PreparedModel, memory: Memory
+) -> None:
+    wide = device.prepare_model(relu_model((1, 2, 8)))
+    with in_out(device, prepared) as a, in_out(device, wide) as b:
+        a.copy_from(memory)
+        b.copy_from(memory)
+        with pytest.raises(InvalidArgument):
+            b.copy_buffer(a)
+        assert (contents(a) == memory.array(np.float32, SHAPE)).all()
+        with pytest.raises(GeneralFailure):
+            contents(b)
+        with pytest.raises(InvalidArgument):
+            a.copy_buffer(b)
+        with pytest.raises(GeneralFailure):
+            contents(a)
+    wide.close()
+
+
+def test_state_copied_inside_the_device_after_each_run_uses_two_storages_and_two_plans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = create_device("nnburst-reference")
+    prepared = device.prepare_model(relu_model())
+    made = []
+    open_plan = prepared._open  # type: ignore[attr-defined]
+    monkeypatch.setattr(prepared, "_open", lambda *args: made.append(args) or open_plan(*args))
+    state, following = (in_out(device, prepared) for _ in range(2))
+    with Memory.ashmem(NBYTES) as memory, ExecutionBurstController.create(prepared) as burst:
+        memory.array(np.float32, SHAPE)[:] = 3
+        state.copy_from(memory)
+        request = Request(
+            (RequestArgument(False, DataLocation(0, 0, 0)),),
+            (WHOLE,),
+            (BufferToken(state.token), BufferToken(following.token)),
+        )
+        places = set()
+        for _ in range(20):
+            assert burst.compute(request)[0] is ErrorStatus.NONE
+            state.copy_buffer(following)
+            places |= {buffer._managed.place for buffer in (state, following)}  # type: ignore[attr-defined]
+        assert len(places) == 2
+        assert len(made) == 2
+        assert (contents(state) == 3).all()
+        memory.array(np.float32, SHAPE)[:] = 4
+        state.copy_from(memory)
+        assert (contents(following) == 3).all()
+        assert (contents(state) == 4).all()
+    state.close()
+    following.close()
+    prepared.close()
+
+
+# ---- executions -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["plain", "burst"])
+def test_REQ_MEM_034_069_every_argument_in_a_buffer_and_a_failing_run(
+    device: Device, memory: Memory, mode: str
+) -> None:
+    prepared = device.prepare_model(add_model())
+    a, b, activation = (device.allocate(BufferDesc(), [prepared], [BufferRole(0, i)], ()) for i in range(3))
+    y = device.allocate(BufferDesc(), [prepared], (), ROLE)
+    whole = [RequestArgument(False, DataLocation(i, 0, 0)) for i in range(4)]
+    request = Request(tuple(whole[:3]), (whole[3],), tuple(BufferToken(x.token) for x in (a, b, activation, y)))
+    with ExecutionBurstController.create(prepared) as burst, Memory.ashmem(4) as scalar:
+        run = burst.compute if mode == "burst" else prepared.execute_synchronously
+        for buffer in (a, b):
+            buffer.copy_from(memory)
+        for value, status in ((0, ErrorStatus.NONE), (999, ErrorStatus.GENERAL_FAILURE), (1, ErrorStatus.NONE)):
+            scalar.array(np.int32, (1,))[0] = value
+            activation.copy_from(scalar)
+            assert run(request)[0] is status
+            if status is ErrorStatus.NONE:
+                assert (contents(y) == 2 * memory.array(np.float32, SHAPE)).all()
+            else:  # admitted, so its output is undefined and its inputs are what they were
+                with pytest.raises(GeneralFailure):
+                    contents(y)
+                assert (contents(a) == memory.array(np.float32, SHAPE)).all()
+    for buffer in (a, b, activation, y):
+        buffer.close()
+    prepared.close()
+
+
+def test_REQ_MEM_111_an_omitted_output_leaves_the_buffer_of_pool_0_alone(
+    device: Device, prepared: PreparedModel, memory: Memory
+) -> None:
+    omitted = RequestArgument(True)
+    with in_out(device, prepared) as buffer:
+        buffer.copy_from(memory)
+        before = buffer.copy_to(memory)
+        pools = (BufferToken(buffer.token), memory)
+        shared = RequestArgument(False, DataLocation(1, 0, NBYTES))
+        assert prepared.execute_synchronously(Request((shared,), (omitted,), pools))[0] is not ErrorStatus.NONE
+        assert prepared.execute_synchronously(Request((omitted,), (omitted,), ()))[0] is not ErrorStatus.NONE
+        assert buffer.copy_to(memory) == before
+
+
+def test_REQ_MEM_109_a_closed_buffer_is_not_used_by_plans_that_were_bound_before(
+    device: Device, prepared: PreparedModel, memory: Memory
+) -> None:
+    buffer = in_out(device, prepared)
+    with ExecutionBurstController.create(prepared) as burst:
+        execution = burst.bind(Request((SHARED,), (WHOLE,), (memory, BufferToken(buffer.token))))
+        execution.run()
+        buffer.close()
+        with pytest.raises(InvalidArgument):
+            execution.run()
+
+
+def test_REQ_MEM_069_a_bound_request_sees_that_its_input_lost_its_contents(
+    device: Device, prepared: PreparedModel, memory: Memory
+) -> None:
+    with in_out(device, prepared) as buffer, ExecutionBurstController.create(prepared) as burst:
+        buffer.copy_from(memory)
+        execution = burst.bind(Request((WHOLE,), (SHARED,), (memory, BufferToken(buffer.token))))
+        for _ in range(2):
+            execution.run()
+        with Memory.ashmem(4) as wrong, pytest.raises(InvalidArgument):
+            buffer.copy_from(wrong)
+        with pytest.raises(GeneralFailure):
+            execution.run()
+        buffer.copy_from(memory)
+        execution.run()
+
+
+def test_REQ_MEM_029_a_bound_request_follows_the_dimensions_of_its_input(device: Device) -> None:
+    prepared = device.prepare_model(relu_model((0, 8)))
+    with (
+        in_out(device, prepared) as x,
+        in_out(device, prepared) as y,
+        ExecutionBurstController.create(prepared) as burst,
+    ):
+        tokens = BufferToken(x.token), BufferToken(y.token)
+        request = Request((RequestArgument(False, DataLocation(0, 0, 0)),), (WHOLE,), tokens)
+        for rows in (3, 3, 2, 1, 1, 4, 2):
+            with Memory.ashmem(rows * 32) as source, Memory.ashmem(rows * 32) as result:
+                source.array(np.float32, (rows, 8))[:] = rows
+                x.copy_from(source, (rows, 8))
+                status, shapes, _ = burst.compute(request)
+                assert status is ErrorStatus.NONE
+                assert shapes[0].dimensions == (rows, 8)
+                y.copy_to(result)
+                assert (result.array(np.float32, (rows, 8)) == rows).all()
+    prepared.close()
+
+
+def managed(nbytes: int = 4) -> tuple[ManagedBuffer, BufferUse]:
+    role = Role(1, False, 0)
+    buffer = ManagedBuffer(Operand(T.TENSOR_FLOAT32, (nbytes // 4,)), (nbytes // 4,), frozenset({role}))
+    return buffer, BufferUse(buffer, role, ())
+
+
+def test_REQ_MEM_109_closing_during_a_run_frees_the_bytes_after_it() -> None:
+    buffer, use = managed()
+    running = BufferSet([use])
+    assert running.admit() is None
+    running.keep("made over the bytes")
+    buffer.close()
+    assert buffer.storage.nbytes == 4
+    running.commit(())
+    assert buffer.storage.nbytes == 0
+    assert running._made.current is None
+    assert not running._made.by_layout
+    with pytest.raises(InvalidArgument):
+        running.admit()
+
+
+# ---- many users -------------------------------------------------------------------------------------------------
+
+
+def test_REQ_MEM_112_a_busy_buffer_is_refused_after_a_bounded_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_managed, "_PATIENCE", 0.01)
+    buffer, use = managed()
+    other = BufferSet([use])
+    other.admit()
+    other.commit(())
+    with buffer.used(write=True):
+        with pytest.raises(ResourceExhausted), buffer.used(write=False):
+            pass
+        with pytest.raises(ResourceExhausted):
+            other.admit()
+    with buffer.used(write=False), buffer.used(write=False), pytest.raises(ResourceExhausted):
+        other.admit()
+    other.admit()
+    other.commit(())
+    assert buffer.initialised
+    assert buffer.generation == 2
+
+
+@pytest.mark.parametrize("first", ["copy", "execution"])
+def test_REQ_MEM_112_who_waits_goes_on_as_soon_as_the_buffer_is_free(
+    monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    monkeypatch.setattr(_managed, "_PATIENCE", 1000)
+    buffer, use = managed()
+    running, later = BufferSet([use]), BufferSet([use])
+    waiting = threading.Thread(target=lambda: (later.admit(), later.commit(())), daemon=True)
+
+    def until_it_waits() -> None:
+        waiting.start()
+        deadline = time.monotonic() + 10
+        while not _managed.gate.waiting and time.monotonic() < deadline:
+            time.sleep(0)
+
+    if first == "copy":
+        with buffer.used(write=False):
+            until_it_waits()
+            assert not buffer.initialised
+    else:
+        running.admit()
+        until_it_waits()
+        running.commit(())
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert buffer.initialised
+
+
+@pytest.mark.parametrize("mode", ["plain", "burst"])
+def test_REQ_MEM_112_readers_never_see_half_of_a_write(device: Device, prepared: PreparedModel, mode: str) -> None:
+    """Each writer fills the buffer with one number; whoever reads finds one number."""
+    failures: list[object] = []
+    with in_out(device, prepared) as buffer, in_out(device, prepared) as copy:
+        with Memory.ashmem(NBYTES) as zero:
+            buffer.copy_from(zero)
+
+        def work(number: int) -> None:
+            try:
+                with Memory.ashmem(NBYTES) as mine, ExecutionBurstController.create(prepared) as burst:
+                    run = burst.compute if mode == "burst" else prepared.execute_synchronously
+                    values = mine.array(np.float32, SHAPE)
+                    request = Request((SHARED,), (WHOLE,), (mine, BufferToken(buffer.token)))
+                    for _ in range(40):
+                        values[:] = number + 1
+                        if number == 0:
+                            buffer.copy_from(mine)
+                        elif number == 1:
+                            assert run(request)[0] is ErrorStatus.NONE
+                        else:
+                            source = buffer
+                            if number == 2:
+                                copy.copy_buffer(buffer)
+                                source = copy
+                            source.copy_to(mine)
+                            assert (values == values[0, 0]).all()
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+    assert not failures
+
+
+# ---- whose they are ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hosted() -> Iterator[tuple[ServiceHost, Device]]:
+    quotas = Quotas(buffers=3, buffer_bytes=4 * NBYTES)
+    host = ServiceHost([create_device("nnburst-reference")], quotas=quotas)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    host.serve(theirs)
+    client = ServiceConnection(ours)
+    yield host, client.devices[0]
+    client.close()
+    host.close()
+
+
+def test_quota_of_buffers(hosted: tuple[ServiceHost, Device]) -> None:
+    host, device = hosted
+    (connection,) = host.connections
+    prepared = device.prepare_model(relu_model())
+    buffers = [in_out(device, prepared) for _ in range(3)]
+    with pytest.raises(ResourceExhausted, match="buffers"):
+        in_out(device, prepared)
+    buffers.pop().close()
+    buffers.append(in_out(device, prepared))
+    for buffer in buffers:
+        buffer.close()
+    in_out(device, prepared).close()  # by now the others were released
+    assert len(connection.tokens) <= 1
+
+
+def test_quota_of_bytes_counts_what_buffers_grow_to(hosted: tuple[ServiceHost, Device]) -> None:
+    _, device = hosted
+    open_model = device.prepare_model(relu_model((0, 8)))
+    for _ in range(3):  # what a closed buffer had can be used again
+        with in_out(device, open_model) as buffer, Memory.ashmem(5 * NBYTES) as large:
+            request = Request(
+                (RequestArgument(False, DataLocation(0, 0, 5 * NBYTES), (10, 8)),),
+                (WHOLE,),
+                (large, BufferToken(buffer.token)),
+            )
+            with pytest.raises(ResourceExhausted, match="buffer_bytes"):
+                buffer.copy_from(large, (10, 8))
+            assert open_model.execute_synchronously(request)[0] is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+            with Memory.ashmem(4 * NBYTES) as fits:
+                buffer.copy_from(fits, (8, 8))
+            with pytest.raises(ResourceExhausted, match="buffer_bytes"), in_out(device, open_model) as other:
+                other.copy_buffer(buffer)
+
+
+_CLIENT = """
+import os, socket, sys
+sys.path.insert(0, sys.argv[2])
+import test_req_mem_domains_more as support
+from nnburst.devices import Device
+from nnburst.service import ServiceConnection
+device = ServiceConnection(socket.socket(fileno=int(sys.argv[1]))).devices[0]
+prepared = device.prepare_model(support.relu_model())
+kept = [support.in_out(device, prepared) for _ in range(2)]
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_REQ_MEM_109_death_of_a_client_frees_its_buffers() -> None:
+    device = create_device("nnburst-reference")
+    tracker: BufferTracker = device._tracker  # type: ignore[attr-defined]
+    host = ServiceHost([device])
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    host.serve(ours)
+    with subprocess.Popen(
+        [sys.executable, "-c", _CLIENT, str(theirs.fileno()), os.path.dirname(__file__)],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as client:
+        theirs.close()
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"ready\n"
+        assert len(tracker) == 2
+        buffers = list(tracker._buffers.values())
+        client.send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while len(tracker) and time.monotonic() < deadline:
+            time.sleep(0.002)
+    assert len(tracker) == 0
+    assert all(buffer.storage.nbytes == 0 for buffer in buffers)
+    host.close()
+
+
+def test_REQ_MEM_099_101_buffer_of_a_dead_service_is_dead_and_stays_so(memory: Memory) -> None:
+    """Contents are gone with the service, so no copy is repeated on a new buffer behind the caller's back."""
+    with nnburst.launch() as service:
+        device = service.devices[0]
+        prepared = device.prepare_model(relu_model())
+        buffer = in_out(device, prepared)
+        buffer.copy_from(memory)
+        assert service.pid is not None
+        os.kill(service.pid, signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(DeadObject):
+                buffer.copy_to(memory)
+        with pytest.raises(DeadObject):
+            in_out(device, prepared)
+        buffer.close()
+
+
+# ---- the table of tokens ----------------------------------------------------------------------------------------
+
+
+def test_REQ_MEM_108_a_token_comes_again_after_2048_uses_of_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_managed_tokens, "_RESTING", 0)
+    tokens = _managed_tokens._Tokens()
+    seen = []
+    for _ in range(1 << 11):
+        seen.append(tokens.take())
+        tokens.give_back(seen[-1])
+    assert len(set(seen)) == 1 << 11
+    assert all(0 < token < 1 << 31 for token in seen)
+    assert tokens.take() == seen[0]
+
+
+def test_REQ_MEM_108_tokens_run_out_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_managed_tokens, "_SLOT_BITS", 2)
+    tokens = _managed_tokens._Tokens()
+    taken = [tokens.take() for _ in range(3)]
+    with pytest.raises(NNBurstError):
+        tokens.take()
+    tokens.give_back(taken[0])
+    assert tokens.take() not in taken
