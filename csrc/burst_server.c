@@ -6,6 +6,9 @@
  * that followed the last one last time, which finds repetition and any fixed cycle (two buffers used in turn), then a
  * hash. Only the listener thread adds plans and only it reads their bytes; another thread may drop one (its slot was
  * freed) by clearing `live`. `lock` orders adding against dropping.
+ *
+ * A plan that uses driver-managed buffers is admitted to them here, between its look-up and its run, and leaves them
+ * before its answer is sent, so that the usual case costs the interpreter nothing.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -31,6 +34,7 @@ typedef struct plan {
     int32_t *slots; /* under lock */
     uint32_t n_slots;
     uint32_t next; /* the plan that ran after this one last time */
+    nnb_uses *uses; /* driver-managed buffers, or NULL; listener thread only */
 } plan;
 
 struct nnb_server {
@@ -50,6 +54,9 @@ struct nnb_server {
     int is_decoded;
     uint8_t *answer; /* room for the whole result ring */
     uint32_t answer_n; /* 0: the default answer */
+    int failed;          /* what the executor said, whatever could be sent */
+    nnb_uses *admitted;  /* buffers of the request at hand, taken here */
+    int idle_closed;     /* the listener has buffers to free */
     uint64_t hits, misses, refused;
 
     uint32_t n_plans, last, victim;
@@ -110,6 +117,7 @@ void nnb_server_destroy(nnb_server *s)
 {
     if (!s || s->magic != MAGIC) /* in a forked child the pages are wiped and too little is known to free them */
         return;
+    nnb_server_forgo(s);
     pthread_mutex_lock(&s->lock);
     nnb_channel_fini(&s->request);
     nnb_channel_fini(&s->result);
@@ -118,6 +126,7 @@ void nnb_server_destroy(nnb_server *s)
     for (uint32_t i = 0; i < s->n_plans; i++) {
         free(s->plans[i].packet);
         free(s->plans[i].slots);
+        nnb_uses_destroy(s->plans[i].uses);
     }
     free(s->packet);
     free(s->answer);
@@ -165,12 +174,28 @@ static int send_status(nnb_server *s, int32_t status)
     return send_answer(s, packet, 2);
 }
 
+static void leave(nnb_server *s, int outcome)
+{
+    if (s->admitted) {
+        s->idle_closed |= nnb_uses_leave(s->admitted, outcome);
+        s->admitted = NULL;
+    }
+}
+
+void nnb_server_forgo(nnb_server *s) { leave(s, NNB_UNCHANGED); }
+
 int nnb_server_reply(nnb_server *s)
 {
     if (!s->pending)
         return 0;
     s->pending = 0;
-    return s->answer_n ? send_answer(s, s->answer, s->answer_n) : send_status(s, 0);
+    leave(s, s->failed ? NNB_LOST : NNB_COMMITTED); /* before the client knows: its next request needs them */
+    int rc = s->answer_n ? send_answer(s, s->answer, s->answer_n) : send_status(s, 0);
+    if (!rc && s->idle_closed) {
+        s->idle_closed = 0;
+        return -ERESTART;
+    }
+    return rc;
 }
 
 int nnb_server_set_result(nnb_server *s, const nnb_result *result)
@@ -180,6 +205,7 @@ int nnb_server_set_result(nnb_server *s, const nnb_result *result)
     nnb_result r = *result;
     if (r.status < 0 || r.status > LAST_STATUS || (r.status == OUTPUT_INSUFFICIENT_SIZE && !r.n_shapes))
         r.status = GENERAL_FAILURE;
+    s->failed = r.status != 0;
     if (r.status != 0 && r.status != OUTPUT_INSUFFICIENT_SIZE)
         r.n_shapes = r.n_dims = 0;
     if (r.status != 0 || !s->dequeued_ns) {
@@ -297,6 +323,8 @@ int nnb_server_keep_plan(nnb_server *s, uint32_t id)
         p->n_slots = s->decoded.n_pools;
         p->hash = s->hash;
         p->measure = s->decoded.measure;
+        nnb_uses_destroy(p->uses);
+        p->uses = NULL;
         nnb_store32_release(&p->live, 1);
         p->next = id; /* most often a request is repeated */
         follow(s, id);
@@ -306,6 +334,15 @@ int nnb_server_keep_plan(nnb_server *s, uint32_t id)
     free(packet);
     free(slots);
     return rc;
+}
+
+int nnb_server_guard_plan(nnb_server *s, uint32_t id, nnb_uses *uses)
+{
+    if (id >= s->n_plans)
+        return -EINVAL;
+    nnb_uses_destroy(s->plans[id].uses);
+    s->plans[id].uses = nnb_uses_share(uses);
+    return 0;
 }
 
 int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids)
@@ -329,6 +366,17 @@ int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids)
 
 /* ---- the loop's steps ----------------------------------------------------------------------------------------- */
 
+static int admit(nnb_server *s, int id)
+{
+    nnb_uses *uses = s->plans[id].uses;
+    if (!uses)
+        return id;
+    if (!nnb_uses_admit(uses))
+        return id | NNB_PLAN_GUARDED;
+    s->admitted = uses; /* the plan keeps it until another request takes its place */
+    return id;
+}
+
 /* Looks at what a receive returned. -EAGAIN: it has been dealt with, go on receiving. */
 static int settle(nnb_server *s, int got)
 {
@@ -341,7 +389,8 @@ static int settle(nnb_server *s, int got)
             int measure = s->is_decoded ? s->decoded.measure : s->plans[id].measure;
             s->dequeued_ns = measure ? nnb_now_ns() : 0;
             s->pending = 1;
-            return id;
+            s->failed = 0;
+            return s->is_decoded ? id : admit(s, id);
         }
         s->refused++;
     }

@@ -247,18 +247,71 @@ int nnb_execution_try(nnb_execution *e, uint32_t spins);
 /* The result of the last run, valid until the next; status -1 if nothing could be sent. */
 const nnb_result *nnb_execution_result(const nnb_execution *e);
 
-/* Server end. One thread calls nnb_server_next and the functions on the request at hand. */
+/* ---- buffer_gate.c: who uses which driver-managed buffer ---------------------------------------------------------
+ *
+ * The state of the buffers of a process and of the requests that use them; their bytes are the caller's. Any thread. */
+
+typedef struct nnb_gate nnb_gate;
+typedef struct nnb_buffer nnb_buffer;
+typedef struct nnb_uses nnb_uses;
+
+/* One for all buffers that may meet in a request; lives as long as the process. -ENOMEM. */
+int nnb_gate_create(nnb_gate **out);
+void nnb_gate_after_fork(nnb_gate *g); /* in the child: the thread that held the lock may not be there */
+/* Counts what makes views of buffers stale: bytes that moved, other dimensions, closing. */
+uint64_t nnb_gate_moves(nnb_gate *g);
+void nnb_gate_moved(nnb_gate *g);
+uint32_t nnb_gate_waiting(nnb_gate *g); /* threads that wait in nnb_uses_enter */
+
+typedef struct nnb_buffer_state {
+    uint64_t generation; /* counts changes of the contents */
+    int32_t is_initialised;
+    int32_t is_closed;
+    int32_t is_idle;
+} nnb_buffer_state;
+
+/* A buffer without contents. -ENOMEM. */
+int nnb_buffer_create(nnb_buffer **out, nnb_gate *g);
+void nnb_buffer_destroy(nnb_buffer *b); /* requests that use it keep it */
+void nnb_buffer_look(nnb_buffer *b, nnb_buffer_state *out);
+/* Nobody is admitted any more; who uses it goes on. Idempotent. */
+void nnb_buffer_close(nnb_buffer *b);
+
+/* The buffers of one request, each at most once. -ENOMEM. */
+int nnb_uses_create(nnb_uses **out, nnb_gate *g, nnb_buffer *const *reading, uint32_t n_reading,
+                    nnb_buffer *const *writing, uint32_t n_writing);
+nnb_uses *nnb_uses_share(nnb_uses *u); /* one more nnb_uses_destroy is needed */
+void nnb_uses_destroy(nnb_uses *u);
+/* Takes all buffers or none. 0, -ESHUTDOWN: one was closed; -EAGAIN: one was in use until the deadline (0: now). */
+int nnb_uses_enter(nnb_uses *u, uint64_t deadline_ns);
+/* What was made over the buffers when the gate had so many moves is good until there are more. */
+void nnb_uses_settle(nnb_uses *u, uint64_t moves);
+/* The quick way in: 1 and taken, if nothing moved, nothing is in use and all that is read has contents; else 0. */
+int nnb_uses_admit(nnb_uses *u);
+
+#define NNB_UNCHANGED 0 /* what becomes of the contents of the buffers that were written */
+#define NNB_COMMITTED 1
+#define NNB_LOST 2
+
+/* Gives all back. Returns 1 if one of them is closed and now idle: its bytes can be freed. */
+int nnb_uses_leave(nnb_uses *u, int outcome);
+
+/* ---- burst_server.c ----------------------------------------------------------------------------------------------
+ *
+ * Server end. One thread calls nnb_server_next and the functions on the request at hand. */
 typedef struct nnb_server nnb_server;
 
 #define NNB_MAX_PLANS 256
-#define NNB_PLAN_NEW 0x10000 /* added to the id of a packet that is seen for the first time */
+#define NNB_PLAN_NEW 0x10000     /* added to the id of a packet that is seen for the first time */
+#define NNB_PLAN_GUARDED 0x20000 /* added if the plan has buffers and was not admitted: enter and leave by hand */
 
 int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns,
                       uint32_t max_plans);
 /* Sends the answer of the request at hand (NONE without shapes, unless nnb_server_set_result was called) and waits for
  * the next one. Ill-formed packets are answered here. Returns the plan id, with NNB_PLAN_NEW if the packet is
  * new: then read it with nnb_server_request and, if it is worth it, nnb_server_keep_plan(id).
- * -ERESTART: call again; -EPIPE: hung up; -EBADMSG: channel corrupt; -ENOBUFS: the client takes no results. */
+ * -ERESTART: call again, and free closed buffers that are idle; -EPIPE: hung up; -EBADMSG: channel corrupt; -ENOBUFS:
+ * the client takes no results. */
 int nnb_server_next(nnb_server *s);
 /* The steps of nnb_server_next. */
 int nnb_server_reply(nnb_server *s);
@@ -270,6 +323,11 @@ const nnb_request *nnb_server_request(nnb_server *s);
 int nnb_server_set_result(nnb_server *s, const nnb_result *result);
 /* From now on an identical packet has this plan id. */
 int nnb_server_keep_plan(nnb_server *s, uint32_t id);
+/* From now on the plan is admitted to its buffers before nnb_server_next returns it, and leaves them when it is answered:
+ * committed if the status is NONE, else lost. */
+int nnb_server_guard_plan(nnb_server *s, uint32_t id, nnb_uses *uses);
+/* Leaves the buffers of the request at hand as they are; whoever runs it has to enter them. */
+void nnb_server_forgo(nnb_server *s);
 /* Drops the plans that use a slot and writes their ids (room for NNB_MAX_PLANS). Any thread. Returns how many. */
 int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids);
 /* The client is gone or the burst is to end: nnb_server_next ends with -EPIPE. Any thread before destroy. */

@@ -68,6 +68,17 @@ static int nnb_py_mq_write_blocking(nnb_mq *q, const void *data, uint64_t count,
 }
 #define nnb_mq_write_blocking nnb_py_mq_write_blocking
 
+/* Buffers that are free are taken at once. */
+static int nnb_py_uses_enter(nnb_uses *u, uint64_t deadline_ns)
+{
+    int rc = nnb_uses_enter(u, 0);
+    if (rc != -EAGAIN || !deadline_ns)
+        return rc;
+    NNB_WITHOUT_GIL(rc, nnb_uses_enter(u, deadline_ns));
+    return rc;
+}
+#define nnb_uses_enter nnb_py_uses_enter
+
 /* Bursts. An answer that comes within the first spins costs no hand-over of the lock on either side; they last about as
  * long as a few hundred bytecodes, so other threads do not notice. */
 static int nnb_py_execution_resume(nnb_execution *e)

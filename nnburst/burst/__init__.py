@@ -10,6 +10,7 @@ from ._interfaces import (
     BurstContext,
     BurstExecutorWithCache,
     ExecutionResult,
+    GuardedPlan,
     SupportsExecute,
 )
 from ._server import ExecutionBurstServer
@@ -29,6 +30,7 @@ __all__ = [
     "ExecutionBurstController",
     "ExecutionBurstServer",
     "ExecutionResult",
+    "GuardedPlan",
     "PlanBurstExecutor",
     "SlotTable",
     "SupportsExecute",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..errors import ErrorStatus
 from ..model import BufferToken, MeasureTiming, OutputShape, Request, Timing
@@ -18,6 +18,7 @@ __all__ = [
     "BurstContext",
     "BurstExecutorWithCache",
     "ExecutionResult",
+    "GuardedPlan",
     "SupportsExecute",
 ]
 
@@ -26,6 +27,28 @@ ExecutionResult = tuple[ErrorStatus, tuple[OutputShape, ...], Timing]
 
 BoundPlan = Callable[[], ExecutionResult | None]
 """A request that is already decoded, checked and bound to arrays. ``None`` means: NONE, no shapes, no timing."""
+
+
+@runtime_checkable
+class GuardedPlan(Protocol):
+    """A bound plan with arguments in driver-managed buffers (facts sheet `memory.md` §5.3).
+
+    Calling it admits the execution to its buffers, runs it, and commits. A burst does the first and the last in C
+    once nothing has to be checked or made anew.
+    """
+
+    @property
+    def uses(self) -> Any:
+        """The ``nnb_uses *`` to admit it to, or None if that must be left to the plan."""
+
+    @property
+    def admitted(self) -> BoundPlan | None:
+        """What only runs it, or None. Changes in calls of the plan, and to None when a buffer is freed."""
+
+    def when_freed(self, forget: Callable[[], None]) -> None:
+        """Have a function called when a buffer is freed: from then on nobody may hold what `admitted` was."""
+
+    def __call__(self) -> ExecutionResult | None: ...
 
 
 class BurstCallback(abc.ABC):

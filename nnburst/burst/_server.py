@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from .._core import check, ffi, lib
 from ..errors import BadState, ErrorStatus, InvalidArgument, NNBurstError
+from ..memory import free_closed_buffers
 from ..model import NO_TIMING, MeasureTiming
 from ._endpoint import c_result, open_channel, python_request
 from ._executor import DefaultBurstExecutor
-from ._interfaces import BoundPlan, BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionResult
+from ._interfaces import BoundPlan, BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionResult, GuardedPlan
 from ._stats import BurstStats, read_stats
 from ._window import window_ns
 
@@ -87,6 +88,7 @@ class ExecutionBurstServer(BurstContext):
         self._executor = executor
         self._endpoint = endpoint
         self._plans: list[BoundPlan] = [self._rebind] * _MAX_PLANS
+        self._guarded: dict[int, GuardedPlan] = {}
         # Guards the executor's slot entries. Held for dictionary work only, never across a call to the client.
         self._slots_lock = threading.Lock()
         self._freed_meanwhile: set[int] | None = None
@@ -101,7 +103,7 @@ class ExecutionBurstServer(BurstContext):
 
     def _listen(self) -> None:
         endpoint, following, plans = self._endpoint, lib.nnb_server_next, self._plans
-        new = lib.NNB_PLAN_NEW
+        new, guarded = lib.NNB_PLAN_NEW, lib.NNB_PLAN_GUARDED
         while True:
             try:
                 # The hot loop: one C call per execution, which sends the last answer and takes the next request.
@@ -109,9 +111,13 @@ class ExecutionBurstServer(BurstContext):
                     result = plans[plan]()
                     if result is not None:
                         self._answer(result)
-                if plan >= new:
+                if plan >= guarded:
+                    self._answer_guarded(plan - guarded)
+                elif plan >= new:
                     self._answer_new(plan - new)
-                elif plan != _RESTART:
+                elif plan == _RESTART:
+                    free_closed_buffers()
+                else:
                     break
             except NNBurstError as error:
                 _log.info("request refused: %s", error)
@@ -129,15 +135,55 @@ class ExecutionBurstServer(BurstContext):
 
     def _answer_new(self, plan_id: int) -> None:
         plan = self._bind_request()
-        self._plans[plan_id] = plan
-        # Refused if a slot was freed meanwhile: then the plan runs this once and is not found again.
-        lib.nnb_server_keep_plan(self._endpoint, plan_id)
+        with self._close_lock:  # against `free_memory`
+            # Refused if a slot was freed meanwhile: then the plan runs this once and is not found again.
+            kept = lib.nnb_server_keep_plan(self._endpoint, plan_id) == 0
+            self._plans[plan_id] = plan if kept else self._rebind
+            self._guarded.pop(plan_id, None)
+            if kept and isinstance(plan, GuardedPlan):
+                self._guard(plan_id, plan)
         result = plan()
         if result is not None:
             self._answer(result)
+        if plan_id in self._guarded:
+            self._take_admitted(plan_id)
+
+    def _guard(self, plan_id: int, plan: GuardedPlan) -> None:
+        uses = plan.uses
+        if uses is None:
+            return
+        server = weakref.ref(self)
+
+        def forget() -> None:
+            this = server()
+            if this is not None and plan_id in this._guarded:
+                this._plans[plan_id] = this._rebind
+
+        self._guarded[plan_id] = plan
+        plan.when_freed(forget)
+        lib.nnb_server_guard_plan(self._endpoint, plan_id, uses)
+
+    def _answer_guarded(self, plan_id: int) -> None:
+        """The plan's buffers are in use, without contents, or not where they were."""
+        plan = self._guarded.get(plan_id, self._rebind)
+        result = plan()
+        if result is not None:
+            self._answer(result)
+        self._take_admitted(plan_id)
+
+    def _take_admitted(self, plan_id: int) -> None:
+        """From now on C admits and commits; see `GuardedPlan`."""
+        with self._close_lock:
+            plan = self._guarded.get(plan_id)
+            admitted = None if plan is None else plan.admitted
+            if plan is not None and admitted is not None:
+                self._plans[plan_id] = admitted
+                if plan.admitted is not admitted:  # a buffer was freed meanwhile
+                    self._plans[plan_id] = self._rebind
 
     def _rebind(self) -> ExecutionResult | None:
         """Stands where a plan was dropped between its look-up in C and its call."""
+        lib.nnb_server_forgo(self._endpoint)  # the new plan enters its buffers itself
         return self._bind_request()()
 
     def _bind_request(self) -> BoundPlan:
@@ -190,6 +236,7 @@ class ExecutionBurstServer(BurstContext):
             ids = ffi.new("uint32_t[]", lib.NNB_MAX_PLANS)
             for i in range(lib.nnb_server_free_slot(self._endpoint, slot, ids)):
                 self._plans[ids[i]] = self._rebind
+                self._guarded.pop(ids[i], None)
 
     def hang_up(self) -> None:
         """The client is gone: end the listener thread without waiting for it. Idempotent."""
@@ -210,6 +257,7 @@ class ExecutionBurstServer(BurstContext):
             self._final_stats = read_stats(lib.nnb_server_stats, self._endpoint)
             lib.nnb_server_destroy(self._endpoint)
         self._plans.clear()
+        self._guarded.clear()
         self._executor.close()
 
     @property

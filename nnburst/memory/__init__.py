@@ -7,6 +7,7 @@ from ._blob import BACKINGS
 from ._handle import KINDS, PROT_READ, PROT_WRITE, MemoryHandle
 from ._image import FORMATS, ImageLayout, PixelFormat, check_layout
 from ._managed import ManagedBuffer, Role
+from ._managed_gate import free_closed_buffers
 from ._managed_request import BufferSet, BufferUse, BufferView
 from ._managed_tokens import BufferTracker
 from ._memory import Memory
@@ -32,6 +33,7 @@ __all__ = [
     "Role",
     "check_layout",
     "check_pools",
+    "free_closed_buffers",
     "open_request",
     "read_constant",
     "undecodable_pools",

@@ -4,41 +4,42 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .._core import ffi, lib
 from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from ..model import Operand, combine_dimensions, is_fully_specified, operand_info
+from ._managed_gate import Outcome, Uses, gate
 
 if TYPE_CHECKING:
     from ._memory import Memory
 
-__all__ = ["WRITTEN", "Made", "ManagedBuffer", "Role", "gate"]
+__all__ = ["Made", "ManagedBuffer", "Role"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-WRITTEN, _CLOSED = -1, -(1 << 40)
-_PATIENCE = 1.0
-"""Seconds that a copy or an execution waits for another that uses the buffer in a way that excludes it."""
 
 
 class Made:
     """What somebody made over the bytes of the buffers of one request, by where these are."""
 
     def __init__(self) -> None:
+        self.also_forget: Callable[[], None] = _nothing
         self.forget()
 
     def forget(self) -> None:
         """Let go of all of it, because a buffer was closed and its storage is to be freed."""
         self.current: Any = None
-        self.moves = -1
         self.by_layout: dict[Hashable, Any] = {}
+        self.also_forget()
+
+
+def _nothing() -> None:
+    pass
 
 
 class Role(NamedTuple):
@@ -68,78 +69,6 @@ class _Storage:
         self.owners = 1
 
 
-class _Gate:
-    """Who uses which buffer at the moment.
-
-    One lock for all: a request takes all its buffers or none, so no two requests wait for each other in a circle. It
-    guards dictionary work only; bytes are copied and kernels run outside.
-    """
-
-    def __init__(self) -> None:
-        self.moves = 0
-        """Changes when any buffer gets other storage, shares it, or gets contents of other dimensions."""
-        self.renew()
-
-    def renew(self) -> None:
-        """In a forked child: a thread that is not there any more may hold the lock. Requests bound before keep it."""
-        # Reentrant, because an object that the garbage collector finds meanwhile may close its buffer.
-        self.lock = threading.RLock()
-        self.left = threading.Condition(self.lock)
-        self.waiting = 0
-
-    def enter(self, reading: Sequence[ManagedBuffer], writing: Sequence[ManagedBuffer]) -> None:
-        """Keep writers out of some buffers and everybody out of others.
-
-        Raises:
-            InvalidArgument: One of them was closed.
-            ResourceExhausted: One of them was in use for too long.
-        """
-        with self.lock:
-            for buffer in reading:
-                if buffer.use < 0:
-                    self._wait(reading, writing)
-                    break
-            for buffer in writing:
-                if buffer.use:
-                    self._wait(reading, writing)
-                    break
-            for buffer in reading:
-                buffer.use += 1
-            for buffer in writing:
-                buffer.use = WRITTEN
-
-    def _wait(self, reading: Sequence[ManagedBuffer], writing: Sequence[ManagedBuffer]) -> None:
-        def settled() -> bool:
-            if any(buffer.closed for buffer in (*reading, *writing)):
-                raise InvalidArgument("the buffer was closed, so its token names nothing any more")
-            return all(buffer.use >= 0 for buffer in reading) and not any(buffer.use for buffer in writing)
-
-        self.waiting += 1
-        try:
-            if not self.left.wait_for(settled, _PATIENCE):
-                raise ResourceExhausted("the buffer is in use by another execution or copy; try again")
-        finally:
-            self.waiting -= 1
-
-    def leave(self, reading: Sequence[ManagedBuffer], writing: Sequence[ManagedBuffer]) -> None:
-        """End what `enter` began."""
-        with self.lock:
-            for buffer in reading:
-                buffer.use -= 1
-                if buffer.use < 0:
-                    buffer.drop()
-            for buffer in writing:
-                buffer.use -= WRITTEN
-                if buffer.use:
-                    buffer.drop()
-            if self.waiting:
-                self.left.notify_all()
-
-
-gate = _Gate()
-os.register_at_fork(after_in_child=gate.renew)
-
-
 class ManagedBuffer:
     """One buffer. Its contents are undefined until it was copied to or written by an execution that succeeded.
 
@@ -162,11 +91,9 @@ class ManagedBuffer:
         self.is_fixed = info.is_scalar or (bool(dimensions) and is_fully_specified(dimensions))
         """Whether all dimensions were known from the beginning."""
         self.roles = roles
-        self.initialised = False
-        self.generation = 0
-        """Counts changes of the contents."""
-        self.use = 0
-        """How many read it, or `WRITTEN`; and `_CLOSED` on top if nobody is admitted any more."""
+        self.handle = gate.new_buffer()
+        self._reading = Uses((self.handle,), ())
+        self._writing = Uses((), (self.handle,))
         self._storage = _Storage(self.nbytes(dimensions) if self.is_fixed else 0)
         self._spare: _Storage | None = None
         self._account: Callable[[int], None] | None = None
@@ -179,13 +106,33 @@ class ManagedBuffer:
 
     @contextmanager
     def used(self, *, write: bool) -> Iterator[None]:
-        """Keep writers out, or everybody, inside a with block. Raises as executions do when they are admitted."""
-        reading, writing = ((), (self,)) if write else ((self,), ())
-        gate.enter(reading, writing)
+        """Keep writers out, or everybody, inside a with block that changes nothing. Raises as `Uses.enter`."""
+        uses = self._writing if write else self._reading
+        uses.enter()
         try:
             yield
         finally:
-            gate.leave(reading, writing)
+            uses.leave(Outcome.UNCHANGED)
+
+    def _look(self) -> Any:
+        state = ffi.new("nnb_buffer_state *")
+        lib.nnb_buffer_look(self.handle, state)
+        return state
+
+    @property
+    def initialised(self) -> bool:
+        """Whether the contents are defined."""
+        return bool(self._look().is_initialised)
+
+    @property
+    def generation(self) -> int:
+        """Counts changes of the contents."""
+        return int(self._look().generation)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody is admitted any more."""
+        return bool(self._look().is_closed)
 
     # -- storage ----------------------------------------------------------------------------------------------
 
@@ -198,11 +145,6 @@ class ManagedBuffer:
     def place(self) -> int:
         """Changes when the bytes have moved, so that views of them are those of another buffer."""
         return self._storage.number
-
-    @property
-    def closed(self) -> bool:
-        """Whether nobody is admitted any more."""
-        return self.use <= _CLOSED // 2
 
     @property
     def shared(self) -> bool:
@@ -243,26 +185,27 @@ class ManagedBuffer:
         with gate.lock:
             old, self._storage = self._storage, storage
             old.owners -= 1
-            gate.moves += 1
+            gate.moved()
         return old
 
     def close(self) -> None:
         """Admit nobody any more, and give the storage back as soon as nobody uses it. Idempotent."""
         with gate.lock:
             if not self.closed:
-                self.use += _CLOSED
-                self.drop()
-            if gate.waiting:
-                gate.left.notify_all()
+                lib.nnb_buffer_close(self.handle)
+                if not self.drop():
+                    gate.closed.append(self)
 
-    def drop(self) -> None:
-        """Give the storage of a closed buffer back, if nobody uses it. Under the gate's lock."""
-        if self.use == _CLOSED:
-            self._storage.owners -= 1
-            self._storage, self._spare, self.initialised = _NOTHING, None, False
-            gate.moves += 1
-            for made in self._made:
-                made.forget()
+    def drop(self) -> bool:
+        """Give the storage of a closed buffer back, unless somebody uses it. Under the gate's lock."""
+        if not self._look().is_idle:
+            return False
+        self._storage.owners -= 1
+        self._storage, self._spare = _NOTHING, None
+        gate.moved()
+        for made in self._made:
+            made.forget()
+        return True
 
     def register(self, made: Made) -> None:
         """Have what was made over the bytes forgotten when they are given back."""
@@ -271,14 +214,22 @@ class ManagedBuffer:
 
     # -- contents ---------------------------------------------------------------------------------------------
 
-    def settle(self, dimensions: tuple[int, ...] | None) -> None:
-        """End a change of the contents: they now have these dimensions, or are undefined (None)."""
-        self.generation += 1
-        self.initialised = dimensions is not None
-        if dimensions is not None and dimensions != self.dimensions:
+    def settle(self, dimensions: tuple[int, ...]) -> None:
+        """The contents that are being written have these dimensions."""
+        if dimensions != self.dimensions:
             self.dimensions = dimensions
-            with gate.lock:
-                gate.moves += 1
+            gate.moved()
+
+    @contextmanager
+    def _replacing(self, uses: Uses) -> Iterator[None]:
+        """Whatever fails in the with block leaves the contents undefined."""
+        uses.enter()
+        outcome = Outcome.LOST
+        try:
+            yield
+            outcome = Outcome.COMMITTED
+        finally:
+            uses.leave(outcome)
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
         """Take new contents. Whatever fails leaves the buffer undefined.
@@ -292,16 +243,12 @@ class ManagedBuffer:
             GeneralFailure: The memory can be neither mapped nor copied.
             ResourceExhausted: The buffer is in use; it stays as it is.
         """
-        with self.used(write=True):
-            settled: tuple[int, ...] | None = None
-            try:
-                memory.check_usable()
-                nbytes = _contents(memory)
-                combined = self._checked(nbytes, dimensions)
-                memory.copy_out(0, self.room(nbytes)[:nbytes])
-                settled = combined
-            finally:
-                self.settle(settled)
+        with self._replacing(self._writing):
+            memory.check_usable()
+            nbytes = _contents(memory)
+            combined = self._checked(nbytes, dimensions)
+            memory.copy_out(0, self.room(nbytes)[:nbytes])
+            self.settle(combined)
 
     def _checked(self, nbytes: int, dimensions: tuple[int, ...]) -> tuple[int, ...]:
         if self.is_scalar:
@@ -330,13 +277,14 @@ class ManagedBuffer:
         """
         with self.used(write=False):
             memory.check_usable()
+            state = self._look()
             size = self.nbytes(self.dimensions)
-            if (self.initialised or self.is_fixed) and _contents(memory) != size:
+            if (state.is_initialised or self.is_fixed) and _contents(memory) != size:
                 raise InvalidArgument(f"a memory of {_contents(memory)} bytes for contents of {size}")
-            if not self.initialised:
+            if not state.is_initialised:
                 raise GeneralFailure("the buffer has no contents yet; copy to it or run an execution that writes it")
             memory.copy_in(0, self.storage[:size])
-            return self.generation
+            return int(state.generation)
 
     def copy_buffer(self, source: ManagedBuffer) -> None:
         """Take the contents of another buffer, by sharing its storage until one of the two is written.
@@ -351,29 +299,21 @@ class ManagedBuffer:
         """
         if source is self:
             return
-        reading, writing = (source,), (self,)
-        gate.enter(reading, writing)
-        try:
-            settled: tuple[int, ...] | None = None
-            try:
-                if not source.initialised:
-                    raise InvalidArgument("the source has no contents")
-                if source.meaning != self.meaning:
-                    raise InvalidArgument("the buffers hold operands of different types or quantisations")
-                combine_dimensions(self.initial_dimensions, source.dimensions)
-                if source._storage is not self._storage:
-                    self._reserve(source._storage.bytes.nbytes)
+        with self._replacing(Uses((source.handle,), (self.handle,))):
+            if not source.initialised:
+                raise InvalidArgument("the source has no contents")
+            if source.meaning != self.meaning:
+                raise InvalidArgument("the buffers hold operands of different types or quantisations")
+            combine_dimensions(self.initial_dimensions, source.dimensions)
+            if source._storage is not self._storage:
+                self._reserve(source._storage.bytes.nbytes)
+                with gate.lock:
+                    source._storage.owners += 1
+                old = self._move(source._storage)
+                if not old.owners and source._spare is None and old.bytes.nbytes == source._storage.bytes.nbytes:
                     with gate.lock:
-                        source._storage.owners += 1
-                    old = self._move(source._storage)
-                    if not old.owners and source._spare is None and old.bytes.nbytes == source._storage.bytes.nbytes:
-                        with gate.lock:
-                            source._spare, old.owners = old, 1
-                settled = source.dimensions
-            finally:
-                self.settle(settled)
-        finally:
-            gate.leave(reading, writing)
+                        source._spare, old.owners = old, 1
+            self.settle(source.dimensions)
 
 
 _NOTHING = _Storage(0)

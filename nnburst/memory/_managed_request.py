@@ -6,15 +6,17 @@ Every way to execute goes through it, so the states of buffers (facts sheet `mem
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from .._core import lib
 from ..errors import GeneralFailure, InvalidArgument
 from ..model import combine_dimensions
-from ._managed import WRITTEN, Made, ManagedBuffer, Role, gate
+from ._managed import Made, ManagedBuffer, Role
+from ._managed_gate import Outcome, Uses, gate
 
 __all__ = ["BufferSet", "BufferUse", "BufferView"]
 
@@ -93,7 +95,10 @@ class BufferSet:
         self._dimensioned = tuple(use for use in self.inputs if use.dimensions)
         self.fixed = all(buffer.is_fixed for buffer in self._writing)
         """Whether the outputs always have the shapes that their buffers were allocated for."""
-        self._lock = gate.lock
+        self._uses = Uses([buffer.handle for buffer in self._reading], [buffer.handle for buffer in self._writing])
+        self.handle = self._uses.handle
+        """For whoever admits the request in C, if the set is `fixed`."""
+        self._moves = 0
         self._made = Made()
         for buffer in self._all:
             buffer.register(self._made)
@@ -109,43 +114,29 @@ class BufferSet:
             GeneralFailure: An input has no contents.
             ResourceExhausted: A buffer is in use.
         """
-        reading, writing, made = self._reading, self._writing, self._made
-        with self._lock:  # the usual case: all is free and where it was
-            if made.moves == gate.moves:
-                for buffer in reading:
-                    if buffer.use < 0 or not buffer.initialised:
-                        break
-                else:
-                    for buffer in writing:
-                        if buffer.use:
-                            break
-                    else:
-                        for buffer in reading:
-                            buffer.use += 1
-                        for buffer in writing:
-                            buffer.use = WRITTEN
-                        return made.current
+        if lib.nnb_uses_admit(self.handle):  # the usual case: all is free and where it was
+            return self._made.current
         return self._admit_with_care()
 
     def _admit_with_care(self) -> Any:
         """All checks, all waiting, and whatever moved."""
-        gate.enter(self._reading, self._writing)
+        self._uses.enter()
         try:
-            for buffer in self._reading:
-                if not buffer.initialised:
-                    raise GeneralFailure("an input is in a buffer without contents; copy to it or write it first")
+            if not all(buffer.initialised for buffer in self._reading):
+                raise GeneralFailure("an input is in a buffer without contents; copy to it or write it first")
             for use in self._dimensioned:
                 combine_dimensions(use.buffer.dimensions, use.dimensions)
-            made = self._made
-            moves = gate.moves
             for buffer in self._writing:
                 if buffer.shared:
                     buffer.room(buffer.storage.nbytes)
+            self._moves = gate.moves
+            made = self._made
             made.current = made.by_layout.get(self._layout())
-            made.moves = moves
+            if made.current is not None:
+                lib.nnb_uses_settle(self.handle, self._moves)
             return made.current
         except BaseException:
-            gate.leave(self._reading, self._writing)
+            self._uses.leave(Outcome.UNCHANGED)
             raise
 
     def keep(self, made: Any) -> None:
@@ -153,6 +144,16 @@ class BufferSet:
         if len(self._made.by_layout) >= _MOST_LAYOUTS:
             self._made.by_layout.clear()
         self._made.by_layout[self._layout()] = self._made.current = made
+        lib.nnb_uses_settle(self.handle, self._moves)
+
+    @property
+    def current(self) -> Any:
+        """What the next execution will use if nothing moves until then, or None."""
+        return self._made.current
+
+    def when_freed(self, forget: Callable[[], None]) -> None:
+        """Have a function called, from any thread, when a buffer is freed: then nobody may hold what was made."""
+        self._made.also_forget = forget
 
     def _layout(self) -> Hashable:
         return *[buffer.place for buffer in self._all], *[buffer.dimensions for buffer in self._open]
@@ -175,27 +176,11 @@ class BufferSet:
                 raise GeneralFailure(f"an output does not fit its buffer: {error}") from None
             for buffer, shape in zip(self._writing, shapes, strict=True):
                 buffer.settle(shape)
-            gate.leave(self._reading, self._writing)
-            return
-        with self._lock:
-            for buffer in self._writing:
-                buffer.generation += 1
-                buffer.initialised = True
-                buffer.use -= WRITTEN
-                if buffer.use:
-                    buffer.drop()
-            for buffer in self._reading:
-                buffer.use -= 1
-                if buffer.use < 0:
-                    buffer.drop()
-            if gate.waiting:
-                gate.left.notify_all()
+        self._uses.leave(Outcome.COMMITTED)
 
     def fail(self) -> None:
         """The execution failed: its outputs have no contents."""
-        for buffer in self._writing:
-            buffer.settle(None)
-        gate.leave(self._reading, self._writing)
+        self._uses.leave(Outcome.LOST)
 
 
 def _check_role(use: BufferUse) -> None:

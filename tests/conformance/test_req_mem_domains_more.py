@@ -27,7 +27,7 @@ from nnburst.memory import (
     ManagedBuffer,
     Memory,
     Role,
-    _managed,
+    _managed_gate,
     _managed_tokens,
 )
 from nnburst.model import (
@@ -365,7 +365,7 @@ def test_REQ_MEM_109_closing_during_a_run_frees_the_bytes_after_it() -> None:
 
 
 def test_REQ_MEM_112_a_busy_buffer_is_refused_after_a_bounded_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_managed, "_PATIENCE", 0.01)
+    monkeypatch.setattr(_managed_gate, "_PATIENCE", 0.01)
     buffer, use = managed()
     other = BufferSet([use])
     other.admit()
@@ -387,7 +387,7 @@ def test_REQ_MEM_112_a_busy_buffer_is_refused_after_a_bounded_wait(monkeypatch: 
 def test_REQ_MEM_112_who_waits_goes_on_as_soon_as_the_buffer_is_free(
     monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    monkeypatch.setattr(_managed, "_PATIENCE", 1000)
+    monkeypatch.setattr(_managed_gate, "_PATIENCE", 1000)
     buffer, use = managed()
     running, later = BufferSet([use]), BufferSet([use])
     waiting = threading.Thread(target=lambda: (later.admit(), later.commit(())), daemon=True)
@@ -395,7 +395,7 @@ def test_REQ_MEM_112_who_waits_goes_on_as_soon_as_the_buffer_is_free(
     def until_it_waits() -> None:
         waiting.start()
         deadline = time.monotonic() + 10
-        while not _managed.gate.waiting and time.monotonic() < deadline:
+        while not _managed_gate.gate.waiting and time.monotonic() < deadline:
             time.sleep(0)
 
     if first == "copy":

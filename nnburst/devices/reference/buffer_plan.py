@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...burst import ExecutionResult
 from ...errors import ErrorStatus, NNBurstError
@@ -60,3 +60,18 @@ class BufferPlan:
         return result
 
     run = __call__
+
+    @property
+    def uses(self) -> Any:
+        """See `GuardedPlan.uses`; None if an output's dimensions are known only after it ran."""
+        return self._set.handle if self._set.fixed else None
+
+    @property
+    def admitted(self) -> Plan | StagedPlan | None:
+        """See `GuardedPlan.admitted`."""
+        plan: Plan | StagedPlan | None = self._set.current
+        return plan
+
+    def when_freed(self, forget: Callable[[], None]) -> None:
+        """See `GuardedPlan.when_freed`."""
+        self._set.when_freed(forget)

@@ -1,0 +1,257 @@
+/* Who uses which driver-managed buffer at the moment, and which of them have contents.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The bytes of the buffers are somebody else's; here is only their state. One lock for all buffers of a process: a
+ * request takes all its buffers or none, so no two requests wait for each other in a circle. It is held for a few
+ * loads and stores, never while bytes are copied or kernels run.
+ *
+ * `use` of a buffer is how many read it, or WRITTEN; closing adds CLOSED on top, so that whoever uses it goes on and
+ * nobody else is admitted. What nobody uses and is closed has exactly CLOSED.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "nnburst.h"
+
+#define WRITTEN (-1)
+#define CLOSED (-(1ll << 40))
+
+struct nnb_gate {
+    pthread_mutex_t lock;
+    pthread_cond_t left; /* somebody left while others wait */
+    uint32_t waiting;
+    uint64_t moves;
+};
+
+struct nnb_buffer {
+    nnb_gate *gate;
+    uint32_t refs;
+    int32_t initialised;
+    int64_t use;
+    uint64_t generation;
+};
+
+struct nnb_uses {
+    nnb_gate *gate;
+    uint32_t refs;
+    uint32_t n_reading, n; /* those that are read come first */
+    uint64_t moves;        /* nothing has moved while the gate's are the same; UINT64_MAX: never looked */
+    nnb_buffer *buffers[];
+};
+
+/* ---- the gate ------------------------------------------------------------------------------------------------- */
+
+static void start(nnb_gate *g)
+{
+    pthread_condattr_t attr;
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC); /* deadlines are on this clock */
+    pthread_cond_init(&g->left, &attr);
+    pthread_condattr_destroy(&attr);
+    g->waiting = 0;
+}
+
+int nnb_gate_create(nnb_gate **out)
+{
+    nnb_gate *g = calloc(1, sizeof *g);
+    if (!g)
+        return -ENOMEM;
+    start(g);
+    *out = g;
+    return 0;
+}
+
+void nnb_gate_after_fork(nnb_gate *g) { start(g); }
+
+uint64_t nnb_gate_moves(nnb_gate *g)
+{
+    pthread_mutex_lock(&g->lock);
+    uint64_t moves = g->moves;
+    pthread_mutex_unlock(&g->lock);
+    return moves;
+}
+
+void nnb_gate_moved(nnb_gate *g)
+{
+    pthread_mutex_lock(&g->lock);
+    g->moves++;
+    pthread_mutex_unlock(&g->lock);
+}
+
+uint32_t nnb_gate_waiting(nnb_gate *g)
+{
+    pthread_mutex_lock(&g->lock);
+    uint32_t waiting = g->waiting;
+    pthread_mutex_unlock(&g->lock);
+    return waiting;
+}
+
+/* ---- buffers -------------------------------------------------------------------------------------------------- */
+
+int nnb_buffer_create(nnb_buffer **out, nnb_gate *g)
+{
+    nnb_buffer *b = calloc(1, sizeof *b);
+    if (!b)
+        return -ENOMEM;
+    b->gate = g;
+    b->refs = 1;
+    *out = b;
+    return 0;
+}
+
+static void release(nnb_buffer *b)
+{
+    if (!--b->refs)
+        free(b);
+}
+
+void nnb_buffer_destroy(nnb_buffer *b)
+{
+    nnb_gate *g = b->gate;
+    pthread_mutex_lock(&g->lock);
+    release(b);
+    pthread_mutex_unlock(&g->lock);
+}
+
+void nnb_buffer_look(nnb_buffer *b, nnb_buffer_state *out)
+{
+    pthread_mutex_lock(&b->gate->lock);
+    *out = (nnb_buffer_state){.generation = b->generation,
+                              .is_initialised = b->initialised,
+                              .is_closed = b->use <= CLOSED / 2,
+                              .is_idle = b->use == 0 || b->use == CLOSED};
+    pthread_mutex_unlock(&b->gate->lock);
+}
+
+void nnb_buffer_close(nnb_buffer *b)
+{
+    pthread_mutex_lock(&b->gate->lock);
+    if (b->use > CLOSED / 2)
+        b->use += CLOSED;
+    if (b->gate->waiting)
+        pthread_cond_broadcast(&b->gate->left); /* they will never get it */
+    pthread_mutex_unlock(&b->gate->lock);
+}
+
+/* ---- the buffers of one request ------------------------------------------------------------------------------- */
+
+int nnb_uses_create(nnb_uses **out, nnb_gate *g, nnb_buffer *const *reading, uint32_t n_reading,
+                    nnb_buffer *const *writing, uint32_t n_writing)
+{
+    uint32_t n = n_reading + n_writing;
+    nnb_uses *u = malloc(sizeof *u + n * sizeof u->buffers[0]);
+    if (!u)
+        return -ENOMEM;
+    u->gate = g;
+    u->refs = 1;
+    u->n_reading = n_reading;
+    u->n = n;
+    u->moves = UINT64_MAX;
+    pthread_mutex_lock(&g->lock);
+    for (uint32_t i = 0; i < n; i++) {
+        u->buffers[i] = i < n_reading ? reading[i] : writing[i - n_reading];
+        u->buffers[i]->refs++;
+    }
+    pthread_mutex_unlock(&g->lock);
+    *out = u;
+    return 0;
+}
+
+nnb_uses *nnb_uses_share(nnb_uses *u)
+{
+    pthread_mutex_lock(&u->gate->lock);
+    u->refs++;
+    pthread_mutex_unlock(&u->gate->lock);
+    return u;
+}
+
+void nnb_uses_destroy(nnb_uses *u)
+{
+    if (!u)
+        return;
+    nnb_gate *g = u->gate;
+    pthread_mutex_lock(&g->lock);
+    int last = !--u->refs;
+    for (uint32_t i = 0; last && i < u->n; i++)
+        release(u->buffers[i]);
+    pthread_mutex_unlock(&g->lock);
+    if (last)
+        free(u);
+}
+
+/* With the lock held. 0: taken; -EAGAIN: one is in use; -ESHUTDOWN: one was closed. */
+static int take(nnb_uses *u)
+{
+    int rc = 0;
+    for (uint32_t i = 0; i < u->n; i++) {
+        int64_t use = u->buffers[i]->use;
+        if (use <= CLOSED / 2)
+            return -ESHUTDOWN;
+        if (i < u->n_reading ? use < 0 : use != 0)
+            rc = -EAGAIN;
+    }
+    for (uint32_t i = 0; !rc && i < u->n; i++)
+        u->buffers[i]->use = i < u->n_reading ? u->buffers[i]->use + 1 : WRITTEN;
+    return rc;
+}
+
+int nnb_uses_admit(nnb_uses *u)
+{
+    int ok = 0;
+    pthread_mutex_lock(&u->gate->lock);
+    if (u->moves == u->gate->moves) {
+        ok = 1;
+        for (uint32_t i = 0; ok && i < u->n_reading; i++)
+            ok = u->buffers[i]->initialised;
+        ok = ok && take(u) == 0;
+    }
+    pthread_mutex_unlock(&u->gate->lock);
+    return ok;
+}
+
+int nnb_uses_enter(nnb_uses *u, uint64_t deadline_ns)
+{
+    nnb_gate *g = u->gate;
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u), .tv_nsec = (long)(deadline_ns % 1000000000u)};
+    pthread_mutex_lock(&g->lock);
+    int rc = take(u);
+    if (rc == -EAGAIN && deadline_ns) {
+        g->waiting++;
+        while (rc == -EAGAIN && pthread_cond_timedwait(&g->left, &g->lock, &until) != ETIMEDOUT)
+            rc = take(u);
+        g->waiting--;
+    }
+    pthread_mutex_unlock(&g->lock);
+    return rc;
+}
+
+void nnb_uses_settle(nnb_uses *u, uint64_t moves)
+{
+    pthread_mutex_lock(&u->gate->lock);
+    u->moves = moves;
+    pthread_mutex_unlock(&u->gate->lock);
+}
+
+int nnb_uses_leave(nnb_uses *u, int outcome)
+{
+    int idle = 0;
+    pthread_mutex_lock(&u->gate->lock);
+    for (uint32_t i = 0; i < u->n; i++) {
+        nnb_buffer *b = u->buffers[i];
+        b->use -= i < u->n_reading ? 1 : WRITTEN;
+        if (i >= u->n_reading && outcome != NNB_UNCHANGED) {
+            b->generation++;
+            b->initialised = outcome == NNB_COMMITTED;
+        }
+        idle |= b->use == CLOSED;
+    }
+    if (u->gate->waiting)
+        pthread_cond_broadcast(&u->gate->left);
+    pthread_mutex_unlock(&u->gate->lock);
+    return idle;
+}

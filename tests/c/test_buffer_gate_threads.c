@@ -1,0 +1,160 @@
+/* Who is in: readers together, writers alone, a request as a whole; waiting ends; a closed buffer is freed by the last
+ * one out. The bytes that the buffers stand for are plain memory, so ThreadSanitizer sees any gap in the exclusion. */
+#include <time.h>
+
+#include "check.h"
+
+#define ROUNDS (UNDER_SANITIZER ? 2000 : 40000)
+#define BUFFERS 3
+#define THREADS 6
+
+static nnb_gate *gate;
+static nnb_buffer *buffers[BUFFERS];
+static long contents[BUFFERS][2]; /* both halves are the same, but for whoever writes */
+static long busy, written;
+
+static uint64_t soon(uint64_t ns)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec + ns;
+}
+
+static nnb_buffer_state look(nnb_buffer *b)
+{
+    nnb_buffer_state state;
+    nnb_buffer_look(b, &state);
+    return state;
+}
+
+/* Reads one buffer and writes the next, as a step of a recurrent network does. */
+static void *step(void *argument)
+{
+    long k = (long)argument;
+    int from = (int)(k % BUFFERS), to = (int)((k + 1 + k / BUFFERS) % BUFFERS);
+    nnb_uses *u;
+    if (from == to)
+        to = (from + 1) % BUFFERS;
+    CHECK_EQ(nnb_uses_create(&u, gate, &buffers[from], 1, &buffers[to], 1), 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        if (!nnb_uses_admit(u)) {
+            int rc = nnb_uses_enter(u, soon(i % 3 ? 5000000000u : 20000));
+            if (rc == -EAGAIN) {
+                __atomic_fetch_add(&busy, 1, __ATOMIC_RELAXED);
+                continue;
+            }
+            CHECK_EQ(rc, 0);
+            nnb_uses_settle(u, nnb_gate_moves(gate));
+        }
+        CHECK_EQ(contents[from][0], contents[from][1]);
+        contents[to][0] = contents[from][0] + 1;
+        contents[to][1] = contents[to][0];
+        __atomic_fetch_add(&written, 1, __ATOMIC_RELAXED);
+        CHECK_EQ(nnb_uses_leave(u, NNB_COMMITTED), 0);
+        if (i % 64 == 0)
+            nnb_gate_moved(gate);
+    }
+    nnb_uses_destroy(u);
+    return NULL;
+}
+
+static void threads_exclude_each_other(void)
+{
+    pthread_t threads[THREADS];
+    uint64_t generations = 0;
+    for (long i = 0; i < THREADS; i++)
+        threads[i] = start(step, (void *)i);
+    for (int i = 0; i < THREADS; i++)
+        finish(threads[i]);
+    for (int i = 0; i < BUFFERS; i++) {
+        CHECK_EQ(look(buffers[i]).is_idle, 1);
+        generations += look(buffers[i]).generation;
+    }
+    CHECK_EQ(generations, written);
+    CHECK_EQ(written + busy, (long)THREADS * ROUNDS);
+}
+
+static void all_or_none(void)
+{
+    nnb_uses *first, *both;
+    CHECK_EQ(nnb_uses_create(&first, gate, NULL, 0, buffers, 1), 0);
+    CHECK_EQ(nnb_uses_create(&both, gate, &buffers[1], 1, buffers, 1), 0);
+    CHECK_EQ(nnb_uses_enter(first, 0), 0);
+    CHECK_EQ(nnb_uses_enter(both, 0), -EAGAIN);
+    CHECK_EQ(look(buffers[1]).is_idle, 1);
+    CHECK_EQ(nnb_uses_leave(first, NNB_LOST), 0);
+    CHECK_EQ(look(buffers[0]).is_initialised, 0);
+    CHECK_EQ(nnb_uses_enter(both, 0), 0);
+    CHECK_EQ(nnb_uses_leave(both, NNB_UNCHANGED), 0);
+    CHECK_EQ(look(buffers[0]).is_initialised, 0);
+    nnb_uses_destroy(first);
+    nnb_uses_destroy(both);
+}
+
+static void quick_way_in(void)
+{
+    nnb_uses *reading, *writing;
+    CHECK_EQ(nnb_uses_create(&reading, gate, buffers, 1, NULL, 0), 0);
+    CHECK_EQ(nnb_uses_create(&writing, gate, NULL, 0, buffers, 1), 0);
+    nnb_uses_settle(reading, nnb_gate_moves(gate));
+    nnb_uses_settle(writing, nnb_gate_moves(gate));
+    CHECK_EQ(nnb_uses_admit(reading), 0); /* without contents */
+    CHECK_EQ(nnb_uses_admit(writing), 1);
+    CHECK_EQ(nnb_uses_admit(writing), 0);
+    CHECK_EQ(nnb_uses_leave(writing, NNB_COMMITTED), 0);
+    CHECK_EQ(nnb_uses_admit(reading), 1);
+    CHECK_EQ(nnb_uses_admit(reading), 1);
+    CHECK_EQ(nnb_uses_admit(writing), 0);
+    CHECK_EQ(nnb_uses_leave(reading, NNB_COMMITTED), 0);
+    CHECK_EQ(nnb_uses_leave(reading, NNB_COMMITTED), 0);
+    nnb_gate_moved(gate);
+    CHECK_EQ(nnb_uses_admit(reading), 0);
+    nnb_uses_destroy(reading);
+    nnb_uses_destroy(writing);
+}
+
+static void *close_first(void *unused)
+{
+    (void)unused;
+    while (!nnb_gate_waiting(gate))
+        sched_yield();
+    nnb_buffer_close(buffers[0]);
+    return NULL;
+}
+
+static void closing(void)
+{
+    nnb_uses *u, *other;
+    CHECK_EQ(nnb_uses_create(&u, gate, buffers, 1, NULL, 0), 0);
+    CHECK_EQ(nnb_uses_create(&other, gate, NULL, 0, buffers, 1), 0);
+    CHECK_EQ(nnb_uses_enter(u, 0), 0);
+    pthread_t thread = start(close_first, NULL);
+    CHECK_EQ(nnb_uses_enter(other, soon(50000000000u)), -ESHUTDOWN); /* told at once, not at the deadline */
+    finish(thread);
+    nnb_buffer_close(buffers[0]);
+    CHECK_EQ(look(buffers[0]).is_closed, 1);
+    CHECK_EQ(look(buffers[0]).is_idle, 0);
+    nnb_uses_settle(other, nnb_gate_moves(gate));
+    CHECK_EQ(nnb_uses_admit(other), 0);
+    nnb_buffer_destroy(buffers[0]); /* the requests keep it */
+    CHECK_EQ(nnb_uses_leave(u, NNB_UNCHANGED), 1);
+    CHECK_EQ(look(buffers[0]).is_idle, 1);
+    nnb_uses_destroy(u);
+    nnb_uses_destroy(other);
+}
+
+int main(void)
+{
+    watchdog();
+    CHECK_EQ(nnb_gate_create(&gate), 0);
+    for (int i = 0; i < BUFFERS; i++)
+        CHECK_EQ(nnb_buffer_create(&buffers[i], gate), 0);
+    threads_exclude_each_other();
+    all_or_none();
+    quick_way_in();
+    closing();
+    for (int i = 1; i < BUFFERS; i++)
+        nnb_buffer_destroy(buffers[i]);
+    free(gate); /* nobody can use it any more; a process keeps its own for ever */
+    return 0;
+}

@@ -1,0 +1,122 @@
+/* A plan with driver-managed buffers is admitted before it is run and has left them before the client has its answer. */
+#include "burst_pair.h"
+
+static nnb_server *server;
+static nnb_gate *gate;
+static nnb_buffer *state;
+static nnb_uses *uses;
+static int quick, careful, idle_reports;
+static int32_t status; /* of the next answer */
+static int forgo;
+
+static nnb_buffer_state look(void)
+{
+    nnb_buffer_state s;
+    nnb_buffer_look(state, &s);
+    return s;
+}
+
+static void *serve(void *unused)
+{
+    (void)unused;
+    for (;;) {
+        int id = nnb_server_next(server);
+        if (id == -EPIPE)
+            return NULL;
+        if (id == -ERESTART) {
+            idle_reports += look().is_closed && look().is_idle;
+            continue;
+        }
+        CHECK(id >= 0);
+        int plan = id & (NNB_PLAN_NEW - 1);
+        if (id & NNB_PLAN_NEW) {
+            CHECK_EQ(nnb_server_keep_plan(server, (uint32_t)plan), 0);
+            CHECK_EQ(nnb_server_guard_plan(server, (uint32_t)plan, uses), 0);
+        } else if (id & NNB_PLAN_GUARDED) {
+            careful++;
+            if (!look().is_closed) {
+                CHECK_EQ(nnb_uses_enter(uses, 0), 0);
+                nnb_uses_settle(uses, nnb_gate_moves(gate));
+                CHECK_EQ(nnb_uses_leave(uses, NNB_COMMITTED), 0);
+            }
+        } else {
+            quick++;
+            CHECK_EQ(look().is_idle, 0);
+            if (forgo) {
+                nnb_server_forgo(server);
+                CHECK_EQ(look().is_idle, 1);
+            }
+            if (status == 100) /* closed while it runs */
+                nnb_buffer_close(state);
+        }
+        nnb_result result = {status == 100 ? 0 : status, 0, 0, NULL, NULL, NNB_NO_TIME, NNB_NO_TIME};
+        CHECK_EQ(nnb_server_set_result(server, &result), 0);
+    }
+}
+
+static void run(nnb_execution *e, int32_t with)
+{
+    status = with;
+    CHECK_EQ(run_to_end(e), with == 100 ? 0 : with);
+}
+
+int main(void)
+{
+    watchdog();
+    CHECK_EQ(nnb_gate_create(&gate), 0);
+    CHECK_EQ(nnb_buffer_create(&state, gate), 0);
+    CHECK_EQ(nnb_uses_create(&uses, gate, NULL, 0, &state, 1), 0);
+    burst_pair p = new_pair(32, 0, 0);
+    server = p.server;
+    nnb_execution *e = new_execution(p.client, 1), *other = new_execution(p.client, 2);
+    pthread_t thread = start(serve, NULL);
+
+    run(e, 0); /* new */
+    run(e, 0); /* never settled */
+    CHECK_EQ(careful, 1);
+    CHECK_EQ(look().generation, 1);
+    for (int i = 0; i < 10; i++)
+        run(e, 0);
+    CHECK_EQ(quick, 10);
+    CHECK_EQ(look().generation, 11);
+    CHECK_EQ(look().is_idle, 1); /* left before the answer */
+    CHECK_EQ(look().is_initialised, 1);
+
+    run(e, 2); /* a failure loses the contents */
+    CHECK_EQ(look().is_initialised, 0);
+    CHECK_EQ(look().generation, 12);
+
+    run(other, 0); /* another plan on the same buffers */
+    run(other, 0);
+    CHECK_EQ(quick, 12);
+    CHECK_EQ(look().is_initialised, 1);
+
+    nnb_gate_moved(gate);
+    run(e, 0);
+    CHECK_EQ(careful, 2);
+    CHECK_EQ(nnb_uses_enter(uses, 0), 0); /* somebody else has it */
+    nnb_uses_leave(uses, NNB_UNCHANGED);
+
+    forgo = 1;
+    uint64_t before = look().generation;
+    run(e, 2);
+    CHECK_EQ(look().generation, before);
+    forgo = 0;
+
+    run(e, 100);
+    CHECK_EQ(look().is_closed, 1);
+    CHECK_EQ(look().is_idle, 1);
+    run(e, 4); /* not admitted any more */
+    CHECK_EQ(careful, 3);
+
+    nnb_server_hang_up(p.server);
+    finish(thread);
+    CHECK(idle_reports >= 1); /* the listener was told to free it */
+    nnb_execution_destroy(e);
+    nnb_execution_destroy(other);
+    end_pair(&p);
+    nnb_uses_destroy(uses);
+    nnb_buffer_destroy(state);
+    free(gate);
+    return 0;
+}

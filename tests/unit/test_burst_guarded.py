@@ -1,0 +1,196 @@
+"""Bursts on driver-managed buffers: C admits and commits, Python only runs, and nothing outlives its buffer."""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnburst.burst import ExecutionBurstController, ExecutionBurstServer
+from nnburst.devices import Buffer, create_device
+from nnburst.devices.reference.buffer_plan import BufferPlan
+from nnburst.errors import InvalidArgument, NNBurstError
+from nnburst.memory import Memory
+from nnburst.model import (
+    BufferDesc,
+    BufferRole,
+    BufferToken,
+    DataLocation,
+    ModelBuilder,
+    OperandType,
+    OperationType,
+    Request,
+    RequestArgument,
+)
+
+SHAPE = (2, 8)
+NBYTES = math.prod(SHAPE) * 4
+WHOLE = (RequestArgument(False, DataLocation(0, 0, 0)),), (RequestArgument(False, DataLocation(1, 0, 0)),)
+
+
+class Rig:
+    """A model that adds its input to itself, a burst on it, and two buffers that it is run between."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.servers: list[ExecutionBurstServer] = []
+        self.careful = 0
+        create, call = ExecutionBurstServer.create, BufferPlan.__call__
+
+        def counted(plan: BufferPlan, deadline_ns: int = 0) -> Any:
+            self.careful += 1
+            return call(plan, deadline_ns)
+
+        def remembered(*args: Any, **kwargs: Any) -> ExecutionBurstServer:
+            self.servers.append(create(*args, **kwargs))
+            return self.servers[-1]
+
+        monkeypatch.setattr(BufferPlan, "__call__", counted)
+        monkeypatch.setattr(ExecutionBurstServer, "create", remembered)
+        b = ModelBuilder()
+        x = b.input("x", OperandType.TENSOR_FLOAT32, SHAPE)
+        b.output("y", b.add(OperationType.ADD, [x, x, b.scalar(0)]))
+        self.device = create_device("nnburst-reference")
+        self.prepared = self.device.prepare_model(b.build())
+        role = [BufferRole(0, 0)]
+        self.buffers = [self.device.allocate(BufferDesc(), [self.prepared], role, role) for _ in range(2)]
+        self.burst = ExecutionBurstController.create(self.prepared)
+        first, second = (BufferToken(buffer.token) for buffer in self.buffers)
+        self.turns = [
+            self.burst.bind(Request(*WHOLE, pools))
+            for pools in ((first, second), (second, first))  # there and back
+        ]
+        for turn in self.turns:
+            turn.timeout = 30
+        self.write(1)
+
+    @property
+    def server(self) -> ExecutionBurstServer:
+        return self.servers[0]
+
+    def write(self, value: float) -> None:
+        with Memory.ashmem(NBYTES) as memory:
+            memory.array(np.float32, SHAPE)[:] = value
+            self.buffers[0].copy_from(memory)
+
+    def read(self, which: int = 0) -> np.ndarray:
+        with Memory.ashmem(NBYTES) as memory:
+            self.buffers[which].copy_to(memory)
+            return memory.array(np.float32, SHAPE).copy()
+
+    def round(self) -> None:
+        for turn in self.turns:
+            turn.run()
+
+    def close(self) -> None:
+        self.burst.close()
+        for buffer in self.buffers:
+            buffer.close()
+        self.prepared.close()
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    rig = Rig(monkeypatch)
+    yield rig
+    rig.close()
+
+
+def storage(buffer: Buffer) -> weakref.ref[Any]:
+    return weakref.ref(buffer._managed._storage.bytes)  # type: ignore[attr-defined]
+
+
+def test_python_neither_admits_nor_commits_what_is_repeated(rig: Rig) -> None:
+    rig.round()
+    rig.round()
+    before, generation = rig.careful, rig.buffers[0]._managed.generation  # type: ignore[attr-defined]
+    for _ in range(10):
+        rig.round()
+    assert rig.careful == before
+    assert rig.buffers[0]._managed.generation == generation + 10  # type: ignore[attr-defined]
+    assert (rig.read() == 4.0**12).all()
+
+
+def test_storage_that_moves_is_found_again(rig: Rig) -> None:
+    rig.round()
+    for _ in range(3):
+        rig.buffers[1].copy_buffer(rig.buffers[0])  # shared, so the next write goes elsewhere
+        rig.round()
+    rig.round()
+    assert (rig.read() == 4.0**5).all()
+
+
+def test_closed_buffer_is_freed_although_its_slot_is_not(rig: Rig) -> None:
+    rig.round()
+    rig.round()
+    bytes_of_it = storage(rig.buffers[1])
+    assert bytes_of_it() is not None
+    rig.buffers[1].close()
+    assert bytes_of_it() is None
+    for turn in rig.turns:
+        with pytest.raises(InvalidArgument):
+            turn.run()
+    assert (rig.read() == 4.0**2).all()
+
+
+def test_buffer_that_is_closed_during_a_run_is_freed_after_it(rig: Rig) -> None:
+    rig.round()
+    rig.round()
+    plans, running, closed = rig.server._plans, threading.Event(), threading.Event()
+
+    def held(run: Any) -> Any:
+        def hold() -> Any:
+            running.set()
+            assert closed.wait(30)
+            return run()
+
+        return hold
+
+    plans[:] = [held(plan) for plan in plans]
+    bytes_of_it = storage(rig.buffers[1])
+    client = threading.Thread(target=rig.turns[0].run)
+    client.start()
+    assert running.wait(30)
+    rig.buffers[1].close()
+    assert bytes_of_it() is not None
+    closed.set()
+    client.join(30)
+    assert not client.is_alive()
+    with pytest.raises(NNBurstError):
+        rig.turns[0].run()  # answered after the listener has freed what was closed
+    assert bytes_of_it() is None
+
+
+def test_plan_that_is_dropped_between_look_up_and_call_is_bound_again(rig: Rig) -> None:
+    rig.round()
+    rig.round()
+    before = rig.careful
+    server = rig.server
+    server._plans[:] = [server._rebind] * len(server._plans)
+    rig.round()
+    assert rig.careful == before + 2
+    assert (rig.read() == 4.0**3).all()
+
+
+def test_open_dimensions_are_committed_by_the_plan() -> None:
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (0, 8))
+    b.output("y", b.add(OperationType.RELU, [x], dimensions=(0, 8)))
+    device = create_device("nnburst-reference")
+    prepared = device.prepare_model(b.build())
+    with (
+        device.allocate(BufferDesc(), [prepared], [], [BufferRole(0, 0)]) as buffer,
+        Memory.ashmem(3 * 32) as memory,
+        ExecutionBurstController.create(prepared) as burst,
+    ):
+        argument = RequestArgument(False, DataLocation(0, 0, 96), dimensions=(3, 8))
+        run = burst.bind(Request((argument,), WHOLE[1], (memory, BufferToken(buffer.token))))
+        run.timeout = 30
+        for _ in range(3):
+            run.run()
+        assert buffer._managed.dimensions == (3, 8)  # type: ignore[attr-defined]
+    prepared.close()
