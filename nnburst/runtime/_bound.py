@@ -42,6 +42,10 @@ class BoundExecution(Execution):
     def close(self) -> None:
         """Give the memory back on both sides; arrays that you still hold stay readable. Idempotent."""
         self._burst.free_memory(self._placement.memory)
+        self.release()
+
+    def release(self) -> None:
+        """Give the memory back on this side only: the burst has ended."""
         self._placement.memory.close()
 
     def __enter__(self) -> BoundExecution:

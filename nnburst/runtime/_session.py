@@ -105,7 +105,7 @@ class Session:
         self._running = threading.Lock()
         self._bound: dict[tuple[tuple[int, ...], ...], BoundExecution] = {}
         self._output_bytes: dict[str, int] = {}
-        self._finalizer = weakref.finalize(self, _close, burst, prepared, owned)
+        self._finalizer = weakref.finalize(self, _close, burst, prepared, owned, self._bound)
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -302,11 +302,18 @@ class Session:
         self.close()
 
 
-def _close(burst: ExecutionBurstController, prepared: PreparedModel, owned: Service | None) -> None:
+def _close(
+    burst: ExecutionBurstController,
+    prepared: PreparedModel,
+    owned: Service | None,
+    bound: dict[tuple[tuple[int, ...], ...], BoundExecution],
+) -> None:
     try:
         with contextlib.suppress(NNBurstError):  # dead, or a forked child that must leave its parent's session alone
             burst.close()
             prepared.close()
+        for execution in bound.values():
+            execution.release()
     finally:
         if owned is not None:
             owned.close()
