@@ -17,7 +17,18 @@ from .errors import (
 )
 from .memory import Memory
 from .model import Model, ModelBuilder, OperandType, OperationType
-from .runtime import Burst, Compilation, Execution, Service, Session, in_process, launch
+from .runtime import (
+    Burst,
+    Compilation,
+    DeviceMemory,
+    Execution,
+    MemoryDesc,
+    Service,
+    Session,
+    copy_memory,
+    in_process,
+    launch,
+)
 
 __version__ = "0.1.0"
 
@@ -26,12 +37,14 @@ __all__ = [
     "Burst",
     "Compilation",
     "DeadObject",
+    "DeviceMemory",
     "DeviceUnavailable",
     "ErrorStatus",
     "Execution",
     "GeneralFailure",
     "InvalidArgument",
     "Memory",
+    "MemoryDesc",
     "MissedDeadline",
     "Model",
     "ModelBuilder",
@@ -43,6 +56,7 @@ __all__ = [
     "Service",
     "Session",
     "__version__",
+    "copy_memory",
     "errors",
     "in_process",
     "launch",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from ._bound import BoundExecution
 from ._burst import Burst
 from ._compilation import Compilation
+from ._copy import copy_memory
 from ._execution import Duration, Event, Execution
+from ._memory_desc import DeviceMemory, MemoryDesc
 from ._service import Service, in_process, launch
 from ._session import NodeArg, Session
 from ._stateful import StatefulExecution
@@ -14,13 +16,16 @@ __all__ = [
     "BoundExecution",
     "Burst",
     "Compilation",
+    "DeviceMemory",
     "Duration",
     "Event",
     "Execution",
+    "MemoryDesc",
     "NodeArg",
     "Service",
     "Session",
     "StatefulExecution",
+    "copy_memory",
     "in_process",
     "launch",
 ]

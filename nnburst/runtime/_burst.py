@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from ..burst import BurstStats, ExecutionBurstController
 from ..errors import InvalidArgument
+from ..memory import Memory
 from ._compilation import Compilation
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ..memory import Memory
+    from ..model import BufferToken
+    from ._memory_desc import DeviceMemory
 
 __all__ = ["Burst"]
 
@@ -51,9 +53,13 @@ class Burst:
         """Counters of the client's end."""
         return self._controller.stats
 
-    def free_memory(self, memory: Memory) -> bool:
+    def free_memory(self, memory: Memory | DeviceMemory) -> bool:
         """Forget a memory on both sides. Returns whether the burst knew it."""
-        return self._controller.free_memory(memory)
+        return self.forget(memory if isinstance(memory, Memory) else memory.pool)
+
+    def forget(self, pool: Memory | BufferToken) -> bool:
+        """As `free_memory`, for what stands in requests; after `close` there is nothing to forget."""
+        return not self._controller.closed and self._controller.free_memory(pool)
 
     def close(self) -> None:
         """End the burst; in any order relative to memories. Idempotent."""

@@ -9,6 +9,7 @@ from .._core import checked_timeout, deadline_after
 from ..devices import Device, PreparedModel
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import ExecutionPreference, Model, Priority
+from ._service import Service
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -22,15 +23,18 @@ class Compilation:
     Args:
         model: From `ModelBuilder`.
         devices: Where it may run, in order of preference; it is compiled for the first that supports every operation.
+            A `Service` stands for all its devices and leaves the choice to the runtime, which may then also
+            let shared memory stand in for memory of the device.
 
     Raises:
         InvalidArgument: The model is no `Model`; no device is given, or one twice.
     """
 
-    def __init__(self, model: Model, devices: Sequence[Device]) -> None:
+    def __init__(self, model: Model, devices: Sequence[Device] | Service) -> None:
         if not isinstance(model, Model):
             raise InvalidArgument(f"model is {type(model).__name__}; build a Model with nnburst.ModelBuilder")
-        chosen = tuple(devices)
+        self._names_devices = not isinstance(devices, Service)
+        chosen = tuple(devices.devices if isinstance(devices, Service) else devices)
         if not chosen:
             raise InvalidArgument("no device given; service.devices lists those of a service")
         if not all(isinstance(device, Device) for device in chosen):
@@ -96,6 +100,11 @@ class Compilation:
     def has_one_device(self) -> bool:
         """Whether it is for exactly one device, as timing and deadlines require."""
         return len(self._devices) == 1
+
+    @property
+    def names_devices(self) -> bool:
+        """Whether whoever made it chose the devices, rather than a service."""
+        return self._names_devices
 
     @property
     def prepared_model(self) -> PreparedModel:

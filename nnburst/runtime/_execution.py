@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,10 +30,12 @@ from ..model import (
 )
 from ._burst import Burst
 from ._compilation import Compilation
+from ._memory_desc import DeviceMemory
 
 __all__ = ["Duration", "Event", "Execution"]
 
 _ALIGNMENT = 64
+_UINT32 = 2**32 - 1
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -56,7 +59,7 @@ class _Argument:
     """An array to be copied, a region of a memory, or neither: omitted."""
 
     array: Array | None = None
-    memory: Memory | None = None
+    memory: Memory | DeviceMemory | None = None
     offset: int = 0
     length: int = 0
     dimensions: tuple[int, ...] = ()
@@ -140,15 +143,30 @@ class Execution:
         self._set_array("output", index, array, dimensions)
 
     def set_input_from_memory(
-        self, index: int, memory: Memory, offset: int = 0, length: int = 0, *, dimensions: Sequence[int] = ()
+        self,
+        index: int,
+        memory: Memory | DeviceMemory,
+        offset: int = 0,
+        length: int = 0,
+        *,
+        dimensions: Sequence[int] = (),
     ) -> None:
-        """Let an input lie in a pool: `length` bytes at `offset`. Raises as `set_input`."""
+        """Let an input lie in a pool: `length` bytes at `offset`; both 0 for an image or a `DeviceMemory`, used whole.
+
+        Raises as `set_input`.
+        """
         self._set_memory("input", index, memory, offset, length, dimensions)
 
     def set_output_from_memory(
-        self, index: int, memory: Memory, offset: int = 0, length: int = 0, *, dimensions: Sequence[int] = ()
+        self,
+        index: int,
+        memory: Memory | DeviceMemory,
+        offset: int = 0,
+        length: int = 0,
+        *,
+        dimensions: Sequence[int] = (),
     ) -> None:
-        """Let an output lie in a pool. Raises as `set_input`."""
+        """Let an output lie in a pool; as `set_input_from_memory`."""
         self._set_memory("output", index, memory, offset, length, dimensions)
 
     def _operand(self, kind: str, index: int) -> Operand:
@@ -179,26 +197,49 @@ class Execution:
         self._set(kind, index, _Argument(array=array, length=array.nbytes, dimensions=given))
 
     def _set_memory(
-        self, kind: str, index: int, memory: Memory, offset: int, length: int, dimensions: Sequence[int]
+        self,
+        kind: str,
+        index: int,
+        memory: Memory | DeviceMemory,
+        offset: int,
+        length: int,
+        dimensions: Sequence[int],
     ) -> None:
-        operand = self._operand(kind, index)
-        if not isinstance(memory, Memory):
+        operand, given = self._operand(kind, index), tuple(dimensions)
+        if isinstance(memory, DeviceMemory):
+            combined = self._combined(kind, index, operand, given)
+            memory.check_use(self.compilation, kind, index, (offset, length), combined)
+        elif not isinstance(memory, Memory):
             raise InvalidArgument(f"{kind} {index}: give a Memory, not {type(memory).__name__}")
-        if offset < 0 or length <= 0 or offset + length > memory.size:
-            raise InvalidArgument(
-                f"{kind} {index}: bytes {offset}..{offset + length} of a memory with {memory.size}; give a region in it"
-            )
-        self._check_length(kind, index, operand, tuple(dimensions), length)
-        self._set(kind, index, _Argument(memory=memory, offset=offset, length=length, dimensions=tuple(dimensions)))
+        elif memory.image is not None:
+            if offset or length:
+                raise InvalidArgument(f"{kind} {index}: an image is used whole; offset and length must be 0")
+            self._check_length(kind, index, operand, given, memory.image.tight_size)
+        else:
+            if offset < 0 or length <= 0 or offset + length > memory.size:
+                raise InvalidArgument(
+                    f"{kind} {index}: bytes {offset}..{offset + length} of a memory with {memory.size}; "
+                    "give a region in it"
+                )
+            self._check_length(kind, index, operand, given, length)
+        self._set(kind, index, _Argument(memory=memory, offset=offset, length=length, dimensions=given))
 
-    def _check_length(self, kind: str, index: int, operand: Operand, given: tuple[int, ...], nbytes: int) -> None:
+    def _combined(self, kind: str, index: int, operand: Operand, given: tuple[int, ...]) -> tuple[int, ...]:
+        if operand_info(operand.type).is_scalar and given:
+            raise InvalidArgument(f"{kind} {index}: a scalar has no dimensions")
+        if any(not 0 <= size <= _UINT32 for size in given):
+            raise InvalidArgument(f"{kind} {index}: dimensions {list(given)} do not fit in 32 bits")
         try:
             combined = combine_dimensions(operand.dimensions, given)
         except InvalidArgument as error:
             raise InvalidArgument(f"{kind} {index}: {error}") from None
+        if math.prod(size for size in combined if size) * operand_info(operand.type).element_size > _UINT32:
+            raise InvalidArgument(f"{kind} {index}: dimensions {list(combined)} are larger than a tensor can be")
+        return combined
+
+    def _check_length(self, kind: str, index: int, operand: Operand, given: tuple[int, ...], nbytes: int) -> None:
+        combined = self._combined(kind, index, operand, given)
         scalar = operand_info(operand.type).is_scalar
-        if scalar and given:
-            raise InvalidArgument(f"{kind} {index}: a scalar has no dimensions")
         known = scalar or (bool(combined) and is_fully_specified(combined))
         if kind == "input" and not known:
             raise InvalidArgument(f"input {index}: dimensions {combined} are open; give them with dimensions=")
@@ -274,7 +315,7 @@ class Execution:
             raise BadState("the burst is running another execution; it runs one at a time")
         try:
             self._begin()
-            self._finish(lambda request: self._through(burst, request))
+            self._finish(lambda request, staging: self._through(burst, request, staging))
         finally:
             burst.in_use.release()
 
@@ -291,12 +332,15 @@ class Execution:
             self._state = _State.RUNNING
             self._result = None
 
-    def _finish(self, run: Callable[[Request], ExecutionResult]) -> None:
+    def _finish(self, run: Callable[[Request, Memory | None], ExecutionResult]) -> None:
         result: ExecutionResult | None = None
         staging: Memory | None = None
         try:
             request, staging, copies = self._request()
-            result = run(request)
+            try:
+                result = run(request, staging)
+            finally:
+                self._note_outputs(result)
             if result[0] is ErrorStatus.NONE:
                 for argument, view in copies:
                     assert argument.array is not None
@@ -311,24 +355,48 @@ class Execution:
         if status is not ErrorStatus.NONE:
             raise error_for(status, f"the execution ended with {status.name}", shapes)
 
-    def _plain(self, request: Request) -> ExecutionResult:
+    def _note_outputs(self, result: ExecutionResult | None) -> None:
+        """Tell the memories of devices that were outputs what they hold now."""
+        for index, argument in self._arguments["output"].items():
+            if isinstance(argument.memory, DeviceMemory):
+                if result is None or result[0] is not ErrorStatus.NONE:
+                    argument.memory.written(None)
+                else:
+                    shapes, operand = result[1], self._operand("output", index)
+                    argument.memory.written(
+                        shapes[index].dimensions if shapes else self._known_dimensions(index, operand)
+                    )
+
+    def _plain(self, request: Request, staging: Memory | None) -> ExecutionResult:
         deadline = deadline_after(self._timeout)
         flag = MeasureTiming.YES if self._measure else MeasureTiming.NO
         return self._prepared.execute_synchronously(request, flag, deadline)
 
-    def _through(self, burst: Burst, request: Request) -> ExecutionResult:
+    def _through(self, burst: Burst, request: Request, staging: Memory | None) -> ExecutionResult:
+        for memory in self._given_memories():
+            if isinstance(memory, DeviceMemory):
+                memory.seen_by(burst)
         try:
             return burst.controller.compute(request, measure=self._measure, timeout=self._timeout)
         finally:
-            if request.pools and request.pools[0] not in self._given_memories():
-                burst.free_memory(request.pools[0])  # type: ignore[arg-type]
+            if staging is not None:
+                burst.free_memory(staging)
 
-    def _given_memories(self) -> list[Memory]:
+    def _given_memories(self) -> list[Memory | DeviceMemory]:
         every = [a for arguments in self._arguments.values() for a in arguments.values()]
         return list(dict.fromkeys(a.memory for a in every if a.memory is not None))
 
     def _request(self) -> tuple[Request, Memory | None, list[tuple[_Argument, Array]]]:
-        """Stage the arrays in one pool of our own; memories that were given are used where they are."""
+        """Stage the arrays in one pool of our own; memories that were given are used where they are.
+
+        Raises:
+            GeneralFailure: An input's memory of a device has no contents, or other dimensions.
+            BadState: A memory is closed.
+        """
+        for index, argument in self._arguments["input"].items():
+            if isinstance(argument.memory, DeviceMemory):
+                operand = self._operand("input", index)
+                argument.memory.check_readable(index, combine_dimensions(operand.dimensions, argument.dimensions))
         total = 0
         offsets: dict[int, int] = {}
         for arguments in self._arguments.values():
@@ -337,14 +405,18 @@ class Execution:
                     offsets[id(argument)] = total
                     total += -(-max(argument.length, 1) // _ALIGNMENT) * _ALIGNMENT
         staging = Memory.ashmem(total) if total else None
-        pools: list[Memory] = [*([staging] if staging else []), *self._given_memories()]
+        given = self._given_memories()
+        first = 0 if staging is None else 1
+        pools = [memory.pool if isinstance(memory, DeviceMemory) else memory for memory in given]
         copies: list[tuple[_Argument, Array]] = []
 
         def convert(kind: str, argument: _Argument) -> RequestArgument:
             if argument.array is None and argument.memory is None:
                 return RequestArgument(True)
             if argument.memory is not None:
-                place = DataLocation(pools.index(argument.memory), argument.offset, argument.length)
+                stand_in = argument.memory.memory if isinstance(argument.memory, DeviceMemory) else None
+                length = argument.length if stand_in is None else stand_in.size
+                place = DataLocation(first + given.index(argument.memory), argument.offset, length)
                 return RequestArgument(False, place, argument.dimensions)
             assert staging is not None
             assert argument.array is not None
@@ -360,7 +432,8 @@ class Execution:
             kind: tuple(convert(kind, arguments[i]) for i in sorted(arguments))
             for kind, arguments in self._arguments.items()
         }
-        return Request(converted["input"], converted["output"], tuple(pools)), staging, copies
+        every = (*([staging] if staging else []), *pools)
+        return Request(converted["input"], converted["output"], every), staging, copies
 
     # ---- results ---------------------------------------------------------------------------------------------
 
