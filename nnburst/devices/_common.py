@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from functools import cache
 from importlib import metadata
+from typing import Protocol
 
 import numpy as np
 
+from ..burst import ExecutionResult
 from ..errors import InvalidArgument, MissedDeadline
 from ..memory import undecodable_pools
 from ..model import (
@@ -21,7 +23,28 @@ from ..model import (
     Priority,
 )
 
-__all__ = ["build_version", "check_preparation", "cpu_capabilities", "deadline_passed", "readable_operations"]
+__all__ = [
+    "InnerPlan",
+    "build_version",
+    "check_preparation",
+    "cpu_capabilities",
+    "deadline_passed",
+    "readable_operations",
+]
+
+
+class InnerPlan(Protocol):
+    """A request bound to arrays of one device: what is inside plans that copy or admit. One run at a time."""
+
+    def __call__(self) -> ExecutionResult | None:
+        """Run without a deadline."""
+
+    def run(self, deadline_ns: int) -> ExecutionResult | None:
+        """Run once; None for NONE without shapes and timing. Never raises for what the execution does."""
+
+    def output_dimensions(self, position: int) -> tuple[int, ...]:
+        """Dimensions of an output after a run."""
+
 
 _NEVER = 2**63 - 1
 """A deadline at or beyond it means none (facts sheet `model.md` §4.4)."""

@@ -19,6 +19,8 @@ from ..model import (
     DeviceStatus,
     DeviceType,
     ExecutionPreference,
+    Extension,
+    ImportedModel,
     MeasureTiming,
     Model,
     Priority,
@@ -186,6 +188,26 @@ class Device(abc.ABC):
         Raises:
             InvalidArgument: The model breaks a rule of `model.md` §3.2.
         """
+
+    def get_supported_extensions(self) -> tuple[Extension, ...]:
+        """Return the extensions of which the device supports every operation and type."""
+        return ()
+
+    def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
+        """Read a model that is no `Model` yet, so that the caller need not understand its format.
+
+        Args:
+            source: The format of a file (``"onnx"``), or ``"name:"`` and the name of a model that the device has.
+            pools: The file, if it is one.
+
+        Returns:
+            The model without pools, and which files they must be.
+
+        Raises:
+            InvalidArgument: The file is not of this format.
+            GeneralFailure: The device does not read this format, has no such model, or cannot run what is in it.
+        """
+        raise GeneralFailure(f"{self.name} does not import {source!r}")
 
     def get_number_of_cache_files_needed(self) -> tuple[int, int]:
         """Return how many model and data cache files a compilation needs; (0, 0) means no caching."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
-from ..errors import DeviceUnavailable, GeneralFailure
+from ..errors import DeviceUnavailable, GeneralFailure, InvalidArgument
 from ._interfaces import Device
 
 __all__ = ["create_device", "device_names"]
@@ -14,6 +15,7 @@ _GROUP = "nnburst.devices"
 
 _BUILT_IN = {
     "nnburst-reference": ("nnburst.devices.reference", "ReferenceDevice"),
+    "nnburst-onnxruntime": ("nnburst.devices.onnxruntime", "OnnxRuntimeDevice"),
     "nnburst-noop": ("nnburst.devices.noop", "NoopDevice"),
 }
 """Name to (module, class). Imported when asked for, so that a name costs nothing."""
@@ -23,29 +25,47 @@ def _installed() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=_GROUP)}
 
 
+def _parse(spec: str) -> tuple[str, dict[str, str]]:
+    name, _, rest = spec.partition(":")
+    options = {}
+    for part in rest.split(",") if rest else ():
+        key, equals, value = part.partition("=")
+        if not key.isidentifier() or not equals:
+            raise InvalidArgument(f"option {part!r} of device {name!r} is not KEY=VALUE")
+        options[key] = value
+    return name, options
+
+
 def device_names() -> tuple[str, ...]:
     """Return the names that `create_device` knows, built-in ones first."""
     return (*_BUILT_IN, *sorted(name for name in _installed() if name not in _BUILT_IN))
 
 
-def create_device(name: str) -> Device:
+def create_device(spec: str) -> Device:
     """Return a new device.
 
     Args:
-        name: One of `device_names`.
+        spec: One of `device_names`; options follow after a colon: ``"nnburst-onnxruntime:threads=2,spinning=1"``.
 
     Raises:
-        DeviceUnavailable: There is no such device.
+        DeviceUnavailable: There is no such device, or what it needs is not installed.
+        InvalidArgument: The device has no such option.
         GeneralFailure: The entry point does not give a `Device` of that name.
     """
+    name, options = _parse(spec)
     if name in _BUILT_IN:
         module, attribute = _BUILT_IN[name]
-        device = getattr(import_module(module), attribute)()
+        factory = getattr(import_module(module), attribute)
     else:
         entry = _installed().get(name)
         if entry is None:
             raise DeviceUnavailable(f"there is no device {name!r}; there are {', '.join(device_names())}")
-        device = entry.load()()
+        factory = entry.load()
+    try:
+        inspect.signature(factory).bind(**options)
+    except TypeError as error:
+        raise InvalidArgument(f"device {name!r}: options {sorted(options)}: {error}") from None
+    device = factory(**options)
     if not isinstance(device, Device) or device.name != name:
         raise GeneralFailure(f"the entry point {name!r} of {_GROUP} does not give a Device of that name")
     return device

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from ._builder import INLINE_LIMIT, GraphBuilder, PoolFactory
 from ._dimensions import combine_dimensions, is_fully_specified
+from ._extensions import (
+    Extension,
+    ExtensionOperandType,
+    ImportedModel,
+    OpenShape,
+    extension_code,
+    extension_operand_type,
+    extension_prefix,
+)
 from ._infer import slice_bounds
 from ._lookup import view_operation
 from ._memory_like import MemoryLike
@@ -67,15 +76,19 @@ __all__ = [
     "DeviceStatus",
     "DeviceType",
     "ExecutionPreference",
+    "Extension",
+    "ExtensionOperandType",
     "FusedActivation",
     "GraphBuilder",
     "HalVersion",
+    "ImportedModel",
     "Lifetime",
     "Match",
     "MeasureTiming",
     "MemoryLike",
     "Model",
     "ModelBuilder",
+    "OpenShape",
     "Operand",
     "OperandInfo",
     "OperandType",
@@ -99,6 +112,9 @@ __all__ = [
     "UnknownYet",
     "WindowGeometry",
     "combine_dimensions",
+    "extension_code",
+    "extension_operand_type",
+    "extension_prefix",
     "image_dims",
     "is_extension",
     "is_fully_specified",

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InvalidArgument
 from ..memory import Memory
-from ..model import DataLocation, Model, Operand, Request, RequestArgument, operand_info
+from ..model import (
+    DataLocation,
+    Extension,
+    ImportedModel,
+    Model,
+    OpenShape,
+    Request,
+    RequestArgument,
+    extension_operand_type,
+    is_extension,
+    operand_info,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["NodeArg", "Placement", "model_arguments", "place"]
+__all__ = ["NodeArg", "Placement", "imported_arguments", "model_arguments", "place"]
 
 _ALIGNMENT = 64
+_BITS = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
+"""Types that NumPy knows through a library only; their arrays are taken for what they are: the bits of numbers."""
 _FIRST_GUESS = 4096
 
 
@@ -28,18 +41,48 @@ class NodeArg:
 
     Attributes:
         name: As given by the builder, else ``input0``, ``output0`` …
-        shape: Dimensions; None where the model leaves one open; None as a whole if it leaves the rank open.
+        shape: Dimensions; where the model leaves one open, its symbolic name or None; None as a whole if it leaves
+            the rank open.
         dtype: NumPy type of its elements.
         type: `OperandType` value.
         scale, zero_point: Quantisation: real value = (stored - zero_point) * scale.
+        may_be_empty: Whether an array without elements may be passed; its open dimensions must then be 0.
     """
 
     name: str
-    shape: tuple[int | None, ...] | None
+    shape: OpenShape
     dtype: np.dtype[Any]
     type: int
     scale: float = 0.0
     zero_point: int = 0
+    may_be_empty: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the model does not say the shape, or says that there are no elements."""
+        return self.shape is None or any(not isinstance(size, int) or size == 0 for size in self.shape)
+
+    def admits(self, shape: Sequence[int]) -> bool:
+        """Whether arrays of this shape fit."""
+        return self.shape is None or (
+            len(shape) == len(self.shape)
+            and all(want == have or not isinstance(want, int) for want, have in zip(self.shape, shape, strict=True))
+        )
+
+    def is_empty(self, shape: Sequence[int]) -> bool:
+        """Whether arrays of a shape that fits have no elements, and may be passed so.
+
+        Raises:
+            InvalidArgument: They have none, and may not.
+        """
+        if 0 not in shape:
+            return False
+        implied = self.shape is not None and all(
+            isinstance(want, int) or have == 0 for want, have in zip(self.shape, shape, strict=True)
+        )
+        if not (self.may_be_empty and implied):
+            raise InvalidArgument(f"{self.name!r} would be empty: shape {tuple(shape)} for {self.shape}")
+        return True
 
     def check(self, value: npt.ArrayLike) -> np.ndarray[Any, np.dtype[Any]]:
         """Return `value` as an array that fits this argument.
@@ -49,40 +92,66 @@ class NodeArg:
         """
         array = np.asarray(value)
         boolean = self.dtype == np.uint8 and array.dtype == np.bool_
-        if array.dtype != self.dtype and not boolean:
+        if array.dtype.name in _BITS and array.dtype.itemsize == self.dtype.itemsize:
+            array = array.view(self.dtype)
+        elif array.dtype != self.dtype and not boolean:
             raise InvalidArgument(
                 f"input {self.name!r} is {self.dtype}, got {array.dtype}; convert it with .astype({str(self.dtype)!r})"
             )
-        fits = self.shape is None or (
-            array.ndim == len(self.shape)
-            and all(want in (None, have) for want, have in zip(self.shape, array.shape, strict=True))
-        )
-        if not fits:
+        if not self.admits(array.shape):
             raise InvalidArgument(f"input {self.name!r} has shape {self.shape}, got {array.shape}; reshape it")
-        if array.size == 0:
-            raise InvalidArgument(f"input {self.name!r} is empty: shape {array.shape}")
+        self.is_empty(array.shape)
         return array
 
 
-def _argument(operand: Operand, name: str) -> NodeArg:
-    info = operand_info(operand.type)
-    if info.dtype is None:
-        raise InvalidArgument(f"{name!r} has operand type {operand.type}, which has no NumPy type")
-    shape: tuple[int | None, ...] | None = tuple(d or None for d in operand.dimensions)
-    if not shape and not info.is_scalar:
+def _argument(model: Model, index: int, name: str, extensions: Sequence[Extension]) -> NodeArg:
+    operand = model.main.operands[index]
+    if is_extension(operand.type):
+        described = extension_operand_type(model, operand.type, extensions)
+        dtype, is_scalar = described.element(), not described.is_tensor
+    else:
+        info = operand_info(operand.type)
+        if info.dtype is None:
+            raise InvalidArgument(f"{name!r} has operand type {operand.type}, which has no NumPy type")
+        dtype, is_scalar = info.dtype, info.is_scalar
+    shape: OpenShape = tuple(d or None for d in operand.dimensions)
+    if not shape and not is_scalar:
         shape = None
-    return NodeArg(name, shape, info.dtype, int(operand.type), operand.scale, operand.zero_point)
+    return NodeArg(name, shape, dtype, int(operand.type), operand.scale, operand.zero_point)
 
 
-def model_arguments(model: Model) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
-    """Return (inputs, outputs) of a model's main subgraph."""
+def model_arguments(
+    model: Model, extensions: Sequence[Extension] = ()
+) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
+    """Return (inputs, outputs) of a model's main subgraph.
+
+    Args:
+        model: The model.
+        extensions: Those of the device, if the model uses some.
+
+    Raises:
+        InvalidArgument: An argument's type has no NumPy type.
+    """
 
     def listed(indexes: Sequence[int], names: Sequence[str], kind: str) -> tuple[NodeArg, ...]:
         chosen = names or [f"{kind}{i}" for i in range(len(indexes))]
-        return tuple(_argument(model.main.operands[i], name) for i, name in zip(indexes, chosen, strict=True))
+        return tuple(_argument(model, i, name, extensions) for i, name in zip(indexes, chosen, strict=True))
 
     inputs = listed(model.main.input_indexes, model.input_names, "input")
     return inputs, listed(model.main.output_indexes, model.output_names, "output")
+
+
+def imported_arguments(
+    imported: ImportedModel, extensions: Sequence[Extension]
+) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
+    """As `model_arguments`, with the symbolic dimensions that the file has."""
+
+    def completed(arguments: Sequence[NodeArg], shapes: Sequence[OpenShape]) -> tuple[NodeArg, ...]:
+        rows = zip(arguments, shapes, strict=True)
+        return tuple(replace(argument, shape=shape, may_be_empty=True) for argument, shape in rows)
+
+    inputs, outputs = model_arguments(imported.model, extensions)
+    return completed(inputs, imported.input_shapes), completed(outputs, imported.output_shapes)
 
 
 def full_shape(argument: NodeArg, given: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -92,15 +161,11 @@ def full_shape(argument: NodeArg, given: Sequence[int] | None) -> tuple[int, ...
         InvalidArgument: The two contradict each other.
     """
     if given is None:
-        known = argument.shape
-        return None if known is None or None in known else tuple(d for d in known if d is not None)
+        return None if argument.is_open else tuple(d for d in argument.shape or () if isinstance(d, int))
     shape = tuple(int(d) for d in given)
-    fits = argument.shape is None or (
-        len(shape) == len(argument.shape)
-        and all(want in (None, have) for want, have in zip(argument.shape, shape, strict=True))
-    )
-    if not fits or min(shape, default=1) < 1:
+    if not argument.admits(shape) or min(shape, default=1) < 0:
         raise InvalidArgument(f"{argument.name!r} has shape {argument.shape}, which does not admit {shape}")
+    argument.is_empty(shape)
     return shape
 
 
@@ -161,6 +226,8 @@ def place(
             size = max(output_bytes.get(argument.name, _FIRST_GUESS), argument.dtype.itemsize)
         else:
             size = math.prod(shape) * argument.dtype.itemsize
+            if size == 0 and i >= len(inputs):
+                shape, size = None, argument.dtype.itemsize
         rows.append((argument, shape, offset, size))
         offset = -(-(offset + size) // _ALIGNMENT) * _ALIGNMENT
     memory = Memory.ashmem(max(offset, 1))
@@ -170,6 +237,10 @@ def place(
         if argument.name in pools:
             arguments.append(RequestArgument(False, DataLocation(pools[argument.name], 0, 0)))
             views.append(None)
+            continue
+        if shape is not None and size == 0:
+            arguments.append(RequestArgument(has_no_value=True))
+            views.append(np.empty(shape, argument.dtype))
             continue
         given = shape if shape is not None and argument.name in shapes else ()
         arguments.append(RequestArgument(False, DataLocation(0, start, size), given))

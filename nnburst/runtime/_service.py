@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..devices import Device, create_device
 from ..errors import BadState, DeviceUnavailable
 
 if TYPE_CHECKING:
+    import os
     from types import TracebackType
 
     from ..model import Model
     from ._session import Session
 
-__all__ = ["Service", "in_process", "launch"]
+__all__ = ["DEFAULT_DEVICES", "Service", "in_process", "launch"]
 
-_DEFAULT_DEVICES = ("nnburst-reference",)
+DEFAULT_DEVICES: Sequence[str] = (
+    "nnburst-reference",
+    *(("nnburst-onnxruntime",) if find_spec("onnxruntime") and find_spec("onnx") else ()),
+)
+"""Those that can be had. ONNX Runtime itself is loaded for the first model that needs it."""
 
 
 class _Backend(Protocol):
@@ -90,7 +96,7 @@ class Service:
         """Call `on_death` once when the service process ends. Returns a function that unlinks."""
         return self._backend.link_to_death(on_death)
 
-    def session(self, model: Model, **options: Any) -> Session:
+    def session(self, model: Model | str | os.PathLike[str], **options: Any) -> Session:
         """Open a session on this service; the arguments are those of `Session`, without ``service``."""
         from ._session import Session
 
@@ -120,7 +126,7 @@ class Service:
         return f"<Service {self._what}, pid {self.pid}, {state}>"
 
 
-def launch(*, devices: Sequence[str] = _DEFAULT_DEVICES, timeout: float = 60.0) -> Service:
+def launch(*, devices: Sequence[str] = DEFAULT_DEVICES, timeout: float = 60.0) -> Service:
     """Start a service process that belongs to this one and ends with it.
 
     Args:
@@ -136,6 +142,6 @@ def launch(*, devices: Sequence[str] = _DEFAULT_DEVICES, timeout: float = 60.0) 
     return Service(start_child(devices, timeout=timeout), "child")
 
 
-def in_process(*, devices: Sequence[str] = _DEFAULT_DEVICES) -> Service:
+def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:
     """Run models in this process, through the same interfaces: for tests and comparisons."""
     return Service(_LocalBackend(tuple(create_device(name) for name in devices)), "in process")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,9 @@ from .._core import checked_timeout
 from ..burst import BurstStats, ExecutionBurstController
 from ..errors import BadState, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ..model import ExecutionPreference, Model, Priority, operation_name
-from ._arguments import NodeArg, model_arguments, place
+from ._arguments import NodeArg, imported_arguments, model_arguments, place
 from ._bound import BoundExecution
+from ._import import devices_for, imported
 from ._service import Service, launch
 from ._stateful import StatefulExecution, StatePair, state_pairs
 
@@ -49,7 +51,8 @@ class Session:
     service. Context manager.
 
     Args:
-        model: From `ModelBuilder`.
+        model: The path of a file (``"detector.onnx"``), a `Model` from `ModelBuilder`, or the name of a model that a
+            device of `service` has.
         service: Where to run; None starts a service process for this session alone, which ends with it.
         device: Name of the device; None takes the first that supports every operation.
         preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"`` (which never polls).
@@ -66,7 +69,7 @@ class Session:
 
     def __init__(
         self,
-        model: Model,
+        model: Model | str | os.PathLike[str],
         *,
         service: Service | None = None,
         device: str | None = None,
@@ -75,21 +78,22 @@ class Session:
         polling_window: float | None = None,
         timeout: float | None = None,
     ) -> None:
-        if not isinstance(model, Model):
-            raise InvalidArgument(f"model is {type(model).__name__}; build a Model with nnburst.ModelBuilder")
+        if not isinstance(model, Model | str | os.PathLike):
+            raise InvalidArgument(
+                f"model is {type(model).__name__}; give the path of a file, or a Model of nnburst.ModelBuilder"
+            )
         wish = _member(ExecutionPreference, preference, "preference")
         rank = _member(Priority, priority, "priority")
         if polling_window is None and wish is ExecutionPreference.LOW_POWER:
             polling_window = 0.0
-        self._inputs, self._outputs = model_arguments(model)
-        self._input_names = {argument.name: argument for argument in self._inputs}
         self._timeout = checked_timeout(timeout)
-        owned = launch() if service is None else None
+        if not isinstance(model, Model):
+            model = os.fspath(model)
+        owned = launch(devices=devices_for(model, device)) if service is None else None
         try:
             home = service or owned
             assert home is not None
-            self._device = _choose(home, device, model)
-            prepared = self._device.prepare_model(model, wish, rank)
+            self._device, prepared = self._prepare(home, device, model, wish, rank)
             try:
                 burst = ExecutionBurstController.create(prepared, polling_window=polling_window)
             except BaseException:
@@ -106,6 +110,26 @@ class Session:
         self._bound: dict[tuple[tuple[int, ...], ...], BoundExecution] = {}
         self._output_bytes: dict[str, int] = {}
         self._finalizer = weakref.finalize(self, _close, burst, prepared, owned, self._bound)
+
+    def _prepare(
+        self,
+        service: Service,
+        name: str | None,
+        model: Model | str,
+        preference: ExecutionPreference,
+        priority: Priority,
+    ) -> tuple[Device, PreparedModel]:
+        """Choose the device, learn what the arguments are, and compile."""
+        if isinstance(model, Model):
+            device = _choose(service, name, model)
+            self._inputs, self._outputs = model_arguments(model, device.get_supported_extensions())
+            prepared = device.prepare_model(model, preference, priority)
+        else:
+            with imported(service, name, model) as (device, found):
+                self._inputs, self._outputs = imported_arguments(found, device.get_supported_extensions())
+                prepared = device.prepare_model(found.model, preference, priority)
+        self._input_names = {argument.name: argument for argument in self._inputs}
+        return device, prepared
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -169,16 +193,16 @@ class Session:
         if bound is None:
             if len(self._bound) >= _KEPT_SHAPES:
                 self._bound.pop(next(iter(self._bound))).close()
-            shapes = {a.name: arrays[a.name].shape for a in self._inputs if a.shape is None or None in a.shape}
+            shapes = {a.name: arrays[a.name].shape for a in self._inputs if a.is_open}
             bound = self._bound[key] = self.bind(shapes=shapes)
         return bound
 
     def _collect(self, bound: BoundExecution, wanted: Sequence[int]) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        shapes = bound.output_shapes if any(a.shape is None or None in a.shape for a in self._outputs) else ()
+        shapes = bound.output_shapes if any(a.is_open for a in self._outputs) else ()
         out = []
         for i in wanted:
             argument, view = self._outputs[i], bound.outputs[self._outputs[i].name]
-            if argument.shape is None or None in argument.shape:
+            if argument.is_open:
                 shape = shapes[i].dimensions
                 size = int(np.prod(shape, dtype=np.int64)) * argument.dtype.itemsize
                 view = view[:size].view(argument.dtype).reshape(shape)
@@ -191,7 +215,7 @@ class Session:
             have = bound.outputs[argument.name].nbytes
             need = int(np.prod(shape.dimensions, dtype=np.int64)) * argument.dtype.itemsize
             if not shape.is_sufficient:
-                if argument.shape is not None and None not in argument.shape:
+                if not argument.is_open:
                     raise error
                 self._output_bytes[argument.name] = max(need, 2 * have)
         for old in self._bound.values():

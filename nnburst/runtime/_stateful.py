@@ -40,7 +40,7 @@ class StatePair:
     @property
     def shape(self) -> tuple[int, ...]:
         """Dimensions of both, all known."""
-        return tuple(size for size in self.target.shape or () if size is not None)
+        return tuple(size for size in self.target.shape or () if isinstance(size, int))
 
 
 def state_pairs(
@@ -63,7 +63,7 @@ def state_pairs(
         (i, source), (j, target) = by_output[source_name], by_input[target_name]
         if replace(source, name="") != replace(target, name=""):
             raise InvalidArgument(f"state {source_name!r} → {target_name!r}: type, shape or quantisation differ")
-        if target.shape is None or None in target.shape:
+        if target.is_open:
             raise InvalidArgument(
                 f"state {target_name!r} has open dimensions {target.shape}; a state needs all of them"
             )

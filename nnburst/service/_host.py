@@ -24,6 +24,7 @@ from ._handles import (
     descriptor_from_wire,
     memories_from_wire,
     model_from_wire,
+    model_to_wire,
     request_from_wire,
     total_size,
 )
@@ -53,6 +54,8 @@ from ._protocol import (
     Goodbye,
     Hello,
     HelloReply,
+    ImportModel,
+    ImportModelReply,
     ListDevices,
     ListDevicesReply,
     Malformed,
@@ -201,6 +204,25 @@ class HostedConnection:
             model = model_from_wire(message.model, fds, self._same_user)
             pools = model.pools  # type: ignore[assignment]
             return GetSupportedOperationsReply(supported=tuple(device.get_supported_operations(model)))
+        finally:
+            close_all(pools)
+            charge.release()
+
+    def on_import_model(self, message: ImportModel, fds: FdBundle) -> ImportModelReply:
+        """Have a device read a file, which is forgotten afterwards."""
+        device = self._device(message.device)
+        charge = self.ledger.charge(mapped_bytes=total_size(message.pools), fds=len(fds))
+        pools: Sequence[Memory] = ()
+        try:
+            pools = memories_from_wire(message.pools, fds, self._same_user)
+            check_pools(pools, "imported file")
+            imported = device.import_model(message.source, pools)
+            return ImportModelReply(
+                model=model_to_wire(imported.model)[0],
+                files=imported.files,
+                input_shapes=imported.input_shapes,
+                output_shapes=imported.output_shapes,
+            )
         finally:
             close_all(pools)
             charge.release()
@@ -371,6 +393,7 @@ def _describe(device: Device) -> DeviceInfo:
         type=device.type,
         capabilities=device.capabilities,
         cache_files=device.get_number_of_cache_files_needed(),
+        extensions=device.get_supported_extensions(),
     )
 
 

@@ -32,10 +32,12 @@ from ._wire import (
     MAX_FDS,
     MAX_INLINE,
     MAX_OPERANDS,
+    ArgumentName,
     CacheCount,
     DeviceInfo,
     Id,
     Name,
+    OpenShapes,
     Pools,
     Shapes,
     Slot,
@@ -74,6 +76,8 @@ __all__ = [
     "Goodbye",
     "Hello",
     "HelloReply",
+    "ImportModel",
+    "ImportModelReply",
     "ListDevices",
     "ListDevicesReply",
     "Malformed",
@@ -167,6 +171,23 @@ class GetSupportedOperations(Message, tag="get_supported_operations", frozen=Tru
 
 class GetSupportedOperationsReply(Message, tag="get_supported_operations.reply", frozen=True):
     supported: Annotated[tuple[bool, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+
+
+class ImportModel(Message, tag="import_model", frozen=True):
+    """Has a device read a model from a file, or look one up by name. Descriptors: those of the pools."""
+
+    device: Id
+    source: ArgumentName
+    pools: Pools = ()
+
+
+class ImportModelReply(Message, tag="import_model.reply", frozen=True):
+    """`model` has no pools; `files` says what each of them must be."""
+
+    model: WireModel
+    files: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=MAX_FDS)]
+    input_shapes: OpenShapes
+    output_shapes: OpenShapes
 
 
 class PrepareModel(Message, tag="prepare_model", frozen=True):
@@ -332,6 +353,7 @@ CALLS: tuple[Call, ...] = (
         "on_get_supported_operations",
         request_fds=lambda m: _of_pools(m.model.pools),
     ),
+    Call(ImportModel, ImportModelReply, "on_import_model", request_fds=lambda m: _of_pools(m.pools)),
     Call(
         PrepareModel,
         PrepareModelReply,

@@ -20,6 +20,8 @@ from ..model import (
     DeviceStatus,
     DeviceType,
     ExecutionPreference,
+    Extension,
+    ImportedModel,
     MeasureTiming,
     Model,
     OutputShape,
@@ -27,7 +29,7 @@ from ..model import (
     Request,
     Timing,
 )
-from ._handles import model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
+from ._handles import model_from_wire, model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
 from ._packets import FdBundle, close_fds
 from ._protocol import (
     MAX_FDS,
@@ -43,6 +45,7 @@ from ._protocol import (
     GetMemories,
     GetMemoriesReply,
     GetSupportedOperations,
+    ImportModel,
     Message,
     PrepareModel,
     Release,
@@ -196,6 +199,16 @@ class RemoteDevice(Device):
 
     def get_number_of_cache_files_needed(self) -> tuple[int, int]:
         return self._info.cache_files
+
+    def get_supported_extensions(self) -> tuple[Extension, ...]:
+        return self._info.extensions
+
+    def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
+        handles, fds = pools_to_wire(pools)
+        reply, received = self._connection.call(ImportModel(device=self._index, source=source, pools=handles), fds)
+        return ImportedModel(
+            model_from_wire(reply.model, received), reply.files, reply.input_shapes, reply.output_shapes
+        )
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
         wire, fds = model_to_wire(model)

@@ -7,17 +7,19 @@ from typing import Annotated
 import msgspec
 
 from ..memory import ImageLayout
-from ..model import Capabilities, DeviceType, OutputShape, RequestArgument, Subgraph
+from ..model import Capabilities, DeviceType, Extension, OutputShape, RequestArgument, Subgraph
 
 __all__ = [
     "MAX_BODY",
     "MAX_FDS",
     "MAX_INLINE",
     "MAX_OPERANDS",
+    "ArgumentName",
     "CacheCount",
     "DeviceInfo",
     "Id",
     "Name",
+    "OpenShapes",
     "Pools",
     "Shapes",
     "Slot",
@@ -41,6 +43,11 @@ MAX_OPERANDS = 65536
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack ends at 2**64 - 1
+ArgumentName = Annotated[str, msgspec.Meta(max_length=4096)]
+OpenShapes = Annotated[
+    tuple[Annotated[tuple[Id | ArgumentName | None, ...], msgspec.Meta(max_length=64)] | None, ...],
+    msgspec.Meta(max_length=MAX_OPERANDS),
+]
 Slot = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=65536)]
@@ -100,8 +107,8 @@ class WireModel(Value, frozen=True):
     pools: Pools
     relax_computation_float32_to_float16: bool
     extension_name_to_prefix: Annotated[dict[Name, int], msgspec.Meta(max_length=1024)]
-    input_names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
-    output_names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    input_names: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    output_names: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 
     def __post_init__(self) -> None:
         for graph in (self.main, *self.referenced):
@@ -126,3 +133,4 @@ class DeviceInfo(Value, frozen=True):
     type: DeviceType
     capabilities: Capabilities
     cache_files: tuple[CacheCount, CacheCount]
+    extensions: Annotated[tuple[Extension, ...], msgspec.Meta(max_length=256)] = ()

@@ -27,7 +27,8 @@ Y = X + X
 
 @pytest.fixture(scope="module", params=["in_process", "child"])
 def service(request: pytest.FixtureRequest) -> Iterator[nnburst.Service]:
-    with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
+    start = nnburst.in_process if request.param == "in_process" else nnburst.launch
+    with start(devices=["nnburst-reference"]) as service:
         yield service
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from nnburst.burst import ExecutionBurstController, ExecutionBurstServer
 from nnburst.devices import Buffer, create_device
-from nnburst.devices.reference.buffer_plan import BufferPlan
+from nnburst.devices._buffer_plan import BufferPlan
 from nnburst.errors import InvalidArgument, NNBurstError
 from nnburst.memory import Memory
 from nnburst.model import (

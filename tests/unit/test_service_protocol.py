@@ -58,6 +58,10 @@ SAMPLES = (
     (_protocol.GetDeviceStatus(0), _protocol.GetDeviceStatusReply(DeviceStatus.BUSY)),
     (_protocol.GetSupportedOperations(0, MODEL), _protocol.GetSupportedOperationsReply((True, False))),
     (
+        _protocol.ImportModel(1, "onnx", (POOL,)),
+        _protocol.ImportModelReply(MODEL, ("", "weights.bin"), (("batch", None, 4), None), ((),)),
+    ),
+    (
         _protocol.PrepareModel(
             1, MODEL, ExecutionPreference.LOW_POWER, Priority.HIGH, 2**64 - 1, 1, 2, token=bytes(32)
         ),
@@ -97,6 +101,7 @@ def test_numbers_of_descriptors_follow_from_the_message() -> None:
     counts = {CALL_BY_REQUEST[type(q)].name: CALL_BY_REQUEST[type(q)].request_fds(q) for q, _ in SAMPLES}
     expected = {
         "get_supported_operations": 1,
+        "import_model": 1,
         "prepare_model": 4,
         "execute": 2,
         "configure_execution_burst": 2,

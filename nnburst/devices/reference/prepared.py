@@ -25,12 +25,12 @@ from ...model import (
     validate_request,
     view_operation,
 )
+from .._buffer_plan import BufferPlan
 from .._buffers import bind_buffers, next_model_number
 from .._common import deadline_passed
 from .._interfaces import PreparedModel
-from .buffer_plan import BufferPlan
+from .._staged_plan import StagedPlan
 from .plan import Plan
-from .staged import StagedPlan
 
 __all__ = ["ReferencePreparedModel"]
 

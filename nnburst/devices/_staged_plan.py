@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...burst import ExecutionResult
-from ...errors import BadState, ErrorStatus, NNBurstError
-from ...memory import OpenRequest, open_request
-from ...model import NO_TIMING, Request
+from ..burst import ExecutionResult
+from ..errors import BadState, ErrorStatus, NNBurstError
+from ..memory import OpenRequest, open_request
+from ..model import NO_TIMING, Request
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from ._common import InnerPlan
 
 __all__ = ["StagedPlan"]
 
@@ -25,7 +25,7 @@ class StagedPlan:
         make: Binds a plan to opened memory.
     """
 
-    def __init__(self, request: Request, opened: OpenRequest, make: Callable[[OpenRequest], Plan]) -> None:
+    def __init__(self, request: Request, opened: OpenRequest, make: Callable[[OpenRequest], InnerPlan]) -> None:
         self._request = request
         self._make = make
         self._opened: OpenRequest | None = opened

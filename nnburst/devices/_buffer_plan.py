@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...burst import ExecutionResult
-from ...errors import ErrorStatus, NNBurstError
-from ...model import NO_TIMING, Request
+from ..burst import ExecutionResult
+from ..errors import ErrorStatus, NNBurstError
+from ..model import NO_TIMING, Request
 
 if TYPE_CHECKING:
-    from .._buffers import BoundBuffers
-    from .plan import Plan
-    from .staged import StagedPlan
+    from ._buffers import BoundBuffers
+    from ._common import InnerPlan
 
 __all__ = ["BufferPlan"]
 
@@ -25,7 +24,7 @@ class BufferPlan:
         make: Binds a plan to the request, with views in place of its buffers.
     """
 
-    def __init__(self, buffers: BoundBuffers, make: Callable[[Request], Plan | StagedPlan]) -> None:
+    def __init__(self, buffers: BoundBuffers, make: Callable[[Request], InnerPlan]) -> None:
         self._buffers = buffers
         self._set = buffers.set
         self._make = make
@@ -67,9 +66,9 @@ class BufferPlan:
         return self._set.handle if self._set.fixed else None
 
     @property
-    def admitted(self) -> Plan | StagedPlan | None:
+    def admitted(self) -> InnerPlan | None:
         """See `GuardedPlan.admitted`."""
-        plan: Plan | StagedPlan | None = self._set.current
+        plan: InnerPlan | None = self._set.current
         return plan
 
     def when_freed(self, forget: Callable[[], None]) -> None:

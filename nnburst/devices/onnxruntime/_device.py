@@ -1,0 +1,208 @@
+"""The device itself: what it supports, imports and prepares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
+from ...memory import BufferTracker, Memory, check_pools, read_constant
+from ...model import (
+    BufferDesc,
+    BufferRole,
+    Capabilities,
+    ExecutionPreference,
+    Extension,
+    ImportedModel,
+    Lifetime,
+    MemoryLike,
+    Model,
+    Operation,
+    Priority,
+    combine_dimensions,
+    extension_code,
+    extension_prefix,
+    validate_model,
+)
+from .._buffers import LocalBuffer, allocate_buffer
+from .._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
+from .._interfaces import Device, PreparedModel
+from ._graph import Bytes, Graph, GraphStore, SessionSettings, compile_graph, content_digest
+from ._importer import Argument, import_graph
+from ._library import require_extra
+from ._prepared import OnnxPreparedModel
+from ._types import EXTENSION, EXTENSION_NAME, FILE, GRAPH, operand_code
+
+__all__ = ["OnnxRuntimeDevice"]
+
+_LARGEST_PROTO = 2**31 - 1
+"""Bytes of a model file that protobuf can read; larger models have external data."""
+
+
+class OnnxRuntimeDevice(Device):
+    """Runs ONNX graphs on the CPU. A model is one operation GRAPH of the extension ``org.nnburst.onnx``.
+
+    Args:
+        threads: Number of threads that work on one operation, as text; "0" for one per processor.
+        spinning: "1" to have idle threads spin for work instead of sleeping.
+
+    Raises:
+        DeviceUnavailable: The extra ``onnx`` is not installed.
+        InvalidArgument: An option is no such number.
+    """
+
+    def __init__(self, threads: str = "0", spinning: str = "0") -> None:
+        require_extra()
+        if not threads.isdecimal() or int(threads) > 1024 or spinning not in ("0", "1"):
+            raise InvalidArgument(
+                f"threads={threads}, spinning={spinning}: threads is 0 (one per processor) to 1024, spinning 0 or 1"
+            )
+        self._settings = SessionSettings(int(threads), spinning == "1")
+        self._tracker = BufferTracker()
+        self._graphs = GraphStore()
+
+    @property
+    def name(self) -> str:
+        """``nnburst-onnxruntime``."""
+        return "nnburst-onnxruntime"
+
+    @property
+    def version_string(self) -> str:
+        """Versions of the package and of ONNX Runtime."""
+        from importlib import metadata
+
+        return f"{build_version()}+onnxruntime{metadata.version('onnxruntime')}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The CPU baseline."""
+        return cpu_capabilities()
+
+    def get_supported_extensions(self) -> tuple[Extension, ...]:
+        """``org.nnburst.onnx``."""
+        return (EXTENSION,)
+
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        """A model of one GRAPH whose files can be read; see `Device.get_supported_operations`."""
+        validate_model(model)
+        alone = len(model.main.operations) == 1 and not model.referenced
+        readable = readable_operations(model)
+        return tuple(
+            alone and can_read and _is_graph(model, operation)
+            for operation, can_read in zip(model.main.operations, readable, strict=True)
+        )
+
+    def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
+        """Read the file of an ONNX model; see `Device.import_model`."""
+        if source != "onnx" or len(pools) != 1:
+            raise GeneralFailure(f"{self.name} imports one 'onnx' file, not {source!r} of {len(pools)} files")
+        return import_graph(_read_file(pools[0], 0, pools[0].size))
+
+    def prepare_model(
+        self,
+        model: Model,
+        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        priority: Priority = Priority.MEDIUM,
+        deadline_ns: int = 0,
+        model_cache: Sequence[int] = (),
+        data_cache: Sequence[int] = (),
+        token: bytes = b"",
+    ) -> OnnxPreparedModel:
+        """Compile a graph, or share the one of somebody who prepared the same files; see `Device.prepare_model`."""
+        validate_model(model)
+        check_preparation(preference, priority, deadline_ns)
+        check_pools(model.pools, "model")
+        if not all(self.get_supported_operations(model)):
+            raise GeneralFailure(f"{self.name} runs models of one GRAPH of {EXTENSION_NAME} whose files can be read")
+        data, files = _read_files(model)
+        graph = self._graphs.get(content_digest(data, files), lambda: compile_graph(data, files, self._settings))
+        _check_arguments(model, graph)
+        if deadline_passed(deadline_ns):
+            raise MissedDeadline("the preparation finished after its deadline")
+        return OnnxPreparedModel(model, graph, self._tracker)
+
+    def allocate(
+        self,
+        desc: BufferDesc,
+        prepared_models: Sequence[PreparedModel],
+        input_roles: Sequence[BufferRole],
+        output_roles: Sequence[BufferRole],
+    ) -> LocalBuffer:
+        """Any NNAPI type, also with open dimensions; see `Device.allocate`."""
+        return allocate_buffer(self._tracker, desc, prepared_models, input_roles, output_roles)
+
+
+def _is_graph(model: Model, operation: Operation) -> bool:
+    prefix = extension_prefix(model, EXTENSION_NAME)
+    return bool(prefix) and operation.type == extension_code(prefix, GRAPH)
+
+
+def _read_file(pool: MemoryLike, offset: int, length: int) -> bytes:
+    """Copy a model file: nothing that a client can change any more is ever parsed."""
+    if length > _LARGEST_PROTO:
+        raise InvalidArgument(f"a model file has at most {_LARGEST_PROTO} bytes, not {length}; use external data")
+    return read_constant(pool, np.uint8, (length,), offset).tobytes()
+
+
+def _read_files(model: Model) -> tuple[bytes, dict[str, Bytes]]:
+    """Return private copies of the model file and of its external files by name.
+
+    Raises:
+        InvalidArgument: The operands of the operation are not its files and then the model's inputs.
+        GeneralFailure: A file cannot be read.
+    """
+    code = extension_code(extension_prefix(model, EXTENSION_NAME), FILE)
+    operation, operands = model.main.operations[0], model.main.operands
+    named: list[tuple[str, Bytes | bytes]] = []
+    for index in operation.inputs[: len(operation.inputs) - len(model.main.input_indexes)]:
+        operand = operands[index]
+        if operand.type != code or operand.lifetime != Lifetime.CONSTANT_REFERENCE:
+            raise InvalidArgument(f"operand {index} of GRAPH is no file: a constant of type {code:#x} in a pool")
+        location, pool = operand.location, model.pools[operand.location.pool_index]
+        length = location.length or pool.size - location.offset
+        try:
+            name = bytes(operand.extra_params or b"").decode()  # type: ignore[arg-type]
+        except (TypeError, UnicodeDecodeError):
+            raise InvalidArgument(f"operand {index} of GRAPH: the file's name is no UTF-8") from None
+        if named:
+            named.append((name, read_constant(pool, np.uint8, (length,), location.offset)))
+        else:
+            named.append((name, _read_file(pool, location.offset, length)))
+    if not named or named[0][0] or len({name for name, _ in named}) != len(named):
+        raise InvalidArgument("the first operand of GRAPH is the model file, without a name; the others have one each")
+    if tuple(operation.inputs[len(named) :]) != tuple(model.main.input_indexes):
+        raise InvalidArgument("the operands of GRAPH after its files are the inputs of the model, in their order")
+    if tuple(operation.outputs) != tuple(model.main.output_indexes):
+        raise InvalidArgument("the results of GRAPH are the outputs of the model, in their order")
+    return named[0][1], dict(named[1:])  # type: ignore[return-value,arg-type]
+
+
+def _check_arguments(model: Model, graph: Graph) -> None:
+    """Compare what a model declares with what its graph has.
+
+    Raises:
+        InvalidArgument: They differ.
+    """
+    prefix = extension_prefix(model, EXTENSION_NAME)
+    for kind, indexes, arguments in (
+        ("input", model.main.input_indexes, graph.inputs),
+        ("output", model.main.output_indexes, graph.outputs),
+    ):
+        if len(indexes) != len(arguments):
+            raise InvalidArgument(f"the model has {len(indexes)} {kind}s, its graph {len(arguments)}")
+        for position, (index, argument) in enumerate(zip(indexes, arguments, strict=True)):
+            _check_argument(f"{kind} {position} ({argument.name!r})", model, index, argument, prefix)
+
+
+def _check_argument(place: str, model: Model, index: int, argument: Argument, prefix: int) -> None:
+    operand = model.main.operands[index]
+    allowed = {operand_code(argument.element, rank, prefix) for rank in (0, 1)}
+    if (operand.type, operand.scale) not in allowed or operand.zero_point:
+        raise InvalidArgument(
+            f"{place} is {argument.element.name} in the graph, but has operand type {operand.type:#x}"
+        )
+    try:
+        combine_dimensions(operand.dimensions, argument.dimensions)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{place}: model and graph differ: {error}") from None

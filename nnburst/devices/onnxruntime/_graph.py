@@ -1,0 +1,203 @@
+"""A compiled graph: one ONNX Runtime session, shared by everybody who prepared the same files."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
+from ._importer import Argument, all_tensors, external_location, parse
+from ._library import onnxruntime
+from ._types import element_type
+
+__all__ = ["Graph", "GraphStore", "SessionSettings", "compile_graph", "content_digest", "described_by"]
+
+_log = logging.getLogger(__name__)
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """How sessions are made.
+
+    Attributes:
+        threads: That work on one operation; 0 for one per processor.
+        spinning: Whether idle ones spin for work.
+    """
+
+    threads: int = 0
+    spinning: bool = False
+
+    def options(self) -> Any:
+        """Return ``SessionOptions``."""
+        options = onnxruntime().SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spinning else "0")
+        options.log_severity_level = 3
+        return options
+
+
+class Graph:
+    """A session, and what about it does not depend on requests. Safe for concurrent use.
+
+    Attributes:
+        session: The ``InferenceSession``.
+        inputs: In order.
+        outputs: In order.
+        run_options: Shared by all runs.
+    """
+
+    __slots__ = ("__weakref__", "_kept", "inputs", "outputs", "run_options", "session")
+
+    def __init__(self, session: Any, kept: object = None) -> None:
+        self.session = session
+        self._kept = kept  # weights that the session does not own
+        self.run_options = onnxruntime().RunOptions()
+        self.inputs = tuple(described_by(argument, "input") for argument in session.get_inputs())
+        self.outputs = tuple(described_by(argument, "output") for argument in session.get_outputs())
+
+
+def described_by(argument: Any, kind: str) -> Argument:
+    """Return an argument of a session.
+
+    Raises:
+        GeneralFailure: It is no tensor of numbers.
+    """
+    place = f"{kind} {argument.name!r}"
+    text: str = argument.type
+    if not text.startswith("tensor("):
+        raise GeneralFailure(f"{place} is a {text}; only dense tensors of numbers can be passed to a model")
+    shape = tuple(size if isinstance(size, int) and size >= 0 else str(size) for size in argument.shape)
+    return Argument(argument.name, element_type(text[len("tensor(") : -1], place), shape)
+
+
+def content_digest(data: bytes, files: Mapping[str, Bytes]) -> bytes:
+    """Return what identifies the contents of a model's files: 32 bytes."""
+    whole = hashlib.sha256(hashlib.sha256(data).digest())
+    for name, content in sorted(files.items()):
+        whole.update(hashlib.sha256(name.encode()).digest())
+        whole.update(hashlib.sha256(content.data).digest())
+    return whole.digest()
+
+
+class GraphStore:
+    """The graphs that are in use, by what they were made from, so that weights exist once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._graphs: weakref.WeakValueDictionary[bytes, Graph] = weakref.WeakValueDictionary()
+        self._making: weakref.WeakValueDictionary[bytes, _Turn] = weakref.WeakValueDictionary()
+
+    def get(self, key: bytes, make: Callable[[], Graph]) -> Graph:
+        """Return the graph of a key; who comes while it is being made waits for it."""
+        with self._lock:
+            turn = self._making.setdefault(key, _Turn())
+        with turn.lock:
+            graph = self._graphs.get(key)
+            if graph is None:
+                graph = make()
+                self._graphs[key] = graph
+        return graph
+
+
+class _Turn:
+    __slots__ = ("__weakref__", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSettings) -> Graph:
+    """Make a session of a model's files.
+
+    Args:
+        data: The model file.
+        files: Contents of its external files, by name. Kept: tensors in them are used where they are.
+        settings: How.
+
+    Raises:
+        InvalidArgument: The model is malformed, or refers to a file that is not given.
+        GeneralFailure: ONNX Runtime cannot run it, for example because it does not know an operator.
+        ResourceExhausted: There is no memory for it.
+    """
+    proto = parse(data)
+    options = settings.options()
+    embedded = _place_external(proto, files, options)
+    if embedded:
+        data = proto.SerializeToString()
+    del proto
+    return Graph(_session(data, options), files)
+
+
+def _session(data: bytes, options: Any) -> Any:
+    try:
+        return onnxruntime().InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except MemoryError as error:
+        raise ResourceExhausted("no memory for the model") from error
+    except Exception as error:  # ONNX Runtime's own classes have no common base
+        raise GeneralFailure(f"ONNX Runtime refuses the model: {error}") from None
+
+
+def _place_external(proto: Any, files: Mapping[str, Bytes], options: Any) -> bool:
+    """Give the session the tensors that are in external files. Returns whether the model changed."""
+    names: list[str] = []
+    values: list[Any] = []
+    embedded = False
+    for tensor, is_initializer in all_tensors(proto.graph):
+        location = external_location(tensor)
+        if not location:
+            continue
+        raw = _external_bytes(tensor, location, files)
+        value = _as_ort_value(tensor, raw) if is_initializer else None
+        if value is not None:
+            names.append(tensor.name)
+            values.append(value)
+            continue
+        tensor.raw_data = raw.tobytes()
+        tensor.data_location = 0
+        del tensor.external_data[:]
+        embedded = True
+    if names:
+        options.add_external_initializers(names, values)
+    return embedded
+
+
+def _external_bytes(tensor: Any, location: str, files: Mapping[str, Bytes]) -> Bytes:
+    content = files.get(location)
+    if content is None:
+        raise InvalidArgument(f"tensor {tensor.name!r} is in the external file {location!r}, which is missing")
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    try:
+        offset = int(entries.get("offset", 0))
+        length = int(entries.get("length", content.nbytes - offset))
+    except ValueError:
+        raise InvalidArgument(f"tensor {tensor.name!r}: offset or length is no number") from None
+    if offset < 0 or length < 0 or offset + length > content.nbytes:
+        raise InvalidArgument(
+            f"tensor {tensor.name!r} ends at byte {offset + length} of {location!r}, which has {content.nbytes}"
+        )
+    return content[offset : offset + length]
+
+
+def _as_ort_value(tensor: Any, raw: Bytes) -> Any:
+    """Wrap a tensor's bytes without copying them; None for types that this cannot be done for."""
+    try:
+        row = element_type(int(tensor.data_type), "")
+    except GeneralFailure:
+        return None
+    shape = tuple(tensor.dims)
+    if int(np.prod(shape, dtype=np.int64)) * row.itemsize != raw.nbytes:
+        raise InvalidArgument(f"tensor {tensor.name!r} of shape {list(shape)} has {raw.nbytes} bytes")
+    if raw.ctypes.data % row.itemsize or raw.nbytes == 0:
+        return None
+    array = raw.view(row.dtype).reshape(shape)
+    return onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type(array, row.number)

@@ -1,0 +1,198 @@
+"""An ONNX file as a model: one GRAPH operation whose operands are the file, its external data, inputs and outputs."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import GeneralFailure, InvalidArgument
+from ...model import (
+    DataLocation,
+    ImportedModel,
+    Lifetime,
+    Model,
+    OpenShape,
+    Operand,
+    Operation,
+    Subgraph,
+    extension_code,
+)
+from ._library import onnx
+from ._types import EXTENSION_NAME, FILE, GRAPH, ElementType, element_type, operand_code
+
+__all__ = ["Argument", "all_tensors", "describe", "import_graph", "parse"]
+
+_PREFIX = 1
+_MOST_FILES = 252
+"""Pools of one message, without the model file itself."""
+_LONGEST_NAME = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An input or output of a graph."""
+
+    name: str
+    element: ElementType
+    shape: OpenShape
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """As an operand has them: 0 for an open dimension, and also for a known zero."""
+        return tuple(size if isinstance(size, int) else 0 for size in self.shape or ())
+
+    @property
+    def rank(self) -> int | None:
+        """Number of dimensions, None if unknown."""
+        return None if self.shape is None else len(self.shape)
+
+
+def parse(data: bytes) -> Any:
+    """Return a ``ModelProto``.
+
+    Raises:
+        InvalidArgument: The bytes are no ONNX model.
+    """
+    try:
+        proto = onnx().load_model_from_string(data)
+    except Exception as error:  # protobuf's own exception class differs between its implementations
+        raise InvalidArgument(f"this is no ONNX model: {error}") from None
+    if not proto.graph.node and not proto.graph.output:
+        raise InvalidArgument("this is no ONNX model: it has no graph")
+    return proto
+
+
+def describe(proto: Any) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:
+    """Return the inputs, without those that have a default, and the outputs of a model.
+
+    Raises:
+        GeneralFailure: One of them is no tensor of numbers.
+    """
+    graph = proto.graph
+    defaults = {tensor.name for tensor in graph.initializer}
+    defaults |= {tensor.values.name for tensor in graph.sparse_initializer}
+    outputs = graph.output
+    if not all(value.type.WhichOneof("value") for value in outputs):
+        outputs = _infer_shapes(proto).graph.output
+    return (
+        tuple(_argument(value, "input") for value in graph.input if value.name not in defaults),
+        tuple(_argument(value, "output") for value in outputs),
+    )
+
+
+def _infer_shapes(proto: Any) -> Any:
+    try:
+        return onnx().shape_inference.infer_shapes(proto)
+    except Exception as error:
+        raise InvalidArgument(f"the types of the model's outputs cannot be inferred: {error}") from None
+
+
+def _argument(value: Any, kind: str) -> Argument:
+    place = f"{kind} {value.name!r}"
+    if len(value.name) > _LONGEST_NAME:
+        raise InvalidArgument(f"the name of an {kind} has {len(value.name)} characters; {_LONGEST_NAME} are possible")
+    what = value.type.WhichOneof("value")
+    if what != "tensor_type":
+        said = (what or "value without a type").removesuffix("_type").replace("_", " ")
+        raise GeneralFailure(f"{place} is a {said}; only dense tensors of numbers can be passed to a model")
+    tensor = value.type.tensor_type
+    return Argument(value.name, element_type(int(tensor.elem_type), place), _shape(tensor))
+
+
+def _shape(tensor: Any) -> OpenShape:
+    if not tensor.HasField("shape"):
+        return None
+    out: list[int | str | None] = []
+    for dim in tensor.shape.dim:
+        kind = dim.WhichOneof("value")
+        size = int(dim.dim_value) if kind == "dim_value" else -1
+        out.append(size if 0 <= size < 2**32 else str(dim.dim_param)[:_LONGEST_NAME] or None)
+    return tuple(out)
+
+
+def all_tensors(graph: Any, top: bool = True) -> Iterator[tuple[Any, bool]]:
+    """Yield the tensors of a graph and of the graphs inside it, and whether each is an initializer of the outermost."""
+    for tensor in graph.initializer:
+        yield tensor, top
+    for sparse in graph.sparse_initializer:
+        yield sparse.values, False
+        yield sparse.indices, False
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield attribute.t, False
+            for tensor in attribute.tensors:
+                yield tensor, False
+            for inner in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
+                yield from all_tensors(inner, False)
+
+
+def external_location(tensor: Any) -> str:
+    """Return the name of the file that a tensor is in, empty if it is in the model.
+
+    Raises:
+        InvalidArgument: The name leads out of the directory of the model.
+    """
+    if tensor.data_location != onnx().TensorProto.EXTERNAL:
+        return ""
+    name = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+    clean = posixpath.normpath(name)
+    if not name or "\0" in name or clean.startswith(("/", "../")) or clean in ("..", "."):
+        raise InvalidArgument(
+            f"tensor {tensor.name!r} is in the external file {name!r}; it must be inside the model's directory"
+        )
+    return clean
+
+
+def import_graph(data: bytes) -> ImportedModel:
+    """Read a model.
+
+    Raises:
+        InvalidArgument: The bytes are no ONNX model, or one that names files outside of its directory.
+        GeneralFailure: An input or output is no tensor of numbers, or there is too much of something.
+    """
+    proto = parse(data)
+    inputs, outputs = describe(proto)
+    if not outputs:
+        raise InvalidArgument("the graph has no output")
+    files = sorted({location for tensor, _ in all_tensors(proto.graph) if (location := external_location(tensor))})
+    if len(files) > _MOST_FILES:
+        raise GeneralFailure(f"the model has {len(files)} external files; at most {_MOST_FILES} can be passed on")
+    return ImportedModel(
+        _model(len(data), files, inputs, outputs),
+        ("", *files),
+        tuple(argument.shape for argument in inputs),
+        tuple(argument.shape for argument in outputs),
+    )
+
+
+def _model(size: int, files: Sequence[str], inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Model:
+    operands = [_file(0, "", size), *(_file(1 + i, name, 0) for i, name in enumerate(files))]
+    first_input = len(operands)
+    first_output = first_input + len(inputs)
+    operands += [_operand(argument, Lifetime.SUBGRAPH_INPUT, 1) for argument in inputs]
+    operands += [_operand(argument, Lifetime.SUBGRAPH_OUTPUT, 0) for argument in outputs]
+    written = tuple(range(first_output, len(operands)))
+    graph = Operation(extension_code(_PREFIX, GRAPH), tuple(range(first_output)), written)
+    return Model(
+        Subgraph(tuple(operands), (graph,), tuple(range(first_input, first_output)), written),
+        extension_name_to_prefix={EXTENSION_NAME: _PREFIX},
+        input_names=tuple(argument.name for argument in inputs),
+        output_names=tuple(argument.name for argument in outputs),
+    )
+
+
+def _file(pool: int, name: str, size: int) -> Operand:
+    return Operand(
+        extension_code(_PREFIX, FILE),
+        number_of_consumers=1,
+        lifetime=Lifetime.CONSTANT_REFERENCE,
+        location=DataLocation(pool, 0, size),
+        extra_params=name.encode(),
+    )
+
+
+def _operand(argument: Argument, lifetime: Lifetime, consumers: int) -> Operand:
+    code, scale = operand_code(argument.element, argument.rank, _PREFIX)
+    return Operand(code, argument.dimensions, consumers, scale=scale, lifetime=lifetime)

@@ -1,0 +1,42 @@
+"""The libraries of the extra ``onnx``, imported when a model needs them."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from ...errors import DeviceUnavailable
+
+__all__ = ["onnx", "onnxruntime", "require_extra"]
+
+_INSTALL = "install them with pip install 'nnburst[onnx]'"
+
+
+def require_extra() -> None:
+    """Look whether the libraries are installed, without importing them.
+
+    Raises:
+        DeviceUnavailable: One is missing; the message names the extra.
+    """
+    missing = [name for name in ("onnxruntime", "onnx") if find_spec(name) is None]
+    if missing:
+        raise DeviceUnavailable(f"the device nnburst-onnxruntime needs {' and '.join(missing)}; {_INSTALL}")
+
+
+@cache
+def onnxruntime() -> Any:
+    """Return the module `onnxruntime`; raises as `require_extra`."""
+    require_extra()
+    module = import_module("onnxruntime")
+    module.set_default_logger_severity(3)  # what it warns of is normal: initialisers it removes, shapes it infers
+    return module
+
+
+@cache
+def onnx() -> Any:
+    """Return the module `onnx`; raises as `require_extra`."""
+    require_extra()
+    import_module("onnx.external_data_helper")
+    return import_module("onnx")

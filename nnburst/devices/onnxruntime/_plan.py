@@ -1,0 +1,260 @@
+"""A request bound to a graph: ONNX Runtime's own binding, straight onto the mapped pools."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...burst import ExecutionResult
+from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError
+from ...memory import BufferView
+from ...model import (
+    NO_TIMING,
+    BufferToken,
+    MeasureTiming,
+    MemoryLike,
+    Operand,
+    OutputShape,
+    Request,
+    RequestArgument,
+    Timing,
+    combine_dimensions,
+    is_fully_specified,
+)
+from .._common import deadline_passed
+from ._graph import Graph
+from ._importer import Argument
+from ._types import is_scalar
+
+if TYPE_CHECKING:
+    from ._prepared import OnnxPreparedModel
+
+__all__ = ["OnnxPlan"]
+
+_log = logging.getLogger(__name__)
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+_CPU = "cpu"
+
+
+@dataclass
+class _Open:
+    """An output whose dimensions are known only after a run: ONNX Runtime allocates it, and it is copied once."""
+
+    position: int
+    argument: Argument
+    pool: MemoryLike
+    offset: int
+    room: int
+    dimensions: tuple[int, ...]
+
+
+class OnnxPlan:
+    """One request on one prepared model. Not for concurrent use.
+
+    Args:
+        prepared: The model.
+        request: A request that `validate_request` accepted, its memory open.
+        measure: Whether results carry the time on the device.
+
+    Raises:
+        InvalidArgument: An argument has not the bytes that its type and dimensions need, or cannot be written.
+        GeneralFailure: An argument is omitted that has to be there.
+    """
+
+    def __init__(self, prepared: OnnxPreparedModel, request: Request, measure: MeasureTiming) -> None:
+        graph: Graph = prepared.graph
+        main = prepared.model.main
+        self._graph = graph
+        self._measure = measure == MeasureTiming.YES
+        self._kept: list[Bytes] = []  # ONNX Runtime gets addresses only
+        self._copied_in: list[tuple[Bytes, Bytes]] = []
+        self._copied_out: list[tuple[Bytes, Bytes]] = []
+        self._open: list[_Open] = []
+        self._shapes: list[tuple[int, ...]] = [()] * len(request.outputs)
+        self._insufficient: set[int] = set()
+        self._binding = graph.session.io_binding()
+        operands = main.operands
+        for position, (argument, index) in enumerate(zip(request.inputs, main.input_indexes, strict=True)):
+            self._bind_input(graph.inputs[position], operands[index], request, argument)
+        self._order: list[int] = []
+        for position, (argument, index) in enumerate(zip(request.outputs, main.output_indexes, strict=True)):
+            if not argument.has_no_value:
+                self._bind_output(position, graph.outputs[position], operands[index], request, argument)
+        if request.outputs and not self._order:
+            raise GeneralFailure("every output is omitted; there is nothing to run")
+        self._run = _runner(graph, self._binding)
+
+    # -- binding -------------------------------------------------------------------------------------------------------
+
+    def _bind_input(self, node: Argument, operand: Operand, request: Request, argument: RequestArgument) -> None:
+        if argument.has_no_value:
+            if node.shape is None or 0 not in node.dimensions:
+                raise GeneralFailure(f"input {node.name!r} is omitted, but the graph needs it")
+            self._bind(self._binding.bind_input, node, node.dimensions, np.empty(1, np.uint8))
+            return
+        pool = _pool(request, argument)
+        dims = combine_dimensions(operand.dimensions, argument.dimensions)
+        location = argument.location
+        nbytes = _needed(node, operand, dims)
+        if nbytes is None or (nbytes != location.length and not isinstance(pool, BufferView)):
+            raise InvalidArgument(
+                f"input {node.name!r} has {location.length} bytes, which is not what {node.element.name} of dimensions "
+                f"{list(dims)} needs"
+            )
+        region = pool.array(np.uint8, (nbytes,), location.offset)
+        if region.ctypes.data % node.element.itemsize:
+            private = np.empty(nbytes, np.uint8)
+            self._copied_in.append((private, region))
+            region = private
+        self._bind(self._binding.bind_input, node, dims, region)
+
+    def _bind_output(
+        self, position: int, node: Argument, operand: Operand, request: Request, argument: RequestArgument
+    ) -> None:
+        pool, location = _pool(request, argument), argument.location
+        dims = combine_dimensions(operand.dimensions, argument.dimensions)
+        nbytes = _needed(node, operand, dims)
+        self._order.append(position)
+        if nbytes is None:
+            room = 1 << 62 if isinstance(pool, BufferView) else location.length
+            self._open.append(_Open(position, node, pool, location.offset, room, dims))
+            self._binding.bind_output(node.name, _CPU)
+            return
+        if location.length < nbytes:
+            raise InvalidArgument(f"output {node.name!r} has {location.length} bytes; it needs {nbytes}")
+        region = pool.array(np.uint8, (nbytes,), location.offset)
+        if not region.flags.writeable:
+            raise InvalidArgument(f"output {node.name!r} lies in read-only memory; share it for writing")
+        if region.ctypes.data % node.element.itemsize:
+            private = np.empty(nbytes, np.uint8)
+            self._copied_out.append((region, private))
+            region = private
+        self._shapes[position] = dims
+        self._bind(self._binding.bind_output, node, dims, region)
+
+    def _bind(self, bind: Callable[..., None], node: Argument, dims: tuple[int, ...], region: Bytes) -> None:
+        self._kept.append(region)
+        bind(node.name, _CPU, 0, node.element.number, list(dims), region.ctypes.data)
+
+    @property
+    def direct(self) -> Callable[[], ExecutionResult | None] | None:
+        """What runs the plan with nothing before or after, or None if there is more to it."""
+        if self._measure or self._open or self._copied_in or self._copied_out:
+            return None
+        run, kept = self._run, self._kept
+
+        def run_bound(kept: object = kept) -> None:
+            try:
+                run()
+            except Exception as error:
+                raise GeneralFailure(f"ONNX Runtime: {error}") from None
+
+        return run_bound
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def __call__(self) -> ExecutionResult | None:
+        """Run without a deadline."""
+        return self.run(0)
+
+    def run(self, deadline_ns: int) -> ExecutionResult | None:
+        """Run once.
+
+        Args:
+            deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, looked at before the run; 0 for none.
+
+        Returns:
+            None for NONE without shapes and timing, else (status, shapes, timing). Never raises for what the
+            execution does.
+        """
+        if deadline_passed(deadline_ns):
+            return ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING
+        for private, region in self._copied_in:
+            private[...] = region
+        for output in self._open:  # or what the last run allocated would be used again, whatever its dimensions
+            self._binding.bind_output(output.argument.name, _CPU)
+        started = time.monotonic_ns()
+        try:
+            self._run()
+            timing = Timing((time.monotonic_ns() - started) // 1000) if self._measure else NO_TIMING
+            if self._open:
+                self._fetch()
+        except NNBurstError as error:
+            return error.status, (), NO_TIMING
+        except MemoryError:
+            return ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, (), NO_TIMING
+        except Exception as error:
+            _log.info("ONNX Runtime: %s", error)
+            return ErrorStatus.GENERAL_FAILURE, (), NO_TIMING
+        for region, private in self._copied_out:
+            region[...] = private
+        if self._insufficient:
+            return ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, self._result_shapes(), NO_TIMING
+        if not self._open and not self._measure:
+            return None
+        return ErrorStatus.NONE, self._result_shapes() if self._open else (), timing
+
+    def output_dimensions(self, position: int) -> tuple[int, ...]:
+        """Dimensions of an output after a run."""
+        return self._shapes[position]
+
+    def _result_shapes(self) -> tuple[OutputShape, ...]:
+        return tuple(OutputShape(shape, i not in self._insufficient) for i, shape in enumerate(self._shapes))
+
+    def _fetch(self) -> None:
+        """Copy the outputs that ONNX Runtime allocated, as far as there is room."""
+        values = dict(zip(self._order, self._binding.get_outputs(), strict=True))
+        self._insufficient.clear()
+        for output in self._open:
+            value = values[output.position]
+            if not value.has_value():
+                raise GeneralFailure(f"output {output.argument.name!r} was not computed")
+            shape = tuple(value.shape())
+            _require_like(output, shape)
+            nbytes = math.prod(shape) * output.argument.element.itemsize
+            self._shapes[output.position] = shape
+            if nbytes > output.room:
+                self._insufficient.add(output.position)
+            elif nbytes:
+                source = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(value.data_ptr()), np.uint8)
+                output.pool.array(np.uint8, (nbytes,), output.offset)[...] = source
+
+
+def _runner(graph: Graph, binding: Any) -> Callable[[], None]:
+    """Return the shortest way to run: what ``InferenceSession.run_with_iobinding`` does in the end."""
+    session, options = graph.session, graph.run_options
+    try:
+        run, bound = session._sess.run_with_iobinding, binding._iobinding
+    except AttributeError:  # another version of ONNX Runtime
+        run, bound = session.run_with_iobinding, binding
+    return partial(run, bound, options)
+
+
+def _needed(node: Argument, operand: Operand, dims: tuple[int, ...]) -> int | None:
+    """Bytes of an argument; None if not all dimensions are known."""
+    if is_scalar(operand):
+        return node.element.itemsize
+    return math.prod(dims) * node.element.itemsize if is_fully_specified(dims) else None
+
+
+def _require_like(output: _Open, shape: Sequence[int]) -> None:
+    known = output.dimensions
+    if known and (len(known) != len(shape) or any(k not in (0, n) for k, n in zip(known, shape, strict=True))):
+        raise GeneralFailure(
+            f"output {output.argument.name!r} has dimensions {list(shape)}, but is declared as {list(known)}"
+        )
+
+
+def _pool(request: Request, argument: RequestArgument) -> MemoryLike:
+    pool = request.pools[argument.location.pool_index]
+    assert not isinstance(pool, BufferToken)  # replaced by a view before the plan is made
+    return pool

@@ -1,0 +1,70 @@
+"""ONNX files for tests, made with the `onnx` package, and what ONNX Runtime makes of them in process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+ort = pytest.importorskip("onnxruntime", reason="needs the extra nnburst[onnx]")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+RNG = np.random.default_rng(7)
+FLOAT = TensorProto.FLOAT
+
+Value = tuple[str, int, Sequence[int | str | None] | None]
+
+
+def graph(
+    nodes: Sequence[Any], inputs: Sequence[Value], outputs: Sequence[Value], weights: Mapping[str, np.ndarray] = {}
+) -> Any:
+    """A model of one graph; inputs and outputs are (name, element type, shape)."""
+
+    def values(rows: Sequence[Value]) -> list[Any]:
+        return [helper.make_tensor_value_info(*row) for row in rows]
+
+    initializers = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    made = helper.make_graph(nodes, "test", values(inputs), values(outputs), initializers)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def node(operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> Any:
+    return helper.make_node(operator, inputs, outputs, **attributes)
+
+
+def mlp(width: int, layers: int, batch: int | str = 1) -> Any:
+    """Layers of Gemm and Relu, from `x` to `y`."""
+    nodes, weights, last = [], {}, "x"
+    for i in range(layers):
+        weights[f"w{i}"] = (RNG.normal(size=(width, width)) / np.sqrt(width)).astype(np.float32)
+        weights[f"b{i}"] = RNG.normal(size=width).astype(np.float32)
+        out = "y" if i == layers - 1 else f"h{i}"
+        nodes += [node("Gemm", [last, f"w{i}", f"b{i}"], [f"g{i}"]), node("Relu", [f"g{i}"], [out])]
+        last = out
+    return graph(nodes, [("x", FLOAT, (batch, width))], [("y", FLOAT, (batch, width))], weights)
+
+
+def save(model: Any, path: Path) -> str:
+    onnx.save(model, path)
+    return str(path)
+
+
+def save_external(model: Any, path: Path, data: str = "weights.bin") -> str:
+    """Save with every initializer in one file beside the model."""
+    onnx.save(model, path, save_as_external_data=True, location=data, size_threshold=0)
+    return str(path)
+
+
+def in_process(path: str | bytes, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """What `InferenceSession.run` answers, one thread."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    result: list[np.ndarray] = session.run(None, dict(inputs))
+    return result

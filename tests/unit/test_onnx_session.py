@@ -1,0 +1,340 @@
+"""Sessions on ONNX files: through a service process, compared with ONNX Runtime in this one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx_support import (
+    FLOAT,
+    RNG,
+    TensorProto,
+    graph,
+    helper,
+    in_process,
+    mlp,
+    node,
+    onnx,
+    save,
+    save_external,
+)
+
+import nnburst
+from nnburst import DeviceUnavailable, GeneralFailure, InvalidArgument, OutputInsufficientSize
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[nnburst.Service]:
+    with nnburst.launch(devices=["nnburst-reference", "nnburst-onnxruntime:threads=1"]) as service:
+        yield service
+
+
+def rows(n: int, width: int = 16) -> np.ndarray:
+    return RNG.normal(size=(n, width)).astype(np.float32)
+
+
+def test_session_of_its_own_answers_as_onnxruntime_does(tmp_path: Path) -> None:
+    path, x = save(mlp(16, 2), tmp_path / "mlp.onnx"), rows(1)
+    with nnburst.Session(Path(path)) as session:
+        assert session.device.name == "nnburst-onnxruntime"
+        (y,) = session.run(None, {"x": x})
+        bound = session.bind()
+        bound.inputs["x"][:] = x
+        bound.run()
+        (expected,) = in_process(path, {"x": x})
+        assert np.array_equal(y, expected)
+        assert np.array_equal(bound.outputs["y"], expected)
+        assert session.stats.fallbacks == 0
+
+
+def test_arguments_are_those_of_the_file_with_symbolic_dimensions(service: nnburst.Service, tmp_path: Path) -> None:
+    model = graph(
+        [node("Reshape", ["x", "to"], ["y"]), node("NonZero", ["x"], ["where"])],
+        [("x", FLOAT, ("batch", None, 4)), ("to", TensorProto.INT64, (2,))],
+        [("y", FLOAT, None), ("where", TensorProto.INT64, (3, "count"))],
+    )
+    with service.session(save(model, tmp_path / "m.onnx")) as session:
+        x, to = session.get_inputs()
+        y, where = session.get_outputs()
+        assert (x.name, x.shape, x.dtype) == ("x", ("batch", None, 4), np.float32)
+        assert (to.name, to.shape, to.dtype) == ("to", (2,), np.int64)
+        assert (y.name, y.shape) == ("y", None)
+        assert (where.name, where.shape, where.dtype) == ("where", (3, "count"), np.int64)
+
+
+def test_initializers_that_are_inputs_too_need_not_be_given(service: nnburst.Service, tmp_path: Path) -> None:
+    model = graph(
+        [node("Add", ["x", "c"], ["y"])],
+        [("x", FLOAT, (2,)), ("c", FLOAT, (2,))],
+        [("y", FLOAT, (2,))],
+        {"c": np.float32([1, 2])},
+    )
+    with service.session(save(model, tmp_path / "m.onnx")) as session:
+        assert [argument.name for argument in session.get_inputs()] == ["x"]
+        assert session.run(["y"], {"x": np.float32([10, 20])})[0].tolist() == [11, 22]
+
+
+def test_dynamic_shapes_grow_the_outputs(service: nnburst.Service, tmp_path: Path) -> None:
+    path = save(mlp(16, 1, "n"), tmp_path / "m.onnx")
+    with service.session(path) as session:
+        for n in (1, 3, 400, 2, 400):
+            x = rows(n)
+            assert np.array_equal(session.run(None, {"x": x})[0], in_process(path, {"x": x})[0])
+
+
+def test_output_whose_size_depends_on_the_data_grows(service: nnburst.Service, tmp_path: Path) -> None:
+    model = graph([node("NonZero", ["x"], ["y"])], [("x", FLOAT, (4000,))], [("y", TensorProto.INT64, (1, "n"))])
+    with service.session(save(model, tmp_path / "m.onnx")) as session:
+        for n in (3, 4000, 0, 1):
+            x = np.zeros(4000, np.float32)
+            x[:n] = 1
+            (y,) = session.run(None, {"x": x})
+            assert y.shape == (1, n)
+            assert y[0].tolist() == list(range(n))
+
+
+def test_bound_output_that_is_too_small_says_what_it_needs(service: nnburst.Service, tmp_path: Path) -> None:
+    model = graph([node("NonZero", ["x"], ["y"])], [("x", FLOAT, (4000,))], [("y", TensorProto.INT64, (1, "n"))])
+    with service.session(save(model, tmp_path / "m.onnx")) as session, session.bind() as bound:
+        bound.inputs["x"][:] = 1
+        with pytest.raises(OutputInsufficientSize) as caught:
+            bound.run()
+        assert [shape.dimensions for shape in caught.value.output_shapes] == [(1, 4000)]
+        bound.inputs["x"][5:] = 0
+        bound.run()
+        assert bound.output_shapes[0].dimensions == (1, 5)
+        assert bound.outputs["y"].view(np.int64)[:5].tolist() == [0, 1, 2, 3, 4]
+
+
+TYPES = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "float64": TensorProto.DOUBLE,
+    "bool": TensorProto.BOOL,
+    **{name: getattr(TensorProto, name.upper()) for name in ("int8", "int16", "int32", "int64")},
+    **{name: getattr(TensorProto, name.upper()) for name in ("uint8", "uint16", "uint32", "uint64")},
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 3)], ids=["matrix", "scalar", "empty"])
+@pytest.mark.parametrize("name", TYPES)
+def test_type_goes_in_and_out(service: nnburst.Service, tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    model = graph([node("Identity", ["x"], ["y"])], [("x", TYPES[name], shape)], [("y", TYPES[name], shape)])
+    dtype = np.dtype(name)
+    x = np.frombuffer(RNG.bytes(64), np.uint8)[: int(np.prod(shape)) * dtype.itemsize].copy()
+    x = (x & 1).astype(np.bool_).reshape(shape) if name == "bool" else x.view(dtype).reshape(shape)
+    with service.session(save(model, tmp_path / "m.onnx")) as session:
+        assert session.get_inputs()[0].dtype == dtype
+        (y,) = session.run(None, {"x": x})
+        assert (y.dtype, y.shape) == (dtype, shape)
+        assert y.tobytes() == x.tobytes()
+
+
+def test_bfloat16_is_passed_as_its_bits(service: nnburst.Service, tmp_path: Path) -> None:
+    model = graph([node("Cast", ["x"], ["y"], to=FLOAT)], [("x", TensorProto.BFLOAT16, (3,))], [("y", FLOAT, (3,))])
+    values = np.float32([1.5, -2, 0.25])
+    bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+    named = bits.view(helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16))
+    with service.session(save(model, tmp_path / "m.onnx")) as session:
+        assert session.get_inputs()[0].dtype == np.uint16
+        assert session.run(None, {"x": bits})[0].tolist() == values.tolist()
+        assert session.run(None, {"x": named})[0].tolist() == values.tolist()
+
+
+def test_empty_array_for_open_dimensions(service: nnburst.Service, tmp_path: Path) -> None:
+    path = save(mlp(16, 1, "n"), tmp_path / "m.onnx")
+    with service.session(path) as session:
+        assert session.run(None, {"x": np.zeros((0, 16), np.float32)})[0].shape == (0, 16)
+        assert session.run(None, {"x": rows(2)})[0].shape == (2, 16)
+        with pytest.raises(InvalidArgument, match="reshape"):
+            session.run(None, {"x": np.zeros((0, 15), np.float32)})
+
+
+def test_external_data_comes_from_beside_the_model(service: nnburst.Service, tmp_path: Path) -> None:
+    model = mlp(16, 2)
+    inline, x = save(model, tmp_path / "inline.onnx"), rows(1)
+    (tmp_path / "data").mkdir()
+    path = save_external(model, tmp_path / "external.onnx", "data/weights.bin")
+    assert os.path.getsize(path) < os.path.getsize(inline) / 2
+    with service.session(path) as session:
+        assert np.array_equal(session.run(None, {"x": x})[0], in_process(inline, {"x": x})[0])
+
+
+def test_external_data_of_inner_graphs_is_found(service: nnburst.Service, tmp_path: Path) -> None:
+    branch = helper.make_graph(
+        [node("Constant", [], ["v"], value=onnx.numpy_helper.from_array(np.float32([3, 4]), "v"))],
+        "then", [], [helper.make_tensor_value_info("v", FLOAT, (2,))],
+    )  # fmt: skip
+    other = helper.make_graph(
+        [node("Constant", [], ["v"], value=onnx.numpy_helper.from_array(np.float32([5, 6]), "v"))],
+        "else", [], [helper.make_tensor_value_info("v", FLOAT, (2,))],
+    )  # fmt: skip
+    model = graph(
+        [node("If", ["c"], ["y"], then_branch=branch, else_branch=other)],
+        [("c", TensorProto.BOOL, ())],
+        [("y", FLOAT, (2,))],
+    )
+    onnx.save(
+        model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0,
+        convert_attribute=True,
+    )  # fmt: skip
+    with service.session(str(tmp_path / "m.onnx")) as session:
+        assert session.run(None, {"c": np.array(True)})[0].tolist() == [3, 4]
+        assert session.run(None, {"c": np.array(False)})[0].tolist() == [5, 6]
+
+
+def test_client_needs_neither_onnx_nor_onnxruntime(tmp_path: Path) -> None:
+    import subprocess
+
+    path = save(mlp(16, 1), tmp_path / "m.onnx")
+    code = (
+        "import sys, numpy, nnburst\n"
+        f"with nnburst.Session({path!r}) as s: s.run(None, {{'x': numpy.ones((1, 16), 'f4')}})\n"
+        "assert not {'onnx', 'onnxruntime'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_state_of_a_recurrent_graph_stays_in_the_device(service: nnburst.Service, tmp_path: Path) -> None:
+    model = graph(
+        [node("Add", ["x", "h_in"], ["h_out"]), node("Mul", ["h_out", "two"], ["y"])],
+        [("x", FLOAT, (1, 4)), ("h_in", FLOAT, (1, 4))],
+        [("h_out", FLOAT, (1, 4)), ("y", FLOAT, (1, 4))],
+        {"two": np.float32([2])},
+    )
+    with service.session(save(model, tmp_path / "m.onnx")) as session:
+        with session.bind(state={"h_out": "h_in"}) as step:
+            for n in range(1, 6):
+                step.inputs["x"][:] = 1
+                step.run()
+                assert step.outputs["y"].tolist() == [[2.0 * n] * 4]
+            assert step.get_state()["h_in"].tolist() == [[5.0] * 4]
+
+
+def test_measured_run_has_a_time(service: nnburst.Service, tmp_path: Path) -> None:
+    with service.session(save(mlp(16, 1), tmp_path / "m.onnx")) as session, session.bind(measure=True) as bound:
+        bound.inputs["x"][:] = 1
+        bound.run()
+        assert bound.timing.time_on_device <= bound.timing.time_in_driver < 10**9
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_corrupt_file_is_refused_and_the_service_lives(service: nnburst.Service, tmp_path: Path) -> None:
+    good = mlp(16, 1).SerializeToString()
+    for i, data in enumerate((b"no model", good[: len(good) // 2], b"\0" * 100, bytes(RNG.bytes(5000)))):
+        (tmp_path / f"{i}.onnx").write_bytes(data)
+        with pytest.raises((InvalidArgument, GeneralFailure), match="ONNX"):
+            service.session(str(tmp_path / f"{i}.onnx"))
+    with service.session(save(mlp(16, 1), tmp_path / "good.onnx")) as session:
+        session.run(None, {"x": rows(1)})
+
+
+def test_missing_file_names_it(service: nnburst.Service, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"nowhere\.onnx"):
+        service.session(str(tmp_path / "nowhere.onnx"))
+    (tmp_path / "empty.onnx").touch()
+    with pytest.raises(InvalidArgument, match="empty"):
+        service.session(str(tmp_path / "empty.onnx"))
+    with pytest.raises(InvalidArgument, match="regular"):
+        (tmp_path / "dir.onnx").mkdir()
+        service.session(str(tmp_path / "dir.onnx"))
+
+
+def test_missing_external_file_names_it(service: nnburst.Service, tmp_path: Path) -> None:
+    path = save_external(mlp(16, 1), tmp_path / "m.onnx")
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(InvalidArgument, match=r"weights\.bin"):
+        service.session(path)
+
+
+def test_external_file_that_is_too_short_names_the_tensor(service: nnburst.Service, tmp_path: Path) -> None:
+    path = save_external(mlp(16, 1), tmp_path / "m.onnx")
+    os.truncate(tmp_path / "weights.bin", 100)
+    with pytest.raises(InvalidArgument, match="'w0' ends at byte"):
+        service.session(path)
+
+
+@pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd", "a/../../secret.bin", "..", ""])
+def test_external_file_outside_of_the_directory_is_refused(
+    service: nnburst.Service, tmp_path: Path, location: str
+) -> None:
+    (tmp_path / "secret.bin").write_bytes(bytes(10_000))
+    (tmp_path / "models").mkdir()
+    path = tmp_path / "models" / "m.onnx"
+    save_external(mlp(16, 1), path)
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        next(entry for entry in tensor.external_data if entry.key == "location").value = location
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(InvalidArgument, match="inside the model's directory"):
+        service.session(str(path))
+
+
+def test_external_file_behind_a_symbolic_link_is_refused(service: nnburst.Service, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    path = save_external(mlp(16, 1), tmp_path / "models" / "m.onnx")
+    (tmp_path / "models" / "weights.bin").rename(tmp_path / "elsewhere.bin")
+    (tmp_path / "models" / "weights.bin").symlink_to(tmp_path / "elsewhere.bin")
+    with pytest.raises(InvalidArgument, match="outside of that directory"):
+        service.session(path)
+    (tmp_path / "models" / "weights.bin").unlink()
+    (tmp_path / "models" / "here.bin").write_bytes((tmp_path / "elsewhere.bin").read_bytes())
+    (tmp_path / "models" / "weights.bin").symlink_to("here.bin")
+    service.session(path).close()
+
+
+def test_unknown_operator_is_named(service: nnburst.Service, tmp_path: Path) -> None:
+    model = graph([node("NoSuchThing", ["x"], ["y"])], [("x", FLOAT, (1,))], [("y", FLOAT, (1,))])
+    with pytest.raises(GeneralFailure, match="NoSuchThing"):
+        service.session(save(model, tmp_path / "m.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (helper.make_tensor_value_info("x", TensorProto.STRING, (1,)), "strings"),
+        (helper.make_tensor_sequence_value_info("x", FLOAT, None), "sequence"),
+        (helper.make_tensor_value_info("x", TensorProto.COMPLEX64, (1,)), "complex"),
+    ],
+)
+def test_what_is_no_tensor_of_numbers_is_refused(
+    service: nnburst.Service, tmp_path: Path, value: object, what: str
+) -> None:
+    model = graph([node("Identity", ["x"], ["y"])], [], [("y", FLOAT, (1,))])
+    model.graph.input.append(value)
+    with pytest.raises(GeneralFailure, match=f"input 'x'.*{what}"):
+        service.session(save(model, tmp_path / "m.onnx"))
+
+
+def test_service_without_the_device_names_the_remedy(tmp_path: Path) -> None:
+    with nnburst.in_process(devices=["nnburst-reference"]) as service:
+        with pytest.raises(DeviceUnavailable, match=r"launch\(devices=\['nnburst-onnxruntime'\]\)"):
+            service.session(save(mlp(16, 1), tmp_path / "m.onnx"))
+
+
+def test_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('onnx', 'onnxruntime'): raise ModuleNotFoundError(name)\n"
+        "import importlib.util\n"
+        "found = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *a: None if name in ('onnx', 'onnxruntime') else found(name, *a)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'hidden'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(DeviceUnavailable, match=r"pip install 'nnburst\[onnx\]'"):
+        nnburst.Session(save(mlp(16, 1), tmp_path / "m.onnx"))
+
+
+@pytest.mark.parametrize("options", ["threads=x", "threads=-1", "spinning=2", "colour=red", "threads"])
+def test_bad_option_of_the_device_is_refused(options: str) -> None:
+    with pytest.raises(InvalidArgument, match=options.partition("=")[0]):
+        nnburst.in_process(devices=[f"nnburst-onnxruntime:{options}"])
