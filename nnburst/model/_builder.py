@@ -25,7 +25,11 @@ PoolFactory = Callable[[int], MemoryLike]
 """Makes a writable memory of so many bytes for the large constants of a model."""
 
 INLINE_LIMIT = 128
-"""Constants of up to so many bytes travel inside the model; larger ones in a pool."""
+"""By default constants of up to so many bytes travel inside the model; larger ones in a pool."""
+
+_MOST_INLINE = 1 << 16
+_MOST_LOOKED_AT = 4096
+"""Bytes of a constant in somebody's memory whose values may decide about shapes, as the target of RESHAPE does."""
 
 _ALIGNMENT = 64
 
@@ -58,11 +62,24 @@ class GraphBuilder:
     After `finish`, successful or not, every call raises `BadState`.
 
     Args:
-        pool_factory: Makes the pool for constants above 128 bytes; default: a sealed memfd.
+        pool_factory: Makes the pool for constants above `inline_limit`; default: a sealed memfd.
         relaxed: Permit float32 computations with the range or precision of float16.
+        inline_limit: Bytes (0 … 65536) up to which constants are copied into the model.
+
+    Raises:
+        InvalidArgument: No such limit.
     """
 
-    def __init__(self, *, pool_factory: PoolFactory | None = None, relaxed: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        pool_factory: PoolFactory | None = None,
+        relaxed: bool = False,
+        inline_limit: int = INLINE_LIMIT,
+    ) -> None:
+        if not 0 <= inline_limit <= _MOST_INLINE:
+            raise InvalidArgument(f"inline_limit is {inline_limit}; choose 0 … {_MOST_INLINE} bytes")
+        self._inline_limit = inline_limit
         self._pool_factory = pool_factory or _sealed_pool
         self._relaxed = relaxed
         self._operands: list[Operand] = []
@@ -113,7 +130,7 @@ class GraphBuilder:
         Args:
             index: The operand.
             value: Array (or scalar) with the operand's dimensions and dtype, or None for an optional input without
-                a value. Up to 128 bytes are copied now; a larger array must keep its contents until `finish`.
+                a value. Up to the inline limit it is copied now; a larger array must keep its contents until `finish`.
 
         Raises:
             InvalidArgument: The value does not fit the operand.
@@ -123,7 +140,7 @@ class GraphBuilder:
             self._values[index] = None
             return
         array = self._fitting(index, operand, value)
-        self._values[index] = array.copy() if array.nbytes <= INLINE_LIMIT else array
+        self._values[index] = array.copy() if array.nbytes <= self._inline_limit else array
 
     def set_operand_value_from_memory(self, index: int, memory: MemoryLike, offset: int, length: int) -> None:
         """Make an operand a constant that lives in a memory pool; nothing is copied.
@@ -276,7 +293,7 @@ class GraphBuilder:
             value = self._values.get(index)
             if isinstance(value, _FromMemory):
                 location = DataLocation(_position(pools, value.memory), value.offset, value.length)
-            elif value is not None and value.nbytes <= INLINE_LIMIT:
+            elif value is not None and value.nbytes <= self._inline_limit:
                 inline.extend(bytes(-len(inline) % 4))
                 location = DataLocation(0, len(inline), value.nbytes)
                 inline.extend(value.tobytes())
@@ -321,7 +338,7 @@ class GraphBuilder:
             value = self._values[index]
             if value is None:
                 return Lifetime.NO_VALUE
-            if isinstance(value, _FromMemory) or value.nbytes > INLINE_LIMIT:
+            if isinstance(value, _FromMemory) or value.nbytes > self._inline_limit:
                 return Lifetime.CONSTANT_REFERENCE
             return Lifetime.CONSTANT_COPY
 
@@ -333,7 +350,11 @@ class GraphBuilder:
         if isinstance(value, _FromMemory):
             operand = self._operands[index]
             dtype = operand_info(operand.type).dtype
-            return None if dtype is None else value.memory.array(dtype, operand.dimensions, value.offset)
+            if dtype is None or value.length > _MOST_LOOKED_AT:
+                return None
+            read = getattr(value.memory, "read", value.memory.array)  # a private copy, where there is such a thing
+            values: Array = read(dtype, operand.dimensions, value.offset)
+            return values
         return value
 
     def _require_open(self) -> None:

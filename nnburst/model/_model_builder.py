@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import InvalidArgument
-from ._builder import GraphBuilder, PoolFactory
+from ._builder import INLINE_LIMIT, PoolFactory
+from ._constants import ConstantBuilder
 from ._lookup import view_operation
 from ._operand_types import OPERANDS, OperandType, operand_info, type_name
 from ._operation_types import FusedActivation, OperationType, PaddingScheme, operation_name
@@ -24,19 +24,6 @@ Value = int | Array
 Pair = int | tuple[int, int]
 Padding = str | tuple[tuple[int, int], tuple[int, int]]
 
-_TYPE_OF_DTYPE = {
-    "float32": OperandType.TENSOR_FLOAT32,
-    "float64": OperandType.TENSOR_FLOAT32,
-    "float16": OperandType.TENSOR_FLOAT16,
-    "int32": OperandType.TENSOR_INT32,
-    "int64": OperandType.TENSOR_INT32,
-    "bool": OperandType.TENSOR_BOOL8,
-    "uint8": OperandType.TENSOR_QUANT8_ASYMM,
-    "int8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
-    "int16": OperandType.TENSOR_QUANT16_SYMM,
-    "uint16": OperandType.TENSOR_QUANT16_ASYMM,
-}
-_SCALAR_TYPES = {bool: OperandType.BOOL, int: OperandType.INT32, float: OperandType.FLOAT32}
 _ACTIVATIONS: dict[str | None, FusedActivation] = {
     None: FusedActivation.NONE,
     **{activation.name.lower(): activation for activation in FusedActivation},
@@ -44,7 +31,7 @@ _ACTIVATIONS: dict[str | None, FusedActivation] = {
 _SCHEMES = {"same": PaddingScheme.SAME, "valid": PaddingScheme.VALID}
 
 
-class ModelBuilder(GraphBuilder):
+class ModelBuilder(ConstantBuilder):
     """Builds a model from arrays.
 
     Methods return operand indexes, which are the arguments of later calls; arrays become constants::
@@ -56,15 +43,22 @@ class ModelBuilder(GraphBuilder):
         model = b.build()
 
     Args:
-        pool_factory: Makes the pool for constants above 128 bytes; default: a sealed memfd.
+        pool_factory: Makes the pool for constants above `inline_limit`; default: a sealed memfd.
         relaxed: Permit float32 computations with the range or precision of float16.
+        inline_limit: Constants of up to so many bytes (0 … 65536) are copied into the model; larger ones are gathered
+            in one pool, of which only the handle crosses to a service.
     """
 
-    def __init__(self, *, pool_factory: PoolFactory | None = None, relaxed: bool = False) -> None:
-        super().__init__(pool_factory=pool_factory, relaxed=relaxed)
+    def __init__(
+        self,
+        *,
+        pool_factory: PoolFactory | None = None,
+        relaxed: bool = False,
+        inline_limit: int = INLINE_LIMIT,
+    ) -> None:
+        super().__init__(pool_factory=pool_factory, relaxed=relaxed, inline_limit=inline_limit)
         self._named_inputs: dict[str, int] = {}
         self._named_outputs: dict[str, int] = {}
-        self._scalars: dict[tuple[OperandType, bytes], int] = {}
 
     # -- operands ---------------------------------------------------------------------------------------------
 
@@ -108,79 +102,6 @@ class ModelBuilder(GraphBuilder):
         if index in self._named_inputs.values() or index in self._named_outputs.values() or index in self._values:
             raise InvalidArgument(f"output {name!r}: operand {index} must be the result of an operation, and only once")
         self._named_outputs[name] = index
-
-    def constant(
-        self,
-        value: npt.ArrayLike,
-        type: OperandType | None = None,
-        *,
-        scale: float | None = None,
-        zero_point: int = 0,
-        channel_scales: npt.ArrayLike | None = None,
-        channel_dim: int = 0,
-    ) -> int:
-        """Add a constant tensor.
-
-        Args:
-            value: Array of rank 1 or more. float64 becomes float32, int64 becomes int32.
-            type: Operand type; default: what the dtype says (uint8 and int8: the asymmetric types).
-            scale: Needed for quantised types.
-            zero_point: For quantised types.
-            channel_scales: Makes an int8 array TENSOR_QUANT8_SYMM_PER_CHANNEL, one scale per index along `channel_dim`.
-            channel_dim: See `channel_scales`.
-
-        Raises:
-            InvalidArgument: The dtype has no operand type, the value does not fit it, or a scale is missing.
-        """
-        array = np.asarray(value)
-        if array.ndim == 0:
-            raise InvalidArgument("a constant tensor has rank 1 or more; use scalar() for a scalar")
-        if type is None:
-            type = _TYPE_OF_DTYPE.get(array.dtype.name)
-            if type is None:
-                raise InvalidArgument(f"no operand type holds dtype {array.dtype}; convert it, e.g. to float32")
-            if channel_scales is not None:
-                type = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
-        info = operand_info(type)
-        if info.is_quantised and scale is None:
-            raise InvalidArgument(f"a constant of {type.name} needs scale= (and zero_point=)")
-        extra = None
-        if channel_scales is not None:
-            scales = tuple(float(s) for s in np.asarray(channel_scales).reshape(-1))
-            extra = SymmPerChannelQuantParams(scales, channel_dim)
-        index = self.add_operand(type, array.shape, scale=scale or 0.0, zero_point=zero_point, extra_params=extra)
-        self.set_operand_value(index, _narrowed(array, info.dtype))
-        return index
-
-    def scalar(self, value: bool | int | float, type: OperandType | None = None) -> int:
-        """Add a scalar constant; equal scalars share an operand.
-
-        Args:
-            value: A bool, int or float.
-            type: Default BOOL, INT32 or FLOAT32 after the Python type.
-        """
-        if type is None:
-            kind = bool if isinstance(value, bool | np.bool_) else int if isinstance(value, int | np.integer) else float
-            type = _SCALAR_TYPES[kind]
-        info = operand_info(type)
-        if not info.is_scalar or info.dtype is None:
-            raise InvalidArgument(f"{type.name} is no scalar with a value")
-        try:
-            array = np.asarray(value).astype(info.dtype) if info.is_float else np.array(int(value), info.dtype)
-        except OverflowError:
-            raise InvalidArgument(f"{value} does not fit into {type.name}") from None
-        key = (type, array.tobytes())
-        if key not in self._scalars:
-            index = self.add_operand(type)
-            self.set_operand_value(index, array)
-            self._scalars[key] = index
-        return self._scalars[key]
-
-    def omitted(self, type: OperandType) -> int:
-        """Add an optional input that has no value."""
-        index = self.add_operand(type)
-        self.set_operand_value(index, None)
-        return index
 
     # -- operations -------------------------------------------------------------------------------------------
 
@@ -472,14 +393,3 @@ def _pair(value: Pair) -> tuple[int, int]:
         height, width = value
         return int(height), int(width)
     return int(value), int(value)
-
-
-def _narrowed(array: Array, dtype: np.dtype[Any] | None) -> Array:
-    """Convert float64 and int64 to what operands hold; other mismatches are left for the check that reports them."""
-    if dtype is not None and array.dtype.name in ("float64", "int64") and dtype.kind == array.dtype.kind:
-        with np.errstate(over="ignore"):
-            narrow = array.astype(dtype)
-        if dtype.kind == "i" and not np.array_equal(narrow, array):
-            raise InvalidArgument(f"a constant has values outside {dtype}")
-        return narrow
-    return array

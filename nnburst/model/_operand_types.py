@@ -181,7 +181,7 @@ def operand_nbytes(code: int, dimensions: tuple[int, ...]) -> int:
     info = operand_info(code)
     if info.is_scalar:
         return info.element_size
-    size = info.element_size * math.prod(dimensions) if dimensions else 0
-    if size > _SIZE_LIMIT:
+    least = info.element_size * math.prod(size or 1 for size in dimensions)  # what is unknown is at least 1
+    if least > _SIZE_LIMIT:
         raise InvalidArgument(f"{info.type.name} of dimensions {list(dimensions)} is larger than 2^32-1 bytes")
-    return size
+    return least if dimensions and 0 not in dimensions else 0
