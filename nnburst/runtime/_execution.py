@@ -138,7 +138,7 @@ class Execution:
 
         Where the model leaves dimensions open the array is only room: `get_output_dimensions` tells the shape.
         """
-        if array is not None and not (array.flags.c_contiguous and array.flags.writeable):
+        if isinstance(array, np.ndarray) and not (array.flags.c_contiguous and array.flags.writeable):
             raise InvalidArgument(f"output {index}: the array must be C-contiguous and writable")
         self._set_array("output", index, array, dimensions)
 
