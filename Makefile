@@ -3,6 +3,7 @@
 #   make test      every test, Python and C
 #   make bench     latencies side by side with other ways to call another process
 #   make regress   the pytest-benchmark set, to compare one commit with another
+#   make conformance-onnx  ONNX's own suite through a burst, beside onnxruntime in process
 #   make lint      ruff, mypy --strict
 #   make sanitize  the C tests under ASan+UBSan and TSan
 #   make ext       only (re)build the C extension in place
@@ -17,7 +18,7 @@ SOURCES := $(wildcard csrc/*.c csrc/*.h nnburst/_core/*.h) nnburst/_core/_build.
 # --no-build-isolation: the build uses the setuptools and cffi of the environment, so a rebuild downloads nothing.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable
 
-.PHONY: demo test bench regress lint sanitize ext clean
+.PHONY: demo test bench regress conformance-onnx lint sanitize ext clean
 
 demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
@@ -30,6 +31,9 @@ bench: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
 
 regress: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
 	$(BIN)/python -m pytest benchmarks $(ARGS)
+
+conformance-onnx: $(VENV)/.stamp-ext $(VENV)/.stamp-test
+	$(BIN)/python tests/real_models/onnx_suite.py $(ARGS)
 
 lint: $(VENV)/.stamp-ext $(VENV)/.stamp-dev
 	$(BIN)/ruff check .

@@ -20,13 +20,15 @@ __all__ = ["devices_for", "imported"]
 
 _FORMATS = {".onnx": ("onnx", "nnburst-onnxruntime")}
 """Suffix of a file: its format, and the device that reads it."""
+_IN_MEMORY = "model.onnx"
+"""What stands for a path where there are only bytes."""
 
 
-def devices_for(model: Model | str, device: str | None) -> Sequence[str]:
+def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]:
     """Return the devices of a service for one model.
 
     Args:
-        model: A model, or the path of a file.
+        model: A model, the path of a file, or its bytes.
         device: The name of the device that is to run it, if it matters.
 
     Raises:
@@ -39,7 +41,8 @@ def devices_for(model: Model | str, device: str | None) -> Sequence[str]:
     return (device or _format(model)[1],)
 
 
-def _format(path: str) -> tuple[str, str]:
+def _format(source: str | bytes) -> tuple[str, str]:
+    path = _IN_MEMORY if isinstance(source, bytes) else source
     try:
         return _FORMATS[Path(path).suffix.lower()]
     except KeyError:
@@ -49,30 +52,45 @@ def _format(path: str) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def imported(service: Service, name: str | None, source: str) -> Iterator[tuple[Device, ImportedModel]]:
+def imported(service: Service, name: str | None, source: str | bytes) -> Iterator[tuple[Device, ImportedModel]]:
     """Have a device of a service read a model. Its files are open until the end of the ``with`` block.
 
     Args:
         service: The service.
         name: Of the device, None for the one that reads such files (or has a model of that name).
-        source: Path of a file, if it has a suffix that says so; else a name.
+        source: Path of a file, if it has a suffix that says so, or its bytes; else a name.
 
     Raises:
         InvalidArgument: A file is missing, is none, or is not where it has to be.
         DeviceUnavailable: The service has no such device.
         GeneralFailure: No device has a model of that name, or the device cannot read the file.
     """
-    if Path(source).suffix.lower() not in _FORMATS:
+    if isinstance(source, str) and Path(source).suffix.lower() not in _FORMATS:
         yield _by_name(service, name, source)
         return
     form, reader = _format(source)
-    device = _reader(service, name or reader, source)
+    device = _reader(service, name or reader, _IN_MEMORY if isinstance(source, bytes) else source)
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_open(source, None))
+        file = stack.enter_context(_in_memory(source) if isinstance(source, bytes) else _open(source, None))
         found = device.import_model(form, [file])
-        directory = os.path.dirname(os.path.abspath(source))
+        if isinstance(source, bytes):
+            if found.files[1:]:
+                raise InvalidArgument(
+                    f"the model has external files {list(found.files[1:])}; give its path, not its bytes"
+                )
+            directory = ""
+        else:
+            directory = os.path.dirname(os.path.abspath(source))
         others = [stack.enter_context(_open(other, directory)) for other in found.files[1:]]
         yield device, replace(found, model=_with_pools(found.model, (file, *others)))
+
+
+def _in_memory(data: bytes) -> Memory:
+    if not data:
+        raise InvalidArgument("the bytes of the model are empty")
+    memory = Memory.ashmem(len(data), "nnburst-model")
+    memory.buffer[:] = data
+    return memory
 
 
 def _reader(service: Service, name: str, source: str) -> Device:

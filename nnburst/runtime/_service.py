@@ -96,7 +96,7 @@ class Service:
         """Call `on_death` once when the service process ends. Returns a function that unlinks."""
         return self._backend.link_to_death(on_death)
 
-    def session(self, model: Model | str | os.PathLike[str], **options: Any) -> Session:
+    def session(self, model: Model | str | os.PathLike[str] | bytes, **options: Any) -> Session:
         """Open a session on this service; the arguments are those of `Session`, without ``service``."""
         from ._session import Session
 

@@ -52,8 +52,8 @@ class Session:
     service. Context manager.
 
     Args:
-        model: The path of a file (``"detector.onnx"``), a `Model` from `ModelBuilder`, or the name of a model that a
-            device of `service` has.
+        model: The path of a file (``"detector.onnx"``), the bytes of one, a `Model` from `ModelBuilder`, or the name of
+            a model that a device of `service` has.
         service: Where to run; None starts a service process for this session alone, which ends with it.
         device: Name of the device; None takes the first that supports every operation.
         preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"`` (which never polls).
@@ -70,7 +70,7 @@ class Session:
 
     def __init__(
         self,
-        model: Model | str | os.PathLike[str],
+        model: Model | str | os.PathLike[str] | bytes,
         *,
         service: Service | None = None,
         device: str | None = None,
@@ -79,7 +79,7 @@ class Session:
         polling_window: float | None = None,
         timeout: float | None = None,
     ) -> None:
-        if not isinstance(model, Model | str | os.PathLike):
+        if not isinstance(model, Model | str | os.PathLike | bytes):
             raise InvalidArgument(
                 f"model is {type(model).__name__}; give the path of a file, or a Model of nnburst.ModelBuilder"
             )
@@ -88,7 +88,7 @@ class Session:
         if polling_window is None and wish is ExecutionPreference.LOW_POWER:
             polling_window = 0.0
         self._timeout = checked_timeout(timeout)
-        if not isinstance(model, Model):
+        if isinstance(model, os.PathLike):
             model = os.fspath(model)
         owned = launch(devices=devices_for(model, device)) if service is None else None
         try:
@@ -117,7 +117,7 @@ class Session:
         self,
         service: Service,
         name: str | None,
-        model: Model | str,
+        model: Model | str | bytes,
         preference: ExecutionPreference,
         priority: Priority,
     ) -> tuple[Device, PreparedModel]:

@@ -26,6 +26,7 @@ ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what user
     "service",
     "runtime",
     "",
+    "onnx_backend",
     "cli",
 )
 UPWARD = {

@@ -1,0 +1,112 @@
+"""ONNX's own conformance suite, case by case, through a burst and with onnxruntime in this process.
+
+``python tests/real_models/onnx_suite.py [PATTERN]`` (`make conformance-onnx`) prints what passes, fails and is skipped
+on both sides, and every case that passes in process and not through the burst. The exit status is 1 if one of those was
+not refused for what it holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import tempfile
+import unittest
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+REFUSED = re.compile(
+    r"holds strings|is a sequence|is a optional|is a map|is a value without a type|is a sparse tensor|"
+    r"only dense tensors of numbers"
+)
+"""What the device says of arguments that a burst does not carry."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one case on one side."""
+
+    name: str
+    kind: str
+    """passed, failed, skipped or refused."""
+    message: str = ""
+
+
+def cases(backend: Any, pattern: str = "") -> dict[str, Callable[[], None]]:
+    """The suite's test functions for the CPU, by name."""
+    import onnx.backend.test
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        suite = onnx.backend.test.BackendTest(backend, __name__)
+        found: dict[str, Callable[[], None]] = {}
+        for case in suite.test_cases.values():
+            for name in sorted(vars(case)):
+                if name.startswith("test_") and name.endswith("_cpu") and re.search(pattern, name):
+                    found[name] = getattr(case(name), name)
+    return found
+
+
+def outcome(name: str, function: Callable[[], None]) -> Outcome:
+    """Run one case."""
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            function()
+    except unittest.SkipTest as error:
+        return Outcome(name, "skipped", str(error))
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        return Outcome(name, "refused" if REFUSED.search(text) else "failed", text)
+    return Outcome(name, "passed")
+
+
+def compare(pattern: str = "") -> Iterator[tuple[Outcome, Outcome]]:
+    """Run every case through the burst and in process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it imports what onnx deprecates
+        import onnxruntime.backend
+
+    from nnburst.onnx_backend import BurstBackend
+
+    onnxruntime.set_default_logger_severity(4)
+    ours, theirs = cases(BurstBackend, pattern), cases(onnxruntime.backend.backend.OnnxRuntimeBackend, pattern)
+    for name, function in ours.items():
+        yield outcome(name, function), outcome(name, theirs[name])
+
+
+def main(pattern: str = "") -> int:
+    """Print the table."""
+    with tempfile.TemporaryDirectory(prefix="nnburst-onnx-") as home:  # the suite keeps copies of its networks there
+        os.environ["ONNX_HOME"] = home
+        return _table(pattern)
+
+
+def _table(pattern: str) -> int:
+    here, there = Counter[str](), Counter[str]()
+    lost: list[Outcome] = []
+    refused = 0
+    for ours, theirs in compare(pattern):
+        here[ours.kind] += 1
+        there[theirs.kind] += 1
+        if theirs.kind == "passed" and ours.kind == "refused":
+            refused += 1
+        elif theirs.kind == "passed" and ours.kind != "passed":
+            lost.append(ours)
+    for case in lost:
+        print(f"LOST {case.name}: {case.kind}: {case.message.splitlines()[0][:200] if case.message else ''}")
+    print(f"{'':24}{'passed':>8}{'failed':>8}{'refused':>8}{'skipped':>8}")
+    for title, counts in (("through a burst", here), ("onnxruntime in process", there)):
+        print(f"{title:24}" + "".join(f"{counts[kind]:8}" for kind in ("passed", "failed", "refused", "skipped")))
+    print(f"pass in process, refused through the burst (strings, sequences, optionals, maps): {refused}")
+    print(f"pass in process, fail through the burst: {len(lost)}")
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2]))
