@@ -24,6 +24,7 @@ COMMANDS: dict[str, CommandRow] = {
         "nnburst.cli.bench", "bench", "Measure latencies side by side with other ways to call a process."
     ),
     "demo": CommandRow("nnburst.cli.demo", "demo", "Classify real handwritten digits in an isolated service process."),
+    "run": CommandRow("nnburst.cli.run", "run", "Run a model file once, in a service process."),
     "doctor": CommandRow("nnburst.cli.doctor", "doctor", "Check what this machine offers a burst, and say what to do."),
 }
 

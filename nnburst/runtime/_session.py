@@ -55,7 +55,8 @@ class Session:
         model: The path of a file (``"detector.onnx"``), the bytes of one, a `Model` from `ModelBuilder`, or the name of
             a model that a device of `service` has.
         service: Where to run; None starts a service process for this session alone, which ends with it.
-        device: Name of the device; None takes the first that supports every operation.
+        device: Name of the device, with options after a colon if the service is the session's own; None takes the
+            first that supports every operation.
         preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"`` (which never polls).
         priority: ``"low"``, ``"medium"`` or ``"high"``.
         polling_window: Seconds that both ends poll before they sleep; None for the default (50 µs with two CPUs or
@@ -94,7 +95,8 @@ class Session:
         try:
             home = service or owned
             assert home is not None
-            self._device, prepared = self._prepare(home, device, model, wish, rank)
+            chosen = device if device is None or owned is None else device.partition(":")[0]
+            self._device, prepared = self._prepare(home, chosen, model, wish, rank)
             try:
                 burst = ExecutionBurstController.create(prepared, polling_window=polling_window)
             except BaseException:

@@ -29,6 +29,9 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
     "--polling-window", type=click.FloatRange(0, min_open=True), default=50.0, show_default=True,
     help="Microseconds that the polling burst rows look before they sleep.",
 )  # fmt: skip
+@click.option("--model", "model", type=click.Path(dir_okay=False), help="Measure this ONNX model instead, five ways.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="ONNX Runtime threads (--model).")
+@click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input (--model).")
 @click.option("--json", "json_path", type=_FILE, help="Write rows, conditions and budget to this file.")
 @click.option("--png", "png_path", type=_FILE, help="Draw the distributions into this file (needs matplotlib).")
 @click.option("--markdown", "markdown_path", type=_FILE, help="Write the tables as Markdown to this file.")
@@ -39,6 +42,9 @@ def bench(
     only: tuple[str, ...],
     list_rows: bool,
     polling_window: float,
+    model: str | None,
+    threads: int,
+    shapes: tuple[str, ...],
     json_path: Path | None,
     png_path: Path | None,
     markdown_path: Path | None,
@@ -50,6 +56,12 @@ def bench(
     """
     from rich.console import Console
 
+    if model is not None:
+        if png_path or markdown_path or only or list_rows:
+            raise click.UsageError("--model goes with --quick, --count, --rounds, --threads, --shape and --json")
+        _bench_model(model, threads, shapes, _plan(quick, count, rounds), polling_window / 1e6, json_path)
+        return
+
     from ._rows import select
 
     cases = select(only)
@@ -59,10 +71,7 @@ def bench(
         for case in cases:
             click.echo(f"{case.key:20} ({case.group}) {case.title}, {case.wait}, {case.placement}")
         return
-    from ._schedule import Plan
-
-    plan = Plan(rounds or (3 if quick else 20), count or (2_000 if quick else 20_000), 0.04 if quick else 0.12)
-    report = _measure(cases, plan, polling_window / 1e6, Console(stderr=True))
+    report = _measure(cases, _plan(quick, count, rounds), polling_window / 1e6, Console(stderr=True))
     console = Console()
     # A pipe or a file has no width: it gets every column.
     report.show(console if console.is_terminal else Console(width=120))
@@ -74,6 +83,33 @@ def bench(
         _draw(report, png_path)
     for path in filter(None, (json_path, markdown_path, png_path)):
         click.echo(f"wrote {path}", err=True)
+
+
+def _plan(quick: bool, count: int | None, rounds: int | None) -> Any:
+    from ._schedule import Plan
+
+    return Plan(rounds or (3 if quick else 20), count or (2_000 if quick else 20_000), 0.04 if quick else 0.12)
+
+
+def _bench_model(
+    model: str, threads: int, shapes: tuple[str, ...], plan: Any, polling_window: float, json_path: Path | None
+) -> None:
+    from rich.console import Console
+
+    from ...errors import NNBurstError
+    from .._tensors import parse_shapes
+    from ._model import Contest, run_contest
+
+    try:
+        contest = Contest(model, threads, parse_shapes(shapes))
+        report = run_contest(contest, plan, polling_window, Console(stderr=True))
+    except NNBurstError as error:
+        raise click.ClickException(f"{type(error).__name__}: {error}") from error
+    console = Console()
+    report.show(console if console.is_terminal else Console(width=120))
+    if json_path:
+        report.write_json(json_path)
+        click.echo(f"wrote {json_path}", err=True)
 
 
 def _measure(cases: Any, plan: Any, polling_window: float, progress_console: Any) -> Report:

@@ -1,0 +1,95 @@
+"""Arrays for the inputs of a model: from files, or made up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidArgument
+from ..runtime import NodeArg
+
+__all__ = ["describe", "load_arrays", "made_up", "parse_pairs", "parse_shapes"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def describe(argument: NodeArg) -> str:
+    """An argument in one line: name, type and shape."""
+    shape = "any shape" if argument.shape is None else f"[{', '.join(str(d or '?') for d in argument.shape)}]"
+    return f"{argument.name}: {argument.dtype.name} {shape}"
+
+
+def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
+    """Return ``NAME=VALUE`` options as a dictionary; names may contain ``=`` no more than values may not.
+
+    Raises:
+        InvalidArgument: One is no pair, or a name is given twice.
+    """
+    out: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.rpartition("=")
+        if not name or not equals or name in out:
+            raise InvalidArgument(f"{option} {pair!r} is not NAME=VALUE, or its name is given twice")
+        out[name] = value
+    return out
+
+
+def parse_shapes(pairs: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return ``NAME=1,3,224,224`` options; raises as `parse_pairs`."""
+    try:
+        return {
+            name: tuple(int(size) for size in value.split(",") if size)
+            for name, value in parse_pairs(pairs, "--shape").items()
+        }
+    except ValueError as error:
+        raise InvalidArgument(f"--shape: {error}") from None
+
+
+def load_arrays(pairs: Sequence[str]) -> dict[str, Array]:
+    """Read the arrays of ``NAME=FILE.npy`` options.
+
+    Raises:
+        InvalidArgument: A file cannot be read, or holds no array of numbers.
+    """
+    out: dict[str, Array] = {}
+    for name, file in parse_pairs(pairs, "--input").items():
+        try:
+            array = np.load(Path(file), allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise InvalidArgument(f"input {name!r}: {file} is no .npy file that can be read: {error}") from None
+        if not isinstance(array, np.ndarray):
+            raise InvalidArgument(f"input {name!r}: {file} holds several arrays; save one with numpy.save")
+        out[name] = array
+    return out
+
+
+def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Array]:
+    """Return reproducible arrays for arguments: numbers in [0, 1) for floats, zeros for the others.
+
+    Args:
+        arguments: Open dimensions become 1.
+        shapes: By name, where that is not what is wanted.
+        seed: Other numbers for another seed.
+
+    Raises:
+        InvalidArgument: A shape is for no argument, or does not fit; or the rank is open and no shape is given.
+    """
+    unknown = sorted(set(shapes) - {argument.name for argument in arguments})
+    if unknown:
+        raise InvalidArgument(f"--shape for {unknown}; the inputs are {[argument.name for argument in arguments]}")
+    rng = np.random.default_rng(seed)
+    out: dict[str, Array] = {}
+    for argument in arguments:
+        shape = shapes.get(argument.name)
+        if shape is None:
+            if argument.shape is None:
+                raise InvalidArgument(f"the rank of {argument.name!r} is open: give --shape {argument.name}=…")
+            shape = [size if isinstance(size, int) else 1 for size in argument.shape]
+        if not argument.admits(shape):
+            raise InvalidArgument(f"{argument.name!r} has shape {argument.shape}, which does not admit {tuple(shape)}")
+        array = rng.random(tuple(shape)) if argument.dtype.kind == "f" else np.zeros(tuple(shape))
+        out[argument.name] = array.astype(argument.dtype)
+    return out

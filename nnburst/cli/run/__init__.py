@@ -1,0 +1,7 @@
+"""`nnburst run`: run a model file once, in a service process."""
+
+from __future__ import annotations
+
+from ._command import run
+
+__all__ = ["run"]
