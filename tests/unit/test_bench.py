@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from nnburst.cli.bench import _budget, _rows, _schedule, _server, bench
 from nnburst.cli.bench._case import Bench, Case, Subject
 from nnburst.cli.bench._placement import ONE_CORE, allowed_cpus, keep_affinity
+from nnburst.cli.bench._report import Report
 from nnburst.cli.bench._sampling import Result, Round, time_calls
 from nnburst.cli.bench._server import server_process
 
@@ -151,6 +152,26 @@ def test_server_that_cannot_start_is_an_error(capfd: pytest.CaptureFixture[str])
     with pytest.raises(RuntimeError, match="ended while it started"), server_process(_die, None):
         pytest.fail("the server started")
     assert "cannot serve" in capfd.readouterr().err
+
+
+def test_saving_of_the_slot_table_is_said_in_microseconds() -> None:
+    results = {"slot-first": Result([_round(381_000)]), "slot-later": Result([_round(9_500)])}
+    (line,) = Report({}, [], results, []).savings()
+    assert "371.5 µs" in line
+    assert Report({}, [], {"slot-first": Result([_round(1)])}, []).savings() == []
+
+
+def test_rows_of_memory_run_with_real_services(tmp_path: Path) -> None:
+    keys = [
+        "input-shm-copied",
+        "input-pickled",
+        *(f"state-{way}-1KiB" for way in ("domain", "copied", "pingpong")),
+        "slot-first",
+    ]
+    cases = [case for case in _rows.all_cases() if case.key in keys]
+    results = _run(cases, tmp_path)
+    assert {key: result.note for key, result in results.items()} == dict.fromkeys(keys, "")
+    assert all(len(result.rounds) == 2 for result in results.values())
 
 
 def test_unknown_row_is_refused() -> None:

@@ -11,6 +11,7 @@ from ._sampling import Result
 __all__ = ["BUDGET", "Verdict", "verdicts"]
 
 _LINE = "line"
+_STATES = ("1KiB", "64KiB", "1MiB", "16MiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,14 @@ BUDGET: tuple[_Promise, ...] = (
     ),
     _Promise("(d) run() not polling, apart: at most 1.25 Unix socket echo", "burst-block", "seqpacket", 1.25),
     _Promise("(f) 16 MiB against 1 KiB: at most 1.25, so flat", "pool-16MiB", "pool-1KiB", 1.25),
+    _Promise("(g) 16 MiB written in place: faster than pickled", "input-pickled", "input-pool", 1.0, True),
+    _Promise("(g) 16 MiB copied: faster than pickled", "input-pickled", "input-pool-copied", 1.0, True),
+    _Promise("(g) 16 MiB copied: at most 1.25 of shared_memory + Pipe", "input-pool-copied", "input-shm-copied", 1.25),
+    *(_Promise(f"(h) {n}: state in the device faster than copied", f"state-copied-{n}", f"state-domain-{n}", 1.0, True)
+      for n in _STATES[1:]),
+    *(_Promise(f"(h) {n}: state in the device at most 1.05 of a pool", f"state-domain-{n}", f"state-pingpong-{n}", 1.05)
+      for n in _STATES),
+    _Promise("(i) a first run with a memory costs more than a second", "slot-first", "slot-later", 1.0, True),
 )  # fmt: skip
 
 

@@ -15,12 +15,12 @@ from ._placement import APART, ONE_CORE
 from ._sampling import time_calls
 from ._server import server_process
 
-__all__ = ["BURST_CASES", "PAYLOADS", "PAYLOAD_CASES"]
+__all__ = ["BURST_CASES", "PAYLOADS", "PAYLOAD_CASES", "bytes_in_bytes_out", "size_name"]
 
 PAYLOADS = (1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 
 
-def _bytes_in_bytes_out(nbytes: int) -> Any:
+def bytes_in_bytes_out(nbytes: int) -> Any:
     """Return a model with one input and one output of `nbytes` each."""
     builder = ModelBuilder()
     x = builder.input("x", OperandType.TENSOR_QUANT8_ASYMM, (1, nbytes), scale=1.0, zero_point=0)
@@ -32,7 +32,7 @@ def _bytes_in_bytes_out(nbytes: int) -> Any:
 def _open_burst(nbytes: int, polls: bool, bench: Bench) -> Iterator[Subject]:
     service = bench.service()
     window = bench.polling_window if polls else 0.0
-    with service.session(_bytes_in_bytes_out(nbytes), polling_window=window) as session:
+    with service.session(bytes_in_bytes_out(nbytes), polling_window=window) as session:
         bound = session.bind()
         bound.inputs["x"][...] = 1  # the pages exist before anything is timed
         bound.run()
@@ -66,12 +66,13 @@ def _open_pipe(nbytes: int, bench: Bench) -> Iterator[Subject]:
         yield Subject(partial(time_calls, call), process.pid, process.park, process.unpark)
 
 
-def _size(nbytes: int) -> str:
+def size_name(nbytes: int) -> str:
+    """As in ``64 KiB``."""
     return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
 
 
 def _payload_case(kind: str, title: str, wait: str, nbytes: int, opener: Callable[..., Any]) -> Case:
-    size = _size(nbytes)
+    size = size_name(nbytes)
     return Case(f"{kind}-{size.replace(' ', '')}", "f", f"{title}, {size}", wait, nbytes, opener)
 
 

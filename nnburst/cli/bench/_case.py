@@ -45,15 +45,15 @@ class Bench:
         self.directory = directory
         self.polling_window = polling_window
         self._stack = stack
-        self._service: Any = None
+        self._services: dict[str, Any] = {}
 
-    def service(self) -> Any:
-        """The service child with the no-op device, started on first use and ended with the run."""
-        if self._service is None:
+    def service(self, device: str = "nnburst-noop") -> Any:
+        """The service child with that device, started on first use and ended with the run."""
+        if device not in self._services:
             from ...runtime import launch
 
-            self._service = self._stack.enter_context(launch(devices=["nnburst-noop"]))
-        return self._service
+            self._services[device] = self._stack.enter_context(launch(devices=[device]))
+        return self._services[device]
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def write_figure(path: Path, cases: Sequence[Case], results: Mapping[str, Result
     matplotlib.use("Agg")
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
     ran = [(case, results[case.key]) for case in cases if results[case.key].rounds]
-    small, large = [r for r in ran if r[0].group != "f"], [r for r in ran if r[0].group == "f"]
+    small, large = [r for r in ran if r[0].group in _LABELS or r[0].group == "b"], [r for r in ran if r[0].group == "f"]
     panels = [(draw, rows) for draw, rows in ((_ridges, small), (_payloads, large)) if rows]
     if not panels:
         return
