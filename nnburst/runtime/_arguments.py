@@ -90,6 +90,8 @@ class NodeArg:
         Raises:
             InvalidArgument: Its dtype or shape differs; the message names the operand and the remedy.
         """
+        if type(value) is np.ndarray and value.shape == self.shape and value.dtype == self.dtype:
+            return value  # the usual case
         array = np.asarray(value)
         boolean = self.dtype == np.uint8 and array.dtype == np.bool_
         if array.dtype.name in _BITS and array.dtype.itemsize == self.dtype.itemsize:

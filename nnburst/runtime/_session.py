@@ -133,6 +133,7 @@ class Session:
                 self._inputs, self._outputs = imported_arguments(found, device.get_supported_extensions())
                 prepared = device.prepare_model(found.model, preference, priority)
         self._input_names = {argument.name: argument for argument in self._inputs}
+        self._has_open_outputs = any(argument.is_open for argument in self._outputs)
         return device, prepared
 
     # ---- running ---------------------------------------------------------------------------------------------
@@ -209,7 +210,9 @@ class Session:
         return bound
 
     def _collect(self, bound: BoundExecution, wanted: Sequence[int]) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        shapes = bound.output_shapes if any(a.is_open for a in self._outputs) else ()
+        if not self._has_open_outputs:
+            return [bound.outputs[self._outputs[i].name].copy() for i in wanted]
+        shapes = bound.output_shapes
         out = []
         for i in wanted:
             argument, view = self._outputs[i], bound.outputs[self._outputs[i].name]

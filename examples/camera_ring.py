@@ -1,0 +1,154 @@
+"""Camera-like frames from a memory ring that another process writes.
+
+The "camera" process draws a bright spot into the slots of one shared memory pool, in turn, and says through a message
+queue which slot has a new frame. It waits for nobody, as a camera does. Here each slot has a request that was bound
+once; the service reads the pixels where the camera put them, and nothing is copied on the way. Every slot begins with
+a number that is odd while the camera draws: a frame that was overwritten meanwhile is noticed and not counted.
+
+Usage: python examples/camera_ring.py [--frames 1000] [--fps 200] [--slots 8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import nnburst
+from nnburst import OperandType, OperationType
+from nnburst.fmq import MessageQueue, MQDescriptor
+from nnburst.model import DataLocation, Request, RequestArgument
+
+SIDE = 64
+HEADER = 64
+SLOT = HEADER + SIDE * SIDE
+READY = np.dtype([("slot", "<u4"), ("frame", "<u4")])
+LAST = 2**32 - 1
+CORNERS = ("top left", "top right", "bottom left", "bottom right")
+
+
+def corner_of(frame: int) -> int:
+    """Which quarter the spot of a frame is in; both sides know, so that the answers can be checked."""
+    return (frame * 2654435761 >> 16) % 4
+
+
+def camera(ring: nnburst.Memory, queue: MQDescriptor, slots: int, frames: int, fps: float) -> None:
+    """Draw frames into the ring; runs in a process of its own."""
+    ready = MessageQueue.attach(queue, READY, reset=False)
+    rng = np.random.default_rng(3)
+    noise = rng.integers(0, 40, (4, SIDE, SIDE), np.uint8)
+    due = time.monotonic()
+    for frame in range(frames):
+        slot = frame % slots
+        number = ring.array(np.uint64, (1,), slot * SLOT)
+        pixels = ring.array(np.uint8, (SIDE, SIDE), slot * SLOT + HEADER)
+        number[0] = 2 * frame + 1  # odd: being drawn
+        pixels[...] = noise[frame % 4]
+        row, column = divmod(corner_of(frame), 2)
+        y, x = row * SIDE // 2 + 8, column * SIDE // 2 + 8
+        pixels[y : y + 16, x : x + 16] = 250
+        number[0] = 2 * frame + 2
+        if ready.available_to_write:  # a full queue loses the news, not the rhythm
+            ready.write_blocking(np.array([(slot, frame)], READY))  # wakes the reader
+        due += 1 / fps
+        time.sleep(max(0.0, due - time.monotonic()))
+    ready.write_blocking(np.array([(0, LAST)], READY), timeout=30)
+    ready.close()
+    ring.close()
+
+
+def build() -> nnburst.Model:
+    """Brightness of each quarter: an average over 32 × 32 pixels of the uint8 frame."""
+    b = nnburst.ModelBuilder()
+    image = b.input("image", OperandType.TENSOR_QUANT8_ASYMM, (1, SIDE, SIDE, 1), scale=1 / 255, zero_point=0)
+    quarters = b.average_pool_2d(image, SIDE // 2, stride=SIDE // 2, padding="valid")
+    b.output("brightness", b.add(OperationType.RESHAPE, [quarters, np.array([1, 4], np.int32)]))
+    return b.build()
+
+
+def look(
+    service: nnburst.Service,
+    ring: nnburst.Memory,
+    ready: MessageQueue,
+    slots: int,
+    camera_runs: Callable[[], bool],
+) -> dict[str, float]:
+    """Classify frames until the camera says that it was the last."""
+    seen = torn = wrong = 0
+    newest = -1
+    with (
+        nnburst.Compilation(build(), service) as compilation,
+        nnburst.Memory.ashmem(64 * slots) as answers,
+    ):
+        compilation.finish()
+        with nnburst.Burst(compilation) as burst:
+            numbers = [ring.array(np.uint64, (1,), slot * SLOT) for slot in range(slots)]
+            results = [answers.array(np.uint8, (4,), 64 * slot) for slot in range(slots)]
+            bound = [
+                burst.controller.bind(
+                    Request(
+                        (RequestArgument(location=DataLocation(0, slot * SLOT + HEADER, SIDE * SIDE)),),
+                        (RequestArgument(location=DataLocation(1, 64 * slot, 4)),),
+                        (ring, answers),
+                    )
+                )
+                for slot in range(slots)
+            ]
+            started = time.perf_counter()
+            while True:
+                try:
+                    news = ready.read_blocking(1, timeout=2)
+                except nnburst.MissedDeadline:
+                    if camera_runs():
+                        continue
+                    raise SystemExit("the camera process has ended without a last frame") from None
+                while (more := ready.read(1)) is not None:
+                    news = more  # only the newest frame is worth looking at
+                slot, frame = news[0].tolist()
+                if frame == LAST:
+                    break
+                bound[slot].run()
+                newest = frame
+                if int(numbers[slot][0]) != 2 * frame + 2:
+                    torn += 1  # the camera came around while the service looked
+                    continue
+                seen += 1
+                wrong += int(np.argmax(results[slot])) != corner_of(frame)
+            seconds = time.perf_counter() - started
+    return {"seen": seen, "torn": torn, "wrong": wrong, "lost": newest + 1 - seen - torn, "fps": seen / seconds}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--frames", type=int, default=1000)
+    parser.add_argument("--fps", type=float, default=200.0, help="what the camera delivers")
+    parser.add_argument("--slots", type=int, default=8, help="frames that the ring holds")
+    options = parser.parse_args()
+    if options.frames < 1 or options.slots < 2 or not options.fps > 0:
+        parser.error("at least 1 frame, 2 slots and a rate above 0")
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        nnburst.launch() as service,
+        nnburst.Memory.ashmem(options.slots * SLOT, "camera-ring") as ring,
+        MessageQueue(READY, 4 * options.slots) as ready,
+    ):
+        arguments = (ring, ready.descriptor, options.slots, options.frames, options.fps)
+        process = spawn.Process(target=camera, args=arguments, daemon=True)
+        process.start()
+        try:
+            found = look(service, ring, ready, options.slots, process.is_alive)
+        finally:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+    print("{seen:.0f} frames at {fps:.0f} a second; {torn:.0f} overwritten meanwhile, {lost:.0f} lost".format(**found))
+    print("every answer is right" if not found["wrong"] else f"{found['wrong']:.0f} answers are WRONG")
+    return 1 if found["wrong"] or not found["seen"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

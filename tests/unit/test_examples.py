@@ -1,0 +1,64 @@
+"""The examples run as a user would run them, and notice what is wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    return subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def test_recurrent_state_agrees_with_numpy() -> None:
+    done = run("recurrent_state.py", "--units", "32", "--steps", "40")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "40 steps of 32 units" in done.stdout
+    assert "the results agree" in done.stdout
+
+
+def test_camera_ring_gives_right_answers_for_every_frame_it_counts() -> None:
+    done = run("camera_ring.py", "--frames", "60", "--fps", "300", "--slots", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen, torn, lost = (
+        int(n)
+        for n in re.match(r"(\d+) frames at .*; (\d+) overwritten meanwhile, (\d+) lost", done.stdout).groups()  # type: ignore[union-attr]
+    )
+    assert seen > 0
+    assert seen + torn + lost <= 60
+    assert "every answer is right" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("recurrent_state.py", ["--units", "0"]),
+        ("camera_ring.py", ["--slots", "1"]),
+        ("camera_ring.py", ["--fps", "0"]),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(name: str, arguments: list[str]) -> None:
+    done = run(name, *arguments)
+    assert done.returncode == 2
+    assert "usage" in done.stderr
+
+
+def test_every_example_is_listed() -> None:
+    listed = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    for path in (ROOT / "examples").glob("*.py"):
+        assert f"`{path.name}`" in listed
