@@ -16,6 +16,7 @@ _GROUP = "nnburst.devices"
 _BUILT_IN = {
     "nnburst-reference": ("nnburst.devices.reference", "ReferenceDevice"),
     "nnburst-onnxruntime": ("nnburst.devices.onnxruntime", "OnnxRuntimeDevice"),
+    "nnburst-function": ("nnburst.devices.function", "FunctionDevice"),
     "nnburst-noop": ("nnburst.devices.noop", "NoopDevice"),
 }
 """Name to (module, class). Imported when asked for, so that a name costs nothing."""

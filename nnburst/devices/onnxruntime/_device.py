@@ -27,12 +27,13 @@ from ...model import (
 )
 from .._buffers import LocalBuffer, allocate_buffer
 from .._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
+from .._elements import operand_code
 from .._interfaces import Device, PreparedModel
 from ._graph import Bytes, Graph, GraphStore, SessionSettings, compile_graph, content_digest
 from ._importer import Argument, import_graph
 from ._library import require_extra
 from ._prepared import OnnxPreparedModel
-from ._types import EXTENSION, EXTENSION_NAME, FILE, GRAPH, operand_code
+from ._types import EXTENSION, EXTENSION_NAME, FILE, GRAPH
 
 __all__ = ["OnnxRuntimeDevice"]
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
+from .._elements import element_type
 from ._importer import Argument, all_tensors, external_location, parse
 from ._library import onnxruntime
-from ._types import element_type
 
 __all__ = ["Graph", "GraphStore", "SessionSettings", "compile_graph", "content_digest", "described_by"]
 

@@ -19,8 +19,9 @@ from ...model import (
     Subgraph,
     extension_code,
 )
+from .._elements import ElementType, element_type, operand_code
 from ._library import onnx
-from ._types import EXTENSION_NAME, FILE, GRAPH, ElementType, element_type, operand_code
+from ._types import EXTENSION_NAME, FILE, GRAPH
 
 __all__ = ["Argument", "all_tensors", "describe", "import_graph", "parse"]
 

@@ -30,9 +30,9 @@ from ...model import (
     is_fully_specified,
 )
 from .._common import deadline_passed
+from .._elements import is_scalar
 from ._graph import Graph
 from ._importer import Argument
-from ._types import is_scalar
 
 if TYPE_CHECKING:
     from ._prepared import OnnxPreparedModel

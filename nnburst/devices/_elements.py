@@ -1,0 +1,139 @@
+"""Element types of extensions as operand types: NNAPI's own where they mean the same, else the extension's.
+
+An integer of eight or sixteen bits is an NNAPI quantised type of scale 1 and zero point 0, whose real value is the
+stored one. NNAPI has no tensors of rank 0: a scalar is an NNAPI scalar type where there is one, else the extension's
+type with the bit `_SCALAR`. The numbers are those of ONNX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import GeneralFailure
+from ..model import ExtensionOperandType, Operand, OperandType, extension_code
+
+__all__ = ["ElementType", "element_of", "element_type", "element_types", "is_scalar", "operand_code"]
+
+_SCALAR = 0x100
+_FIRST_OF_BITS = 16
+"""Types from this number on are not NumPy's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """One row: an ONNX element type.
+
+    Attributes:
+        number: ``TensorProto.DataType``, which is also its number in the extension.
+        name: As ONNX Runtime prints it in ``tensor(…)``.
+        dtype: NumPy type of an element; types that NumPy lacks are their bits.
+        tensor: NNAPI type of tensors, None for the extension's.
+        scalar: NNAPI type of scalars.
+        scale: Of the NNAPI tensor type.
+    """
+
+    number: int
+    name: str
+    dtype: str
+    tensor: OperandType | None = None
+    scalar: OperandType | None = None
+    scale: float = 0.0
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return int(self.dtype[-1])
+
+
+_T = OperandType
+_ROWS = (
+    ElementType(1, "float", "<f4", _T.TENSOR_FLOAT32, _T.FLOAT32),
+    ElementType(2, "uint8", "|u1", _T.TENSOR_QUANT8_ASYMM, None, 1.0),
+    ElementType(3, "int8", "|i1", _T.TENSOR_QUANT8_ASYMM_SIGNED, None, 1.0),
+    ElementType(4, "uint16", "<u2", _T.TENSOR_QUANT16_ASYMM, None, 1.0),
+    ElementType(5, "int16", "<i2", _T.TENSOR_QUANT16_SYMM, None, 1.0),
+    ElementType(6, "int32", "<i4", _T.TENSOR_INT32, _T.INT32),
+    ElementType(7, "int64", "<i8"),
+    ElementType(9, "bool", "|b1"),
+    ElementType(10, "float16", "<f2", _T.TENSOR_FLOAT16, _T.FLOAT16),
+    ElementType(11, "double", "<f8"),
+    ElementType(12, "uint32", "<u4", None, _T.UINT32),
+    ElementType(13, "uint64", "<u8"),
+    ElementType(16, "bfloat16", "<u2"),
+    ElementType(17, "float8e4m3fn", "|u1"),
+    ElementType(18, "float8e4m3fnuz", "|u1"),
+    ElementType(19, "float8e5m2", "|u1"),
+    ElementType(20, "float8e5m2fnuz", "|u1"),
+)
+
+_BY_NUMBER = {row.number: row for row in _ROWS}
+_BY_NAME = {row.name: row for row in _ROWS}
+_OTHERS = {
+    8: "strings",
+    14: "complex numbers",
+    15: "complex numbers",
+    21: "4-bit integers",
+    22: "4-bit integers",
+    23: "4-bit floats",
+    25: "2-bit integers",
+    26: "2-bit integers",
+}
+
+
+def element_types() -> tuple[ExtensionOperandType, ...]:
+    """Return the operand types that an extension with these elements has."""
+    return tuple(
+        ExtensionOperandType(row.number | flag, is_tensor=not flag, byte_size=row.itemsize, dtype=row.dtype)
+        for flag in (0, _SCALAR)
+        for row in _ROWS
+    )
+
+
+def element_type(key: int | str, place: str) -> ElementType:
+    """Find an element type.
+
+    Args:
+        key: ``TensorProto.DataType``, or ONNX Runtime's name.
+        place: What it is the type of, for the message.
+
+    Raises:
+        GeneralFailure: Elements have no size of their own (strings), or no whole number of bytes.
+    """
+    row = _BY_NUMBER.get(key) if isinstance(key, int) else _BY_NAME.get(key)
+    if row is None:
+        what = _OTHERS.get(key, f"elements of type {key}") if isinstance(key, int) else key
+        raise GeneralFailure(f"{place} holds {what}; only numbers of 1, 2, 4 or 8 bytes can be passed to a model")
+    return row
+
+
+def element_of(dtype: np.dtype[Any], place: str) -> ElementType:
+    """Find the element type of a NumPy type; raises as `element_type`."""
+    row = next((row for row in _ROWS if np.dtype(row.dtype) == dtype and row.number < _FIRST_OF_BITS), None)
+    if row is None:
+        raise GeneralFailure(f"{place} has dtype {dtype}; only numbers of 1, 2, 4 or 8 bytes can be passed to a model")
+    return row
+
+
+def operand_code(row: ElementType, rank: int | None, prefix: int) -> tuple[int, float]:
+    """Return the operand type and scale of a graph's input or output.
+
+    Args:
+        row: Element type.
+        rank: None if unknown.
+        prefix: Of the extension in the model.
+    """
+    if rank == 0:
+        return row.scalar if row.scalar is not None else extension_code(prefix, row.number | _SCALAR), 0.0
+    if row.tensor is not None:
+        return row.tensor, row.scale
+    return extension_code(prefix, row.number), 0.0
+
+
+def is_scalar(operand: Operand) -> bool:
+    """Whether an operand of a graph has rank 0, as opposed to an unknown rank."""
+    if operand.type > 0xFFFF:
+        return bool(operand.type & _SCALAR)
+    return operand.type in (_T.FLOAT32, _T.FLOAT16, _T.INT32, _T.UINT32)

@@ -1,0 +1,412 @@
+"""A device that runs Python functions. They are named when the service starts; a client brings no code.
+
+```python
+# filters.py
+from nnburst.devices.function import Tensor, declare
+
+@declare(inputs=[Tensor("image", "float32", ("h", "w"))], outputs=[Tensor("edges", "float32", ("h", "w"))])
+def edges(image):
+    return abs(image - image.mean())
+```
+
+``launch(devices=["nnburst-function:call=filters:edges"])`` offers it; ``service.session("edges")`` runs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from ..burst import ExecutionResult
+from ..errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError
+from ..memory import BufferTracker
+from ..model import (
+    NO_TIMING,
+    BufferDesc,
+    BufferRole,
+    BufferToken,
+    Capabilities,
+    DataLocation,
+    ExecutionPreference,
+    Extension,
+    ExtensionOperandType,
+    ImportedModel,
+    Lifetime,
+    MeasureTiming,
+    MemoryLike,
+    Model,
+    OpenShape,
+    Operand,
+    Operation,
+    OutputShape,
+    Priority,
+    Request,
+    RequestArgument,
+    Subgraph,
+    Timing,
+    combine_dimensions,
+    extension_code,
+    extension_prefix,
+    is_fully_specified,
+    validate_model,
+)
+from ._buffers import LocalBuffer, allocate_buffer
+from ._common import build_version, check_preparation, cpu_capabilities, deadline_passed
+from ._elements import element_of, element_types, operand_code
+from ._interfaces import Device, PreparedModel
+from ._planned import PlannedModel
+
+if TYPE_CHECKING:
+    from ..memory import Memory
+
+__all__ = ["Declaration", "FunctionDevice", "FunctionModel", "Tensor", "declare"]
+
+_log = logging.getLogger(__name__)
+
+EXTENSION_NAME = "org.nnburst.function"
+_NAME, _CALL = 0, 0
+_PREFIX = 1
+_EXTENSION = Extension(EXTENSION_NAME, (ExtensionOperandType(_NAME, is_tensor=False, byte_size=0), *element_types()))
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An argument or result of a function.
+
+    Attributes:
+        name: For `Session.run`.
+        dtype: NumPy type of its elements: numbers of 1, 2, 4 or 8 bytes, or ``"bool"``.
+        shape: Dimensions; a name or None where any size will do, None as a whole for any rank.
+    """
+
+    name: str
+    dtype: str
+    shape: OpenShape = None
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """As an operand has them: 0 where any size will do."""
+        return tuple(size if isinstance(size, int) else 0 for size in self.shape or ())
+
+    @property
+    def element(self) -> np.dtype[Any]:
+        """NumPy type."""
+        return np.dtype(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What a function takes and gives."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+def declare(
+    *, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str | None = None
+) -> Callable[[Function], Function]:
+    """Declare a function's tensors, so that a service can offer it.
+
+    The function gets one array per input, read-only and valid only while it runs, and returns one array per output:
+    an array alone, or a tuple.
+
+    Args:
+        inputs: In the order of its parameters.
+        outputs: At least one.
+        name: What clients call it; None for the function's name.
+
+    Raises:
+        InvalidArgument: A type cannot be passed, a name is given twice, or there is no output.
+    """
+    names = [tensor.name for tensor in (*inputs, *outputs)]
+    if not outputs or len(set(names)) != len(names):
+        raise InvalidArgument(f"a function needs outputs, and names of their own for all tensors, not {names}")
+    for tensor in (*inputs, *outputs):
+        element_of(tensor.element, f"tensor {tensor.name!r}")
+
+    def decorate(function: Function) -> Function:
+        declaration = Declaration(name or function.__name__, tuple(inputs), tuple(outputs))
+        function.__nnburst__ = declaration  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+class FunctionDevice(Device):
+    """Runs the functions that it was started with.
+
+    Args:
+        call: ``package.module:function``, several with ``+`` between them.
+
+    Raises:
+        DeviceUnavailable: There is no such function, or it is not declared.
+    """
+
+    def __init__(self, call: str = "") -> None:
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._tracker = BufferTracker()
+        for target in filter(None, call.split("+")):
+            function = _load(target)
+            self._functions[declaration_of(function).name] = function
+
+    @property
+    def name(self) -> str:
+        """``nnburst-function``."""
+        return "nnburst-function"
+
+    @property
+    def version_string(self) -> str:
+        """Version of the package; what the functions do is their own business."""
+        return build_version()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The CPU baseline."""
+        return cpu_capabilities()
+
+    def get_supported_extensions(self) -> tuple[Extension, ...]:
+        """``org.nnburst.function``."""
+        return (_EXTENSION,)
+
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        """A model of one CALL of a function that is there; see `Device.get_supported_operations`."""
+        validate_model(model)
+        return tuple(self._find(model) is not None for _ in model.main.operations)
+
+    def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
+        """Describe a function; see `Device.import_model`."""
+        kind, _, name = source.partition(":")
+        if kind != "name" or name not in self._functions:
+            raise GeneralFailure(f"{self.name} has the functions {sorted(self._functions)}, not {source!r}")
+        declaration = declaration_of(self._functions[name])
+        return ImportedModel(
+            _model(declaration),
+            (),
+            tuple(tensor.shape for tensor in declaration.inputs),
+            tuple(tensor.shape for tensor in declaration.outputs),
+        )
+
+    def prepare_model(
+        self,
+        model: Model,
+        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        priority: Priority = Priority.MEDIUM,
+        deadline_ns: int = 0,
+        model_cache: Sequence[int] = (),
+        data_cache: Sequence[int] = (),
+        token: bytes = b"",
+    ) -> FunctionModel:
+        """Find the function; see `Device.prepare_model`."""
+        validate_model(model)
+        check_preparation(preference, priority, deadline_ns)
+        function = self._find(model)
+        if function is None:
+            raise GeneralFailure(f"{self.name} runs models of one CALL of {sorted(self._functions)}, as imported")
+        return FunctionModel(model, function, self._tracker)
+
+    def allocate(
+        self,
+        desc: BufferDesc,
+        prepared_models: Sequence[PreparedModel],
+        input_roles: Sequence[BufferRole],
+        output_roles: Sequence[BufferRole],
+    ) -> LocalBuffer:
+        """Any NNAPI type; see `Device.allocate`."""
+        return allocate_buffer(self._tracker, desc, prepared_models, input_roles, output_roles)
+
+    def _find(self, model: Model) -> Callable[..., Any] | None:
+        """The function of a model, if the model is just what `import_model` gives for it."""
+        if extension_prefix(model, EXTENSION_NAME) != _PREFIX:
+            return None
+        function = self._functions.get(model.operand_values.decode(errors="replace"))
+        return function if function is not None and model.main == _model(declaration_of(function)).main else None
+
+
+class FunctionModel(PlannedModel):
+    """A function that is ready to run."""
+
+    def __init__(self, model: Model, function: Callable[..., Any], tracker: BufferTracker) -> None:
+        super().__init__(model, tracker)
+        self.function = function
+        self.declaration = declaration_of(function)
+
+    def plan(self, request: Request, measure: MeasureTiming) -> _Plan:
+        """Bind a request; see `PlannedModel.plan`."""
+        return _Plan(self, request, measure)
+
+
+class _Plan:
+    """One request: the arrays of the inputs are made once, the results are copied to where they belong."""
+
+    def __init__(self, prepared: FunctionModel, request: Request, measure: MeasureTiming) -> None:
+        self._function = prepared.function
+        self._measure = measure == MeasureTiming.YES
+        declared = prepared.declaration
+        self._inputs = [_view(*row, request) for row in zip(declared.inputs, request.inputs, strict=True)]
+        self._outputs = [_Target(*row, request) for row in zip(declared.outputs, request.outputs, strict=True)]
+        self._shapes: list[tuple[int, ...]] = [()] * len(self._outputs)
+
+    def __call__(self) -> ExecutionResult | None:
+        """Run without a deadline."""
+        return self.run(0)
+
+    def run(self, deadline_ns: int) -> ExecutionResult | None:
+        """Run once; see `InnerPlan.run`."""
+        if deadline_passed(deadline_ns):
+            return ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING
+        started = time.monotonic_ns()
+        try:
+            answer = self._function(*self._inputs)
+            results = answer if isinstance(answer, tuple) else (answer,)
+            arrays = [target.checked(result) for target, result in zip(self._outputs, results, strict=True)]
+        except NNBurstError as error:
+            _log.info("%s: %s", self._function, error)
+            return error.status, (), NO_TIMING
+        except Exception:
+            _log.exception("%s failed", self._function)
+            return ErrorStatus.GENERAL_FAILURE, (), NO_TIMING
+        self._shapes = [array.shape for array in arrays]
+        fits = [target.store(array) for target, array in zip(self._outputs, arrays, strict=True)]
+        shapes = tuple(map(OutputShape, self._shapes, fits))
+        if not all(fits):
+            return ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, NO_TIMING
+        is_open = any(target.is_open for target in self._outputs)
+        if not is_open and not self._measure:
+            return None
+        timing = Timing((time.monotonic_ns() - started) // 1000) if self._measure else NO_TIMING
+        return ErrorStatus.NONE, shapes if is_open else (), timing
+
+    def output_dimensions(self, position: int) -> tuple[int, ...]:
+        """Dimensions of an output after a run."""
+        return self._shapes[position]
+
+
+class _Target:
+    """Where a result goes."""
+
+    def __init__(self, tensor: Tensor, argument: RequestArgument, request: Request) -> None:
+        self._tensor = tensor
+        self._pool = None if argument.has_no_value else _pool(request, argument)
+        self._location = argument.location
+        self._dimensions = combine_dimensions(tensor.dimensions, argument.dimensions)
+        self.is_open = tensor.shape != () and not is_fully_specified(self._dimensions)
+        if self._pool is not None and not self.is_open:
+            self._place(self._dimensions)  # an argument that is too small or read-only is refused before the run
+
+    def checked(self, result: Any) -> Array:
+        array = np.asarray(result)
+        known = self._dimensions
+        fits = (self.is_open and not known) or (
+            array.ndim == len(known) and all(k in (0, n) for k, n in zip(known, array.shape, strict=True))
+        )
+        if array.dtype != self._tensor.element or not fits:
+            raise GeneralFailure(
+                f"output {self._tensor.name!r} is {array.dtype} {list(array.shape)}, but is declared as "
+                f"{self._tensor.dtype} {list(known) if known else self._tensor.shape}"
+            )
+        return array
+
+    def store(self, array: Array) -> bool:
+        """Copy a result; False if there is not the room."""
+        if self._pool is None or array.size == 0:
+            return True
+        if self.is_open and array.nbytes > (self._location.length or math.inf):
+            return False
+        self._place(array.shape)[...] = array
+        return True
+
+    def _place(self, shape: tuple[int, ...]) -> Array:
+        assert self._pool is not None
+        nbytes = math.prod(shape) * self._tensor.element.itemsize
+        if self._location.length < nbytes:
+            raise InvalidArgument(f"output {self._tensor.name!r} has {self._location.length} bytes; it needs {nbytes}")
+        array = self._pool.array(self._tensor.element, shape, self._location.offset)
+        if not array.flags.writeable:
+            raise InvalidArgument(f"output {self._tensor.name!r} lies in read-only memory; share it for writing")
+        return array
+
+
+def _view(tensor: Tensor, argument: RequestArgument, request: Request) -> Array:
+    """Return an input as the function sees it."""
+    if argument.has_no_value:
+        if 0 not in tensor.dimensions:
+            raise GeneralFailure(f"input {tensor.name!r} is omitted, but the function needs it")
+        return np.empty(tensor.dimensions, tensor.element)
+    dims = combine_dimensions(tensor.dimensions, argument.dimensions)
+    nbytes = math.prod(dims) * tensor.element.itemsize
+    if tensor.shape != () and not is_fully_specified(dims):
+        raise InvalidArgument(f"input {tensor.name!r} has dimensions {list(dims)}; give all of them")
+    if argument.location.length < nbytes:
+        raise InvalidArgument(f"input {tensor.name!r} has {argument.location.length} bytes; it needs {nbytes}")
+    view = _pool(request, argument).array(tensor.element, dims, argument.location.offset)[...]
+    view.flags.writeable = False
+    return view
+
+
+def _pool(request: Request, argument: RequestArgument) -> MemoryLike:
+    pool = request.pools[argument.location.pool_index]
+    assert not isinstance(pool, BufferToken)  # replaced by a view before the plan is made
+    return pool
+
+
+def _load(target: str) -> Callable[..., Any]:
+    module, _, attribute = target.partition(":")
+    try:
+        function = getattr(import_module(module), attribute)
+        declaration_of(function)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise DeviceUnavailable(f"call={target}: give package.module:function, a declared one ({error})") from error
+    return function  # type: ignore[no-any-return]
+
+
+def declaration_of(function: Callable[..., Any]) -> Declaration:
+    """Return what `declare` said of a function.
+
+    Raises:
+        AttributeError: Nothing.
+    """
+    declaration = function.__nnburst__  # type: ignore[attr-defined]
+    assert isinstance(declaration, Declaration)
+    return declaration
+
+
+def _model(declaration: Declaration) -> Model:
+    """The model of a function: one CALL of its name."""
+    name = declaration.name.encode()
+    operands = [
+        Operand(
+            extension_code(_PREFIX, _NAME),
+            number_of_consumers=1,
+            lifetime=Lifetime.CONSTANT_COPY,
+            location=DataLocation(0, 0, len(name)),
+        )
+    ]
+    for tensors, lifetime, consumers in (
+        (declaration.inputs, Lifetime.SUBGRAPH_INPUT, 1),
+        (declaration.outputs, Lifetime.SUBGRAPH_OUTPUT, 0),
+    ):
+        for tensor in tensors:
+            rank = None if tensor.shape is None else len(tensor.shape)
+            code, scale = operand_code(element_of(tensor.element, tensor.name), rank, _PREFIX)
+            operands.append(Operand(code, tensor.dimensions, consumers, scale=scale, lifetime=lifetime))
+    inputs = tuple(range(1, 1 + len(declaration.inputs)))
+    outputs = tuple(range(1 + len(inputs), len(operands)))
+    call = Operation(extension_code(_PREFIX, _CALL), (0, *inputs), outputs)
+    return Model(
+        Subgraph(tuple(operands), (call,), inputs, outputs),
+        operand_values=name,
+        extension_name_to_prefix={EXTENSION_NAME: _PREFIX},
+        input_names=tuple(tensor.name for tensor in declaration.inputs),
+        output_names=tuple(tensor.name for tensor in declaration.outputs),
+    )

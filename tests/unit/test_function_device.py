@@ -1,0 +1,160 @@
+"""Python functions as models: declared, named when the service starts, run through a burst."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst import DeviceUnavailable, GeneralFailure, InvalidArgument, OutputInsufficientSize
+from nnburst.devices.function import Tensor, declare
+
+SOURCE = '''
+import numpy as np
+from nnburst.devices.function import Tensor, declare
+
+F = "float32"
+
+@declare(
+    inputs=[Tensor("a", F, (2, 3)), Tensor("b", F, (2, 3))],
+    outputs=[Tensor("sum", F, (2, 3)), Tensor("n", "int64", ())],
+)
+def add(a, b):
+    assert not a.flags.writeable
+    return a + b, np.int64(a.size)
+
+@declare(inputs=[Tensor("x", "float64", ("rows", None))], outputs=[Tensor("y", "float64", (None,))], name="row-sums")
+def sums(x):
+    return x.sum(axis=1)
+
+@declare(inputs=[Tensor("how", "int32", (1,))], outputs=[Tensor("y", F, (1,))])
+def broken(how):
+    if how[0] == 0:
+        raise KeyError("oh no")
+    return [np.zeros(1), np.zeros((1, 1), F), (np.zeros(1, F),) * 2, np.full(1, 7, F)][how[0] - 1]
+
+@declare(inputs=[Tensor("x", "bool", ())], outputs=[Tensor("y", "bool", ())])
+def invert(x):
+    return ~x
+
+@declare(inputs=[Tensor("x", F, (1, 4)), Tensor("h_in", F, (1, 4))], outputs=[Tensor("h_out", F, (1, 4))])
+def accumulate(x, h_in):
+    return x + h_in
+
+def undeclared(x):
+    return x
+'''  # fmt: skip
+FUNCTIONS = "+".join(f"mine_filters:{name}" for name in ("add", "sums", "broken", "invert", "accumulate"))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("functions")
+    (path / "mine_filters.py").write_text(SOURCE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path)
+        patch.setenv("PYTHONPATH", f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        yield path
+    sys.modules.pop("mine_filters", None)
+
+
+@pytest.fixture(scope="module", params=["in_process", "child"])
+def service(request: pytest.FixtureRequest, directory: Path) -> Iterator[nnburst.Service]:
+    start = nnburst.in_process if request.param == "in_process" else nnburst.launch
+    with start(devices=["nnburst-reference", f"nnburst-function:call={FUNCTIONS}"]) as service:
+        yield service
+
+
+def test_function_runs_by_its_name(service: nnburst.Service) -> None:
+    a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.full((2, 3), 10, np.float32)
+    with service.session("add") as session:
+        assert [argument.name for argument in session.get_inputs()] == ["a", "b"]
+        for _ in range(3):
+            total, n = session.run(None, {"a": a, "b": b})
+            assert np.array_equal(total, a + b)
+            assert (n, n.dtype, n.shape) == (6, np.int64, ())
+        with session.bind(measure=True) as bound:
+            bound.inputs["a"][:], bound.inputs["b"][:] = a, b
+            bound.run()
+            assert np.array_equal(bound.outputs["sum"], a + b)
+            assert bound.timing.time_on_device < 10**9
+        assert session.stats.fallbacks == 0
+
+
+def test_sizes_that_are_open_follow_the_arrays(service: nnburst.Service) -> None:
+    with service.session("row-sums") as session:
+        assert session.get_inputs()[0].shape == ("rows", None)
+        for rows in (2, 1000, 3):
+            x = np.ones((rows, 4))
+            assert session.run(None, {"x": x})[0].tolist() == [4.0] * rows
+        assert session.run(None, {"x": np.zeros((0, 0))})[0].shape == (0,)
+        with session.bind(shapes={"x": (5000, 4)}) as bound:
+            bound.inputs["x"][:] = 1
+            with pytest.raises(OutputInsufficientSize) as caught:
+                bound.run()
+            assert caught.value.output_shapes[0].dimensions == (5000,)
+
+
+def test_scalar_booleans_pass(service: nnburst.Service) -> None:
+    with service.session("invert") as session:
+        assert session.run(None, {"x": np.array(True)})[0] == np.array(False)
+
+
+def test_state_stays_in_the_device(service: nnburst.Service) -> None:
+    with service.session("accumulate") as session, session.bind(state={"h_out": "h_in"}) as step:
+        for _ in range(4):
+            step.inputs["x"][:] = 2
+            step.run()
+        assert step.get_state()["h_in"].tolist() == [[8.0] * 4]
+
+
+@pytest.mark.parametrize("how", [0, 1, 2, 3])
+def test_function_that_fails_or_breaks_its_word_is_a_general_failure(service: nnburst.Service, how: int) -> None:
+    with service.session("broken") as session:
+        with pytest.raises(GeneralFailure):
+            session.run(None, {"how": np.int32([how])})
+        assert session.run(None, {"how": np.int32([4])})[0].tolist() == [7]
+
+
+def test_unknown_name_says_what_there_is(service: nnburst.Service) -> None:
+    with pytest.raises(GeneralFailure, match="row-sums"):
+        service.session("mine_filters:add")
+    with pytest.raises(GeneralFailure, match="does not import 'name:add'"):
+        service.session("add", device="nnburst-reference")
+    with pytest.raises(InvalidArgument, match="needs service="):
+        nnburst.Session("add")
+
+
+@pytest.mark.parametrize(
+    "call", ["mine_filters:undeclared", "mine_filters:nothing", "no_such_module:f", "mine_filters"]
+)
+def test_what_is_no_declared_function_is_refused_when_the_service_starts(directory: Path, call: str) -> None:
+    with pytest.raises(DeviceUnavailable, match=f"call={call}"):
+        nnburst.in_process(devices=[f"nnburst-function:call={call}"])
+
+
+def test_model_that_is_not_as_imported_is_refused(service: nnburst.Service) -> None:
+    from dataclasses import replace
+
+    device = service.device("nnburst-function")
+    model = device.import_model("name:add").model
+    assert device.get_supported_operations(model) == (True,)
+    for other in (b"sums", b"os.system", b"\xff"):
+        changed = replace(model, operand_values=other.ljust(3)[:3])
+        assert device.get_supported_operations(changed) == (False,)
+        with pytest.raises(GeneralFailure, match="CALL"):
+            device.prepare_model(changed)
+
+
+def test_declaration_of_what_cannot_be_passed_is_refused() -> None:
+    x, y = Tensor("x", "float32"), Tensor("y", "float32")
+    for inputs, outputs in (([x], []), ([x], [x]), ([x, x], [y])):
+        with pytest.raises(InvalidArgument, match="names of their own"):
+            declare(inputs=inputs, outputs=outputs)
+    with pytest.raises(GeneralFailure, match="'s' has dtype"):
+        declare(inputs=[Tensor("s", "U5")], outputs=[y])
