@@ -25,8 +25,10 @@ def test_example_of_the_readme_runs_as_written() -> None:
     assert done.stdout.count("[[") == 2, done.stdout  # the answer of run() and that of the bound execution
 
 
-@pytest.mark.parametrize("page", ["memory.md"])
+@pytest.mark.parametrize("page", ["memory.md", "onnx.md"])
 def test_examples_of_a_page_run_as_written(page: str) -> None:
+    if page == "onnx.md":
+        pytest.importorskip("onnxruntime", reason="needs the extra nnburst[onnx]")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     for code in blocks:
