@@ -24,7 +24,7 @@ from onnx_support import (
 )
 
 import nnburst
-from nnburst import DeviceUnavailable, GeneralFailure, InvalidArgument, OutputInsufficientSize
+from nnburst import BadState, DeviceUnavailable, GeneralFailure, InvalidArgument, OutputInsufficientSize
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +152,26 @@ def test_empty_array_for_open_dimensions(service: nnburst.Service, tmp_path: Pat
         assert session.run(None, {"x": rows(2)})[0].shape == (2, 16)
         with pytest.raises(InvalidArgument, match="reshape"):
             session.run(None, {"x": np.zeros((0, 15), np.float32)})
+
+
+def test_arrays_that_are_not_like_the_last_ones_are_looked_at_again(service: nnburst.Service, tmp_path: Path) -> None:
+    path, x = save(mlp(16, 1), tmp_path / "m.onnx"), rows(1)
+    with service.session(path) as session:
+        (y,) = session.run(None, {"x": x})
+        (again,) = session.run(None, {"x": x})
+        assert np.array_equal(y, again)
+        assert not np.shares_memory(y, again)
+        for wrong in (x[0], x[:, :1], np.float32(1), x.astype(np.float64), x.astype(">f4")):  # NumPy would broadcast
+            with pytest.raises(InvalidArgument, match="'x'"):
+                session.run(None, {"x": wrong})
+        with pytest.raises(InvalidArgument, match="missing"):
+            session.run(None, {"z": x})
+        with pytest.raises(InvalidArgument, match="unknown"):
+            session.run(None, {"x": x, "z": x})
+        assert np.array_equal(session.run(["y"], {"x": list(x)})[0], y)
+        session.close()
+        with pytest.raises(BadState):
+            session.run(None, {"x": x})
 
 
 def test_external_data_comes_from_beside_the_model(service: nnburst.Service, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ _TITLES = {
     _REFERENCE: "in process, InferenceSession.run",
     "inprocess-binding": "in process, run_with_iobinding",
     "burst-bound": "burst, bind().run()",
-    "burst-run": "burst, Session.run (copy in, copy out)",
+    "burst-run": "burst, Session.run (copies)",
     "pipe": "Pipe, pickled arrays",
 }
 
@@ -258,7 +258,7 @@ class ModelReport:
             if row["note"]:
                 console.print(f"{row['name']}: {row['note']}", style="yellow", markup=False, highlight=False)
         for line in self.words():
-            console.print("  " + line, markup=False, highlight=False)
+            console.print("  " + line, markup=False, highlight=False, soft_wrap=True)
 
     def write_json(self, path: Path) -> None:
         """Write rows and conditions."""

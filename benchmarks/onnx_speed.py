@@ -1,0 +1,98 @@
+"""The speed that ONNX models are held to: bursts beside `InferenceSession.run`, one thread, in turns.
+
+``python benchmarks/onnx_speed.py [--quick] [--markdown FILE]`` builds MLPs of Gemm and Relu, takes resnet50 from the
+`onnx` package, runs the contest of ``nnburst bench --model`` on each, and exits with 1 if a ratio is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from nnburst.cli.bench._model import Contest, ModelReport, run_contest
+from nnburst.cli.bench._schedule import Plan
+
+LIMITS = {
+    "mlp 16 x 1": {"burst-bound": 0.80, "burst-run": 0.95},
+    "mlp 64 x 4": {"burst-bound": 0.85, "burst-run": 0.95},
+    "mlp 256 x 4": {"burst-bound": 1.00, "burst-run": 1.05},
+    "resnet50": {"burst-bound": 1.01, "burst-run": 1.01},
+}
+"""Ratios of medians to `InferenceSession.run`: width x layers, or the network."""
+
+
+def mlp(width: int, layers: int, path: Path) -> None:
+    """Write a model of Gemm and Relu, from `x` to `y`."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(width)
+    nodes, weights, last = [], [], "x"
+    for i in range(layers):
+        out = "y" if i == layers - 1 else f"h{i}"
+        nodes += [
+            helper.make_node("Gemm", [last, f"w{i}", f"b{i}"], [f"g{i}"]),
+            helper.make_node("Relu", [f"g{i}"], [out]),
+        ]
+        weights += [
+            numpy_helper.from_array((rng.normal(size=(width, width)) / np.sqrt(width)).astype(np.float32), f"w{i}"),
+            numpy_helper.from_array(rng.normal(size=width).astype(np.float32), f"b{i}"),
+        ]
+        last = out
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, width)) for name in "xy")
+    graph = helper.make_graph(nodes, path.stem, [x], [y], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def model_file(name: str, directory: Path) -> Path:
+    """Make or find a model."""
+    if not name.startswith("mlp"):
+        import onnx
+
+        return Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / f"light_{name}.onnx"
+    _, width, _, layers = name.split()
+    path = directory / f"mlp{width}x{layers}.onnx"
+    mlp(int(width), int(layers), path)
+    return path
+
+
+def markdown(reports: dict[str, ModelReport]) -> str:
+    """The table of `docs/benchmarks.md`."""
+    titles = [row["title"] for row in next(iter(reports.values())).rows()]
+    lines = ["| p50 in µs (ratio) | " + " | ".join(titles) + " |", "|---|" + "--:|" * len(titles)]
+    for name, report in reports.items():
+        cells = [f"{row['p50_us']:,.2f} ({row['ratio']:.2f})" if row["count"] else "-" for row in report.rows()]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *(f"- {line}" for line in next(iter(reports.values())).words())]) + "\n"
+
+
+def main() -> int:
+    """Measure and judge."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few seconds per model")
+    parser.add_argument("--markdown", type=Path, help="write the table to this file")
+    options = parser.parse_args()
+    plan = Plan(5, 5_000, 0.1) if options.quick else Plan(20, 20_000, 0.3)
+    console, reports, missed = Console(), {}, 0
+    with tempfile.TemporaryDirectory(prefix="nnburst-speed-") as directory:
+        for name, limits in LIMITS.items():
+            report = reports[name] = run_contest(
+                Contest(str(model_file(name, Path(directory)))), plan, 50e-6, Console(stderr=True)
+            )
+            report.show(console)
+            for key, limit in limits.items():
+                ratio = report.ratios()[key]
+                missed += not ratio <= limit
+                console.print(f"  {'pass' if ratio <= limit else 'MISS'}  {key} {ratio:.3f}, at most {limit:.2f}")
+    if options.markdown:
+        options.markdown.write_text(markdown(reports), encoding="utf-8")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
