@@ -17,7 +17,17 @@ from .._elements import element_type
 from ._importer import Argument, all_tensors, external_location, parse
 from ._library import onnxruntime
 
-__all__ = ["Graph", "GraphStore", "SessionSettings", "compile_graph", "content_digest", "described_by"]
+__all__ = [
+    "Bytes",
+    "Graph",
+    "GraphStore",
+    "SessionSettings",
+    "build_session",
+    "compile_graph",
+    "content_digest",
+    "described_by",
+    "open_session",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -129,16 +139,26 @@ def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSett
         GeneralFailure: ONNX Runtime cannot run it, for example because it does not know an operator.
         ResourceExhausted: There is no memory for it.
     """
+    return Graph(build_session(data, files, settings.options()), files)
+
+
+def build_session(data: bytes, files: Mapping[str, Bytes], options: Any) -> Any:
+    """Return an ``InferenceSession`` of a model's files; raises as `compile_graph`."""
     proto = parse(data)
-    options = settings.options()
     embedded = _place_external(proto, files, options)
     if embedded:
         data = proto.SerializeToString()
     del proto
-    return Graph(_session(data, options), files)
+    return open_session(data, options)
 
 
-def _session(data: bytes, options: Any) -> Any:
+def open_session(data: bytes, options: Any) -> Any:
+    """Return an ``InferenceSession`` of a model without external files.
+
+    Raises:
+        GeneralFailure: ONNX Runtime cannot run it.
+        ResourceExhausted: There is no memory for it.
+    """
     try:
         return onnxruntime().InferenceSession(data, options, providers=["CPUExecutionProvider"])
     except MemoryError as error:

@@ -1,0 +1,270 @@
+"""What the device keeps in a compilation cache: the optimised graph, and beside it the weights.
+
+The model blob is MessagePack: the operands of the model, the graph as ONNX Runtime optimised it, and a table of its
+large tensors. The data blob is the bytes of those tensors, each at a multiple of 64 bytes; a tensor whose elements are
+all equal is a number in the table instead. A graph that is loaded uses the tensors where they lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ...errors import GeneralFailure, InvalidArgument
+from ...model import Model, Subgraph
+from .._elements import element_type
+from ._graph import Bytes, Graph, SessionSettings, build_session, open_session
+from ._importer import all_tensors, parse
+from ._library import onnx, onnxruntime
+
+__all__ = ["Packed", "epoch", "pack", "pays", "unpack"]
+
+_VERSION = 1
+_ALIGNMENT = 64
+_SMALLEST = 1024
+"""Bytes from which on a tensor is kept outside of the graph."""
+_GAIN = 0.8
+"""A graph is kept if loading it takes at most this part of the time that compiling took."""
+_MATRIX_OPERATORS = {"Gemm", "MatMul"}
+_MUCH = 64 << 20
+
+
+class _Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """A large tensor of the graph: `length` bytes at `offset` of the data blob, or all elements `fill`."""
+
+    name: str
+    element: int
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+    fill: bytes
+
+
+class _Packed(msgspec.Struct, frozen=True):
+    version: int
+    main: Subgraph
+    prefixes: dict[str, int]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    graph: bytes
+    tensors: tuple[_Tensor, ...]
+    data_size: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Packed)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A compiled model as two blobs.
+
+    Attributes:
+        model: The graph.
+        data: The weights; at least one byte.
+        load_seconds: What loading them took.
+    """
+
+    model: bytes
+    data: Bytes
+    load_seconds: float
+
+
+def epoch() -> bytes:
+    """Return what a kept graph depends on besides the model: 32 bytes.
+
+    ONNX Runtime's version and providers, and the features of the processor: optimising chooses kernels and layouts.
+    """
+    parts = [f"packed {_VERSION}", onnxruntime().__version__, *onnxruntime().get_available_providers(), _cpu_features()]
+    return hashlib.sha256("\0".join(parts).encode()).digest()
+
+
+def _cpu_features() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return "unknown"
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "unknown")
+
+
+def pays(proto: Any) -> bool:
+    """Guess whether keeping a model's graph can pay; only measuring tells.
+
+    It does not if most of the weights are large matrices: what takes time then is bringing these into the order that
+    the processor wants, and that has to be done again for a graph that was kept.
+    """
+    sizes = {tensor.name: _nbytes(tensor.dims, tensor.data_type) for tensor in proto.graph.initializer}
+    shapes = {t.name: onnx().numpy_helper.to_array(t) for t in proto.graph.initializer if _is_shape(t)}
+    matrices = 0
+    for node in proto.graph.node:
+        if node.op_type == "ConstantOfShape" and node.input[0] in shapes:
+            sizes[node.output[0]] = 4 * int(np.prod(shapes[node.input[0]], dtype=np.float64))
+    for node in proto.graph.node:
+        if node.op_type in _MATRIX_OPERATORS:
+            matrices += sum(sizes.get(name, 0) for name in node.input)
+    return matrices < _MUCH or 2 * matrices < sum(sizes.values())
+
+
+def _is_shape(tensor: Any) -> bool:
+    return tensor.data_type == onnx().TensorProto.INT64 and len(tensor.dims) == 1 and not tensor.external_data
+
+
+def _nbytes(dims: Any, number: int) -> int:
+    try:
+        return int(np.prod(dims, dtype=np.float64)) * element_type(int(number), "").itemsize
+    except GeneralFailure:
+        return 0
+
+
+def pack(
+    model: Model, data: bytes, files: Mapping[str, Bytes], settings: SessionSettings, compile_seconds: float
+) -> Packed:
+    """Optimise a model once more, take the result apart, and try it out.
+
+    Args:
+        model: As it was prepared.
+        data: The model file.
+        files: Its external files.
+        settings: As it was compiled.
+        compile_seconds: What that took.
+
+    Raises:
+        GeneralFailure: It would not pay.
+        NNBurstError: It cannot be done.
+    """
+    proto = parse(data)
+    if not pays(proto):
+        raise GeneralFailure("most weights are large matrices, which have to be packed anew after loading")
+    del proto
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="nnburst-pack-", dir=shared) as directory:
+        graph, tensors, blob = _optimised(data, files, settings, Path(directory))
+    packed = _Packed(
+        version=_VERSION,
+        main=model.main,
+        prefixes=dict(model.extension_name_to_prefix),
+        input_names=tuple(model.input_names),
+        output_names=tuple(model.output_names),
+        graph=graph,
+        tensors=tensors,
+        data_size=blob.nbytes,
+    )
+    encoded = _encoder.encode(packed)
+    started = time.perf_counter()
+    hashlib.sha256(encoded).digest()
+    hashlib.sha256(blob.data).digest()
+    unpack(memoryview(encoded), blob.data, settings)
+    seconds = time.perf_counter() - started
+    if seconds > _GAIN * compile_seconds:
+        raise GeneralFailure(f"loading takes {seconds * 1e3:.1f} ms, compiling took {compile_seconds * 1e3:.1f} ms")
+    return Packed(encoded, blob, seconds)
+
+
+def _optimised(
+    data: bytes, files: Mapping[str, Bytes], settings: SessionSettings, directory: Path
+) -> tuple[bytes, tuple[_Tensor, ...], Bytes]:
+    """Have ONNX Runtime write the graph that it made of a model, and take its large tensors out."""
+    options = settings.options()
+    options.optimized_model_filepath = str(directory / "graph.onnx")
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(_SMALLEST))
+    session = build_session(data, files, options)
+    names = {argument.name for argument in session.get_inputs()}
+    del session
+    proto = parse((directory / "graph.onnx").read_bytes())
+    weights = directory / "weights.bin"
+    raw: Bytes = np.fromfile(weights, np.uint8) if weights.exists() else np.zeros(0, np.uint8)
+    # Inputs whose initializers were folded away are still there; nobody can give them any more.
+    inputs = [value for value in proto.graph.input if value.name in names]
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
+    proto.ir_version = max(proto.ir_version, 4)  # from then on an initializer needs not be an input
+    return _take_apart(proto, raw)
+
+
+def _take_apart(proto: Any, raw: Bytes) -> tuple[bytes, tuple[_Tensor, ...], Bytes]:
+    tensors: list[_Tensor] = []
+    pieces: list[Bytes] = []
+    end = 0
+    for tensor, is_initializer in all_tensors(proto.graph):
+        if tensor.data_location != onnx().TensorProto.EXTERNAL:
+            continue
+        place = {entry.key: int(entry.value) for entry in tensor.external_data if entry.key in ("offset", "length")}
+        piece = raw[place.get("offset", 0) : place.get("offset", 0) + place["length"]]
+        try:
+            row = element_type(int(tensor.data_type), tensor.name)
+        except GeneralFailure:
+            row = None
+        if not is_initializer or row is None:
+            tensor.raw_data = piece.tobytes()
+            tensor.data_location = 0
+            del tensor.external_data[:]
+            continue
+        fill = _fill_of(piece.view(row.dtype))
+        stored = 0 if fill else piece.nbytes
+        tensors.append(_Tensor(tensor.name, row.number, tuple(tensor.dims), end, stored, fill))
+        if stored:
+            pieces.append(piece)
+            padding = -stored % _ALIGNMENT
+            pieces.append(np.zeros(padding, np.uint8))
+            end += stored + padding
+    return proto.SerializeToString(), tuple(tensors), np.concatenate(pieces) if pieces else np.zeros(1, np.uint8)
+
+
+def _fill_of(elements: np.ndarray[Any, Any]) -> bytes:
+    """Return the bytes of the element that a tensor consists of, or nothing."""
+    bits = elements.view(f"u{elements.itemsize}")
+    return elements[:1].tobytes() if bits.size and (bits == bits[0]).all() else b""
+
+
+def unpack(model: memoryview, data: memoryview, settings: SessionSettings) -> tuple[Model, Graph]:
+    """Load what `pack` made. The bytes are trusted: whoever calls has verified that this device wrote them.
+
+    Args:
+        model: The graph.
+        data: The weights; kept and used where they are.
+        settings: How to make the session.
+
+    Raises:
+        InvalidArgument: They are not what `pack` makes.
+        GeneralFailure: ONNX Runtime refuses the graph.
+    """
+    try:
+        packed = _decoder.decode(model)
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(f"this is no packed graph: {error}") from None
+    if packed.version != _VERSION or packed.data_size != data.nbytes:
+        raise InvalidArgument(f"version {packed.version} with {data.nbytes} of {packed.data_size} bytes of weights")
+    raw = np.frombuffer(data, np.uint8)
+    arrays = {tensor.name: _array(tensor, raw) for tensor in packed.tensors}
+    options = settings.options()
+    options.graph_optimization_level = onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
+    if arrays:
+        wrap = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
+        values = [wrap(arrays[tensor.name], tensor.element) for tensor in packed.tensors]
+        options.add_external_initializers(list(arrays), values)
+    graph = Graph(open_session(packed.graph, options), arrays)
+    restored = Model(
+        packed.main,
+        extension_name_to_prefix=packed.prefixes,
+        input_names=packed.input_names,
+        output_names=packed.output_names,
+    )
+    return restored, graph
+
+
+def _array(tensor: _Tensor, raw: Bytes) -> np.ndarray[Any, Any]:
+    row = element_type(tensor.element, tensor.name)
+    if tensor.fill:
+        return np.full(tensor.shape, np.frombuffer(tensor.fill, row.dtype)[0], row.dtype)
+    return raw[tensor.offset : tensor.offset + tensor.length].view(row.dtype).reshape(tensor.shape)

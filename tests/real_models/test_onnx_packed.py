@@ -1,0 +1,119 @@
+"""What the device keeps of a compilation: the same answers in every bit, and nothing kept that does not pay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx_support import FLOAT, RNG, TensorProto, graph, helper, mlp, node, onnx
+
+from nnburst.devices.onnxruntime._graph import SessionSettings, compile_graph
+from nnburst.devices.onnxruntime._importer import import_graph
+from nnburst.devices.onnxruntime._packed import Packed, epoch, pack, pays, unpack
+from nnburst.errors import GeneralFailure, InvalidArgument
+
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+ONE = SessionSettings(threads=1)
+FOREVER = 1e9
+
+
+def packed_and_compiled(data: bytes, files: Any = None, seconds: float = FOREVER) -> tuple[Packed, Any, Any]:
+    model = import_graph(data).model
+    return pack(model, data, files or {}, ONE, seconds), compile_graph(data, files or {}, ONE), model
+
+
+def same_answers(data: bytes, inputs: dict[str, np.ndarray], files: Any = None) -> Packed:
+    packed, compiled, model = packed_and_compiled(data, files)
+    restored, loaded = unpack(memoryview(packed.model), packed.data.data, ONE)
+    assert (restored.main, restored.input_names, restored.output_names, dict(restored.extension_name_to_prefix)) == (
+        model.main, model.input_names, model.output_names, dict(model.extension_name_to_prefix),
+    )  # fmt: skip
+    assert (loaded.inputs, loaded.outputs) == (compiled.inputs, compiled.outputs)
+    for ours, theirs in zip(loaded.session.run(None, inputs), compiled.session.run(None, inputs), strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.tobytes() == theirs.tobytes()
+    return packed
+
+
+@pytest.mark.parametrize("name", ["densenet121", "inception_v2", "resnet50", "shufflenet", "squeezenet"])
+def test_network_that_was_kept_answers_bit_for_bit(name: str) -> None:
+    data = (LIGHT / f"light_{name}.onnx").read_bytes()
+    (argument,) = import_graph(data).model.input_names
+    shape = compile_graph(data, {}, ONE).inputs[0].dimensions
+    packed = same_answers(data, {argument: RNG.random(shape, np.float32)})
+    assert len(packed.model) + packed.data.nbytes < 10 << 20  # the weights of these are mostly one number each
+
+
+def test_weights_are_kept_beside_the_graph() -> None:
+    data = mlp(128, 2).SerializeToString()
+    packed = same_answers(data, {"x": RNG.normal(size=(1, 128)).astype(np.float32)})
+    assert packed.data.nbytes >= 2 * 128 * 128 * 4
+    assert len(packed.model) < 8192
+
+
+def test_external_data_is_kept_too(tmp_path: Path) -> None:
+    onnx.save(mlp(64, 2), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    files = {"w.bin": np.fromfile(tmp_path / "w.bin", np.uint8)}
+    same_answers((tmp_path / "m.onnx").read_bytes(), {"x": RNG.normal(size=(1, 64)).astype(np.float32)}, files)
+
+
+def test_inner_graphs_and_odd_types_are_kept() -> None:
+    def branch(name: str, array: np.ndarray) -> Any:
+        constant = onnx.numpy_helper.from_array(array, name)
+        value = helper.make_tensor_value_info(name, FLOAT, array.shape)
+        return helper.make_graph([node("Identity", [name], [f"{name}_out"])], name, [], [
+            helper.make_tensor_value_info(f"{name}_out", FLOAT, array.shape)
+        ], [constant], value_info=[value])  # fmt: skip
+
+    half = RNG.normal(size=2000).astype(np.float16)
+    model = graph(
+        [
+            node("If", ["c"], ["y"], then_branch=branch("a", RNG.normal(size=2000).astype(np.float32)),
+                 else_branch=branch("b", np.zeros(2000, np.float32))),
+            node("Add", ["h", "half"], ["z"]),
+            node("Add", ["k", "big"], ["l"]),
+        ],
+        [("c", TensorProto.BOOL, ()), ("h", TensorProto.FLOAT16, (2000,)), ("k", TensorProto.INT64, (2000,))],
+        [("y", FLOAT, (2000,)), ("z", TensorProto.FLOAT16, (2000,)), ("l", TensorProto.INT64, (2000,))],
+        {"half": half, "big": np.arange(2000, dtype=np.int64)},
+    )  # fmt: skip
+    for c in (True, False):
+        inputs = {"c": np.array(c), "h": half, "k": np.arange(2000, dtype=np.int64)}
+        same_answers(model.SerializeToString(), inputs)
+
+
+def test_what_loads_no_faster_than_it_compiles_is_not_kept() -> None:
+    data = mlp(64, 2).SerializeToString()
+    with pytest.raises(GeneralFailure, match=r"loading takes .* compiling took 0\.0 ms"):
+        packed_and_compiled(data, seconds=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bvlc_alexnet", "vgg19", "zfnet512"])
+def test_network_of_large_matrices_is_not_tried(name: str) -> None:
+    data = (LIGHT / f"light_{name}.onnx").read_bytes()
+    with pytest.raises(GeneralFailure, match="large matrices"):
+        pack(import_graph(data).model, data, {}, ONE, FOREVER)
+    assert pays(onnx.load(LIGHT / "light_resnet50.onnx"))
+
+
+def test_what_was_not_packed_here_is_refused() -> None:
+    packed, _, _ = packed_and_compiled(mlp(64, 1).SerializeToString())
+    for model, data in (
+        (b"", packed.data),
+        (packed.model[:-10], packed.data),
+        (b"\x93" + packed.model[1:], packed.data),
+        (packed.model, packed.data[:-1]),
+        (packed.model, np.zeros(0, np.uint8)),
+    ):
+        with pytest.raises(InvalidArgument):
+            unpack(memoryview(model), data.data, ONE)
+
+
+def test_epoch_is_the_same_in_every_process_and_other_for_another_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = epoch()
+    assert len(before) == 32
+    assert epoch() == before
+    monkeypatch.setattr("onnxruntime.__version__", "0.0.1")
+    assert epoch() != before
