@@ -1,0 +1,46 @@
+"""Compilation caching that a service can trust although the client owns the files (facts sheet `caching.md`)."""
+
+from __future__ import annotations
+
+from ._device_cache import DeviceCache, SaveResult, VerifiedEntry
+from ._directory import Cache, Limits, Opened, Staged, default_cache_directory, entry_name
+from ._eviction import Pruned, prune
+from ._index import EntryInfo
+from ._keys import default_state_directory
+from ._reasons import CacheReason, CacheRejected
+from ._token import (
+    PRIORITY_CODE,
+    TOKEN_SIZE,
+    checked_token,
+    device_token_v1,
+    device_token_v2,
+    file_names,
+    model_fingerprint,
+)
+from ._trust_store import TrustStore
+
+__all__ = [
+    "PRIORITY_CODE",
+    "TOKEN_SIZE",
+    "Cache",
+    "CacheReason",
+    "CacheRejected",
+    "DeviceCache",
+    "EntryInfo",
+    "Limits",
+    "Opened",
+    "Pruned",
+    "SaveResult",
+    "Staged",
+    "TrustStore",
+    "VerifiedEntry",
+    "checked_token",
+    "default_cache_directory",
+    "default_state_directory",
+    "device_token_v1",
+    "device_token_v2",
+    "entry_name",
+    "file_names",
+    "model_fingerprint",
+    "prune",
+]

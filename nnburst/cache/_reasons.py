@@ -1,0 +1,80 @@
+"""Why a cache entry was used, written, or neither (facts sheet `caching.md` §8.9)."""
+
+from __future__ import annotations
+
+import enum
+
+from ..errors import ErrorStatus, NNBurstError
+
+__all__ = ["CacheReason", "CacheRejected"]
+
+
+class CacheReason(str, enum.Enum):
+    """One word per outcome; counted, reported, never a reason to fail a compilation."""
+
+    HIT = "HIT"
+    SAVED = "SAVED"
+    NO_INFO = "NO_INFO"
+    """Nobody asked for caching."""
+    UNSUPPORTED = "UNSUPPORTED"
+    """The device has no cache files."""
+    DISABLED = "DISABLED"
+    """The environment or a limit of 0 turned caching off."""
+    MISSING = "MISSING"
+    PARTIAL_SET = "PARTIAL_SET"
+    DIRTY = "DIRTY"
+    """A save was cut off."""
+    BAD_LENGTH = "BAD_LENGTH"
+    BAD_MAC = "BAD_MAC"
+    BAD_DIGEST = "BAD_DIGEST"
+    BAD_TOKEN = "BAD_TOKEN"
+    BAD_EPOCH = "BAD_EPOCH"
+    """Written by another build of the device."""
+    BAD_CONTENT = "BAD_CONTENT"
+    """Authentic, but not what this device reads."""
+    ROLLED_BACK = "ROLLED_BACK"
+    """An older or a mixed generation."""
+    TOKEN_COLLISION = "TOKEN_COLLISION"
+    """The token was used for another model."""
+    BAD_FD = "BAD_FD"
+    """A descriptor is no plain file that can be read and written, or there are too few or too many."""
+    UNSAFE_PATH = "UNSAFE_PATH"
+    """A link, or somebody else's file."""
+    NO_ROW = "NO_ROW"
+    """The trust store does not know the entry."""
+    KEY_CHANGED = "KEY_CHANGED"
+    NO_STORE = "NO_STORE"
+    """The trust store cannot be used."""
+    DEADLINE = "DEADLINE"
+    BUSY = "BUSY"
+    """Another process is writing this entry."""
+    DISK_FULL = "DISK_FULL"
+    TOO_BIG = "TOO_BIG"
+    NOT_WORTH_IT = "NOT_WORTH_IT"
+    """Compiling is faster than verifying would be."""
+    DECLINED = "DECLINED"
+    """The device does not cache this model."""
+    READ_ONLY = "READ_ONLY"
+    IO_ERROR = "IO_ERROR"
+    DEAD_SERVICE = "DEAD_SERVICE"
+
+
+_STATUS = {
+    CacheReason.DEADLINE: ErrorStatus.MISSED_DEADLINE_TRANSIENT,
+    CacheReason.BUSY: ErrorStatus.DEVICE_UNAVAILABLE,
+}
+
+
+class CacheRejected(NNBurstError, RuntimeError):
+    """A cache entry was not accepted. The caller compiles.
+
+    Attributes:
+        reason: Why.
+    """
+
+    def __init__(self, reason: CacheReason, message: str = "", *, status: ErrorStatus | None = None) -> None:
+        super().__init__(
+            f"{message or 'the cache entry was not accepted'} [{reason.value}]",
+            status=status or _STATUS.get(reason, ErrorStatus.GENERAL_FAILURE),
+        )
+        self.reason = reason

@@ -1,0 +1,167 @@
+"""Names of cache entries: tokens, fingerprints of models, file names (facts sheet `caching.md` §1.2, §1.3, §8.3)."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidArgument
+from ..memory import Memory, read_constant
+from ..model import Lifetime, Model, Priority, Subgraph, SymmPerChannelQuantParams
+
+__all__ = [
+    "PRIORITY_CODE",
+    "TOKEN_SIZE",
+    "checked_token",
+    "device_token_v1",
+    "device_token_v2",
+    "file_names",
+    "model_fingerprint",
+]
+
+TOKEN_SIZE = 32
+PRIORITY_CODE = {Priority.LOW: 90, Priority.MEDIUM: 100, Priority.HIGH: 110}
+"""As NNAPI hashes them."""
+_PIECE = 4 << 20
+
+
+def checked_token(token: object) -> bytes:
+    """Return a token as bytes.
+
+    Raises:
+        InvalidArgument: It is none. All zeros is a token like any other.
+    """
+    if not isinstance(token, bytes | bytearray | memoryview) or len(bytes(token)) != TOKEN_SIZE:
+        what = f"{len(token)} bytes" if isinstance(token, bytes | bytearray) else type(token).__name__
+        raise InvalidArgument(
+            f"a cache token is {TOKEN_SIZE} bytes, not {what}; hashlib.sha256(...).digest() makes one"
+        )
+    return bytes(token)
+
+
+def device_token_v1(
+    token: bytes,
+    device: str,
+    version: str,
+    preference: int,
+    priority: int,
+    operations: Iterable[tuple[int, int]] | None = None,
+) -> bytes:
+    """Derive a device's token as NNAPI does: one SHA-256 over the plain concatenation.
+
+    Args:
+        token: Of the application, 32 bytes.
+        device: Name of the device.
+        version: Its version string.
+        preference: 0, 1 or 2.
+        priority: 90, 100 or 110; see `PRIORITY_CODE`.
+        operations: (source model, operation) of each operation of a step, or None if the plan has one step.
+
+    Returns:
+        32 bytes.
+    """
+    digest = hashlib.sha256(checked_token(token))
+    for source, operation in operations or ():
+        digest.update(struct.pack("<Ii", source, operation))
+    digest.update(device.encode() + version.encode())
+    digest.update(struct.pack("<ii", preference, priority))
+    return digest.digest()
+
+
+def device_token_v2(
+    token: bytes,
+    *,
+    device: str,
+    version: str,
+    epoch: bytes,
+    preference: int,
+    priority: int,
+    relaxed: bool,
+    files: tuple[int, int],
+    operations: Iterable[tuple[int, int]] | None = None,
+    hints: Sequence[tuple[str, bytes]] = (),
+) -> bytes:
+    """Derive a device's token from tagged fields of explicit length, so that no two lists of fields read the same."""
+    digest = hashlib.sha256()
+
+    def field(tag: str, value: bytes) -> None:
+        name = tag.encode()
+        digest.update(struct.pack("<HQ", len(name), len(value)) + name + value)
+
+    field("label", b"nnburst-token-v2")
+    field("app", checked_token(token))
+    field("plan", b"compound" if operations is not None else b"simple")
+    field("operations", b"".join(struct.pack("<Ii", *pair) for pair in operations or ()))
+    field("device", device.encode())
+    field("version", version.encode())
+    field("epoch", epoch)
+    field("preference", struct.pack("<i", preference))
+    field("priority", struct.pack("<i", priority))
+    field("relaxed", bytes([relaxed]))
+    for name, value in sorted(hints):
+        field("hint", struct.pack("<H", len(name.encode())) + name.encode() + value)
+    field("files", struct.pack("<II", *files))
+    return digest.digest()
+
+
+def model_fingerprint(model: Model, *, constants: bool = True) -> bytes:
+    """Return 32 bytes that differ between any two models that compute different things.
+
+    Args:
+        model: The model.
+        constants: Whether the values of constants count. Without them two models that differ only in weights are alike.
+
+    Raises:
+        InvalidArgument: A constant may not be read by this process.
+        GeneralFailure: A constant cannot be read.
+    """
+    digest = hashlib.sha256(b"nnburst-model-v1")
+    _feed(digest, (model.relax_computation_float32_to_float16, sorted(model.extension_name_to_prefix.items())))
+    _feed(digest, (model.input_names, model.output_names))
+    for subgraph in (model.main, *model.referenced):
+        _feed_subgraph(digest, model, subgraph, constants)
+    return digest.digest()
+
+
+def _feed(digest: Any, value: object) -> None:
+    """Hash a value of plain Python types with its length."""
+    text = repr(value).encode()
+    digest.update(struct.pack("<Q", len(text)) + text)
+
+
+def _feed_subgraph(digest: Any, model: Model, subgraph: Subgraph, constants: bool) -> None:
+    _feed(digest, (subgraph.input_indexes, subgraph.output_indexes))
+    _feed(digest, [(int(o.type), o.inputs, o.outputs) for o in subgraph.operations])
+    for operand in subgraph.operands:
+        params = operand.extra_params
+        extra = (params.scales, params.channel_dim) if isinstance(params, SymmPerChannelQuantParams) else params
+        constant = operand.lifetime in (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
+        lifetime = "constant" if constant else int(operand.lifetime)  # where it is stored does not matter
+        _feed(digest, (int(operand.type), operand.dimensions, operand.scale, operand.zero_point, lifetime, extra))
+        if not constant or not constants:
+            continue
+        location = operand.location
+        digest.update(struct.pack("<Q", location.length))
+        if operand.lifetime == Lifetime.CONSTANT_COPY:
+            digest.update(model.operand_values[location.offset : location.offset + location.length])
+            continue
+        pool = model.pools[location.pool_index]
+        if isinstance(pool, Memory) and pool.mappable:
+            digest.update(np.ascontiguousarray(pool.array(np.uint8, (location.length,), location.offset)))
+            continue
+        for start in range(0, location.length, _PIECE):
+            count = min(_PIECE, location.length - start)
+            digest.update(read_constant(pool, np.uint8, (count,), location.offset + start))
+
+
+def file_names(token: bytes, model_files: int, data_files: int) -> tuple[list[str], list[str]]:
+    """Return NNAPI's names of an entry's files: 64 letters, the kind, the index.
+
+    Each byte of the token gives two letters from A to P, the low half first.
+    """
+    letters = "".join(chr(65 + (byte & 15)) + chr(65 + (byte >> 4)) for byte in checked_token(token))
+    return [f"{letters}1{i}" for i in range(model_files)], [f"{letters}2{i}" for i in range(data_files)]

@@ -1,0 +1,245 @@
+"""What the service remembers of the files that clients keep: which generation of an entry is the right one.
+
+The authentication code of a file says that this service wrote it. Only this store says that it is the newest: without
+it an old file could be put back (facts sheet `caching.md` §3, §8.6).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import sqlite3
+import stat
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ._keys import MasterKey, default_state_directory
+from ._reasons import CacheReason, CacheRejected
+
+__all__ = ["FileRecord", "Record", "TrustStore"]
+
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS device (name TEXT PRIMARY KEY, epoch BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS entry (
+  token BLOB NOT NULL, device TEXT NOT NULL, generation BLOB NOT NULL,
+  live INTEGER NOT NULL, epoch BLOB NOT NULL, fingerprint BLOB NOT NULL, created INTEGER NOT NULL,
+  files BLOB NOT NULL, mac BLOB NOT NULL,
+  PRIMARY KEY (token, device, generation)) STRICT;
+CREATE UNIQUE INDEX IF NOT EXISTS one_live ON entry (token, device) WHERE live = 1;
+CREATE INDEX IF NOT EXISTS by_age ON entry (created);
+"""
+_PENDING_SECONDS = 600
+_MOST_ROWS = 20_000
+_FILE = struct.Struct("<HHQ32s")
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """One file of an entry, as it was written."""
+
+    kind: int
+    index: int
+    length: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One generation of an entry."""
+
+    token: bytes
+    device: str
+    generation: bytes
+    epoch: bytes
+    fingerprint: bytes
+    files: tuple[FileRecord, ...]
+    live: bool
+    """False until the client has published it; then it counts for ten minutes only."""
+    created: int
+
+    def encoded_files(self) -> bytes:
+        return b"".join(_FILE.pack(f.kind, f.index, f.length, f.digest) for f in self.files)
+
+    def row_mac(self, key: bytes) -> bytes:
+        name = self.device.encode()
+        fixed = struct.pack("<H", len(name)) + name + struct.pack("<?q", self.live, self.created)
+        text = self.token + self.generation + self.epoch + self.fingerprint + fixed + self.encoded_files()
+        return hmac.digest(key, text, "sha256")
+
+
+class TrustStore:
+    """A small database in the service's own directory. Several services of a user may share it; thread safe.
+
+    Args:
+        directory: Made with mode 0700 if need be; default: see `default_state_directory`.
+
+    Raises:
+        CacheRejected: Reason NO_STORE: it cannot be used, and nothing can be cached.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
+        self.directory = Path(directory) if directory is not None else default_state_directory()
+        self._lock = threading.Lock()
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                status = os.fstat(fd)
+                if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                    raise CacheRejected(
+                        CacheReason.NO_STORE, f"{self.directory} is not a private directory of this user (mode 0700)"
+                    )
+                self.key = MasterKey.open(fd)
+            finally:
+                os.close(fd)
+            self._row_key = self.key.derive("row")
+            self._database = self._opened()
+        except (OSError, sqlite3.Error) as error:
+            raise CacheRejected(CacheReason.NO_STORE, f"the trust store cannot be used: {error}") from error
+
+    def _opened(self) -> sqlite3.Connection:
+        path = self.directory / "trust.sqlite3"
+        try:
+            return self._connected(path)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+                raise
+            # Damaged: set aside, start empty. All entries miss, nothing else happens.
+            for suffix in ("", "-wal", "-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(f"{path}{suffix}", f"{path}{suffix}.damaged")
+            return self._connected(path)
+
+    def _connected(self, path: Path) -> sqlite3.Connection:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.close(fd)
+        database = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=FULL")
+            if database.execute("PRAGMA quick_check").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError("the check of the database found damage")
+            database.executescript(_SCHEMA)
+            with _transaction(database):
+                found = dict(database.execute("SELECT name, value FROM meta").fetchall())
+                wanted = {"schema": struct.pack("<I", _SCHEMA_VERSION), "key": self.key.id}
+                if found != wanted:  # a new key or schema makes everything miss
+                    for table in ("meta", "device", "entry"):
+                        database.execute(f"DELETE FROM {table}")
+                    database.executemany("INSERT INTO meta VALUES (?, ?)", wanted.items())
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with self._lock, _transaction(self._database):
+                yield self._database
+        except sqlite3.Error as error:
+            raise CacheRejected(CacheReason.NO_STORE, f"the trust store failed: {error}") from error
+
+    def set_epoch(self, device: str, epoch: bytes) -> None:
+        """Say which build of a device runs now. Another one than before: all its entries are forgotten."""
+        with self._using() as database:
+            row = database.execute("SELECT epoch FROM device WHERE name = ?", (device,)).fetchone()
+            if row is None or row[0] != epoch:
+                database.execute("DELETE FROM entry WHERE device = ?", (device,))
+                database.execute("INSERT OR REPLACE INTO device VALUES (?, ?)", (device, epoch))
+
+    def put(self, record: Record) -> None:
+        """Remember a generation. A live one replaces all others of its entry."""
+        with self._using() as database:
+            key = (record.token, record.device)
+            if record.live:
+                database.execute("DELETE FROM entry WHERE token = ? AND device = ?", key)
+            database.execute("INSERT OR REPLACE INTO entry VALUES (?,?,?,?,?,?,?,?,?)", self._row(record))
+            horizon = int(time.time()) - _PENDING_SECONDS
+            database.execute("DELETE FROM entry WHERE live = 0 AND created < ?", (horizon,))
+            (rows,) = database.execute("SELECT count(*) FROM entry").fetchone()
+            if rows > _MOST_ROWS:
+                database.execute(
+                    "DELETE FROM entry WHERE rowid IN (SELECT rowid FROM entry ORDER BY created LIMIT ?)",
+                    (rows - _MOST_ROWS,),
+                )
+
+    def _row(self, r: Record) -> tuple[object, ...]:
+        files = r.encoded_files()
+        return (
+            r.token, r.device, r.generation, int(r.live), r.epoch, r.fingerprint, r.created, files,
+            r.row_mac(self._row_key),
+        )  # fmt: skip
+
+    def get(self, token: bytes, device: str, generation: bytes) -> Record | None:
+        """Return what is known of a generation that counts, or None.
+
+        Raises:
+            CacheRejected: Somebody changed the row, or the store cannot be read.
+        """
+        with self._using() as database:
+            row = database.execute(
+                "SELECT live, epoch, fingerprint, created, files, mac FROM entry"
+                " WHERE token = ? AND device = ? AND generation = ?",
+                (token, device, generation),
+            ).fetchone()
+        if row is None:
+            return None
+        live, epoch, fingerprint, created, files, mac = row
+        if len(files) % _FILE.size:
+            raise CacheRejected(CacheReason.NO_ROW, "a row of the trust store is damaged")
+        records = tuple(FileRecord(*_FILE.unpack_from(files, at)) for at in range(0, len(files), _FILE.size))
+        record = Record(token, device, generation, epoch, fingerprint, records, bool(live), created)
+        if not hmac.compare_digest(record.row_mac(self._row_key), mac):
+            raise CacheRejected(CacheReason.NO_ROW, "a row of the trust store was changed by somebody else")
+        if not record.live and created < time.time() - _PENDING_SECONDS:
+            return None
+        return record
+
+    def knows(self, token: bytes, device: str) -> bool:
+        """Whether any generation of an entry is known."""
+        with self._using() as database:
+            found = database.execute("SELECT 1 FROM entry WHERE token = ? AND device = ?", (token, device)).fetchone()
+        return found is not None
+
+    def confirm(self, token: bytes, device: str, generation: bytes) -> bool:
+        """The client has published a generation: it counts from now on, and no other. Returns whether it is known."""
+        record = self.get(token, device, generation)
+        if record is None:
+            return False
+        if not record.live:
+            self.put(replace(record, live=True))
+        return True
+
+    def revoke(self, token: bytes, device: str, generation: bytes | None = None) -> None:
+        """Forget an entry, or one generation of it."""
+        with self._using() as database:
+            if generation is None:
+                database.execute("DELETE FROM entry WHERE token = ? AND device = ?", (token, device))
+            else:
+                database.execute(
+                    "DELETE FROM entry WHERE token = ? AND device = ? AND generation = ?", (token, device, generation)
+                )
+
+    def close(self) -> None:
+        """Close the database. Idempotent."""
+        with self._lock:
+            self._database.close()
+
+
+@contextlib.contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        database.execute("ROLLBACK")
+        raise
+    database.execute("COMMIT")
