@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from ._buffers import LocalBuffer, allocate_buffer, bind_buffers
+from ._caching import DeviceCacheHome, build_epoch
 from ._common import check_preparation
-from ._interfaces import Buffer, Device, PreparedModel
+from ._interfaces import Buffer, CacheOptions, Device, PreparedModel
 from ._registry import create_device, device_names
 from .noop import NoopDevice, NoopPreparedModel
 from .reference import ReferenceDevice, ReferencePreparedModel
 
 __all__ = [
     "Buffer",
+    "CacheOptions",
     "Device",
+    "DeviceCacheHome",
     "LocalBuffer",
     "NoopDevice",
     "NoopPreparedModel",
@@ -20,6 +23,7 @@ __all__ = [
     "ReferencePreparedModel",
     "allocate_buffer",
     "bind_buffers",
+    "build_epoch",
     "check_preparation",
     "create_device",
     "device_names",

@@ -7,10 +7,13 @@ works in one process or across two.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer, ExecutionResult
+from ..cache import CacheReason, CacheRejected, SaveResult
 from ..errors import GeneralFailure
 from ..model import (
     BufferDesc,
@@ -31,11 +34,31 @@ if TYPE_CHECKING:
     from ..fmq import MQDescriptor
     from ..memory import Memory
 
-__all__ = ["Buffer", "Device", "ExecutionResult", "PreparedModel"]
+__all__ = ["Buffer", "CacheOptions", "Device", "ExecutionResult", "PreparedModel"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """What a client says about the cache files that it hands over with a model.
+
+    Attributes:
+        fingerprint: Of the model, 32 bytes, to find out that a token was used for two; or empty.
+        staged: The files become visible later: the device is told with `Device.confirm_cache`.
+        only_if_worth: Do not write files that would be read more slowly than the model compiles.
+    """
+
+    fingerprint: bytes = b""
+    staged: bool = False
+    only_if_worth: bool = False
 
 
 class PreparedModel(abc.ABC):
     """A compiled model. Safe to use from several threads at once."""
+
+    @property
+    def cache_result(self) -> SaveResult | None:
+        """What became of the cache files that came with the model; None if there were none."""
+        return None
 
     @abc.abstractmethod
     def execute_synchronously(
@@ -223,6 +246,7 @@ class Device(abc.ABC):
         model_cache: Sequence[int] = (),
         data_cache: Sequence[int] = (),
         token: bytes = b"",
+        cache: CacheOptions | None = None,
     ) -> PreparedModel:
         """Compile a model.
 
@@ -234,12 +258,50 @@ class Device(abc.ABC):
             model_cache: File descriptors for `get_number_of_cache_files_needed`, or empty.
             data_cache: Likewise.
             token: 32 bytes that name the cache entry, or empty.
+            cache: More about the cache files; only given with some.
 
         Raises:
-            InvalidArgument: The model or an argument breaks a rule.
+            InvalidArgument: The model or an argument breaks a rule. Cache files never make a preparation fail.
             GeneralFailure: The device cannot run this model.
             MissedDeadline: The deadline passed first.
         """
+
+    @property
+    def cache_epoch(self) -> bytes:
+        """32 bytes that differ between any two builds of the device that do not read each other's cache files."""
+        return hashlib.sha256(f"{len(self.name)} {self.name} {self.version_string}".encode()).digest()
+
+    def prepare_model_from_cache(
+        self,
+        model_cache: Sequence[int],
+        data_cache: Sequence[int],
+        token: bytes,
+        deadline_ns: int = 0,
+        fingerprint: bytes = b"",
+    ) -> PreparedModel:
+        """Restore what an earlier `prepare_model` saved, without the model.
+
+        Args:
+            model_cache: The files, in the order of the save; any offset.
+            data_cache: Likewise.
+            token: As at the save.
+            deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
+            fingerprint: Of the model that the caller wants, or empty.
+
+        Raises:
+            CacheRejected: The files are not exactly what this device saved last under this token. Compile instead.
+            InvalidArgument: The token has not 32 bytes.
+            MissedDeadline: The deadline passed first.
+        """
+        raise CacheRejected(CacheReason.UNSUPPORTED, f"{self.name} does not cache")
+
+    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
+        """Files that were `staged` are visible now: from now on they alone count. False if they are not known."""
+        return False
+
+    def counters(self) -> Mapping[str, int]:
+        """Return how often the device did what costs time, by name; for finding out what a cache saves."""
+        return {}
 
     def allocate(
         self,

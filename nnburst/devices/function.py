@@ -60,7 +60,7 @@ from ..model import (
 from ._buffers import LocalBuffer, allocate_buffer
 from ._common import build_version, check_preparation, cpu_capabilities, deadline_passed
 from ._elements import element_of, element_types, operand_code
-from ._interfaces import Device, PreparedModel
+from ._interfaces import CacheOptions, Device, PreparedModel
 from ._planned import PlannedModel
 
 if TYPE_CHECKING:
@@ -206,6 +206,7 @@ class FunctionDevice(Device):
         model_cache: Sequence[int] = (),
         data_cache: Sequence[int] = (),
         token: bytes = b"",
+        cache: CacheOptions | None = None,
     ) -> FunctionModel:
         """Find the function; see `Device.prepare_model`."""
         validate_model(model)

@@ -26,7 +26,7 @@ from ..model import (
     validate_request,
 )
 from ._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
-from ._interfaces import Device, PreparedModel
+from ._interfaces import CacheOptions, Device, PreparedModel
 
 if TYPE_CHECKING:
     pass
@@ -66,6 +66,7 @@ class NoopDevice(Device):
         model_cache: Sequence[int] = (),
         data_cache: Sequence[int] = (),
         token: bytes = b"",
+        cache: CacheOptions | None = None,
     ) -> NoopPreparedModel:
         """Keep the model; see `Device.prepare_model`."""
         validate_model(model)

@@ -11,15 +11,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..devices import Buffer, Device
+from ..cache import TOKEN_SIZE, CacheRejected, SaveResult
+from ..devices import Buffer, CacheOptions, Device
 from ..errors import (
     BadState,
     DeviceUnavailable,
     ErrorStatus,
     GeneralFailure,
+    InvalidArgument,
 )
 from ..memory import Memory, check_pools
 from ..model import NO_TIMING, BufferDesc
+from ._cache_messages import CacheOutcome
 from ._handles import (
     descriptor_from_wire,
     memories_from_wire,
@@ -38,6 +41,8 @@ from ._protocol import (
     Call,
     ConfigureBurst,
     ConfigureBurstReply,
+    ConfirmCache,
+    ConfirmCacheReply,
     CopyBuffer,
     CopyFrom,
     CopyTo,
@@ -47,6 +52,8 @@ from ._protocol import (
     Execute,
     ExecuteReply,
     FreeMemory,
+    GetDeviceCounters,
+    GetDeviceCountersReply,
     GetDeviceStatus,
     GetDeviceStatusReply,
     GetSupportedOperations,
@@ -60,6 +67,8 @@ from ._protocol import (
     ListDevicesReply,
     Malformed,
     PrepareModel,
+    PrepareModelFromCache,
+    PrepareModelFromCacheReply,
     PrepareModelReply,
     Release,
     Side,
@@ -71,6 +80,7 @@ from ._transport import Connection
 __all__ = ["HostedConnection", "ServiceHost"]
 
 _log = logging.getLogger(__name__)
+_MAX_MESSAGE = 4096
 
 
 class ServiceHost:
@@ -238,6 +248,11 @@ class HostedConnection:
             pools = model.pools  # type: ignore[assignment]
             check_pools(pools, "model")
             caches = fds.take(message.model_cache + message.data_cache)
+            _check_token(message.token)
+            options: dict[str, Any] = {}
+            if caches:
+                asked = CacheOptions(message.fingerprint, message.staged, message.only_if_worth)
+                options["cache"] = asked
             prepared = device.prepare_model(
                 model,
                 message.preference,
@@ -246,6 +261,7 @@ class HostedConnection:
                 caches[: message.model_cache],
                 caches[message.model_cache :],
                 message.token,
+                **options,
             )
         except BaseException:
             close_all(pools)
@@ -255,7 +271,41 @@ class HostedConnection:
             close_fds(caches)
 
         owned = HostedModel(prepared, pools, charge)
-        return PrepareModelReply(prepared_model=self.objects.add(owned, owned.dispose))
+        return PrepareModelReply(self.objects.add(owned, owned.dispose), _outcome(prepared.cache_result))
+
+    def on_prepare_model_from_cache(self, message: PrepareModelFromCache, fds: FdBundle) -> PrepareModelFromCacheReply:
+        """Restore a model from cache files; the connection owns it."""
+        device = self._device(message.device)
+        _check_token(message.token)
+        charge = self.ledger.charge(models=1, fds=len(fds))
+        caches: tuple[int, ...] = ()
+        try:
+            caches = fds.take(message.model_cache + message.data_cache)
+            prepared = device.prepare_model_from_cache(
+                caches[: message.model_cache],
+                caches[message.model_cache :],
+                message.token,
+                message.deadline_ns,
+                message.fingerprint,
+            )
+        except CacheRejected as error:
+            charge.release()
+            return PrepareModelFromCacheReply(None, error.reason.value, int(error.status), str(error)[:_MAX_MESSAGE])
+        except BaseException:
+            charge.release()
+            raise
+        finally:
+            close_fds(caches)
+        owned = HostedModel(prepared, (), charge)
+        return PrepareModelFromCacheReply(self.objects.add(owned, owned.dispose))
+
+    def on_confirm_cache(self, message: ConfirmCache, fds: FdBundle) -> ConfirmCacheReply:
+        """Tell a device that cache files are visible."""
+        return ConfirmCacheReply(self._device(message.device).confirm_cache(message.token, message.generation))
+
+    def on_get_device_counters(self, message: GetDeviceCounters, fds: FdBundle) -> GetDeviceCountersReply:
+        """Ask a device what it has done."""
+        return GetDeviceCountersReply(dict(self._device(message.device).counters()))
 
     def on_execute(self, message: Execute, fds: FdBundle) -> ExecuteReply:
         """Execute without a burst."""
@@ -386,6 +436,17 @@ class HostedConnection:
         return self._host.devices[number]
 
 
+def _check_token(token: bytes) -> None:
+    if token and len(token) != TOKEN_SIZE:
+        raise InvalidArgument(f"a cache token has {TOKEN_SIZE} bytes, not {len(token)}")
+
+
+def _outcome(result: SaveResult | None) -> CacheOutcome | None:
+    if result is None:
+        return None
+    return CacheOutcome(result.saved, result.reason.value, result.generation, result.nbytes, result.seconds)
+
+
 def _describe(device: Device) -> DeviceInfo:
     return DeviceInfo(
         name=device.name,
@@ -394,6 +455,7 @@ def _describe(device: Device) -> DeviceInfo:
         capabilities=device.capabilities,
         cache_files=device.get_number_of_cache_files_needed(),
         extensions=device.get_supported_extensions(),
+        cache_epoch=device.cache_epoch,
     )
 
 

@@ -22,10 +22,18 @@ from ..errors import ErrorStatus, NNBurstError
 from ..model import (
     BufferRole,
     DeviceStatus,
-    ExecutionPreference,
     MeasureTiming,
-    Priority,
     Timing,
+)
+from ._cache_messages import (
+    ConfirmCache,
+    ConfirmCacheReply,
+    GetDeviceCounters,
+    GetDeviceCountersReply,
+    PrepareModel,
+    PrepareModelFromCache,
+    PrepareModelFromCacheReply,
+    PrepareModelReply,
 )
 from ._wire import (
     MAX_BODY,
@@ -33,9 +41,9 @@ from ._wire import (
     MAX_INLINE,
     MAX_OPERANDS,
     ArgumentName,
-    CacheCount,
     DeviceInfo,
     Id,
+    Message,
     Name,
     OpenShapes,
     Pools,
@@ -61,12 +69,16 @@ __all__ = [
     "Call",
     "ConfigureBurst",
     "ConfigureBurstReply",
+    "ConfirmCache",
+    "ConfirmCacheReply",
     "DeviceInfo",
     "Done",
     "ErrorReply",
     "Execute",
     "ExecuteReply",
     "FreeMemory",
+    "GetDeviceCounters",
+    "GetDeviceCountersReply",
     "GetDeviceStatus",
     "GetDeviceStatusReply",
     "GetMemories",
@@ -83,6 +95,8 @@ __all__ = [
     "Malformed",
     "Message",
     "PrepareModel",
+    "PrepareModelFromCache",
+    "PrepareModelFromCacheReply",
     "PrepareModelReply",
     "Release",
     "Side",
@@ -98,7 +112,7 @@ __all__ = [
     "error_reply",
 ]
 
-VERSION = (1, 0)
+VERSION = (1, 1)
 """Version of this table. Another major number is refused at hello; the minor one counts additions."""
 
 _MAX_TEXT = 4096
@@ -113,10 +127,6 @@ class Side(enum.Enum):
 
     SERVICE = "service"
     CLIENT = "client"
-
-
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="call"):
-    """Base of all messages. What follows in comments is what a field alone does not say."""
 
 
 # -- messages --------------------------------------------------------------------------------------------------------
@@ -188,23 +198,6 @@ class ImportModelReply(Message, tag="import_model.reply", frozen=True):
     files: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=MAX_FDS)]
     input_shapes: OpenShapes
     output_shapes: OpenShapes
-
-
-class PrepareModel(Message, tag="prepare_model", frozen=True):
-    """Descriptors: those of the pools, then the model cache files, then the data cache files."""
-
-    device: Id
-    model: WireModel
-    preference: ExecutionPreference
-    priority: Priority
-    deadline_ns: Unsigned64 = 0
-    model_cache: CacheCount = 0
-    data_cache: CacheCount = 0
-    token: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
-
-
-class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True):
-    prepared_model: Id
 
 
 class Execute(Message, tag="execute", frozen=True):
@@ -360,6 +353,14 @@ CALLS: tuple[Call, ...] = (
         "on_prepare_model",
         request_fds=lambda m: _of_pools(m.model.pools) + m.model_cache + m.data_cache,
     ),
+    Call(
+        PrepareModelFromCache,
+        PrepareModelFromCacheReply,
+        "on_prepare_model_from_cache",
+        request_fds=lambda m: m.model_cache + m.data_cache,
+    ),
+    Call(ConfirmCache, ConfirmCacheReply, "on_confirm_cache"),
+    Call(GetDeviceCounters, GetDeviceCountersReply, "on_get_device_counters"),
     Call(Execute, ExecuteReply, "on_execute", request_fds=lambda m: _of_pools(m.request.pools)),
     Call(
         ConfigureBurst,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..burst import BurstCallback, BurstContext
-from ..devices import Buffer, Device, PreparedModel, check_preparation
-from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
+from ..cache import TOKEN_SIZE, CacheReason, CacheRejected, SaveResult
+from ..devices import Buffer, CacheOptions, Device, PreparedModel, check_preparation
+from ..errors import BadState, DeadObject, ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError
 from ..model import (
     NO_TIMING,
     BufferDesc,
@@ -29,25 +28,25 @@ from ..model import (
     Request,
     Timing,
 )
+from ._callbacks import CallbackHolder, CallbackRegistry
 from ._handles import model_from_wire, model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
-from ._packets import FdBundle, close_fds
 from ._protocol import (
-    MAX_FDS,
     Allocate,
     ConfigureBurst,
+    ConfirmCache,
     CopyBuffer,
     CopyFrom,
     CopyTo,
     DeviceInfo,
     Execute,
     FreeMemory,
+    GetDeviceCounters,
     GetDeviceStatus,
-    GetMemories,
-    GetMemoriesReply,
     GetSupportedOperations,
     ImportModel,
     Message,
     PrepareModel,
+    PrepareModelFromCache,
     Release,
 )
 from ._transport import Connection
@@ -56,59 +55,12 @@ if TYPE_CHECKING:
     from ..fmq import MQDescriptor
     from ..memory import Memory
 
-__all__ = ["CallbackRegistry", "RemoteBuffer", "RemoteBurstContext", "RemoteDevice", "RemotePreparedModel"]
+__all__ = ["RemoteBuffer", "RemoteBurstContext", "RemoteDevice", "RemotePreparedModel"]
 
 _GRACE = 0.1
 """Seconds by which this side waits longer than the deadline that the device was given."""
 _SHORT = 10.0
 """Seconds that a call may take which does no work worth speaking of."""
-
-
-class CallbackRegistry:
-    """The `BurstCallback`s of one connection by number; the handler of the calls that a service makes.
-
-    Holds them weakly (their `RemoteBurstContext` holds them), so that a burst that is dropped goes away.
-    """
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._holders: weakref.WeakValueDictionary[int, CallbackHolder] = weakref.WeakValueDictionary()
-
-    def add(self, callback: BurstCallback) -> CallbackHolder:
-        """Register a callback for as long as the returned holder lives."""
-        holder = CallbackHolder(next(self._numbers), callback)
-        self._holders[holder.number] = holder
-        return holder
-
-    def on_get_memories(self, message: GetMemories, fds: FdBundle) -> tuple[GetMemoriesReply, Sequence[int]]:
-        """Ask the callback; all or nothing."""
-        holder = self._holders.get(message.callback)
-        if holder is None:
-            return GetMemoriesReply(status=int(ErrorStatus.INVALID_ARGUMENT)), ()
-        status, memories = holder.callback.get_memories(message.slots)
-        if status is not ErrorStatus.NONE:
-            sendable = status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
-            return GetMemoriesReply(status=int(status if sendable else ErrorStatus.GENERAL_FAILURE)), ()
-        handles, borrowed = pools_to_wire(memories)
-        if len(borrowed) > MAX_FDS:
-            raise InvalidArgument(f"{len(borrowed)} descriptors do not fit into one message")
-        copies: list[int] = []
-        try:  # copies, because the memory may be closed before the reply is sent
-            copies.extend(map(os.dup, borrowed))
-        except OSError as error:
-            close_fds(copies)
-            raise GeneralFailure(f"a memory of the burst cannot be handed over: {error}") from error
-        return GetMemoriesReply(status=0, memories=handles), copies
-
-
-class CallbackHolder:
-    """Keeps a callback registered."""
-
-    __slots__ = ("__weakref__", "callback", "number")
-
-    def __init__(self, number: int, callback: BurstCallback) -> None:
-        self.number = number
-        self.callback = callback
 
 
 class _Remote:
@@ -225,9 +177,13 @@ class RemoteDevice(Device):
         model_cache: Sequence[int] = (),
         data_cache: Sequence[int] = (),
         token: bytes = b"",
+        cache: CacheOptions | None = None,
     ) -> RemotePreparedModel:
         check_preparation(preference, priority)
+        if len(token) > TOKEN_SIZE:
+            raise InvalidArgument(f"a cache token has {TOKEN_SIZE} bytes, not {len(token)}")
         wire, fds = model_to_wire(model)
+        options = cache or CacheOptions()
         message = PrepareModel(
             device=self._index,
             model=wire,
@@ -237,6 +193,9 @@ class RemoteDevice(Device):
             model_cache=len(model_cache),
             data_cache=len(data_cache),
             token=token,
+            fingerprint=options.fingerprint,
+            staged=options.staged,
+            only_if_worth=options.only_if_worth,
         )
         reply, _ = self._connection.call(
             message,
@@ -244,7 +203,57 @@ class RemoteDevice(Device):
             timeout=_until(deadline_ns),
             on_late=lambda late: self._connection.release_later(_number_of(late)),
         )
+        result = reply.cache and SaveResult(
+            reply.cache.saved,
+            _reason(reply.cache.reason),
+            reply.cache.generation,
+            reply.cache.nbytes,
+            reply.cache.seconds,
+        )
+        return RemotePreparedModel(self._connection, self._callbacks, self._keep, reply.prepared_model, result)
+
+    @property
+    def cache_epoch(self) -> bytes:
+        return self._info.cache_epoch
+
+    def prepare_model_from_cache(
+        self,
+        model_cache: Sequence[int],
+        data_cache: Sequence[int],
+        token: bytes,
+        deadline_ns: int = 0,
+        fingerprint: bytes = b"",
+    ) -> RemotePreparedModel:
+        if len(token) != TOKEN_SIZE:
+            raise InvalidArgument(f"a cache token has {TOKEN_SIZE} bytes, not {len(token)}")
+        message = PrepareModelFromCache(
+            device=self._index,
+            model_cache=len(model_cache),
+            data_cache=len(data_cache),
+            token=token,
+            deadline_ns=deadline_ns,
+            fingerprint=fingerprint,
+        )
+        reply, _ = self._connection.call(
+            message,
+            [*model_cache, *data_cache],
+            timeout=_until(deadline_ns),
+            on_late=lambda late: self._connection.release_later(_number_of(late)),
+        )
+        if reply.prepared_model is None:
+            raise CacheRejected(_reason(reply.reason), _without_reason(reply.message), status=ErrorStatus(reply.status))
         return RemotePreparedModel(self._connection, self._callbacks, self._keep, reply.prepared_model)
+
+    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
+        message = ConfirmCache(device=self._index, token=token, generation=generation)
+        reply, _ = self._connection.call(message, timeout=_SHORT)
+        known: bool = reply.known
+        return known
+
+    def counters(self) -> dict[str, int]:
+        reply, _ = self._connection.call(GetDeviceCounters(device=self._index), timeout=_SHORT)
+        counters: dict[str, int] = reply.counters
+        return counters
 
     def allocate(
         self,
@@ -306,9 +315,21 @@ class RemoteBuffer(_Remote, Buffer):
 class RemotePreparedModel(_Remote, PreparedModel):
     """A `PreparedModel` in a service."""
 
-    def __init__(self, connection: Connection, callbacks: CallbackRegistry, keep: object, number: int) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        callbacks: CallbackRegistry,
+        keep: object,
+        number: int,
+        cache_result: SaveResult | None = None,
+    ) -> None:
         super().__init__(connection, keep, number, "prepared model")
         self._callbacks = callbacks
+        self._cache_result = cache_result
+
+    @property
+    def cache_result(self) -> SaveResult | None:
+        return self._cache_result
 
     def execute_synchronously(
         self,
@@ -416,6 +437,16 @@ def _until(deadline_ns: int) -> float | None:
     if not deadline_ns or deadline_ns >= 2**63 - 1:
         return None
     return max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9) + _GRACE
+
+
+def _reason(name: str) -> CacheReason:
+    """Read a reason; one that only a newer service knows is an I/O error to us."""
+    return CacheReason(name) if name in CacheReason.__members__ else CacheReason.IO_ERROR
+
+
+def _without_reason(message: str) -> str:
+    """Cut off what `CacheRejected` adds again."""
+    return message.rsplit(" [", 1)[0]
 
 
 def _number_of(reply: Message) -> int:

@@ -18,6 +18,7 @@ __all__ = [
     "CacheCount",
     "DeviceInfo",
     "Id",
+    "Message",
     "Name",
     "OpenShapes",
     "Pools",
@@ -134,3 +135,8 @@ class DeviceInfo(Value, frozen=True):
     capabilities: Capabilities
     cache_files: tuple[CacheCount, CacheCount]
     extensions: Annotated[tuple[Extension, ...], msgspec.Meta(max_length=256)] = ()
+    cache_epoch: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="call"):
+    """Base of all messages. What follows in comments is what a field alone does not say."""

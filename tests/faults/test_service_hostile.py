@@ -18,19 +18,17 @@ from fault_support import WATCHDOG, Background, Steps, request_on, tiny_model, w
 from nnburst.devices import create_device
 from nnburst.errors import DeadObject, ErrorStatus
 from nnburst.memory import Memory
-from nnburst.model import MeasureTiming
+from nnburst.model import ExecutionPreference, MeasureTiming, Priority
 from nnburst.service import HostedConnection, ServiceConnection, ServiceHost, start_child
 from nnburst.service._handles import model_to_wire
 from nnburst.service._protocol import (
     CALLS,
     VERSION,
     Execute,
-    ExecutionPreference,
     Hello,
     ListDevices,
     Message,
     PrepareModel,
-    Priority,
     WireMemory,
     WireRequest,
     encode,

@@ -26,7 +26,7 @@ from nnburst.model import (
     SymmPerChannelQuantParams,
     Timing,
 )
-from nnburst.service import ServiceHost, _host, _protocol, _proxies
+from nnburst.service import ServiceHost, _cache_messages, _host, _protocol, _proxies
 from nnburst.service._protocol import CALL_BY_REQUEST, CALLS, Malformed, Side
 
 GRAPH = Subgraph(
@@ -65,8 +65,14 @@ SAMPLES = (
         _protocol.PrepareModel(
             1, MODEL, ExecutionPreference.LOW_POWER, Priority.HIGH, 2**64 - 1, 1, 2, token=bytes(32)
         ),
-        _protocol.PrepareModelReply(1),
+        _protocol.PrepareModelReply(1, _cache_messages.CacheOutcome(True, "SAVED", bytes(16), 5, 0.5)),
     ),
+    (
+        _protocol.PrepareModelFromCache(1, 1, 2, bytes(32), 7, bytes(32)),
+        _protocol.PrepareModelFromCacheReply(None, "BAD_MAC", 2, "no"),
+    ),
+    (_protocol.ConfirmCache(1, bytes(32), bytes(16)), _protocol.ConfirmCacheReply(True)),
+    (_protocol.GetDeviceCounters(1), _protocol.GetDeviceCountersReply({"loads": 3})),
     (
         _protocol.Execute(1, REQUEST, MeasureTiming.YES, 5, 6),
         _protocol.ExecuteReply(3, SHAPES, Timing()),
@@ -103,6 +109,7 @@ def test_numbers_of_descriptors_follow_from_the_message() -> None:
         "get_supported_operations": 1,
         "import_model": 1,
         "prepare_model": 4,
+        "prepare_model_from_cache": 3,
         "execute": 2,
         "configure_execution_burst": 2,
         "copy_to": 1,

@@ -28,7 +28,7 @@ from ...model import (
 from .._buffers import LocalBuffer, allocate_buffer
 from .._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
 from .._elements import operand_code
-from .._interfaces import Device, PreparedModel
+from .._interfaces import CacheOptions, Device, PreparedModel
 from ._graph import Bytes, Graph, GraphStore, SessionSettings, compile_graph, content_digest
 from ._importer import Argument, import_graph
 from ._library import require_extra
@@ -109,6 +109,7 @@ class OnnxRuntimeDevice(Device):
         model_cache: Sequence[int] = (),
         data_cache: Sequence[int] = (),
         token: bytes = b"",
+        cache: CacheOptions | None = None,
     ) -> OnnxPreparedModel:
         """Compile a graph, or share the one of somebody who prepared the same files; see `Device.prepare_model`."""
         validate_model(model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 
 from ...errors import GeneralFailure, MissedDeadline
@@ -18,12 +20,16 @@ from ...model import (
     validate_model,
 )
 from .._buffers import LocalBuffer, allocate_buffer
+from .._caching import DeviceCacheHome, build_epoch
 from .._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
-from .._interfaces import Device, PreparedModel
+from .._interfaces import CacheOptions, Device, PreparedModel
 from .kernels import KERNELS
 from .prepared import ReferencePreparedModel
+from .serial import FORMAT
 
 __all__ = ["ReferenceDevice"]
+
+_COUNTERS = ("validations", "lowerings", "transformations", "saves", "loads")
 
 
 class ReferenceDevice(Device):
@@ -31,6 +37,14 @@ class ReferenceDevice(Device):
 
     def __init__(self) -> None:
         self._tracker = BufferTracker()
+        self._counters = dict.fromkeys(_COUNTERS, 0)
+        self._counting = threading.Lock()
+        self._cache = DeviceCacheHome(self.name, lambda: self.cache_epoch, 1, 1)
+
+    def _count(self, **more: int) -> None:
+        with self._counting:
+            for name, number in more.items():
+                self._counters[name] += number
 
     @property
     def name(self) -> str:
@@ -65,9 +79,12 @@ class ReferenceDevice(Device):
         model_cache: Sequence[int] = (),
         data_cache: Sequence[int] = (),
         token: bytes = b"",
+        cache: CacheOptions | None = None,
     ) -> ReferencePreparedModel:
-        """Copy the constants and keep the graph; see `Device.prepare_model`."""
+        """Copy the constants and lower the graph; see `Device.prepare_model`."""
+        started = time.perf_counter()
         validate_model(model)
+        self._count(validations=1)
         check_preparation(preference, priority, deadline_ns)
         check_pools(model.pools, "model")
         for position, operation in enumerate(model.main.operations):
@@ -76,10 +93,59 @@ class ReferenceDevice(Device):
                     f"operation {position} ({operation_name(operation.type)}) is not built in {self.name};"
                     " ask get_supported_operations first"
                 )
-        prepared = ReferencePreparedModel(model, self._tracker)
+        prepared = ReferencePreparedModel.compile(model, self._tracker)
+        self._count(lowerings=1, transformations=prepared.transformations)
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
+        if model_cache or data_cache:
+            options = cache or CacheOptions()
+            seconds = time.perf_counter() - started
+            result = self._cache.save(
+                token,
+                prepared.packed,
+                model_cache,
+                data_cache,
+                fingerprint=options.fingerprint,
+                staged=options.staged,
+                worth_seconds=seconds if options.only_if_worth else None,
+            )
+            prepared.note_saved(result)
+            self._count(saves=int(result.saved))
         return prepared
+
+    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
+        """One for the graph, one for constants and what is made from them."""
+        return self._cache.counts
+
+    @property
+    def cache_epoch(self) -> bytes:
+        """Changes with the package, its library, NumPy, the machine's instructions and the format."""
+        return build_epoch(self.name, self.version_string, f"format {FORMAT}")
+
+    def prepare_model_from_cache(
+        self,
+        model_cache: Sequence[int],
+        data_cache: Sequence[int],
+        token: bytes,
+        deadline_ns: int = 0,
+        fingerprint: bytes = b"",
+    ) -> ReferencePreparedModel:
+        """Neither validation nor lowering nor transformation; see `Device.prepare_model_from_cache`."""
+        entry = self._cache.get().load(token, model_cache, data_cache, fingerprint=fingerprint)
+        if deadline_passed(deadline_ns):
+            raise MissedDeadline("the preparation finished after its deadline")
+        prepared = ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
+        self._count(loads=1)
+        return prepared
+
+    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
+        """See `Device.confirm_cache`."""
+        return self._cache.get().confirm(token, generation)
+
+    def counters(self) -> dict[str, int]:
+        """Validations, lowerings and transformations of weights; saves and loads of cache files."""
+        with self._counting:
+            return dict(self._counters)
 
     def allocate(
         self,

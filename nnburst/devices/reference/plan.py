@@ -120,6 +120,11 @@ class Plan:
         timing = Timing((time.monotonic_ns() - started) // 1000) if self._measure else NO_TIMING
         return ErrorStatus.NONE, self._shapes() if self._reports_shapes else (), timing
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether all operations are bound, so that a run binds nothing."""
+        return self._bound == len(self._operations)
+
     def output_dimensions(self, position: int) -> tuple[int, ...]:
         """Dimensions of an output after a run."""
         return tuple(self._arrays[self._prepared.model.main.output_indexes[position]].shape)

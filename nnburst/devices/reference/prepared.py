@@ -9,18 +9,17 @@ from typing import Any
 import numpy as np
 
 from ...burst import ExecutionResult, PlanBurstExecutor
+from ...cache import SaveResult
 from ...errors import BadState, ErrorStatus, NNBurstError, OutputInsufficientSize, ResourceExhausted
 from ...memory import BufferTracker, open_request, read_constant
 from ...model import (
     NO_TIMING,
     HalVersion,
     Lifetime,
-    Match,
     MeasureTiming,
     Model,
     Operand,
     Request,
-    Signature,
     operand_info,
     validate_request,
     view_operation,
@@ -30,7 +29,9 @@ from .._buffers import bind_buffers, next_model_number
 from .._common import deadline_passed
 from .._interfaces import PreparedModel
 from .._staged_plan import StagedPlan
+from .dry import bind_for_nothing
 from .plan import Plan
+from .serial import Compiled, pack, unpack
 
 __all__ = ["ReferencePreparedModel"]
 
@@ -51,24 +52,71 @@ class ReferencePreparedModel(PreparedModel):
         matches: Signature and matched inputs of each operation.
     """
 
-    def __init__(self, model: Model, tracker: BufferTracker | None = None) -> None:
-        self.model = model
+    def __init__(self, compiled: Compiled, tracker: BufferTracker | None = None) -> None:
+        """Use `compile` or `restore`."""
+        self.model = compiled.model
         self.number = next_model_number()
         self.tracker = BufferTracker() if tracker is None else tracker
-        self.constants: dict[int, Array] = {
+        self.constants = dict(compiled.constants)
+        self.matches = compiled.matches
+        self._derived: dict[Hashable, Any] = dict(compiled.derived)
+        self._unneeded: frozenset[int] = frozenset()
+        self._result: SaveResult | None = None
+        self._closed = False
+
+    @classmethod
+    def compile(cls, model: Model, tracker: BufferTracker | None = None) -> ReferencePreparedModel:
+        """Do everything about a valid model that can be done before a request is known.
+
+        Constants are copied, operations matched with their signatures, and, if the model leaves no dimension open,
+        operations bound once for nothing, so that what they make from constants (transposed, decoded and centred
+        weights, tables) is there.
+        """
+        constants = {
             index: _constant(model, operand)
             for index, operand in enumerate(model.main.operands)
             if operand.lifetime in (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
         }
-        self.matches: tuple[tuple[Signature, Match], ...] = tuple(
+        matches = tuple(
             (view.row, view.match)
             for operation in model.main.operations
             if (view := view_operation(operation, model.main.operands, HalVersion.V1_3)) is not None
         )
         for pool in model.pools:
             getattr(pool, "identity", None)  # kept by the pool: requests are compared with it after it is closed
-        self._derived: dict[Hashable, Any] = {}
-        self._closed = False
+        prepared = cls(Compiled(model, constants, {}, matches), tracker)
+        prepared._unneeded = bind_for_nothing(prepared)
+        return prepared
+
+    @classmethod
+    def restore(
+        cls, model: memoryview, data: memoryview, tracker: BufferTracker | None = None
+    ) -> ReferencePreparedModel:
+        """Make a prepared model from verified cache files; arrays are views of them.
+
+        Raises:
+            CacheRejected: They hold something else.
+        """
+        return cls(unpack(model, data), tracker)
+
+    def packed(self) -> tuple[tuple[bytes], tuple[bytes]] | None:
+        """Return the contents of the model file and the data file, or None if this model cannot be cached."""
+        files = pack(self.model, self.matches, self.constants, self._derived, self._unneeded)
+        return None if files is None else ((files[0],), (files[1],))
+
+    @property
+    def transformations(self) -> int:
+        """How many arrays were made from constants."""
+        return len(self._derived)
+
+    @property
+    def cache_result(self) -> SaveResult | None:
+        """See `PreparedModel.cache_result`."""
+        return self._result
+
+    def note_saved(self, result: SaveResult) -> None:
+        """Called by the device once, before anybody else has the model."""
+        self._result = result
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return what `make` returned for the key the first time. Two threads may both make it; one result is kept."""

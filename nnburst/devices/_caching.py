@@ -1,0 +1,134 @@
+"""What devices that cache have in common: one trust store per process, and what tells their builds apart."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+from .. import _core
+from ..cache import CacheReason, CacheRejected, DeviceCache, SaveResult, TrustStore, default_state_directory
+
+__all__ = ["DeviceCacheHome", "build_epoch"]
+
+
+@cache
+def _library_digest() -> bytes:
+    """Digest of the native library of this package: two builds of one version differ in it."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(_core.__file__).parent.glob("_nnburst*.so")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+@cache
+def _cpu_features() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def build_epoch(name: str, version: str, *parts: str) -> bytes:
+    """Return 32 bytes that change with the device, its version, this package's library and the machine's instructions.
+
+    Args:
+        name: Of the device.
+        version: Its version string.
+        parts: Whatever else decides whether its files can be read: format versions, options.
+    """
+    digest = hashlib.sha256(b"nnburst-epoch-v1" + _library_digest())
+    for text in (name, version, _cpu_features(), *parts):
+        raw = text.encode()
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return digest.digest()
+
+
+class DeviceCacheHome:
+    """The `DeviceCache` of one device, opened when it is first needed.
+
+    Args:
+        device: Name of the device.
+        epoch: See `build_epoch`; called when it is first needed.
+        model_files: As `DeviceCache`.
+        data_files: As `DeviceCache`.
+    """
+
+    def __init__(self, device: str, epoch: Callable[[], bytes], model_files: int, data_files: int) -> None:
+        self._device = device
+        self._epoch = epoch
+        self._counts = model_files, data_files
+        self._lock = threading.Lock()
+        self._caches: dict[Path, DeviceCache] = {}
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Model and data files that an entry has."""
+        return self._counts
+
+    def get(self) -> DeviceCache:
+        """Return the cache.
+
+        Raises:
+            CacheRejected: The state directory cannot be used.
+        """
+        directory = default_state_directory()
+        with self._lock:
+            if directory not in self._caches:
+                self._caches[directory] = DeviceCache(
+                    _store(directory),
+                    device=self._device,
+                    epoch=self._epoch(),
+                    model_files=self._counts[0],
+                    data_files=self._counts[1],
+                )
+            return self._caches[directory]
+
+    def save(
+        self,
+        token: bytes,
+        payloads: Callable[[], tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]] | None],
+        model_fds: Sequence[int],
+        data_fds: Sequence[int],
+        *,
+        fingerprint: bytes = b"",
+        staged: bool = False,
+        worth_seconds: float | None = None,
+    ) -> SaveResult:
+        """Save an entry; as `DeviceCache.save`, but that what to save is made only if it is needed.
+
+        Args:
+            token: 32 bytes.
+            payloads: Makes the contents of the model files and of the data files; None: this model is not cached.
+            model_fds: Files.
+            data_fds: Files.
+            fingerprint: Of the model.
+            staged: As `DeviceCache.save`.
+            worth_seconds: What compiling took, if the files are only wanted if they are faster.
+        """
+        try:
+            cache = self.get()
+            made = payloads()
+        except CacheRejected as error:
+            return SaveResult(False, error.reason)
+        if made is None:
+            return SaveResult(False, CacheReason.DECLINED)
+        nbytes = sum(len(payload) for blobs in made for payload in blobs)
+        if worth_seconds is not None and not cache.worth(worth_seconds, nbytes):
+            return SaveResult(False, CacheReason.NOT_WORTH_IT, nbytes=nbytes)
+        return cache.save(token, *made, model_fds, data_fds, fingerprint=fingerprint, staged=staged)
+
+
+_stores: dict[Path, TrustStore] = {}
+_stores_lock = threading.Lock()
+
+
+def _store(directory: Path) -> TrustStore:
+    """One store per directory for all devices of the process."""
+    with _stores_lock:
+        if directory not in _stores:
+            _stores[directory] = TrustStore(directory)
+        return _stores[directory]

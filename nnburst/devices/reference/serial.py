@@ -1,0 +1,257 @@
+"""A compiled model as bytes: what it executes for the model cache file, arrays for the data cache file.
+
+The format is MessagePack of the structures below, nothing that could run code. It is read only after it was verified,
+and checked all the same: every number that is used as an index, a size or a type is compared with what there is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from ...cache import CacheReason, CacheRejected
+from ...model import (
+    OPERATIONS,
+    DataLocation,
+    Match,
+    Model,
+    Operand,
+    OperandType,
+    Operation,
+    Signature,
+    Subgraph,
+    SymmPerChannelQuantParams,
+)
+
+__all__ = ["FORMAT", "Compiled", "pack", "unpack"]
+
+FORMAT = 1
+"""Part of the epoch: files of another format are not even opened."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_ALIGNMENT = 64
+_DTYPES = frozenset(("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "bool"))
+
+
+class _Struct(msgspec.Struct, array_like=True, frozen=True):
+    pass
+
+
+class _Scales(_Struct, frozen=True):
+    scales: tuple[float, ...]
+    channel_dim: int
+
+
+class _Operand(_Struct, frozen=True):
+    type: int
+    dimensions: tuple[int, ...]
+    consumers: int
+    scale: float
+    zero_point: int
+    lifetime: int
+    location: tuple[int, int, int]
+    extra: _Scales | None
+
+
+class _Operation(_Struct, frozen=True):
+    type: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    data_type: int
+    positions: dict[str, tuple[int, ...]]
+    omittable: tuple[int, ...]
+
+
+class _Blob(_Struct, frozen=True):
+    """An array of the data file. `kind` is empty for the constant of operand `owner`; else it is what an operation
+    (`owner`) derived from the constant of operand `of`. `offset` -1: only its shape is needed."""
+
+    owner: int
+    kind: str
+    of: int
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class _File(_Struct, frozen=True):
+    format: int
+    relaxed: bool
+    operands: tuple[_Operand, ...]
+    operations: tuple[_Operation, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    blobs: tuple[_Blob, ...]
+    size: int
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """Everything that preparing a model found out.
+
+    Attributes:
+        model: Without pools and inline values.
+        constants: Value of each constant operand, read-only.
+        derived: What operations made from constants.
+        matches: Signature and matched inputs of each operation.
+    """
+
+    model: Model
+    constants: dict[int, Array]
+    derived: dict[Hashable, Any]
+    matches: tuple[tuple[Signature, Match], ...]
+
+
+def pack(
+    model: Model,
+    matches: tuple[tuple[Signature, Match], ...],
+    constants: Mapping[int, Array],
+    derived: Mapping[Hashable, Any],
+    unneeded: frozenset[int],
+) -> tuple[bytes, bytes] | None:
+    """Return (model file, data file), or None for what this format does not hold.
+
+    Args:
+        model: The model.
+        matches: One per operation.
+        constants: By operand.
+        derived: By (operation, kind) or (operation, (kind, operand)).
+        unneeded: Operands whose values nobody looks at again.
+    """
+    if model.referenced or model.extension_name_to_prefix or len(matches) != len(model.main.operations):
+        return None
+    blobs: list[_Blob] = []
+    arrays: list[tuple[int, Array]] = []
+    end = 0
+
+    def add(owner: int, kind: str, of: int, array: Array, *, needed: bool = True) -> bool:
+        nonlocal end
+        if array.dtype.name not in _DTYPES:
+            return False
+        offset = -1
+        if needed:
+            offset = end = -(-end // _ALIGNMENT) * _ALIGNMENT
+            arrays.append((offset, array))
+            end += array.nbytes
+        blobs.append(_Blob(owner, kind, of, array.dtype.name, array.shape, offset))
+        return True
+
+    for index, value in constants.items():
+        if not add(index, "", -1, value, needed=index not in unneeded):
+            return None
+    for key, value in derived.items():
+        position, name = cast("tuple[int, str | tuple[str, int]]", key)
+        kind, of = name if isinstance(name, tuple) else (name, -1)
+        if not isinstance(value, np.ndarray) or not add(position, kind, of, value):
+            return None
+    data = bytearray(end)
+    for offset, array in arrays:
+        data[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    main = model.main
+    file = _File(
+        FORMAT,
+        model.relax_computation_float32_to_float16,
+        tuple(_operand(operand) for operand in main.operands),
+        tuple(
+            _Operation(
+                int(op.type), op.inputs, op.outputs, int(match.data_type), dict(match.positions),
+                tuple(sorted(match.omittable)),
+            )
+            for op, (_, match) in zip(main.operations, matches, strict=True)
+        ),
+        main.input_indexes, main.output_indexes, model.input_names, model.output_names, tuple(blobs), end,
+    )  # fmt: skip
+    return msgspec.msgpack.encode(file), bytes(data)
+
+
+def _operand(operand: Operand) -> _Operand:
+    location, extra = operand.location, operand.extra_params
+    return _Operand(
+        int(operand.type), operand.dimensions, operand.number_of_consumers, operand.scale, operand.zero_point,
+        int(operand.lifetime), (location.pool_index, location.offset, location.length),
+        _Scales(extra.scales, extra.channel_dim) if isinstance(extra, SymmPerChannelQuantParams) else None,
+    )  # fmt: skip
+
+
+_decoder = msgspec.msgpack.Decoder(_File)
+
+
+def unpack(text: memoryview, data: memoryview) -> Compiled:
+    """Read what `pack` wrote. Arrays are read-only views of `data`.
+
+    Raises:
+        CacheRejected: It is something else.
+    """
+    try:
+        return _unpacked(_decoder.decode(text), data)
+    except (msgspec.MsgspecError, ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
+        raise CacheRejected(CacheReason.BAD_CONTENT, f"not a compiled model: {error}") from error
+
+
+def _unpacked(file: _File, data: memoryview) -> Compiled:
+    _require(file.format == FORMAT, "format")
+    _require(file.size == len(data), "size")
+    operands = tuple(
+        Operand(
+            o.type, o.dimensions, o.consumers, o.scale, o.zero_point, o.lifetime, DataLocation(*o.location),
+            None if o.extra is None else SymmPerChannelQuantParams(o.extra.scales, o.extra.channel_dim),
+        )
+        for o in file.operands
+    )  # fmt: skip
+    count = len(operands)
+    for indexes in (file.inputs, file.outputs, *(x for op in file.operations for x in (op.inputs, op.outputs))):
+        _require(all(0 <= index < count for index in indexes), "operand index")
+    _require(len(file.input_names) in (0, len(file.inputs)), "input names")
+    _require(len(file.output_names) in (0, len(file.outputs)), "output names")
+    matches = []
+    for op in file.operations:
+        row = OPERATIONS[op.type].signature
+        if row is None:
+            raise ValueError("its operation is not built")
+        _require(all(0 <= p < len(op.inputs) for places in op.positions.values() for p in places), "position")
+        match = Match(OperandType(op.data_type), op.positions, frozenset(op.omittable))
+        matches.append((row, match))
+    constants: dict[int, Array] = {}
+    derived: dict[Hashable, Any] = {}
+    for blob in file.blobs:
+        array = _array(blob, data)
+        if not blob.kind:
+            _require(0 <= blob.owner < count, "constant")
+            constants[blob.owner] = array
+        else:
+            _require(0 <= blob.owner < len(matches) and -1 <= blob.of < count, "derived array")
+            name: Hashable = blob.kind if blob.of < 0 else (blob.kind, blob.of)
+            derived[blob.owner, name] = array
+    main = Subgraph(
+        operands,
+        tuple(Operation(op.type, op.inputs, op.outputs) for op in file.operations),
+        file.inputs,
+        file.outputs,
+    )
+    names = {"input_names": file.input_names, "output_names": file.output_names}
+    model = Model(main, relax_computation_float32_to_float16=file.relaxed, **names)  # type: ignore[arg-type]
+    return Compiled(model, constants, derived, tuple(matches))
+
+
+def _array(blob: _Blob, data: memoryview) -> Array:
+    _require(blob.dtype in _DTYPES, "dtype")
+    _require(all(size >= 0 for size in blob.shape), "shape")
+    dtype = np.dtype(blob.dtype)
+    if blob.offset < 0:
+        return np.broadcast_to(np.zeros((), dtype), blob.shape)
+    nbytes = math.prod(blob.shape) * dtype.itemsize
+    _require(blob.offset % _ALIGNMENT == 0 and blob.offset + nbytes <= len(data), "region")
+    raw = np.frombuffer(data, np.uint8, nbytes, blob.offset) if nbytes else np.zeros(0, np.uint8)
+    array = raw.view(dtype).reshape(blob.shape)
+    array.flags.writeable = False
+    return array
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"its {what} is wrong")

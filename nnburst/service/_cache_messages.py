@@ -1,0 +1,95 @@
+"""The messages of preparing a model: compiled, or restored from cache files."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ..model import ExecutionPreference, Priority
+from ._wire import CacheCount, Id, Message, Name, Text, Unsigned64, Value, WireModel
+
+__all__ = [
+    "CacheOutcome",
+    "ConfirmCache",
+    "ConfirmCacheReply",
+    "GetDeviceCounters",
+    "GetDeviceCountersReply",
+    "PrepareModel",
+    "PrepareModelFromCache",
+    "PrepareModelFromCacheReply",
+    "PrepareModelReply",
+]
+
+Bytes32 = Annotated[bytes, msgspec.Meta(max_length=32)]
+"""32 bytes, or none."""
+Generation = Annotated[bytes, msgspec.Meta(max_length=16)]
+
+
+class CacheOutcome(Value, frozen=True):
+    """A `SaveResult`."""
+
+    saved: bool
+    reason: Name
+    generation: Generation
+    nbytes: Unsigned64
+    seconds: float
+
+
+class PrepareModel(Message, tag="prepare_model", frozen=True):
+    """Descriptors: those of the pools, then the model cache files, then the data cache files."""
+
+    device: Id
+    model: WireModel
+    preference: ExecutionPreference
+    priority: Priority
+    deadline_ns: Unsigned64 = 0
+    model_cache: CacheCount = 0
+    data_cache: CacheCount = 0
+    token: Bytes32 = b""
+    fingerprint: Bytes32 = b""
+    staged: bool = False
+    only_if_worth: bool = False
+
+
+class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True):
+    prepared_model: Id
+    cache: CacheOutcome | None = None
+
+
+class PrepareModelFromCache(Message, tag="prepare_model_from_cache", frozen=True):
+    """Descriptors: the model cache files, then the data cache files."""
+
+    device: Id
+    model_cache: CacheCount
+    data_cache: CacheCount
+    token: Bytes32
+    deadline_ns: Unsigned64 = 0
+    fingerprint: Bytes32 = b""
+
+
+class PrepareModelFromCacheReply(Message, tag="prepare_model_from_cache.reply", frozen=True):
+    """Either a model, or why the files were not accepted."""
+
+    prepared_model: Id | None
+    reason: Name = ""
+    status: Annotated[int, msgspec.Meta(ge=0, le=8)] = 0
+    message: Text = ""
+
+
+class ConfirmCache(Message, tag="confirm_cache", frozen=True):
+    device: Id
+    token: Bytes32
+    generation: Generation
+
+
+class ConfirmCacheReply(Message, tag="confirm_cache.reply", frozen=True):
+    known: bool
+
+
+class GetDeviceCounters(Message, tag="get_device_counters", frozen=True):
+    device: Id
+
+
+class GetDeviceCountersReply(Message, tag="get_device_counters.reply", frozen=True):
+    counters: Annotated[dict[Name, Unsigned64], msgspec.Meta(max_length=256)]

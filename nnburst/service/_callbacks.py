@@ -1,0 +1,63 @@
+"""The calls that a service makes: which memory a slot of a burst names."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Sequence
+
+from ..burst import BurstCallback
+from ..errors import ErrorStatus, GeneralFailure, InvalidArgument
+from ._handles import pools_to_wire
+from ._packets import FdBundle, close_fds
+from ._protocol import MAX_FDS, GetMemories, GetMemoriesReply
+
+__all__ = ["CallbackHolder", "CallbackRegistry"]
+
+
+class CallbackRegistry:
+    """The `BurstCallback`s of one connection by number; the handler of the calls that a service makes.
+
+    Holds them weakly (their `RemoteBurstContext` holds them), so that a burst that is dropped goes away.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._holders: weakref.WeakValueDictionary[int, CallbackHolder] = weakref.WeakValueDictionary()
+
+    def add(self, callback: BurstCallback) -> CallbackHolder:
+        """Register a callback for as long as the returned holder lives."""
+        holder = CallbackHolder(next(self._numbers), callback)
+        self._holders[holder.number] = holder
+        return holder
+
+    def on_get_memories(self, message: GetMemories, fds: FdBundle) -> tuple[GetMemoriesReply, Sequence[int]]:
+        """Ask the callback; all or nothing."""
+        holder = self._holders.get(message.callback)
+        if holder is None:
+            return GetMemoriesReply(status=int(ErrorStatus.INVALID_ARGUMENT)), ()
+        status, memories = holder.callback.get_memories(message.slots)
+        if status is not ErrorStatus.NONE:
+            sendable = status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
+            return GetMemoriesReply(status=int(status if sendable else ErrorStatus.GENERAL_FAILURE)), ()
+        handles, borrowed = pools_to_wire(memories)
+        if len(borrowed) > MAX_FDS:
+            raise InvalidArgument(f"{len(borrowed)} descriptors do not fit into one message")
+        copies: list[int] = []
+        try:  # copies, because the memory may be closed before the reply is sent
+            copies.extend(map(os.dup, borrowed))
+        except OSError as error:
+            close_fds(copies)
+            raise GeneralFailure(f"a memory of the burst cannot be handed over: {error}") from error
+        return GetMemoriesReply(status=0, memories=handles), copies
+
+
+class CallbackHolder:
+    """Keeps a callback registered."""
+
+    __slots__ = ("__weakref__", "callback", "number")
+
+    def __init__(self, number: int, callback: BurstCallback) -> None:
+        self.number = number
+        self.callback = callback
