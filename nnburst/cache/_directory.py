@@ -343,6 +343,17 @@ class Cache:
         self.index.remove(entry, generation)
         return freed
 
+    def enforce_limits(self) -> None:
+        """Evict what is worth least, if there is too much."""
+        from ._eviction import prune
+
+        limits, entries = self.limits, self.index.all().values()
+        if (limits.max_bytes and sum(info.nbytes for info in entries) > limits.max_bytes) or (
+            limits.max_entries and len(entries) > limits.max_entries
+        ):
+            with suppress(CacheRejected, OSError):
+                prune(self)
+
     # ---- looking -------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[EntryInfo]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ._bound import BoundExecution
 from ._burst import Burst
+from ._caching import CacheReport
 from ._compilation import Compilation
 from ._copy import copy_memory
 from ._execution import Duration, Event, Execution
@@ -15,6 +16,7 @@ from ._stateful import StatefulExecution
 __all__ = [
     "BoundExecution",
     "Burst",
+    "CacheReport",
     "Compilation",
     "DeviceMemory",
     "Duration",

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from .._core import checked_timeout, deadline_after
+from ..cache import Cache, Limits, checked_token
 from ..devices import Device, PreparedModel
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import ExecutionPreference, Model, Priority
+from ._caching import (
+    CacheReport,
+    CacheSource,
+    DescriptorCache,
+    DirectoryCache,
+    FlatCache,
+    Job,
+    compile_with_cache,
+)
 from ._service import Service
 
 if TYPE_CHECKING:
@@ -49,6 +60,8 @@ class Compilation:
         self._finished = False
         self._prepared: PreparedModel | None = None
         self._device: Device | None = None
+        self._cache: CacheSource | None = None
+        self._report: CacheReport | None = None
 
     def set_preference(self, preference: ExecutionPreference) -> None:
         """Say what to optimise for.
@@ -89,17 +102,108 @@ class Compilation:
         self._check_open()
         self._finished = True
         deadline = deadline_after(self._timeout)
-        for device in self._devices:
-            if all(device.get_supported_operations(self.model)):
-                self._prepared = device.prepare_model(self.model, self._preference, self._priority, deadline)
-                self._device = device
-                return
+        try:
+            for device in self._devices:
+                if all(device.get_supported_operations(self.model)):
+                    job = Job(device, self.model, self._preference, self._priority, deadline)
+                    self._prepared, self._report = compile_with_cache(job, self._cache)
+                    self._device = device
+                    return
+        finally:
+            self._release_cache()
         raise GeneralFailure(f"none of {[device.name for device in self._devices]} supports every operation")
 
     @property
     def has_one_device(self) -> bool:
         """Whether it is for exactly one device, as timing and deadlines require."""
         return len(self._devices) == 1
+
+    def set_caching(
+        self,
+        directory: str | os.PathLike[str] | int,
+        token: bytes,
+        *,
+        layout: str = "native",
+        limits: Limits | None = None,
+        always: bool = False,
+    ) -> None:
+        """Keep the result of compiling in files, and restore it next time. The last call before `finish` counts.
+
+        Args:
+            directory: Path or open descriptor of a directory of this user's own.
+            token: 32 bytes that differ for models that differ. All zeros is a token like any other.
+            layout: ``native``: entries are published in one step, bounded, and evicted. ``flat``: NNAPI's names
+                directly in the directory, written in place, never removed.
+            limits: What the directory may take (native only).
+            always: Save also what compiles faster than it would be verified (native only).
+
+        Raises:
+            InvalidArgument: An argument is None or of the wrong kind; the token has not 32 bytes.
+            BadState: The compilation is finished.
+        """
+        if not isinstance(directory, str | os.PathLike | int) or isinstance(directory, bool):
+            raise InvalidArgument(f"the cache directory is {type(directory).__name__}; give a path or a descriptor")
+        checked = checked_token(token)
+        self._check_open()
+        if layout not in ("native", "flat"):
+            raise InvalidArgument(f"layout {layout!r}; choose native or flat")
+        self._release_cache()
+        if layout == "flat":
+            place = f"/proc/self/fd/{directory}" if isinstance(directory, int) else os.fspath(directory)
+            self._cache = FlatCache(place, checked)
+        else:
+            self._cache = DirectoryCache(Cache(directory, limits), checked, always=always)
+
+    def set_caching_auto(
+        self,
+        directory: str | os.PathLike[str] | int | None = None,
+        *,
+        limits: Limits | None = None,
+        always: bool = False,
+    ) -> None:
+        """As `set_caching`, with a token made from the model itself, constants included, so that none can be wrong.
+
+        Args:
+            directory: Default: ``NNBURST_CACHE_DIR``, else the user's cache home.
+            limits: As `set_caching`.
+            always: As `set_caching`.
+        """
+        self._check_open()
+        self._release_cache()
+        self._cache = DirectoryCache(Cache(directory, limits), None, always=always)
+
+    def set_caching_from_fds(self, model_fds: Sequence[int], data_fds: Sequence[int], token: bytes) -> None:
+        """As `set_caching`, with files that the caller has open for reading and writing.
+
+        Args:
+            model_fds: As many as the device has model files; another number: compiled without caching. Duplicated.
+            data_fds: Likewise.
+            token: 32 bytes.
+
+        Raises:
+            InvalidArgument: A descriptor is not open; the token has not 32 bytes.
+            BadState: The compilation is finished.
+        """
+        checked = checked_token(token)
+        self._check_open()
+        self._release_cache()
+        self._cache = DescriptorCache(model_fds, data_fds, checked)
+
+    @property
+    def cache_report(self) -> CacheReport:
+        """What caching did.
+
+        Raises:
+            BadState: Not finished, or it failed.
+        """
+        if self._report is None:
+            raise BadState("the compilation is not finished or has failed")
+        return self._report
+
+    def _release_cache(self) -> None:
+        cache, self._cache = self._cache, None
+        if isinstance(cache, DescriptorCache):
+            cache.close()
 
     @property
     def names_devices(self) -> bool:
@@ -126,6 +230,7 @@ class Compilation:
 
     def close(self) -> None:
         """Release the prepared model. Idempotent."""
+        self._release_cache()
         prepared, self._prepared, self._finished = self._prepared, None, True
         if prepared is not None:
             prepared.close()

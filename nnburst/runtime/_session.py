@@ -17,6 +17,7 @@ from ..errors import BadState, GeneralFailure, InvalidArgument, NNBurstError, Ou
 from ..model import ExecutionPreference, Model, Priority, operation_name
 from ._arguments import NodeArg, imported_arguments, model_arguments, place
 from ._bound import BoundExecution
+from ._caching import CacheReport, Job, cache_source, compile_with_cache
 from ._import import devices_for, imported
 from ._repeated import RepeatedRun
 from ._service import Service, launch
@@ -62,6 +63,9 @@ class Session:
         polling_window: Seconds that both ends poll before they sleep; None for the default (50 µs with two CPUs or
             more), 0 to never poll.
         timeout: Seconds that one run may take; None for no limit.
+        cache_dir: Directory where the result of compiling is kept and restored from; None: not cached, unless there is
+            a token: then the user's cache directory. See `Compilation.set_caching` and `cache_report`.
+        token: 32 bytes that differ for models that differ; None: made from the model itself.
 
     Raises:
         InvalidArgument: The model or an argument breaks a rule.
@@ -79,6 +83,8 @@ class Session:
         priority: str | Priority = Priority.MEDIUM,
         polling_window: float | None = None,
         timeout: float | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        token: bytes | None = None,
     ) -> None:
         if not isinstance(model, Model | str | os.PathLike | bytes):
             raise InvalidArgument(
@@ -89,6 +95,7 @@ class Session:
         if polling_window is None and wish is ExecutionPreference.LOW_POWER:
             polling_window = 0.0
         self._timeout = checked_timeout(timeout)
+        self._cache = cache_source(cache_dir, token)
         if isinstance(model, os.PathLike):
             model = os.fspath(model)
         owned = launch(devices=devices_for(model, device)) if service is None else None
@@ -127,14 +134,20 @@ class Session:
         if isinstance(model, Model):
             device = _choose(service, name, model)
             self._inputs, self._outputs = model_arguments(model, device.get_supported_extensions())
-            prepared = device.prepare_model(model, preference, priority)
+            prepared = self._compile(device, model, preference, priority)
         else:
             with imported(service, name, model) as (device, found):
                 self._inputs, self._outputs = imported_arguments(found, device.get_supported_extensions())
-                prepared = device.prepare_model(found.model, preference, priority)
+                prepared = self._compile(device, found.model, preference, priority)
         self._input_names = {argument.name: argument for argument in self._inputs}
         self._has_open_outputs = any(argument.is_open for argument in self._outputs)
         return device, prepared
+
+    def _compile(
+        self, device: Device, model: Model, preference: ExecutionPreference, priority: Priority
+    ) -> PreparedModel:
+        prepared, self._report = compile_with_cache(Job(device, model, preference, priority, 0), self._cache)
+        return prepared
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -315,6 +328,11 @@ class Session:
     def service(self) -> Service:
         """The service that runs it."""
         return self._service
+
+    @property
+    def cache_report(self) -> CacheReport:
+        """What caching did when the session was opened."""
+        return self._report
 
     @property
     def stats(self) -> BurstStats:

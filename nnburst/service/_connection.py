@@ -13,8 +13,8 @@ from types import TracebackType
 
 from ..devices import Device
 from ..errors import GeneralFailure, NNBurstError
-from ._protocol import VERSION, Goodbye, Hello, HelloReply, ListDevices, Side
 from ._callbacks import CallbackRegistry
+from ._protocol import VERSION, Goodbye, Hello, HelloReply, ListDevices, Side
 from ._proxies import RemoteDevice
 from ._transport import Connection
 

@@ -26,7 +26,7 @@ from nnburst.model import (
     SymmPerChannelQuantParams,
     Timing,
 )
-from nnburst.service import ServiceHost, _cache_messages, _host, _protocol, _proxies
+from nnburst.service import ServiceHost, _cache_messages, _callbacks, _host, _protocol
 from nnburst.service._protocol import CALL_BY_REQUEST, CALLS, Malformed, Side
 
 GRAPH = Subgraph(
@@ -122,7 +122,7 @@ def test_numbers_of_descriptors_follow_from_the_message() -> None:
 
 def test_every_row_has_a_handler_on_its_side_and_a_name_of_its_own() -> None:
     assert len({call.name for call in CALLS}) == len(CALLS)
-    sides = {Side.SERVICE: _host.HostedConnection, Side.CLIENT: _proxies.CallbackRegistry}
+    sides = {Side.SERVICE: _host.HostedConnection, Side.CLIENT: _callbacks.CallbackRegistry}
     for call in CALLS:
         assert callable(getattr(sides[call.side], call.handler))
     assert ServiceHost is _host.ServiceHost

@@ -1,0 +1,408 @@
+"""The runtime's part of compilation caching: where the files are, when to ask for them, what came of it.
+
+Workflows and fall-throughs are those of the facts sheet `caching.md` §1.4, §1.5: whatever a look-up brings but success,
+the model is compiled; only compiling can fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ..cache import (
+    PRIORITY_CODE,
+    Cache,
+    CacheReason,
+    CacheRejected,
+    EntryInfo,
+    checked_token,
+    device_token_v1,
+    device_token_v2,
+    entry_name,
+    file_names,
+    model_fingerprint,
+)
+from ..devices import CacheOptions, Device, PreparedModel
+from ..errors import DeadObject, InvalidArgument, NNBurstError
+from ..model import ExecutionPreference, Model, Priority
+
+__all__ = [
+    "CacheReport",
+    "CacheSource",
+    "DescriptorCache",
+    "DirectoryCache",
+    "FlatCache",
+    "Job",
+    "cache_source",
+    "compile_with_cache",
+]
+
+_MOST_COUNT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What caching did for one compilation.
+
+    Attributes:
+        outcome: ``HIT``, ``SAVED``, ``NOT_SAVED`` (compiled, nothing written), ``REJECTED`` (files were there and not
+            accepted; compiled and not saved) or ``DISABLED`` (nobody asked, or the device does not cache).
+        reason: More precisely.
+        rejected: Why files that were there were not accepted; None if there were none, or they were.
+        nbytes: Of the files that were used or written.
+        lookup_ms: Milliseconds of the look-up.
+        compile_ms: Of the compilation, with the save; 0 after a hit.
+        save_ms: Of the save alone.
+    """
+
+    outcome: str
+    reason: CacheReason
+    rejected: CacheReason | None = None
+    nbytes: int = 0
+    lookup_ms: float = 0.0
+    compile_ms: float = 0.0
+    save_ms: float = 0.0
+
+
+NO_CACHE = CacheReport("DISABLED", CacheReason.NO_INFO)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One compilation for one device."""
+
+    device: Device
+    model: Model
+    preference: ExecutionPreference
+    priority: Priority
+    deadline_ns: int
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Model and data files."""
+        return self.device.get_number_of_cache_files_needed()
+
+
+@dataclass(slots=True)
+class Files:
+    """Open files of an entry, for one call of a device."""
+
+    model_fds: Sequence[int]
+    data_fds: Sequence[int]
+
+
+class CacheSource(Protocol):
+    """Where the files of compilations are."""
+
+    def token(self, job: Job) -> bytes:
+        """Return the token for the device."""
+
+    def fingerprint(self, job: Job) -> bytes:
+        """Return what is expected to be in the files, or empty."""
+
+    def existing(self, job: Job, token: bytes) -> Generator[tuple[Files, str], None, None]:
+        """Open what there is, the newest first, with its generation; the iterator closes it.
+
+        Raises:
+            CacheRejected: There is nothing, or nothing that can be opened.
+        """
+
+    def compile(
+        self, job: Job, token: bytes, run: Callable[[Files | None, CacheOptions], PreparedModel]
+    ) -> tuple[PreparedModel, CacheReason]:
+        """Compile into files that are new or empty, or without any, and say what became of them."""
+
+    def note(self, reason: CacheReason, token: bytes, generation: str = "") -> None:
+        """Count an outcome; forget an entry that was not accepted."""
+
+
+class DirectoryCache:
+    """Files in a `Cache` directory.
+
+    Args:
+        cache: The directory.
+        token: Of the application, 32 bytes; None: from the model itself, constants included.
+        always: Save also what compiles faster than it would be verified.
+    """
+
+    def __init__(self, cache: Cache, token: bytes | None, *, always: bool = False) -> None:
+        self._cache = cache
+        self._given = token
+        self._always = always
+        self._fingerprint: bytes | None = None
+
+    def fingerprint(self, job: Job) -> bytes:
+        if self._fingerprint is None:
+            self._fingerprint = model_fingerprint(job.model)
+        return self._fingerprint
+
+    def token(self, job: Job) -> bytes:
+        return device_token_v2(
+            self._given if self._given is not None else self.fingerprint(job),
+            device=job.device.name,
+            version=job.device.version_string,
+            epoch=job.device.cache_epoch,
+            preference=int(job.preference),
+            priority=PRIORITY_CODE[job.priority],
+            relaxed=job.model.relax_computation_float32_to_float16,
+            files=job.counts,
+        )
+
+    def existing(self, job: Job, token: bytes) -> Generator[tuple[Files, str], None, None]:
+        for opened in self._cache.look_up(entry_name(token), job.counts):
+            with contextlib.closing(opened):
+                yield Files(opened.model_fds, opened.data_fds), opened.generation
+
+    def compile(
+        self, job: Job, token: bytes, run: Callable[[Files | None, CacheOptions], PreparedModel]
+    ) -> tuple[PreparedModel, CacheReason]:
+        options = CacheOptions(self.fingerprint(job), staged=True, only_if_worth=not self._always)
+        try:
+            staged = self._cache.stage(entry_name(token), job.counts)
+        except CacheRejected as error:
+            return run(None, options), error.reason
+        with contextlib.closing(staged):
+            started = time.perf_counter()
+            prepared = run(Files(staged.model_fds, staged.data_fds), options)
+            result = prepared.cache_result
+            if result is None or not result.saved:
+                reason = CacheReason.DECLINED if result is None else result.reason
+                if reason in (CacheReason.DECLINED, CacheReason.TOO_BIG, CacheReason.NOT_WORTH_IT):
+                    self._cache.index.decline(staged.entry, reason)
+                self._cache.give_up(reason)
+                return prepared, reason
+            if result.nbytes > self._cache.limits.max_entry_bytes > 0:
+                return prepared, CacheReason.TOO_BIG
+            compile_ms = (time.perf_counter() - started - result.seconds) * 1e3
+            info = EntryInfo(
+                staged.entry, result.generation.hex(), job.device.name, job.device.version_string,
+                job.device.cache_epoch.hex(), sum(job.counts), result.nbytes, int(time.time()),
+                compile_ms=max(0.0, compile_ms),
+            )  # fmt: skip
+            try:
+                staged.publish(result.generation, info)
+                job.device.confirm_cache(token, result.generation)
+                staged.finish()
+            except DeadObject:
+                raise
+            except (OSError, NNBurstError):
+                return prepared, CacheReason.IO_ERROR
+        self._cache.enforce_limits()
+        return prepared, CacheReason.SAVED
+
+    def note(self, reason: CacheReason, token: bytes, generation: str = "") -> None:
+        self._cache.index.count(reason)
+        if reason is CacheReason.HIT:
+            self._cache.index.hit(entry_name(token))
+        elif generation and reason not in (CacheReason.BUSY, CacheReason.DEADLINE, CacheReason.NO_STORE):
+            with contextlib.suppress(OSError, CacheRejected):
+                self._cache.remove(entry_name(token), generation)
+
+
+class FlatCache:
+    """Files as NNAPI names them, directly in a directory, written in place, nothing ever removed.
+
+    Args:
+        directory: Where; nothing is checked until a compilation needs it.
+        token: Of the application, 32 bytes.
+    """
+
+    def __init__(self, directory: str, token: bytes) -> None:
+        self._directory = directory
+        self._given = token
+
+    def fingerprint(self, job: Job) -> bytes:
+        return b""
+
+    def token(self, job: Job) -> bytes:
+        return device_token_v1(
+            self._given,
+            job.device.name,
+            job.device.version_string,
+            int(job.preference),
+            PRIORITY_CODE[job.priority],
+        )
+
+    @contextlib.contextmanager
+    def _open(self, job: Job, token: bytes, flags: int) -> Iterator[Files]:
+        fds: tuple[list[int], list[int]] = ([], [])
+        try:
+            for given, names in zip(fds, file_names(token, *job.counts), strict=True):
+                for name in names:
+                    path = os.path.join(self._directory, name)
+                    given.append(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600))
+            yield Files(*fds)
+        finally:
+            for fd in (*fds[0], *fds[1]):
+                os.close(fd)
+
+    def existing(self, job: Job, token: bytes) -> Generator[tuple[Files, str], None, None]:
+        try:
+            with self._open(job, token, 0) as files:
+                yield files, ""
+        except OSError as error:
+            raise CacheRejected(CacheReason.MISSING, str(error)) from error
+
+    def compile(
+        self, job: Job, token: bytes, run: Callable[[Files | None, CacheOptions], PreparedModel]
+    ) -> tuple[PreparedModel, CacheReason]:
+        options = CacheOptions()
+        with contextlib.ExitStack() as stack:
+            try:
+                files = stack.enter_context(self._open(job, token, os.O_CREAT))
+            except OSError:
+                return run(None, options), CacheReason.IO_ERROR
+            return _saved(run(files, options))
+
+    def note(self, reason: CacheReason, token: bytes, generation: str = "") -> None:
+        pass
+
+
+class DescriptorCache:
+    """Files that the caller has open. They are duplicated here, and closed by `close`.
+
+    Args:
+        model_fds: One per model file of the device.
+        data_fds: One per data file.
+        token: 32 bytes; used as it is.
+
+    Raises:
+        InvalidArgument: A descriptor is not open.
+    """
+
+    def __init__(self, model_fds: Sequence[int], data_fds: Sequence[int], token: bytes) -> None:
+        self._given = token
+        self._fds: tuple[list[int], list[int]] = ([], [])
+        try:
+            for mine, given in zip(self._fds, (model_fds, data_fds), strict=True):
+                mine.extend(os.dup(fd) for fd in given)
+        except (OSError, TypeError) as error:
+            self.close()
+            raise InvalidArgument(f"a cache file descriptor cannot be used: {error}") from error
+
+    def close(self) -> None:
+        """Close the duplicates. Idempotent."""
+        for fds in self._fds:
+            while fds:
+                os.close(fds.pop())
+
+    def fingerprint(self, job: Job) -> bytes:
+        return b""
+
+    def token(self, job: Job) -> bytes:
+        return self._given
+
+    def _fits(self, job: Job) -> bool:
+        return (len(self._fds[0]), len(self._fds[1])) == job.counts
+
+    def existing(self, job: Job, token: bytes) -> Generator[tuple[Files, str], None, None]:
+        if not self._fits(job):
+            raise CacheRejected(CacheReason.BAD_FD, "the device needs another number of files")
+        if not any(os.fstat(fd).st_size for fd in self._fds[0] + self._fds[1]):
+            raise CacheRejected(CacheReason.MISSING, "the files are empty")
+        yield Files(*self._fds), ""
+
+    def compile(
+        self, job: Job, token: bytes, run: Callable[[Files | None, CacheOptions], PreparedModel]
+    ) -> tuple[PreparedModel, CacheReason]:
+        if not self._fits(job):
+            return run(None, CacheOptions()), CacheReason.BAD_FD
+        return _saved(run(Files(*self._fds), CacheOptions()))
+
+    def note(self, reason: CacheReason, token: bytes, generation: str = "") -> None:
+        pass
+
+
+def _saved(prepared: PreparedModel) -> tuple[PreparedModel, CacheReason]:
+    """Return what the device says; one that says nothing may have saved or not."""
+    result = prepared.cache_result
+    return prepared, CacheReason.DECLINED if result is None else result.reason
+
+
+def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedModel, CacheReport]:
+    """Restore a compilation if that works, else compile and save if that works.
+
+    Raises:
+        NNBurstError: Compiling failed.
+    """
+
+    def run(files: Files | None, options: CacheOptions) -> PreparedModel:
+        arguments = (job.model, job.preference, job.priority, job.deadline_ns)
+        if files is None:
+            return job.device.prepare_model(*arguments)
+        return job.device.prepare_model(*arguments, files.model_fds, files.data_fds, token, options)
+
+    if source is None:
+        return run(None, CacheOptions()), NO_CACHE
+    if not 0 < sum(job.counts) or max(job.counts) > _MOST_COUNT:
+        return run(None, CacheOptions()), replace(NO_CACHE, reason=CacheReason.UNSUPPORTED)
+    started = time.perf_counter()
+    try:
+        token = source.token(job)
+        fingerprint = source.fingerprint(job)
+    except NNBurstError:  # a constant that this process may not read: caching is off for this model
+        return run(None, CacheOptions()), replace(NO_CACHE, reason=CacheReason.NO_INFO)
+    hit, refusals, missing = _look_up(job, source, token, fingerprint)
+    for reason, generation in refusals:
+        source.note(reason, token, generation)
+    if hit is not None:
+        source.note(CacheReason.HIT, token)
+        return hit[0], CacheReport("HIT", CacheReason.HIT, None, hit[1], _since(started))
+    rejected = refusals[-1][0] if refusals else None
+    lookup_ms, started = _since(started), time.perf_counter()
+    prepared, reason = source.compile(job, token, run)
+    source.note(reason, token)
+    result = prepared.cache_result
+    outcome = "SAVED" if reason is CacheReason.SAVED else "REJECTED" if rejected else "NOT_SAVED"
+    report = CacheReport(
+        outcome, reason, rejected, result.nbytes if result and result.saved else 0, lookup_ms, _since(started),
+        result.seconds * 1e3 if result else 0.0,
+    )  # fmt: skip
+    if missing is CacheReason.DISABLED:
+        report = replace(report, outcome="DISABLED", reason=CacheReason.DISABLED)
+    return prepared, report
+
+
+def _look_up(
+    job: Job, source: CacheSource, token: bytes, fingerprint: bytes
+) -> tuple[tuple[PreparedModel, int] | None, list[tuple[CacheReason, str]], CacheReason]:
+    """Return (the model and the bytes of its files, or None), what was refused, and why there was nothing."""
+    refusals: list[tuple[CacheReason, str]] = []
+    try:
+        with contextlib.closing(source.existing(job, token)) as candidates:
+            for files, generation in candidates:
+                try:
+                    prepared = job.device.prepare_model_from_cache(
+                        files.model_fds, files.data_fds, token, job.deadline_ns, fingerprint
+                    )
+                except DeadObject:
+                    raise
+                except NNBurstError as error:
+                    refusals.append((getattr(error, "reason", CacheReason.IO_ERROR), generation))
+                else:
+                    nbytes = sum(os.fstat(fd).st_size for fd in (*files.model_fds, *files.data_fds))
+                    return (prepared, nbytes), refusals, CacheReason.HIT
+    except CacheRejected as error:
+        return None, refusals, error.reason
+    return None, refusals, CacheReason.MISSING
+
+
+def cache_source(directory: str | os.PathLike[str] | None, token: bytes | None) -> CacheSource | None:
+    """Return where a session caches, or None.
+
+    Raises:
+        InvalidArgument: The directory is no path; the token has not 32 bytes.
+    """
+    if directory is None and token is None:
+        return None
+    if directory is not None and not isinstance(directory, str | os.PathLike):
+        raise InvalidArgument(f"cache_dir is {type(directory).__name__}; give the path of a directory")
+    return DirectoryCache(Cache(directory), None if token is None else checked_token(token))
+
+
+def _since(started: float) -> float:
+    return (time.perf_counter() - started) * 1e3
