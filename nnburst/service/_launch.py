@@ -78,6 +78,8 @@ def start_child(
 def _spawn(names: Sequence[str], sock: int, errors: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
     if not any(name in env for name in _THREAD_VARIABLES):
         env.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+    # What is large goes back to the system when it is freed: glibc raises this by itself, up to 32 MiB, and keeps more.
+    env.setdefault("MALLOC_MMAP_THRESHOLD_", str(16 << 20))
     if _ROOT.name not in ("site-packages", "dist-packages"):  # a source tree that may not be on the child's path
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), env.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "nnburst.service", "--socket", str(sock), "--parent", str(os.getpid())]

@@ -31,7 +31,7 @@ from .._elements import operand_code
 from .._interfaces import CacheOptions, Device, PreparedModel
 from ._graph import Bytes, Graph, GraphStore, SessionSettings, compile_graph, content_digest
 from ._importer import Argument, import_graph
-from ._library import require_extra
+from ._library import give_memory_back, require_extra
 from ._prepared import OnnxPreparedModel
 from ._types import EXTENSION, EXTENSION_NAME, FILE, GRAPH
 
@@ -98,7 +98,9 @@ class OnnxRuntimeDevice(Device):
         """Read the file of an ONNX model; see `Device.import_model`."""
         if source != "onnx" or len(pools) != 1:
             raise GeneralFailure(f"{self.name} imports one 'onnx' file, not {source!r} of {len(pools)} files")
-        return import_graph(_read_file(pools[0], 0, pools[0].size))
+        imported = import_graph(_read_file(pools[0], 0, pools[0].size))
+        give_memory_back(pools[0].size)
+        return imported
 
     def prepare_model(
         self,
@@ -117,12 +119,16 @@ class OnnxRuntimeDevice(Device):
         check_pools(model.pools, "model")
         if not all(self.get_supported_operations(model)):
             raise GeneralFailure(f"{self.name} runs models of one GRAPH of {EXTENSION_NAME} whose files can be read")
-        data, files = _read_files(model)
-        graph = self._graphs.get(content_digest(data, files), lambda: compile_graph(data, files, self._settings))
+        graph = self._compiled(model)
+        give_memory_back(sum(pool.size for pool in model.pools))
         _check_arguments(model, graph)
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
         return OnnxPreparedModel(model, graph, self._tracker)
+
+    def _compiled(self, model: Model) -> Graph:
+        data, files = _read_files(model)
+        return self._graphs.get(content_digest(data, files), lambda: compile_graph(data, files, self._settings))
 
     def allocate(
         self,

@@ -160,7 +160,7 @@ def open_session(data: bytes, options: Any) -> Any:
         ResourceExhausted: There is no memory for it.
     """
     try:
-        return onnxruntime().InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        return onnxruntime().InferenceSession(data, options, providers=["CPUExecutionProvider"], enable_fallback=False)
     except MemoryError as error:
         raise ResourceExhausted("no memory for the model") from error
     except Exception as error:  # ONNX Runtime's own classes have no common base

@@ -90,16 +90,24 @@ def _infer_shapes(proto: Any) -> Any:
         raise InvalidArgument(f"the types of the model's outputs cannot be inferred: {error}") from None
 
 
+def _text(value: Any) -> str:
+    """Return a string of a model, which protobuf gives as bytes where it is no UTF-8."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"this is no ONNX model: {value[:100]!r} is no UTF-8")
+    return value
+
+
 def _argument(value: Any, kind: str) -> Argument:
-    place = f"{kind} {value.name!r}"
-    if len(value.name) > _LONGEST_NAME:
-        raise InvalidArgument(f"the name of an {kind} has {len(value.name)} characters; {_LONGEST_NAME} are possible")
+    name = _text(value.name)
+    place = f"{kind} {name!r}"
+    if len(name) > _LONGEST_NAME:
+        raise InvalidArgument(f"the name of an {kind} has {len(name)} characters; {_LONGEST_NAME} are possible")
     what = value.type.WhichOneof("value")
     if what != "tensor_type":
         said = (what or "value without a type").removesuffix("_type").replace("_", " ")
         raise GeneralFailure(f"{place} is a {said}; only dense tensors of numbers can be passed to a model")
     tensor = value.type.tensor_type
-    return Argument(value.name, element_type(int(tensor.elem_type), place), _shape(tensor))
+    return Argument(name, element_type(int(tensor.elem_type), place), _shape(tensor))
 
 
 def _shape(tensor: Any) -> OpenShape:
@@ -109,7 +117,7 @@ def _shape(tensor: Any) -> OpenShape:
     for dim in tensor.shape.dim:
         kind = dim.WhichOneof("value")
         size = int(dim.dim_value) if kind == "dim_value" else -1
-        out.append(size if 0 <= size < 2**32 else str(dim.dim_param)[:_LONGEST_NAME] or None)
+        out.append(size if 0 <= size < 2**32 else _text(dim.dim_param)[:_LONGEST_NAME] or None)
     return tuple(out)
 
 
@@ -137,7 +145,7 @@ def external_location(tensor: Any) -> str:
     """
     if tensor.data_location != onnx().TensorProto.EXTERNAL:
         return ""
-    name = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+    name = _text(next((entry.value for entry in tensor.external_data if entry.key == "location"), ""))
     clean = posixpath.normpath(name)
     if not name or "\0" in name or clean.startswith(("/", "../")) or clean in ("..", "."):
         raise InvalidArgument(

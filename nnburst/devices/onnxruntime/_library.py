@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 from ...errors import DeviceUnavailable
 
-__all__ = ["onnx", "onnxruntime", "require_extra"]
+__all__ = ["give_memory_back", "onnx", "onnxruntime", "require_extra"]
 
+_MUCH = 8 << 20
 _INSTALL = "install them with pip install 'nnburst[onnx]'"
 
 
@@ -23,6 +26,19 @@ def require_extra() -> None:
     missing = [name for name in ("onnxruntime", "onnx") if find_spec(name) is None]
     if missing:
         raise DeviceUnavailable(f"the device nnburst-onnxruntime needs {' and '.join(missing)}; {_INSTALL}")
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    function = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    return None if function is None else cast("Callable[[int], int]", function)
+
+
+def give_memory_back(nbytes: int) -> None:
+    """Return what the allocator holds to the system, after something of that size was taken apart and dropped."""
+    trim = _trim()
+    if nbytes >= _MUCH and trim is not None:
+        trim(0)
 
 
 @cache

@@ -92,6 +92,7 @@ class OnnxPlan:
         if request.outputs and not self._order:
             raise GeneralFailure("every output is omitted; there is nothing to run")
         self._run = _runner(graph, self._binding)
+        self._is_plain = not (self._measure or self._open or self._copied_in or self._copied_out)
 
     # -- binding -------------------------------------------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ class OnnxPlan:
     @property
     def direct(self) -> Callable[[], ExecutionResult | None] | None:
         """What runs the plan with nothing before or after, or None if there is more to it."""
-        if self._measure or self._open or self._copied_in or self._copied_out:
+        if not self._is_plain:
             return None
         run, kept = self._run, self._kept
 
@@ -164,7 +165,14 @@ class OnnxPlan:
 
     def __call__(self) -> ExecutionResult | None:
         """Run without a deadline."""
-        return self.run(0)
+        if not self._is_plain:
+            return self.run(0)
+        try:
+            self._run()
+        except Exception as error:
+            _log.info("ONNX Runtime: %s", error)
+            return ErrorStatus.GENERAL_FAILURE, (), NO_TIMING
+        return None
 
     def run(self, deadline_ns: int) -> ExecutionResult | None:
         """Run once.
