@@ -182,8 +182,8 @@ class DeviceCache:
             not staged, int(time.time()),
         )  # fmt: skip
         self._store.put(record)
-        self._hook("stored")
         try:
+            self._hook("stored")
             for header, code, payload, fd in sealed:
                 self._write(fd, header, payload, code)
         except BaseException:

@@ -64,7 +64,7 @@ class SealedCopy:
         size = check_fd(fd).st_size
         if size > most:
             raise CacheRejected(CacheReason.TOO_BIG, f"a file of {size} bytes; at most {most}")
-        raw = _read(fd, HEADER_SIZE, 0)
+        raw = b"" if size < HEADER_SIZE else _read(fd, HEADER_SIZE, 0)
         self.header = Header.decode(raw, size)
         payload = self.header.payload
         memory = os.memfd_create("nnburst-cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -1,0 +1,74 @@
+"""A device cache on files of a temporary directory, and ways to spoil them, for the cache tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nnburst.cache import CacheReason, CacheRejected, DeviceCache, SaveResult, TrustStore, VerifiedEntry
+
+TOKEN, OTHER = bytes(32), bytes([1]) * 32
+EPOCH, NEXT_EPOCH = b"e" * 32, b"f" * 32
+FINGERPRINT = b"p" * 32
+MODEL = (b"the plan" * 20, b"second file")
+DATA = (bytes(range(256)) * 64,)
+
+
+class Rig:
+    """Two model files and one data file."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        self.directory = directory
+        self.store = TrustStore(directory / "state")
+        self.hook: Callable[[str], None] = lambda step: None
+        self.cache = self.device_cache(**options)
+
+    def device_cache(self, store: TrustStore | None = None, **options: Any) -> DeviceCache:
+        given = {"device": "test-device", "epoch": EPOCH, "model_files": 2, "data_files": 1, **options}
+        return DeviceCache(store or self.store, hook=lambda step: self.hook(step), **given)
+
+    def path(self, kind: str, index: int, name: str = "a") -> Path:
+        return self.directory / f"{name}-{kind}{index}"
+
+    @contextmanager
+    def files(self, name: str = "a", flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[tuple[list[int], list[int]]]:
+        fds = [os.open(self.path(k, i, name), flags, 0o600) for k, i in (("model", 0), ("model", 1), ("data", 0))]
+        try:
+            yield fds[:2], fds[2:]
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def save(self, token: bytes = TOKEN, name: str = "a", **options: Any) -> SaveResult:
+        with self.files(name) as fds:
+            return self.cache.save(token, MODEL, DATA, *fds, **options)
+
+    def load(
+        self, token: bytes = TOKEN, name: str = "a", cache: DeviceCache | None = None, **options: Any
+    ) -> VerifiedEntry:
+        with self.files(name) as fds:
+            return (cache or self.cache).load(token, *fds, **options)
+
+    def refusal(self, *args: Any, **options: Any) -> CacheReason:
+        """Why a load is refused; fails if it is not."""
+        try:
+            self.load(*args, **options)
+        except CacheRejected as error:
+            return error.reason
+        raise AssertionError("the entry was accepted")
+
+    def bytes_of(self, kind: str, index: int, name: str = "a") -> bytearray:
+        return bytearray(self.path(kind, index, name).read_bytes())
+
+    def snapshot(self, name: str = "a") -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in self.directory.glob(f"{name}-*")}
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def contents(entry: VerifiedEntry) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    return tuple(map(bytes, entry.model)), tuple(map(bytes, entry.data))

@@ -1,0 +1,511 @@
+"""What a device believes of cache files: the rows THR of the threat model, on real files (`caching.md` §3.2)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cache_support import DATA, EPOCH, FINGERPRINT, MODEL, NEXT_EPOCH, OTHER, TOKEN, Rig, contents
+
+from nnburst.cache import CacheReason, CacheRejected, TrustStore, _device_cache, _trust_store
+from nnburst.cache._container import HEADER_SIZE
+
+R = CacheReason
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+def test_what_was_saved_is_loaded(rig: Rig) -> None:
+    result = rig.save(fingerprint=FINGERPRINT)
+    assert (result.saved, result.reason) == (True, R.SAVED)
+    entry = rig.load(fingerprint=FINGERPRINT)
+    assert contents(entry) == (MODEL, DATA)
+    assert entry.generation == result.generation
+    assert entry.nbytes == result.nbytes == sum(len(data) for data in rig.snapshot().values())
+
+
+def test_empty_payloads_and_payloads_of_many_chunks(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, model_files=2, data_files=1)
+    big = os.urandom((3 << 20) + 5)
+    with rig.files() as fds:
+        assert rig.cache.save(TOKEN, (b"", big), (b"x",), *fds).saved
+    assert contents(rig.load()) == ((b"", big), (b"x",))
+    rig.close()
+
+
+def test_offsets_and_old_contents_of_files_do_not_matter(rig: Rig) -> None:
+    for kind, i in (("model", 0), ("model", 1), ("data", 0)):
+        rig.path(kind, i).write_bytes(b"z" * 50_000)
+    with rig.files() as fds:
+        for fd in (*fds[0], *fds[1]):
+            os.lseek(fd, 7, os.SEEK_SET)
+        assert rig.cache.save(TOKEN, MODEL, DATA, *fds).saved
+        assert all(os.lseek(fd, 0, os.SEEK_CUR) == 7 for fd in (*fds[0], *fds[1]))
+        assert contents(rig.cache.load(TOKEN, *fds)) == (MODEL, DATA)
+        assert all(os.lseek(fd, 0, os.SEEK_CUR) == 7 for fd in (*fds[0], *fds[1]))
+
+
+FILES = [("model", 0), ("model", 1), ("data", 0)]
+every_file = pytest.mark.parametrize(("kind", "index"), FILES)
+
+
+@every_file
+@pytest.mark.parametrize("where", ["magic", "state", "token", "generation", "epoch", "payload", "end"])
+def test_THR_01_02_changed_byte(rig: Rig, kind: str, index: int, where: str) -> None:
+    rig.save()
+    raw = rig.bytes_of(kind, index)
+    at = {"magic": 0, "state": 10, "token": 41, "generation": 75, "epoch": 90, "payload": HEADER_SIZE, "end": -1}[where]
+    raw[at] ^= 1
+    rig.path(kind, index).write_bytes(raw)
+    assert rig.refusal() in (R.BAD_MAC, R.DIRTY, R.BAD_TOKEN, R.BAD_EPOCH, R.ROLLED_BACK)
+
+
+@every_file
+@pytest.mark.parametrize("change", [-1, 1, -40, 4096])
+def test_THR_03_shorter_or_longer_file(rig: Rig, kind: str, index: int, change: int) -> None:
+    rig.save()
+    path = rig.path(kind, index)
+    os.truncate(path, path.stat().st_size + change)
+    assert rig.refusal() is R.BAD_LENGTH
+
+
+@every_file
+def test_THR_03_22_empty_file_is_a_cut_off_save(rig: Rig, kind: str, index: int) -> None:
+    rig.save()
+    os.truncate(rig.path(kind, index), 0)
+    assert rig.refusal() is R.DIRTY
+
+
+def test_THR_04_10_11_files_are_rewritten_and_truncated_meanwhile(rig: Rig) -> None:
+    """Whoever writes at the same time gets a rejection or the right contents, never a third thing."""
+    rig.save(OTHER, "b")
+    foreign = list(rig.snapshot("b").values())
+    stop = threading.Event()
+
+    def disturb() -> None:
+        generator = random.Random(1)
+        while not stop.is_set():
+            for (kind, i), raw in zip(FILES, foreign, strict=True):
+                with open(rig.path(kind, i), "r+b") as file:
+                    if generator.random() < 0.3:
+                        file.truncate(generator.randrange(len(raw)))
+                    file.seek(generator.randrange(len(raw)))
+                    file.write(raw[: generator.randrange(len(raw))])
+
+    rig.save()
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    accepted = 0
+    try:
+        for i in range(100):
+            if i % 2:
+                rig.save()
+            try:
+                assert contents(rig.load()) == (MODEL, DATA)
+                accepted += 1
+            except CacheRejected:
+                pass
+    finally:
+        stop.set()
+        thread.join()
+    rig.save()
+    assert contents(rig.load()) == (MODEL, DATA)
+
+
+def test_THR_05_files_of_another_token(rig: Rig) -> None:
+    rig.save()
+    rig.save(OTHER, "b")
+    assert rig.refusal(TOKEN, "b") is R.BAD_TOKEN
+    for kind, i in FILES:  # one after the other: a mixture
+        rig.path(kind, i).write_bytes(rig.bytes_of(kind, i, "b"))
+        assert rig.refusal() in (R.BAD_TOKEN, R.ROLLED_BACK, R.BAD_MAC)
+
+
+@pytest.mark.parametrize(("one", "other"), [(FILES[0], FILES[1]), (FILES[0], FILES[2])])
+def test_THR_05_files_in_each_others_places(rig: Rig, one: tuple[str, int], other: tuple[str, int]) -> None:
+    rig.save()
+    a, b = rig.bytes_of(*one), rig.bytes_of(*other)
+    rig.path(*one).write_bytes(b)
+    rig.path(*other).write_bytes(a)
+    assert rig.refusal() is R.BAD_MAC
+
+
+@every_file
+def test_THR_06_07_older_files(rig: Rig, kind: str, index: int) -> None:
+    rig.save()
+    old = rig.snapshot()
+    rig.save()
+    new = rig.snapshot()
+    rig.path(kind, index).write_bytes(old[rig.path(kind, index)])
+    assert rig.refusal() is R.ROLLED_BACK
+    for path, raw in old.items():
+        path.write_bytes(raw)
+    assert rig.refusal() is R.ROLLED_BACK
+    for path, raw in new.items():
+        path.write_bytes(raw)
+    assert contents(rig.load()) == (MODEL, DATA)
+
+
+def test_THR_07_staged_generation_counts_for_ten_minutes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.save(name="a")
+    result = rig.save(name="b", staged=True)
+    assert contents(rig.load(name="a")) == contents(rig.load(name="b"))  # not confirmed: both count
+    later = time.time() + 601
+    with monkeypatch.context() as m:
+        m.setattr(_trust_store.time, "time", lambda: later)
+        assert rig.refusal(name="b") is R.ROLLED_BACK
+        assert contents(rig.load(name="a")) == (MODEL, DATA)
+    assert rig.cache.confirm(TOKEN, result.generation)
+    assert contents(rig.load(name="b")) == (MODEL, DATA)
+    assert rig.refusal(name="a") is R.ROLLED_BACK
+    assert not rig.cache.confirm(TOKEN, bytes(16))
+
+
+def test_THR_09_another_build_of_the_device(rig: Rig) -> None:
+    rig.save()
+    rig.cache = rig.device_cache(epoch=NEXT_EPOCH)
+    assert rig.refusal() is R.NO_ROW
+    rig.save(name="b")
+    rig.cache = rig.device_cache(epoch=EPOCH)  # a downgrade brings nothing back
+    assert rig.refusal() is R.NO_ROW
+    assert rig.refusal(name="b") is R.NO_ROW
+
+
+def test_THR_12_token_that_was_used_for_another_model(rig: Rig) -> None:
+    rig.save(fingerprint=FINGERPRINT)
+    assert rig.refusal(fingerprint=b"q" * 32) is R.TOKEN_COLLISION
+    assert contents(rig.load()) == (MODEL, DATA)  # nobody said what is expected
+
+
+def test_THR_16_descriptors_that_are_no_plain_files(rig: Rig, tmp_path: Path) -> None:
+    rig.save()
+    path = rig.path("model", 0)
+    os.mkfifo(tmp_path / "fifo")
+    left, right = socket.socketpair()
+    sealed = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
+    import fcntl
+
+    fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    bad = {
+        "directory": os.open(tmp_path, os.O_RDONLY),
+        "fifo": os.open(tmp_path / "fifo", os.O_RDWR),
+        "socket": left.fileno(),
+        "sealed": sealed,
+        "device": os.open("/dev/null", os.O_RDWR),
+        "path only": os.open(path, os.O_PATH),
+        "append": os.open(path, os.O_RDWR | os.O_APPEND),
+        "read only": os.open(path, os.O_RDONLY),
+        "write only": os.open(path, os.O_WRONLY),
+        "closed": 987654,
+    }
+    before = rig.snapshot()
+    with rig.files() as (models, data):
+        for what, fd in bad.items():
+            for place in range(3):
+                fds = [*models, *data]
+                fds[place] = fd
+                with pytest.raises(CacheRejected) as error:
+                    rig.cache.load(TOKEN, fds[:2], fds[2:])
+                assert error.value.reason is R.BAD_FD, what
+                result = rig.cache.save(TOKEN, MODEL, DATA, fds[:2], fds[2:])
+                assert (result.saved, result.reason) == (False, R.BAD_FD), what
+        assert rig.snapshot() == before  # nothing was written, not even to the good ones
+        assert contents(rig.cache.load(TOKEN, models, data)) == (MODEL, DATA)
+    right.close()
+    left.close()
+    for what, fd in bad.items():
+        if what not in ("socket", "closed"):
+            os.close(fd)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_THR_16_too_few_and_too_many_files(rig: Rig, kind: int, change: int) -> None:
+    rig.save()
+    with rig.files() as fds:
+        given = [list(fds[0]), list(fds[1])]
+        given[kind] = given[kind][:-1] if change < 0 else [*given[kind], given[kind][0]]
+        with pytest.raises(CacheRejected) as error:
+            rig.cache.load(TOKEN, *given)
+        assert error.value.reason is R.BAD_FD
+        assert rig.cache.save(TOKEN, MODEL, DATA, *given).reason is R.BAD_FD
+
+
+def test_THR_17_21_huge_sparse_file(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, most_bytes=100_000)
+    assert rig.save().saved
+    os.truncate(rig.path("data", 0), 1 << 40)
+    assert rig.refusal() is R.TOO_BIG
+    with rig.files() as fds:
+        assert rig.cache.save(TOKEN, MODEL, (bytes(200_000),), *fds).reason is R.TOO_BIG
+    rig.close()
+
+
+def test_THR_19_lock_of_somebody_else_does_not_matter(rig: Rig) -> None:
+    import fcntl
+
+    with rig.files() as fds:
+        for fd in (*fds[0], *fds[1]):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        assert rig.save().saved
+        assert contents(rig.load()) == (MODEL, DATA)
+
+
+def test_THR_24_changed_row_and_damaged_store(rig: Rig, tmp_path: Path) -> None:
+    rig.save()
+    database = sqlite3.connect(tmp_path / "state" / "trust.sqlite3")
+    database.execute("UPDATE entry SET created = created + 5")
+    database.commit()
+    database.close()
+    assert rig.refusal() is R.NO_ROW
+    assert rig.save().saved
+    rig.store.close()
+    for path in (tmp_path / "state").glob("trust.sqlite3*"):
+        path.write_bytes(os.urandom(8192))
+    store = TrustStore(tmp_path / "state")
+    rig.cache = rig.device_cache(store)
+    assert rig.refusal() is R.NO_ROW
+    assert rig.save().saved
+    assert contents(rig.load()) == (MODEL, DATA)
+    assert list((tmp_path / "state").glob("*.damaged"))
+    store.close()
+
+
+@pytest.mark.parametrize("what", ["store", "key", "both"])
+def test_deleted_store_or_key_makes_everything_miss(rig: Rig, tmp_path: Path, what: str) -> None:
+    rig.save()
+    rig.store.close()
+    if what != "key":
+        for path in (tmp_path / "state").glob("trust.sqlite3*"):
+            path.unlink()
+    if what != "store":
+        (tmp_path / "state" / "key").unlink()
+    store = TrustStore(tmp_path / "state")
+    rig.cache = rig.device_cache(store)
+    assert rig.refusal() in (R.NO_ROW, R.KEY_CHANGED)
+    store.close()
+
+
+def test_THR_24_state_directory_of_others_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").chmod(0o755)
+    with pytest.raises(CacheRejected) as error:
+        TrustStore(tmp_path / "open")
+    assert error.value.reason is R.NO_STORE
+    TrustStore(tmp_path / "mine").close()
+    for spoil in (lambda key: key.chmod(0o644), lambda key: key.write_bytes(b"short"), lambda key: _link(key)):
+        key = tmp_path / "mine" / "key"
+        key.unlink(missing_ok=True)
+        key.write_bytes(bytes(32))
+        key.chmod(0o600)
+        spoil(key)
+        with pytest.raises(CacheRejected):
+            TrustStore(tmp_path / "mine")
+
+
+def _link(key: Path) -> None:
+    key.rename(key.with_name("elsewhere"))
+    key.symlink_to(key.with_name("elsewhere"))
+
+
+def test_THR_25_28_codes_are_compared_in_constant_time_and_nothing_is_unpickled() -> None:
+    source = "".join(p.read_text() for p in Path(_device_cache.__file__).parent.glob("*.py"))
+    assert "compare_digest" in source
+    assert not any(word in source for word in ("import pickle", "import marshal", "import shelve", "eval(", "exec("))
+
+
+def test_key_is_private_and_stays(tmp_path: Path) -> None:
+    first = TrustStore(tmp_path / "state")
+    key = tmp_path / "state" / "key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    second = TrustStore(tmp_path / "state")
+    assert first.key.id == second.key.id
+    assert first.key.derive("mac", b"s") != first.key.derive("row", b"s") != first.key.derive("mac", b"t")
+    first.close()
+    second.close()
+
+
+# ---- saves that do not end ------------------------------------------------------------------------------------------
+
+STEPS = ["digests", "stored", "truncated", "dirty", "payload", "complete", "written"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_THR_20_error_at_a_step_of_a_save(rig: Rig, step: str, number: int) -> None:
+    def fail(at: str) -> None:
+        if at == step:
+            raise OSError(number, os.strerror(number))
+
+    rig.hook = fail
+    result = rig.save()
+    assert not result.saved
+    assert result.reason is (R.IO_ERROR if number == errno.EIO else R.DISK_FULL)
+    assert step in ("digests", "written") or rig.refusal() in (R.NO_ROW, R.DIRTY)
+    rig.hook = lambda at: None
+    assert rig.save().saved
+    assert contents(rig.load()) == (MODEL, DATA)
+
+
+def test_THR_20_file_that_may_not_grow(rig: Rig) -> None:
+    """A real refusal of the kernel: a limit on the size of files."""
+    script = textwrap.dedent(f"""
+        import resource, signal, sys
+        sys.path[:0] = {sys.path!r}
+        from pathlib import Path
+        from cache_support import Rig
+        rig = Rig(Path({str(rig.directory)!r}))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        assert rig.save().saved
+        soft = rig.path("data", 0).stat().st_size - 1
+        rig.store.set_epoch("warm-up", bytes(32))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
+        result = rig.save()
+        print(result.saved, result.reason.value)
+    """)
+    assert resource.RLIMIT_FSIZE
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split()[:1] == ["False"], done.stdout + done.stderr
+    assert done.stdout.split()[1] in ("DISK_FULL", "NO_STORE")
+    assert rig.refusal() in (R.NO_ROW, R.DIRTY, R.ROLLED_BACK, R.BAD_LENGTH)
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["first save", "save over an entry"])
+@pytest.mark.parametrize("step", STEPS)
+def test_THR_22_killed_at_a_step_of_a_save(rig: Rig, step: str, earlier: bool) -> None:
+    if earlier:
+        rig.save()
+    script = textwrap.dedent(f"""
+        import os, signal, sys
+        sys.path[:0] = {sys.path!r}
+        from pathlib import Path
+        from cache_support import Rig
+        rig = Rig(Path({str(rig.directory)!r}))
+        rig.hook = lambda step: step == {step!r} and os.kill(os.getpid(), signal.SIGKILL)
+        rig.save()
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    try:
+        entry = rig.load()
+    except CacheRejected as error:
+        assert step != "written"
+        assert error.reason in (R.NO_ROW, R.DIRTY, R.ROLLED_BACK, R.MISSING, R.BAD_LENGTH)
+    else:
+        assert contents(entry) == (MODEL, DATA)
+        assert step == "written" or (earlier and step == "digests")
+    assert rig.save().saved
+    assert contents(rig.load()) == (MODEL, DATA)
+
+
+# ---- tampering ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1500, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.timeout(600)
+def test_THR_01_to_07_random_tampering_is_never_accepted(rig: Rig, count: int) -> None:
+    """Changes of one or many bytes, cuts, additions, swaps and replays of real files of three generations."""
+    rig.save()
+    old = list(rig.snapshot().values())
+    rig.save(OTHER, "b")
+    foreign = [bytes(rig.bytes_of(kind, i, "b")) for kind, i in FILES]
+    rig.save()
+    good = [bytes(rig.bytes_of(kind, i)) for kind, i in FILES]
+    generator = random.Random(20)
+    accepted = 0
+    with rig.files() as fds:
+        every = [*fds[0], *fds[1]]
+        for _ in range(count):
+            spoilt = list(map(bytearray, good))
+            which = generator.randrange(3)
+            how = generator.randrange(6)
+            raw = spoilt[which]
+            if how == 0:
+                raw[generator.randrange(len(raw))] ^= 1 << generator.randrange(8)
+            elif how == 1:
+                for _ in range(generator.randrange(1, 40)):
+                    raw[generator.randrange(len(raw))] = generator.randrange(256)
+            elif how == 2:
+                del raw[generator.randrange(len(raw)) :]
+            elif how == 3:
+                raw += generator.randbytes(generator.randrange(1, 300))
+            elif how == 4:
+                spoilt[which] = bytearray(generator.choice((old, foreign))[generator.randrange(3)])
+            else:
+                at, length = generator.randrange(len(raw)), generator.randrange(1, 200)
+                source = generator.choice((*old, *foreign, *good))
+                raw[at : at + length] = source[at : at + length]
+            if list(map(bytes, spoilt)) == good:
+                continue
+            for fd, new in zip(every, spoilt, strict=True):
+                os.pwrite(fd, new, 0)
+                os.ftruncate(fd, len(new))
+            try:
+                rig.cache.load(TOKEN, *fds)
+                accepted += 1
+            except CacheRejected:
+                pass
+        for fd, new in zip(every, good, strict=True):
+            os.pwrite(fd, new, 0)
+            os.ftruncate(fd, len(new))
+        assert contents(rig.cache.load(TOKEN, *fds)) == (MODEL, DATA)
+    assert accepted == 0
+
+
+def test_worth_is_measured(rig: Rig) -> None:
+    assert rig.cache.worth(10.0, 1 << 20)
+    assert not rig.cache.worth(0.0001, 1 << 20)
+    assert not rig.cache.worth(0.5, 1 << 40)
+
+
+def test_wrong_tokens(rig: Rig) -> None:
+    rig.save()
+    for token in (b"", b"short", bytes(33)):
+        with rig.files() as fds:
+            assert rig.cache.save(token, MODEL, DATA, *fds).reason is R.BAD_TOKEN
+        assert rig.refusal(token) is R.BAD_TOKEN
+    flipped = bytearray(TOKEN)
+    flipped[5] ^= 4
+    assert rig.refusal(bytes(flipped)) is R.NO_ROW
+
+
+def test_many_threads_on_one_cache(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    failures: list[Any] = []
+
+    def work(n: int) -> None:
+        try:
+            token = bytes([n]) * 32
+            for _ in range(15):
+                assert rig.save(token, f"t{n}").saved
+                assert contents(rig.load(token, f"t{n}")) == (MODEL, DATA)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    rig.close()
