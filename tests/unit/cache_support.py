@@ -46,11 +46,9 @@ class Rig:
         with self.files(name) as fds:
             return self.cache.save(token, MODEL, DATA, *fds, **options)
 
-    def load(
-        self, token: bytes = TOKEN, name: str = "a", cache: DeviceCache | None = None, **options: Any
-    ) -> VerifiedEntry:
+    def load(self, token: bytes = TOKEN, name: str = "a", **options: Any) -> VerifiedEntry:
         with self.files(name) as fds:
-            return (cache or self.cache).load(token, *fds, **options)
+            return self.cache.load(token, *fds, **options)
 
     def refusal(self, *args: Any, **options: Any) -> CacheReason:
         """Why a load is refused; fails if it is not."""

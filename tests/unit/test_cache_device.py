@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import resource
 import signal
 import socket
 import sqlite3
@@ -376,18 +375,14 @@ def test_THR_20_file_that_may_not_grow(rig: Rig) -> None:
         from cache_support import Rig
         rig = Rig(Path({str(rig.directory)!r}))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        assert rig.save().saved
-        soft = rig.path("data", 0).stat().st_size - 1
-        rig.store.set_epoch("warm-up", bytes(32))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
-        result = rig.save()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+        with rig.files() as fds:
+            result = rig.cache.save(bytes(32), (b"a", b"b"), (bytes(1 << 20),), *fds)
         print(result.saved, result.reason.value)
     """)
-    assert resource.RLIMIT_FSIZE
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.split()[:1] == ["False"], done.stdout + done.stderr
-    assert done.stdout.split()[1] in ("DISK_FULL", "NO_STORE")
-    assert rig.refusal() in (R.NO_ROW, R.DIRTY, R.ROLLED_BACK, R.BAD_LENGTH)
+    assert done.stdout.split() == ["False", "DISK_FULL"], done.stdout + done.stderr
+    assert rig.refusal() is R.NO_ROW
 
 
 @pytest.mark.parametrize("earlier", [False, True], ids=["first save", "save over an entry"])
@@ -421,9 +416,7 @@ def test_THR_22_killed_at_a_step_of_a_save(rig: Rig, step: str, earlier: bool) -
 # ---- tampering ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1500, pytest.param(10_000, marks=pytest.mark.soak)])
-@pytest.mark.timeout(600)
-def test_THR_01_to_07_random_tampering_is_never_accepted(rig: Rig, count: int) -> None:
+def test_THR_01_to_07_random_tampering_is_never_accepted(rig: Rig) -> None:
     """Changes of one or many bytes, cuts, additions, swaps and replays of real files of three generations."""
     rig.save()
     old = list(rig.snapshot().values())
@@ -435,7 +428,7 @@ def test_THR_01_to_07_random_tampering_is_never_accepted(rig: Rig, count: int) -
     accepted = 0
     with rig.files() as fds:
         every = [*fds[0], *fds[1]]
-        for _ in range(count):
+        for _ in range(10_000):
             spoilt = list(map(bytearray, good))
             which = generator.randrange(3)
             how = generator.randrange(6)
