@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from ...cache import checked_token
 from ...errors import GeneralFailure, MissedDeadline
 from ...memory import BufferTracker, check_pools
 from ...model import (
@@ -98,6 +99,7 @@ class ReferenceDevice(Device):
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
         if model_cache or data_cache:
+            checked_token(token)
             options = cache or CacheOptions()
             seconds = time.perf_counter() - started
             result = self._cache.save(
@@ -131,7 +133,7 @@ class ReferenceDevice(Device):
         fingerprint: bytes = b"",
     ) -> ReferencePreparedModel:
         """Neither validation nor lowering nor transformation; see `Device.prepare_model_from_cache`."""
-        entry = self._cache.get().load(token, model_cache, data_cache, fingerprint=fingerprint)
+        entry = self._cache.get().load(checked_token(token), model_cache, data_cache, fingerprint=fingerprint)
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
         prepared = ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)

@@ -78,8 +78,9 @@ def bind_for_nothing(prepared: ReferencePreparedModel) -> frozenset[int]:
         return frozenset()
     unneeded = set()
     for index in prepared.constants:
+        users = {position for position, operation in enumerate(main.operations) if index in operation.inputs}
         # The plan's table of arrays is one more reference; a step that uses the values would be another.
-        if prepared.constants[index].nbytes >= _LARGE:
-            if sys.getrefcount(prepared.constants[index]) == before[index] + 1:
-                unneeded.add(index)
+        unused = sys.getrefcount(prepared.constants[index]) == before[index] + 1
+        if prepared.constants[index].nbytes >= _LARGE and unused and users <= prepared.who_made_their_own(index):
+            unneeded.add(index)
     return frozenset(unneeded)

@@ -104,6 +104,11 @@ class ReferencePreparedModel(PreparedModel):
         files = pack(self.model, self.matches, self.constants, self._derived, self._unneeded)
         return None if files is None else ((files[0],), (files[1],))
 
+    def who_made_their_own(self, index: int) -> set[int]:
+        """Operations that have an array of their own in place of a constant."""
+        keys = (key for key in self._derived if isinstance(key, tuple) and isinstance(key[1], tuple))
+        return {position for position, (_, of) in keys if of == index}
+
     @property
     def transformations(self) -> int:
         """How many arrays were made from constants."""

@@ -1,0 +1,327 @@
+"""REQ-CACHE 001 … 020: what a device does with cache files, in this process and in a service (`caching.md` §6)."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from model_support import SAMPLES, Sample, check_outputs, run
+
+import nnburst
+from nnburst.cache import CacheReason, CacheRejected
+from nnburst.devices import Device, PreparedModel, create_device
+from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError
+from nnburst.model import ModelBuilder, OperandType, OperationType
+
+TOKEN = bytes(range(32))
+COUNTS = (1, 1)
+every_kind = pytest.mark.parametrize("kind", ["float32", "quant8"])
+SAMPLE = {"float32": "conv_large_constant", "quant8": "quant_chain"}
+
+
+@pytest.fixture(scope="module", params=["in_process", "child"])
+def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
+    before = os.environ.get("NNBURST_STATE_DIR")
+    os.environ["NNBURST_STATE_DIR"] = str(tmp_path_factory.mktemp("state") / "nnburst")
+    try:
+        with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
+            with pytest.raises(CacheRejected):  # opens the trust store, which stays open as long as the process
+                service.devices[0].prepare_model_from_cache([], [], TOKEN)
+            yield service.devices[0]
+    finally:
+        del os.environ["NNBURST_STATE_DIR"]
+        if before is not None:
+            os.environ["NNBURST_STATE_DIR"] = before
+
+
+class Files:
+    """The files of one entry."""
+
+    def __init__(self, directory: Path, name: str = "a") -> None:
+        self.paths = [directory / f"{name}.{kind}" for kind in ("model", "data")]
+
+    @contextmanager
+    def open(self, flags: Sequence[int] | None = None, counts: tuple[int, int] = COUNTS) -> Iterator[list[list[int]]]:
+        """Descriptors per kind: more than one for a count above 1, none for 0."""
+        fds: list[list[int]] = [[], []]
+        for i, path in enumerate(self.paths):
+            path.touch(0o600)
+            for _ in range(counts[i]):
+                fds[i].append(os.open(path, os.O_RDWR if flags is None else flags[i]))
+        try:
+            yield fds
+        finally:
+            for fd in fds[0] + fds[1]:
+                os.close(fd)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def sample(kind: str) -> Sample:
+    return SAMPLES[SAMPLE[kind]]()
+
+
+def check(prepared: PreparedModel, sample: Sample) -> None:
+    for way in ("sync", "burst"):
+        check_outputs(sample, run(prepared, sample.model, sample.inputs, [a.shape for a in sample.outputs], way))
+    prepared.close()
+
+
+def save(device: Device, sample: Sample, files: Files, token: bytes = TOKEN, **options: Any) -> PreparedModel:
+    with files.open(**options) as fds:
+        return device.prepare_model(sample.model, model_cache=fds[0], data_cache=fds[1], token=token)
+
+
+def load(device: Device, files: Files, token: bytes = TOKEN, **options: Any) -> PreparedModel:
+    with files.open(**options) as fds:
+        return device.prepare_model_from_cache(fds[0], fds[1], token)
+
+
+def fails(device: Device, files: Files, *args: Any, **options: Any) -> ErrorStatus:
+    with pytest.raises(NNBurstError) as error:
+        load(device, files, *args, **options)
+    assert error.value.status in (ErrorStatus.INVALID_ARGUMENT, ErrorStatus.GENERAL_FAILURE)
+    return error.value.status
+
+
+GF = ErrorStatus.GENERAL_FAILURE
+
+
+def test_REQ_CACHE_001_057_numbers_of_files(device: Device) -> None:
+    counts = device.get_number_of_cache_files_needed()
+    assert counts == COUNTS
+    assert all(0 <= count <= 32 for count in counts)
+
+
+def test_REQ_CACHE_002_003_device_that_does_not_cache(files: Files) -> None:
+    device = create_device("nnburst-noop")
+    assert device.get_number_of_cache_files_needed() == (0, 0)
+    assert fails(device, files) is GF
+    with nnburst.launch(devices=["nnburst-noop"]) as service:
+        assert service.devices[0].get_number_of_cache_files_needed() == (0, 0)
+        assert fails(service.devices[0], files) is GF
+
+
+@every_kind
+def test_REQ_CACHE_003_saved_and_retrieved(device: Device, files: Files, kind: str) -> None:
+    one = sample(kind)
+    prepared = save(device, one, files)
+    assert prepared.cache_result is not None
+    assert prepared.cache_result.saved
+    check(prepared, one)
+    before = device.counters()
+    check(load(device, files), one)
+    after = device.counters()
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == {"loads"}  # neither validated nor lowered nor transformed
+
+
+@every_kind
+def test_REQ_CACHE_004_offsets_that_are_not_zero(device: Device, files: Files, kind: str) -> None:
+    one = sample(kind)
+    for path in files.paths:
+        path.write_bytes(b"xy")
+    with files.open() as fds:
+        for fd in fds[0] + fds[1]:
+            os.lseek(fd, 2, os.SEEK_SET)
+        check(device.prepare_model(one.model, model_cache=fds[0], data_cache=fds[1], token=TOKEN), one)
+    with files.open() as fds:
+        for fd in fds[0] + fds[1]:
+            os.lseek(fd, 1, os.SEEK_SET)
+        check(device.prepare_model_from_cache(fds[0], fds[1], TOKEN), one)
+
+
+WRONG_COUNTS = [(2, 1), (0, 1), (1, 2), (1, 0)]
+
+
+@pytest.mark.parametrize("counts", WRONG_COUNTS)
+@every_kind
+def test_REQ_CACHE_005_007_019_save_with_wrong_numbers_of_files(
+    device: Device, files: Files, kind: str, counts: tuple[int, int]
+) -> None:
+    """A handle has one descriptor here, so one with two or none is one file too many or too few."""
+    one = sample(kind)
+    prepared = save(device, one, files, counts=counts)
+    assert prepared.cache_result is not None
+    assert prepared.cache_result.reason is CacheReason.BAD_FD
+    check(prepared, one)
+    fails(device, files, counts=counts)
+    check(save(device, one, files, counts=counts), one)
+
+
+@pytest.mark.parametrize("counts", WRONG_COUNTS)
+@every_kind
+def test_REQ_CACHE_006_008_load_with_wrong_numbers_of_files(
+    device: Device, files: Files, kind: str, counts: tuple[int, int]
+) -> None:
+    one = sample(kind)
+    check(save(device, one, files), one)
+    fails(device, files, counts=counts)
+    check(load(device, files), one)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@every_kind
+def test_REQ_CACHE_009_019_save_to_a_read_only_file(device: Device, files: Files, kind: str, which: int) -> None:
+    one = sample(kind)
+    flags = [os.O_RDWR, os.O_RDWR]
+    flags[which] = os.O_RDONLY
+    for _ in range(2):
+        check(save(device, one, files, flags=flags), one)
+        fails(device, files, flags=flags)
+    assert all(path.stat().st_size == 0 for path in files.paths)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@every_kind
+def test_REQ_CACHE_010_load_from_a_write_only_file(device: Device, files: Files, kind: str, which: int) -> None:
+    one = sample(kind)
+    check(save(device, one, files), one)
+    flags = [os.O_RDWR, os.O_RDWR]
+    flags[which] = os.O_WRONLY
+    assert fails(device, files, flags=flags) is GF
+    check(load(device, files), one)
+
+
+def chain(operation: OperationType, constant: float, length: int = 30) -> Sample:
+    """A chain of operations with one constant each: ADD of 1 counts them, MUL by 1 does nothing."""
+    b = ModelBuilder()
+    y = b.input("x", OperandType.TENSOR_FLOAT32, (2, 3))
+    for _ in range(length):
+        y = b.add(operation, [y, b.constant(np.full((2, 3), constant, np.float32)), b.scalar(0)])
+    b.output("y", y)
+    x = np.ones((2, 3), np.float32)
+    return Sample(b.build(), (x,), (x + length if operation is OperationType.ADD else x,))
+
+
+class _Overwriter:
+    """Writes another entry's files over ours, again and again, without truncating."""
+
+    def __init__(self, files: Files, foreign: list[bytes]) -> None:
+        self._files, self._foreign = files, foreign
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for path, raw in zip(self._files.paths, self._foreign, strict=True):
+                with open(path, "r+b") as file:
+                    file.write(raw)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("when", ["save", "load"])
+def test_REQ_CACHE_011_012_files_are_overwritten_meanwhile(
+    device: Device, files: Files, tmp_path: Path, when: str
+) -> None:
+    ours, theirs = chain(OperationType.ADD, 1), chain(OperationType.MUL, 1)
+    other = Files(tmp_path, "b")
+    save(device, theirs, other, bytes(32)).close()
+    foreign = [path.read_bytes() for path in other.paths]
+    save(device, ours, files).close()
+    good = [path.read_bytes() for path in files.paths]
+    for _ in range(100):
+        if when == "load":
+            for path, raw in zip(files.paths, good, strict=True):
+                path.write_bytes(raw)
+        with _Overwriter(files, foreign):
+            if when == "save":
+                save(device, ours, files).close()
+            try:
+                prepared = load(device, files)
+            except CacheRejected:
+                continue
+        check(prepared, ours)
+
+
+def test_REQ_CACHE_013_model_file_of_another_token(device: Device, files: Files, tmp_path: Path) -> None:
+    other = Files(tmp_path, "b")
+    save(device, chain(OperationType.ADD, 1), files).close()
+    save(device, chain(OperationType.MUL, 1), other, bytes(32)).close()
+    files.paths[0].write_bytes(other.paths[0].read_bytes())
+    assert fails(device, files) is GF
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("which", [0, 1], ids=["REQ_CACHE_014_model", "REQ_CACHE_016_data"])
+@every_kind
+def test_one_bit_of_a_file(device: Device, files: Files, kind: str, which: int, seed: int) -> None:
+    save(device, sample(kind), files).close()
+    raw = bytearray(files.paths[which].read_bytes())
+    generator = random.Random(seed)
+    raw[generator.randrange(len(raw))] ^= 1 << generator.randrange(8)
+    files.paths[which].write_bytes(raw)
+    assert fails(device, files) is GF
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("which", [0, 1], ids=["REQ_CACHE_015_model", "REQ_CACHE_017_data"])
+@every_kind
+def test_bytes_after_the_end_of_a_file(device: Device, files: Files, kind: str, which: int, seed: int) -> None:
+    save(device, sample(kind), files).close()
+    generator = random.Random(seed)
+    with open(files.paths[which], "ab") as file:
+        file.write(generator.randbytes(generator.randrange(1, 257)))
+    assert fails(device, files) is GF
+
+
+@pytest.mark.parametrize("seed", range(10))
+@every_kind
+def test_REQ_CACHE_018_020_wrong_token(device: Device, files: Files, kind: str, seed: int) -> None:
+    one = sample(kind)
+    save(device, one, files).close()
+    token, generator = bytearray(TOKEN), random.Random(seed)
+    token[generator.randrange(32)] ^= 1 << generator.randrange(8)
+    assert fails(device, files, bytes(token)) is GF
+    check(save(device, one, files, bytes(token)), one)  # as one would go on
+    check(load(device, files, bytes(token)), one)
+
+
+@pytest.mark.parametrize("length", [1, 31, 33])
+def test_token_of_another_length_is_an_argument_of_its_own(device: Device, files: Files, length: int) -> None:
+    one = sample("float32")
+    with files.open() as fds:
+        with pytest.raises(InvalidArgument):
+            device.prepare_model(one.model, model_cache=fds[0], data_cache=fds[1], token=bytes(length))
+        with pytest.raises(InvalidArgument):
+            device.prepare_model_from_cache(fds[0], fds[1], bytes(length))
+
+
+def test_real_hit_survives_the_end_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    one, files = sample("float32"), Files(tmp_path)
+    with nnburst.launch() as service:
+        check(save(service.devices[0], one, files), one)
+    with nnburst.launch() as service:
+        check(load(service.devices[0], files), one)
+        counters = service.devices[0].counters()
+        assert counters == {"validations": 0, "lowerings": 0, "transformations": 0, "saves": 0, "loads": 1}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_REQ_CACHE_051_every_sample_is_the_same_when_restored(
+    device: Device, files: Files, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if every constant that an operation has made its own of is left out, however small."""
+    from nnburst.devices.reference import dry
+
+    monkeypatch.setattr(dry, "_LARGE", 0)
+    one = SAMPLES[name]()
+    check(save(device, one, files), one)
+    check(load(device, files), one)
