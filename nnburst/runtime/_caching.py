@@ -195,6 +195,8 @@ class DirectoryCache:
         return prepared, CacheReason.SAVED
 
     def note(self, reason: CacheReason, token: bytes, generation: str = "") -> None:
+        if reason is CacheReason.DISABLED:
+            return
         self._cache.index.count(reason)
         if reason is CacheReason.HIT:
             self._cache.index.hit(entry_name(token))

@@ -1,0 +1,415 @@
+"""REQ-CACHE 021 … 051: when the runtime asks a device for what, with which files and token (`caching.md` §1, §6)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from model_support import SAMPLES
+
+import nnburst
+from nnburst import Compilation, MissedDeadline
+from nnburst.cache import (
+    CacheReason,
+    CacheRejected,
+    SaveResult,
+    device_token_v1,
+    device_token_v2,
+    file_names,
+    model_fingerprint,
+)
+from nnburst.devices import CacheOptions, Device, PreparedModel
+from nnburst.devices.reference import ReferenceDevice
+from nnburst.errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    GeneralFailure,
+    InvalidArgument,
+    NNBurstError,
+)
+from nnburst.model import Model, ModelBuilder, OperandType, OperationType
+from nnburst.runtime import _caching
+
+TOKEN = bytes(32)
+CONTENT = b"what a device saves"
+
+
+def model(constant: float = 1.0) -> Model:
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (2,))
+    b.output("y", b.add(OperationType.ADD, [x, b.constant(np.full(2, constant, np.float32)), b.scalar(0)]))
+    return b.build()
+
+
+class Recorder(ReferenceDevice):
+    """Does with cache files what it is told, and writes down what it was asked."""
+
+    def __init__(self, counts: tuple[int, int] = (1, 1), load: Any = None, name: str = "test-recorder") -> None:
+        super().__init__()
+        self.counts = counts
+        self.answer = load
+        self.calls: list[str] = []
+        self.tokens: list[bytes] = []
+        self._called = name
+
+    @property
+    def name(self) -> str:
+        return getattr(self, "_called", "test-recorder")
+
+    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
+        return self.counts
+
+    def _check(self, model_cache: Sequence[int], data_cache: Sequence[int]) -> None:
+        assert (len(model_cache), len(data_cache)) == self.counts
+        for fd in (*model_cache, *data_cache):
+            assert os.lseek(fd, 0, os.SEEK_CUR) == 0
+
+    def prepare_model(self, *args: Any, cache: CacheOptions | None = None, **kwargs: Any) -> PreparedModel:  # type: ignore[override]
+        files = [*args[4], *args[5]] if len(args) > 4 else []
+        self.calls.append("compile with files" if files else "compile")
+        prepared = super().prepare_model(*args[:4])
+        if files:
+            self._check(args[4], args[5])
+            self.tokens.append(args[6])
+            for fd in files:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, CONTENT, 0)
+            prepared.note_saved(SaveResult(True, CacheReason.SAVED, bytes(16), 1))
+        return prepared
+
+    def prepare_model_from_cache(  # type: ignore[override]
+        self, model_cache: Sequence[int], data_cache: Sequence[int], token: bytes, *rest: Any
+    ) -> PreparedModel:
+        self.calls.append("load")
+        self._check(model_cache, data_cache)
+        for fd in (*model_cache, *data_cache):
+            assert os.pread(fd, 100, 0) == CONTENT
+        if self.answer is not None:
+            raise self.answer
+        return super().prepare_model(model())
+
+    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
+        return True
+
+
+LAYOUTS = pytest.mark.parametrize("layout", ["native", "flat"])
+
+
+def finish(device: Device, directory: Any, layout: str = "native", token: bytes | None = TOKEN, **options: Any) -> Any:
+    with Compilation(model(), [device]) as compilation:
+        if token is not None:
+            compilation.set_caching(directory, token, layout=layout, **options)
+        compilation.finish()
+        return compilation.cache_report
+
+
+COUNTS = [(m, d) for m in (0, 1, 32) for d in (0, 1, 32)]
+ANSWERS: dict[str, NNBurstError | None] = {
+    "NONE": None,
+    "GENERAL_FAILURE": CacheRejected(CacheReason.BAD_MAC),
+    "DEVICE_UNAVAILABLE": DeviceUnavailable("busy"),
+    "INVALID_ARGUMENT": InvalidArgument("no"),
+    "MISSED_DEADLINE": MissedDeadline("late"),
+}
+
+
+@LAYOUTS
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("counts", COUNTS)
+def test_REQ_CACHE_022_025_cache_that_does_not_exist(
+    tmp_path: Path, counts: tuple[int, int], answer: str, layout: str
+) -> None:
+    device = Recorder(counts, ANSWERS[answer])
+    report = finish(device, tmp_path, layout)
+    supported = counts != (0, 0)
+    assert device.calls == (["compile with files"] if supported else ["compile"])
+    assert report.outcome == ("SAVED" if supported else "DISABLED")
+    assert report.reason is (CacheReason.SAVED if supported else CacheReason.UNSUPPORTED)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("counts", COUNTS)
+def test_REQ_CACHE_023_025_cache_that_exists(tmp_path: Path, counts: tuple[int, int], answer: str, layout: str) -> None:
+    """Whatever a look-up brings but a model, the model is compiled, with files."""
+    finish(Recorder(counts), tmp_path, layout)
+    device = Recorder(counts, ANSWERS[answer])
+    report = finish(device, tmp_path, layout)
+    if counts == (0, 0):
+        assert device.calls == ["compile"]
+    elif answer == "NONE":
+        assert device.calls == ["load"]
+        assert report.outcome == "HIT"
+        assert report.nbytes == len(CONTENT) * sum(counts)
+    else:
+        assert device.calls == ["load", "compile with files"]
+        assert report.outcome == "SAVED"
+        assert report.rejected is not None
+    again = Recorder(counts)
+    finish(again, tmp_path, layout)
+    assert again.calls == (["compile"] if counts == (0, 0) else ["load"])
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+def test_REQ_CACHE_024_no_token(tmp_path: Path, counts: tuple[int, int]) -> None:
+    finish(Recorder(counts), tmp_path)
+    device = Recorder(counts)
+    assert finish(device, tmp_path, token=None).reason is CacheReason.NO_INFO
+    assert device.calls == ["compile"]
+
+
+@LAYOUTS
+def test_REQ_CACHE_026_long_directory_name(tmp_path: Path, layout: str) -> None:
+    directory = tmp_path.joinpath(*["directory" * 20] * 6)
+    directory.mkdir(parents=True, mode=0o700)
+    for calls in (["compile with files"], ["load"]):
+        device = Recorder((2, 1))
+        finish(device, directory, layout)
+        assert device.calls == calls
+
+
+def test_flat_files_have_the_names_of_the_golden_vector(tmp_path: Path) -> None:
+    token = device_token_v1(TOKEN, "deviceA", "1.0", 1, 100)
+    assert token.hex() == "b7d3c20936d7dc524392f924c777b789cf3f506defaef830e320444a96110328"
+    assert file_names(token, 1, 0)[0] == ["HLDNCMJAGDHNMNCFDECJJPECHMHHHLJIPMPDAFNGPOOKIPADDOACEEKEGJBBDAIC10"]
+    assert device_token_v1(TOKEN, "deviceA", "1.0", 1, 100, [(0, 0)]).hex() == (
+        "d2f39d025e08288e971f02ac0a37aba43589d5a7ea0bb9ac93d30e2bffa44b7f"
+    )
+    assert device_token_v1(bytes(range(32)), "deviceB", "UNKNOWN", 2, 90, [(0, 0), (0, 2)]).hex() == (
+        "e6624396394879cedf068579505591179c31854aa375ff13ad1374fadbc085da"
+    )
+    device = Recorder((2, 12))
+    finish(device, tmp_path, "flat")
+    models, data = file_names(device.tokens[0], 2, 12)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(models + data)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+BASE: dict[str, Any] = {
+    "device": "a-b", "version": "1", "epoch": bytes(32), "preference": 1, "priority": 100, "relaxed": False, "files": (1, 1),
+}  # fmt: skip
+CHANGES = {
+    "REQ_CACHE_028_034_name": {"device": "a-c"},
+    "REQ_CACHE_029_035_version": {"version": "2"},
+    "REQ_CACHE_030_036_preference_0": {"preference": 0},
+    "REQ_CACHE_030_036_preference_2": {"preference": 2},
+    "REQ_CACHE_031_037_priority_90": {"priority": 90},
+    "REQ_CACHE_031_037_priority_110": {"priority": 110},
+    "REQ_CACHE_039_first_operation": {"operations": [(0, 0)]},
+    "REQ_CACHE_039_second_operation": {"operations": [(0, 1)]},
+    "REQ_CACHE_040_then": {"operations": [(1, 0)]},
+    "REQ_CACHE_040_else": {"operations": [(2, 0)]},
+    "epoch": {"epoch": bytes([1]) * 32},
+    "relaxed": {"relaxed": True},
+    "files": {"files": (1, 2)},
+    "hint": {"hints": [("a", b"b")]},
+    "THR_13_other_cut": {"device": "a-b1", "version": ""},
+}
+
+
+def test_REQ_CACHE_028_to_040_tokens_differ_in_everything_that_counts() -> None:
+    tokens = {name: device_token_v2(TOKEN, **{**BASE, **change}) for name, change in {"base": {}, **CHANGES}.items()}
+    tokens["REQ_CACHE_032_038"] = device_token_v2(bytes([1]) * 32, **BASE)
+    assert len(set(tokens.values())) == len(tokens)
+    for _ in range(10):
+        assert device_token_v2(TOKEN, **BASE) == tokens["base"]
+    plain = {
+        name: {
+            k: v
+            for k, v in {**BASE, **change}.items()
+            if k in ("device", "version", "preference", "priority", "operations")
+        }
+        for name, change in CHANGES.items()
+        if "REQ" in name
+    }
+    assert len({device_token_v1(TOKEN, **given) for given in plain.values()}) == len(plain)
+
+
+def test_REQ_CACHE_027_033_no_token_of_the_application_no_token_for_the_device(tmp_path: Path) -> None:
+    device = Recorder()
+    finish(device, tmp_path, token=None)
+    assert device.tokens == []
+
+
+@pytest.mark.parametrize("how", ["default", "explicit"])
+def test_REQ_CACHE_049_arguments_that_are_missing(how: str, tmp_path: Path) -> None:
+    with nnburst.in_process() as service:
+        compilation = Compilation(model(), service if how == "default" else service.devices)
+        for directory, token in (
+            (None, TOKEN),
+            (tmp_path, None),
+            (tmp_path, b"short"),
+            (tmp_path, "x" * 32),
+            (1.5, TOKEN),
+        ):
+            with pytest.raises(InvalidArgument):
+                compilation.set_caching(directory, token)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument):
+            compilation.set_caching_from_fds([987654], [], TOKEN)
+        with pytest.raises(BadState):
+            _ = compilation.cache_report
+        compilation.finish()
+        assert compilation.cache_report.outcome == "DISABLED"
+        compilation.close()
+
+
+@pytest.mark.parametrize("how", ["default", "explicit"])
+def test_REQ_CACHE_050_after_finish(how: str, tmp_path: Path) -> None:
+    with nnburst.in_process() as service:
+        with Compilation(model(), service if how == "default" else service.devices) as compilation:
+            compilation.finish()
+            for late in (
+                lambda: compilation.set_caching(tmp_path, TOKEN),
+                lambda: compilation.set_caching_auto(tmp_path),
+                lambda: compilation.set_caching_from_fds([], [], TOKEN),
+            ):
+                with pytest.raises(BadState):
+                    late()
+
+
+def test_last_call_counts(tmp_path: Path) -> None:
+    device = Recorder()
+    with Compilation(model(), [device]) as compilation:
+        compilation.set_caching(tmp_path / "first", TOKEN)
+        compilation.set_caching(tmp_path / "second", TOKEN)
+        compilation.finish()
+    assert not (tmp_path / "first").exists()
+    assert (tmp_path / "second" / "objects").is_dir()
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_files_that_the_caller_has_open(tmp_path: Path, good: bool) -> None:
+    fds = [os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2)]
+    for calls in (["compile with files"], ["load"]):
+        device = Recorder()
+        with Compilation(model(), [device]) as compilation:
+            compilation.set_caching_from_fds(fds[:1], fds[1:] if good else [], TOKEN)
+            compilation.finish()
+            assert compilation.cache_report.reason is not CacheReason.BAD_FD or not good
+        assert device.calls == (calls if good else ["compile"])
+        assert not good or set(device.tokens) <= {TOKEN}
+    for fd in fds:
+        os.close(fd)  # still ours
+
+
+def test_F11_error_of_the_compiler_is_the_error(tmp_path: Path) -> None:
+    class Broken(Recorder):
+        def prepare_model(self, *args: Any, **kwargs: Any) -> Any:
+            raise GeneralFailure("does not compile")
+
+    for layout in ("native", "flat"):
+        with pytest.raises(GeneralFailure, match="does not compile"):
+            finish(Broken(), tmp_path / layout, layout)
+    assert not list((tmp_path / "native" / "staging").iterdir())
+
+
+def test_F5_dead_service_is_no_miss(tmp_path: Path) -> None:
+    finish(Recorder(), tmp_path)
+    with pytest.raises(DeadObject):
+        finish(Recorder(load=DeadObject("gone")), tmp_path)
+
+
+@LAYOUTS
+def test_F4_F9_directory_that_cannot_be_used(tmp_path: Path, layout: str) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        device = Recorder()
+        report = finish(device, place, layout)
+        assert device.calls == ["compile"]
+        assert report.outcome == "NOT_SAVED"
+
+
+def test_environment_turns_caching_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNBURST_CACHE", "0")
+    device = Recorder()
+    report = finish(device, tmp_path)
+    assert (report.outcome, report.reason) == ("DISABLED", CacheReason.DISABLED)
+    assert device.calls == ["compile"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_token_from_the_model_knows_its_constants(tmp_path: Path) -> None:
+    assert model_fingerprint(model(1)) != model_fingerprint(model(2))
+    assert model_fingerprint(model(1)) == model_fingerprint(model(1))
+    assert model_fingerprint(model(1), constants=False) == model_fingerprint(model(2), constants=False)
+    seen = []
+    for constant in (1.0, 2.0, 1.0):
+        device = Recorder()
+        with Compilation(model(constant), [device]) as compilation:
+            compilation.set_caching_auto(tmp_path)
+            compilation.finish()
+        seen.append(device.calls)
+    assert seen == [["compile with files"], ["compile with files"], ["load"]]
+
+
+def test_all_samples_have_fingerprints_of_their_own() -> None:
+    prints = {name: model_fingerprint(make().model) for name, make in SAMPLES.items()}
+    assert len(set(prints.values())) == len(prints)
+
+
+# ---- with the real device, over a process boundary ----------------------------------------------------------------
+
+
+@pytest.fixture(params=["in_process", "child"])
+def start(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    with nnburst.in_process() as service, pytest.raises(CacheRejected):  # opens the store before leaks are counted
+        service.devices[0].prepare_model_from_cache([], [], TOKEN)
+    yield nnburst.in_process if request.param == "in_process" else nnburst.launch
+
+
+@pytest.mark.leaks("the trust store of a process stays open")
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_session_is_compiled_once_and_then_restored(start: Any, tmp_path: Path, token: bytes | None) -> None:
+    b = ModelBuilder()
+    y = b.input("x", OperandType.TENSOR_FLOAT32, (1, 700))
+    for seed in range(3):
+        weights = np.random.default_rng(seed).normal(size=(700, 700)).astype(np.float32)
+        y = b.fully_connected(y, weights / 30, activation="relu")
+    b.output("y", y)
+    built = b.build()
+    x = np.ones((1, 700), np.float32)
+    found, reports = [], []
+    for _ in range(3):
+        with start() as service, service.session(built, cache_dir=tmp_path / "c", token=token) as session:
+            reports.append(session.cache_report)
+            found.append(session.run(None, {"x": x})[0])
+            counters = session.device.counters()
+    assert [report.outcome for report in reports] == ["SAVED", "HIT", "HIT"]
+    assert counters["loads"] == 1
+    assert counters["validations"] == counters["lowerings"] == counters["transformations"] == 0
+    assert all((y == found[0]).all() for y in found)
+
+
+@pytest.mark.leaks("the trust store of a process stays open")
+def test_model_that_is_not_worth_it_is_not_written(start: Any, tmp_path: Path) -> None:
+    for expected in (CacheReason.NOT_WORTH_IT,) * 5:
+        with start() as service, service.session(model(), cache_dir=tmp_path / "c") as session:
+            assert session.cache_report.outcome == "NOT_SAVED"
+            assert session.cache_report.reason is expected
+    assert not list((tmp_path / "c").glob("objects/*/*"))
+
+
+@pytest.mark.leaks("the trust store of a process stays open")
+@pytest.mark.parametrize("layout", ["native", "flat"])
+def test_THR_12_token_that_is_used_for_two_models(start: Any, tmp_path: Path, layout: str) -> None:
+    """Natively that is noticed; NNAPI's layout cannot know, so there the application answers for its tokens."""
+    outcomes = []
+    for constant in (1.0, 2.0):
+        with start() as service, Compilation(model(constant), service.devices) as compilation:
+            options = {"always": True} if layout == "native" else {}
+            compilation.set_caching(tmp_path / "c" if layout == "native" else tmp_path, TOKEN, layout=layout, **options)
+            compilation.finish()
+            outcomes.append((compilation.cache_report.outcome, compilation.cache_report.rejected))
+    assert outcomes[0] == ("SAVED", None)
+    assert outcomes[1] == (("SAVED", CacheReason.TOKEN_COLLISION) if layout == "native" else ("HIT", None))
+
+
+def test_report_is_a_plain_value() -> None:
+    report = _caching.NO_CACHE
+    assert (report.outcome, report.rejected, report.nbytes) == ("DISABLED", None, 0)
