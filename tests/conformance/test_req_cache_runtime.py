@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +191,15 @@ def test_flat_files_have_the_names_of_the_golden_vector(tmp_path: Path) -> None:
 
 
 BASE: dict[str, Any] = {
-    "device": "a-b", "version": "1", "epoch": bytes(32), "preference": 1, "priority": 100, "relaxed": False, "files": (1, 1),
-}  # fmt: skip
+    "device": "a-b",
+    "version": "1",
+    "epoch": bytes(32),
+    "preference": 1,
+    "priority": 100,
+    "relaxed": False,
+    "files": (1, 1),
+}
+V1 = ("device", "version", "preference", "priority", "operations")
 CHANGES = {
     "REQ_CACHE_028_034_name": {"device": "a-c"},
     "REQ_CACHE_029_035_version": {"version": "2"},
@@ -219,11 +226,7 @@ def test_REQ_CACHE_028_to_040_tokens_differ_in_everything_that_counts() -> None:
     for _ in range(10):
         assert device_token_v2(TOKEN, **BASE) == tokens["base"]
     plain = {
-        name: {
-            k: v
-            for k, v in {**BASE, **change}.items()
-            if k in ("device", "version", "preference", "priority", "operations")
-        }
+        name: {k: v for k, v in {**BASE, **change}.items() if k in V1}
         for name, change in CHANGES.items()
         if "REQ" in name
     }
@@ -356,16 +359,16 @@ def test_all_samples_have_fingerprints_of_their_own() -> None:
 
 
 @pytest.fixture(params=["in_process", "child"])
-def start(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def start(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
     with nnburst.in_process() as service, pytest.raises(CacheRejected):  # opens the store before leaks are counted
         service.devices[0].prepare_model_from_cache([], [], TOKEN)
-    yield nnburst.in_process if request.param == "in_process" else nnburst.launch
+    return nnburst.in_process if request.param == "in_process" else nnburst.launch
 
 
 @pytest.mark.leaks("the trust store of a process stays open")
 @pytest.mark.parametrize("token", [None, TOKEN])
-def test_session_is_compiled_once_and_then_restored(start: Any, tmp_path: Path, token: bytes | None) -> None:
+def test_model_is_compiled_once_and_then_restored(start: Any, tmp_path: Path, token: bytes | None) -> None:
     b = ModelBuilder()
     y = b.input("x", OperandType.TENSOR_FLOAT32, (1, 700))
     for seed in range(3):
@@ -376,10 +379,19 @@ def test_session_is_compiled_once_and_then_restored(start: Any, tmp_path: Path, 
     x = np.ones((1, 700), np.float32)
     found, reports = [], []
     for _ in range(3):
-        with start() as service, service.session(built, cache_dir=tmp_path / "c", token=token) as session:
-            reports.append(session.cache_report)
-            found.append(session.run(None, {"x": x})[0])
-            counters = session.device.counters()
+        with start() as service, Compilation(built, service.devices) as compilation:
+            if token is None:
+                compilation.set_caching_auto(tmp_path / "c", always=True)
+            else:
+                compilation.set_caching(tmp_path / "c", token, always=True)
+            compilation.finish()
+            reports.append(compilation.cache_report)
+            execution, y = nnburst.Execution(compilation), np.empty((1, 700), np.float32)
+            execution.set_input(0, x)
+            execution.set_output(0, y)
+            execution.compute()
+            found.append(y)
+            counters = compilation.device.counters()
     assert [report.outcome for report in reports] == ["SAVED", "HIT", "HIT"]
     assert counters["loads"] == 1
     assert counters["validations"] == counters["lowerings"] == counters["transformations"] == 0
