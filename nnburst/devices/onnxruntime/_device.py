@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import metadata
 
 import numpy as np
 
+from ...cache import CacheRejected, SaveResult
 from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
 from ...memory import BufferTracker, Memory, check_pools, read_constant
 from ...model import (
@@ -26,16 +30,20 @@ from ...model import (
     validate_model,
 )
 from .._buffers import LocalBuffer, allocate_buffer
+from .._caching import DeviceCacheHome, build_epoch
 from .._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
 from .._elements import operand_code
 from .._interfaces import CacheOptions, Device, PreparedModel
 from ._graph import Bytes, Graph, GraphStore, SessionSettings, compile_graph, content_digest
 from ._importer import Argument, import_graph
 from ._library import give_memory_back, require_extra
+from ._packed import FORMAT, load_graph, pack, read_contents
 from ._prepared import OnnxPreparedModel
 from ._types import EXTENSION, EXTENSION_NAME, FILE, GRAPH
 
 __all__ = ["OnnxRuntimeDevice"]
+
+_log = logging.getLogger(__name__)
 
 _LARGEST_PROTO = 2**31 - 1
 """Bytes of a model file that protobuf can read; larger models have external data."""
@@ -62,6 +70,7 @@ class OnnxRuntimeDevice(Device):
         self._settings = SessionSettings(int(threads), spinning == "1")
         self._tracker = BufferTracker()
         self._graphs = GraphStore()
+        self._cache = DeviceCacheHome(self.name, lambda: self.cache_epoch, 1, 1)
 
     @property
     def name(self) -> str:
@@ -71,9 +80,7 @@ class OnnxRuntimeDevice(Device):
     @property
     def version_string(self) -> str:
         """Versions of the package and of ONNX Runtime."""
-        from importlib import metadata
-
-        return f"{build_version()}+onnxruntime{metadata.version('onnxruntime')}"
+        return _version()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -119,16 +126,86 @@ class OnnxRuntimeDevice(Device):
         check_pools(model.pools, "model")
         if not all(self.get_supported_operations(model)):
             raise GeneralFailure(f"{self.name} runs models of one GRAPH of {EXTENSION_NAME} whose files can be read")
-        graph = self._compiled(model)
-        give_memory_back(sum(pool.size for pool in model.pools))
+        try:
+            prepared, data, files = self._compile(model, deadline_ns)
+            if model_cache or data_cache:
+                options = cache or CacheOptions()
+                prepared.note_saved(self._save(prepared, data, files, model_cache, data_cache, token, options))
+            return prepared
+        finally:
+            data, files = b"", {}
+            give_memory_back(sum(pool.size for pool in model.pools))
+
+    def _compile(self, model: Model, deadline_ns: int) -> tuple[OnnxPreparedModel, bytes, Mapping[str, Bytes]]:
+        """Return the prepared model and private copies of its files."""
+        data, files = _read_files(model)
+        graph = self._graphs.get(content_digest(data, files), lambda: compile_graph(data, files, self._settings))
         _check_arguments(model, graph)
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
-        return OnnxPreparedModel(model, graph, self._tracker)
+        return OnnxPreparedModel(model, graph, self._tracker), data, files
 
-    def _compiled(self, model: Model) -> Graph:
-        data, files = _read_files(model)
-        return self._graphs.get(content_digest(data, files), lambda: compile_graph(data, files, self._settings))
+    def _save(
+        self,
+        prepared: OnnxPreparedModel,
+        data: bytes,
+        files: Mapping[str, Bytes],
+        model_cache: Sequence[int],
+        data_cache: Sequence[int],
+        token: bytes,
+        options: CacheOptions,
+    ) -> SaveResult:
+        """Write the optimised graph and its weights into cache files."""
+
+        def payloads() -> tuple[tuple[bytes], tuple[memoryview]] | None:
+            seconds = prepared.graph.seconds if options.only_if_worth else None
+            try:
+                packed = pack(prepared.model, data, files, self._settings, seconds)
+            except CacheRejected:
+                raise
+            except Exception as error:  # caching never makes a compilation fail
+                _log.warning("the optimised graph cannot be kept: %s", error)
+                return None
+            return (packed.model,), (packed.data.data,)
+
+        result = self._cache.save(
+            token, payloads, model_cache, data_cache, fingerprint=options.fingerprint, staged=options.staged
+        )
+        if result.saved:  # who loads it while this model is there shares its weights
+            self._graphs.put(_cached_key(token, result.generation), prepared.graph)
+        return result
+
+    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
+        """One for the graph, one for its weights."""
+        return self._cache.counts
+
+    @property
+    def cache_epoch(self) -> bytes:
+        """Changes with the package, its library, ONNX Runtime, its provider, the machine's instructions, the format."""
+        return build_epoch(self.name, self.version_string, "CPUExecutionProvider", f"format {FORMAT}")
+
+    def prepare_model_from_cache(
+        self,
+        model_cache: Sequence[int],
+        data_cache: Sequence[int],
+        token: bytes,
+        deadline_ns: int = 0,
+        fingerprint: bytes = b"",
+    ) -> OnnxPreparedModel:
+        """Neither parse the model nor optimise it; see `Device.prepare_model_from_cache`."""
+        entry = self._cache.get().load(token, model_cache, data_cache, fingerprint=fingerprint)
+        (text,), (weights,) = entry.model, entry.data
+        contents = read_contents(text, weights)
+        graph = self._graphs.get(
+            _cached_key(token, entry.generation), lambda: load_graph(contents, weights, self._settings)
+        )
+        if deadline_passed(deadline_ns):
+            raise MissedDeadline("the preparation finished after its deadline")
+        return OnnxPreparedModel(contents.model, graph, self._tracker)
+
+    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
+        """See `Device.confirm_cache`."""
+        return self._cache.get().confirm(token, generation)
 
     def allocate(
         self,
@@ -139,6 +216,15 @@ class OnnxRuntimeDevice(Device):
     ) -> LocalBuffer:
         """Any NNAPI type, also with open dimensions; see `Device.allocate`."""
         return allocate_buffer(self._tracker, desc, prepared_models, input_roles, output_roles)
+
+
+@cache
+def _version() -> str:
+    return f"{build_version()}+onnxruntime{metadata.version('onnxruntime')}"
+
+
+def _cached_key(token: bytes, generation: bytes) -> bytes:
+    return b"cached" + token + generation
 
 
 def _is_graph(model: Model, operation: Operation) -> bool:

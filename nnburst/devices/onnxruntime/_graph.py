@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy as np
 from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from .._elements import element_type
 from ._importer import Argument, all_tensors, external_location, parse
-from ._library import onnxruntime
+from ._library import onnx, onnxruntime
 
 __all__ = [
     "Bytes",
@@ -60,16 +61,18 @@ class Graph:
     """A session, and what about it does not depend on requests. Safe for concurrent use.
 
     Attributes:
+        seconds: What making it took.
         session: The ``InferenceSession``.
         inputs: In order.
         outputs: In order.
         run_options: Shared by all runs.
     """
 
-    __slots__ = ("__weakref__", "_kept", "inputs", "outputs", "run_options", "session")
+    __slots__ = ("__weakref__", "_kept", "inputs", "outputs", "run_options", "seconds", "session")
 
-    def __init__(self, session: Any, kept: object = None) -> None:
+    def __init__(self, session: Any, kept: object = None, seconds: float = 0.0) -> None:
         self.session = session
+        self.seconds = seconds
         self._kept = kept  # weights that the session does not own
         self.run_options = onnxruntime().RunOptions()
         self.inputs = tuple(described_by(argument, "input") for argument in session.get_inputs())
@@ -115,8 +118,13 @@ class GraphStore:
             graph = self._graphs.get(key)
             if graph is None:
                 graph = make()
-                self._graphs[key] = graph
+                self.put(key, graph)
         return graph
+
+    def put(self, key: bytes, graph: Graph) -> None:
+        """Let a graph be found under one more key."""
+        with self._lock:
+            self._graphs[key] = graph
 
 
 class _Turn:
@@ -139,7 +147,11 @@ def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSett
         GeneralFailure: ONNX Runtime cannot run it, for example because it does not know an operator.
         ResourceExhausted: There is no memory for it.
     """
-    return Graph(build_session(data, files, settings.options()), files)
+    onnx()
+    options = settings.options()  # by now the libraries are loaded, which is no part of compiling
+    started = time.perf_counter()
+    session = build_session(data, files, options)
+    return Graph(session, files, time.perf_counter() - started)
 
 
 def build_session(data: bytes, files: Mapping[str, Bytes], options: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...burst import BoundPlan
+from ...cache import SaveResult
 from ...errors import BadState
 from ...memory import BufferTracker
 from ...model import MeasureTiming, Model, Request
@@ -20,6 +21,16 @@ class OnnxPreparedModel(PlannedModel):
     def __init__(self, model: Model, graph: Graph, tracker: BufferTracker) -> None:
         super().__init__(model, tracker)
         self._graph: Graph | None = graph
+        self._result: SaveResult | None = None
+
+    @property
+    def cache_result(self) -> SaveResult | None:
+        """See `PreparedModel.cache_result`."""
+        return self._result
+
+    def note_saved(self, result: SaveResult) -> None:
+        """Called by the device once, before anybody else has the model."""
+        self._result = result
 
     @property
     def graph(self) -> Graph:

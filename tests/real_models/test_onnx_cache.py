@@ -1,0 +1,157 @@
+"""ONNX models from the compilation cache: the same answers in every bit, whatever lies in the files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx_support import FLOAT, RNG, graph, in_process, mlp, node, onnx, save
+
+import nnburst
+from nnburst.cache import CacheReason, CacheRejected
+from nnburst.devices import CacheOptions, create_device
+from nnburst.devices.onnxruntime import _device
+from nnburst.memory import Memory
+
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+DEVICE = "nnburst-onnxruntime:threads=1"
+TOKEN = bytes(range(32))
+DENSENET = str(LIGHT / "light_densenet121.onnx")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NNBURST_STATE_DIR", str(tmp_path_factory.mktemp("state") / "nnburst"))
+        with pytest.raises(CacheRejected):  # opens the trust store, which stays open as long as the process
+            create_device(DEVICE).prepare_model_from_cache([], [], TOKEN)
+        yield
+
+
+@pytest.fixture
+def service() -> Iterator[nnburst.Service]:
+    with nnburst.launch(devices=[DEVICE]) as service:
+        yield service
+
+
+def picture() -> np.ndarray:
+    return RNG.random((1, 3, 224, 224), np.float32)
+
+
+def test_network_is_saved_once_and_then_loaded_in_every_service(service: nnburst.Service, tmp_path: Path) -> None:
+    x = picture()
+    (expected,) = in_process(DENSENET, {"data_0": x})
+    with service.session(DENSENET, cache_dir=tmp_path / "cache") as session:
+        assert session.cache_report.outcome == "SAVED", session.cache_report
+        assert np.array_equal(session.run(None, {"data_0": x})[0], expected)
+    with service.session(DENSENET, cache_dir=tmp_path / "cache") as session:
+        assert session.cache_report.outcome == "HIT", session.cache_report
+        assert np.array_equal(session.run(None, {"data_0": x})[0], expected)
+    with nnburst.Session(DENSENET, device=DEVICE, cache_dir=tmp_path / "cache") as session:
+        assert session.cache_report.outcome == "HIT"
+        assert session.get_inputs()[0].shape == (1, 3, 224, 224)
+        assert np.array_equal(session.run(None, {"data_0": x})[0], expected)
+
+
+def test_files_that_were_changed_are_not_used(tmp_path: Path) -> None:
+    x = picture()
+    (expected,) = in_process(DENSENET, {"data_0": x})
+    with nnburst.launch(devices=[DEVICE]) as service:
+        service.session(DENSENET, cache_dir=tmp_path / "cache").close()
+        files = [path for path in (tmp_path / "cache").rglob("*") if path.stat().st_size > 100_000 and path.is_file()]
+        assert files
+        for path in files:
+            with open(path, "r+b") as file:
+                file.seek(path.stat().st_size // 2)
+                byte = file.read(1)
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte[0] ^ 1]))
+        with service.session(DENSENET, cache_dir=tmp_path / "cache") as session:
+            assert session.cache_report.outcome != "HIT", session.cache_report
+            assert session.cache_report.rejected is not None
+            assert np.array_equal(session.run(None, {"data_0": x})[0], expected)
+
+
+def test_what_does_not_pay_is_compiled_as_ever(service: nnburst.Service, tmp_path: Path) -> None:
+    path, x = save(mlp(16, 1), tmp_path / "m.onnx"), np.ones((1, 16), np.float32)
+    for _ in range(4):
+        with service.session(path, cache_dir=tmp_path / "cache") as session:
+            assert session.cache_report.outcome == "NOT_SAVED"
+            assert session.cache_report.reason is CacheReason.NOT_WORTH_IT
+            assert np.array_equal(session.run(None, {"x": x})[0], in_process(path, {"x": x})[0])
+
+
+class Files:
+    """A model file and a data file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.fds = [os.open(directory / name, os.O_RDWR | os.O_CREAT, 0o600) for name in ("model", "data")]
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+    @property
+    def as_lists(self) -> tuple[list[int], list[int]]:
+        return [self.fds[0]], [self.fds[1]]
+
+
+def test_device_saves_and_restores_dynamic_models_and_shares_their_weights(tmp_path: Path) -> None:
+    device = create_device(DEVICE)
+    data = mlp(64, 2, "n").SerializeToString()
+    with Memory.ashmem(len(data)) as pool, Files(tmp_path) as files:
+        pool.buffer[:] = data
+        model = replace(device.import_model("onnx", [pool]).model, pools=(pool,))
+        assert device.get_number_of_cache_files_needed() == (1, 1)
+        compiled = device.prepare_model(model, 1, 1, 0, *files.as_lists, TOKEN)  # type: ignore[arg-type]
+        assert compiled.cache_result is not None
+        assert compiled.cache_result.saved, compiled.cache_result
+        shared = device.prepare_model_from_cache(*files.as_lists, TOKEN)
+        assert shared.graph is compiled.graph  # type: ignore[attr-defined]
+        assert shared.model.main == model.main  # type: ignore[attr-defined]
+        compiled.close()
+        shared.close()
+        loaded = device.prepare_model_from_cache(*files.as_lists, TOKEN)
+        again = device.prepare_model_from_cache(*files.as_lists, TOKEN)
+        assert loaded.graph is again.graph  # type: ignore[attr-defined]
+        x = RNG.normal(size=(5, 64)).astype(np.float32)
+        (y,) = loaded.graph.session.run(None, {"x": x})  # type: ignore[attr-defined]
+        assert np.array_equal(y, in_process(data, {"x": x})[0])
+        with pytest.raises(CacheRejected):
+            device.prepare_model_from_cache(*files.as_lists, TOKEN[::-1])
+        loaded.close()
+        again.close()
+    device.close()
+
+
+def test_model_that_cannot_be_kept_is_compiled_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(28, "no space for temporary files")
+
+    monkeypatch.setattr(_device, "pack", broken)
+    device = create_device(DEVICE)
+    data = graph([node("Relu", ["x"], ["y"])], [("x", FLOAT, (4,))], [("y", FLOAT, (4,))]).SerializeToString()
+    with Memory.ashmem(len(data)) as pool, Files(tmp_path) as files:
+        pool.buffer[:] = data
+        model = replace(device.import_model("onnx", [pool]).model, pools=(pool,))
+        prepared = device.prepare_model(model, 1, 1, 0, *files.as_lists, TOKEN[1:] + TOKEN[:1], CacheOptions())  # type: ignore[arg-type]
+        assert prepared.cache_result is not None
+        assert prepared.cache_result.reason is CacheReason.DECLINED
+        prepared.close()
+
+
+def test_epoch_depends_on_the_runtime_but_not_on_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with nnburst.launch(devices=[DEVICE]) as service:
+        there = service.devices[0].cache_epoch
+    here = create_device(DEVICE)
+    assert len(there) == 32
+    assert here.cache_epoch == there
+    monkeypatch.setattr(_device, "_version", lambda: "0.1.0+onnxruntime0.0.1")
+    assert here.cache_epoch != there
