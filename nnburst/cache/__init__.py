@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ._device_cache import DeviceCache, SaveResult, VerifiedEntry
-from ._directory import Cache, Limits, Opened, Staged, default_cache_directory, entry_name
+from ._device_cache import DeviceCache, SaveResult, VerifiedEntry, check_entry
+from ._directory import Cache, Limits, Opened, Staged, default_cache_directory
 from ._eviction import Pruned, prune
 from ._index import EntryInfo
 from ._keys import default_state_directory
@@ -14,6 +14,7 @@ from ._token import (
     checked_token,
     device_token_v1,
     device_token_v2,
+    entry_name,
     file_names,
     model_fingerprint,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "Staged",
     "TrustStore",
     "VerifiedEntry",
+    "check_entry",
     "checked_token",
     "default_cache_directory",
     "default_state_directory",

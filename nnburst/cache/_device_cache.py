@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ._container import MAC_SIZE, Header, digest_of, overhead, seal, verify_mac
+from ._container import HEADER_SIZE, MAC_SIZE, Header, digest_of, overhead, seal, verify_mac
+from ._index import EntryInfo
 from ._reasons import CacheReason, CacheRejected
 from ._sealed_copy import SealedCopy, check_fd
+from ._token import entry_name
 from ._trust_store import FileRecord, Record, TrustStore
 
-__all__ = ["DeviceCache", "SaveResult", "VerifiedEntry"]
+__all__ = ["DeviceCache", "SaveResult", "VerifiedEntry", "check_entry"]
 
 TOKEN_SIZE = 32
 _MODEL, _DATA = 1, 2
@@ -72,6 +74,7 @@ class DeviceCache:
         model_files: Files that hold what is executed, 0 … 32.
         data_files: Files that hold constants, 0 … 32.
         most_bytes: Bytes that an entry may have.
+        announce: Tell the store that this is the build that runs, so that it forgets entries of others.
         hook: Called with the name of each step of a save, for tests of what happens if it ends there.
     """
 
@@ -84,6 +87,7 @@ class DeviceCache:
         model_files: int,
         data_files: int,
         most_bytes: int = _MOST_BYTES,
+        announce: bool = True,
         hook: Callable[[str], None] = lambda step: None,
     ) -> None:
         if not (0 <= model_files <= 32 and 0 <= data_files <= 32 and model_files + data_files):
@@ -97,7 +101,8 @@ class DeviceCache:
         self._most = most_bytes
         self._hook = hook
         self._seconds_per_byte: float | None = None
-        store.set_epoch(device, epoch)
+        if announce:
+            store.set_epoch(device, epoch)
 
     # ---- saving ----------------------------------------------------------------------------------------------
 
@@ -297,6 +302,39 @@ class DeviceCache:
                 f"{len(fds[0])} model and {len(fds[1])} data files; {self._device} needs "
                 f"{self._counts[_MODEL]} and {self._counts[_DATA]}",
             )
+
+
+def check_entry(store: TrustStore | None, epochs: Mapping[str, str], info: EntryInfo, fds: Sequence[int]) -> None:
+    """Check the files of an entry without knowing what they are for; as a load would, or less without a store.
+
+    Args:
+        store: Key and rows of the service; None: only headers and lengths are looked at.
+        epochs: Hex epoch of each device that is here.
+        info: What the entry says of itself.
+        fds: All its files, models first.
+
+    Raises:
+        CacheRejected: They are not good.
+    """
+    headers = [Header.decode(os.pread(fd, HEADER_SIZE, 0), check_fd(fd).st_size) for fd in fds]
+    if not headers:
+        raise CacheRejected(CacheReason.PARTIAL_SET, "the entry has no files")
+    counts = [sum(header.kind == kind for header in headers) for kind in (_MODEL, _DATA)]
+    first = headers[0]
+    if info.device in epochs and first.epoch.hex() != epochs[info.device]:
+        raise CacheRejected(CacheReason.BAD_EPOCH, "written by another build of the device")
+    if entry_name(first.token) != info.entry:
+        raise CacheRejected(CacheReason.BAD_TOKEN, "the files belong to another entry")
+    if store is not None:
+        cache = DeviceCache(
+            store,
+            device=info.device,
+            epoch=first.epoch,
+            model_files=counts[0],
+            data_files=counts[1],
+            announce=False,
+        )
+        cache.load(first.token, fds[: counts[0]], fds[counts[0] :])
 
 
 def _pwrite(fd: int, data: memoryview, offset: int) -> None:

@@ -12,7 +12,6 @@ the shared `pub` lock of an entry's shard, writers the `build` lock, who publish
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -28,7 +27,7 @@ from ._files import Lock, directory, lock, open_file, opened, reason_of, remove_
 from ._index import EntryInfo, Index
 from ._reasons import CacheReason, CacheRejected
 
-__all__ = ["Cache", "Limits", "Opened", "Staged", "default_cache_directory", "entry_name"]
+__all__ = ["Cache", "Limits", "Opened", "Staged", "default_cache_directory"]
 
 _log = logging.getLogger("nnburst.cache")
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Compilation cache of nnburst; may be deleted at any time.\n"
@@ -42,11 +41,6 @@ def default_cache_directory() -> Path:
     if (given := os.environ.get("NNBURST_CACHE_DIR")) and os.getuid() == os.geteuid():
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nnburst" / "v1"
-
-
-def entry_name(token: bytes) -> str:
-    """Return the name of the entry of a derived token; the token cannot be found from it."""
-    return hashlib.sha256(b"nnburst-entry-v1" + token).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ __all__ = [
     "checked_token",
     "device_token_v1",
     "device_token_v2",
+    "entry_name",
     "file_names",
     "model_fingerprint",
 ]
@@ -106,6 +107,11 @@ def device_token_v2(
         field("hint", struct.pack("<H", len(name.encode())) + name.encode() + value)
     field("files", struct.pack("<II", *files))
     return digest.digest()
+
+
+def entry_name(token: bytes) -> str:
+    """Return the name of the entry of a derived token; the token cannot be found from it."""
+    return hashlib.sha256(b"nnburst-entry-v1" + token).hexdigest()
 
 
 def model_fingerprint(model: Model, *, constants: bool = True) -> bytes:

@@ -23,6 +23,7 @@ COMMANDS: dict[str, CommandRow] = {
     "bench": CommandRow(
         "nnburst.cli.bench", "bench", "Measure latencies side by side with other ways to call a process."
     ),
+    "cache": CommandRow("nnburst.cli._cache", "cache", "Look after compilations that are kept in files."),
     "demo": CommandRow("nnburst.cli.demo", "demo", "Classify real handwritten digits in an isolated service process."),
     "run": CommandRow("nnburst.cli.run", "run", "Run a model file once, in a service process."),
     "doctor": CommandRow("nnburst.cli.doctor", "doctor", "Check what this machine offers a burst, and say what to do."),

@@ -1,0 +1,59 @@
+"""Compiles one model with caching, as a process of its own; used by test_cache_directory.
+
+Arguments: directory, hook step or "-", what to do there ("kill" or "-"), rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import numpy as np
+
+import nnburst
+from nnburst.cache import Cache
+from nnburst.runtime import _caching
+
+WEIGHTS = np.random.default_rng(5).normal(size=(300, 300)).astype(np.float32)
+X = np.linspace(-1, 1, 300, dtype=np.float32)[None]
+
+
+def build() -> nnburst.Model:
+    b = nnburst.ModelBuilder()
+    b.output("y", b.fully_connected(b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 300)), WEIGHTS))
+    return b.build()
+
+
+def compile_once(cache: Cache, model: nnburst.Model) -> str:
+    """Compile or restore, check the result, and return the outcome."""
+    with nnburst.in_process() as service, nnburst.Compilation(model, service.devices) as compilation:
+        compilation._cache = _caching.DirectoryCache(cache, bytes(32), always=True)
+        compilation.finish()
+        execution, y = nnburst.Execution(compilation), np.empty((1, 300), np.float32)
+        execution.set_input(0, X)
+        execution.set_output(0, y)
+        execution.compute()
+        assert np.allclose(y, X @ WEIGHTS.T, atol=1e-4)
+        report = compilation.cache_report
+        return f"{report.outcome}/{report.reason.value}/{report.rejected.value if report.rejected else '-'}"
+
+
+def main() -> None:
+    directory, step, what, rounds = sys.argv[1:5]
+
+    def hook(at: str) -> None:
+        if at == step and what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    cache, model = Cache(directory, hook=hook), build()
+    for _ in range(int(rounds)):
+        print(compile_once(cache, model), flush=True)
+        if int(rounds) > 1:
+            for info in cache.entries():
+                if np.random.default_rng().random() < 0.5:
+                    cache.remove(info.entry, info.generation)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""The client's cache directory when things go wrong: death, races, full and read-only disks, links, lost indexes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cache_worker import build, compile_once
+
+from nnburst.cache import Cache, CacheReason, CacheRejected, EntryInfo, Limits, TrustStore, prune
+
+HERE = Path(__file__).resolve().parent
+COUNTS = (1, 1)
+R = CacheReason
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.delenv("NNBURST_CACHE", raising=False)
+
+
+def worker(directory: Path, step: str = "-", what: str = "-", rounds: int = 1) -> subprocess.Popen[str]:
+    path = os.pathsep.join((str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")))
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "cache_worker.py"), str(directory), step, what, str(rounds)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def outcomes(process: subprocess.Popen[str], code: int = 0) -> list[str]:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    return out.split()
+
+
+def fill(cache: Cache, entry: str, size: int = 1000, **info: Any) -> EntryInfo:
+    """Put an entry into a directory without asking a device."""
+    staged = cache.stage(entry, COUNTS)
+    with contextlib.closing(staged):
+        os.pwrite(staged.data_fds[0], bytes(size), 0)
+        generation = os.urandom(16)
+        made = EntryInfo(entry, generation.hex(), "test-device", "1", "aa", 2, size, **{"created": 1000, **info})
+        staged.publish(generation, made)
+        staged.finish()
+    return made
+
+
+def name(n: int) -> str:
+    return f"{n:064x}"
+
+
+@pytest.mark.parametrize("step", ["staged", "published", "confirmed"])
+def test_THR_22_killed_at_a_step_of_a_publication(tmp_path: Path, step: str) -> None:
+    directory = tmp_path / "c"
+    outcomes(worker(directory, step, "kill"), -signal.SIGKILL)
+    first, second = outcomes(worker(directory)), outcomes(worker(directory))
+    assert first == (["SAVED/SAVED/-"] if step == "staged" else ["HIT/HIT/-"])
+    assert second == ["HIT/HIT/-"]
+
+
+def test_two_processes_race_for_one_token(tmp_path: Path) -> None:
+    """100 rounds each of compile or restore and, half of the time, remove: every result is right."""
+    both = [worker(tmp_path / "c", rounds=100) for _ in range(2)]
+    found = [outcomes(process) for process in both]
+    assert [len(lines) for lines in found] == [100, 100]
+    kinds = {line.split("/")[0] for lines in found for line in lines}
+    assert {"HIT", "SAVED"} <= kinds
+    assert not list((tmp_path / "c" / "staging").iterdir())
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, size: str, *options: str) -> Iterator[Path]:
+    """A file system of that size; skips where that is not allowed."""
+    place.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", ",".join((f"size={size}", "mode=700", *options)), "tmpfs", str(place)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command")
+    if done.returncode:
+        pytest.skip(f"file systems cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("kib", [4, 16, 64, 128, 256, 320, 340, 352, 360, 368, 384, 400, 448])
+def test_THR_20_disk_is_full_at_every_write(tmp_path: Path, kib: int) -> None:
+    """The sizes fall into every step: directories, index, files, manifest. The compilation succeeds in all."""
+    with small_disk(tmp_path / "disk", f"{kib}k") as disk:
+        cache = Cache(disk / "c", Limits(min_free=0))
+        outcome = compile_once(cache, build())
+        assert outcome.split("/")[0] in ("SAVED", "NOT_SAVED"), outcome
+        if outcome.startswith("NOT_SAVED"):
+            assert outcome.split("/")[1] in ("DISK_FULL", "IO_ERROR")
+            assert not list((disk / "c").glob("objects/*/*"))
+
+
+def test_read_only_directory(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        cache = Cache(disk / "c", Limits(min_free=0))
+        assert compile_once(cache, build()) == "NOT_SAVED/READ_ONLY/-"
+        assert compile_once(cache, build()) == "NOT_SAVED/READ_ONLY/-"
+
+
+def test_floor_of_free_space(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", Limits(min_free=1 << 60))
+    assert compile_once(cache, build()) == "NOT_SAVED/DISK_FULL/-"
+
+
+@pytest.mark.parametrize("what", ["link", "second name", "directory", "fifo", "open to others", "link to directory"])
+def test_THR_14_15_links_and_strange_files_are_not_touched(tmp_path: Path, what: str) -> None:
+    directory, victim = tmp_path / "c", tmp_path / "victim"
+    cache = Cache(directory)
+    assert compile_once(cache, build()).startswith("SAVED")
+    victim.write_text("precious")
+    (entry,) = directory.glob("objects/*/*")
+    file = entry / "data.00"
+    if what == "link to directory":
+        moved = tmp_path / "moved"
+        entry.rename(moved)
+        entry.symlink_to(moved)
+    elif what == "second name":
+        os.link(file, tmp_path / "other")
+    elif what == "open to others":
+        file.chmod(0o666)
+    else:
+        file.unlink()
+        {
+            "link": lambda: file.symlink_to(victim),
+            "directory": lambda: file.mkdir(),
+            "fifo": lambda: os.mkfifo(file, 0o600),
+        }[what]()
+    assert compile_once(cache, build()).startswith("SAVED")
+    assert victim.read_text() == "precious"
+
+
+def test_directory_of_others_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir(mode=0o777)
+    (tmp_path / "c").chmod(0o777)
+    assert compile_once(Cache(tmp_path / "c"), build()) == "NOT_SAVED/UNSAFE_PATH/-"
+
+
+def test_THR_23_everything_is_private(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        compile_once(Cache(tmp_path / "c"), build())
+    finally:
+        os.umask(previous)
+    for path in (tmp_path / "c").rglob("*"):
+        allowed = 0o644 if path.name.startswith("index") else 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) & ~allowed == 0, path
+    assert bytes(32).hex() not in "".join(map(str, (tmp_path / "c").rglob("*")))
+
+
+@pytest.mark.parametrize("how", ["deleted", "garbage", "directory"])
+def test_index_that_is_lost_is_made_again(tmp_path: Path, how: str) -> None:
+    cache = Cache(tmp_path / "c")
+    compile_once(cache, build())
+    (before,) = cache.entries()
+    index = tmp_path / "c" / "index.sqlite3"
+    index.unlink()
+    if how == "garbage":
+        index.write_bytes(os.urandom(5000))
+    elif how == "directory":
+        index.mkdir()
+    assert compile_once(cache, build()) == "HIT/HIT/-"
+    (after,) = cache.entries()
+    assert (after.device, after.nbytes, after.compile_ms) == (before.device, before.nbytes, before.compile_ms)
+
+
+def test_trust_store_that_is_lost_makes_a_miss_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path / "c")
+    assert compile_once(cache, build()) == "SAVED/SAVED/-"
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "another"))
+    assert compile_once(cache, build()) == "SAVED/SAVED/NO_ROW"
+    assert compile_once(cache, build()) == "HIT/HIT/-"
+    (tmp_path / "bad").write_text("a file")
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "bad"))
+    assert compile_once(cache, build()) == "REJECTED/NO_STORE/NO_STORE"
+
+
+def test_part_of_the_files(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c")
+    compile_once(cache, build())
+    (entry,) = (tmp_path / "c").glob("objects/*/*")
+    (entry / "model.00").unlink()
+    assert compile_once(cache, build()).startswith("SAVED")
+    assert compile_once(cache, build()) == "HIT/HIT/-"
+
+
+# ---- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_worth_least_goes_first_and_pins_stay(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", Limits(max_bytes=10_000, min_free=0))
+    for n in range(8):
+        fill(cache, name(n), 1000, compile_ms=float(n + 1), created=10**9)
+    cache.index.pin([name(0)], True)
+    done = prune(cache, max_bytes=5000, max_age=0)
+    assert done.entries == {"evicted": 4}
+    assert {info.entry for info in cache.entries()} == {name(n) for n in (0, 5, 6, 7)}
+    assert prune(cache, everything=True).entries == {"all": 3}
+    assert prune(cache, everything=True, force=True, dry_run=True).entries == {"all": 1}
+    assert [info.entry for info in cache.entries()] == [name(0)]
+
+
+def test_expired_and_stale_entries_go(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", Limits(min_free=0))
+    fill(cache, name(1), created=1000)
+    fill(cache, name(2), created=2**33)
+    assert prune(cache, max_age=60).entries == {"expired": 1}
+    assert prune(cache, max_age=0, epochs={"test-device": "aa"}).entries == {}
+    assert prune(cache, max_age=0, epochs={"test-device": "bb"}).entries == {"stale": 1}
+
+
+def test_eviction_never_breaks_a_load(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", Limits(min_free=0))
+    made = fill(cache, name(3), 5000)
+    with contextlib.closing(next(iter(cache.look_up(name(3), COUNTS)))) as opened:
+        done = prune(cache, everything=True)
+        assert (done.entries, done.busy) == ({}, 1)
+        assert len(os.pread(opened.data_fds[0], 9000, 0)) == 5000
+    assert cache.remove(name(3), made.generation) > 0
+    with pytest.raises(CacheRejected) as error:
+        next(iter(cache.look_up(name(3), COUNTS)))
+    assert error.value.reason is R.MISSING
+
+
+def test_loads_and_evictions_at_once(tmp_path: Path) -> None:
+    cache, model, stop = Cache(tmp_path / "c"), build(), threading.Event()
+
+    def evict() -> None:
+        while not stop.is_set():
+            prune(cache, everything=True)
+
+    compile_once(cache, model)  # opens the store
+    thread = threading.Thread(target=evict)
+    thread.start()
+    try:
+        kinds = {compile_once(cache, model).split("/")[0] for _ in range(30)}
+    finally:
+        stop.set()
+        thread.join()
+    assert kinds <= {"HIT", "SAVED", "NOT_SAVED", "REJECTED"}
+
+
+def test_limit_on_the_number_of_entries_is_kept(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", Limits(max_entries=5, min_free=0, max_age=0))
+    for n in range(12):
+        fill(cache, name(n))
+        cache.enforce_limits()
+    assert 4 <= len(cache.entries()) <= 5
+
+
+def test_third_refusal_of_a_device_ends_the_attempts(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", Limits(min_free=0))
+    for _ in range(3):
+        cache.stage(name(1), COUNTS).close()
+        cache.index.decline(name(1), R.NOT_WORTH_IT)
+    with pytest.raises(CacheRejected) as error:
+        cache.stage(name(1), COUNTS)
+    assert error.value.reason is R.NOT_WORTH_IT
+    cache.stage(name(2), COUNTS).close()
+
+
+def test_entry_that_somebody_else_writes_is_waited_for_and_then_left(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", Limits(min_free=0))
+    with contextlib.closing(cache.stage(name(1), COUNTS)), pytest.raises(CacheRejected) as error:
+        cache.stage(name(1), COUNTS, patience=0.05)
+    assert error.value.reason is R.BUSY
+    cache.stage(name(1), COUNTS).close()
+
+
+def test_litter_of_dead_saves_is_swept(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", Limits(min_free=0))
+    staged = cache.stage(name(1), COUNTS)
+    (place,) = (tmp_path / "c" / "staging").iterdir()
+    os.utime(place, (1000, 1000))
+    assert prune(cache).entries == {"litter": 1}
+    assert not list((tmp_path / "c" / "staging").iterdir())
+    staged.close()
+
+
+def test_store_is_shared_by_processes(tmp_path: Path) -> None:
+    first, second = TrustStore(tmp_path / "s"), TrustStore(tmp_path / "s")
+    first.set_epoch("d", bytes(32))
+    second.set_epoch("d", bytes(32))
+    first.close()
+    second.close()
+
+
+pytestmark = pytest.mark.leaks("the trust store of a process stays open")
