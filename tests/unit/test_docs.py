@@ -25,8 +25,10 @@ def test_example_of_the_readme_runs_as_written() -> None:
     assert done.stdout.count("[[") == 2, done.stdout  # the answer of run() and that of the bound execution
 
 
-@pytest.mark.parametrize("page", ["memory.md", "onnx.md"])
-def test_examples_of_a_page_run_as_written(page: str) -> None:
+@pytest.mark.leaks("onnxruntime keeps files open once it was imported; so does the trust store of a process")
+@pytest.mark.parametrize("page", ["caching.md", "memory.md", "onnx.md"])
+def test_examples_of_a_page_run_as_written(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
     if page == "onnx.md":
         pytest.importorskip("onnxruntime", reason="needs the extra nnburst[onnx]")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
