@@ -11,7 +11,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,10 +213,8 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[bytes, tuple[_Tensor, ...], Byt
         stored = 0 if fill else piece.nbytes
         tensors.append(_Tensor(tensor.name, row.number, tuple(tensor.dims), end, stored, fill))
         if stored:
-            pieces.append(piece)
-            padding = -stored % _ALIGNMENT
-            pieces.append(np.zeros(padding, np.uint8))
-            end += stored + padding
+            pieces += [piece, np.zeros(_padded(stored) - stored, np.uint8)]
+            end += _padded(stored)
     return proto.SerializeToString(), tuple(tensors), np.concatenate(pieces) if pieces else np.zeros(1, np.uint8)
 
 
@@ -272,7 +270,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings) 
         GeneralFailure: ONNX Runtime refuses the graph.
     """
     packed, raw = contents.packed, np.frombuffer(data, np.uint8)
-    arrays = {tensor.name: _array(tensor, raw) for tensor in packed.tensors}
+    arrays = _arrays(packed.tensors, raw)
     options = settings.options()
     options.graph_optimization_level = onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
     if arrays:
@@ -282,8 +280,23 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings) 
     return Graph(open_session(packed.graph, options), arrays)
 
 
-def _array(tensor: _Tensor, raw: Bytes) -> np.ndarray[Any, Any]:
-    row = element_type(tensor.element, tensor.name)
-    if tensor.fill:
-        return np.full(tensor.shape, np.frombuffer(tensor.fill, row.dtype)[0], row.dtype)
-    return raw[tensor.offset : tensor.offset + tensor.length].view(row.dtype).reshape(tensor.shape)
+def _arrays(tensors: Sequence[_Tensor], raw: Bytes) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the tensors by name: views of the data, or of one block for all that consist of one number each."""
+    block = np.empty(sum(_padded(_nbytes(tensor.shape, tensor.element)) for tensor in tensors if tensor.fill), np.uint8)
+    out: dict[str, np.ndarray[Any, Any]] = {}
+    end = 0
+    for tensor in tensors:
+        dtype = element_type(tensor.element, tensor.name).dtype
+        if tensor.fill:
+            nbytes = _nbytes(tensor.shape, tensor.element)
+            array = block[end : end + nbytes].view(dtype)
+            array[...] = np.frombuffer(tensor.fill, dtype)[0]
+            end += _padded(nbytes)
+        else:
+            array = raw[tensor.offset : tensor.offset + tensor.length].view(dtype)
+        out[tensor.name] = array.reshape(tensor.shape)
+    return out
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

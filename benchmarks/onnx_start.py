@@ -1,0 +1,100 @@
+"""What a compilation cache brings to the start of ONNX sessions: the networks of the `onnx` package, with and without.
+
+``python benchmarks/onnx_start.py [--rounds N] [--markdown FILE] [NETWORK …]`` opens sessions in one service, in turns
+without a cache and with one, verification included, and exits with 1 if the cache is not as fast as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import nnburst
+
+LEAST = {"densenet121": 2.0, "inception_v2": 2.0, "resnet50": 1.3}
+"""Time to open without the cache over time with it; 1 for all others, unless the device declines to cache them."""
+_TRIES = 4
+"""Sessions until the cache has made up its mind: it declines a model three times before it stops trying."""
+
+
+def networks() -> dict[str, Path]:
+    """The files by name."""
+    import onnx
+
+    directory = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+    return {path.stem.removeprefix("light_"): path for path in sorted(directory.glob("light_*.onnx"))}
+
+
+def opening(service: nnburst.Service, path: Path, cache: Path | None) -> tuple[float, str]:
+    """Milliseconds to open a session, and what the cache did."""
+    started = time.perf_counter()
+    session = service.session(path, cache_dir=cache)
+    milliseconds = (time.perf_counter() - started) * 1e3
+    report = session.cache_report
+    session.close()
+    return milliseconds, report.reason.value if report.outcome != "HIT" else "HIT"
+
+
+def main() -> int:
+    """Measure and judge."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--markdown", type=Path, help="write the table to this file")
+    parser.add_argument("networks", nargs="*")
+    options = parser.parse_args()
+    rows, missed = [], 0
+    with tempfile.TemporaryDirectory(prefix="nnburst-start-") as directory:
+        os.environ["NNBURST_STATE_DIR"] = str(Path(directory) / "state")
+        cache = Path(directory) / "cache"
+        with nnburst.launch(devices=["nnburst-onnxruntime:threads=1"]) as service:
+            for name, path in networks().items():
+                if options.networks and name not in options.networks:
+                    continue
+                for _ in range(_TRIES):
+                    opening(service, path, cache)
+                    opening(service, path, None)
+                turns = [
+                    (opening(service, path, None)[0], *opening(service, path, cache)) for _ in range(options.rounds)
+                ]
+                without, with_cache = (float(np.median([turn[i] for turn in turns])) for i in (0, 1))
+                hits = all(turn[2] == "HIT" for turn in turns)
+                ratio, least = without / with_cache, LEAST.get(name, 1.0 if hits else None)
+                missed += least is not None and not (hits and ratio >= least)
+                rows.append(
+                    (
+                        name,
+                        f"{without:.1f}",
+                        f"{with_cache:.1f}",
+                        f"{ratio:.2f}",
+                        f"{least:.2f}" if least else "declined",
+                        turns[-1][2],
+                    )
+                )
+                print(*rows[-1], flush=True)
+    columns = ("network", "compile, ms", "with cache, ms", "ratio", "at least", "the cache")
+    table = Table(title="opening a session, median", title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    if options.markdown:
+        lines = [
+            "| " + " | ".join(columns) + " |",
+            "|---|--:|--:|--:|--:|---|",
+            *("| " + " | ".join(row) + " |" for row in rows),
+        ]
+        options.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
