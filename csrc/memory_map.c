@@ -249,3 +249,8 @@ uint64_t nnb_map_faults(const nnb_mapping *m) {
     if (m->guard < 0) return 0;
     return atomic_load_explicit(&guards[m->guard].faults, memory_order_relaxed);
 }
+
+int nnb_make_read_only(void *address, uint64_t length)
+{
+    return mprotect(address, length, PROT_READ) < 0 ? -errno : 0;
+}

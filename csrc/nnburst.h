@@ -53,6 +53,9 @@ void nnb_unmap(nnb_mapping *m);
 /* How many faults the guard has absorbed on this mapping since it was made (0 for a sealed object). */
 uint64_t nnb_map_faults(const nnb_mapping *m);
 
+/* From now on a write to these whole pages of this process is a fault. -EINVAL: not page-aligned; -ENOMEM. */
+int nnb_make_read_only(void *address, uint64_t length);
+
 /* ---- event_flag.c: a 32-bit word in shared memory, each bit a sticky notification (burst.md section 2) -------- */
 
 /* Sets the bits of `mask`; wakes every waiter on a bit that was not pending. Returns 1 if that took a system call, 0

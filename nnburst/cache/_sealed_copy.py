@@ -1,19 +1,23 @@
-"""Private copies of files: read once, sealed, then verified and used; the file itself is never looked at again."""
+"""Private copies of files: read once, sealed, then verified and used; the file itself is never looked at again.
+
+A copy is memory that no other process can reach, read-only as soon as it is filled, also for this one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
 import stat
 
+from .._core import check, ffi, lib
 from ._container import HEADER_SIZE, MAC_SIZE, Header, digest_of
 from ._reasons import CacheReason, CacheRejected
 
 __all__ = ["SealedCopy", "check_fd"]
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _PATH_ONLY = getattr(os, "O_PATH", 0o10000000)
 
 
@@ -67,43 +71,36 @@ class SealedCopy:
         raw = b"" if size < HEADER_SIZE else _read(fd, HEADER_SIZE, 0)
         self.header = Header.decode(raw, size)
         payload = self.header.payload
-        memory = os.memfd_create("nnburst-cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(memory, payload)
-            self.digest = self._fill(fd, memory, payload)
+            self.payload, self.digest = _copied(fd, payload)
             self.code = _read(fd, MAC_SIZE, HEADER_SIZE + payload)
             if os.fstat(fd).st_size != size:
                 raise CacheRejected(CacheReason.BAD_LENGTH, "a file changed its size while it was read")
-            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
-            self.payload = (
-                memoryview(mmap.mmap(memory, payload, mmap.MAP_SHARED, mmap.PROT_READ)) if payload else memoryview(b"")
-            )
         except OSError as error:
             raise CacheRejected(CacheReason.IO_ERROR, f"a cache file cannot be read: {error.strerror}") from error
-        finally:
-            os.close(memory)
 
-    @staticmethod
-    def _fill(fd: int, memory: int, payload: int) -> bytes:
-        """Read the payload into the memory and hash it there, each byte once."""
-        if not payload:
-            return digest_of(b"")
-        writable = mmap.mmap(memory, payload)
-        view = memoryview(writable)
-        done = 0
 
-        def ready(end: int) -> None:
-            nonlocal done
-            while done < end:
-                got = os.preadv(fd, [view[done:end]], HEADER_SIZE + done)
-                if got <= 0:
-                    raise CacheRejected(CacheReason.BAD_LENGTH, "a file ended while it was read")
-                done += got
+def _copied(fd: int, payload: int) -> tuple[memoryview, bytes]:
+    """Read the payload into memory of this process alone, hash it there, each byte once, and make it read-only."""
+    if not payload:
+        return memoryview(b""), digest_of(b"")
+    memory = mmap.mmap(-1, payload, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)  # halves the time: a fault per 2 MiB instead of one per 4 KiB
+    view = memoryview(memory)
+    done = 0
 
-        digest = digest_of(view, ready)
-        view.release()
-        writable.close()  # a memory that is mapped for writing cannot be sealed
-        return digest
+    def ready(end: int) -> None:
+        nonlocal done
+        while done < end:
+            got = os.preadv(fd, [view[done:end]], HEADER_SIZE + done)
+            if got <= 0:
+                raise CacheRejected(CacheReason.BAD_LENGTH, "a file ended while it was read")
+            done += got
+
+    digest = digest_of(view, ready)
+    check(lib.nnb_make_read_only(ffi.from_buffer("char[]", view), payload), "cannot seal the copy of a cache file")
+    return view.toreadonly(), digest
 
 
 def _read(fd: int, count: int, offset: int) -> bytes:

@@ -43,7 +43,6 @@ BUDGET: tuple[_Promise, ...] = (
     *(_Promise(f"(h) {n}: state in the device at most 1.05 of a pool", f"state-domain-{n}", f"state-pingpong-{n}", 1.05)
       for n in _STATES),
     _Promise("(j) a hit: at most 2 times reading and hashing its bytes", "cache-hit", "cache-floor", 2.0),
-    _Promise("(j) a hit: faster than compiling", "cache-compile", "cache-hit", 1.0, True),
     _Promise("(i) a first run with a memory costs more than a second", "slot-first", "slot-later", 1.0, True),
 )  # fmt: skip
 

@@ -20,7 +20,6 @@ __all__ = ["CACHE_CASES"]
 _REFERENCE = "nnburst-reference"
 _WIDTH, _LAYERS = 1600, 2
 _WEIGHTS = _WIDTH * _WIDTH * _LAYERS
-_TOKEN = bytes(32)
 
 
 def _model() -> Model:
@@ -55,19 +54,20 @@ def _open(what: str, bench: Bench) -> Iterator[Subject]:
         os.open(os.path.join(bench.directory, f"{what}.{kind}"), os.O_RDWR | os.O_CREAT, 0o600)
         for kind in ("model", "data")
     ]  # fmt: skip
+    token = hashlib.sha256(what.encode()).digest()  # the rows share the trust store of the user
     with ExitStack() as stack:
         for fd in fds:
             stack.callback(os.close, fd)
         with _own_state(bench.directory):
             service = stack.enter_context(launch(devices=[_REFERENCE]))
             device = service.device(_REFERENCE)
-            prepared = device.prepare_model(model, model_cache=fds[:1], data_cache=fds[1:], token=_TOKEN)
+            prepared = device.prepare_model(model, model_cache=fds[:1], data_cache=fds[1:], token=token)
         if prepared.cache_result is None or not prepared.cache_result.saved:
             raise RuntimeError(f"the model was not saved: {prepared.cache_result}")
         prepared.close()
 
         def restore() -> None:
-            device.prepare_model_from_cache(fds[:1], fds[1:], _TOKEN).close()
+            device.prepare_model_from_cache(fds[:1], fds[1:], token).close()
 
         def floor() -> None:
             for fd in fds:
