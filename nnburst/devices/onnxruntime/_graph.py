@@ -139,7 +139,7 @@ def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSett
 
     Args:
         data: The model file.
-        files: Contents of its external files, by name. Kept: tensors in them are used where they are.
+        files: Contents of its external files, by name.
         settings: How.
 
     Raises:
@@ -151,7 +151,7 @@ def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSett
     options = settings.options()  # by now the libraries are loaded, which is no part of compiling
     started = time.perf_counter()
     session = build_session(data, files, options)
-    return Graph(session, files, time.perf_counter() - started)
+    return Graph(session, seconds=time.perf_counter() - started)  # ONNX Runtime has copied what it needs of the files
 
 
 def build_session(data: bytes, files: Mapping[str, Bytes], options: Any) -> Any:
@@ -221,7 +221,7 @@ def _external_bytes(tensor: Any, location: str, files: Mapping[str, Bytes]) -> B
 
 
 def _as_ort_value(tensor: Any, raw: Bytes) -> Any:
-    """Wrap a tensor's bytes without copying them; None for types that this cannot be done for."""
+    """Wrap a tensor's bytes; None for types that this cannot be done for."""
     try:
         row = element_type(int(tensor.data_type), "")
     except GeneralFailure:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ _GAIN = 0.8
 """A graph is kept if loading it takes at most this part of the time that compiling took."""
 _HIT_SECONDS = 0.005
 """What a hit costs beside hashing and loading: opening files, copying them, asking the trust store, counting."""
+_WEIGHTS = "weights.bin"
 _MATRIX_OPERATORS = {"Gemm", "MatMul"}
 _MUCH = 64 << 20
 
@@ -62,6 +63,7 @@ class _Packed(msgspec.Struct, frozen=True):
     graph: bytes
     tensors: tuple[_Tensor, ...]
     data_size: int
+    file_size: int
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -101,6 +103,11 @@ def pays(proto: Any) -> bool:
     return matrices < _MUCH or 2 * matrices < sum(sizes.values())
 
 
+def _memory_directory() -> str | None:
+    """Where temporary files are in memory; None for wherever they usually are."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+
+
 def _is_shape(tensor: Any) -> bool:
     return tensor.data_type == onnx().TensorProto.INT64 and len(tensor.dims) == 1 and not tensor.external_data
 
@@ -134,9 +141,8 @@ def pack(
     if compile_seconds is not None and not pays(proto):
         raise CacheRejected(CacheReason.NOT_WORTH_IT, "most weights are large matrices, which are slow to load, too")
     del proto
-    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="nnburst-pack-", dir=shared) as directory:
-        graph, tensors, blob, again = _optimised(data, files, settings, Path(directory))
+    with tempfile.TemporaryDirectory(prefix="nnburst-pack-", dir=_memory_directory()) as directory:
+        graph, tensors, blob, file_size, again = _optimised(data, files, settings, Path(directory))
     packed = _Packed(
         version=FORMAT,
         main=model.main,
@@ -146,6 +152,7 @@ def pack(
         graph=graph,
         tensors=tensors,
         data_size=blob.nbytes,
+        file_size=file_size,
     )
     encoded = _encoder.encode(packed)
     started = time.perf_counter()
@@ -165,15 +172,16 @@ def pack(
 
 def _optimised(
     data: bytes, files: Mapping[str, Bytes], settings: SessionSettings, directory: Path
-) -> tuple[bytes, tuple[_Tensor, ...], Bytes, float]:
+) -> tuple[bytes, tuple[_Tensor, ...], Bytes, int, float]:
     """Have ONNX Runtime write the graph that it made of a model, and take its large tensors out.
 
     Returns:
-        The graph, the table, the tensors, and the seconds that compiling took this time.
+        The graph, the table, the tensors, the size of the file that the graph believes them to be in, and the seconds
+        that compiling took this time.
     """
     options = settings.options()
     options.optimized_model_filepath = str(directory / "graph.onnx")
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(_SMALLEST))
     started = time.perf_counter()
     session = build_session(data, files, options)
@@ -181,14 +189,14 @@ def _optimised(
     names = {argument.name for argument in session.get_inputs()}
     del session
     proto = parse((directory / "graph.onnx").read_bytes())
-    weights = directory / "weights.bin"
+    weights = directory / _WEIGHTS
     raw: Bytes = np.fromfile(weights, np.uint8) if weights.exists() else np.zeros(0, np.uint8)
     # Inputs whose initializers were folded away are still there; nobody can give them any more.
     inputs = [value for value in proto.graph.input if value.name in names]
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
     proto.ir_version = max(proto.ir_version, 4)  # from then on an initializer needs not be an input
-    return *_take_apart(proto, raw), seconds
+    return *_take_apart(proto, raw), raw.nbytes, seconds
 
 
 def _take_apart(proto: Any, raw: Bytes) -> tuple[bytes, tuple[_Tensor, ...], Bytes]:
@@ -213,8 +221,9 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[bytes, tuple[_Tensor, ...], Byt
         stored = 0 if fill else piece.nbytes
         tensors.append(_Tensor(tensor.name, row.number, tuple(tensor.dims), end, stored, fill))
         if stored:
-            pieces += [piece, np.zeros(_padded(stored) - stored, np.uint8)]
-            end += _padded(stored)
+            padding = -stored % _ALIGNMENT
+            pieces += [piece, np.zeros(padding, np.uint8)]
+            end += stored + padding
     return proto.SerializeToString(), tuple(tensors), np.concatenate(pieces) if pieces else np.zeros(1, np.uint8)
 
 
@@ -270,33 +279,22 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings) 
         GeneralFailure: ONNX Runtime refuses the graph.
     """
     packed, raw = contents.packed, np.frombuffer(data, np.uint8)
-    arrays = _arrays(packed.tensors, raw)
     options = settings.options()
     options.graph_optimization_level = onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
-    if arrays:
-        wrap = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
-        values = [wrap(arrays[tensor.name], tensor.element) for tensor in packed.tensors]
-        options.add_external_initializers(list(arrays), values)
-    return Graph(open_session(packed.graph, options), arrays)
+    wrap = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
+    values = [wrap(_array(tensor, raw), tensor.element) for tensor in packed.tensors]
+    for tensor, value in zip(packed.tensors, values, strict=True):
+        options.add_initializer(tensor.name, value)  # used where it lies, and instead of what the graph says
+    with tempfile.TemporaryDirectory(prefix="nnburst-load-", dir=_memory_directory()) as directory:
+        # The graph says that they are in a file, which must exist and be large enough. Nobody reads it: it is holes.
+        with open(os.path.join(directory, _WEIGHTS), "wb") as file:
+            file.truncate(max(packed.file_size, 1))
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", directory)
+        return Graph(open_session(packed.graph, options), values)
 
 
-def _arrays(tensors: Sequence[_Tensor], raw: Bytes) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the tensors by name: views of the data, or of one block for all that consist of one number each."""
-    block = np.empty(sum(_padded(_nbytes(tensor.shape, tensor.element)) for tensor in tensors if tensor.fill), np.uint8)
-    out: dict[str, np.ndarray[Any, Any]] = {}
-    end = 0
-    for tensor in tensors:
-        dtype = element_type(tensor.element, tensor.name).dtype
-        if tensor.fill:
-            nbytes = _nbytes(tensor.shape, tensor.element)
-            array = block[end : end + nbytes].view(dtype)
-            array[...] = np.frombuffer(tensor.fill, dtype)[0]
-            end += _padded(nbytes)
-        else:
-            array = raw[tensor.offset : tensor.offset + tensor.length].view(dtype)
-        out[tensor.name] = array.reshape(tensor.shape)
-    return out
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+def _array(tensor: _Tensor, raw: Bytes) -> np.ndarray[Any, Any]:
+    dtype = element_type(tensor.element, tensor.name).dtype
+    if tensor.fill:
+        return np.full(tensor.shape, np.frombuffer(tensor.fill, dtype)[0], dtype)
+    return raw[tensor.offset : tensor.offset + tensor.length].view(dtype).reshape(tensor.shape)
