@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from ._blob_cache import BlobCache, Capacity, Policy, Select
+from ._blob_file import BlobFileError
 from ._device_cache import DeviceCache, SaveResult, VerifiedEntry, check_entry
 from ._directory import Cache, Limits, Opened, Staged, default_cache_directory
 from ._eviction import Pruned, prune
 from ._index import EntryInfo
 from ._keys import default_state_directory
+from ._nncache import NNCache
 from ._reasons import CacheReason, CacheRejected
 from ._token import (
     PRIORITY_CODE,
@@ -23,15 +26,21 @@ from ._trust_store import TrustStore
 __all__ = [
     "PRIORITY_CODE",
     "TOKEN_SIZE",
+    "BlobCache",
+    "BlobFileError",
     "Cache",
     "CacheReason",
     "CacheRejected",
+    "Capacity",
     "DeviceCache",
     "EntryInfo",
     "Limits",
+    "NNCache",
     "Opened",
+    "Policy",
     "Pruned",
     "SaveResult",
+    "Select",
     "Staged",
     "TrustStore",
     "VerifiedEntry",

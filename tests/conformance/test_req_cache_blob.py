@@ -1,0 +1,469 @@
+"""REQ-CACHE 101 … 136: the blob cache, for all policies, and the defects E1 … E12 that it lacks (`caching.md` §5)."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnburst.cache import BlobCache, BlobFileError, Capacity, NNCache, Policy, Select, _nncache
+
+MAX_KEY, MAX_VALUE, MAX_TOTAL = 6, 8, 13
+POLICIES = [Policy(*pair) for pair in itertools.product(Select, Capacity)]
+
+
+@pytest.fixture(params=POLICIES, ids=lambda p: f"{p.select.value}-{p.capacity.value}")
+def policy(request: pytest.FixtureRequest) -> Policy:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def cache(policy: Policy) -> BlobCache:
+    return BlobCache(MAX_KEY, MAX_VALUE, MAX_TOTAL, policy, seed=1)
+
+
+def value_of(cache: BlobCache, key: bytes) -> bytes | None:
+    out = bytearray(cache.get(key))
+    return bytes(out) if cache.get(key, out) else None
+
+
+def fill(cache: BlobCache, count: int = MAX_TOTAL // 2) -> None:
+    for i in range(count):
+        cache.set(bytes([i]), bytes([i]))
+
+
+def test_REQ_CACHE_101_one_value(cache: BlobCache) -> None:
+    out = bytearray(b"\xee" * 4)
+    cache.set(b"abcd", b"efgh")
+    assert cache.get(b"abcd", out) == 4
+    assert out == b"efgh"
+
+
+def test_REQ_CACHE_102_103_two_values(cache: BlobCache) -> None:
+    cache.set(b"ab", b"cd")
+    cache.set(b"ef", b"gh")
+    assert (value_of(cache, b"ab"), value_of(cache, b"ef")) == (b"cd", b"gh")
+    assert cache.get_with(b"ab", bytearray) == (2, bytearray(b"cd"))
+    assert cache.get_with(b"ef", bytearray) == (2, bytearray(b"gh"))
+
+
+def test_REQ_CACHE_104_105_only_inside_a_buffer_that_is_large_enough(cache: BlobCache) -> None:
+    cache.set(b"abcd", b"efgh")
+    whole = bytearray(b"\xee" * 6)
+    assert cache.get(b"abcd", memoryview(whole)[1:5]) == 4
+    assert whole == b"\xeeefgh\xee"
+    small = bytearray(b"\xee" * 3)
+    assert cache.get(b"abcd", small) == 4
+    assert small == b"\xee" * 3
+
+
+def test_REQ_CACHE_106_allocator_that_fails(cache: BlobCache) -> None:
+    cache.set(b"abcd", b"efgh")
+    assert cache.get_with(b"abcd", lambda size: None) == (4, None)
+
+
+def test_REQ_CACHE_107_size_alone(cache: BlobCache) -> None:
+    cache.set(b"abcd", b"efgh")
+    assert cache.get(b"abcd") == 4
+
+
+def test_REQ_CACHE_108_109_later_values(cache: BlobCache) -> None:
+    cache.set(b"ab", b"cdef")
+    cache.set(b"ab", b"xyzw")
+    assert value_of(cache, b"ab") == b"xyzw"
+    cache.set(b"ab", b"z" * (MAX_VALUE + 1))
+    assert value_of(cache, b"ab") == b"xyzw"
+
+
+def test_REQ_CACHE_110_111_112_what_is_too_large(cache: BlobCache) -> None:
+    called = []
+    for key, value in ((b"k" * 7, b"v"), (b"k", b"v" * 9), (b"k" * 6, b"v" * 8)):
+        cache.set(key, value)
+        out = bytearray(b"\xee")
+        assert cache.get(key, out) == 0
+        assert out == b"\xee"
+        assert cache.get_with(key, lambda size: called.append(size)) == (0, None)  # type: ignore[func-returns-value]
+    assert not called
+    assert len(cache) == 0
+
+
+@pytest.mark.parametrize(("key", "value"), [(6, 1), (1, 8), (6, 7), (1, 1)])
+def test_REQ_CACHE_113_to_116_extremes_that_fit(cache: BlobCache, key: int, value: int) -> None:
+    cache.set(b"k" * key, b"v" * value)
+    assert value_of(cache, b"k" * key) == b"v" * value
+
+
+def test_REQ_CACHE_117_total_is_kept(cache: BlobCache) -> None:
+    for i in range(256):
+        cache.set(bytes([i]), b"v")
+    assert sum(cache.get(bytes([i])) > 0 for i in range(256)) <= MAX_TOTAL // 2
+    assert cache.total <= MAX_TOTAL
+
+
+def test_REQ_CACHE_118_119_one_more_than_fits(cache: BlobCache, policy: Policy) -> None:
+    fill(cache)
+    cache.set(b"\x06", b"x")
+    if policy.capacity is Capacity.FIT:
+        assert len(cache) == 6
+    else:
+        assert len(cache) == 4
+        if policy.select is Select.LRU:
+            assert set(cache) == {bytes([i]) for i in (3, 4, 5, 6)}
+
+
+def test_REQ_CACHE_120_large_entry_when_full(cache: BlobCache, policy: Policy) -> None:
+    fill(cache)
+    cache.set(b"\x06", b"x" * MAX_VALUE)
+    if policy.capacity is Capacity.HALVE:
+        assert value_of(cache, b"\x06") is None
+        assert len(cache) == 3
+    else:
+        assert value_of(cache, b"\x06") == b"x" * MAX_VALUE
+        assert len(cache) == 3  # two of the small ones fit beside it
+
+
+def test_REQ_CACHE_121_allocator_is_not_asked_for_what_is_not_there(cache: BlobCache) -> None:
+    assert cache.get_with(b"ab", lambda size: pytest.fail("asked")) == (0, None)
+
+
+@pytest.mark.parametrize("capacity", Capacity)
+def test_REQ_CACHE_122_least_recently_used_goes(capacity: Capacity) -> None:
+    cache = BlobCache(MAX_KEY, MAX_VALUE, MAX_TOTAL, Policy(Select.LRU, capacity))
+    fill(cache)
+    order = [3, 1, 5, 0, 4, 2]
+    for i in order:
+        cache.get(bytes([i]), bytearray(1))
+        cache.get(bytes([3]))  # asking for a size is no use
+    cache.set(b"\x06", b"x")
+    left = [key[0] for key in cache]
+    assert left[-1] == 6
+    assert left[:-1] == order[len(order) - len(left) + 1 :]
+
+
+def flat(cache: BlobCache) -> bytearray:
+    out = bytearray(cache.flattened_size())
+    cache.flatten(out)
+    return out
+
+
+def test_REQ_CACHE_123_124_125_there_and_back(cache: BlobCache, policy: Policy) -> None:
+    fill(cache)
+    before = list(cache)
+    data = flat(cache)
+    assert list(cache) == before
+    other = BlobCache(MAX_KEY, MAX_VALUE, MAX_TOTAL, policy)
+    other.set(b"old", b"old")
+    other.unflatten(data)
+    assert list(other) == before
+    assert all(value_of(other, bytes([i])) == bytes([i]) for i in range(MAX_TOTAL // 2))
+
+
+def test_REQ_CACHE_126_E4_buffer_that_is_too_small(cache: BlobCache) -> None:
+    cache.set(b"abcd", b"efgh")
+    for size in (0, 10, cache.flattened_size() - 1):
+        out = bytearray(size)
+        with pytest.raises(BlobFileError):
+            cache.flatten(out)
+        assert out == bytes(size)
+
+
+def test_REQ_CACHE_127_bad_magic(cache: BlobCache) -> None:
+    cache.set(b"abcd", b"efgh")
+    data = flat(cache)
+    data[1] ^= 0xFF
+    with pytest.raises(BlobFileError):
+        cache.unflatten(data)
+    assert (len(cache), cache.total) == (0, 0)
+
+
+@pytest.mark.parametrize("at", [8, 12, 32], ids=["REQ_CACHE_128_version", "REQ_CACHE_129_device", "build"])
+def test_other_version_is_empty_and_no_error(cache: BlobCache, at: int) -> None:
+    cache.set(b"abcd", b"efgh")
+    data = flat(cache)
+    data[at] ^= 0xFF
+    cache.unflatten(data)
+    assert len(cache) == 0
+
+
+def test_REQ_CACHE_130_E1_E2_cut_off_anywhere(cache: BlobCache) -> None:
+    fill(cache)
+    data = flat(cache)
+    for size in range(len(data)):
+        with pytest.raises(BlobFileError):
+            cache.unflatten(data[:size])
+        assert (len(cache), cache.total) == (0, 0)
+        fill(cache, 8)  # a wrong total would evict from an empty list here
+        assert 0 < cache.total <= MAX_TOTAL
+
+
+def test_E3_order_of_use_survives() -> None:
+    cache = BlobCache(MAX_KEY, MAX_VALUE, MAX_TOTAL, Policy(Select.LRU, Capacity.FIT))
+    fill(cache)
+    cache.get(b"\x00", bytearray(1))
+    other = BlobCache(MAX_KEY, MAX_VALUE, MAX_TOTAL, Policy(Select.LRU, Capacity.FIT))
+    other.unflatten(flat(cache))
+    other.set(b"\x06", b"x")
+    assert b"\x00" in other
+    assert b"\x01" not in other
+
+
+def test_E5_every_byte_is_determined(cache: BlobCache) -> None:
+    fill(cache)
+    assert flat(cache) == flat(cache)
+    out = bytearray(b"\xee" * (cache.flattened_size() + 9))
+    cache.flatten(out)
+    assert out[cache.flattened_size() :] == b"\xee" * 9
+
+
+def test_E9_E10_every_changed_byte_is_noticed(cache: BlobCache) -> None:
+    fill(cache)
+    data = flat(cache)
+    for at in range(len(data)):
+        spoilt = bytearray(data)
+        spoilt[at] ^= 0x55
+        try:
+            cache.unflatten(spoilt)
+        except BlobFileError:
+            pass
+        assert len(cache) == 0
+
+
+def test_E11_key_makes_forgery_impossible(cache: BlobCache) -> None:
+    cache.set(b"abcd", b"efgh")
+    out = bytearray(cache.flattened_size())
+    cache.flatten(out, key=b"secret")
+    for key in (b"", b"another"):
+        with pytest.raises(BlobFileError):
+            cache.unflatten(out, key=key)
+    cache.unflatten(out, key=b"secret")
+    assert value_of(cache, b"abcd") == b"efgh"
+
+
+def test_E12_get_at_exactly_the_size(cache: BlobCache) -> None:
+    cache.set(b"abcd", b"efgh")
+    out = bytearray(4)
+    assert cache.get(b"abcd", out) == 4
+    assert out == b"efgh"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.binary(max_size=7), st.binary(max_size=9), st.booleans()), max_size=60))
+def test_lru_fit_against_a_model(steps: list[tuple[bytes, bytes, bool]]) -> None:
+    cache = BlobCache(MAX_KEY, MAX_VALUE, MAX_TOTAL, Policy(Select.LRU, Capacity.FIT))
+    model: dict[bytes, bytes] = {}
+    for key, value, is_get in steps:
+        if is_get:
+            found = value_of(cache, key)
+            assert found == model.get(key)
+            if key in model:
+                model[key] = model.pop(key)
+            continue
+        cache.set(key, value)
+        small = 0 < len(key) <= MAX_KEY and 0 < len(value) <= MAX_VALUE and len(key) + len(value) <= MAX_TOTAL
+        if small:
+            need = len(key) + len(value)
+            while sum(len(k) + len(v) for k, v in model.items() if k != key) + need > MAX_TOTAL:
+                model.pop(next(iter(model)))
+            model.pop(key, None)
+            model[key] = value
+        assert list(cache) == list(model)
+        assert cache.total == sum(len(k) + len(v) for k, v in model.items())
+
+
+# ---- NNCache --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(policy: Policy) -> Iterator[NNCache]:
+    cache = NNCache()
+    cache.initialize(MAX_KEY, MAX_VALUE, MAX_TOTAL, policy)
+    yield cache
+    cache.terminate()
+
+
+def test_REQ_CACHE_131_uninitialised_cache_misses() -> None:
+    cache, out = NNCache(), bytearray(b"\xee" * 4)
+    cache.set_blob(b"abcd", b"efgh")
+    assert cache.get_blob(b"abcd", out) == 0
+    assert out == b"\xee" * 4
+    assert cache.get_blob_with(b"abcd", lambda size: pytest.fail("asked")) == (0, None)
+
+
+def test_REQ_CACHE_132_initialised_cache_hits(shared: NNCache) -> None:
+    out = bytearray(4)
+    shared.set_blob(b"abcd", b"efgh")
+    assert shared.get_blob(b"abcd", out) == 4
+    assert out == b"efgh"
+
+
+def test_REQ_CACHE_133_terminated_cache_misses(shared: NNCache) -> None:
+    shared.set_blob(b"abcd", b"efgh")
+    shared.terminate()
+    assert shared.get_blob(b"abcd") == 0
+    shared.set_blob(b"abcd", b"efgh")
+    assert shared.get_blob(b"abcd") == 0
+
+
+def test_REQ_CACHE_134_policy_reaches_the_cache(shared: NNCache, policy: Policy) -> None:
+    for i in range(6):
+        shared.set_blob(bytes([i]), bytes([i]))
+    shared.set_blob(b"\x06", b"x" * MAX_VALUE)
+    assert (shared.get_blob(b"\x06") > 0) == (policy.capacity is not Capacity.HALVE)
+
+
+def test_REQ_CACHE_135_136_values_are_back_after_a_new_start(tmp_path: Path, policy: Policy) -> None:
+    name = tmp_path / "blobs"
+    cache = NNCache()
+    cache.set_cache_filename(name)
+    cache.initialize(MAX_KEY, MAX_VALUE, 100, policy)
+    cache.set_blob(b"abcd", b"efgh")
+    cache.set_blob(b"k" * 6, b"v" * 8)
+    cache.initialize(1, 1, 2, policy)  # without terminate: the old limits stay
+    cache.terminate()
+    assert name.stat().st_mode & 0o777 == 0o600
+    cache.initialize(4, 4, 100, policy)
+    assert cache.get_blob_with(b"abcd", bytearray) == (4, bytearray(b"efgh"))
+    out = bytearray(4)
+    assert cache.get_blob(b"abcd", out) == 4
+    cache.terminate()
+    cache.initialize(MAX_KEY, MAX_VALUE, 100, policy)
+    assert cache.get_blob(b"k" * 6) == 8  # nothing was stored meanwhile, so the file is as it was
+    cache.terminate()
+
+
+def test_saved_by_itself_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_nncache, "_SECONDS", 0.05)
+    cache = NNCache()
+    cache.set_cache_filename(tmp_path / "blobs")
+    cache.initialize(MAX_KEY, MAX_VALUE, 100)
+    cache.set_blob(b"abcd", b"efgh")
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "blobs").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    other = NNCache()
+    other.set_cache_filename(tmp_path / "blobs")
+    other.initialize(MAX_KEY, MAX_VALUE, 100)
+    assert other.get_blob(b"abcd") == 4
+    other.terminate()
+    cache.terminate()
+
+
+@pytest.mark.parametrize("what", ["garbage", "cut off", "empty", "huge", "link", "directory", "fifo", "open to others"])
+def test_E6_E8_file_that_is_not_ours_is_no_error(tmp_path: Path, what: str) -> None:
+    name = tmp_path / "blobs"
+    cache = NNCache()
+    cache.set_cache_filename(name)
+    cache.initialize(MAX_KEY, MAX_VALUE, 100)
+    cache.set_blob(b"abcd", b"efgh")
+    cache.terminate()
+    good = name.read_bytes()
+    name.unlink()
+    {
+        "garbage": lambda: name.write_bytes(random.Random(1).randbytes(500)),
+        "cut off": lambda: name.write_bytes(good[:-1]),
+        "empty": lambda: name.write_bytes(b""),
+        "huge": lambda: name.write_bytes(good + bytes(100_000)),
+        "link": lambda: (tmp_path / "real").write_bytes(good) and name.symlink_to(tmp_path / "real"),
+        "directory": lambda: name.mkdir(),
+        "fifo": lambda: os.mkfifo(name),
+        "open to others": lambda: (name.write_bytes(good), name.chmod(0o666)),
+    }[what]()
+    cache.initialize(MAX_KEY, MAX_VALUE, 100)
+    assert cache.get_blob(b"abcd") == 0
+    cache.set_blob(b"ab", b"cd")
+    assert cache.flush() == (what != "directory")
+    cache.terminate()
+
+
+def test_E7_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = tmp_path / "blobs"
+    cache = NNCache()
+    cache.set_cache_filename(name)
+    cache.initialize(MAX_KEY, MAX_VALUE, 100)
+    cache.set_blob(b"abcd", b"efgh")
+    assert cache.flush()
+    good = name.read_bytes()
+    for broken in ("write", "fsync", "replace"):
+        cache.set_blob(b"x", broken.encode())
+
+        def fail(*args: object, **options: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as m:
+            m.setattr(os, broken, fail)
+            assert not cache.flush()
+        assert name.read_bytes() == good
+        assert list(tmp_path.iterdir()) == [name]
+    assert cache.flush()  # what was not saved is saved later
+    assert name.read_bytes() != good
+    cache.terminate()
+
+
+def test_many_threads(tmp_path: Path) -> None:
+    cache = NNCache()
+    cache.set_cache_filename(tmp_path / "blobs")
+    cache.initialize(16, 64, 2000, Policy(Select.LRU, Capacity.FIT))
+    failures: list[BaseException] = []
+
+    def work(n: int) -> None:
+        try:
+            generator = random.Random(n)
+            for _ in range(300):
+                key = bytes([generator.randrange(20)])
+                cache.set_blob(key, key * generator.randrange(1, 60))
+                size, out = cache.get_blob_with(key, bytearray)
+                assert out is None or out == key * size
+                if generator.random() < 0.02:
+                    cache.flush()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    cache.terminate()
+
+
+def _save_often(name: str, n: int) -> None:
+    cache = NNCache()
+    cache.set_cache_filename(name)
+    cache.initialize(MAX_KEY, 64, 1000)
+    for i in range(60):
+        cache.set_blob(b"who", bytes([n]) * (1 + i % 60))
+        cache.flush()
+    cache.terminate()
+
+
+def test_two_processes_save_one_file(tmp_path: Path) -> None:
+    name = str(tmp_path / "blobs")
+    spawn = multiprocessing.get_context("spawn")
+    both = [spawn.Process(target=_save_often, args=(name, n)) for n in (1, 2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(60)
+        assert process.exitcode == 0
+    cache = NNCache()
+    cache.set_cache_filename(name)
+    cache.initialize(MAX_KEY, 64, 1000)
+    size, out = cache.get_blob_with(b"who", bytearray)
+    assert size > 0
+    assert out in (b"\x01" * size, b"\x02" * size)
+    cache.terminate()
+    assert [path.name for path in tmp_path.iterdir()] == ["blobs"]
+
+
+def test_one_for_the_process() -> None:
+    assert NNCache.get() is NNCache.get()
