@@ -350,9 +350,7 @@ def _view(tensor: Tensor, argument: RequestArgument, request: Request) -> Array:
         raise InvalidArgument(f"input {tensor.name!r} has dimensions {list(dims)}; give all of them")
     if argument.location.length < nbytes:
         raise InvalidArgument(f"input {tensor.name!r} has {argument.location.length} bytes; it needs {nbytes}")
-    view = _pool(request, argument).array(tensor.element, dims, argument.location.offset)[...]
-    view.flags.writeable = False
-    return view
+    return _pool(request, argument).array(tensor.element, dims, argument.location.offset)  # inputs are read-only
 
 
 def _pool(request: Request, argument: RequestArgument) -> MemoryLike:

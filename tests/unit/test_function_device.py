@@ -93,6 +93,8 @@ def test_sizes_that_are_open_follow_the_arrays(service: nnburst.Service) -> None
             x = np.ones((rows, 4))
             assert session.run(None, {"x": x})[0].tolist() == [4.0] * rows
         assert session.run(None, {"x": np.zeros((0, 0))})[0].shape == (0,)
+        with pytest.raises(InvalidArgument, match="would be empty"):  # nothing can say that there are four columns
+            session.run(None, {"x": np.zeros((0, 4))})
         with session.bind(shapes={"x": (5000, 4)}) as bound:
             bound.inputs["x"][:] = 1
             with pytest.raises(OutputInsufficientSize) as caught:
@@ -146,6 +148,20 @@ def test_model_that_is_not_as_imported_is_refused(service: nnburst.Service) -> N
     assert device.get_supported_operations(model) == (True,)
     for other in (b"sums", b"os.system", b"\xff"):
         changed = replace(model, operand_values=other.ljust(3)[:3])
+        assert device.get_supported_operations(changed) == (False,)
+        with pytest.raises(GeneralFailure, match="CALL"):
+            device.prepare_model(changed)
+
+
+def test_model_with_other_operands_than_declared_is_refused(service: nnburst.Service) -> None:
+    from dataclasses import replace
+
+    device = service.device("nnburst-function")
+    model = device.import_model("name:add").model
+    for index, change in ((1, {"dimensions": (2, 4)}), (2, {"type": 4}), (3, {"dimensions": (0, 3)})):
+        operands = list(model.main.operands)
+        operands[index] = replace(operands[index], **change)  # type: ignore[arg-type]
+        changed = replace(model, main=replace(model.main, operands=tuple(operands)))
         assert device.get_supported_operations(changed) == (False,)
         with pytest.raises(GeneralFailure, match="CALL"):
             device.prepare_model(changed)
