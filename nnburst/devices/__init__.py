@@ -7,6 +7,7 @@ from ._caching import DeviceCacheHome, build_epoch
 from ._common import check_preparation
 from ._interfaces import Buffer, CacheOptions, Device, PreparedModel
 from ._registry import create_device, device_names
+from ._resilient import ResilientDevice, check_device
 from .noop import NoopDevice, NoopPreparedModel
 from .reference import ReferenceDevice, ReferencePreparedModel
 
@@ -21,9 +22,11 @@ __all__ = [
     "PreparedModel",
     "ReferenceDevice",
     "ReferencePreparedModel",
+    "ResilientDevice",
     "allocate_buffer",
     "bind_buffers",
     "build_epoch",
+    "check_device",
     "check_preparation",
     "create_device",
     "device_names",

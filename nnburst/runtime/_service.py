@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..devices import Device, create_device
+from ..devices import Device, ResilientDevice, create_device
 from ..errors import BadState, DeviceUnavailable
 
 if TYPE_CHECKING:
@@ -126,12 +128,51 @@ class Service:
         return f"<Service {self._what}, pid {self.pid}, {state}>"
 
 
-def launch(*, devices: Sequence[str] = DEFAULT_DEVICES, timeout: float = 60.0) -> Service:
+class _Restarting:
+    """A service child that is started again when somebody needs it after it has died."""
+
+    def __init__(self, start: Callable[[], _Backend]) -> None:
+        self._start = start
+        self._lock = threading.Lock()
+        self._backend = start()
+        self._closed = False
+        self._given: dict[int, _Backend] = {}
+        count = len(self._backend.devices)
+        self.devices: tuple[Device, ...] = tuple(ResilientDevice(partial(self._device, i)) for i in range(count))
+
+    def _device(self, index: int) -> Device:
+        with self._lock:
+            # Who comes again for the same process has found it dead, perhaps before anybody else noticed.
+            if self._given.get(index) is self._backend and not self._closed:
+                dead, self._backend = self._backend, self._start()
+                dead.close()
+            self._given[index] = self._backend
+            return self._backend.devices[index]
+
+    @property
+    def pid(self) -> int:
+        return self._backend.pid
+
+    @property
+    def alive(self) -> bool:
+        return not self._closed
+
+    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
+        return self._backend.link_to_death(on_death)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._backend.close()
+
+
+def launch(*, devices: Sequence[str] = DEFAULT_DEVICES, timeout: float = 60.0, restart: bool = False) -> Service:
     """Start a service process that belongs to this one and ends with it.
 
     Args:
         devices: Names of the devices that it offers, in order of preference.
         timeout: Seconds that it may take to start.
+        restart: Start it again when it is needed after it has died: sessions that were open stay dead, new ones work.
 
     Raises:
         DeviceUnavailable: The process could not serve; the message carries what it printed.
@@ -139,7 +180,10 @@ def launch(*, devices: Sequence[str] = DEFAULT_DEVICES, timeout: float = 60.0) -
     """
     from ..service import start_child  # a program that stays in process needs no process boundary
 
-    return Service(start_child(devices, timeout=timeout), "child")
+    def start() -> _Backend:
+        return start_child(devices, timeout=timeout)
+
+    return Service(_Restarting(start) if restart else start(), "child")
 
 
 def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..cache import TOKEN_SIZE, CacheRejected, SaveResult
-from ..devices import Buffer, CacheOptions, Device
+from ..devices import Buffer, CacheOptions, Device, check_device
 from ..errors import (
     BadState,
     DeviceUnavailable,
     ErrorStatus,
     GeneralFailure,
     InvalidArgument,
+    NNBurstError,
 )
 from ..memory import Memory, check_pools
 from ..model import NO_TIMING, BufferDesc
@@ -93,7 +94,7 @@ class ServiceHost:
     """
 
     def __init__(self, devices: Sequence[Device], *, quotas: Quotas | None = None, workers: int = 8) -> None:
-        self.devices = tuple(devices)
+        self.devices = tuple(filter(_is_usable, devices))
         self.quotas = quotas or Quotas()
         self._workers = workers
         self._lock = threading.Lock()
@@ -434,6 +435,16 @@ class HostedConnection:
         if number >= len(self._host.devices):
             raise DeviceUnavailable(f"there is no device {number}: this service has {len(self._host.devices)}")
         return self._host.devices[number]
+
+
+def _is_usable(device: Device) -> bool:
+    """Whether a device may be offered; one that is not is left out, the others are not affected."""
+    try:
+        check_device(device)
+    except NNBurstError as error:
+        _log.warning("a device is not offered: %s", error)
+        return False
+    return True
 
 
 def _check_token(token: bytes) -> None:

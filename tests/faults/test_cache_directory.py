@@ -71,7 +71,7 @@ def test_THR_22_killed_at_a_step_of_a_publication(tmp_path: Path, step: str) -> 
     assert second == ["HIT/HIT/-"]
 
 
-def test_two_processes_race_for_one_token(tmp_path: Path) -> None:
+def test_THR_27_two_processes_race_for_one_token(tmp_path: Path) -> None:
     """100 rounds each of compile or restore and, half of the time, remove: every result is right."""
     both = [worker(tmp_path / "c", rounds=100) for _ in range(2)]
     found = [outcomes(process) for process in both]

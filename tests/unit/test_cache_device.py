@@ -51,7 +51,7 @@ def test_empty_payloads_and_payloads_of_many_chunks(tmp_path: Path) -> None:
     rig.close()
 
 
-def test_offsets_and_old_contents_of_files_do_not_matter(rig: Rig) -> None:
+def test_THR_18_offsets_and_old_contents_of_files_do_not_matter(rig: Rig) -> None:
     for kind, i in (("model", 0), ("model", 1), ("data", 0)):
         rig.path(kind, i).write_bytes(b"z" * 50_000)
     with rig.files() as fds:

@@ -1,0 +1,245 @@
+"""A device whose process may die: it is connected again, once, and only if it is still the same device.
+
+The facts sheet `caching.md` §1.6 describes the rule: after a reconnection name, version, type, extensions,
+capabilities and cache files are compared with what they were. A device that changed is invalid for whoever holds it,
+because tokens, models and decisions of the caller were made for the other one; a new object has to be made.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ..errors import BadState, DeadObject, GeneralFailure, NNBurstError
+from ..memory import Memory
+from ..model import (
+    BufferDesc,
+    BufferRole,
+    Capabilities,
+    DeviceStatus,
+    DeviceType,
+    ExecutionPreference,
+    Extension,
+    ImportedModel,
+    Model,
+    Priority,
+)
+from ._interfaces import Buffer, CacheOptions, Device, PreparedModel
+
+__all__ = ["ResilientDevice", "check_device"]
+
+_MOST_FILES = 32
+_T = TypeVar("_T")
+
+
+def check_device(device: Device) -> None:
+    """Check what a device says of itself before it is offered to anybody.
+
+    Raises:
+        GeneralFailure: The counts of its cache files are out of range, or it cannot tell them.
+        DeadObject: Its process has ended.
+    """
+    try:
+        counts = device.get_number_of_cache_files_needed()
+    except DeadObject:
+        raise
+    except Exception as error:
+        raise GeneralFailure(f"{device.name} cannot tell how many cache files it needs: {error}") from error
+    if not all(isinstance(count, int) and 0 <= count <= _MOST_FILES for count in counts) or len(counts) != 2:
+        raise GeneralFailure(f"{device.name} wants {counts} cache files; 0 to {_MOST_FILES} of each kind are possible")
+
+
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    """What must not change. Read once; later questions are answered from here."""
+
+    name: str
+    version_string: str
+    type: DeviceType
+    capabilities: Capabilities
+    extensions: tuple[Extension, ...]
+    cache_files: tuple[int, int]
+    cache_epoch: bytes
+
+    @classmethod
+    def of(cls, device: Device) -> _Metadata:
+        check_device(device)
+        return cls(
+            device.name,
+            device.version_string,
+            device.type,
+            device.capabilities,
+            device.get_supported_extensions(),
+            device.get_number_of_cache_files_needed(),
+            device.cache_epoch,
+        )
+
+
+class ResilientDevice(Device):
+    """Connects again when the device's process has died, and repeats the call that found out, once.
+
+    Prepared models and buffers of the dead process stay dead: only the device recovers. Thread safe.
+
+    Args:
+        connect: Returns the device; called again after each death.
+
+    Raises:
+        GeneralFailure: The device is not usable: see `check_device`.
+        NNBurstError: It cannot be connected.
+    """
+
+    def __init__(self, connect: Callable[[], Device]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._device: Device | None = connect()
+        self._metadata = _Metadata.of(self._device)
+        self._closed = False
+
+    # ---- recovery ------------------------------------------------------------------------------------------------
+
+    @property
+    def current(self) -> Device:
+        """The device that answers now.
+
+        Raises:
+            GeneralFailure: It came back as another one.
+            BadState: This object is closed.
+        """
+        if self._closed:
+            raise BadState("the device is closed")
+        device = self._device
+        if device is None:
+            raise GeneralFailure(f"{self.name} came back as another device; make a new object for it")
+        return device
+
+    def recover(self, failed: Device) -> Device:
+        """Replace a device whose process has died, unless somebody else already did.
+
+        Raises:
+            GeneralFailure: What was connected is another device; this object is invalid from now on.
+            NNBurstError: It cannot be connected.
+        """
+        with self._lock:
+            if self._device is failed:
+                replacement = self._connect()
+                if _Metadata.of(replacement) == self._metadata:
+                    self._device = replacement
+                else:
+                    self._device = None
+                    replacement.close()
+            return self.current
+
+    def _call(self, call: Callable[[Device], _T]) -> _T:
+        device = self.current
+        try:
+            return call(device)
+        except DeadObject as death:
+            try:
+                device = self.recover(device)
+            except GeneralFailure:
+                if self._device is None:
+                    raise
+                raise death from None
+            except NNBurstError:
+                raise death from None
+            return call(device)
+
+    # ---- what does not change ------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self._metadata.name
+
+    @property
+    def version_string(self) -> str:
+        return self._metadata.version_string
+
+    @property
+    def type(self) -> DeviceType:
+        return self._metadata.type
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._metadata.capabilities
+
+    @property
+    def cache_epoch(self) -> bytes:
+        return self._metadata.cache_epoch
+
+    def get_supported_extensions(self) -> tuple[Extension, ...]:
+        return self._metadata.extensions
+
+    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
+        return self._metadata.cache_files
+
+    # ---- what the device does ------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> DeviceStatus:
+        """OFFLINE while nobody has found out that the process is gone."""
+        return self.current.status
+
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        return self._call(lambda device: device.get_supported_operations(model))
+
+    def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
+        return self._call(lambda device: device.import_model(source, pools))
+
+    def prepare_model(
+        self,
+        model: Model,
+        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        priority: Priority = Priority.MEDIUM,
+        deadline_ns: int = 0,
+        model_cache: Sequence[int] = (),
+        data_cache: Sequence[int] = (),
+        token: bytes = b"",
+        cache: CacheOptions | None = None,
+    ) -> PreparedModel:
+        given = (model, preference, priority, deadline_ns)
+        if not model_cache and not data_cache:
+            return self._prepared(lambda device: device.prepare_model(*given))
+        return self._prepared(lambda device: device.prepare_model(*given, model_cache, data_cache, token, cache))
+
+    def prepare_model_from_cache(
+        self,
+        model_cache: Sequence[int],
+        data_cache: Sequence[int],
+        token: bytes,
+        deadline_ns: int = 0,
+        fingerprint: bytes = b"",
+    ) -> PreparedModel:
+        return self._prepared(
+            lambda device: device.prepare_model_from_cache(model_cache, data_cache, token, deadline_ns, fingerprint)
+        )
+
+    def _prepared(self, call: Callable[[Device], PreparedModel]) -> PreparedModel:
+        prepared = self._call(call)
+        if prepared is None:  # a device of somebody else's may answer so
+            raise GeneralFailure(f"{self.name} gave no prepared model")
+        return prepared
+
+    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
+        return self._call(lambda device: device.confirm_cache(token, generation))
+
+    def counters(self) -> Mapping[str, int]:
+        return self._call(lambda device: device.counters())
+
+    def allocate(
+        self,
+        desc: BufferDesc,
+        prepared_models: Sequence[PreparedModel],
+        input_roles: Sequence[BufferRole],
+        output_roles: Sequence[BufferRole],
+    ) -> Buffer:
+        """Not repeated after a death: the prepared models died, too."""
+        return self.current.allocate(desc, prepared_models, input_roles, output_roles)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            device, self._device = self._device, None
+        if device is not None:
+            device.close()

@@ -1,0 +1,369 @@
+"""REQ-CACHE 021, 041 … 048, 052 … 100: what a client makes of a device that errs, dies, or comes back changed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst.cache import CacheReason, CacheRejected
+from nnburst.devices import Device, PreparedModel, ResilientDevice, check_device
+from nnburst.devices.reference import ReferenceDevice
+from nnburst.errors import BadState, DeadObject, DeviceUnavailable, ErrorStatus, GeneralFailure, NNBurstError
+from nnburst.model import (
+    BufferDesc,
+    BufferRole,
+    Capabilities,
+    DeviceType,
+    Extension,
+    Model,
+    ModelBuilder,
+    OperandType,
+    OperationType,
+)
+from nnburst.service import ServiceHost
+
+TOKEN = bytes(32)
+
+
+def model() -> Model:
+    b = ModelBuilder()
+    b.output("y", b.add(OperationType.RELU, [b.input("x", OperandType.TENSOR_FLOAT32, (2,))]))
+    return b.build()
+
+
+class Fake(ReferenceDevice):
+    """Says and does what it is told; counts how often it is asked."""
+
+    def __init__(self, counts: Any = (1, 1), **metadata: Any) -> None:
+        super().__init__()
+        self.counts = counts
+        self.metadata = metadata
+        self.asked: list[str] = []
+        self.fails: NNBurstError | None = None
+        self.result: Any = "model"
+
+    def _did(self, what: str) -> None:
+        self.asked.append(what)
+        if self.fails is not None:
+            raise self.fails
+
+    @property
+    def name(self) -> str:
+        return getattr(self, "metadata", {}).get("name", "test-fake")
+
+    @property
+    def version_string(self) -> str:
+        return self.metadata.get("version", "1")  # type: ignore[no-any-return]
+
+    @property
+    def type(self) -> DeviceType:
+        return self.metadata.get("type", DeviceType.CPU)  # type: ignore[no-any-return]
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.metadata.get("capabilities", Capabilities())  # type: ignore[no-any-return]
+
+    @property
+    def cache_epoch(self) -> bytes:
+        return self.metadata.get("epoch", bytes(32))  # type: ignore[no-any-return]
+
+    def get_supported_extensions(self) -> tuple[Extension, ...]:
+        return self.metadata.get("extensions", ())  # type: ignore[no-any-return]
+
+    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
+        self.asked.append("counts")
+        if isinstance(self.counts, Exception):
+            raise self.counts
+        return self.counts  # type: ignore[no-any-return]
+
+    def prepare_model(self, model: Model, *args: Any, **options: Any) -> Any:
+        self._did("compile")
+        return super().prepare_model(model) if self.result == "model" else self.result
+
+    def prepare_model_from_cache(self, *args: Any) -> Any:
+        self._did("load")
+        return super().prepare_model(model()) if self.result == "model" else self.result
+
+
+# ---- registration ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [None, DeviceUnavailable("busy"), ValueError("odd")], ids=["NONE", "DU", "transport"])
+@pytest.mark.parametrize("counts", [(m, d) for m in (0, 1, 32, 33, -1) for d in (0, 1, 32, 33)])
+def test_REQ_CACHE_021_041_042_043_044_052_to_055_057_device_that_may_be_offered(counts: Any, error: Any) -> None:
+    """One that may not is left out; the others of the service are not affected."""
+    device, good = Fake(error or counts), Fake(name="test-good")
+    fine = error is None and all(0 <= count <= 32 for count in counts)
+    if fine:
+        check_device(device)
+        assert ResilientDevice(lambda: device).get_number_of_cache_files_needed() == counts
+    else:
+        with pytest.raises(GeneralFailure):
+            check_device(device)
+        with pytest.raises(GeneralFailure):
+            ResilientDevice(lambda: device)
+    host = ServiceHost([device, good])
+    assert host.devices == ((device, good) if fine else (good,))
+    host.close()
+
+
+def test_REQ_CACHE_056_device_that_is_dead_while_it_is_registered() -> None:
+    with pytest.raises(DeadObject):
+        ResilientDevice(lambda: Fake(DeadObject("gone")))
+
+
+def test_REQ_CACHE_047_048_058_080_metadata_are_asked_once() -> None:
+    """One version of the interface exists here; 045 and 046 are about older ones, which have no caching."""
+    device = Fake((32, 32))
+    resilient = ResilientDevice(lambda: device)
+    asked = len(device.asked)
+    for _ in range(3):
+        assert resilient.get_number_of_cache_files_needed() == (32, 32)
+        assert (resilient.name, resilient.version_string, resilient.type) == ("test-fake", "1", DeviceType.CPU)
+        assert resilient.capabilities == Capabilities()
+        assert resilient.get_supported_extensions() == ()
+    assert len(device.asked) == asked
+
+
+@pytest.mark.parametrize("devices", ["nnburst-noop", "nnburst-reference"])
+def test_REQ_CACHE_045_046_058_counts_come_with_the_list_of_devices(devices: str) -> None:
+    with nnburst.launch(devices=[devices]) as service:
+        expected = {"nnburst-noop": (0, 0), "nnburst-reference": (1, 1)}[devices]
+        assert service.devices[0].get_number_of_cache_files_needed() == expected
+        os.kill(service.pid, signal.SIGKILL)
+        assert service.devices[0].get_number_of_cache_files_needed() == expected  # nobody was asked again
+
+
+# ---- calls ----------------------------------------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[Device], PreparedModel]] = {
+    "REQ_CACHE_059_to_065_085_to_088_prepare_model": lambda device: device.prepare_model(model()),
+    "REQ_CACHE_066_to_072_081_to_084_from_cache": lambda device: device.prepare_model_from_cache([], [], TOKEN),
+    "REQ_CACHE_073_to_079_with_files": lambda device: device.prepare_model(
+        model(), model_cache=[0], data_cache=[0], token=TOKEN
+    ),
+}
+every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+
+
+@every_call
+def test_success_is_passed_on(call: Callable[[Device], PreparedModel]) -> None:
+    device = Fake()
+    assert call(ResilientDevice(lambda: device)) is not None
+    assert len([what for what in device.asked if what != "counts"]) == 1
+
+
+@every_call
+@pytest.mark.parametrize("error", [GeneralFailure("no"), DeviceUnavailable("busy"), CacheRejected(CacheReason.BAD_MAC)])
+def test_error_is_passed_on_without_connecting_again(call: Any, error: NNBurstError) -> None:
+    made: list[Fake] = []
+
+    def connect() -> Device:
+        made.append(Fake())
+        return made[-1]
+
+    resilient = ResilientDevice(connect)
+    made[0].fails = error
+    with pytest.raises(type(error)) as found:
+        call(resilient)
+    assert found.value is error
+    assert len(made) == 1
+
+
+@every_call
+def test_no_model_and_no_error_is_a_general_failure(call: Any) -> None:
+    device = Fake()
+    device.result = None
+    with pytest.raises(GeneralFailure):
+        call(ResilientDevice(lambda: device))
+
+
+@every_call
+def test_dead_and_cannot_be_connected_again(call: Any) -> None:
+    first, answers = Fake(), iter([True])
+
+    def connect() -> Device:
+        if next(answers, False):
+            return first
+        raise DeviceUnavailable("it does not start")
+
+    resilient = ResilientDevice(connect)
+    first.fails = DeadObject("gone")
+    with pytest.raises(DeadObject):
+        call(resilient)
+    first.fails = None
+    assert call(resilient) is not None  # nothing is broken for good
+
+
+@every_call
+def test_dead_and_connected_again(call: Any) -> None:
+    made: list[Fake] = []
+
+    def connect() -> Device:
+        made.append(Fake())
+        return made[-1]
+
+    resilient = ResilientDevice(connect)
+    made[0].fails = DeadObject("gone")
+    assert call(resilient) is not None
+    assert len(made) == 2
+    assert resilient.current is made[1]
+    made[1].fails = DeadObject("gone again")
+    made_before = len(made)
+    assert call(resilient) is not None
+    assert len(made) == made_before + 1
+
+
+@every_call
+def test_dead_again_at_the_second_attempt(call: Any) -> None:
+    def connect() -> Device:
+        device = Fake()
+        device.fails = DeadObject("gone")
+        return device
+
+    with pytest.raises(DeadObject):
+        call(ResilientDevice(connect))
+
+
+def test_REQ_CACHE_089_090_091_recovery() -> None:
+    made: list[Fake] = []
+    works = True
+
+    def connect() -> Device:
+        if not works:
+            raise DeviceUnavailable("no")
+        made.append(Fake())
+        return made[-1]
+
+    resilient = ResilientDevice(connect)
+    assert resilient.recover(made[0]) is made[1]
+    works = False
+    with pytest.raises(DeviceUnavailable):
+        resilient.recover(made[1])
+    works = True
+    second = resilient.recover(made[1])
+    assert resilient.recover(made[1]) is second  # somebody else had done it
+    assert len(made) == 3
+
+
+def test_REQ_CACHE_091_threads_that_find_out_together_connect_once() -> None:
+    made: list[Fake] = []
+    both = threading.Barrier(4)
+
+    class Dying(Fake):
+        def prepare_model(self, model: Model, *args: Any, **options: Any) -> Any:
+            if self is made[0]:
+                both.wait(30)
+                raise DeadObject("gone")
+            return super().prepare_model(model)
+
+    def connect() -> Device:
+        made.append(Dying())
+        return made[-1]
+
+    resilient, found = ResilientDevice(connect), []
+    threads = [threading.Thread(target=lambda: found.append(resilient.prepare_model(model()))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(found), len(made)) == (4, 2)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "REQ_CACHE_092_name": {"name": "test-other"},
+    "REQ_CACHE_093_version": {"version": "2"},
+    "REQ_CACHE_094_build": {"epoch": b"x" * 32},  # a feature level is one of many things that the build decides
+    "REQ_CACHE_095_type": {"type": DeviceType.GPU},
+    "REQ_CACHE_096_extensions": {"extensions": (Extension("org.example", ()),)},
+    "REQ_CACHE_097_capabilities": {"capabilities": ReferenceDevice().capabilities},
+    "counts": {"counts": (2, 1)},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_device_that_comes_back_changed_is_invalid(change: str) -> None:
+    options = iter([{}, CHANGES[change], {}])
+    made: list[Fake] = []
+
+    def connect() -> Device:
+        made.append(Fake(**next(options)))
+        return made[-1]
+
+    resilient = ResilientDevice(connect)
+    made[0].fails = DeadObject("gone")
+    for call in CALLS.values():  # REQ_CACHE_098, 099
+        with pytest.raises(GeneralFailure, match="another device"):
+            call(resilient)
+    with pytest.raises(GeneralFailure):  # REQ_CACHE_100
+        resilient.allocate(BufferDesc(), [], [BufferRole(0, 0)], [])
+    assert (resilient.name, resilient.version_string) == ("test-fake", "1")  # frozen
+    assert len(made) == 2
+    assert "compile" not in made[1].asked
+    resilient.close()
+    with pytest.raises(BadState):
+        resilient.prepare_model(model())
+
+
+# ---- real processes -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def restarting() -> Iterator[nnburst.Service]:
+    with nnburst.launch(devices=["nnburst-reference"], restart=True) as service:
+        yield service
+
+
+def test_REQ_CACHE_088_new_sessions_work_after_the_service_has_died(restarting: nnburst.Service) -> None:
+    x = {"x": np.array([-1, 2], np.float32)}
+    pids = set()
+    for _ in range(3):
+        with restarting.session(model()) as session:
+            assert session.run(None, x)[0].tolist() == [0, 2]
+            pids.add(restarting.pid)
+            os.kill(restarting.pid, signal.SIGKILL)
+            with pytest.raises(DeadObject):
+                session.run(None, x)
+    assert len(pids) == 3
+
+
+def test_REQ_CACHE_084_files_are_restored_by_the_next_process(
+    restarting: nnburst.Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    os.kill(restarting.pid, signal.SIGKILL)
+    device = restarting.devices[0]
+    fds = [os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2)]
+    prepared = device.prepare_model(model(), model_cache=fds[:1], data_cache=fds[1:], token=TOKEN)
+    assert prepared.cache_result is not None
+    assert prepared.cache_result.saved
+    os.kill(restarting.pid, signal.SIGKILL)
+    restored = device.prepare_model_from_cache(fds[:1], fds[1:], TOKEN)
+    assert device.counters()["loads"] == 1
+    restored.close()
+    prepared.close()
+    for fd in fds:
+        os.close(fd)
+
+
+def test_REQ_CACHE_064_065_071_072_service_that_dies_is_a_dead_object(tmp_path: Path) -> None:
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        os.kill(service.pid, signal.SIGKILL)
+        fds = [os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2)]
+        for call in (
+            lambda: service.devices[0].prepare_model(model()),
+            lambda: service.devices[0].prepare_model_from_cache(fds[:1], fds[1:], TOKEN),
+        ):
+            with pytest.raises(DeadObject) as error:
+                call()
+            assert error.value.status is ErrorStatus.DEAD_OBJECT
+        for fd in fds:
+            os.close(fd)
