@@ -20,10 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-REFUSED = re.compile(
-    r"holds strings|is a sequence|is a optional|is a map|is a value without a type|is a sparse tensor|"
-    r"only dense tensors of numbers"
-)
+REFUSED = re.compile(r"holds strings|has type '(sequence|optional|map)'")
 """What the device says of arguments that a burst does not carry."""
 
 

@@ -88,7 +88,7 @@ def described_by(argument: Any, kind: str) -> Argument:
     place = f"{kind} {argument.name!r}"
     text: str = argument.type
     if not text.startswith("tensor("):
-        raise GeneralFailure(f"{place} is a {text}; only dense tensors of numbers can be passed to a model")
+        raise GeneralFailure(f"{place} has type {text!r}; only dense tensors of numbers can be passed to a model")
     shape = tuple(size if isinstance(size, int) and size >= 0 else str(size) for size in argument.shape)
     return Argument(argument.name, element_type(text[len("tensor(") : -1], place), shape)
 

@@ -105,7 +105,7 @@ def _argument(value: Any, kind: str) -> Argument:
     what = value.type.WhichOneof("value")
     if what != "tensor_type":
         said = (what or "value without a type").removesuffix("_type").replace("_", " ")
-        raise GeneralFailure(f"{place} is a {said}; only dense tensors of numbers can be passed to a model")
+        raise GeneralFailure(f"{place} has type {said!r}; only dense tensors of numbers can be passed to a model")
     tensor = value.type.tensor_type
     return Argument(name, element_type(int(tensor.elem_type), place), _shape(tensor))
 
