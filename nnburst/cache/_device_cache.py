@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ._container import HEADER_SIZE, MAC_SIZE, Header, digest_of, overhead, seal, verify_mac
 from ._index import EntryInfo
 from ._reasons import CacheReason, CacheRejected
-from ._sealed_copy import SealedCopy, check_fd
+from ._sealed_copy import SealedCopy, check_fd, check_not_locked
 from ._token import entry_name
 from ._trust_store import FileRecord, Record, TrustStore
 
@@ -239,6 +239,8 @@ class DeviceCache:
         self._check(token, (model_fds, data_fds))
         if not self._store.knows(token, self._device):
             raise CacheRejected(CacheReason.NO_ROW, "nothing was saved under this token")
+        for fd in (*model_fds, *data_fds):
+            check_not_locked(fd)
         copies: list[SealedCopy] = []
         left = self._most
         for fd in (*model_fds, *data_fds):

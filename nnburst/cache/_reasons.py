@@ -14,6 +14,8 @@ class CacheReason(str, enum.Enum):
 
     HIT = "HIT"
     SAVED = "SAVED"
+    LATER = "LATER"
+    """The device writes the files after the first executions."""
     NO_INFO = "NO_INFO"
     """Nobody asked for caching."""
     UNSUPPORTED = "UNSUPPORTED"

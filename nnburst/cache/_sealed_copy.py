@@ -11,13 +11,16 @@ import fcntl
 import mmap
 import os
 import stat
+import struct
 
 from .._core import check, ffi, lib
 from ._container import HEADER_SIZE, MAC_SIZE, Header, digest_of
 from ._reasons import CacheReason, CacheRejected
 
-__all__ = ["SealedCopy", "check_fd"]
+__all__ = ["SealedCopy", "check_fd", "check_not_locked"]
 
+_LOCK = struct.Struct("hhqqi4x")
+"""``struct flock``: type, whence, start, length, pid."""
 _PATH_ONLY = getattr(os, "O_PATH", 0o10000000)
 
 
@@ -41,6 +44,20 @@ def check_fd(fd: int) -> os.stat_result:
     if seals & ~fcntl.F_SEAL_SEAL:
         raise CacheRejected(CacheReason.BAD_FD, "a cache file is sealed")
     return status
+
+
+def check_not_locked(fd: int) -> None:
+    """Find out whether a late save is writing to a file just now (facts sheet `caching.md` §4).
+
+    Raises:
+        CacheRejected: Reason BUSY.
+    """
+    try:
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError:
+        return  # what is wrong with the descriptor is said by `check_fd`
+    if _LOCK.unpack(found)[0] != fcntl.F_UNLCK:
+        raise CacheRejected(CacheReason.BUSY, "the entry is being written")
 
 
 class SealedCopy:

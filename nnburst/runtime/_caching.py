@@ -19,6 +19,7 @@ from ..cache import (
     CacheReason,
     CacheRejected,
     EntryInfo,
+    Staged,
     checked_token,
     device_token_v1,
     device_token_v2,
@@ -171,6 +172,9 @@ class DirectoryCache:
             result = prepared.cache_result
             if result is None or not result.saved:
                 reason = CacheReason.DECLINED if result is None else result.reason
+                if reason is CacheReason.LATER:
+                    self._publish_empty(staged, job)
+                    return prepared, reason
                 if reason in (CacheReason.DECLINED, CacheReason.TOO_BIG, CacheReason.NOT_WORTH_IT):
                     self._cache.index.decline(staged.entry, reason)
                 self._cache.give_up(reason)
@@ -193,6 +197,17 @@ class DirectoryCache:
                 return prepared, CacheReason.IO_ERROR
         self._cache.enforce_limits()
         return prepared, CacheReason.SAVED
+
+    def _publish_empty(self, staged: Staged, job: Job) -> None:
+        """Make files visible that the device has duplicates of and will fill: until then they are a cut-off save."""
+        generation = os.urandom(16)
+        info = EntryInfo(
+            staged.entry, generation.hex(), job.device.name, job.device.version_string,
+            job.device.cache_epoch.hex(), sum(job.counts), 0, int(time.time()),
+        )  # fmt: skip
+        with contextlib.suppress(OSError):
+            staged.publish(generation, info)
+            staged.finish()
 
     def note(self, reason: CacheReason, token: bytes, generation: str = "") -> None:
         if reason is CacheReason.DISABLED:

@@ -32,6 +32,13 @@ def test_recurrent_state_agrees_with_numpy() -> None:
     assert "the results agree" in done.stdout
 
 
+def test_cached_start_gives_the_same_answers_in_all_ways() -> None:
+    done = run("cached_start.py", "--width", "300", "--starts", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("HIT") >= 2
+    assert "all answers are the same" in done.stdout
+
+
 def test_camera_ring_gives_right_answers_for_every_frame_it_counts() -> None:
     done = run("camera_ring.py", "--frames", "60", "--fps", "300", "--slots", "3")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 
-from ...cache import checked_token
-from ...errors import GeneralFailure, MissedDeadline
+from ...cache import CacheReason, SaveResult, checked_token
+from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
 from ...memory import BufferTracker, check_pools
 from ...model import (
     BufferDesc,
@@ -24,19 +25,38 @@ from .._buffers import LocalBuffer, allocate_buffer
 from .._caching import DeviceCacheHome, build_epoch
 from .._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
 from .._interfaces import CacheOptions, Device, PreparedModel
+from .._late import LateSave
 from .kernels import KERNELS
 from .prepared import ReferencePreparedModel
 from .serial import FORMAT
+from .stages import LaterStage
 
 __all__ = ["ReferenceDevice"]
 
+_STAGES = {"ahead": 1, "jit": 1, "multistage": 3}
 _COUNTERS = ("validations", "lowerings", "transformations", "saves", "loads")
 
 
 class ReferenceDevice(Device):
-    """NNAPI operations in NumPy. Nothing is faster on purpose than it is right."""
+    """NNAPI operations in NumPy. Nothing is faster on purpose than it is right.
 
-    def __init__(self) -> None:
+    Args:
+        compilation: ``ahead``: everything is done when a model is prepared. ``jit``: weights are transformed with the
+            first execution, and cache files written after it. ``multistage``: cache files are written at once without
+            transformed weights, and again with them after some executions.
+        after: Executions after which the later stage begins; default 1 for ``jit``, 3 for ``multistage``.
+
+    Raises:
+        InvalidArgument: No such way to compile, or no such number.
+    """
+
+    def __init__(self, compilation: str = "ahead", after: str | int = "") -> None:
+        if compilation not in _STAGES:
+            raise InvalidArgument(f"compilation={compilation!r}; choose one of {', '.join(_STAGES)}")
+        if after and not (str(after).isdigit() and int(after) > 0):
+            raise InvalidArgument(f"after={after!r}; give the number of executions, 1 or more")
+        self._compilation = compilation
+        self._after = int(after or _STAGES[compilation])
         self._tracker = BufferTracker()
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self._counting = threading.Lock()
@@ -94,14 +114,20 @@ class ReferenceDevice(Device):
                     f"operation {position} ({operation_name(operation.type)}) is not built in {self.name};"
                     " ask get_supported_operations first"
                 )
-        prepared = ReferencePreparedModel.compile(model, self._tracker)
-        self._count(lowerings=1, transformations=prepared.transformations)
+        ahead = self._compilation == "ahead"
+        prepared = ReferencePreparedModel.compile(model, self._tracker, lower=ahead)
+        self._count(lowerings=int(ahead), transformations=prepared.transformations)
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
         if model_cache or data_cache:
             checked_token(token)
             options = cache or CacheOptions()
             seconds = time.perf_counter() - started
+            if not ahead:
+                self._save_later(prepared, LateSave(self._cache, token, options.fingerprint, model_cache, data_cache))
+            if self._compilation == "jit":
+                prepared.note_saved(SaveResult(False, CacheReason.LATER))
+                return prepared
             result = self._cache.save(
                 token,
                 prepared.packed,
@@ -109,11 +135,28 @@ class ReferenceDevice(Device):
                 data_cache,
                 fingerprint=options.fingerprint,
                 staged=options.staged,
-                worth_seconds=seconds if options.only_if_worth else None,
+                worth_seconds=seconds if options.only_if_worth and ahead else None,
             )
             prepared.note_saved(result)
             self._count(saves=int(result.saved))
         return prepared
+
+    def _save_later(self, prepared: ReferencePreparedModel, late: LateSave) -> None:
+        """Have weights transformed, and the files written with them, after some executions."""
+        weak = weakref.ref(prepared)
+
+        def work() -> None:
+            model = weak()
+            if model is None:
+                return
+            model.lower()
+            result = late.save(model.packed)
+            model.note_saved(result)
+            self._count(lowerings=1, transformations=model.transformations, saves=int(result.saved))
+
+        stage = LaterStage(self._after, work)
+        weakref.finalize(prepared, late.close)
+        prepared.continue_with(stage)
 
     def get_number_of_cache_files_needed(self) -> tuple[int, int]:
         """One for the graph, one for constants and what is made from them."""
@@ -138,6 +181,8 @@ class ReferenceDevice(Device):
             raise MissedDeadline("the preparation finished after its deadline")
         prepared = ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
         self._count(loads=1)
+        if self._compilation == "multistage" and not prepared.is_lowered:  # an earlier stage
+            self._save_later(prepared, LateSave(self._cache, token, fingerprint, model_cache, data_cache))
         return prepared
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:

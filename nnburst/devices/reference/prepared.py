@@ -26,12 +26,13 @@ from ...model import (
 )
 from .._buffer_plan import BufferPlan
 from .._buffers import bind_buffers, next_model_number
-from .._common import deadline_passed
+from .._common import InnerPlan, deadline_passed
 from .._interfaces import PreparedModel
 from .._staged_plan import StagedPlan
 from .dry import bind_for_nothing
 from .plan import Plan
 from .serial import Compiled, pack, unpack
+from .stages import CountedPlan, LaterStage
 
 __all__ = ["ReferencePreparedModel"]
 
@@ -62,15 +63,23 @@ class ReferencePreparedModel(PreparedModel):
         self._derived: dict[Hashable, Any] = dict(compiled.derived)
         self._unneeded: frozenset[int] = frozenset()
         self._result: SaveResult | None = None
+        self._stage: LaterStage | None = None
         self._closed = False
 
     @classmethod
-    def compile(cls, model: Model, tracker: BufferTracker | None = None) -> ReferencePreparedModel:
+    def compile(
+        cls, model: Model, tracker: BufferTracker | None = None, *, lower: bool = True
+    ) -> ReferencePreparedModel:
         """Do everything about a valid model that can be done before a request is known.
 
         Constants are copied, operations matched with their signatures, and, if the model leaves no dimension open,
         operations bound once for nothing, so that what they make from constants (transposed, decoded and centred
         weights, tables) is there.
+
+        Args:
+            model: Valid.
+            tracker: Buffers of the device.
+            lower: Whether to do the last step now, rather than with the first requests.
         """
         constants = {
             index: _constant(model, operand)
@@ -85,8 +94,22 @@ class ReferencePreparedModel(PreparedModel):
         for pool in model.pools:
             getattr(pool, "identity", None)  # kept by the pool: requests are compared with it after it is closed
         prepared = cls(Compiled(model, constants, {}, matches), tracker)
-        prepared._unneeded = bind_for_nothing(prepared)
+        if lower:
+            prepared._unneeded = bind_for_nothing(prepared)
         return prepared
+
+    def lower(self) -> None:
+        """Have operations make what they make from constants, if the first requests have not. Any thread."""
+        bind_for_nothing(self)
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether anything was made from constants."""
+        return bool(self._derived)
+
+    def continue_with(self, stage: LaterStage) -> None:
+        """Count executions from now on; called by the device before anybody else has the model."""
+        self._stage = stage
 
     @classmethod
     def restore(
@@ -101,7 +124,7 @@ class ReferencePreparedModel(PreparedModel):
 
     def packed(self) -> tuple[tuple[bytes], tuple[bytes]] | None:
         """Return the contents of the model file and the data file, or None if this model cannot be cached."""
-        files = pack(self.model, self.matches, self.constants, self._derived, self._unneeded)
+        files = pack(self.model, self.matches, self.constants, dict(self._derived), self._unneeded)
         return None if files is None else ((files[0],), (files[1],))
 
     def who_made_their_own(self, index: int) -> set[int]:
@@ -120,7 +143,7 @@ class ReferencePreparedModel(PreparedModel):
         return self._result
 
     def note_saved(self, result: SaveResult) -> None:
-        """Called by the device once, before anybody else has the model."""
+        """Called by the device, also when a later stage was saved."""
         self._result = result
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -129,7 +152,7 @@ class ReferencePreparedModel(PreparedModel):
             return self._derived.setdefault(key, make())
         return self._derived[key]
 
-    def bind(self, request: Request, measure: MeasureTiming) -> Plan | StagedPlan | BufferPlan:
+    def bind(self, request: Request, measure: MeasureTiming) -> InnerPlan | BufferPlan:
         """Check a request, open its memory and bind it to arrays.
 
         Raises:
@@ -145,7 +168,11 @@ class ReferencePreparedModel(PreparedModel):
             return BufferPlan(buffers, lambda viewed: self._open(viewed, measure))
         return self._open(request, measure)
 
-    def _open(self, request: Request, measure: MeasureTiming) -> Plan | StagedPlan:
+    def _open(self, request: Request, measure: MeasureTiming) -> InnerPlan:
+        plan = self._opened(request, measure)
+        return plan if self._stage is None else CountedPlan(plan, self._stage)
+
+    def _opened(self, request: Request, measure: MeasureTiming) -> Plan | StagedPlan:
         try:
             opened = open_request(request)
             if opened.is_direct:
@@ -180,8 +207,10 @@ class ReferencePreparedModel(PreparedModel):
         return PlanBurstExecutor(self.bind)
 
     def close(self) -> None:
-        """Release the constants; plans that are bound stay usable."""
+        """Release the constants; plans that are bound stay usable. A later stage that has begun is finished first."""
         self._closed = True
+        if self._stage is not None:
+            self._stage.close()
         self.constants = {}
         self._derived = {}
         self.model = replace(self.model, pools=())

@@ -1,0 +1,77 @@
+"""Starting the same program again and again: what a compilation cache does, in three ways to compile.
+
+``ahead``      everything is compiled when the session opens, and saved if restoring it is faster
+``jit``        weights are transformed with the first execution, and the files written after it
+``multistage`` files are written at once, and again, with transformed weights, after some executions
+
+Each start is a service process of its own. The cache is in a temporary directory that is removed at the end.
+
+Usage: python examples/cached_start.py [--width 800] [--starts 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import nnburst
+
+
+def build(width: int) -> nnburst.Model:
+    """Four fully connected layers."""
+    rng, b = np.random.default_rng(0), nnburst.ModelBuilder()
+    y = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, width))
+    for _ in range(4):
+        weights = (rng.normal(size=(width, width)) / np.sqrt(width)).astype(np.float32)
+        y = b.fully_connected(y, weights, activation="relu")
+    b.output("y", y)
+    return b.build()
+
+
+def start(model: nnburst.Model, way: str, directory: Path, width: int) -> np.ndarray:
+    """One start of the program: open, run a few times, say what happened."""
+    with nnburst.launch(devices=[f"nnburst-reference:compilation={way}"]) as service:
+        began = time.perf_counter()
+        with service.session(model, cache_dir=directory) as session:
+            opened = time.perf_counter() - began
+            x = {"x": np.ones((1, width), np.float32)}
+            for _ in range(5):
+                answer = session.run(None, x)[0]
+            report = session.cache_report
+            deadline = time.monotonic() + 30
+            # A later stage is saved in the background; a program that goes on running need not wait for it.
+            while way != "ahead" and report.outcome != "HIT" and time.monotonic() < deadline:
+                if session.device.counters()["saves"] == {"jit": 1, "multistage": 2}[way]:
+                    break
+                time.sleep(0.01)
+            counters = session.device.counters()
+    done = ", ".join(f"{count} {name}" for name, count in counters.items() if count)
+    print(f"{way:10} {report.outcome:9} {report.reason.value:12} opened in {1e3 * opened:6.1f} ms   {done}")
+    return answer
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--width", type=int, default=800)
+    parser.add_argument("--starts", type=int, default=3)
+    options = parser.parse_args()
+    if options.width < 1 or options.starts < 1:
+        parser.error("--width and --starts are at least 1")
+    model, answers = build(options.width), []
+    with tempfile.TemporaryDirectory(prefix="nnburst-example-") as place:
+        os.environ["NNBURST_STATE_DIR"] = f"{place}/state"  # a real program leaves this where it is
+        for way in ("ahead", "jit", "multistage"):
+            for _ in range(options.starts):
+                answers.append(start(model, way, Path(place) / way, options.width))
+    same = all((answer == answers[0]).all() for answer in answers)
+    print("all answers are the same" if same else "the answers DIFFER")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

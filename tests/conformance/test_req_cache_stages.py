@@ -1,0 +1,226 @@
+"""Compiling at the first execution, and in two stages, with files that are written later (`caching.md` §4, §8.12)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst.cache import CacheReason, CacheRejected
+from nnburst.devices import Device, DeviceCacheHome, create_device
+from nnburst.devices._late import LateSave
+from nnburst.errors import DeviceUnavailable, InvalidArgument
+from nnburst.model import Model, ModelBuilder, OperandType
+
+SIZE = 200
+WEIGHTS = np.random.default_rng(3).normal(size=(SIZE, SIZE)).astype(np.float32)
+X = np.linspace(-1, 1, SIZE, dtype=np.float32)[None]
+PATIENCE = 30.0
+
+pytestmark = pytest.mark.leaks("the trust store of a process stays open")
+
+
+def model() -> Model:
+    b = ModelBuilder()
+    b.output("y", b.fully_connected(b.input("x", OperandType.TENSOR_FLOAT32, (1, SIZE)), WEIGHTS))
+    return b.build()
+
+
+@pytest.fixture(params=["in_process", "child"])
+def start(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    make = nnburst.in_process if request.param == "in_process" else nnburst.launch
+    return lambda options: make(devices=[f"nnburst-reference:{options}"])
+
+
+def open_session(service: Any, directory: Path) -> nnburst.Session:
+    session: nnburst.Session = service.session(model(), cache_dir=directory)
+    return session
+
+
+def run(session: nnburst.Session, times: int = 1) -> None:
+    for _ in range(times):
+        np.testing.assert_allclose(session.run(None, {"x": X})[0], X @ WEIGHTS.T, atol=1e-4)
+
+
+def until(device: Device, **wanted: int) -> dict[str, int]:
+    deadline = time.monotonic() + PATIENCE
+    while any(device.counters()[name] < number for name, number in wanted.items()):
+        assert time.monotonic() < deadline, device.counters()
+        time.sleep(0.01)
+    return dict(device.counters())
+
+
+def data_file(directory: Path) -> Path:
+    (path,) = directory.glob("objects/*/*/data.00")
+    return path
+
+
+def test_jit_compiles_and_saves_with_the_first_execution(start: Any, tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    with start("compilation=jit") as service, open_session(service, directory) as session:
+        assert (session.cache_report.outcome, session.cache_report.reason) == ("NOT_SAVED", CacheReason.LATER)
+        assert session.device.counters()["lowerings"] == 0
+        assert data_file(directory).stat().st_size == 0
+        run(session)
+        assert until(session.device, saves=1)["lowerings"] == 1
+        run(session, 3)
+        assert session.device.counters()["saves"] == 1
+    with start("compilation=jit") as service, open_session(service, directory) as session:
+        assert session.cache_report.outcome == "HIT"
+        run(session, 3)
+        counters = session.device.counters()
+        assert (counters["loads"], counters["saves"], counters["transformations"]) == (1, 0, 0)
+
+
+def test_jit_that_never_ran_is_compiled_again(start: Any, tmp_path: Path) -> None:
+    for _ in range(2):
+        with start("compilation=jit") as service, open_session(service, tmp_path / "c") as session:
+            assert session.cache_report.reason is CacheReason.LATER
+            assert session.cache_report.rejected in (None, CacheReason.DIRTY, CacheReason.NO_ROW)
+
+
+def test_multistage_saves_at_once_and_better_later(start: Any, tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    with start("compilation=multistage,after=4") as service, open_session(service, directory) as session:
+        assert session.cache_report.outcome == "SAVED"
+        first = data_file(directory).read_bytes()
+        run(session, 3)
+        assert session.device.counters()["saves"] == 1
+        run(session)
+        until(session.device, saves=2)
+        assert data_file(directory).read_bytes() != first  # in place of the old generation
+    with start("compilation=multistage,after=4") as service, open_session(service, directory) as session:
+        assert session.cache_report.outcome == "HIT"
+        run(session, 10)
+        assert session.device.counters()["saves"] == 0  # it is the last stage
+
+
+def test_restored_early_stage_goes_on(start: Any, tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    with start("compilation=multistage,after=2") as service, open_session(service, directory) as session:
+        run(session)
+    with start("compilation=multistage,after=2") as service, open_session(service, directory) as session:
+        assert session.cache_report.outcome == "HIT"
+        run(session, 2)
+        counters = until(session.device, saves=1)
+        assert (counters["loads"], counters["validations"]) == (1, 0)
+
+
+def test_both_stages_are_answers_for_the_same_token(start: Any, tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    with start("compilation=multistage") as service, open_session(service, directory) as session:
+        run(session)
+    with start("compilation=ahead") as service, open_session(service, directory) as session:
+        assert session.cache_report.outcome == "HIT"
+        run(session)
+
+
+def test_entry_that_was_removed_meanwhile_is_left_alone(start: Any, tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    with start("compilation=jit") as service, open_session(service, directory) as session:
+        for path in directory.glob("objects/*/*/*"):
+            path.unlink()
+        run(session)
+        deadline = time.monotonic() + PATIENCE
+        while session.device.counters()["lowerings"] == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert session.device.counters()["saves"] == 0
+        run(session)
+
+
+# ---- locks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeviceCacheHome:
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    return DeviceCacheHome("test-late", lambda: bytes(32), 1, 1)
+
+
+@pytest.fixture
+def fds(tmp_path: Path) -> Iterator[list[int]]:
+    opened = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT, 0o600) for name in ("model", "data")]
+    yield opened
+    for fd in opened:
+        os.close(fd)
+
+
+def payload(n: int) -> tuple[tuple[bytes], tuple[bytes]]:
+    return (b"%d" % n,), (b"%d" % n * 50_000,)
+
+
+def test_late_writes_race_a_hundred_loaders(home: DeviceCacheHome, fds: list[int]) -> None:
+    """A loader gets one whole generation, or a rejection: nothing in between, and nobody waits."""
+    stop, saved = threading.Event(), []
+
+    def write() -> None:
+        n = 0
+        while not stop.is_set():
+            n += 1
+            late = LateSave(home, bytes(32), b"", fds[:1], fds[1:])
+            saved.append(late.save(lambda n=n: payload(n)).saved)  # type: ignore[misc]
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    accepted, reasons = 0, set()
+    try:
+        for _ in range(100):
+            try:
+                entry = home.get().load(bytes(32), fds[:1], fds[1:])
+            except CacheRejected as error:
+                reasons.add(error.reason)
+                continue
+            number = int(bytes(entry.model[0]))
+            assert (bytes(entry.model[0]), bytes(entry.data[0])) == (payload(number)[0][0], payload(number)[1][0])
+            accepted += 1
+    finally:
+        stop.set()
+        thread.join()
+    assert any(saved)
+    entry = home.get().load(bytes(32), fds[:1], fds[1:])
+    assert bytes(entry.model[0]) == b"%d" % len(saved)
+    assert accepted + len(reasons) > 0
+
+
+def test_writer_holds_a_lock_of_its_own(home: DeviceCacheHome, fds: list[int]) -> None:
+    late = LateSave(home, bytes(32), b"", fds[:1], fds[1:])
+    seen: list[CacheReason] = []
+
+    def payloads() -> Any:
+        """Called while the lock is held."""
+        for attempt in (
+            lambda: home.get().load(bytes(32), fds[:1], fds[1:]),
+            lambda: seen.append(LateSave(home, bytes(32), b"", fds[:1], fds[1:]).save(lambda: payload(2)).reason),
+        ):
+            try:
+                attempt()
+            except CacheRejected as error:
+                seen.append(error.reason)
+        fcntl.lockf(fds[0], fcntl.LOCK_UN)  # the client cannot undo it
+        return payload(1)
+
+    home.get().save(bytes(32), *payload(0), fds[:1], fds[1:])
+    assert late.save(payloads).saved
+    assert seen == [CacheReason.BUSY, CacheReason.BUSY]
+    assert bytes(home.get().load(bytes(32), fds[:1], fds[1:]).model[0]) == b"1"
+
+
+def test_descriptors_that_cannot_be_used_are_a_reason(home: DeviceCacheHome, fds: list[int]) -> None:
+    assert LateSave(home, bytes(32), b"", [987654], fds[1:]).save(lambda: payload(1)).reason is CacheReason.BAD_FD
+    assert LateSave(home, bytes(32), b"", fds, fds[1:]).save(lambda: payload(1)).reason is CacheReason.BAD_FD
+    assert LateSave(home, bytes(32), b"", fds[:1], fds[1:]).save(lambda: None).reason is CacheReason.DECLINED
+
+
+@pytest.mark.parametrize("options", ["compilation=never", "after=0", "after=x", "compilation=jit,after=-1", "other=1"])
+def test_options_that_do_not_exist(options: str) -> None:
+    with pytest.raises((InvalidArgument, DeviceUnavailable)):
+        create_device(f"nnburst-reference:{options}")
