@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -62,7 +63,7 @@ class DeviceCacheHome:
         self._epoch = epoch
         self._counts = model_files, data_files
         self._lock = threading.Lock()
-        self._caches: dict[Path, DeviceCache] = {}
+        self._caches: dict[tuple[int, Path], DeviceCache] = {}
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -76,16 +77,17 @@ class DeviceCacheHome:
             CacheRejected: The state directory cannot be used.
         """
         directory = default_state_directory()
+        key = os.getpid(), directory  # a forked child must not use the database of its parent
         with self._lock:
-            if directory not in self._caches:
-                self._caches[directory] = DeviceCache(
+            if key not in self._caches:
+                self._caches[key] = DeviceCache(
                     _store(directory),
                     device=self._device,
                     epoch=self._epoch(),
                     model_files=self._counts[0],
                     data_files=self._counts[1],
                 )
-            return self._caches[directory]
+            return self._caches[key]
 
     def save(
         self,
@@ -122,13 +124,14 @@ class DeviceCacheHome:
         return cache.save(token, *made, model_fds, data_fds, fingerprint=fingerprint, staged=staged)
 
 
-_stores: dict[Path, TrustStore] = {}
+_stores: dict[tuple[int, Path], TrustStore] = {}
 _stores_lock = threading.Lock()
 
 
 def _store(directory: Path) -> TrustStore:
     """One store per directory for all devices of the process."""
+    key = os.getpid(), directory
     with _stores_lock:
-        if directory not in _stores:
-            _stores[directory] = TrustStore(directory)
-        return _stores[directory]
+        if key not in _stores:
+            _stores[key] = TrustStore(directory)
+        return _stores[key]

@@ -278,10 +278,10 @@ class HostedConnection:
         """Restore a model from cache files; the connection owns it."""
         device = self._device(message.device)
         _check_token(message.token)
-        charge = self.ledger.charge(models=1, fds=len(fds))
-        caches: tuple[int, ...] = ()
-        try:
-            caches = fds.take(message.model_cache + message.data_cache)
+        caches = fds.take(message.model_cache + message.data_cache)
+        charge: Charge | None = None
+        try:  # the private copies count like mappings
+            charge = self.ledger.charge(models=1, mapped_bytes=sum(os.fstat(fd).st_size for fd in caches), fds=len(fds))
             prepared = device.prepare_model_from_cache(
                 caches[: message.model_cache],
                 caches[message.model_cache :],
@@ -290,10 +290,12 @@ class HostedConnection:
                 message.fingerprint,
             )
         except CacheRejected as error:
-            charge.release()
+            if charge is not None:
+                charge.release()
             return PrepareModelFromCacheReply(None, error.reason.value, int(error.status), str(error)[:_MAX_MESSAGE])
         except BaseException:
-            charge.release()
+            if charge is not None:
+                charge.release()
             raise
         finally:
             close_fds(caches)

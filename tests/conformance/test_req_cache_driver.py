@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,10 @@ from model_support import SAMPLES, Sample, check_outputs, run
 
 import nnburst
 from nnburst.cache import CacheReason, CacheRejected
-from nnburst.devices import Device, PreparedModel, create_device
-from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError
+from nnburst.devices import Device, DeviceCacheHome, PreparedModel, create_device
+from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError, ResourceExhausted
 from nnburst.model import ModelBuilder, OperandType, OperationType
+from nnburst.service import Quotas, ServiceConnection, ServiceHost
 
 TOKEN = bytes(range(32))
 COUNTS = (1, 1)
@@ -325,3 +327,38 @@ def test_REQ_CACHE_051_every_sample_is_the_same_when_restored(
     one = SAMPLES[name]()
     check(save(device, one, files), one)
     check(load(device, files), one)
+
+
+def test_forked_child_has_a_trust_store_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database connection must not cross a fork: both processes save and load afterwards."""
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    home = DeviceCacheHome("test-fork", lambda: bytes(32), 1, 1)
+    files = Files(tmp_path)
+
+    def save_and_load(number: int) -> bool:
+        with files.open() as fds:
+            saved = home.save(bytes([number]) * 32, lambda: ((b"m",), (b"d",)), *fds).saved
+            return saved and bytes(home.get().load(bytes([number]) * 32, *fds).data[0]) == b"d"
+
+    assert save_and_load(1)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if save_and_load(2) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert save_and_load(3)
+    home.get()._store.close()
+
+
+def test_THR_21_private_copies_count_against_the_quota(tmp_path: Path) -> None:
+    """A huge sparse file is refused before anything of it is read, and the model is compiled."""
+    files = Files(tmp_path)
+    host = ServiceHost([create_device("nnburst-reference")], quotas=Quotas(mapped_bytes=1 << 20))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    host.serve(theirs)
+    with ServiceConnection(ours) as connection:
+        with files.open() as fds:
+            os.truncate(files.paths[1], 1 << 40)
+            with pytest.raises(ResourceExhausted):
+                connection.devices[0].prepare_model_from_cache(*fds, TOKEN)
+        connection.devices[0].prepare_model(sample("float32").model).close()
+    host.close()
