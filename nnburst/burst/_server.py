@@ -152,11 +152,12 @@ class ExecutionBurstServer(BurstContext):
         uses = plan.uses
         if uses is None:
             return
-        server = weakref.ref(self)
+        server, guarded = weakref.ref(self), weakref.ref(plan)
 
         def forget() -> None:
             this = server()
-            if this is not None and plan_id in this._guarded:
+            # Another plan may have the id by now.
+            if this is not None and this._guarded.get(plan_id) is guarded() is not None:
                 this._plans[plan_id] = this._rebind
 
         self._guarded[plan_id] = plan
