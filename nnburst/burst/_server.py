@@ -11,7 +11,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from .._core import check, ffi, lib
-from ..errors import BadState, ErrorStatus, InvalidArgument, NNBurstError
+from ..errors import BadState, ErrorStatus, InvalidArgument, NNBurstError, ResourceExhausted
 from ..memory import free_closed_buffers
 from ..model import NO_TIMING, MeasureTiming
 from ._endpoint import c_result, open_channel, python_request
@@ -96,7 +96,11 @@ class ExecutionBurstServer(BurstContext):
         self._closed = False
         self._final_stats: BurstStats | None = None
         self._thread = threading.Thread(target=self._listen, name="nnburst-listener", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            lib.nnb_server_destroy(endpoint)
+            raise ResourceExhausted(f"a burst needs a thread: {error}") from error
         _SERVERS.add(self)
 
     # ---- the listener thread ---------------------------------------------------------------------------------
@@ -142,11 +146,7 @@ class ExecutionBurstServer(BurstContext):
             self._guarded.pop(plan_id, None)
             if kept and isinstance(plan, GuardedPlan):
                 self._guard(plan_id, plan)
-        result = plan()
-        if result is not None:
-            self._answer(result)
-        if plan_id in self._guarded:
-            self._take_admitted(plan_id)
+        self._run_guarded(plan_id, plan)
 
     def _guard(self, plan_id: int, plan: GuardedPlan) -> None:
         uses = plan.uses
@@ -166,14 +166,19 @@ class ExecutionBurstServer(BurstContext):
 
     def _answer_guarded(self, plan_id: int) -> None:
         """The plan's buffers are in use, without contents, or not where they were."""
-        plan = self._guarded.get(plan_id, self._rebind)
-        result = plan()
-        if result is not None:
-            self._answer(result)
-        self._take_admitted(plan_id)
+        self._run_guarded(plan_id, self._guarded.get(plan_id, self._rebind))
+
+    def _run_guarded(self, plan_id: int, plan: BoundPlan) -> None:
+        """Run a plan that enters its buffers itself. From then on, also if it failed, C does; see `GuardedPlan`."""
+        try:
+            result = plan()
+            if result is not None:
+                self._answer(result)
+        finally:
+            if plan_id in self._guarded:
+                self._take_admitted(plan_id)
 
     def _take_admitted(self, plan_id: int) -> None:
-        """From now on C admits and commits; see `GuardedPlan`."""
         with self._close_lock:
             plan = self._guarded.get(plan_id)
             admitted = None if plan is None else plan.admitted

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._core import checked_timeout, deadline_after
 from ..burst import ExecutionResult
-from ..errors import BadState, ErrorStatus, InvalidArgument, OutputInsufficientSize, error_for
+from ..errors import BadState, ErrorStatus, InvalidArgument, OutputInsufficientSize, ResourceExhausted, error_for
 from ..memory import Memory
 from ..model import (
     UINT64_MAX,
@@ -297,7 +297,12 @@ class Execution:
     def start_compute(self) -> Event:
         """Run without a burst, in the background. Raises as `compute`, the outcome comes with `Event.wait`."""
         self._begin()
-        return Event(lambda: self._finish(self._plain))
+        try:
+            return Event(lambda: self._finish(self._plain))
+        except RuntimeError as error:  # the system has no thread for us
+            with self._lock:
+                self._state = _State.OPEN
+            raise ResourceExhausted(f"the execution was not started: {error}") from error
 
     def burst_compute(self, burst: Burst) -> None:
         """Run through a burst and wait for the end.
@@ -311,13 +316,11 @@ class Execution:
             raise InvalidArgument("burst_compute needs a Burst")
         if burst.compilation is not self.compilation:
             raise InvalidArgument("the burst belongs to another compilation")
-        if not burst.in_use.acquire(blocking=False):
+        if burst.in_use.locked():
             raise BadState("the burst is running another execution; it runs one at a time")
-        try:
+        with burst.in_use:
             self._begin()
             self._finish(lambda request, staging: self._through(burst, request, staging))
-        finally:
-            burst.in_use.release()
 
     def _begin(self) -> None:
         with self._lock:

@@ -27,7 +27,7 @@ class RepeatedRun:
         running: The session's lock.
     """
 
-    __slots__ = ("_acquire", "_outputs", "_release", "_rows", "_run")
+    __slots__ = ("_is_running", "_outputs", "_rows", "_run", "_running")
 
     def __init__(
         self, bound: BoundExecution, inputs: Sequence[NodeArg], outputs: Sequence[NodeArg], running: threading.Lock
@@ -38,8 +38,8 @@ class RepeatedRun:
         )
         self._outputs: tuple[Callable[[], Array], ...] = tuple(bound.outputs[a.name].copy for a in outputs)
         self._run = bound.run
-        self._acquire = running.acquire
-        self._release = running.release
+        self._running = running
+        self._is_running = running.locked
 
     def __call__(self, inputs: Mapping[str, Any]) -> list[Array] | None:
         """Return the outputs, or None if the inputs are not like those before. Raises as `run`.
@@ -47,9 +47,9 @@ class RepeatedRun:
         Half of the inputs may have been copied when it turns out that they are not: the next run copies all of them.
         """
         rows = self._rows
-        if len(inputs) != len(rows) or not self._acquire(False):
+        if len(inputs) != len(rows) or self._is_running():
             return None
-        try:
+        with self._running:
             for name, dtype, shape, view in rows:
                 array = inputs.get(name)
                 if type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape:
@@ -60,5 +60,3 @@ class RepeatedRun:
             for copy in self._outputs:
                 outputs.append(copy())
             return outputs
-        finally:
-            self._release()

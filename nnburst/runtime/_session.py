@@ -175,9 +175,9 @@ class Session:
                 return repeated
         arrays = self._checked_inputs(inputs)
         wanted = self._checked_outputs(output_names)
-        if not self._running.acquire(blocking=False):
+        if self._running.locked():
             raise BadState("another thread is running this session; open one session per thread")
-        try:
+        with self._running:  # `with`, because a signal handler may raise after any other way to take a lock
             for _ in range(_MOST_RERUNS):
                 bound = self._execution_for(arrays)
                 for name, array in arrays.items():
@@ -190,8 +190,6 @@ class Session:
                 except OutputInsufficientSize as error:
                     self._grow(bound, error)
             raise GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
-        finally:
-            self._running.release()
 
     def _checked_inputs(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
         if inputs.keys() != self._input_names.keys():

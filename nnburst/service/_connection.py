@@ -90,8 +90,8 @@ class ServiceConnection:
         connection = Connection(
             sock, Side.CLIENT, callbacks, peer_pidfd=peer_pidfd, workers=2, on_end=on_end, name="nnburst-client"
         )
-        connection.start()
         try:
+            connection.start()
             hello: HelloReply
             hello, _ = connection.call(Hello(version=VERSION, pid=os.getpid()), timeout=timeout)
             if hello.version[0] != VERSION[0]:

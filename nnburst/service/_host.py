@@ -20,6 +20,7 @@ from ..errors import (
     GeneralFailure,
     InvalidArgument,
     NNBurstError,
+    ResourceExhausted,
 )
 from ..memory import Memory, check_pools
 from ..model import NO_TIMING, BufferDesc
@@ -111,14 +112,20 @@ class ServiceHost:
 
         Raises:
             BadState: The host is closed.
+            ResourceExhausted: The system has no thread for another client.
         """
         with self._lock:
             if self._closed:
                 raise BadState("the service host is closed")
             hosted = HostedConnection(self, sock, peer_pidfd, self._workers)
             self._connections.add(hosted)
-            hosted.connection.start()
-        return hosted
+            try:
+                hosted.connection.start()
+                return hosted
+            except ResourceExhausted as error:
+                failure = error
+        hosted.close()
+        raise failure
 
     @property
     def connections(self) -> tuple[HostedConnection, ...]:

@@ -27,7 +27,7 @@ from types import TracebackType
 from ..errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 from ._protocol import MAX_BODY, MAX_FDS, MAX_INLINE, Malformed
 
-__all__ = ["EndOfStream", "FdBundle", "Kind", "Packet", "close_fds", "receive", "send"]
+__all__ = ["EndOfStream", "FdBundle", "Kind", "Outgoing", "Packet", "close_fds", "receive", "wait_writable"]
 
 _HEADER = struct.Struct("<BBHI")
 _LENGTH = struct.Struct("<Q")
@@ -107,6 +107,8 @@ class Packet:
     call_id: int
     body: bytes
     fds: FdBundle
+    is_long: bool = False
+    """Whether the body did not fit into the datagram."""
 
 
 def _spill(body: bytes) -> int:
@@ -149,60 +151,62 @@ def _unspill(fd: int, length: int) -> bytes:
         os.close(fd)
 
 
-def send(
-    sock: socket.socket, kind: Kind, call_id: int, body: bytes, fds: Sequence[int], deadline: float | None
-) -> None:
-    """Send one message. The descriptors stay the caller's.
+class Outgoing:
+    """A message that is ready to be sent, as often as it takes. Context manager; the descriptors stay the caller's.
 
     Args:
-        sock: A non-blocking SOCK_SEQPACKET socket.
         kind: What it is.
         call_id: Number of the call.
         body: The encoded message.
         fds: At most 253 descriptors, 252 when the body is longer than 64 KiB.
-        deadline: `time.monotonic` moment at which to give up when the peer does not read; None = never.
 
     Raises:
-        InvalidArgument: Too many descriptors, or one that is not open.
-        ResourceExhausted: The body is too long, or no more descriptors may be in flight.
-        MissedDeadline: The peer does not read.
-        ConnectionError: The peer is gone.
+        InvalidArgument: Too many descriptors.
+        ResourceExhausted: The body is too long.
     """
-    if len(body) > MAX_BODY:
-        raise ResourceExhausted(f"a message of {len(body)} bytes is longer than {MAX_BODY}: put constants into a pool")
-    spilled = len(body) > MAX_INLINE
-    if len(fds) + spilled > MAX_FDS:
-        raise InvalidArgument(
-            f"{len(fds)} descriptors do not fit into one message (at most {MAX_FDS - spilled}): use fewer, larger pools"
-        )
-    passed = list(fds)
-    header = _HEADER.pack(kind, _SPILLED if spilled else 0, len(fds), call_id)
-    data = (header, _LENGTH.pack(len(body))) if spilled else (header, body)
-    spill = _spill(body) if spilled else -1
-    try:
-        if spilled:
-            passed.append(spill)
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
-        _send_datagram(sock, data, ancillary, deadline)
-    finally:
-        if spilled:
+
+    def __init__(self, kind: Kind, call_id: int, body: bytes, fds: Sequence[int] = ()) -> None:
+        if len(body) > MAX_BODY:
+            raise ResourceExhausted(
+                f"a message of {len(body)} bytes is longer than {MAX_BODY}: put constants into a pool"
+            )
+        is_long = len(body) > MAX_INLINE
+        if len(fds) + is_long > MAX_FDS:
+            raise InvalidArgument(
+                f"{len(fds)} descriptors do not fit into one message (at most {MAX_FDS - is_long}): "
+                "use fewer, larger pools"
+            )
+        passed = list(fds)
+        header = _HEADER.pack(kind, _SPILLED if is_long else 0, len(fds), call_id)
+        self._data = (header, _LENGTH.pack(len(body))) if is_long else (header, body)
+        self._spill = -1
+        if is_long:
+            self._spill = _spill(body)
+            passed.append(self._spill)
+        self._ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
+
+    def __enter__(self) -> Outgoing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        spill, self._spill = self._spill, -1
+        if spill >= 0:
             os.close(spill)
 
+    def try_send(self, sock: socket.socket) -> None:
+        """Send it as one datagram, without waiting.
 
-def _send_datagram(
-    sock: socket.socket,
-    data: Sequence[bytes],
-    ancillary: list[tuple[int, int, array.array[int]]],
-    deadline: float | None,
-) -> None:
-    poll: select.poll | None = None
-    while True:
+        Raises:
+            BlockingIOError: The socket is full; nothing was sent.
+            InvalidArgument: A descriptor is not open.
+            ResourceExhausted: No more descriptors may be in flight.
+            ConnectionError: The peer is gone.
+        """
         try:
-            sock.sendmsg(data, ancillary, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-            return
-        except BlockingIOError:
-            pass
-        except ConnectionError:
+            sock.sendmsg(self._data, self._ancillary, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except (BlockingIOError, ConnectionError):
             raise
         except OSError as error:
             if error.errno == errno.EBADF and sock.fileno() >= 0:
@@ -212,14 +216,29 @@ def _send_datagram(
             if error.errno in (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM):
                 raise ResourceExhausted(f"the message cannot be queued: {error}") from error
             raise GeneralFailure(f"the message cannot be sent: {error}") from error
-        remaining = None if deadline is None else deadline - time.monotonic()
-        if remaining is not None and remaining <= 0:
-            raise MissedDeadline("the peer does not read its socket")
-        if poll is None:
-            poll = select.poll()
-            poll.register(sock, select.POLLOUT)
-        # At most 100 ms, so that a socket that another thread shut down is noticed for sure.
-        poll.poll(100 if remaining is None else min(100, max(1, int(remaining * 1000))))
+
+
+def wait_writable(sock: socket.socket, deadline: float | None) -> None:
+    """Wait until a full socket may have room.
+
+    Args:
+        sock: Another thread may close it meanwhile.
+        deadline: `time.monotonic` moment, None for never.
+
+    Raises:
+        MissedDeadline: The peer does not read.
+        ConnectionError: The socket is closed.
+    """
+    remaining = None if deadline is None else deadline - time.monotonic()
+    if remaining is not None and remaining <= 0:
+        raise MissedDeadline("the peer does not read its socket")
+    fd = sock.fileno()
+    if fd < 0:
+        raise BrokenPipeError(errno.EPIPE, "the connection is closed")
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    # At most 100 ms, so that a socket that another thread shut down is noticed for sure.
+    poll.poll(100 if remaining is None else min(100, max(1, int(remaining * 1000))))
 
 
 def receive(sock: socket.socket) -> Packet:
@@ -258,7 +277,7 @@ def receive(sock: socket.socket) -> Packet:
             if len(body) != _LENGTH.size:
                 raise Malformed("a spilled body without its length")
             body = _unspill(bundle.take_last(), *_LENGTH.unpack(body))
-        return Packet(Kind(kind), call_id, body, bundle)
+        return Packet(Kind(kind), call_id, body, bundle, bool(spilled))
     except BaseException:
         bundle.close()
         raise

@@ -4,14 +4,13 @@ One reader thread per connection owns the receiving side. It completes pending c
 threads (so a long `prepare_model` delays nobody), and watches the peer's pidfd. However a connection ends, the reader
 thread runs `_finish` once: pending calls fail, then every death listener is called once, then `on_end`.
 
-Locks: `_lock` guards the tables and is never held during a send, a callback or a wait; `_send_lock` serialises
-datagrams.
+Locks: `_lock` guards the listeners and counters and is never held during a send, a callback or a wait; `_send_lock`
+keeps the socket open during a send and is never held while it is full.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import select
@@ -22,12 +21,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError, error_for
-from ._packets import EndOfStream, FdBundle, Kind, Packet, close_fds, receive, send
-from ._pending import PendingCall
+from ..errors import (
+    BadState,
+    DeadObject,
+    ErrorStatus,
+    GeneralFailure,
+    MissedDeadline,
+    NNBurstError,
+    ResourceExhausted,
+    error_for,
+)
+from ._packets import EndOfStream, FdBundle, Kind, Outgoing, Packet, close_fds, receive, wait_writable
+from ._pending import PendingCall, PendingCalls, ServedCalls
 from ._protocol import (
     CALL_BY_REQUEST,
     CALLS,
+    MAX_INLINE,
     Call,
     Malformed,
     Message,
@@ -41,17 +50,14 @@ from ._protocol import (
 )
 from ._workers import Workers
 
-__all__ = ["MAX_PENDING", "SEND_TIMEOUT", "Connection"]
+__all__ = ["SEND_TIMEOUT", "Connection"]
 
 _log = logging.getLogger(__name__)
 
 SEND_TIMEOUT = 10.0
 """Seconds after which a peer that does not read its socket is given up."""
-MAX_PENDING = 128
-"""Calls that one side may have under way; the other side tolerates twice as many, then drops the connection."""
 _WORKER_PATIENCE = 1.0
 """Seconds that the end of a connection waits for handlers which are still busy."""
-_MAX_QUEUED_FDS = 2048
 
 
 class Connection:
@@ -92,13 +98,10 @@ class Connection:
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._send_lock = threading.Lock()
-        self._credits = threading.BoundedSemaphore(MAX_PENDING)
-        self._numbers = itertools.count(1)
-        self._pending: dict[int, PendingCall] = {}
+        self._calls = PendingCalls()
         self._listeners: dict[object, Callable[[], None]] = {}
         self._garbage: deque[int] = deque()
-        self._queued_fds = 0
-        self._under_way = 0
+        self._serving = ServedCalls()
         self._stop_reason = ""
         self._closed = False
         self._ended = threading.Event()
@@ -108,8 +111,15 @@ class Connection:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start to read. To be called once."""
-        self._reader.start()
+        """Start to read. To be called once.
+
+        Raises:
+            ResourceExhausted: The system has no thread for it; the connection is to be closed.
+        """
+        try:
+            self._reader.start()
+        except RuntimeError as error:
+            raise ResourceExhausted(f"a connection needs a thread: {error}") from error
 
     @property
     def alive(self) -> bool:
@@ -137,6 +147,10 @@ class Connection:
             return
         with self._lock:
             self._stop_reason = self._stop_reason or reason
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
 
@@ -231,81 +245,71 @@ class Connection:
             body = encode(message)
         except (TypeError, ValueError, OverflowError) as error:
             raise error_for(ErrorStatus.INVALID_ARGUMENT, f"{call.name} cannot be sent: {error}") from error
-        if not self._credits.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            raise MissedDeadline(f"{call.name}: {MAX_PENDING} calls are under way already")
-        pending = PendingCall(call)
-        number = next(self._numbers) % 2**32 or next(self._numbers)
-        with self._lock:
-            if self._ended.is_set():
-                self._credits.release()
-                raise DeadObject(f"the other process is gone: {self._stop_reason}")
-            self._pending[number] = pending
+        pending = PendingCall(call, is_long=len(body) > MAX_INLINE)
         try:
-            self._send(Kind.REQUEST, number, body, fds, deadline)
-        except BaseException:
-            self._take_pending(number)
-            raise
-        try:
-            answered = pending.done.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            self._calls.enter(pending, timeout)
+            self._send(Kind.REQUEST, pending.number, body, fds, deadline, pending)
+            answered = pending.wait(None if deadline is None else deadline - time.monotonic())
         except BaseException:  # KeyboardInterrupt: the reply is nobody's now
-            self._abandon(pending, on_late)
+            if not self._calls.give_up(pending, on_late):
+                pending.discard()
             raise
-        if not answered and self._abandon(pending, on_late):
+        if not answered and self._calls.give_up(pending, on_late):
             raise MissedDeadline(f"{call.name}: no answer within {timeout} s")
         if pending.error is not None:
             raise pending.error
         return pending.reply, pending.fds
 
     def release_later(self, number: int) -> None:
-        """Release a remote object without waiting, from a finaliser: takes no lock that its thread might hold."""
+        """Release a remote object without waiting, from a finaliser: takes no lock that its thread might hold.
+
+        It goes out with the next message, or the reader thread sends it.
+        """
         if os.getpid() == self._owner and not self._ended.is_set():
             self._garbage.append(number)
-            self._sweep()
+            self._wake()
 
-    def _sweep(self) -> None:
-        """Send the releases that finalisers left; whoever holds the send lock does it afterwards."""
-        while self._garbage and self._send_lock.acquire(blocking=False):
-            try:
-                while self._garbage:
-                    number = self._garbage.popleft()
-                    try:
-                        send(self._sock, Kind.REQUEST, 0, encode(Release(number)), (), 0.0)
-                    except MissedDeadline:  # full: the next sender tries again
-                        self._garbage.append(number)
-                        return
-                    except (NNBurstError, OSError):
-                        return
-            finally:
-                self._send_lock.release()
+    def _send_releases(self) -> None:
+        """With the send lock held. Raises BlockingIOError if the socket is full, with the rest still to be sent."""
+        while self._garbage:
+            number = self._garbage[0]
+            with Outgoing(Kind.REQUEST, 0, encode(Release(number))) as message:
+                message.try_send(self._sock)
+            self._garbage.popleft()
 
-    def _send(self, kind: Kind, number: int, body: bytes, fds: Sequence[int], deadline: float | None) -> None:
+    def _send(
+        self,
+        kind: Kind,
+        number: int,
+        body: bytes,
+        fds: Sequence[int],
+        deadline: float | None,
+        pending: PendingCall | None = None,
+    ) -> None:
         give_up = time.monotonic() + self._send_timeout
         deadline = give_up if deadline is None else min(deadline, give_up)
-        if not self._send_lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise MissedDeadline("the peer does not read its socket")
         try:
-            send(self._sock, kind, number, body, fds, deadline)
+            with Outgoing(kind, number, body, fds) as message:
+                while not self._try_send(message, pending):
+                    wait_writable(self._sock, deadline)
         except ConnectionError as error:
             self.stop(f"sending failed: {error}")
             raise DeadObject(f"the other process is gone: {error}") from error
-        finally:
-            self._send_lock.release()
-        self._sweep()
 
-    def _take_pending(self, number: int) -> PendingCall | None:
-        with self._lock:
-            pending = self._pending.pop(number, None)
-        if pending is not None:
-            self._credits.release()
-        return pending
-
-    def _abandon(self, pending: PendingCall, on_late: Callable[[Message], None] | None) -> bool:
-        """Stop to wait for a reply; False if it has come meanwhile. The credit comes back with the late reply."""
-        with self._lock:
-            if pending.done.is_set():
-                return False
-            pending.on_late = on_late or _ignore
-            return True
+    def _try_send(self, message: Outgoing, pending: PendingCall | None) -> bool:
+        with self._send_lock:
+            try:
+                self._send_releases()
+                if pending is not None:
+                    pending.may_be_sent = True  # before it is: a signal handler may raise right after
+                message.try_send(self._sock)
+                return True
+            except Exception as error:
+                if pending is not None:
+                    pending.may_be_sent = False
+                if isinstance(error, BlockingIOError):
+                    return False
+                raise
 
     # -- the reader thread ---------------------------------------------------------------------------------------------
 
@@ -335,7 +339,12 @@ class Connection:
         while True:
             ready = {fd for fd, _ in poll.poll()}
             if self._wake_fd in ready:
-                return
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake_fd)
+                if self._stop_reason:  # noted before the wake-up was written
+                    return
+            if self._garbage:
+                poll.modify(self._sock.fileno(), select.POLLIN | (0 if self._has_released() else select.POLLOUT))
             with contextlib.suppress(BlockingIOError):
                 self._dispatch(receive(self._sock))
             if self._pidfd in ready:
@@ -344,6 +353,17 @@ class Connection:
                     while True:
                         self._dispatch(receive(self._sock))
                 raise EndOfStream("its process ended")
+
+    def _has_released(self) -> bool:
+        """Send what finalisers left; False if the socket is full."""
+        with self._send_lock:
+            try:
+                self._send_releases()
+            except BlockingIOError:
+                return False
+            except (NNBurstError, ConnectionError):
+                self._garbage.clear()  # the connection is about to end
+        return True
 
     def _dispatch(self, packet: Packet) -> None:
         try:
@@ -359,27 +379,23 @@ class Connection:
         call, message = decode_request(packet.body, self._side)
         if call.request_fds(message) != len(packet.fds):
             raise Malformed(f"{call.name} needs {call.request_fds(message)} descriptors, {len(packet.fds)} came")
-        n_fds = len(packet.fds)
-        with self._lock:
-            self._under_way += 1
-            self._queued_fds += n_fds
-            if self._under_way > 2 * MAX_PENDING or self._queued_fds > _MAX_QUEUED_FDS:
-                raise Malformed("too many calls at once")
+        n_fds, number, fds, is_long = len(packet.fds), packet.call_id, packet.fds, packet.is_long
+        self._serving.enter(n_fds, is_long)
 
         def job() -> None:
             try:
-                self._serve(call, message, packet)
+                answer = self._serve(call, message, fds)
             finally:
-                packet.fds.close()
-                with self._lock:
-                    self._under_way -= 1
-                    self._queued_fds -= n_fds
+                fds.close()
+                self._serving.leave(n_fds, is_long)  # before the peer has the answer and makes the next call
+            if answer is not None:
+                self._answer(number, *answer)
 
-        self._workers.submit(job)
+        if not self._workers.submit(job):
+            fds.close()
 
     def _complete(self, packet: Packet) -> None:
-        with self._lock:
-            pending = self._pending.get(packet.call_id)
+        pending = self._calls.find(packet.call_id)
         if pending is None:
             raise Malformed(f"a reply to call {packet.call_id}, which was not made")
         reply: Message | None = None
@@ -393,16 +409,7 @@ class Connection:
             wanted = pending.call.reply_fds(reply)
         if wanted != len(packet.fds):
             raise Malformed(f"a reply needs {wanted} descriptors, {len(packet.fds)} came")
-        self._take_pending(packet.call_id)
-        with self._lock:
-            late = pending.on_late
-            if late is None:
-                pending.reply, pending.error, pending.fds = reply, error, packet.fds
-                pending.done.set()
-        if late is not None:
-            packet.fds.close()
-            if reply is not None:
-                late(reply)
+        self._calls.answer(pending, reply, error, packet.fds)
 
     def _finish(self) -> None:
         """The end, once: in the reader thread, or in `close` if that never started."""
@@ -410,17 +417,10 @@ class Connection:
             if self._ended.is_set():
                 return
             self._ended.set()
-            pending, self._pending = list(self._pending.values()), {}
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies
-        if self._closed:
-            failure: type[NNBurstError] = BadState
-        else:
-            failure = DeadObject
-        for waiting in pending:
-            waiting.error = failure(f"{waiting.call.name} was not answered: {self._stop_reason}")
-            waiting.done.set()
-            self._credits.release()
+        failure = BadState if self._closed else DeadObject
+        self._calls.end(lambda call: failure(f"{call.name} was not answered: {self._stop_reason}"))
         for dropped in self._workers.stop():
             del dropped  # their descriptors close with them
         self._call_listeners()
@@ -457,32 +457,30 @@ class Connection:
 
     # -- serving -----------------------------------------------------------------------------------------------------
 
-    def _serve(self, call: Call, message: Message, packet: Packet) -> None:
-        kind, body, fds = Kind.REPLY, b"", ()
+    def _serve(self, call: Call, message: Message, received: FdBundle) -> tuple[Kind, bytes, Sequence[int]] | None:
+        """Return the answer, with descriptors that are to be closed; None if the connection has to end."""
+        fds: Sequence[int] = ()
         try:
-            try:
-                if self._admit is not None:
-                    self._admit(call)
-                answer = self._handlers[call](message, packet.fds)
-                reply, fds = answer if isinstance(answer, tuple) else (answer, ())
-                body = encode(reply)
-            except Malformed as error:
-                self.stop(f"malformed message: {error}")
-                return
-            except NNBurstError as error:
-                kind, body = Kind.ERROR, encode(error_reply(error))
-            except Exception as error:
-                _log.exception("%s failed", call.name)
-                failure = GeneralFailure(f"{call.name} failed: {type(error).__name__}: {error}")
-                kind, body = Kind.ERROR, encode(error_reply(failure))
-            if packet.call_id:
-                self._answer(call, kind, packet.call_id, body, fds if kind is Kind.REPLY else ())
-        finally:
-            close_fds(fds)
+            if self._admit is not None:
+                self._admit(call)
+            answer = self._handlers[call](message, received)
+            reply, fds = answer if isinstance(answer, tuple) else (answer, ())
+            return Kind.REPLY, encode(reply), fds
+        except Malformed as error:
+            self.stop(f"malformed message: {error}")
+            return None
+        except NNBurstError as error:
+            refusal = error
+        except BaseException as error:  # also SystemExit from somebody's function: the peer must not wait for ever
+            _log.exception("%s failed", call.name)
+            refusal = GeneralFailure(f"{call.name} failed: {type(error).__name__}: {error}")
+        close_fds(fds)
+        return Kind.ERROR, encode(error_reply(refusal)), ()
 
-    def _answer(self, call: Call, kind: Kind, number: int, body: bytes, fds: Sequence[int]) -> None:
+    def _answer(self, number: int, kind: Kind, body: bytes, fds: Sequence[int]) -> None:
         try:
-            self._send(kind, number, body, fds, None)
+            if number:
+                self._send(kind, number, body, fds, None)
         except MissedDeadline as error:
             self.stop(str(error))
         except DeadObject:
@@ -490,7 +488,5 @@ class Connection:
         except NNBurstError as error:  # e.g. too many descriptors in flight: say so without them
             with contextlib.suppress(NNBurstError):
                 self._send(Kind.ERROR, number, encode(error_reply(error)), (), None)
-
-
-def _ignore(reply: Message) -> None:
-    """What happens to a reply that nobody waits for and that names no object."""
+        finally:
+            close_fds(fds)

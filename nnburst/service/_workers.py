@@ -7,6 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from ..errors import ResourceExhausted
+
 __all__ = ["Workers"]
 
 _log = logging.getLogger(__name__)
@@ -41,10 +43,19 @@ class Workers:
             if self._idle >= len(self._jobs):
                 self._condition.notify()
             elif len(self._threads) < self._limit:
-                thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._start_thread()
             return True
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no thread for us; those that are there will come to the job
+            if not self._threads:
+                self._jobs.clear()
+                raise ResourceExhausted(f"{self._name}: {error}") from error
+            return
+        self._threads.append(thread)
 
     def stop(self) -> list[Callable[[], None]]:
         """Let the threads end after their present job; returns the jobs that will not run. Idempotent."""
@@ -71,7 +82,7 @@ class Workers:
                 job = self._jobs.popleft()
             try:
                 job()
-            except Exception:
+            except BaseException:  # also SystemExit: there is no one else to do the next job
                 _log.exception("a job of %s failed", self._name)
             del job  # an idle thread must not keep what its last job held
 

@@ -14,7 +14,7 @@ from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus
 from nnburst.model import NO_TIMING, Capabilities, Model, ModelBuilder, OperandType, OperationType, Request
 from nnburst.service import ServiceConnection, ServiceHost
-from nnburst.service._packets import FdBundle
+from nnburst.service._packets import FdBundle, Kind, Outgoing, wait_writable
 from nnburst.service._protocol import Done, Message, Side
 from nnburst.service._transport import Connection
 
@@ -192,3 +192,15 @@ def open_fds() -> set[int]:
             os.readlink(f"/proc/self/fd/{name}")
             fds.add(int(name))
     return fds
+
+
+def send(
+    sock: socket.socket, kind: Kind, call_id: int, body: bytes, fds: Sequence[int], deadline: float | None
+) -> None:
+    """Send one message, as a `Connection` does."""
+    with Outgoing(kind, call_id, body, fds) as message:
+        while True:
+            try:
+                return message.try_send(sock)
+            except BlockingIOError:
+                wait_writable(sock, deadline)

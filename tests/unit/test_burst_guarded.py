@@ -217,3 +217,48 @@ def test_open_dimensions_are_committed_by_the_plan() -> None:
             run.run()
         assert buffer._managed.dimensions == (3, 8)  # type: ignore[attr-defined]
     prepared.close()
+
+
+@pytest.mark.parametrize("when", ["first run", "first run after the input moved"])
+@pytest.mark.parametrize("error", [SystemExit, MemoryError])
+def test_plan_that_raises_once_costs_one_run(
+    when: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was admitted in C before or is from then on, and to the bytes that are there now."""
+    bad = False
+    make = BufferPlan.__init__
+
+    class Raising:
+        def __init__(self, plan: Any) -> None:
+            self.plan = plan
+            self.output_dimensions = plan.output_dimensions
+
+        def __call__(self) -> Any:
+            return self.run(0)
+
+        def run(self, deadline_ns: int) -> Any:
+            if bad:
+                raise error("enough")
+            return self.plan.run(deadline_ns)
+
+    monkeypatch.setattr(
+        BufferPlan,
+        "__init__",
+        lambda self, buffers, inner: make(self, buffers, lambda request: Raising(inner(request))),
+    )
+    rig = Rig(monkeypatch)
+    other = rig.device.allocate(BufferDesc(), [rig.prepared], [BufferRole(0, 0)], [])
+    with rig.burst, Memory.ashmem(NBYTES) as memory:
+        if when != "first run":
+            for _ in range(3):
+                rig.turns[0].run()
+        memory.array(np.float32, SHAPE)[:] = 100
+        other.copy_from(memory)
+        rig.buffers[0].copy_buffer(other)
+        bad = True
+        with pytest.raises(NNBurstError, match="GENERAL_FAILURE"):
+            rig.turns[0].run()
+        bad = False
+        for _ in range(3):
+            rig.turns[0].run()
+            assert (rig.read(1) == 200).all()

@@ -15,7 +15,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, socket_pair
+from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, send, socket_pair
 
 from nnburst.errors import (
     BadState,
@@ -30,8 +30,8 @@ from nnburst.errors import (
     error_for,
 )
 from nnburst.model import OutputShape
-from nnburst.service import _packets, _protocol, _transport
-from nnburst.service._packets import EndOfStream, FdBundle, Kind, receive, send
+from nnburst.service import _packets, _protocol
+from nnburst.service._packets import EndOfStream, FdBundle, Kind, receive
 from nnburst.service._protocol import Malformed, Side
 
 HELLO = _protocol.Hello((1, 0), 1)
@@ -428,34 +428,6 @@ def test_a_reply_of_another_type_closes_the_connection() -> None:
         with pytest.raises(DeadObject, match="malformed"):
             end.call(HELLO, timeout=WATCHDOG)
         thread.join(WATCHDOG)
-
-
-def test_too_many_calls_at_once_close_the_connection() -> None:
-    go_on = threading.Event()
-
-    def slow(message: object, fds: FdBundle) -> _protocol.Done:
-        go_on.wait(WATCHDOG)
-        return _protocol.Done()
-
-    with raw_peer(Side.SERVICE, Answers(on_goodbye=slow)) as (end, sock):
-        try:
-            for number in range(10_000):
-                raw_send(sock, header(call_id=number + 1) + _protocol.encode(_protocol.Goodbye()))
-        except ConnectionError:
-            pass
-        go_on.set()
-        assert end.wait_ended(WATCHDOG)
-        assert "too many calls" in end.end_reason
-
-
-def test_one_side_never_has_more_calls_under_way_than_the_other_takes() -> None:
-    with raw_peer(Side.CLIENT) as (end, sock):
-        for _ in range(_transport.MAX_PENDING):
-            with pytest.raises(MissedDeadline, match="no answer"):
-                end.call(_protocol.Goodbye(), timeout=0.0)
-            sock.recv(1000)
-        with pytest.raises(MissedDeadline, match="under way"):
-            end.call(_protocol.Goodbye(), timeout=0.0)
 
 
 def test_a_peer_that_does_not_read_replies_is_dropped() -> None:

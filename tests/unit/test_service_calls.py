@@ -1,0 +1,259 @@
+"""Calls under way: how many there may be, Ctrl-C in each phase, handlers that leave, threads that are not there."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, send
+
+import nnburst
+from nnburst.errors import GeneralFailure, MissedDeadline, ResourceExhausted
+from nnburst.model import DataLocation, MeasureTiming, Model, ModelBuilder, OperandType, OperationType, RequestArgument
+from nnburst.service import ServiceHost, _pending, _protocol, start_child
+from nnburst.service._packets import FdBundle, Kind, Outgoing
+from nnburst.service._protocol import Side
+
+GOODBYE = _protocol.encode(_protocol.Goodbye())
+LONG = _protocol.Execute(
+    1,
+    _protocol.WireRequest((RequestArgument(False, DataLocation(0, 0, 0), (1,) * 70_000),), (), ()),
+    MeasureTiming.NO,
+)
+
+
+def test_too_many_calls_at_once_close_the_connection() -> None:
+    go_on = threading.Event()
+
+    def slow(message: object, fds: FdBundle) -> _protocol.Done:
+        go_on.wait(WATCHDOG)
+        return _protocol.Done()
+
+    with raw_peer(Side.SERVICE, Answers(on_goodbye=slow)) as (end, sock):
+        try:
+            for number in range(10_000):
+                send(sock, Kind.REQUEST, number + 1, GOODBYE, (), None)
+        except ConnectionError:
+            pass
+        go_on.set()
+        assert end.wait_ended(WATCHDOG)
+        assert "too many calls" in end.end_reason
+
+
+def test_one_side_never_has_more_calls_under_way_than_the_other_takes() -> None:
+    with raw_peer(Side.CLIENT) as (end, sock):
+        for _ in range(_pending.MAX_PENDING):
+            with pytest.raises(MissedDeadline, match="no answer"):
+                end.call(_protocol.Goodbye(), timeout=0.0)
+            sock.recv(1000)
+        with pytest.raises(MissedDeadline, match="under way"):
+            end.call(_protocol.Goodbye(), timeout=0.0)
+
+
+def test_second_long_call_while_one_is_served_closes_the_connection() -> None:
+    go_on = threading.Event()
+
+    def slow(message: object, fds: FdBundle) -> _protocol.ExecuteReply:
+        go_on.wait(WATCHDOG)
+        return _protocol.ExecuteReply(0, (), _protocol.Timing())
+
+    with raw_peer(Side.SERVICE, Answers(on_execute=slow)) as (end, sock):
+        for number in (1, 2):
+            send(sock, Kind.REQUEST, number, _protocol.encode(LONG), (), None)
+        assert end.wait_ended(WATCHDOG)
+        go_on.set()
+        assert "two long calls" in end.end_reason
+
+
+def test_threads_with_long_calls_take_turns() -> None:
+    """Otherwise the other side would drop the connection; short calls pass by."""
+    at_once, most = 0, 0
+    lock = threading.Lock()
+    short_done = threading.Event()
+
+    def serve(message: object, fds: FdBundle) -> _protocol.ExecuteReply:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        assert short_done.wait(WATCHDOG)
+        with lock:
+            at_once -= 1
+        return _protocol.ExecuteReply(0, (), _protocol.Timing())
+
+    with connected(service=Answers(on_execute=serve)) as (client, service):
+        threads = [threading.Thread(target=client.call, args=(LONG,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+        short_done.set()
+        for thread in threads:
+            thread.join(WATCHDOG)
+            assert not thread.is_alive()
+        assert client.alive
+        assert service.alive
+    assert most == 1
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, MemoryError])
+def test_handler_that_wants_to_leave_is_answered_and_its_thread_serves_on(error: type[BaseException]) -> None:
+    def leave(message: object, fds: FdBundle) -> None:
+        raise error("enough")
+
+    with connected(service=Answers(on_goodbye=leave), workers=1) as (client, _):
+        for _ in range(3):
+            with pytest.raises(GeneralFailure, match=error.__name__):
+                client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+        client.call(_protocol.FreeMemory(1, 1), timeout=WATCHDOG)
+
+
+# ---- Ctrl-C --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["before it is sent", "after it was sent", "while it waits", "when it is answered"])
+def test_call_that_is_interrupted_leaves_the_connection_usable(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reply of a call that was interrupted is expected, and what it names is let go of."""
+    late: list[object] = []
+    may_answer = threading.Event()
+    try_send = Outgoing.try_send
+
+    def sending(self: Outgoing, sock: socket.socket) -> None:
+        if moment == "before it is sent":
+            raise KeyboardInterrupt
+        try_send(self, sock)
+        if moment == "after it was sent":
+            raise KeyboardInterrupt
+
+    def waiting(self: _pending.PendingCall, timeout: float | None) -> bool:
+        if moment == "when it is answered":
+            may_answer.set()
+            assert wait(self, WATCHDOG)
+        raise KeyboardInterrupt
+
+    def answer(message: object, fds: FdBundle) -> _protocol.HelloReply:
+        assert may_answer.wait(WATCHDOG)
+        return _protocol.HelloReply((1, 0), 7)
+
+    wait = _pending.PendingCall.wait
+    with connected(service=Answers(on_hello=answer)) as (client, _):
+        with monkeypatch.context() as patched:
+            if moment in ("before it is sent", "after it was sent"):
+                patched.setattr(Outgoing, "try_send", sending)
+            else:
+                patched.setattr(_pending.PendingCall, "wait", waiting)
+            with pytest.raises(KeyboardInterrupt):
+                client.call(_protocol.Hello((1, 0), 1), on_late=late.append)
+        may_answer.set()
+        for _ in range(2 * _pending.MAX_PENDING):
+            client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+        deadline = time.monotonic() + WATCHDOG
+        while not late and moment != "before it is sent" and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert len(late) == (moment != "before it is sent")
+
+
+@pytest.fixture
+def alarm() -> Iterator[Any]:
+    """`alarm(seconds)`: raise KeyboardInterrupt in the main thread then, and each second if that was swallowed."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds, 1.0 if seconds else 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def relu() -> Model:
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (64,))
+    b.output("y", b.add(OperationType.RELU, [x]))
+    return b.build()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # swallowed in a callback of weakref
+@pytest.mark.leaks("a constructor that is interrupted may lose what it was about to own")
+@pytest.mark.parametrize("what", ["run", "session"])
+def test_ctrl_c_at_any_moment_leaves_a_service_and_its_sessions_usable(what: str, alarm: Any) -> None:
+    rng = np.random.default_rng(1)
+    one = {"x": np.ones(64, np.float32)}
+    model = relu()
+    with nnburst.launch(devices=["nnburst-reference"]) as service, service.session(model, timeout=30) as session:
+        session.run(None, one)
+        for _ in range(60 if what == "run" else 25):
+            try:
+                alarm(0.0005 + rng.random() * (0.005 if what == "run" else 0.04))
+                while True:
+                    if what == "run":
+                        session.run(None, one)
+                    else:
+                        with service.session(model) as other:
+                            other.run(None, one)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                alarm(0)
+            assert session.run(None, one)[0][0] == 1
+
+
+# ---- no thread to be had -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["nnburst-client-reader", "nnburst-compute", "nnburst-listener", "nnburst-service-reader"]
+)
+def test_thread_that_cannot_be_started_leaves_nothing_behind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def failing(self: threading.Thread) -> None:
+        if self.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    def attempt() -> None:
+        if name == "nnburst-client-reader":
+            start_child(["nnburst-reference"]).close()
+        elif name == "nnburst-service-reader":
+            host = ServiceHost([nnburst.devices.create_device("nnburst-reference")])
+            a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                with b:
+                    host.serve(a)
+            except ResourceExhausted:
+                assert not host.connections
+                raise
+            finally:
+                host.close()
+        elif name == "nnburst-listener":
+            with nnburst.in_process() as service:
+                service.session(relu()).close()
+        else:
+            with nnburst.in_process() as service:
+                compilation = nnburst.Compilation(relu(), service)
+                compilation.finish()
+                execution = nnburst.Execution(compilation, reusable=True)
+                execution.set_input(0, np.ones(64, np.float32))
+                execution.set_output(0, out := np.zeros(64, np.float32))
+                try:
+                    execution.start_compute().wait()
+                finally:
+                    monkeypatch.undo()
+                    execution.compute()
+                    assert out[0] == 1
+
+    attempt()
+    before = open_fds()
+    monkeypatch.setattr(threading.Thread, "start", failing)
+    with pytest.raises(ResourceExhausted, match="thread"):
+        attempt()
+    monkeypatch.undo()
+    assert open_fds() == before
