@@ -11,6 +11,7 @@ from ._index import EntryInfo
 from ._keys import default_state_directory
 from ._nncache import NNCache
 from ._reasons import CacheReason, CacheRejected
+from ._sealed_copy import check_fd
 from ._token import (
     PRIORITY_CODE,
     TOKEN_SIZE,
@@ -45,6 +46,7 @@ __all__ = [
     "TrustStore",
     "VerifiedEntry",
     "check_entry",
+    "check_fd",
     "checked_token",
     "default_cache_directory",
     "default_state_directory",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
 import struct
 from collections.abc import Callable, Sequence
 
-from ..cache import CacheReason, SaveResult
+from ..cache import CacheReason, CacheRejected, SaveResult, check_fd
 from ._caching import DeviceCacheHome
 
 __all__ = ["LateSave"]
@@ -23,6 +22,9 @@ class LateSave:
 
     A write takes a lock of its own file description, so that two late writers of one file exclude each other and a
     reader is told that the entry is busy. Files that the client removed meanwhile are left alone.
+
+    That description is opened with the rights of this process, which may be more than the client's. So only a
+    descriptor that the client itself could write through is ever opened again (THR-16).
 
     Args:
         home: The device's cache.
@@ -38,9 +40,20 @@ class LateSave:
         self._home, self._token, self._fingerprint = home, token, fingerprint
         self._counts = len(model_fds), len(data_fds)
         self._fds: list[int] = []
-        with contextlib.suppress(OSError):  # what is wrong with a descriptor is found out at the save
+        self.refused: CacheReason | None = None
+        """Why nothing will be written, if that is known already."""
+        try:
+            if self._counts != home.counts:
+                raise CacheRejected(CacheReason.BAD_FD, "another number of files")
             for fd in (*model_fds, *data_fds):
-                self._fds.append(os.dup(fd))
+                check_fd(fd)
+                self._fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0))
+        except CacheRejected as error:
+            self.refused = error.reason
+            self.close()
+        except OSError:
+            self.refused = CacheReason.IO_ERROR
+            self.close()
 
     def save(
         self, payloads: Callable[[], tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]] | None]
@@ -48,17 +61,18 @@ class LateSave:
         """Write the entry in place of what is there. Nothing is raised; the result says what came of it."""
         own: list[int] = []
         try:
-            if (len(self._fds), self._home.counts) != (sum(self._counts), self._counts):
-                return SaveResult(False, CacheReason.BAD_FD)
+            if self.refused is not None or not self._fds:
+                return SaveResult(False, self.refused or CacheReason.IO_ERROR)
             for fd in self._fds:
-                if os.fstat(fd).st_nlink == 0:
+                if check_fd(fd).st_nlink == 0:  # the client may have changed the flags since
                     return SaveResult(False, CacheReason.MISSING)  # the client has removed the entry
-                # A duplicate would share offset and locks with the client's descriptor.
-                own.append(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
+                own.append(_opened_again(fd))
             for fd in own:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
             models = self._counts[0]
             return self._home.save(self._token, payloads, own[:models], own[models:], fingerprint=self._fingerprint)
+        except CacheRejected as error:
+            return SaveResult(False, error.reason)
         except OSError as error:
             busy = error.errno in (errno.EAGAIN, errno.EACCES)
             return SaveResult(False, CacheReason.BUSY if busy else CacheReason.IO_ERROR)
@@ -71,3 +85,15 @@ class LateSave:
         """Close the duplicates. Idempotent."""
         while self._fds:
             os.close(self._fds.pop())
+
+
+def _opened_again(fd: int) -> int:
+    """Return a description of our own of a file: a duplicate would share offset and locks with the client's.
+
+    Raises:
+        CacheRejected: This process may not open the file, although it was given a descriptor.
+    """
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise CacheRejected(CacheReason.BAD_FD, f"a cache file cannot be opened again: {error.strerror}") from error

@@ -220,6 +220,56 @@ def test_descriptors_that_cannot_be_used_are_a_reason(home: DeviceCacheHome, fds
     assert LateSave(home, bytes(32), b"", fds[:1], fds[1:]).save(lambda: None).reason is CacheReason.DECLINED
 
 
+READ_ONLY = {"read only": os.O_RDONLY, "write only": os.O_WRONLY, "append": os.O_RDWR | os.O_APPEND}
+
+
+@pytest.mark.parametrize("flags", READ_ONLY.values(), ids=READ_ONLY.keys())
+def test_THR_16_late_save_does_not_widen_what_a_descriptor_allows(
+    home: DeviceCacheHome, fds: list[int], tmp_path: Path, flags: int
+) -> None:
+    """The service may be allowed to write what its client may only read."""
+    (tmp_path / "victim").write_text("precious")
+    victim = os.open(tmp_path / "victim", flags)
+    late = LateSave(home, bytes(32), b"", [victim], fds[1:])
+    assert late.refused is CacheReason.BAD_FD
+    assert late.save(lambda: payload(1)).reason is CacheReason.BAD_FD
+    assert (tmp_path / "victim").read_text() == "precious"
+    os.close(victim)
+
+
+def test_THR_16_flags_that_change_before_the_late_save(home: DeviceCacheHome, fds: list[int], tmp_path: Path) -> None:
+    late = LateSave(home, bytes(32), b"", fds[:1], fds[1:])
+    assert late.refused is None
+    fcntl.fcntl(fds[0], fcntl.F_SETFL, os.O_APPEND)
+    assert late.save(lambda: payload(1)).reason is CacheReason.BAD_FD
+    assert (tmp_path / "model").stat().st_size == 0
+
+
+@pytest.mark.parametrize("how", ["jit", "multistage,after=1"])
+def test_THR_16_files_that_may_only_be_read_stay_as_they_are(start: Any, tmp_path: Path, how: str) -> None:
+    victims = [tmp_path / "victim1", tmp_path / "victim2"]
+    for victim in victims:
+        victim.write_text("precious")
+    with start(f"compilation={how}") as service:
+        fds = [os.open(victim, os.O_RDONLY) for victim in victims]
+        device = service.devices[0]
+        prepared = device.prepare_model(model(), model_cache=fds[:1], data_cache=fds[1:], token=bytes(32))
+        assert prepared.cache_result is not None
+        assert prepared.cache_result.reason is CacheReason.BAD_FD
+        with nnburst.Compilation(model(), service.devices) as compilation:
+            compilation.set_caching_from_fds(fds[:1], fds[1:], bytes(32))
+            compilation.finish()
+            execution, y = nnburst.Execution(compilation), np.empty((1, SIZE), np.float32)
+            execution.set_input(0, X)
+            execution.set_output(0, y)
+            execution.compute()
+        assert device.counters()["saves"] == 0
+        prepared.close()
+        for fd in fds:
+            os.close(fd)
+    assert [victim.read_text() for victim in victims] == ["precious"] * 2
+
+
 @pytest.mark.parametrize("options", ["compilation=never", "after=0", "after=x", "compilation=jit,after=-1", "other=1"])
 def test_options_that_do_not_exist(options: str) -> None:
     with pytest.raises((InvalidArgument, DeviceUnavailable)):

@@ -124,10 +124,11 @@ class ReferenceDevice(Device):
             options = cache or CacheOptions()
             seconds = time.perf_counter() - started
             if not ahead:
-                self._save_later(prepared, LateSave(self._cache, token, options.fingerprint, model_cache, data_cache))
-            if self._compilation == "jit":
-                prepared.note_saved(SaveResult(False, CacheReason.LATER))
-                return prepared
+                late = LateSave(self._cache, token, options.fingerprint, model_cache, data_cache)
+                self._save_later(prepared, late)
+                if self._compilation == "jit":
+                    prepared.note_saved(SaveResult(False, late.refused or CacheReason.LATER))
+                    return prepared
             result = self._cache.save(
                 token,
                 prepared.packed,
