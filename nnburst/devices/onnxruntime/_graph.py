@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import threading
 import time
 import weakref
@@ -19,6 +20,7 @@ from ._importer import Argument, all_tensors, external_location, parse
 from ._library import onnx, onnxruntime
 
 __all__ = [
+    "FILES_OF_MODELS",
     "Bytes",
     "Graph",
     "GraphStore",
@@ -33,6 +35,9 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+FILES_OF_MODELS = "session.model_external_initializers_file_folder_path"
+"""Where ONNX Runtime looks for external data; without it, in the working directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class SessionSettings:
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spinning else "0")
         options.log_severity_level = 3
+        options.add_session_config_entry(FILES_OF_MODELS, "/dev/null")  # no directory: a session opens no file
         return options
 
 
@@ -181,25 +187,25 @@ def open_session(data: bytes, options: Any) -> Any:
 
 def _place_external(proto: Any, files: Mapping[str, Bytes], options: Any) -> bool:
     """Give the session the tensors that are in external files. Returns whether the model changed."""
-    names: list[str] = []
-    values: list[Any] = []
+    placed: dict[str, Any] = {}
     embedded = False
-    for tensor, is_initializer in all_tensors(proto.graph):
+    for tensor, is_initializer in all_tensors(proto):
         location = external_location(tensor)
         if not location:
             continue
         raw = _external_bytes(tensor, location, files)
         value = _as_ort_value(tensor, raw) if is_initializer else None
         if value is not None:
-            names.append(tensor.name)
-            values.append(value)
+            if tensor.name in placed:
+                raise InvalidArgument(f"there are two initializers with the name {tensor.name!r}")
+            placed[tensor.name] = value
             continue
         tensor.raw_data = raw.tobytes()
         tensor.data_location = 0
         del tensor.external_data[:]
         embedded = True
-    if names:
-        options.add_external_initializers(names, values)
+    if placed:
+        options.add_external_initializers(list(placed), list(placed.values()))
     return embedded
 
 
@@ -227,7 +233,7 @@ def _as_ort_value(tensor: Any, raw: Bytes) -> Any:
     except GeneralFailure:
         return None
     shape = tuple(tensor.dims)
-    if int(np.prod(shape, dtype=np.int64)) * row.itemsize != raw.nbytes:
+    if any(size < 0 for size in shape) or math.prod(shape) * row.itemsize != raw.nbytes:
         raise InvalidArgument(f"tensor {tensor.name!r} of shape {list(shape)} has {raw.nbytes} bytes")
     if raw.ctypes.data % row.itemsize or raw.nbytes == 0:
         return None

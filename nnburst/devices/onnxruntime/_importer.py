@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ...errors import GeneralFailure, InvalidArgument
@@ -29,6 +30,8 @@ _PREFIX = 1
 _MOST_FILES = 252
 """Pools of one message, without the model file itself."""
 _LONGEST_NAME = 4096
+_HIGHEST_RANK = 64
+"""As in NumPy, and in the messages between client and service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,10 @@ def _argument(value: Any, kind: str) -> Argument:
         said = (what or "value without a type").removesuffix("_type").replace("_", " ")
         raise GeneralFailure(f"{place} has type {said!r}; only dense tensors of numbers can be passed to a model")
     tensor = value.type.tensor_type
-    return Argument(name, element_type(int(tensor.elem_type), place), _shape(tensor))
+    shape = _shape(tensor)
+    if shape is not None and len(shape) > _HIGHEST_RANK:
+        raise GeneralFailure(f"{place} has {len(shape)} dimensions; at most {_HIGHEST_RANK} can be passed to a model")
+    return Argument(name, element_type(int(tensor.elem_type), place), shape)
 
 
 def _shape(tensor: Any) -> OpenShape:
@@ -121,20 +127,44 @@ def _shape(tensor: Any) -> OpenShape:
     return tuple(out)
 
 
-def all_tensors(graph: Any, top: bool = True) -> Iterator[tuple[Any, bool]]:
-    """Yield the tensors of a graph and of the graphs inside it, and whether each is an initializer of the outermost."""
-    for tensor in graph.initializer:
-        yield tensor, top
-    for sparse in graph.sparse_initializer:
-        yield sparse.values, False
-        yield sparse.indices, False
-    for node in graph.node:
-        for attribute in node.attribute:
-            yield attribute.t, False
-            for tensor in attribute.tensors:
-                yield tensor, False
-            for inner in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
-                yield from all_tensors(inner, False)
+def all_tensors(proto: Any) -> Iterator[tuple[Any, bool]]:
+    """Yield every tensor that is anywhere in a model, and whether it is an initializer of the outermost graph.
+
+    What can contain tensors is read from protobuf's own description of the format, so that no place is forgotten:
+    attributes, sparse tensors, inner graphs, functions, training information.
+    """
+    kinds, leaf = _containers_of_tensors(), onnx().TensorProto.DESCRIPTOR.full_name
+    graph, todo = proto.graph, [proto]
+    while todo:
+        message = todo.pop()
+        for field, value in message.ListFields():
+            kind = field.message_type and field.message_type.full_name
+            if kind not in kinds:
+                continue
+            inner = (value,) if hasattr(value, "ListFields") else value
+            if kind != leaf:
+                todo.extend(inner)
+                continue
+            is_initializer = message is graph and field.name == "initializer"
+            for tensor in inner:
+                yield tensor, is_initializer
+
+
+@cache
+def _containers_of_tensors() -> frozenset[str]:
+    """Return the names of the message types of ONNX that are tensors or lead to some."""
+    leads_to: dict[str, set[str]] = {}
+    todo = [onnx().ModelProto.DESCRIPTOR]
+    while todo:
+        kind = todo.pop()
+        if kind.full_name not in leads_to:
+            inner = [field.message_type for field in kind.fields if field.message_type is not None]
+            leads_to[kind.full_name] = {message.full_name for message in inner}
+            todo += inner
+    found = {onnx().TensorProto.DESCRIPTOR.full_name}
+    while more := {kind for kind, inner in leads_to.items() if inner & found} - found:
+        found |= more
+    return frozenset(found)
 
 
 def external_location(tensor: Any) -> str:
@@ -146,6 +176,11 @@ def external_location(tensor: Any) -> str:
     if tensor.data_location != onnx().TensorProto.EXTERNAL:
         return ""
     name = _text(next((entry.value for entry in tensor.external_data if entry.key == "location"), ""))
+    if len(name) > _LONGEST_NAME:
+        raise InvalidArgument(
+            f"tensor {tensor.name[:100]!r}: the name of its external file has {len(name)} characters; "
+            f"{_LONGEST_NAME} are possible"
+        )
     clean = posixpath.normpath(name)
     if not name or "\0" in name or clean.startswith(("/", "../")) or clean in ("..", "."):
         raise InvalidArgument(
@@ -165,7 +200,7 @@ def import_graph(data: bytes) -> ImportedModel:
     inputs, outputs = describe(proto)
     if not outputs:
         raise InvalidArgument("the graph has no output")
-    files = sorted({location for tensor, _ in all_tensors(proto.graph) if (location := external_location(tensor))})
+    files = sorted({location for tensor, _ in all_tensors(proto) if (location := external_location(tensor))})
     if len(files) > _MOST_FILES:
         raise GeneralFailure(f"the model has {len(files)} external files; at most {_MOST_FILES} can be passed on")
     return ImportedModel(

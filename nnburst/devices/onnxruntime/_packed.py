@@ -23,7 +23,7 @@ from ...cache import CacheReason, CacheRejected
 from ...errors import GeneralFailure
 from ...model import Model, Subgraph
 from .._elements import element_type
-from ._graph import Bytes, Graph, SessionSettings, build_session, open_session
+from ._graph import FILES_OF_MODELS, Bytes, Graph, SessionSettings, build_session, open_session
 from ._importer import all_tensors, parse
 from ._library import onnx, onnxruntime
 
@@ -203,7 +203,7 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[bytes, tuple[_Tensor, ...], Byt
     tensors: list[_Tensor] = []
     pieces: list[Bytes] = []
     end = 0
-    for tensor, is_initializer in all_tensors(proto.graph):
+    for tensor, is_initializer in all_tensors(proto):
         if tensor.data_location != onnx().TensorProto.EXTERNAL:
             continue
         place = {entry.key: int(entry.value) for entry in tensor.external_data if entry.key in ("offset", "length")}
@@ -289,7 +289,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings) 
         # The graph says that they are in a file, which must exist and be large enough. Nobody reads it: it is holes.
         with open(os.path.join(directory, _WEIGHTS), "wb") as file:
             file.truncate(max(packed.file_size, 1))
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", directory)
+        options.add_session_config_entry(FILES_OF_MODELS, directory)
         return Graph(open_session(packed.graph, options), values)
 
 
