@@ -53,6 +53,7 @@ class VerifiedEntry:
         model: Read-only views, one per model file. They keep the memory.
         data: Likewise for the data files.
         generation: Of the entry.
+        fingerprint: Of the model it was made from; all zeros if the device was not told.
         nbytes: Of all files together.
         seconds: That copying and verifying took.
     """
@@ -60,6 +61,7 @@ class VerifiedEntry:
     model: tuple[memoryview, ...]
     data: tuple[memoryview, ...]
     generation: bytes
+    fingerprint: bytes
     nbytes: int
     seconds: float
 
@@ -271,8 +273,9 @@ class DeviceCache:
         models = self._counts[_MODEL]
         nbytes = sum(f.length for f in found)
         return VerifiedEntry(
-            tuple(views[:models]), tuple(views[models:]), first.generation, nbytes, time.perf_counter() - started
-        )
+            tuple(views[:models]), tuple(views[models:]), first.generation, first.fingerprint, nbytes,
+            time.perf_counter() - started,
+        )  # fmt: skip
 
     def _check_header(self, header: Header, kind: int, index: int, token: bytes, first: Header) -> None:
         """Check authentic words: an honest file in a place that is not its own."""

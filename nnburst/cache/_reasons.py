@@ -52,6 +52,8 @@ class CacheReason(str, enum.Enum):
     """Another process is writing this entry."""
     DISK_FULL = "DISK_FULL"
     TOO_BIG = "TOO_BIG"
+    CHANGED = "CHANGED"
+    """Constants were written while the model was compiled: what was compiled is not what was asked for."""
     NOT_WORTH_IT = "NOT_WORTH_IT"
     """Compiling is faster than verifying would be."""
     DECLINED = "DECLINED"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,12 +114,18 @@ def entry_name(token: bytes) -> str:
     return hashlib.sha256(b"nnburst-entry-v1" + token).hexdigest()
 
 
-def model_fingerprint(model: Model, *, constants: bool = True) -> bytes:
+def model_fingerprint(
+    model: Model, *, constants: bool = True, copies: Mapping[int, np.ndarray[Any, Any]] | None = None
+) -> bytes:
     """Return 32 bytes that differ between any two models that compute different things.
+
+    Memory and files that constants refer to can be written at any time. A device that compiled private copies of them
+    finds out with `copies` what it has really compiled.
 
     Args:
         model: The model.
         constants: Whether the values of constants count. Without them two models that differ only in weights are alike.
+        copies: Values by operand of the main subgraph, used in place of what a constant refers to.
 
     Raises:
         InvalidArgument: A constant may not be read by this process.
@@ -128,8 +134,9 @@ def model_fingerprint(model: Model, *, constants: bool = True) -> bytes:
     digest = hashlib.sha256(b"nnburst-model-v1")
     _feed(digest, (model.relax_computation_float32_to_float16, sorted(model.extension_name_to_prefix.items())))
     _feed(digest, (model.input_names, model.output_names))
-    for subgraph in (model.main, *model.referenced):
-        _feed_subgraph(digest, model, subgraph, constants)
+    _feed_subgraph(digest, model, model.main, constants, copies or {})
+    for subgraph in model.referenced:
+        _feed_subgraph(digest, model, subgraph, constants, {})
     return digest.digest()
 
 
@@ -139,21 +146,31 @@ def _feed(digest: Any, value: object) -> None:
     digest.update(struct.pack("<Q", len(text)) + text)
 
 
-def _feed_subgraph(digest: Any, model: Model, subgraph: Subgraph, constants: bool) -> None:
+def _feed_subgraph(
+    digest: Any, model: Model, subgraph: Subgraph, constants: bool, copies: Mapping[int, np.ndarray[Any, Any]]
+) -> None:
     _feed(digest, (subgraph.input_indexes, subgraph.output_indexes))
     _feed(digest, [(int(o.type), o.inputs, o.outputs) for o in subgraph.operations])
-    for operand in subgraph.operands:
+    for index, operand in enumerate(subgraph.operands):  # as plain numbers, so that both sides of a wire agree
         params = operand.extra_params
-        extra = (params.scales, params.channel_dim) if isinstance(params, SymmPerChannelQuantParams) else params
+        extra = (
+            (tuple(map(float, params.scales)), int(params.channel_dim))
+            if isinstance(params, SymmPerChannelQuantParams)
+            else params
+        )
         constant = operand.lifetime in (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
         lifetime = "constant" if constant else int(operand.lifetime)  # where it is stored does not matter
-        _feed(digest, (int(operand.type), operand.dimensions, operand.scale, operand.zero_point, lifetime, extra))
+        numbers = (float(operand.scale), int(operand.zero_point), lifetime, extra)
+        _feed(digest, (int(operand.type), tuple(map(int, operand.dimensions)), *numbers))
         if not constant or not constants:
             continue
         location = operand.location
         digest.update(struct.pack("<Q", location.length))
         if operand.lifetime == Lifetime.CONSTANT_COPY:
             digest.update(model.operand_values[location.offset : location.offset + location.length])
+            continue
+        if index in copies:
+            digest.update(np.ascontiguousarray(copies[index]))
             continue
         pool = model.pools[location.pool_index]
         if isinstance(pool, Memory) and pool.mappable:

@@ -99,17 +99,22 @@ class DeviceCacheHome:
         fingerprint: bytes = b"",
         staged: bool = False,
         worth_seconds: float | None = None,
+        compiled: Callable[[], bytes] | None = None,
     ) -> SaveResult:
         """Save an entry; as `DeviceCache.save`, but that what to save is made only if it is needed.
+
+        A client tells the fingerprint of the model that it meant. Its memory and files may have been written since, so
+        a device compares it with `compiled`: else results of one model would be restored for another.
 
         Args:
             token: 32 bytes.
             payloads: Makes the contents of the model files and of the data files; None: this model is not cached.
             model_fds: Files.
             data_fds: Files.
-            fingerprint: Of the model.
+            fingerprint: Of the model, as the client knows it, or empty.
             staged: As `DeviceCache.save`.
             worth_seconds: What compiling took, if the files are only wanted if they are faster.
+            compiled: Makes the fingerprint of what was compiled; see `nnburst.cache.model_fingerprint`.
         """
         try:
             cache = self.get()
@@ -121,6 +126,8 @@ class DeviceCacheHome:
         nbytes = sum(len(payload) for blobs in made for payload in blobs)
         if worth_seconds is not None and not cache.worth(worth_seconds, nbytes):
             return SaveResult(False, CacheReason.NOT_WORTH_IT, nbytes=nbytes)
+        if fingerprint and compiled is not None and compiled() != fingerprint:
+            return SaveResult(False, CacheReason.CHANGED)
         return cache.save(token, *made, model_fds, data_fds, fingerprint=fingerprint, staged=staged)
 
 

@@ -56,9 +56,16 @@ class LateSave:
             self.close()
 
     def save(
-        self, payloads: Callable[[], tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]] | None]
+        self,
+        payloads: Callable[[], tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]] | None],
+        compiled: Callable[[], bytes] | None = None,
     ) -> SaveResult:
-        """Write the entry in place of what is there. Nothing is raised; the result says what came of it."""
+        """Write the entry in place of what is there. Nothing is raised; the result says what came of it.
+
+        Args:
+            payloads: As `DeviceCacheHome.save`.
+            compiled: Likewise.
+        """
         own: list[int] = []
         try:
             if self.refused is not None or not self._fds:
@@ -70,7 +77,14 @@ class LateSave:
             for fd in own:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
             models = self._counts[0]
-            return self._home.save(self._token, payloads, own[:models], own[models:], fingerprint=self._fingerprint)
+            return self._home.save(
+                self._token,
+                payloads,
+                own[:models],
+                own[models:],
+                fingerprint=self._fingerprint,
+                compiled=compiled,
+            )
         except CacheRejected as error:
             return SaveResult(False, error.reason)
         except OSError as error:

@@ -29,7 +29,7 @@ from ..cache import (
 )
 from ..devices import CacheOptions, Device, PreparedModel
 from ..errors import DeadObject, InvalidArgument, NNBurstError
-from ..model import ExecutionPreference, Model, Priority
+from ..model import ExecutionPreference, Lifetime, Model, Priority
 
 __all__ = [
     "CacheReport",
@@ -170,8 +170,10 @@ class DirectoryCache:
             started = time.perf_counter()
             prepared = run(Files(staged.model_fds, staged.data_fds), options)
             result = prepared.cache_result
+            reason = CacheReason.DECLINED if result is None else result.reason
+            if reason in (CacheReason.SAVED, CacheReason.LATER) and _has_changed(job.model, options.fingerprint):
+                return prepared, CacheReason.CHANGED
             if result is None or not result.saved:
-                reason = CacheReason.DECLINED if result is None else result.reason
                 if reason is CacheReason.LATER:
                     self._publish_empty(staged, job)
                     return prepared, reason
@@ -218,6 +220,17 @@ class DirectoryCache:
         elif generation and reason not in (CacheReason.BUSY, CacheReason.DEADLINE, CacheReason.NO_STORE):
             with contextlib.suppress(OSError, CacheRejected):
                 self._cache.remove(entry_name(token), generation)
+
+
+def _has_changed(model: Model, fingerprint: bytes) -> bool:
+    """Whether the memory or a file that constants refer to was written since; a device may not have looked."""
+    operands = (operand for subgraph in (model.main, *model.referenced) for operand in subgraph.operands)
+    if all(operand.lifetime != Lifetime.CONSTANT_REFERENCE for operand in operands):
+        return False
+    try:
+        return model_fingerprint(model) != fingerprint
+    except NNBurstError:
+        return True
 
 
 class FlatCache:

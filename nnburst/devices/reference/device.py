@@ -137,13 +137,20 @@ class ReferenceDevice(Device):
                 fingerprint=options.fingerprint,
                 staged=options.staged,
                 worth_seconds=seconds if options.only_if_worth and ahead else None,
+                compiled=prepared.fingerprint,
             )
             prepared.note_saved(result)
             self._count(saves=int(result.saved))
         return prepared
 
-    def _save_later(self, prepared: ReferencePreparedModel, late: LateSave) -> None:
-        """Have weights transformed, and the files written with them, after some executions."""
+    def _save_later(self, prepared: ReferencePreparedModel, late: LateSave, restored: bool = False) -> None:
+        """Have weights transformed, and the files written with them, after some executions.
+
+        Args:
+            prepared: The model.
+            late: Its files.
+            restored: Its constants come from verified files, not from the client.
+        """
         weak = weakref.ref(prepared)
 
         def work() -> None:
@@ -151,7 +158,7 @@ class ReferenceDevice(Device):
             if model is None:
                 return
             model.lower()
-            result = late.save(model.packed)
+            result = late.save(model.packed, None if restored else model.fingerprint)
             model.note_saved(result)
             self._count(lowerings=1, transformations=model.transformations, saves=int(result.saved))
 
@@ -183,7 +190,8 @@ class ReferenceDevice(Device):
         prepared = ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
         self._count(loads=1)
         if self._compilation == "multistage" and not prepared.is_lowered:  # an earlier stage
-            self._save_later(prepared, LateSave(self._cache, token, fingerprint, model_cache, data_cache))
+            # What the entry was made from, not what this client believes; all zeros is a fingerprint like any other.
+            self._save_later(prepared, LateSave(self._cache, token, entry.fingerprint, model_cache, data_cache), True)
         return prepared
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...burst import ExecutionResult, PlanBurstExecutor
-from ...cache import SaveResult
+from ...cache import SaveResult, model_fingerprint
 from ...errors import BadState, ErrorStatus, NNBurstError, OutputInsufficientSize, ResourceExhausted
 from ...memory import BufferTracker, open_request, read_constant
 from ...model import (
@@ -126,6 +126,10 @@ class ReferencePreparedModel(PreparedModel):
         """Return the contents of the model file and the data file, or None if this model cannot be cached."""
         files = pack(self.model, self.matches, self.constants, dict(self._derived), self._unneeded)
         return None if files is None else ((files[0],), (files[1],))
+
+    def fingerprint(self) -> bytes:
+        """Return the fingerprint of what was compiled; not of a restored model, which has no pools any more."""
+        return model_fingerprint(self.model, copies=self.constants)
 
     def who_made_their_own(self, index: int) -> set[int]:
         """Operations that have an array of their own in place of a constant."""

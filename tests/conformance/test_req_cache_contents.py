@@ -1,0 +1,196 @@
+"""An entry says what it was really made from, also if memory is written meanwhile (`caching.md` §3.2, §8.7)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from model_support import SAMPLES, make_request
+
+import nnburst
+from nnburst.cache import CacheReason, model_fingerprint
+from nnburst.devices import CacheOptions, PreparedModel
+from nnburst.devices.reference import ReferenceDevice
+from nnburst.errors import ErrorStatus
+from nnburst.memory import Memory
+from nnburst.model import Model, ModelBuilder, OperandType, OperationType
+from nnburst.runtime import _caching
+
+R = CacheReason
+SIZE = 100
+GOOD, BAD = (np.full((SIZE, SIZE), value, np.float32) for value in (1, 7))
+X = np.ones((1, SIZE), np.float32)
+
+pytestmark = pytest.mark.leaks("the trust store of a process stays open")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    with Memory.ashmem(GOOD.nbytes) as memory:
+        memory.write(GOOD, 0)
+        yield memory
+
+
+def build(memory: Memory) -> Model:
+    b = ModelBuilder(inline_limit=1024)
+    weights = b.constant_from_memory(memory, GOOD.shape)
+    b.output("y", b.fully_connected(b.input("x", OperandType.TENSOR_FLOAT32, X.shape), weights))
+    return b.build()
+
+
+class Written(ReferenceDevice):
+    """Somebody writes the weights while the model is compiled, and may put the old ones back."""
+
+    def __init__(self, memory: Memory, put_back: bool, checks: bool = True, **options: Any) -> None:
+        super().__init__(**options)
+        self.memory, self.put_back, self.checks = memory, put_back, checks
+
+    def prepare_model(self, *args: Any, **options: Any) -> Any:
+        self.memory.write(BAD, 0)
+        if len(args) > 7 and not self.checks:
+            args = (*args[:7], CacheOptions(staged=True))  # a device that saves whatever it has
+        prepared = super().prepare_model(*args, **options)
+        if self.put_back:
+            self.memory.write(GOOD, 0)
+        return prepared
+
+
+def compiled(device: Any, model: Model, directory: Path, runs: int = 1) -> tuple[Any, float]:
+    """Compile or restore with caching, and return the report and the first result."""
+    with nnburst.Compilation(model, [device]) as compilation:
+        compilation.set_caching_auto(directory, always=True)
+        compilation.finish()
+        y = np.empty((1, SIZE), np.float32)
+        for _ in range(runs):
+            execution = nnburst.Execution(compilation)
+            execution.set_input(0, X)
+            execution.set_output(0, y)
+            execution.compute()
+        return compilation.cache_report, float(y[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("put_back", "checks"), [(True, True), (False, True), (False, False)], ids=["put back", "left", "no check"]
+)
+def test_THR_12_weights_that_are_written_while_they_are_compiled(
+    tmp_path: Path, memory: Memory, put_back: bool, checks: bool
+) -> None:
+    model = build(memory)
+    report, y = compiled(Written(memory, put_back, checks), model, tmp_path / "c")
+    assert (report.outcome, report.reason, y) == ("NOT_SAVED", R.CHANGED, 7 * SIZE)
+    memory.write(GOOD, 0)
+    for outcome in ("SAVED", "HIT"):
+        report, y = compiled(ReferenceDevice(), model, tmp_path / "c")
+        assert (report.outcome, y) == (outcome, SIZE)
+
+
+@pytest.mark.parametrize("how", ["jit", "multistage"])
+def test_THR_12_late_save_of_weights_that_were_written(tmp_path: Path, memory: Memory, how: str) -> None:
+    model = build(memory)
+    device = Written(memory, True, compilation=how, after=1)
+    _, y = compiled(device, model, tmp_path / "c", runs=3)
+    assert y == 7 * SIZE
+    assert device.counters()["saves"] == 0
+    report, y = compiled(ReferenceDevice(), model, tmp_path / "c")
+    assert (report.outcome, y) == ("SAVED", SIZE)
+
+
+def test_weights_that_are_written_before_the_device_sees_them(
+    tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Across a process: between the fingerprint and the copy that the service makes."""
+    model, real = build(memory), _caching.Cache.stage
+
+    def stage(*args: Any, **options: Any) -> Any:
+        memory.write(BAD, 0)
+        return real(*args, **options)
+
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        with monkeypatch.context() as patch:
+            patch.setattr(_caching.Cache, "stage", stage)
+            report, y = compiled(service.devices[0], model, tmp_path / "c")
+        assert (report.outcome, report.reason, y) == ("NOT_SAVED", R.CHANGED, 7 * SIZE)
+        memory.write(GOOD, 0)
+        report, y = compiled(service.devices[0], model, tmp_path / "c")
+        assert (report.outcome, y) == ("SAVED", SIZE)
+
+
+def test_device_says_so_itself_when_it_is_asked_directly(tmp_path: Path, memory: Memory) -> None:
+    """For a client in another process that does not look again."""
+    model = build(memory)
+    fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT, 0o600) for name in ("model", "data")]
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        device = service.devices[0]
+
+        def prepared(fingerprint: bytes) -> PreparedModel:
+            options = CacheOptions(fingerprint)
+            return device.prepare_model(model, model_cache=fds[:1], data_cache=fds[1:], token=bytes(32), cache=options)
+
+        for fingerprint, reason in ((b"x" * 32, R.CHANGED), (model_fingerprint(model), R.SAVED), (b"", R.SAVED)):
+            result = prepared(fingerprint).cache_result
+            assert result is not None
+            assert result.reason is reason
+    for fd in fds:
+        os.close(fd)
+
+
+def test_later_stage_keeps_the_fingerprint_of_the_earlier(tmp_path: Path, memory: Memory) -> None:
+    """An entry that was saved for no certain model does not become one of the client's choice by being loaded."""
+    model = build(memory)
+    fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT, 0o600) for name in ("model", "data")]
+    given: dict[str, Any] = {"model_cache": fds[:1], "data_cache": fds[1:], "token": bytes(32)}
+    device = ReferenceDevice(compilation="multistage", after=1)
+    device.prepare_model(model, **given).close()
+    restored = device.prepare_model_from_cache(**given, fingerprint=b"q" * 32)
+    request, pool = make_request(model, [X], [(1, SIZE)])
+    assert restored.execute_synchronously(request)[0] is ErrorStatus.NONE
+    restored.close()  # waits for the later stage
+    assert device.counters()["saves"] == 2
+    device.prepare_model_from_cache(**given, fingerprint=b"r" * 32).close()
+    pool.close()
+    for fd in fds:
+        os.close(fd)
+
+
+def test_service_sees_the_fingerprint_that_its_client_sees(tmp_path: Path) -> None:
+    """Over the wire: else a device would believe that everything had changed."""
+    fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT, 0o600) for name in ("model", "data")]
+    reasons = {}
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        device = service.devices[0]
+        for name, make in SAMPLES.items():
+            model = make().model
+            if all(device.get_supported_operations(model)):
+                options = CacheOptions(model_fingerprint(model))
+                files: dict[str, Any] = {"model_cache": fds[:1], "data_cache": fds[1:], "token": bytes(32)}
+                with contextlib.closing(device.prepare_model(model, **files, cache=options)) as prepared:
+                    assert prepared.cache_result is not None
+                    reasons[name] = prepared.cache_result.reason
+    assert len(reasons) > 10
+    assert set(reasons.values()) == {R.SAVED}, reasons
+    for fd in fds:
+        os.close(fd)
+
+
+def test_fingerprint_does_not_depend_on_the_kind_of_a_number() -> None:
+    """A service gets plain numbers, whatever the client had."""
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_QUANT8_ASYMM, (2,), scale=0.5, zero_point=1)
+    b.output("y", b.add(OperationType.DEQUANTIZE, [x]))
+    model, prints = b.build(), set()
+    for kind in (float, np.float32, np.float64):
+        first, *rest = model.main.operands
+        operands = (replace(first, scale=kind(0.5), zero_point=np.int32(1) if kind is np.float32 else 1), *rest)
+        prints.add(model_fingerprint(replace(model, main=replace(model.main, operands=operands))))
+    assert len(prints) == 1
