@@ -24,7 +24,7 @@ int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_n
     ch->size_at = size_at;
     ch->window_ns = window_ns;
     if (!mq || mq->flavour != NNB_SYNCHRONIZED || mq->quantum != NNB_DATUM_SIZE || !mq->event ||
-        !(mq->options & NNB_MQ_EXCLUSIVE) || mq->capacity < NNB_MIN_CHANNEL || mq->capacity > UINT32_MAX)
+        !(mq->options & NNB_MQ_EXCLUSIVE) || mq->capacity < NNB_MIN_CHANNEL || mq->capacity > NNB_MAX_CHANNEL)
         return -EINVAL;
     return 0;
 }
@@ -73,9 +73,11 @@ static uint32_t announced(const nnb_channel *ch, const uint8_t *datum, uint64_t 
 
 /* Whether what follows the first packet is a sequence of whole packets. Packets are published whole, so anything else
  * means that the first one lied about its size too. The peer may change the bytes later: each packet is
- * checked again, on its private copy, when its turn comes. */
-static int rest_is_packets(const nnb_channel *ch, uint64_t from, uint64_t datums)
+ * checked again, on its private copy, when its turn comes. What was walked over once is not walked over again: however
+ * many packets wait, each costs one look. */
+static int rest_is_packets(nnb_channel *ch, uint64_t n, uint64_t datums)
 {
+    uint64_t from = ch->verified > n ? ch->verified : n;
     while (from < datums) {
         uint8_t header[NNB_DATUM_SIZE];
         nnb_mq_peek(ch->mq, from * NNB_DATUM_SIZE, header, sizeof header);
@@ -84,6 +86,7 @@ static int rest_is_packets(const nnb_channel *ch, uint64_t from, uint64_t datums
             return 0;
         from += size;
     }
+    ch->verified = from;
     return 1;
 }
 
@@ -102,11 +105,13 @@ static int take(nnb_channel *ch, uint8_t *packet, uint64_t bytes)
     uint32_t n = announced(ch, packet, datums);
     if (__builtin_expect(!n || (n < datums && !rest_is_packets(ch, n, datums)), 0)) {
         ch->malformed++;
+        ch->verified = 0;
         nnb_mq_consume(q, bytes);
         return -EPROTO;
     }
     nnb_mq_peek(q, NNB_DATUM_SIZE, packet + NNB_DATUM_SIZE, (uint64_t)(n - 1) * NNB_DATUM_SIZE);
     nnb_mq_consume(q, (uint64_t)n * NNB_DATUM_SIZE);
+    ch->verified = ch->verified > n ? ch->verified - n : 0;
     ch->packets++;
     return (int)n;
 }
@@ -179,6 +184,7 @@ int nnb_channel_drain(nnb_channel *ch)
     int64_t bytes = nnb_mq_poll(ch->mq);
     if (bytes > 0)
         nnb_mq_consume(ch->mq, (uint64_t)bytes);
+    ch->verified = 0;
     return (int)(bytes < 0 ? bytes : bytes / NNB_DATUM_SIZE);
 }
 

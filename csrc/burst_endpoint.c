@@ -28,7 +28,8 @@
 
 struct nnb_client {
     uint32_t magic;
-    nnb_a32 busy; /* taken with acquire, given back with release: orders the fields below between threads */
+    nnb_a32 busy;  /* taken with acquire, given back with release: orders the fields below between threads */
+    nnb_a64 owner; /* thread of the run in flight; stale while not busy */
     int closed;
     uint32_t late; /* results still to come for requests that were given up */
     uint64_t dropped, refused;
@@ -41,11 +42,12 @@ struct nnb_execution {
     nnb_client *client;
     uint64_t timeout_ns, deadline_ns;
     int waiting;
-    pthread_t owner; /* of the run in flight */
     uint32_t n, shapes_room, dims_room;
     nnb_result result;
     uint8_t packet[];
 };
+
+static uint64_t self(void) { return (uint64_t)(uintptr_t)pthread_self(); }
 
 /* ---- client --------------------------------------------------------------------------------------------------- */
 
@@ -88,7 +90,7 @@ int nnb_client_close(nnb_client *c)
         return -ECHILD;
     nnb_client_hang_up(c);
     if (nnb_swap32_acquire(&c->busy, 1))
-        return -EBUSY;
+        return nnb_load_relaxed(&c->owner) == self() ? -EDEADLK : -EBUSY;
     pthread_mutex_lock(&c->lock);
     if (!c->closed) {
         c->closed = 1;
@@ -134,6 +136,7 @@ int nnb_execution_create(nnb_execution **out, nnb_client *c, const nnb_request *
     if (!e)
         return -ENOMEM;
     e->client = c;
+    e->result.status = -1;
     int rc = nnb_wire_encode_request(request, e->packet, (uint32_t)n);
     if (rc < 0) {
         free(e);
@@ -186,11 +189,12 @@ int nnb_execution_start(nnb_execution *e)
     int rc = nnb_channel_send(&c->request, e->packet, e->n);
     if (rc < 0) {
         e->result.status = -1; /* no answer of this run will ever be here */
-        return end(e, rc == -EMSGSIZE ? -ENOBUFS : rc);
+        /* What fits, but not now, must not overtake the requests that were given up and are still to be run. */
+        return end(e, rc == -EMSGSIZE ? -ENOBUFS : rc == -ENOBUFS && c->late ? -EAGAIN : rc);
     }
     e->deadline_ns = e->timeout_ns ? nnb_now_ns() + e->timeout_ns : 0;
     c->result.waiting = 0; /* a new wait begins */
-    e->owner = pthread_self();
+    nnb_store_relaxed(&c->owner, self());
     e->waiting = 1;
     return 0;
 }
@@ -280,7 +284,7 @@ int nnb_execution_run(nnb_execution *e)
 
 void nnb_execution_abandon(nnb_execution *e)
 {
-    if (e->client->magic != MAGIC || !e->waiting || !pthread_equal(e->owner, pthread_self()))
+    if (e->client->magic != MAGIC || !e->waiting || nnb_load_relaxed(&e->client->owner) != self())
         return;
     e->client->late++;
     end(e, 0);

@@ -401,8 +401,13 @@ static int settle(nnb_server *s, int got)
     return id;
 }
 
+/* Nobody is there to take the answers to what is still in the ring. */
+static int is_hung_up(nnb_server *s) { return nnb_load32_acquire(&s->request.hung_up) != 0; }
+
 int nnb_server_try(nnb_server *s, uint32_t spins)
 {
+    if (is_hung_up(s))
+        return -EPIPE;
     int got = nnb_channel_try(&s->request, s->packet, spins);
     return got == -EAGAIN ? got : settle(s, got);
 }
@@ -413,6 +418,8 @@ int nnb_server_next(nnb_server *s)
         return -ECHILD;
     int rc = nnb_server_reply(s);
     while (rc >= 0 || rc == -EAGAIN) {
+        if (is_hung_up(s))
+            return -EPIPE;
         rc = settle(s, nnb_channel_wait(&s->request, s->packet, 0));
         if (rc >= 0)
             return rc;

@@ -16,6 +16,7 @@ typedef struct nnb_channel {
     uint32_t fruitless;  /* windows in a row that ended without a packet */
     int waiting;         /* the window is over: the packet that comes was not found by polling */
     uint32_t rest;       /* waits that sleep at once before polling is tried again */
+    uint64_t verified;   /* datums after the head that were found to be whole packets */
     int size_at;         /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
     nnb_a32 hung_up;
     uint64_t packets, sleeps, wakes, malformed;

@@ -160,6 +160,7 @@ int nnb_mq_write_blocking(nnb_mq *q, const void *data, uint64_t count, uint32_t 
 
 #define NNB_DATUM_SIZE 24
 #define NNB_MIN_CHANNEL 4u      /* datums; the smallest channel that is accepted */
+#define NNB_MAX_CHANNEL 65536u  /* ... and the largest: each end keeps room for a packet that fills it */
 #define NNB_NO_TIME 0xffffffffffffffffu
 
 typedef struct nnb_argument {
@@ -225,7 +226,8 @@ typedef struct nnb_client nnb_client;
 int nnb_client_create(nnb_client **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns);
 /* The peer is gone: every wait ends with -EPIPE. Any thread, any time before nnb_client_destroy. */
 void nnb_client_hang_up(nnb_client *c);
-/* Unmaps the queues. -EBUSY while an execution is in flight (it has been told to stop: try again). Idempotent. */
+/* Unmaps the queues. Idempotent. -EBUSY while an execution is in flight (it has been told to stop: try again);
+ * -EDEADLK if it is this thread's own, below a signal handler: nnb_client_destroy will unmap them. */
 int nnb_client_close(nnb_client *c);
 void nnb_client_destroy(nnb_client *c); /* close + free; NULL is fine; harmless in a forked child */
 void nnb_client_stats(const nnb_client *c, nnb_stats *out);
@@ -313,7 +315,7 @@ int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_
 /* Sends the answer of the request at hand (NONE without shapes, unless nnb_server_set_result was called) and waits for
  * the next one. Ill-formed packets are answered here. Returns the plan id, with NNB_PLAN_NEW if the packet is
  * new: then read it with nnb_server_request and, if it is worth it, nnb_server_keep_plan(id).
- * -ERESTART: call again, and free closed buffers that are idle; -EPIPE: hung up; -EBADMSG: channel corrupt; -ENOBUFS:
+ * -ERESTART: call again, and free closed buffers that are idle; -EPIPE: hung up, whatever is in the ring; -EBADMSG: channel corrupt; -ENOBUFS:
  * the client takes no results. */
 int nnb_server_next(nnb_server *s);
 /* The steps of nnb_server_next. */

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ._errno import check, checked_timeout, deadline_after, header_digest
+from ._errno import check, checked_timeout, deadline_after, header_digest, is_real
 from ._fds import FdSet
 from ._nnburst import ffi, lib
 
-__all__ = ["FdSet", "check", "checked_timeout", "deadline_after", "ffi", "header_digest", "lib"]
+__all__ = ["FdSet", "check", "checked_timeout", "deadline_after", "ffi", "header_digest", "is_real", "lib"]

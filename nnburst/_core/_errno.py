@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import numbers
 import os
 import time
 
@@ -72,6 +73,11 @@ def check(rc: int, what: str = "") -> int:
     raise _ERRORS.get(-rc, GeneralFailure)(f"{what}: {reason} [{name}]" if what else f"{reason} [{name}]")
 
 
+def is_real(value: object) -> bool:
+    """Whether it is a real number, also one of NumPy's."""
+    return isinstance(value, numbers.Real)
+
+
 def checked_timeout(seconds: float | None, *, zero: bool = False) -> float | None:
     """Return `seconds` if it can limit a wait; with `zero`, 0 means no limit and becomes None.
 
@@ -80,8 +86,8 @@ def checked_timeout(seconds: float | None, *, zero: bool = False) -> float | Non
     """
     if seconds is None or (zero and seconds == 0):
         return None
-    if isinstance(seconds, int | float) and seconds > 0:
-        return seconds
+    if is_real(seconds) and seconds > 0:
+        return float(seconds)
     raise InvalidArgument(f"timeout={seconds!r}: give seconds > 0, or None to wait without end")
 
 

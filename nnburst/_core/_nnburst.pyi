@@ -50,6 +50,7 @@ class _Lib:
     NNB_MQ_SEALED: int
     NNB_DATUM_SIZE: int
     NNB_MIN_CHANNEL: int
+    NNB_MAX_CHANNEL: int
     NNB_NO_TIME: int
     NNB_UNCHANGED: int
     NNB_COMMITTED: int

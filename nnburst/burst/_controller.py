@@ -7,6 +7,7 @@ import errno
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
@@ -22,7 +23,7 @@ from ..errors import (
     error_for,
 )
 from ..fmq import MessageQueue
-from ..model import NO_TIMING, MeasureTiming
+from ..model import NO_TIMING, BufferToken, MeasureTiming
 from ._endpoint import c_request, open_channel, python_result
 from ._slots import SlotTable
 from ._stats import BurstStats, read_stats
@@ -87,7 +88,7 @@ class ExecutionBurstController:
             prepared_model: Kept alive by the burst.
             polling_window: Seconds that both ends poll before they sleep; None for the default of each process, 0 to
                 never poll.
-            channel_length: Datums in the request channel, at least 4. A request needs 2 + inputs + outputs + pools +
+            channel_length: Datums in the request channel, 4 to 65,536. A request needs 2 + inputs + outputs + pools +
                 given dimensions; what does not fit runs without the burst.
             result_channel_length: Datums in the result channel; None for the same.
 
@@ -97,8 +98,9 @@ class ExecutionBurstController:
         """
         window = window_ns(polling_window)
         lengths = (channel_length, channel_length if result_channel_length is None else result_channel_length)
-        if min(lengths) < lib.NNB_MIN_CHANNEL:
-            raise InvalidArgument(f"a burst channel needs at least {lib.NNB_MIN_CHANNEL} datums, not {min(lengths)}")
+        least, most = lib.NNB_MIN_CHANNEL, lib.NNB_MAX_CHANNEL
+        if not all(least <= length <= most for length in lengths):
+            raise InvalidArgument(f"a burst channel has {least} to {most} datums, not {lengths}")
         slots = SlotTable()
         with contextlib.ExitStack() as stack:
             queues = [stack.enter_context(MessageQueue(DATUM, length)) for length in lengths]
@@ -118,9 +120,10 @@ class ExecutionBurstController:
         self._context = context
         self._slots = slots
         self._endpoint = endpoint
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close a burst whose counters are just being read
         self._closed = False
         self._fallbacks = 0
+        self._dropped: deque[Memory | BufferToken] = deque()
         self._final_stats: BurstStats | None = None
         # Weakly: listeners are kept until the connection ends, and a controller that is just dropped must not be.
         this = weakref.ref(self)
@@ -147,11 +150,14 @@ class ExecutionBurstController:
             kind: The subclass of `Execution` to return.
 
         Raises:
-            BadState: The burst is closed.
+            BadState: The burst is closed, or a memory.
             InvalidArgument: A number does not fit the wire format.
         """
         if self._closed:
             raise BadState("the burst is closed; create another one")
+        self._forget_dropped()
+        if any(getattr(pool, "closed", False) for pool in request.pools):
+            raise BadState("a memory of the request is closed")
         slots = self._slots.slots_for(request.pools)  # type: ignore[arg-type]
         raw, keep_alive = c_request(request, slots, measure=measure)
         out = ffi.new("nnb_execution **")
@@ -189,9 +195,27 @@ class ExecutionBurstController:
         slot = self._slots.free(memory)
         if slot is None:
             return False
-        with contextlib.suppress(DeadObject):  # a dead service holds nothing
+        with contextlib.suppress(BadState, DeadObject, MissedDeadline):  # a service that has ended holds nothing
             self._context.free_memory(slot)
         return True
+
+    def forget(self, memory: Memory | BufferToken) -> None:
+        """As `free_memory`, but do not wait for the service."""
+        slot = self._slots.free(memory)
+        if slot is not None:
+            with contextlib.suppress(NNBurstError):
+                self._context.forget_memory(slot)
+
+    def forget_soon(self, memory: Memory | BufferToken) -> None:
+        """For a finaliser, which may take no lock: forget and close a memory when the next request is bound."""
+        self._dropped.append(memory)
+
+    def _forget_dropped(self) -> None:
+        while self._dropped:
+            memory = self._dropped.popleft()
+            self.forget(memory)
+            if not isinstance(memory, BufferToken):
+                memory.close()
 
     @property
     def stats(self) -> BurstStats:
@@ -205,18 +229,27 @@ class ExecutionBurstController:
         return self._closed
 
     def close(self) -> None:
-        """End the burst; an execution in flight gets `DeadObject`. Idempotent."""
+        """End the burst; an execution in flight gets `BadState`, though the service finishes it. Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             self._final_stats = read_stats(lib.nnb_client_stats, self._endpoint, self._fallbacks)
+        lib.nnb_client_hang_up(self._endpoint)
         with contextlib.suppress(NNBurstError):  # dead, or a forked child that must leave its parent's burst alone
             self._unlink()
             self._context.close()
+        # EDEADLK: this is a signal handler over the execution in flight, which finds the burst closed when it goes on.
         while lib.nnb_client_close(self._endpoint) == -errno.EBUSY:
             time.sleep(0.001)  # the execution in flight has been told to stop; the lock is free for it here
         self._slots.clear()
+        self._dropped.clear()
+
+    def hang_up(self) -> None:
+        """End the burst without waiting, from any thread, also in a finaliser; `close` may follow."""
+        with contextlib.suppress(NNBurstError):
+            self._unlink()
+            self._context.hang_up()
 
     def __enter__(self) -> ExecutionBurstController:
         return self
@@ -279,6 +312,8 @@ class Execution:
             status = self._run(self._pointer)
             if status:
                 self._settle(status)
+        except BadState:  # not run at all, perhaps because this very execution is in flight below a signal handler
+            raise
         except BaseException:
             # Does nothing, unless a signal handler raised while the answer was still on its way.
             lib.nnb_execution_abandon(self._pointer)
@@ -288,6 +323,8 @@ class Execution:
         """As `run`, but return (status, output shapes, timing) instead of raising for an error status."""
         try:
             self._wait(self._run(self._pointer))
+        except BadState:
+            raise
         except BaseException:
             lib.nnb_execution_abandon(self._pointer)
             raise
@@ -314,6 +351,11 @@ class Execution:
                 f"no answer within {self._timeout} s; a late one will be dropped. Give more time (timeout=) or look at "
                 "what the service is doing"
             )
+        if number == errno.EAGAIN:
+            raise MissedDeadline(
+                "not started: the service has not come yet to the runs that were given up before. Give more time "
+                "(timeout=) or look at what the service is doing"
+            )
         if number == errno.EPIPE:
             if self._burst.closed:
                 raise BadState("the burst was closed while this execution ran")
@@ -328,9 +370,15 @@ class Execution:
 
     @property
     def result(self) -> ExecutionResult:
-        """(status, output shapes, timing) of the last run. Not to be read while another thread runs it."""
+        """(status, output shapes, timing) of the last run. Not to be read while another thread runs it.
+
+        Raises:
+            BadState: There was none.
+        """
         raw = lib.nnb_execution_result(self._pointer)
-        if raw.status < 0 and self._fallback is not None:  # the last run did not go through the channel
+        if raw.status < 0:  # the last run did not go through the channel
+            if self._fallback is None:
+                raise BadState("the execution has not run yet")
             return self._fallback
         return python_result(raw)
 

@@ -70,6 +70,13 @@ class BurstContext(abc.ABC):
     def free_memory(self, slot: int) -> None:
         """Forget a slot and every plan that uses it. An unknown slot is no error (REQ-MODEL-051)."""
 
+    def forget_memory(self, slot: int) -> None:
+        """As `free_memory`, but do not wait until it is forgotten."""
+        self.free_memory(slot)
+
+    def hang_up(self) -> None:
+        """End the burst without waiting, from any thread, also in a finaliser. Idempotent; `close` may follow."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """End the burst and release what it holds. Idempotent."""

@@ -80,7 +80,7 @@ class ExecutionBurstServer(BurstContext):
             raise
         out = ffi.new("nnb_server **")
         check(lib.nnb_server_create(out, request, result, window, _MAX_PLANS), "burst channels")
-        return cls(callback, executor, out[0])
+        return cls(callback, executor, ffi.gc(out[0], lib.nnb_server_destroy))
 
     def __init__(self, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
         """Use `create`."""
@@ -92,14 +92,14 @@ class ExecutionBurstServer(BurstContext):
         # Guards the executor's slot entries. Held for dictionary work only, never across a call to the client.
         self._slots_lock = threading.Lock()
         self._freed_meanwhile: set[int] | None = None
-        self._close_lock = threading.Lock()
+        self._close_lock = threading.RLock()  # `hang_up` may come from a finaliser, in whatever thread that runs
         self._closed = False
         self._final_stats: BurstStats | None = None
         self._thread = threading.Thread(target=self._listen, name="nnburst-listener", daemon=True)
         try:
             self._thread.start()
         except RuntimeError as error:
-            lib.nnb_server_destroy(endpoint)
+            ffi.release(endpoint)
             raise ResourceExhausted(f"a burst needs a thread: {error}") from error
         _SERVERS.add(self)
 
@@ -245,7 +245,6 @@ class ExecutionBurstServer(BurstContext):
                 self._guarded.pop(ids[i], None)
 
     def hang_up(self) -> None:
-        """The client is gone: end the listener thread without waiting for it. Idempotent."""
         with self._close_lock:
             if not self._closed:
                 lib.nnb_server_hang_up(self._endpoint)
@@ -261,7 +260,7 @@ class ExecutionBurstServer(BurstContext):
                 return
             self._closed = True
             self._final_stats = read_stats(lib.nnb_server_stats, self._endpoint)
-            lib.nnb_server_destroy(self._endpoint)
+            ffi.release(self._endpoint)
         self._plans.clear()
         self._guarded.clear()
         self._executor.close()

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 
+from .._core import is_real
 from ..errors import InvalidArgument
 
 __all__ = ["CHANNEL_LENGTH", "DATUM", "WINDOW_VARIABLE", "default_polling_window", "window_ns"]
@@ -44,11 +45,11 @@ def checked_window(seconds: float) -> float:
     Raises:
         InvalidArgument: It is negative, not a number, or over a minute.
     """
-    if not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_WINDOW:
+    if not is_real(seconds) or not 0 <= seconds <= _LONGEST_WINDOW:
         raise InvalidArgument(
             f"polling_window={seconds!r}: give seconds between 0 (never poll) and {_LONGEST_WINDOW:.0f}"
         )
-    return seconds
+    return float(seconds)
 
 
 def window_ns(seconds: float | None) -> int:

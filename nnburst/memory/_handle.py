@@ -117,7 +117,10 @@ def check_fd_count(handle: MemoryHandle, count: int) -> None:
 
 def check_size(size: int) -> int:
     """Return a size as an integer; refuse what no pool has."""
-    length = operator.index(size)
+    try:
+        length = operator.index(size)
+    except TypeError:
+        raise InvalidArgument(f"size is {size!r}; give a whole number of bytes") from None
     if not 0 < length <= _MAX_SIZE:
         raise InvalidArgument(f"size is {size}; a memory pool has at least one byte")
     return length

@@ -96,6 +96,7 @@ class ManagedBuffer:
         self._writing = Uses((), (self.handle,))
         self._storage = _Storage(self.nbytes(dimensions) if self.is_fixed else 0)
         self._spare: _Storage | None = None
+        self._lent: tuple[weakref.ref[ManagedBuffer], _Storage] | None = None
         self._account: Callable[[int], None] | None = None
         self._accounted = 0
         self._made: weakref.WeakSet[Made] = weakref.WeakSet()
@@ -202,6 +203,9 @@ class ManagedBuffer:
             return False
         self._storage.owners -= 1
         self._storage, self._spare = _NOTHING, None
+        borrower = self._lent and self._lent[0]()
+        if self._lent and borrower and borrower._spare is self._lent[1]:
+            borrower._spare = None  # what this buffer was accounted for goes with it
         gate.moved()
         for made in self._made:
             made.forget()
@@ -313,6 +317,7 @@ class ManagedBuffer:
                 if not old.owners and source._spare is None and old.bytes.nbytes == source._storage.bytes.nbytes:
                     with gate.lock:
                         source._spare, old.owners = old, 1
+                        self._lent = weakref.ref(source), old
             self.settle(source.dimensions)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import threading
 
 from ..errors import InvalidArgument, ResourceExhausted
@@ -45,8 +46,13 @@ class _Tokens:
         with self._lock:
             self._free.append(token & ((1 << _SLOT_BITS) - 1))
 
+    def renew_lock(self) -> None:
+        """In a forked child: a thread that is not there any more may hold it."""
+        self._lock = threading.RLock()
+
 
 _tokens = _Tokens()
+os.register_at_fork(after_in_child=_tokens.renew_lock)
 
 
 class BufferTracker:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -264,10 +266,14 @@ class Pool:
         self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int, *, tensor: bool = False
     ) -> tuple[np.dtype[Any], tuple[int, ...], int]:
         """Check a part of the pool; of an image, only the whole tensor is one."""
-        element = np.dtype(dtype)
-        if element.hasobject:
-            raise InvalidArgument(f"{element} cannot live in shared memory; use a dtype without objects")
-        lengths = tuple(shape)
+        try:
+            element = np.dtype(dtype)
+            lengths = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+            operator.index(offset)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"dtype {dtype!r}, shape {shape!r}, offset {offset!r}: {error}") from None
+        if element.hasobject or not element.itemsize:
+            raise InvalidArgument(f"{element} cannot live in shared memory; use a dtype of numbers")
         if any(length < 0 for length in lengths):
             raise InvalidArgument(f"shape {lengths} has a negative length")
         nbytes = math.prod(lengths) * element.itemsize

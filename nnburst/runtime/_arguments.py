@@ -92,7 +92,10 @@ class NodeArg:
         """
         if type(value) is np.ndarray and value.shape == self.shape and value.dtype == self.dtype:
             return value  # the usual case
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"input {self.name!r} cannot be made an array: {error}") from None
         boolean = self.dtype == np.uint8 and array.dtype == np.bool_
         if array.dtype.name in _BITS and array.dtype.itemsize == self.dtype.itemsize:
             array = array.view(self.dtype)

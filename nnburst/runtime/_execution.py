@@ -340,10 +340,15 @@ class Execution:
         staging: Memory | None = None
         try:
             request, staging, copies = self._request()
+            started = True
             try:
                 result = run(request, staging)
+            except BadState:
+                started = False
+                raise
             finally:
-                self._note_outputs(result)
+                if started:
+                    self._note_outputs(result)
             if result[0] is ErrorStatus.NONE:
                 for argument, view in copies:
                     assert argument.array is not None
@@ -360,6 +365,8 @@ class Execution:
 
     def _note_outputs(self, result: ExecutionResult | None) -> None:
         """Tell the memories of devices that were outputs what they hold now."""
+        if result is not None and result[0] is ErrorStatus.INVALID_ARGUMENT:
+            return  # refused before they were touched
         for index, argument in self._arguments["output"].items():
             if isinstance(argument.memory, DeviceMemory):
                 if result is None or result[0] is not ErrorStatus.NONE:

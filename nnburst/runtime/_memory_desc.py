@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .._core import is_real
 from ..devices import Buffer, Device
-from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError
+from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from ..memory import Memory
 from ..model import (
     BufferDesc,
@@ -84,12 +86,15 @@ class MemoryDesc:
         if not isinstance(compilation, Compilation):
             raise InvalidArgument(f"the role needs a Compilation, not {type(compilation).__name__}")
         self._check_open()
-        role = _Role(compilation, kind, index, frequency)
+        try:
+            role = _Role(compilation, kind, operator.index(index), frequency)
+        except TypeError:
+            raise InvalidArgument(f"the position of an {kind} is a whole number, not {index!r}") from None
         place = f"{kind} {index}"
         if any(role.same_use(other) for other in self._roles):
             raise InvalidArgument(f"{place} of this compilation is among the roles already")
         operand = _operand_of(role)
-        if not 0 < frequency <= 1:  # also refuses NaN
+        if not is_real(frequency) or not 0 < frequency <= 1:  # also refuses NaN
             raise InvalidArgument(f"{place}: frequency {frequency} is not in (0, 1]")
         if self._operand is not None and _meaning(operand) != _meaning(self._operand):
             raise InvalidArgument(f"{place} differs from the roles before it in type, scale, zero point or parameters")
@@ -106,7 +111,7 @@ class MemoryDesc:
             InvalidArgument: They contradict the roles or what was said before, or the roles are scalars.
         """
         try:
-            given = tuple(int(size) for size in dimensions)
+            given = tuple(operator.index(size) for size in dimensions)
         except TypeError:
             raise InvalidArgument(f"dimensions are a sequence of sizes, not {dimensions!r}") from None
         self._check_open()
@@ -145,7 +150,7 @@ class MemoryDesc:
         refusal: NNBurstError
         try:
             buffer, memory = self._allocate(), None
-        except DeadObject:
+        except (BadState, DeadObject, MissedDeadline):  # nobody refused
             raise
         except NNBurstError as error:
             refusal = error
@@ -347,7 +352,7 @@ def _operand_of(role: _Role) -> Operand:
         raise InvalidArgument(f"{role.kind} {role.index}: {error}") from None
     main = role.compilation.model.main
     indexes = main.input_indexes if role.kind == "input" else main.output_indexes
-    if not isinstance(role.index, int) or not 0 <= role.index < len(indexes):
+    if not 0 <= role.index < len(indexes):
         raise InvalidArgument(f"{role.kind} {role.index}: the model has {len(indexes)} {role.kind}s")
     return main.operands[indexes[role.index]]
 

@@ -42,12 +42,12 @@ class RepeatedRun:
         self._is_running = running.locked
 
     def __call__(self, inputs: Mapping[str, Any]) -> list[Array] | None:
-        """Return the outputs, or None if the inputs are not like those before. Raises as `run`.
+        """Return the outputs, or None if the inputs are not a dict like the one before. Raises as `run`.
 
         Half of the inputs may have been copied when it turns out that they are not: the next run copies all of them.
         """
         rows = self._rows
-        if len(inputs) != len(rows) or self._is_running():
+        if type(inputs) is not dict or len(inputs) != len(rows) or self._is_running():
             return None
         with self._running:
             for name, dtype, shape, view in rows:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..devices import Device, ResilientDevice, create_device
-from ..errors import BadState, DeviceUnavailable
+from ..errors import BadState, DeviceUnavailable, InvalidArgument
 
 if TYPE_CHECKING:
     import os
@@ -166,12 +166,12 @@ class _Restarting:
         self._backend.close()
 
 
-def launch(*, devices: Sequence[str] = DEFAULT_DEVICES, timeout: float = 60.0, restart: bool = False) -> Service:
+def launch(*, devices: Sequence[str] = DEFAULT_DEVICES, timeout: float | None = 60.0, restart: bool = False) -> Service:
     """Start a service process that belongs to this one and ends with it.
 
     Args:
         devices: Names of the devices that it offers, in order of preference.
-        timeout: Seconds that it may take to start.
+        timeout: Seconds that it may take to start; None for no limit.
         restart: Start it again when it is needed after it has died: sessions that were open stay dead, new ones work.
 
     Raises:
@@ -188,4 +188,7 @@ def launch(*, devices: Sequence[str] = DEFAULT_DEVICES, timeout: float = 60.0, r
 
 def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:
     """Run models in this process, through the same interfaces: for tests and comparisons."""
-    return Service(_LocalBackend(tuple(create_device(name) for name in devices)), "in process")
+    names = (devices,) if isinstance(devices, str) else tuple(devices)
+    if not names:
+        raise InvalidArgument("a service needs at least one device")
+    return Service(_LocalBackend(tuple(create_device(name) for name in names)), "in process")

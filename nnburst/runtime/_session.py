@@ -120,7 +120,11 @@ class Session:
         self._bound: dict[tuple[tuple[int, ...], ...], BoundExecution] = {}
         self._repeated: RepeatedRun | None = None
         self._output_bytes: dict[str, int] = {}
-        self._finalizer = weakref.finalize(self, _close, burst, prepared, owned, self._bound)
+        self._owned = owned
+        # Whoever drops a session does not wait for its end: the collector may run in any thread. Its parts let go of
+        # what they hold in the service by themselves.
+        self._finalizer = weakref.finalize(self, burst.hang_up)
+        self._finalizer.atexit = False
 
     def _prepare(
         self,
@@ -192,6 +196,8 @@ class Session:
             raise GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
 
     def _checked_inputs(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+        if not isinstance(inputs, Mapping):
+            raise InvalidArgument(f"inputs are a dict of arrays by name, not {type(inputs).__name__}")
         if inputs.keys() != self._input_names.keys():
             missing = sorted(self._input_names.keys() - inputs.keys())
             extra = sorted(str(name) for name in inputs.keys() - self._input_names.keys())
@@ -201,13 +207,15 @@ class Session:
         return {name: argument.check(inputs[name]) for name, argument in self._input_names.items()}
 
     def _checked_outputs(self, names: Sequence[str] | None) -> list[int]:
+        if isinstance(names, str):
+            raise InvalidArgument(f"output_names is a list of names; for one output give [{names!r}]")
         if names is None:
             return list(range(len(self._outputs)))
         known = {argument.name: i for i, argument in enumerate(self._outputs)}
         try:
             return [known[name] for name in names]
-        except KeyError as error:
-            raise InvalidArgument(f"no output {error.args[0]!r}; this model has {list(known)}") from None
+        except (KeyError, TypeError):
+            raise InvalidArgument(f"no outputs {names!r}; this model has {list(known)}") from None
 
     def _execution_for(self, arrays: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> BoundExecution:
         key = tuple(array.shape for array in arrays.values())
@@ -215,9 +223,9 @@ class Session:
         if bound is None:
             if len(self._bound) >= _KEPT_SHAPES:
                 self._repeated = None
-                self._bound.pop(next(iter(self._bound))).close()
+                self._bound.pop(next(iter(self._bound))).forget()
             shapes = {a.name: arrays[a.name].shape for a in self._inputs if a.is_open}
-            bound = self._bound[key] = self.bind(shapes=shapes)
+            bound = self._bound[key] = self._bind_plain(shapes, measure=False)
         return bound
 
     def _collect(self, bound: BoundExecution, wanted: Sequence[int]) -> list[np.ndarray[Any, np.dtype[Any]]]:
@@ -245,7 +253,7 @@ class Session:
                 self._output_bytes[argument.name] = max(need, 2 * have)
         self._repeated = None
         for old in self._bound.values():
-            old.close()
+            old.forget()
         self._bound.clear()
 
     @overload
@@ -282,9 +290,19 @@ class Session:
             GeneralFailure: The device cannot keep state; copy it with `run`.
             BadState: The session is closed.
         """
+        for name, value in (("state", state), ("shapes", shapes), ("initial_state", initial_state)):
+            if value is not None and not isinstance(value, Mapping):
+                raise InvalidArgument(f"{name} is a dict by name, not {type(value).__name__}")
+        if state and measure:
+            raise InvalidArgument("an execution with a state cannot be measured; time its run()")
+        if initial_state is not None and not state:
+            raise InvalidArgument("initial_state needs state, which says what is kept")
         if state:
             return self._bind_state(state_pairs(self._inputs, self._outputs, state), shapes or {}, initial_state)
-        placement = place(self._inputs, self._outputs, shapes or {}, self._output_bytes)
+        return self._bind_plain(shapes or {}, measure).own(self)
+
+    def _bind_plain(self, shapes: Mapping[str, Sequence[int]], measure: bool) -> BoundExecution:
+        placement = place(self._inputs, self._outputs, shapes, self._output_bytes)
         try:
             execution = self._burst.bind(placement.request, measure=measure, kind=BoundExecution)
         except BaseException:
@@ -305,7 +323,8 @@ class Session:
         if clash:
             raise InvalidArgument(f"inputs and outputs of a state need names of their own, not {clash} for both")
         placement = place(self._inputs, self._outputs, shapes, self._output_bytes, {**pools, **written})
-        return StatefulExecution(self._burst, self._device, self._prepared, pairs, placement, initial, self._timeout)
+        home = self, self._burst, self._device, self._prepared
+        return StatefulExecution(*home, pairs, placement, initial, self._timeout)
 
     # ---- looking ---------------------------------------------------------------------------------------------
 
@@ -346,7 +365,15 @@ class Session:
 
     def close(self) -> None:
         """Release the burst and the model; a service of the session's own ends. Idempotent."""
-        self._finalizer()
+        if self._finalizer.detach() is None:
+            return
+        # A service of its own goes first: nobody waits then for what it still does.
+        for part in (self._owned, self._burst, self._prepared):
+            if part is not None:
+                with contextlib.suppress(NNBurstError):  # dead, or a forked child that must leave its parent's alone
+                    part.close()
+        for execution in self._bound.values():
+            execution.release()
 
     def __enter__(self) -> Session:
         return self
@@ -355,23 +382,6 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _close(
-    burst: ExecutionBurstController,
-    prepared: PreparedModel,
-    owned: Service | None,
-    bound: dict[tuple[tuple[int, ...], ...], BoundExecution],
-) -> None:
-    try:
-        with contextlib.suppress(NNBurstError):  # dead, or a forked child that must leave its parent's session alone
-            burst.close()
-            prepared.close()
-        for execution in bound.values():
-            execution.release()
-    finally:
-        if owned is not None:
-            owned.close()
 
 
 def _choose(service: Service, name: str | None, model: Model) -> Device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import InvalidArgument
+from ..errors import BadState, InvalidArgument
 from ..memory import Memory
 from ..model import BufferDesc, BufferRole, BufferToken
 from ._arguments import NodeArg, Placement
@@ -84,10 +85,23 @@ class StatefulExecution:
         outputs: Arrays of the outputs that are no state.
     """
 
-    __slots__ = ("__weakref__", "_buffers", "_burst", "_pairs", "_placement", "_turn", "_turns", "inputs", "outputs")
+    __slots__ = (
+        "__weakref__",
+        "_buffers",
+        "_burst",
+        "_finalizer",
+        "_pairs",
+        "_placement",
+        "_session",
+        "_turn",
+        "_turns",
+        "inputs",
+        "outputs",
+    )
 
     def __init__(
         self,
+        session: object,
         burst: ExecutionBurstController,
         device: Device,
         prepared: PreparedModel,
@@ -97,12 +111,15 @@ class StatefulExecution:
         timeout: float | None,
     ) -> None:
         """Use `Session.bind`."""
+        self._session = session  # kept while this is used
         self._burst = burst
         self._pairs = tuple(pairs)
         self._placement = placement
         self._buffers: list[tuple[Buffer, Buffer]] = []
         self._turn = 0
         self._turns: tuple[BoundExecution, ...] = ()
+        self._finalizer = weakref.finalize(self, _drop, burst, placement.memory, self._buffers)
+        self._finalizer.atexit = False
         self.inputs: Mapping[str, Array] = MappingProxyType(placement.inputs)
         self.outputs: Mapping[str, Array] = MappingProxyType(placement.outputs)
         try:
@@ -121,6 +138,7 @@ class StatefulExecution:
     def run(self) -> None:
         """Run one step; raises as `BoundExecution.run`. A step that fails leaves the state as it was before."""
         turn = self._turn
+        self._check_open()
         self._turns[turn].run()
         self._turn = 1 - turn
 
@@ -131,20 +149,24 @@ class StatefulExecution:
             values: Arrays by *input* name; what is left out becomes zero (the zero point, if quantised).
 
         Raises:
-            InvalidArgument: A name, dtype or shape is wrong.
+            InvalidArgument: A name, dtype or shape is wrong; the state is as it was then.
         """
+        self._check_open()
         given = dict(values or {})
-        for pair, buffers in zip(self._pairs, self._buffers, strict=True):
-            array = given.pop(pair.target.name, None)
+        names = [pair.target.name for pair in self._pairs]
+        unknown = sorted(given.keys() - set(names))
+        if unknown:
+            raise InvalidArgument(f"no state {unknown}; there is {names}")
+        arrays = [_checked(pair, given) for pair in self._pairs]
+        for pair, buffers, array in zip(self._pairs, self._buffers, arrays, strict=True):
             with Memory.ashmem(_nbytes(pair)) as memory:
                 view = memory.array(pair.target.dtype, pair.shape)
-                view[...] = pair.target.zero_point if array is None else pair.target.check(array)
+                view[...] = pair.target.zero_point if array is None else array
                 buffers[self._turn].copy_from(memory)
-        if given:
-            raise InvalidArgument(f"no state {sorted(given)}; there is {[pair.target.name for pair in self._pairs]}")
 
     def get_state(self) -> dict[str, Array]:
         """Copy the state out that the next run will read, by input name."""
+        self._check_open()
         out: dict[str, Array] = {}
         for pair, buffers in zip(self._pairs, self._buffers, strict=True):
             with Memory.ashmem(_nbytes(pair)) as memory:
@@ -164,13 +186,18 @@ class StatefulExecution:
 
     def close(self) -> None:
         """Give the memory and the state back; arrays that you still hold stay readable. Idempotent."""
+        if self._finalizer.detach() is None:
+            return
         self._burst.free_memory(self._placement.memory)
         self._placement.memory.close()
-        buffers, self._buffers = self._buffers, []
-        for pair in buffers:
+        for pair in self._buffers:
             for buffer in pair:
                 self._burst.free_memory(BufferToken(buffer.token))
                 buffer.close()
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise BadState("the execution is closed; bind another one")
 
     def __enter__(self) -> StatefulExecution:
         return self
@@ -179,6 +206,19 @@ class StatefulExecution:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _checked(pair: StatePair, given: Mapping[str, npt.ArrayLike]) -> Array | None:
+    name = pair.target.name
+    return pair.target.check(given[name]) if name in given else None
+
+
+def _drop(burst: ExecutionBurstController, memory: Memory, buffers: Sequence[tuple[Buffer, Buffer]]) -> None:
+    """For an execution that nobody closed; the buffers go with the last reference to them."""
+    burst.forget_soon(memory)
+    for pair in buffers:
+        for buffer in pair:
+            burst.forget_soon(BufferToken(buffer.token))
 
 
 def _nbytes(pair: StatePair) -> int:

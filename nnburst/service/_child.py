@@ -6,6 +6,7 @@ import argparse
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -17,6 +18,8 @@ from ..errors import NNBurstError
 from ._host import ServiceHost
 
 __all__ = ["main"]
+
+_MOST_FDS = 65536
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check(lib.nnb_exit_when_dead(pidfd, sock.fileno()), "watching the client")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client decides what Ctrl-C ends
     faulthandler.enable()
+    # Each pool of a client takes a descriptor here, and the usual limit of 1024 is for programs that use select().
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, min(most, _MOST_FDS)), most))
     logging.basicConfig(format="nnburst service %(process)d: %(message)s")
 
     try:

@@ -83,7 +83,7 @@ class ServiceConnection:
         sock: socket.socket,
         *,
         peer_pidfd: int | None = None,
-        timeout: float = 30.0,
+        timeout: float | None = 30.0,
         on_end: Callable[[], None] | None = None,
     ) -> None:
         callbacks = CallbackRegistry()

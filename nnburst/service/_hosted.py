@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Container, Sequence
 
 from ..burst import BurstCallback, BurstContext
@@ -19,6 +20,8 @@ __all__ = ["HostedBuffer", "HostedBurst", "HostedModel", "SlotMemories", "close_
 _SLOTS_PER_CALL = 200
 """Each slot's memory has at least one descriptor, and 253 fit into a message."""
 _GET_MEMORIES_TIMEOUT = 10.0
+_MOST_SLOTS = 16384
+"""Of one burst, also those that name buffers, which no quota counts."""
 
 
 class HostedModel:
@@ -43,7 +46,8 @@ class HostedBuffer:
     def __init__(self, buffer: Buffer, ledger: Ledger, charge: Charge, tokens: set[int]) -> None:
         self.buffer = buffer
         self._ledger = ledger
-        self._charges = [charge]
+        self._charges: list[Charge] | None = [charge]
+        self._lock = threading.Lock()
         self._tokens = tokens
         tokens.add(buffer.token)
         try:
@@ -53,14 +57,21 @@ class HostedBuffer:
             raise
 
     def _account(self, nbytes: int) -> None:
-        self._charges.append(self._ledger.charge(buffer_bytes=nbytes))
+        charge = self._ledger.charge(buffer_bytes=nbytes)
+        with self._lock:
+            if self._charges is not None:
+                self._charges.append(charge)
+                return
+        charge.release()  # a run that was under way when the buffer was released: its bytes go when it ends
 
     def dispose(self) -> None:
         self._tokens.discard(self.buffer.token)
         try:
             self.buffer.close()
         finally:
-            for charge in self._charges:
+            with self._lock:
+                charges, self._charges = self._charges or [], None
+            for charge in charges:
                 charge.release()
 
 
@@ -80,9 +91,7 @@ class HostedBurst:
         self._memories.forget(slot)
 
     def hang_up(self) -> None:
-        hang_up = getattr(self._context, "hang_up", None)
-        if hang_up is not None:
-            hang_up()
+        self._context.hang_up()
 
     def dispose(self) -> None:
         try:
@@ -108,6 +117,8 @@ class SlotMemories(BurstCallback):
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | BufferToken, ...]]:
         """Ask the client, in as many calls as the descriptors need."""
+        if len(self._charges) + len(slots) > _MOST_SLOTS:
+            return ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, ()
         memories: list[Memory | BufferToken] = []
         charges: dict[int, Charge] = {}
         try:

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline
+from .._core import checked_timeout
+from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ._connection import ServiceConnection
 
 __all__ = ["start_child"]
@@ -23,7 +24,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 def start_child(
     devices: Sequence[str] = ("nnburst-reference",),
     *,
-    timeout: float = 60.0,
+    timeout: float | None = 60.0,
     env: Mapping[str, str] | None = None,
 ) -> ServiceConnection:
     """Start a service process for this process alone and connect to it.
@@ -36,14 +37,25 @@ def start_child(
 
     Args:
         devices: Names of the devices that the service offers (`nnburst.devices.device_names`).
-        timeout: Seconds that the child may take to start.
+        timeout: Seconds that the child may take to start; None for no limit.
         env: Environment of the child, None for a copy of this one's.
 
     Raises:
         InvalidArgument: No device is named.
         DeviceUnavailable: The child ended before it could serve; the message carries its error output.
         MissedDeadline: It did not start in time.
+        ResourceExhausted: There are no descriptors, processes or threads for it.
     """
+    limit = checked_timeout(timeout)
+    try:
+        return _start(devices, limit, env)
+    except NNBurstError:  # some of which are OSErrors, too
+        raise
+    except OSError as error:
+        raise ResourceExhausted(f"the service process cannot be started: {error}") from error
+
+
+def _start(devices: Sequence[str], timeout: float | None, env: Mapping[str, str] | None) -> ServiceConnection:
     names = (devices,) if isinstance(devices, str) else tuple(devices)
     if not names:
         raise InvalidArgument("a service needs at least one device")

@@ -27,7 +27,17 @@ from types import TracebackType
 from ..errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 from ._protocol import MAX_BODY, MAX_FDS, MAX_INLINE, Malformed
 
-__all__ = ["EndOfStream", "FdBundle", "Kind", "Outgoing", "Packet", "close_fds", "receive", "wait_writable"]
+__all__ = [
+    "DescriptorsLost",
+    "EndOfStream",
+    "FdBundle",
+    "Kind",
+    "Outgoing",
+    "Packet",
+    "close_fds",
+    "receive",
+    "wait_writable",
+]
 
 _HEADER = struct.Struct("<BBHI")
 _LENGTH = struct.Struct("<Q")
@@ -39,6 +49,15 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 class EndOfStream(Exception):
     """The peer closed its end."""
+
+
+class DescriptorsLost(Exception):
+    """A message came without all of its descriptors, because this process may not have more."""
+
+    def __init__(self, kind: Kind, call_id: int) -> None:
+        super().__init__(kind, call_id)
+        self.kind = kind
+        self.call_id = call_id
 
 
 class Kind(enum.IntEnum):
@@ -247,6 +266,7 @@ def receive(sock: socket.socket) -> Packet:
     Raises:
         BlockingIOError: Nothing there.
         EndOfStream: The peer closed its end, or the connection broke.
+        DescriptorsLost: This process may not have as many as came.
         Malformed: The datagram breaks the format.
     """
     try:
@@ -259,8 +279,6 @@ def receive(sock: socket.socket) -> Packet:
         raise EndOfStream(str(error)) from None
     bundle = FdBundle(_descriptors(ancillary))
     try:
-        if flags & socket.MSG_CTRUNC:
-            raise Malformed("descriptors were lost on the way")
         if flags & socket.MSG_TRUNC:
             raise Malformed(f"a datagram is longer than {_MAX_DATAGRAM} bytes")
         if not data and not bundle:
@@ -270,6 +288,8 @@ def receive(sock: socket.socket) -> Packet:
         kind, spilled, n_fds, call_id = _HEADER.unpack_from(data)
         if kind not in Kind.__members__.values() or spilled > _SPILLED:
             raise Malformed(f"a datagram of unknown kind {kind} or flags {spilled:#x}")
+        if flags & socket.MSG_CTRUNC and len(bundle) < n_fds + spilled <= MAX_FDS:
+            raise DescriptorsLost(Kind(kind), call_id)
         if n_fds + spilled != len(bundle):
             raise Malformed(f"{len(bundle)} descriptors came, {n_fds + spilled} were announced")
         body = data[_HEADER.size :]

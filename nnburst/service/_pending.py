@@ -78,7 +78,7 @@ class PendingCalls:
     """All calls that were made and not answered, by number."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()  # over an RLock: a signal handler may call over a call
         self._numbers = itertools.count(1)
         self._calls: dict[int, PendingCall] = {}
         self._ended: Callable[[Call], NNBurstError] | None = None

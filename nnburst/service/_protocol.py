@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from ..errors import ErrorStatus, NNBurstError
+from ..errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError
 from ..model import (
     BufferRole,
     DeviceStatus,
@@ -109,6 +109,8 @@ __all__ = [
     "decode_reply",
     "decode_request",
     "encode",
+    "encode_reply",
+    "encode_request",
     "error_reply",
 ]
 
@@ -415,6 +417,35 @@ def encode(message: Message) -> bytes:
         ValueError, OverflowError: An integer needs more than 64 bits.
     """
     return _encoder.encode(message)
+
+
+def encode_request(message: Message) -> bytes:
+    """Encode a request that the other side will be able to read.
+
+    Raises:
+        InvalidArgument: It would not; the message names the field.
+    """
+    name = CALL_BY_REQUEST[type(message)].name
+    try:
+        body = encode(message)
+        _request_decoder.decode(body)
+    except Exception as error:
+        raise InvalidArgument(f"{name} cannot be sent: {error}") from error
+    return body
+
+
+def encode_reply(call: Call, message: Message) -> bytes:
+    """Encode a reply that the other side will be able to read.
+
+    Raises:
+        GeneralFailure: It would not; the message names the field.
+    """
+    try:
+        body = encode(message)
+        _reply_decoders[call].decode(body)
+    except Exception as error:
+        raise GeneralFailure(f"the answer to {call.name} cannot be sent: {error}") from error
+    return body
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes) -> Any:

@@ -61,6 +61,8 @@ _GRACE = 0.1
 """Seconds by which this side waits longer than the deadline that the device was given."""
 _SHORT = 10.0
 """Seconds that a call may take which does no work worth speaking of."""
+_LONG = 60.0
+"""Seconds that a copy may take: a stuck service must not hang the application."""
 
 
 class _Remote:
@@ -294,18 +296,19 @@ class RemoteBuffer(_Remote, Buffer):
 
     def copy_to(self, memory: Memory) -> int:
         (handle,), fds = pools_to_wire([memory])
-        reply, _ = self._connection.call(CopyTo(buffer=self.number, memory=handle), fds)
+        reply, _ = self._connection.call(CopyTo(buffer=self.number, memory=handle), fds, timeout=_LONG)
         generation: int = reply.generation
         return generation
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
         (handle,), fds = pools_to_wire([memory])
-        self._connection.call(CopyFrom(buffer=self.number, memory=handle, dimensions=_in_range(dimensions)), fds)
+        message = CopyFrom(buffer=self.number, memory=handle, dimensions=_in_range(dimensions))
+        self._connection.call(message, fds, timeout=_LONG)
 
     def copy_buffer(self, source: Buffer) -> None:
         if not isinstance(source, RemoteBuffer) or source._connection is not self._connection:
             raise InvalidArgument("the source is a buffer of another device; copy through shared memory")
-        self._connection.call(CopyBuffer(buffer=self.number, source=source.number))
+        self._connection.call(CopyBuffer(buffer=self.number, source=source.number), timeout=_LONG)
 
     def close(self) -> None:
         """Give the buffer back. Idempotent."""
@@ -425,7 +428,13 @@ class RemoteBurstContext(_Remote, BurstContext):
             DeadObject: The service died.
             BadState: The burst or the connection is closed.
         """
-        self._connection.call(FreeMemory(burst=self.number, slot=slot))
+        self._connection.call(FreeMemory(burst=self.number, slot=slot), timeout=_SHORT)
+
+    def forget_memory(self, slot: int) -> None:
+        self._connection.send_later(FreeMemory(burst=self.number, slot=slot))
+
+    def hang_up(self) -> None:
+        self._finalizer()
 
     def close(self) -> None:
         """End the burst in the service, which waits for a running execution. Idempotent."""

@@ -31,7 +31,8 @@ from ..errors import (
     ResourceExhausted,
     error_for,
 )
-from ._packets import EndOfStream, FdBundle, Kind, Outgoing, Packet, close_fds, receive, wait_writable
+from ._listeners import DeathListeners
+from ._packets import DescriptorsLost, EndOfStream, FdBundle, Kind, Outgoing, Packet, close_fds, receive, wait_writable
 from ._pending import PendingCall, PendingCalls, ServedCalls
 from ._protocol import (
     CALL_BY_REQUEST,
@@ -46,6 +47,8 @@ from ._protocol import (
     decode_reply,
     decode_request,
     encode,
+    encode_reply,
+    encode_request,
     error_reply,
 )
 from ._workers import Workers
@@ -97,10 +100,10 @@ class Connection:
         self._on_end = on_end
         self._owner = os.getpid()
         self._lock = threading.RLock()
-        self._send_lock = threading.Lock()
+        self._send_lock = threading.RLock()  # a signal handler may call over a call
         self._calls = PendingCalls()
-        self._listeners: dict[object, Callable[[], None]] = {}
-        self._garbage: deque[int] = deque()
+        self._listeners = DeathListeners()
+        self._unsent: deque[bytes] = deque()
         self._serving = ServedCalls()
         self._stop_reason = ""
         self._closed = False
@@ -197,18 +200,7 @@ class Connection:
         """
         if os.getpid() != self._owner:
             self.check_usable()
-        key = object()
-        with self._lock:
-            ended = self._ended.is_set()
-            if not ended:
-                self._listeners[key] = listener
-        if ended:
-            listener()
-
-        def unlink() -> None:
-            self._listeners.pop(key, None)
-
-        return unlink
+        return self._listeners.add(listener)
 
     # -- calling -----------------------------------------------------------------------------------------------------
 
@@ -236,15 +228,12 @@ class Connection:
             MissedDeadline: No answer in time.
             DeadObject: The other side is gone.
             BadState: This side has closed, or is a forked child.
-            InvalidArgument: The message cannot be encoded.
+            InvalidArgument: The other side could not read the message; it says which field.
         """
         self.check_usable()
         call = CALL_BY_REQUEST[type(message)]
         deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            body = encode(message)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise error_for(ErrorStatus.INVALID_ARGUMENT, f"{call.name} cannot be sent: {error}") from error
+        body = encode_request(message)
         pending = PendingCall(call, is_long=len(body) > MAX_INLINE)
         try:
             self._calls.enter(pending, timeout)
@@ -261,21 +250,28 @@ class Connection:
         return pending.reply, pending.fds
 
     def release_later(self, number: int) -> None:
-        """Release a remote object without waiting, from a finaliser: takes no lock that its thread might hold.
+        """Release a remote object without waiting, from a finaliser."""
+        self.send_later(Release(number))
 
-        It goes out with the next message, or the reader thread sends it.
+    def send_later(self, message: Message) -> None:
+        """Send a request that needs no answer, without waiting: takes no lock that the thread might hold.
+
+        It goes out before the next message, or the reader thread sends it.
         """
         if os.getpid() == self._owner and not self._ended.is_set():
-            self._garbage.append(number)
+            self._unsent.append(encode(message))
             self._wake()
 
-    def _send_releases(self) -> None:
+    def _send_unsent(self) -> None:
         """With the send lock held. Raises BlockingIOError if the socket is full, with the rest still to be sent."""
-        while self._garbage:
-            number = self._garbage[0]
-            with Outgoing(Kind.REQUEST, 0, encode(Release(number))) as message:
-                message.try_send(self._sock)
-            self._garbage.popleft()
+        while self._unsent:
+            body = self._unsent.popleft()
+            try:
+                with Outgoing(Kind.REQUEST, 0, body) as message:
+                    message.try_send(self._sock)
+            except BlockingIOError:
+                self._unsent.appendleft(body)
+                raise
 
     def _send(
         self,
@@ -299,7 +295,7 @@ class Connection:
     def _try_send(self, message: Outgoing, pending: PendingCall | None) -> bool:
         with self._send_lock:
             try:
-                self._send_releases()
+                self._send_unsent()
                 if pending is not None:
                     pending.may_be_sent = True  # before it is: a signal handler may raise right after
                 message.try_send(self._sock)
@@ -343,27 +339,38 @@ class Connection:
                     os.eventfd_read(self._wake_fd)
                 if self._stop_reason:  # noted before the wake-up was written
                     return
-            if self._garbage:
-                poll.modify(self._sock.fileno(), select.POLLIN | (0 if self._has_released() else select.POLLOUT))
+            if self._unsent:
+                poll.modify(self._sock.fileno(), select.POLLIN | (0 if self._has_sent_all() else select.POLLOUT))
             with contextlib.suppress(BlockingIOError):
-                self._dispatch(receive(self._sock))
+                self._receive()
             if self._pidfd in ready:
                 # What it said before it died still counts.
                 with contextlib.suppress(BlockingIOError):
                     while True:
-                        self._dispatch(receive(self._sock))
+                        self._receive()
                 raise EndOfStream("its process ended")
 
-    def _has_released(self) -> bool:
-        """Send what finalisers left; False if the socket is full."""
+    def _has_sent_all(self) -> bool:
+        """Send what `send_later` left; False if the socket is full."""
         with self._send_lock:
             try:
-                self._send_releases()
+                self._send_unsent()
             except BlockingIOError:
                 return False
             except (NNBurstError, ConnectionError):
-                self._garbage.clear()  # the connection is about to end
+                self._unsent.clear()  # the connection is about to end
         return True
+
+    def _receive(self) -> None:
+        try:
+            self._dispatch(receive(self._sock))
+        except DescriptorsLost as lost:  # this process has as many as it may; that is not the peer's doing
+            number = lost.call_id
+            error = ResourceExhausted("descriptors of a message were lost: the process may open no more (ulimit -n)")
+            if lost.kind is Kind.REQUEST:
+                self._workers.submit(lambda: self._answer(number, Kind.ERROR, encode(error_reply(error)), ()))
+            elif (pending := self._calls.find(number)) is not None:
+                self._calls.answer(pending, None, error, FdBundle())
 
     def _dispatch(self, packet: Packet) -> None:
         try:
@@ -423,7 +430,7 @@ class Connection:
         self._calls.end(lambda call: failure(f"{call.name} was not answered: {self._stop_reason}"))
         for dropped in self._workers.stop():
             del dropped  # their descriptors close with them
-        self._call_listeners()
+        self._listeners.call_all()
         if self._on_end is not None:
             try:
                 self._on_end()
@@ -431,17 +438,6 @@ class Connection:
                 _log.exception("cleaning up after a connection failed")
         self._workers.join(_WORKER_PATIENCE)
         self._close_fds()
-
-    def _call_listeners(self) -> None:
-        while True:
-            try:
-                _, listener = self._listeners.popitem()
-            except KeyError:
-                return
-            try:
-                listener()
-            except Exception:
-                _log.exception("a death listener failed")
 
     def _close_fds(self) -> None:
         if os.getpid() != self._owner:  # a lock may have been held by another thread when fork copied it
@@ -465,7 +461,7 @@ class Connection:
                 self._admit(call)
             answer = self._handlers[call](message, received)
             reply, fds = answer if isinstance(answer, tuple) else (answer, ())
-            return Kind.REPLY, encode(reply), fds
+            return Kind.REPLY, encode_reply(call, reply), fds
         except Malformed as error:
             self.stop(f"malformed message: {error}")
             return None

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_support import WATCHDOG, Background, Steps, request_on, tiny_model, wait_gone
+from fault_support import WATCHDOG, Background, Steps, request_on, tiny_model
 
 from nnburst.devices import create_device
-from nnburst.errors import DeadObject, ErrorStatus
+from nnburst.errors import DeadObject, ErrorStatus, ResourceExhausted
 from nnburst.memory import Memory
-from nnburst.model import ExecutionPreference, MeasureTiming, Priority
+from nnburst.model import DeviceStatus, ExecutionPreference, MeasureTiming, Priority
 from nnburst.service import HostedConnection, ServiceConnection, ServiceHost, start_child
 from nnburst.service._handles import model_to_wire
 from nnburst.service._protocol import (
@@ -158,19 +158,18 @@ def test_a_client_that_never_reads_its_replies_is_dropped(host: ServiceHost, mon
     check_service(host)
 
 
-def test_descriptors_that_the_service_cannot_take_end_the_connection(tmp_path: Path) -> None:
+def test_descriptors_that_the_service_cannot_take_are_refused() -> None:
+    """That it may open no more is not its client's doing; what it already serves goes on."""
     with start_child(["nnburst-noop"]) as service, Memory.ashmem(64) as pool:
-        pidfd = os.pidfd_open(service.pid)
         limit = len(os.listdir(f"/proc/{service.pid}/fd")) + 4
         resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (limit, limit))
-        handles = (WireMemory("ashmem", 64, 3, 0),) * 200
-        call = Background(
-            lambda: service._connection.call(
-                Execute(1, WireRequest((), (), handles), MeasureTiming.NO), pool.fds * 200, timeout=WATCHDOG
-            )
-        )
-        assert isinstance(call.result(), DeadObject)
-        wait_gone(pidfd)
+        message = Execute(1, WireRequest((), (), (WireMemory("ashmem", 64, 3, 0),) * 200), MeasureTiming.NO)
+        before = limit - 4
+        for _ in range(3):
+            with pytest.raises(ResourceExhausted, match="ulimit"):
+                service._connection.call(message, pool.fds * 200, timeout=WATCHDOG)
+        assert service.devices[0].status is DeviceStatus.AVAILABLE
+        assert len(os.listdir(f"/proc/{service.pid}/fd")) <= before
 
 
 def test_a_stopped_service_cannot_block_its_client_for_ever(tmp_path: Path) -> None:

@@ -370,9 +370,9 @@ def test_request_larger_than_the_channel_runs_without_the_burst(model: LocalMode
         assert controller.stats.fallbacks == 1
 
 
-@pytest.mark.parametrize("length", [0, 1, 3])
-def test_channel_too_short_for_a_packet_is_refused(model: LocalModel, length: int) -> None:
-    with pytest.raises(InvalidArgument, match="at least 4"):
+@pytest.mark.parametrize("length", [0, 1, 3, 65537])
+def test_channel_of_a_length_that_is_no_use_is_refused(model: LocalModel, length: int) -> None:
+    with pytest.raises(InvalidArgument, match="4 to 65536 datums"):
         ExecutionBurstController.create(model, channel_length=length)
 
 

@@ -31,7 +31,7 @@ from nnburst.errors import (
 )
 from nnburst.model import OutputShape
 from nnburst.service import _packets, _protocol
-from nnburst.service._packets import EndOfStream, FdBundle, Kind, receive
+from nnburst.service._packets import DescriptorsLost, EndOfStream, FdBundle, Kind, receive
 from nnburst.service._protocol import Malformed, Side
 
 HELLO = _protocol.Hello((1, 0), 1)
@@ -179,7 +179,7 @@ def test_bad_datagrams_are_malformed_and_their_descriptors_closed(name: str) -> 
         assert open_fds() == before
 
 
-def test_descriptors_lost_on_the_way_are_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptors_that_this_process_may_not_have_are_not_the_peers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     # As the kernel does it for a receiver whose descriptor table is full.
     monkeypatch.setattr(_packets, "_ANCILLARY", socket.CMSG_SPACE(4))
     a, b = socket_pair()
@@ -187,8 +187,9 @@ def test_descriptors_lost_on_the_way_are_malformed(monkeypatch: pytest.MonkeyPat
     with a, b:
         send(a, Kind.REQUEST, 1, b"", fds, None)
         before = open_fds()
-        with pytest.raises(Malformed, match="lost"):
+        with pytest.raises(DescriptorsLost) as lost:
             receive(b)
+        assert (lost.value.kind, lost.value.call_id) == (Kind.REQUEST, 1)
         assert open_fds() == before
     for fd in fds:
         os.close(fd)

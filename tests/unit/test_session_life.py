@@ -1,0 +1,280 @@
+"""How sessions, executions and services end: in any order, dropped, from signal handlers, in the collector."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst import BadState, MissedDeadline
+from nnburst.burst import ExecutionBurstController
+from nnburst.devices import create_device
+from nnburst.memory import Memory
+from nnburst.model import (
+    DataLocation,
+    DeviceStatus,
+    Model,
+    ModelBuilder,
+    OperandType,
+    OperationType,
+    Request,
+    RequestArgument,
+)
+from nnburst.service._protocol import ListDevices
+
+PATIENCE = 20.0
+ONE = {"x": np.ones(4, np.float32)}
+FUNCTIONS = """
+import time
+from nnburst.devices.function import Tensor, declare
+
+@declare(inputs=[Tensor("x", "float32", (4,))], outputs=[Tensor("y", "float32", (4,))])
+def slow(x):
+    time.sleep(float(x[0]))
+    return x + 1
+"""
+
+
+def relu(size: int = 4) -> Model:
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (size,))
+    b.output("y", b.add(OperationType.RELU, [x], dimensions=(size,) if size == 0 else None))
+    return b.build()
+
+
+def counter() -> Model:
+    b = ModelBuilder()
+    t = b.input("t", OperandType.TENSOR_FLOAT32, (4,))
+    b.output("t_out", b.binary(OperationType.ADD, t, np.ones(4, np.float32)))
+    return b.build()
+
+
+@pytest.fixture(params=["child", "in process"])
+def service(request: pytest.FixtureRequest) -> Iterator[nnburst.Service]:
+    with (nnburst.launch if request.param == "child" else nnburst.in_process)(devices=["nnburst-reference"]) as service:
+        yield service
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A device with a function that takes as many seconds as its input says."""
+    (tmp_path / "slow_function.py").write_text(FUNCTIONS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "nnburst-function:call=slow_function:slow"
+    sys.modules.pop("slow_function", None)
+
+
+def fds_of(service: nnburst.Service) -> int:
+    return len(os.listdir(f"/proc/{service.pid}/fd"))
+
+
+def settled(what: Any, expected: Any) -> bool:
+    deadline = time.monotonic() + PATIENCE
+    while what() != expected and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return bool(what() == expected)
+
+
+def test_executions_that_are_dropped_give_their_memory_back(service: nnburst.Service) -> None:
+    with service.session(relu()) as session:
+        for _ in range(3):
+            execution = session.bind()
+            execution.run()
+            del execution
+        before = fds_of(service)
+        for _ in range(50):
+            execution = session.bind()
+            execution.run()
+            del execution
+        assert settled(lambda: fds_of(service) <= before + 2, True)
+        assert len(session._burst._slots) <= 2
+
+
+def test_states_that_are_dropped_give_their_memory_back(service: nnburst.Service) -> None:
+    with service.session(counter()) as session:
+        for round in range(20):
+            execution = session.bind(state={"t_out": "t"})
+            execution.run()
+            del execution
+            if round == 2:
+                before = fds_of(service)
+        session.bind()
+        assert settled(lambda: fds_of(service) <= before + 2, True)
+        assert len(session._burst._slots) <= 4
+
+
+@pytest.mark.parametrize("state", [None, {"t_out": "t"}])
+def test_execution_keeps_its_session(service: nnburst.Service, state: dict[str, str] | None) -> None:
+    step: Any = service.session(counter()).bind(state=state)  # type: ignore[call-overload]
+    gc.collect()
+    step.run()
+    step.close()
+
+
+def test_closing_in_the_wrong_order_is_harmless() -> None:
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        session = service.session(counter())
+        plain, stateful = session.bind(), session.bind(state={"t_out": "t"})
+        plain.run()
+        stateful.run()
+    for thing in (plain, stateful, session):
+        thing.close()
+        thing.close()
+    with pytest.raises(BadState):
+        plain.run()
+
+
+def test_state_that_is_closed_says_so(service: nnburst.Service) -> None:
+    with service.session(counter()) as session:
+        execution = session.bind(state={"t_out": "t"})
+        execution.close()
+        for use in (execution.run, execution.get_state, execution.reset_state):
+            with pytest.raises(BadState, match="closed"):
+                use()
+
+
+def test_reset_that_is_refused_leaves_the_state(service: nnburst.Service) -> None:
+    with service.session(counter()) as session, session.bind(state={"t_out": "t"}) as execution:
+        execution.run()
+        for wrong in ({"typo": np.ones(4, np.float32)}, {"t": np.ones(5, np.float32)}):
+            with pytest.raises(nnburst.InvalidArgument):
+                execution.reset_state(wrong)
+        assert (execution.get_state()["t"] == 1).all()
+
+
+def test_session_is_closed_by_a_signal_handler_while_it_runs(slow: str) -> None:
+    """The usual way to shut down."""
+    with nnburst.launch(devices=[slow]) as service:
+        session = service.session("slow")
+        old = signal.signal(signal.SIGALRM, lambda *_: session.close())
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with contextlib.suppress(BadState):  # the service finishes what it does, so there may be an answer
+                session.run(None, {"x": np.ones(4, np.float32)})
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, old)
+        assert session.closed
+        with pytest.raises(BadState, match="closed"):
+            session.run(None, {"x": np.ones(4, np.float32)})
+
+
+def test_run_of_a_signal_handler_over_the_same_execution_is_refused_and_harms_nothing(slow: str) -> None:
+    seen: list[BaseException] = []
+    with nnburst.launch(devices=[slow]) as service, service.session("slow") as session:
+        execution = session.bind()
+        execution.inputs["x"][:] = 0.4
+
+        def again(*_: object) -> None:
+            try:
+                execution.run()
+            except BadState as error:
+                seen.append(error)
+
+        old = signal.signal(signal.SIGALRM, again)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            execution.run()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, old)
+        assert len(seen) == 1
+        assert (execution.outputs["y"] == np.float32(1.4)).all()
+
+
+@pytest.mark.parametrize("where", ["child", "in process"])
+def test_runs_that_were_given_up_are_not_run_after_the_end(slow: str, where: str) -> None:
+    with (nnburst.launch if where == "child" else nnburst.in_process)(devices=[slow]) as service:
+        session = service.session("slow")
+        session.run(None, {"x": np.zeros(4, np.float32)})
+        execution = session.bind()
+        execution.timeout = 0.02
+        execution.inputs["x"][:] = 0.3
+        for _ in range(20):
+            with pytest.raises(MissedDeadline):
+                execution.run()
+        started = time.monotonic()
+        session.close()
+    assert time.monotonic() - started < 20 * 0.3 / 2
+
+
+def test_run_does_not_overtake_runs_that_were_given_up(slow: str) -> None:
+    """A full ring is no reason to run beside the queue, as a request that is too long for it does."""
+    device = create_device(slow)
+    prepared = device.prepare_model(device.import_model("name:slow").model)
+    with Memory.ashmem(32) as memory, ExecutionBurstController.create(prepared, channel_length=16) as burst:
+        memory.array(np.float32, (8,))[:4] = 0.3
+        request = Request(
+            (RequestArgument(False, DataLocation(0, 0, 16)),),
+            (RequestArgument(False, DataLocation(0, 16, 16)),),
+            (memory,),
+        )
+        execution = burst.bind(request)
+        execution.timeout = 0.01
+        for _ in range(8):
+            with pytest.raises(MissedDeadline):
+                execution.run()
+        assert burst.stats.fallbacks == 0
+
+
+class _Cycle:
+    """Keeps something until the collector comes."""
+
+    def __init__(self, kept: object) -> None:
+        self.kept = kept
+        self.me = self
+
+
+def test_collector_may_find_a_session_in_the_connection_s_own_thread() -> None:
+    """There nobody could read an answer."""
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        connection = service._backend._connection  # type: ignore[attr-defined]
+        collected = threading.Event()
+
+        def collect() -> None:
+            gc.collect()
+            collected.set()
+
+        gc.collect()
+        gc.disable()
+        try:
+            session = service.session(relu())
+            session.run(None, ONE)
+            _Cycle(session)
+            del session
+            # What handles a reply runs in the reader thread; so does what becomes of one that came too late.
+            with pytest.raises(MissedDeadline):
+                connection.call(ListDevices(), timeout=0.0, on_late=lambda reply: collect())
+            assert collected.wait(PATIENCE)
+        finally:
+            gc.enable()
+        started = time.monotonic()
+        assert service.devices[0].status is DeviceStatus.AVAILABLE
+        assert time.monotonic() - started < 5
+
+
+def test_sessions_that_are_dropped_end_their_listeners() -> None:
+    def listeners() -> int:
+        return sum(thread.name == "nnburst-listener" for thread in threading.enumerate())
+
+    with nnburst.in_process(devices=["nnburst-reference"]) as service:
+        before = listeners()
+        for _ in range(3):
+            session = service.session(relu())
+            session.run(None, ONE)
+            _Cycle(session)
+            del session
+        gc.collect()
+        assert settled(listeners, before)

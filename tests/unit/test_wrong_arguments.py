@@ -1,0 +1,189 @@
+"""What people get wrong is refused where they wrote it, by name, and costs nobody anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst import BadState, InvalidArgument
+from nnburst.burst import ExecutionBurstController
+from nnburst.memory import Memory
+from nnburst.model import (
+    BufferDesc,
+    BufferRole,
+    BufferToken,
+    DataLocation,
+    Model,
+    ModelBuilder,
+    OperandType,
+    OperationType,
+    Request,
+    RequestArgument,
+)
+from nnburst.service import ServiceConnection, start_child
+
+X = np.ones(4, np.float32)
+
+
+def relu() -> Model:
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (4,))
+    b.output("y", b.add(OperationType.RELU, [x]))
+    return b.build()
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[nnburst.Session]:
+    with nnburst.launch(devices=["nnburst-reference"]) as service, service.session(relu()) as session:
+        session.run(None, {"x": X})
+        yield session
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda s: s.run(None, [X]), "dict of arrays"),
+        (lambda s: s.run(None, None), "dict of arrays"),
+        (lambda s: s.run(None, X), "dict of arrays"),
+        (lambda s: s.run(None, {"x": [[1], [1, 2]]}), "'x' cannot be made an array"),
+        (lambda s: s.run("y", {"x": X}), r"give \['y'\]"),
+        (lambda s: s.run([0], {"x": X}), "no outputs"),
+        (lambda s: s.run([["y"]], {"x": X}), "no outputs"),
+        (lambda s: s.bind(state=["y"]), "state is a dict"),
+        (lambda s: s.bind(shapes=[("x", 4)]), "shapes is a dict"),
+        (lambda s: s.bind(initial_state={"x": X}), "needs state"),
+        (lambda s: s.bind(state={"y": "x"}, measure=True), "cannot be measured"),
+        (lambda s: Memory.ashmem(4.0), "whole number of bytes"),
+        (lambda s: Memory.ashmem("4"), "whole number of bytes"),
+        (lambda s: nnburst.launch(timeout=math.nan), "timeout"),
+        (lambda s: nnburst.launch(timeout=0), "timeout"),
+        (lambda s: nnburst.launch(devices=[]), "at least one device"),
+        (lambda s: nnburst.in_process(devices=[]), "at least one device"),
+    ],
+)
+def test_wrong_argument_is_named(call: Callable[[Any], Any], says: str, session: nnburst.Session) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        call(session)
+    assert session.run(None, {"x": X})[0][0] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("foo", (1,)), ("V0", (2,)), ("S0", (2,)), (np.float32, ("a",)), (np.float32, (1.5,)), (np.float32, (2,), 1.0)],
+)
+def test_view_that_cannot_be_is_refused(arguments: tuple[Any, ...]) -> None:
+    with Memory.ashmem(64) as memory, pytest.raises(InvalidArgument):
+        memory.array(*arguments)
+
+
+def test_shape_of_one_axis_may_be_a_number() -> None:
+    with Memory.ashmem(64) as memory:
+        assert memory.array(np.float32, 8).shape == (8,)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("timeout", [np.float32(30), np.int64(30), 30, math.inf, 1e300, None])
+def test_timeout_is_any_number_of_seconds(timeout: Any, session: nnburst.Session) -> None:
+    with session.service.session(relu(), timeout=timeout, polling_window=np.float32(0)) as other:
+        assert other.run(None, {"x": X})[0][0] == 1
+
+
+def test_service_may_take_as_long_as_it_likes() -> None:
+    for timeout in (math.inf, None):
+        nnburst.launch(devices=["nnburst-noop"], timeout=timeout).close()
+
+
+def test_one_device_may_be_given_by_its_name() -> None:
+    with nnburst.in_process(devices="nnburst-noop") as service:
+        assert service.devices[0].name == "nnburst-noop"
+
+
+@pytest.fixture(scope="module")
+def connection() -> Iterator[ServiceConnection]:
+    with start_child(["nnburst-reference"]) as connection:
+        yield connection
+
+
+def one(memory: Any, **changes: Any) -> Request:
+    fields: dict[str, Any] = {"has_no_value": False, "location": DataLocation(0, 0, 16), "dimensions": ()} | changes
+    return Request((RequestArgument(**fields),), (RequestArgument(False, DataLocation(0, 16, 16)),), (memory,))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "long source",
+        "token",
+        "big token",
+        "deadline",
+        "loop timeout",
+        "measure",
+        "preparation deadline",
+        "rank",
+        "roles",
+        "copy dimensions",
+        "float dimensions",
+        "pool index",
+    ],
+)
+def test_argument_that_no_message_can_carry_does_not_end_the_service(wrong: str, connection: ServiceConnection) -> None:
+    """The other side would take it for an attack; so it is refused here."""
+    device = connection.devices[0]
+    with device.prepare_model(relu()) as prepared, Memory.ashmem(32) as memory:
+        roles = [BufferRole(0, 0)]
+        attempts: dict[str, Callable[[], Any]] = {
+            "long source": lambda: device.import_model("x" * 5000),
+            "token": lambda: prepared.execute_synchronously(one(BufferToken(-1))),
+            "big token": lambda: prepared.execute_synchronously(one(BufferToken(2**31))),
+            "deadline": lambda: prepared.execute_synchronously(one(memory), deadline_ns=-5),
+            "loop timeout": lambda: prepared.execute_synchronously(one(memory), loop_timeout_ns=-1),
+            "measure": lambda: prepared.execute_synchronously(one(memory), 7),  # type: ignore[arg-type]
+            "preparation deadline": lambda: device.prepare_model(relu(), deadline_ns=-1),
+            "rank": lambda: device.allocate(BufferDesc((1,) * 1000), [prepared], roles, []),
+            "roles": lambda: device.allocate(BufferDesc(), [prepared], [BufferRole(0, 0, "x")], []),  # type: ignore[arg-type]
+            "copy dimensions": lambda: device.allocate(BufferDesc(), [prepared], roles, []).copy_from(
+                memory, (1,) * 1000
+            ),
+            "float dimensions": lambda: prepared.execute_synchronously(one(memory, dimensions=(8 / 2,))),
+            "pool index": lambda: prepared.execute_synchronously(one(memory, location=DataLocation("a", 0, 16))),  # type: ignore[arg-type]
+        }
+        try:
+            answer = attempts[wrong]()
+        except (InvalidArgument, nnburst.MissedDeadline):
+            pass
+        else:
+            assert answer[0] is not nnburst.ErrorStatus.NONE
+        assert connection.alive
+        assert prepared.execute_synchronously(one(memory))[0] is nnburst.ErrorStatus.NONE
+
+
+def test_token_that_no_message_can_carry_does_not_end_a_burst(connection: ServiceConnection) -> None:
+    with connection.devices[0].prepare_model(relu()) as prepared, ExecutionBurstController.create(prepared) as burst:
+        assert burst.compute(one(BufferToken(-1)), timeout=20)[0] is not nnburst.ErrorStatus.NONE
+        with Memory.ashmem(32) as memory:
+            assert burst.compute(one(memory), timeout=20)[0] is nnburst.ErrorStatus.NONE
+
+
+def test_closed_memory_is_refused_when_it_is_bound(connection: ServiceConnection) -> None:
+    memory = Memory.ashmem(32)
+    memory.close()
+    with connection.devices[0].prepare_model(relu()) as prepared, ExecutionBurstController.create(prepared) as burst:
+        with pytest.raises(BadState, match="closed"):
+            burst.bind(one(memory))
+
+
+def test_there_is_no_result_before_the_first_run(connection: ServiceConnection) -> None:
+    with (
+        connection.devices[0].prepare_model(relu()) as prepared,
+        ExecutionBurstController.create(prepared) as burst,
+        Memory.ashmem(32) as memory,
+    ):
+        execution = burst.bind(one(memory))
+        with pytest.raises(BadState, match="not run"):
+            _ = execution.result
+        execution.run()
+        assert execution.result[0] is nnburst.ErrorStatus.NONE
