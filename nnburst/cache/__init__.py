@@ -5,11 +5,12 @@ from __future__ import annotations
 from ._blob_cache import BlobCache, Capacity, Policy, Select
 from ._blob_file import BlobFileError
 from ._device_cache import DeviceCache, SaveResult, VerifiedEntry, check_entry
-from ._directory import Cache, Limits, Opened, Staged, default_cache_directory
+from ._directory import Cache, Opened, Staged
 from ._eviction import Pruned, prune
 from ._index import EntryInfo
-from ._keys import default_state_directory
+from ._limits import SIZES, Limits, scaled
 from ._nncache import NNCache
+from ._places import default_cache_directory, default_state_directory
 from ._reasons import CacheReason, CacheRejected
 from ._sealed_copy import check_fd
 from ._token import (
@@ -26,6 +27,7 @@ from ._trust_store import TrustStore
 
 __all__ = [
     "PRIORITY_CODE",
+    "SIZES",
     "TOKEN_SIZE",
     "BlobCache",
     "BlobFileError",
@@ -56,4 +58,5 @@ __all__ = [
     "file_names",
     "model_fingerprint",
     "prune",
+    "scaled",
 ]

@@ -2,7 +2,7 @@
 
 ::
 
-    CACHEDIR.TAG   index.sqlite3   locks/<hh>.build   locks/<hh>.pub
+    CACHEDIR.TAG   index.sqlite3   locks/<hh>.build   locks/<hh>.pub   pins/<entry>
     objects/<hh>/<entry>.<generation>/{model.NN, data.NN, MANIFEST}
     staging/<random>/
 
@@ -17,57 +17,24 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
+from ..errors import InvalidArgument
 from ._files import Lock, directory, lock, open_file, opened, reason_of, remove_tree, subdirectory
 from ._index import EntryInfo, Index
+from ._limits import Limits
+from ._places import default_cache_directory
 from ._reasons import CacheReason, CacheRejected
 
-__all__ = ["Cache", "Limits", "Opened", "Staged", "default_cache_directory"]
+__all__ = ["Cache", "Opened", "Staged"]
 
 _log = logging.getLogger("nnburst.cache")
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Compilation cache of nnburst; may be deleted at any time.\n"
 _DECLINED_OFTEN = 3
 _HEX = set("0123456789abcdef")
 _OFF = (CacheReason.READ_ONLY, CacheReason.DISK_FULL)
-
-
-def default_cache_directory() -> Path:
-    """Where compilations are cached: ``NNBURST_CACHE_DIR``, else the user's cache home."""
-    if (given := os.environ.get("NNBURST_CACHE_DIR")) and os.getuid() == os.geteuid():
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nnburst" / "v1"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a cache directory may take; 0 means no limit, but for `max_bytes`, where it means no caching.
-
-    Attributes:
-        max_bytes: Of all entries.
-        max_entry_bytes: Of one.
-        max_entries: How many.
-        max_age: Seconds since an entry was last used.
-        min_free: Bytes that the file system keeps free.
-        policy: ``value`` (compile time saved per byte, decaying) or ``lru``.
-    """
-
-    max_bytes: int = 2 << 30
-    max_entry_bytes: int = 512 << 20
-    max_entries: int = 10_000
-    max_age: float = 90 * 86400.0
-    min_free: int = 256 << 20
-    policy: str = "value"
-
-    @classmethod
-    def from_environment(cls) -> Limits:
-        """Return the defaults, with ``NNBURST_CACHE_MAX_BYTES``."""
-        given = os.environ.get("NNBURST_CACHE_MAX_BYTES", "") if os.getuid() == os.geteuid() else ""
-        return cls(max_bytes=int(given)) if given.isdigit() else cls()
 
 
 class Opened:
@@ -90,19 +57,30 @@ class Opened:
 class Staged:
     """An entry that is being written: empty files that nobody else sees."""
 
-    def __init__(self, cache: Cache, entry: str, name: str, fd: int, counts: tuple[int, int], held: Lock) -> None:
+    def __init__(self, cache: Cache, entry: str) -> None:
         self._cache = cache
         self.entry = entry
-        self._name = name
-        self._fd = fd
-        self._held = held
+        self._name = f"{os.getpid()}-{os.urandom(8).hex()}"
+        self._fd = -1
+        self._held: Lock | None = None
         self._published: tuple[str, Lock] | None = None
         self.model_fds: list[int] = []
         self.data_fds: list[int] = []
+
+    def _open(self, counts: tuple[int, int], held: Lock) -> None:
+        """Make the files. Whatever fails, `close` cleans up."""
+        self._held = held
+        with self._cache._tree("staging", create=True) as staging:
+            self._fd = subdirectory(staging, self._name, create=True)
         for fds, kind, count in ((self.model_fds, "model", counts[0]), (self.data_fds, "data", counts[1])):
             for i in range(count):
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                fds.append(os.open(f"{kind}.{i:02}", flags, 0o600, dir_fd=fd))
+                fds.append(os.open(f"{kind}.{i:02}", flags, 0o600, dir_fd=self._fd))
+
+    @property
+    def waited(self) -> bool:
+        """Whether somebody else was writing before."""
+        return self._held is not None and self._held.waited
 
     @property
     def nbytes(self) -> int:
@@ -133,17 +111,18 @@ class Staged:
 
     def close(self) -> None:
         """Let go; what was not published is removed. Idempotent."""
-        if self._fd < 0:
-            return
         fds, self.model_fds, self.data_fds = [*self.model_fds, *self.data_fds], [], []
         for fd in (*fds, self._fd):
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
         self._fd = -1
-        if self._published is not None:
-            self._published[1].close()
-        else:
+        published, held, self._held = self._published, self._held, None
+        if published is not None:
+            published[1].close()
+        elif held is not None:
             self._cache._discard(self._name)
-        self._held.close()
+        if held is not None:
+            held.close()
 
 
 class Cache:
@@ -153,6 +132,9 @@ class Cache:
         root: The directory; made with mode 0700 when something is saved. Or a descriptor of it.
         limits: What it may take.
         hook: Called with the name of each step of a publication, for tests of what happens if it ends there.
+
+    Raises:
+        InvalidArgument: The root cannot be a path.
     """
 
     def __init__(
@@ -162,16 +144,29 @@ class Cache:
         *,
         hook: Callable[[str], None] = lambda step: None,
     ) -> None:
-        self._root = f"/proc/self/fd/{root}" if isinstance(root, int) else os.fspath(root or default_cache_directory())
+        self._nowhere: CacheRejected | None = None
+        try:
+            place = root if root is not None and root != "" else default_cache_directory()
+            self._root = f"/proc/self/fd/{place}" if isinstance(place, int) else os.fsdecode(place)
+        except CacheRejected as error:  # said when somebody wants something of the cache
+            self._root, self._nowhere = "", error
+        if "\0" in self._root:
+            raise InvalidArgument(f"the cache directory {self._root!r} cannot be a path: it contains a NUL")
         self.limits = limits or Limits.from_environment()
         self.hook = hook
-        self.index = Index(os.path.join(self._root, "index.sqlite3"))
+        self.index = Index(self._tree)
         self._off: CacheReason | None = None
         self._warned = threading.Lock()
 
     @property
     def path(self) -> str:
-        """The directory."""
+        """The directory.
+
+        Raises:
+            CacheRejected: There is none: see `default_cache_directory`.
+        """
+        if self._nowhere is not None:
+            raise self._nowhere
         return self._root
 
     # ---- finding -----------------------------------------------------------------------------------------------
@@ -179,6 +174,8 @@ class Cache:
     @contextmanager
     def _tree(self, *names: str, create: bool = False) -> Iterator[int]:
         """Open a directory of the tree; every component is opened by name below the one before it."""
+        if self._nowhere is not None:
+            raise self._nowhere
         with ExitStack() as stack:
             fd = directory(self._root, create=create)
             stack.callback(os.close, fd)
@@ -210,11 +207,12 @@ class Cache:
             yield self._open(entry, name, counts)
 
     def _open(self, entry: str, name: str, counts: tuple[int, int]) -> Opened:
-        held = self._lock(entry, "pub", shared=True, patience=5.0)
-        if held is None:
-            raise CacheRejected(CacheReason.BUSY, "the entry is being replaced")
         fds: tuple[list[int], list[int]] = ([], [])
+        held: Lock | None = None
         try:
+            held = self._lock(entry, "pub", shared=True, patience=5.0)
+            if held is None:
+                raise CacheRejected(CacheReason.BUSY, "the entry is being replaced")
             with self._tree("objects", entry[:2], name) as place:
                 for given, kind, count in zip(fds, ("model", "data"), counts, strict=True):
                     for i in range(count):
@@ -223,7 +221,8 @@ class Cache:
         except BaseException as error:
             for fd in (*fds[0], *fds[1]):
                 os.close(fd)
-            held.close()
+            if held is not None:
+                held.close()
             if isinstance(error, FileNotFoundError):
                 raise CacheRejected(CacheReason.PARTIAL_SET, "some files of the entry are missing") from error
             if isinstance(error, OSError):
@@ -260,25 +259,23 @@ class Cache:
         often, reason = self.index.declined(entry)
         if often >= _DECLINED_OFTEN:
             raise CacheRejected(reason, "the device declined to save this three times")
-        held: Lock | None = None
-        name = f"{os.getpid()}-{os.urandom(8).hex()}"
+        staged = Staged(self, entry)
         try:
             with self._tree(create=True) as root:
                 self._make_room(root)
                 with suppress(FileExistsError):
-                    tag = os.open("CACHEDIR.TAG", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=root)
-                    os.write(tag, _TAG.encode())
-                    os.close(tag)
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                    with os.fdopen(os.open("CACHEDIR.TAG", flags, 0o600, dir_fd=root), "w") as tag:
+                        tag.write(_TAG)
             held = self._lock(entry, "build", shared=False, patience=patience)
             if held is None:
                 raise CacheRejected(CacheReason.BUSY, "another process is writing this entry")
-            with self._tree("staging", create=True) as staging:
-                fd = subdirectory(staging, name, create=True)
-            return Staged(self, entry, name, fd, counts, held)
-        except OSError as error:
-            if held is not None:
-                held.close()
-            self._discard(name)
+            staged._open(counts, held)
+            return staged
+        except BaseException as error:
+            staged.close()
+            if not isinstance(error, OSError):
+                raise
             self.give_up(reason_of(error))
             raise CacheRejected(reason_of(error), f"{self._root}: {error.strerror}") from error
 
@@ -287,7 +284,8 @@ class Cache:
         if floor and _free(root) < floor:
             from ._eviction import prune
 
-            prune(self, max_bytes=0)
+            with suppress(OSError, CacheRejected):
+                prune(self, max_bytes=0)
             if _free(root) < floor:
                 raise CacheRejected(CacheReason.DISK_FULL, f"less than {floor >> 20} MiB are free")
 
@@ -338,54 +336,91 @@ class Cache:
         return freed
 
     def enforce_limits(self) -> None:
-        """Evict what is worth least, if there is too much."""
+        """Evict what is worth least, if there is too much. Never raises: the entry that was saved is good."""
         from ._eviction import prune
 
-        limits, entries = self.limits, self.index.all().values()
-        if (limits.max_bytes and sum(info.nbytes for info in entries) > limits.max_bytes) or (
-            limits.max_entries and len(entries) > limits.max_entries
-        ):
-            with suppress(CacheRejected, OSError):
+        limits = self.limits
+        try:
+            infos = self._measured(self.index.all()) if self.index.is_complete else self.entries()
+            if (limits.max_bytes and sum(info.nbytes for info in infos) > limits.max_bytes) or (
+                limits.max_entries and len(infos) > limits.max_entries
+            ):
                 prune(self)
+        except Exception as error:
+            _log.warning("%s: the limits of the cache were not enforced: %s", self._root, error)
+
+    def pin(self, entries: Iterable[str], pinned: bool) -> int:
+        """Keep entries from being evicted, or not any more; returns how many.
+
+        Raises:
+            CacheRejected: The directory cannot be used.
+            OSError: It cannot be written.
+        """
+        chosen = list(entries)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._tree("pins", create=True) as pins:
+            for entry in chosen:
+                if pinned:
+                    os.close(os.open(entry, flags, 0o600, dir_fd=pins))
+                else:
+                    with suppress(FileNotFoundError):
+                        os.unlink(entry, dir_fd=pins)
+        return len(chosen)
 
     # ---- looking -------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[EntryInfo]:
         """Return all entries that are there, with what the index or else the entry itself says of them.
 
+        Sizes and pins are what they are, and the index learns of what it did not know.
+
         Raises:
             CacheRejected: The directory cannot be read.
         """
         known = self.index.all()
-        found: list[EntryInfo] = []
         try:
             with self._tree("objects") as objects:
-                for shard in sorted(os.listdir(objects)):
-                    with opened(objects, shard) as place:
-                        for name in sorted(os.listdir(place)):
-                            entry, _, generation = name.partition(".")
-                            if len(entry) == 64 and len(generation) == 32 and set(entry + generation) <= _HEX:
-                                info = known.get((entry, generation)) or self._from_manifest(place, entry, generation)
-                                found.append(info)
+                shards = sorted(name for name in os.listdir(objects) if len(name) == 2 and set(name) <= _HEX)
+                found = [info for shard in shards for info in self._of_shard(objects, shard, known)]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise CacheRejected(reason_of(error), f"{self._root}: {error.strerror}") from error
+        pins: set[str] = set()
+        with suppress(OSError, CacheRejected), self._tree("pins") as place:
+            pins.update(os.listdir(place))
+        found = [replace(info, pinned=info.entry in pins) for info in found]
+        self._learn(known, found, complete=True)
         return found
 
-    def _from_manifest(self, shard: int, entry: str, generation: str) -> EntryInfo:
-        """Read what an entry says of itself, and note it again."""
-        values: dict[str, Any] = {}
-        with suppress(OSError, ValueError, CacheRejected), opened(shard, f"{entry}.{generation}") as place:
-            fd = open_file(place, "MANIFEST")
-            with os.fdopen(fd, "rb") as file:
-                values = json.loads(file.read(1 << 16))
-        info = EntryInfo(entry, generation)
-        wanted = {name: type(getattr(info, name)) for name in info.__slots__}
-        if isinstance(values, dict) and all(type(values.get(name)) is kind for name, kind in wanted.items()):
-            info = EntryInfo(**{**{name: values[name] for name in wanted}, "entry": entry, "generation": generation})
-            self.index.put(info)
-        return info
+    def _learn(self, known: Mapping[tuple[str, str], EntryInfo], found: list[EntryInfo], *, complete: bool) -> None:
+        now = {(info.entry, info.generation): info for info in found}
+        changed = [info for key, info in now.items() if known.get(key) != info]
+        gone = [key for key in known if key not in now]
+        if changed or gone or (complete and not self.index.is_complete):
+            self.index.learn(changed, gone, complete=complete)
+
+    def _measured(self, known: Mapping[tuple[str, str], EntryInfo]) -> list[EntryInfo]:
+        """Return what is noted, with the size of what had none: a late save does not tell how large it became."""
+        found = []
+        for info in known.values():
+            nbytes = info.nbytes
+            if not nbytes:
+                with suppress(OSError, CacheRejected), self._tree("objects", info.entry[:2]) as shard:
+                    nbytes = _size(shard, f"{info.entry}.{info.generation}")
+            found.append(replace(info, nbytes=nbytes))
+        self._learn(known, found, complete=False)
+        return found
+
+    def _of_shard(self, objects: int, shard: str, known: Mapping[tuple[str, str], EntryInfo]) -> Iterator[EntryInfo]:
+        """Yield the entries of a shard; none of one that cannot be read."""
+        with suppress(OSError, CacheRejected), opened(objects, shard) as place:
+            for name in sorted(os.listdir(place)):
+                entry, _, generation = name.partition(".")
+                if len(entry) == 64 and len(generation) == 32 and set(entry + generation) <= _HEX:
+                    info = known.get((entry, generation)) or _from_manifest(place, entry, generation)
+                    nbytes = _size(place, name)
+                    yield info if info.nbytes == nbytes else replace(info, nbytes=nbytes)
 
     def files_of(self, info: EntryInfo, counts: Sequence[int] | None = None) -> Opened:
         """Open the files of an entry, as many as there are; raises as `look_up`."""
@@ -420,3 +455,24 @@ class Cache:
 def _free(fd: int) -> int:
     status = os.fstatvfs(fd)
     return status.f_bavail * status.f_frsize
+
+
+def _from_manifest(shard: int, entry: str, generation: str) -> EntryInfo:
+    """Read what an entry says of itself."""
+    values: object = None
+    with suppress(OSError, ValueError, CacheRejected), opened(shard, f"{entry}.{generation}") as place:
+        with os.fdopen(open_file(place, "MANIFEST"), "rb") as file:
+            values = json.loads(file.read(1 << 16))
+    if isinstance(values, dict):
+        values = EntryInfo.checked({**values, "entry": entry, "generation": generation})
+    return values if isinstance(values, EntryInfo) else EntryInfo(entry, generation)
+
+
+def _size(shard: int, name: str) -> int:
+    """Bytes of the files of an entry, as far as they can be seen."""
+    total = 0
+    with suppress(OSError, CacheRejected), opened(shard, name) as place:
+        for file in os.listdir(place):
+            if file.startswith(("model.", "data.")):
+                total += os.stat(file, dir_fd=place, follow_symlinks=False).st_size
+    return total

@@ -35,7 +35,7 @@ class Pruned:
 
 def _value(info: EntryInfo, now: float) -> float:
     """Milliseconds that an entry saves per byte, decaying since it was last used."""
-    idle = now - max(info.last_hit, info.created)
+    idle = max(0.0, now - max(info.last_hit, info.created))  # a clock may have been ahead
     kept = float(0.5 ** (idle / _HALF_LIFE))
     return max(info.compile_ms, 0.001) * (1 + info.hits) * kept / max(info.nbytes, 1)
 
@@ -77,9 +77,10 @@ def prune(
     if litter:
         done.entries["litter"] = len(litter)
         done.nbytes["litter"] = 0 if dry_run else cache.sweep(litter)
-    left = [info for info in cache.entries() if force or not info.pinned]
-    total = sum(info.nbytes for info in cache.entries())
-    count = len(cache.entries())
+    there = cache.entries()
+    left = [info for info in there if force or not info.pinned]
+    total = sum(info.nbytes for info in there)
+    count = len(there)
 
     def go(kind: str, info: EntryInfo) -> None:
         nonlocal total, count
@@ -100,6 +101,8 @@ def prune(
             go("stale", info)
         elif age and used < now - age:
             go("expired", info)
+        elif max_bytes is None and 0 < limits.max_entry_bytes < info.nbytes:  # a late save made it so
+            go("too big", info)
         else:
             rest.append(info)
     too_big = total > most and (most or max_bytes == 0)

@@ -12,7 +12,17 @@ from contextlib import contextmanager, suppress
 
 from ._reasons import CacheReason, CacheRejected
 
-__all__ = ["Lock", "directory", "lock", "open_file", "reason_of", "remove_tree", "subdirectory"]
+__all__ = [
+    "Lock",
+    "directory",
+    "lock",
+    "make_directories",
+    "open_file",
+    "opened",
+    "reason_of",
+    "remove_tree",
+    "subdirectory",
+]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _REASONS = {
@@ -41,9 +51,23 @@ def directory(path: str | os.PathLike[str], *, create: bool) -> int:
         OSError: It cannot be opened or made.
     """
     if create:
-        os.makedirs(path, 0o700, exist_ok=True)
+        make_directories(path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     return _checked(fd, str(path))
+
+
+def make_directories(path: str | os.PathLike[str]) -> None:
+    """Make a directory and those above it that are missing, all of them private whatever the umask is."""
+    missing = []
+    place = os.path.abspath(path)
+    while not os.path.isdir(place):
+        missing.append(place)
+        place, before = os.path.dirname(place), place
+        if place == before:
+            break
+    for place in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(place, 0o700)
 
 
 def subdirectory(parent: int, name: str, *, create: bool) -> int:
@@ -79,16 +103,26 @@ def open_file(parent: int, name: str) -> int:
 
 
 class Lock:
-    """A lock file that is held; `close` lets go. The file itself is never removed."""
+    """A lock file that is held; `close` lets go. The file itself is never removed.
 
-    def __init__(self, fd: int) -> None:
+    Attributes:
+        waited: Whether somebody else had it first.
+    """
+
+    def __init__(self, fd: int, *, waited: bool) -> None:
         self._fd = fd
+        self._pid = os.getpid()
+        self.waited = waited
 
     def close(self) -> None:
-        """Let go. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)  # this description was opened for the lock alone, and with it the lock goes
-            self._fd = -1
+        """Let go. Idempotent. A forked child only closes its copy: the lock is its parent's."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        if self._pid == os.getpid():
+            with suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)  # also for copies that children have which were forked meanwhile
+        os.close(fd)
 
 
 def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> Lock | None:
@@ -101,15 +135,16 @@ def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> Lock
         patience: Seconds to wait.
     """
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
-    deadline = time.monotonic() + patience
+    deadline, waited = time.monotonic() + patience, False
     while True:
         try:
             fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            return Lock(fd)
+            return Lock(fd, waited=waited)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 os.close(fd)
                 return None
+            waited = True
             time.sleep(0.005)
         except BaseException:
             os.close(fd)

@@ -5,19 +5,27 @@ Everything in it can be found again by looking at the directory, so damage and l
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import sqlite3
+import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from ._reasons import CacheReason
+from ._reasons import CacheReason, CacheRejected
 
 __all__ = ["EntryInfo", "Index"]
 
+_log = logging.getLogger("nnburst.cache")
+_NAME = "index.sqlite3"
 _HIT_SECONDS = 60
 """A hit is noted at most so often."""
+_MOST = 1 << 53
+"""No honest number is larger; times are at most 2**40, which people's calendars still know."""
 _T = TypeVar("_T")
 
 
@@ -53,60 +61,81 @@ class EntryInfo:
     compile_ms: float = 0.0
     pinned: bool = False
 
+    @classmethod
+    def checked(cls, values: object) -> EntryInfo | None:
+        """Read what a file or a row says, or return None if it does not make sense."""
+        if not isinstance(values, Mapping):
+            return None
+        given = {field.name: values.get(field.name) for field in fields(cls)}
+        if type(given["pinned"]) is int:  # as the database has it
+            given["pinned"] = bool(given["pinned"])
+        good = all(type(value) is _KINDS[name] for name, value in given.items()) and all(
+            math.isfinite(value) and 0 <= value < (1 << 40 if name in ("created", "last_hit") else _MOST)
+            for name, value in given.items()
+            if isinstance(value, int | float)
+        )
+        return cls(**given) if good else None  # type: ignore[arg-type]
+
 
 _COLUMNS = [field.name for field in fields(EntryInfo)]
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS entry ({", ".join(_COLUMNS)}, PRIMARY KEY (entry, generation));
-CREATE TABLE IF NOT EXISTS counter (reason TEXT PRIMARY KEY, count INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS declined (entry TEXT PRIMARY KEY, count INTEGER NOT NULL, reason TEXT NOT NULL);
-"""
+_KINDS = {name: type(getattr(EntryInfo("", ""), name)) for name in _COLUMNS}
+_MARKS = ", ".join("?" * len(_COLUMNS))
+_VERSION = 1
+_SCHEMA = (
+    f"CREATE TABLE entry ({', '.join(_COLUMNS)}, PRIMARY KEY (entry, generation))",
+    "CREATE TABLE counter (reason TEXT PRIMARY KEY, count INTEGER NOT NULL)",
+    "CREATE TABLE declined (entry TEXT PRIMARY KEY, count INTEGER NOT NULL, reason TEXT NOT NULL)",
+    "CREATE TABLE complete (yes INTEGER PRIMARY KEY)",
+    f"PRAGMA user_version = {_VERSION}",
+)
+
+
+class _Unusable(Exception):
+    """The file is no index of this version."""
 
 
 class Index:
     """The database beside the entries. No call raises: what cannot be noted is not noted.
 
     Args:
-        path: Of the database; through ``/proc/self/fd`` if the directory is held by a descriptor.
+        directory: Opens the cache directory and checks that it is this user's own; the database is only touched there.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, directory: Callable[[], AbstractContextManager[int]]) -> None:
+        self._directory = directory
 
     def _use(self, work: Callable[[sqlite3.Connection], _T], otherwise: _T) -> _T:
-        for attempt in range(2):
-            try:
-                database = sqlite3.connect(self._path, timeout=5, isolation_level=None)
-                try:
-                    database.execute("PRAGMA synchronous=OFF")  # losing counts costs nothing
-                    database.executescript(_SCHEMA)
-                    database.execute("BEGIN IMMEDIATE")
-                    result = work(database)
-                    database.execute("COMMIT")
-                    return result
-                finally:
-                    database.close()
-            except sqlite3.OperationalError:
-                return otherwise  # read-only, full, locked for long
-            except (sqlite3.Error, ValueError):
-                if attempt == 0:
-                    for suffix in ("", "-journal", "-wal", "-shm"):
-                        try:
-                            os.unlink(self._path + suffix)
-                        except OSError:
-                            continue
+        try:
+            with self._directory() as place:
+                for _ in range(2):
+                    try:
+                        with closing(_connected(place)) as database:
+                            database.execute("BEGIN IMMEDIATE")
+                            result = work(database)
+                            database.execute("COMMIT")
+                            return result
+                    except (sqlite3.Error, _Unusable) as error:
+                        if not _is_damage(error):
+                            raise
+                        for suffix in ("", "-journal", "-wal", "-shm"):
+                            with suppress(FileNotFoundError):
+                                os.unlink(_NAME + suffix, dir_fd=place)
+        except (OSError, CacheRejected):
+            pass  # there is none, or it is not ours
+        except Exception as error:  # read-only, full, locked for long
+            _log.debug("the index of a cache directory cannot be used: %s", error)
         return otherwise
 
     def put(self, info: EntryInfo) -> None:
-        """Note an entry; another generation of it is forgotten, but for its pin and its hits."""
+        """Note an entry; another generation of it is forgotten, but for its hits."""
 
         def work(database: sqlite3.Connection) -> None:
-            old = database.execute("SELECT hits, pinned FROM entry WHERE entry = ?", (info.entry,)).fetchone()
+            old = database.execute("SELECT hits FROM entry WHERE entry = ?", (info.entry,)).fetchone()
             values: dict[str, Any] = {name: getattr(info, name) for name in _COLUMNS}
             if old is not None:
-                values |= {"hits": old[0], "pinned": old[1]}
+                values |= {"hits": old[0]}
             database.execute("DELETE FROM entry WHERE entry = ?", (info.entry,))
-            marks = ", ".join("?" * len(_COLUMNS))
-            database.execute(f"INSERT INTO entry VALUES ({marks})", [values[name] for name in _COLUMNS])
+            database.execute(f"INSERT INTO entry VALUES ({_MARKS})", [values[name] for name in _COLUMNS])
             database.execute("DELETE FROM declined WHERE entry = ?", (info.entry,))
 
         self._use(work, None)
@@ -120,17 +149,47 @@ class Index:
         self._use(work, None)
 
     def all(self) -> dict[tuple[str, str], EntryInfo]:
-        """Return what is noted, by entry and generation."""
+        """Return what is noted, by entry and generation. What makes no sense is forgotten, to be found again."""
 
         def work(database: sqlite3.Connection) -> dict[tuple[str, str], EntryInfo]:
-            rows = database.execute(f"SELECT {', '.join(_COLUMNS)} FROM entry").fetchall()
-            infos = [EntryInfo(**dict(zip(_COLUMNS, row, strict=True))) for row in rows]
-            return {(info.entry, info.generation): info for info in infos}
+            found = {}
+            rows = database.execute(f"SELECT rowid, {', '.join(_COLUMNS)} FROM entry").fetchall()
+            for number, *row in rows:
+                info = EntryInfo.checked(dict(zip(_COLUMNS, row, strict=True)))
+                if info is None:
+                    database.execute("DELETE FROM entry WHERE rowid = ?", (number,))
+                    database.execute("DELETE FROM complete")
+                else:
+                    found[info.entry, info.generation] = info
+            return found
 
         return self._use(work, {})
 
-    def hit(self, entry: str) -> None:
-        """Note that an entry was used."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether every entry of the directory was noted once; not so after the database was lost."""
+        return self._use(lambda database: database.execute("SELECT 1 FROM complete").fetchone() is not None, False)
+
+    def learn(self, infos: Iterable[EntryInfo], gone: Iterable[tuple[str, str]], *, complete: bool = False) -> None:
+        """Note what the directory has told.
+
+        Args:
+            infos: What is there and was noted otherwise or not at all.
+            gone: Entries and generations that are not there any more.
+            complete: There is nothing else, but for what was noted meanwhile.
+        """
+        rows = [[getattr(info, name) for name in _COLUMNS] for info in infos]
+
+        def work(database: sqlite3.Connection) -> None:
+            database.executemany("DELETE FROM entry WHERE entry = ? AND generation = ?", gone)
+            database.executemany(f"INSERT OR REPLACE INTO entry VALUES ({_MARKS})", rows)
+            if complete:
+                database.execute("INSERT OR REPLACE INTO complete VALUES (1)")
+
+        self._use(work, None)
+
+    def hit(self, entry: str, nbytes: int) -> None:
+        """Note that an entry was used, and how large it is by now."""
 
         def work(database: sqlite3.Connection) -> None:
             now = int(time.time())
@@ -138,19 +197,9 @@ class Index:
                 "UPDATE entry SET hits = hits + 1, last_hit = ? WHERE entry = ? AND last_hit <= ?",
                 (now, entry, now - _HIT_SECONDS),
             )
+            database.execute("UPDATE entry SET nbytes = ? WHERE entry = ? AND nbytes != ?", (nbytes, entry, nbytes))
 
         self._use(work, None)
-
-    def pin(self, entries: Iterable[str], pinned: bool) -> int:
-        """Pin or unpin; returns how many entries there are."""
-
-        def work(database: sqlite3.Connection) -> int:
-            rows = 0
-            for entry in entries:
-                rows += database.execute("UPDATE entry SET pinned = ? WHERE entry = ?", (pinned, entry)).rowcount
-            return rows
-
-        return self._use(work, 0)
 
     def count(self, reason: CacheReason) -> None:
         """Count an outcome."""
@@ -187,3 +236,42 @@ class Index:
             return (0, CacheReason.SAVED) if row is None else (int(row[0]), CacheReason(row[1]))
 
         return self._use(work, (0, CacheReason.SAVED))
+
+
+def _connected(place: int) -> sqlite3.Connection:
+    """Open the database of a directory, or make it; never through a link (THR-14).
+
+    Raises:
+        _Unusable: What is there is something else.
+        OSError: It cannot be made.
+    """
+    try:
+        # Nobody may open and close an existing one: that would undo the locks of other threads.
+        os.close(os.open(_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place))
+    except FileExistsError:
+        status = os.stat(_NAME, dir_fd=place, follow_symlinks=False)
+        private = status.st_uid == os.geteuid() and status.st_nlink == 1 and not status.st_mode & 0o077
+        if not stat.S_ISREG(status.st_mode) or not private:
+            raise _Unusable("no private file with one name") from None
+    database = sqlite3.connect(f"/proc/self/fd/{place}/{_NAME}", timeout=5, isolation_level=None)
+    try:
+        database.execute("PRAGMA synchronous=OFF")  # losing counts costs nothing
+        if database.execute("PRAGMA user_version").fetchone() != (_VERSION,):
+            database.execute("BEGIN IMMEDIATE")  # somebody else may make it just now
+            if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+                for statement in _SCHEMA:
+                    database.execute(statement)
+            elif database.execute("PRAGMA user_version").fetchone() != (_VERSION,):
+                raise _Unusable("another version")
+            database.execute("COMMIT")
+        return database
+    except BaseException:
+        database.close()
+        raise
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether an error comes from what is in the file, not from the disk, a lock or a lack of descriptors."""
+    if isinstance(error, sqlite3.OperationalError):
+        return any(words in str(error) for words in ("no such column", "no such table", "values were supplied"))
+    return isinstance(error, _Unusable) or type(error) is sqlite3.DatabaseError

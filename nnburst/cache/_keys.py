@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from pathlib import Path
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ._reasons import CacheReason, CacheRejected
 
-__all__ = ["MasterKey", "default_state_directory"]
+__all__ = ["MasterKey"]
 
 _SIZE = 32
 
@@ -74,11 +73,3 @@ def _create(directory: int) -> None:
         os.fsync(directory)
     finally:
         os.unlink(name, dir_fd=directory)
-
-
-def default_state_directory() -> Path:
-    """Where a service keeps key and trust store: ``NNBURST_STATE_DIR``, else the user's state home."""
-    if (given := os.environ.get("NNBURST_STATE_DIR")) and os.getuid() == os.geteuid():
-        return Path(given)
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "nnburst" / "v1"

@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ._keys import MasterKey, default_state_directory
+from ._files import make_directories
+from ._keys import MasterKey
+from ._places import default_state_directory
 from ._reasons import CacheReason, CacheRejected
 
 __all__ = ["FileRecord", "Record", "TrustStore"]
@@ -88,7 +90,7 @@ class TrustStore:
         self.directory = Path(directory) if directory is not None else default_state_directory()
         self._lock = threading.Lock()
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directories(self.directory)
             fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 status = os.fstat(fd)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ __all__ = ["cache"]
 
 _INVALID, _USAGE, _ROOT, _NO_SERVICE = 1, 2, 3, 4
 _AGE = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_SIZE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SIZE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SORT: dict[str, Callable[[EntryInfo], float]] = {
     "size": lambda info: -info.nbytes,
     "age": lambda info: info.created,
@@ -33,11 +32,13 @@ def _scaled(what: str, units: dict[str, int]) -> Callable[[click.Context, click.
     def read(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
         if value is None:
             return None
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]?)(?:i?b)?", value.strip().lower())
-        if match is None or match[2] not in units:
+        from ..cache import scaled
+
+        number = scaled(value, units)
+        if number is None:
             known = ", ".join(filter(None, units))
             raise click.BadParameter(f"{value!r} is no {what}; give a number, with a unit if you like: {known}")
-        return float(match[1]) * units[match[2]]
+        return number
 
     return read
 
@@ -66,7 +67,7 @@ def _readable(directory: Cache) -> Any:
     try:
         yield
     except (CacheRejected, OSError) as error:
-        click.echo(f"nnburst cache: {directory.path} cannot be read: {error}", err=True)
+        click.echo(f"nnburst cache: the directory cannot be read: {error}", err=True)
         raise SystemExit(_ROOT) from None
 
 
@@ -244,7 +245,8 @@ def _pin(directory: Cache, ids: tuple[str, ...], pinned: bool) -> None:
     missing = [prefix for prefix, infos in found.items() if not infos]
     if missing:
         raise click.UsageError(f"no entry begins with {', '.join(missing)}; nnburst cache ls shows them")
-    count = directory.index.pin({info.entry for infos in found.values() for info in infos}, pinned)
+    with _readable(directory):
+        count = directory.pin({info.entry for infos in found.values() for info in infos}, pinned)
     click.echo(f"{count} entries {'pinned' if pinned else 'unpinned'}")
 
 
@@ -270,4 +272,5 @@ def path(directory: Cache) -> None:
     """Say where compilations are kept, and where a service of this user keeps its key and trust store."""
     from ..cache import default_state_directory
 
-    click.echo(f"cache {directory.path}\nstate {default_state_directory()}")
+    with _readable(directory):
+        click.echo(f"cache {directory.path}\nstate {default_state_directory()}")

@@ -117,8 +117,8 @@ class CacheSource(Protocol):
     ) -> tuple[PreparedModel, CacheReason]:
         """Compile into files that are new or empty, or without any, and say what became of them."""
 
-    def note(self, reason: CacheReason, token: bytes, generation: str = "") -> None:
-        """Count an outcome; forget an entry that was not accepted."""
+    def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
+        """Count an outcome, with the size of an entry that was used; forget one that was not accepted."""
 
 
 class DirectoryCache:
@@ -176,6 +176,7 @@ class DirectoryCache:
             if result is None or not result.saved:
                 if reason is CacheReason.LATER:
                     self._publish_empty(staged, job)
+                    self._cache.enforce_limits()
                     return prepared, reason
                 if reason in (CacheReason.DECLINED, CacheReason.TOO_BIG, CacheReason.NOT_WORTH_IT):
                     self._cache.index.decline(staged.entry, reason)
@@ -211,12 +212,12 @@ class DirectoryCache:
             staged.publish(generation, info)
             staged.finish()
 
-    def note(self, reason: CacheReason, token: bytes, generation: str = "") -> None:
+    def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
         if reason is CacheReason.DISABLED:
             return
         self._cache.index.count(reason)
         if reason is CacheReason.HIT:
-            self._cache.index.hit(entry_name(token))
+            self._cache.index.hit(entry_name(token), nbytes)
         elif generation and reason not in (CacheReason.BUSY, CacheReason.DEADLINE, CacheReason.NO_STORE):
             with contextlib.suppress(OSError, CacheRejected):
                 self._cache.remove(entry_name(token), generation)
@@ -242,6 +243,8 @@ class FlatCache:
     """
 
     def __init__(self, directory: str, token: bytes) -> None:
+        if "\0" in directory:
+            raise InvalidArgument(f"the cache directory {directory!r} cannot be a path: it contains a NUL")
         self._directory = directory
         self._given = token
 
@@ -288,7 +291,7 @@ class FlatCache:
                 return run(None, options), CacheReason.IO_ERROR
             return _saved(run(files, options))
 
-    def note(self, reason: CacheReason, token: bytes, generation: str = "") -> None:
+    def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
         pass
 
 
@@ -343,7 +346,7 @@ class DescriptorCache:
             return run(None, CacheOptions()), CacheReason.BAD_FD
         return _saved(run(Files(*self._fds), CacheOptions()))
 
-    def note(self, reason: CacheReason, token: bytes, generation: str = "") -> None:
+    def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
         pass
 
 
@@ -380,7 +383,7 @@ def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedMo
     for reason, generation in refusals:
         source.note(reason, token, generation)
     if hit is not None:
-        source.note(CacheReason.HIT, token)
+        source.note(CacheReason.HIT, token, nbytes=hit[1])
         return hit[0], CacheReport("HIT", CacheReason.HIT, None, hit[1], _since(started))
     rejected = refusals[-1][0] if refusals else None
     lookup_ms, started = _since(started), time.perf_counter()

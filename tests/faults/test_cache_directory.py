@@ -52,7 +52,9 @@ def fill(cache: Cache, entry: str, size: int = 1000, **info: Any) -> EntryInfo:
     with contextlib.closing(staged):
         os.pwrite(staged.data_fds[0], bytes(size), 0)
         generation = os.urandom(16)
-        made = EntryInfo(entry, generation.hex(), "test-device", "1", "aa", 2, size, **{"created": 1000, **info})
+        made = EntryInfo(
+            entry, generation.hex(), "test-device", "1", "aa", 2, **{"nbytes": size, "created": 1000, **info}
+        )
         staged.publish(generation, made)
         staged.finish()
     return made
@@ -163,7 +165,7 @@ def test_THR_23_everything_is_private(tmp_path: Path) -> None:
     finally:
         os.umask(previous)
     for path in (tmp_path / "c").rglob("*"):
-        allowed = 0o644 if path.name.startswith("index") else 0o700 if path.is_dir() else 0o600
+        allowed = 0o700 if path.is_dir() else 0o600
         assert stat.S_IMODE(path.stat().st_mode) & ~allowed == 0, path
     assert bytes(32).hex() not in "".join(map(str, (tmp_path / "c").rglob("*")))
 
@@ -211,7 +213,7 @@ def test_what_is_worth_least_goes_first_and_pins_stay(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "c", Limits(max_bytes=10_000, min_free=0))
     for n in range(8):
         fill(cache, name(n), 1000, compile_ms=float(n + 1), created=10**9)
-    cache.index.pin([name(0)], True)
+    cache.pin([name(0)], True)
     done = prune(cache, max_bytes=5000, max_age=0)
     assert done.entries == {"evicted": 4}
     assert {info.entry for info in cache.entries()} == {name(n) for n in (0, 5, 6, 7)}

@@ -1,0 +1,359 @@
+"""A cache directory, its index and its surroundings in every odd state: nothing of it makes a compilation fail."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pwd
+import resource
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cache_worker import build, compile_once
+from click.testing import CliRunner
+from test_cache_directory import COUNTS, fill, name
+
+import nnburst
+from nnburst.cache import (
+    Cache,
+    CacheReason,
+    CacheRejected,
+    Limits,
+    TrustStore,
+    default_cache_directory,
+    default_state_directory,
+    prune,
+)
+from nnburst.cache._files import lock
+from nnburst.cli import main
+from nnburst.errors import InvalidArgument
+
+R = CacheReason
+FREE = Limits(min_free=0)
+
+pytestmark = pytest.mark.leaks("the trust store of a process stays open")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    for variable in ("NNBURST_CACHE", "NNBURST_CACHE_DIR", "NNBURST_CACHE_MAX_BYTES"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+# ---- where it is ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a user id that nobody knows."""
+
+    def unknown(uid: int) -> Any:
+        raise KeyError(uid)
+
+    for variable in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "NNBURST_STATE_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_user_without_a_home_compiles(tmp_path: Path) -> None:
+    for options in ({"token": bytes(32)}, {"cache_dir": tmp_path / "c"}):
+        with nnburst.in_process() as service, service.session(build(), **options) as session:  # type: ignore[arg-type]
+            assert (session.cache_report.outcome, session.cache_report.reason) == ("NOT_SAVED", R.NO_STORE)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_user_without_a_home_is_told_by_the_commands() -> None:
+    for command in (["ls"], ["verify"], ["prune"], ["path"]):
+        done = CliRunner().invoke(main, ["cache", *command])
+        assert (done.exit_code, done.exception.__class__) == (3, SystemExit), done.output
+        assert "NNBURST_CACHE_DIR" in done.output
+    assert CliRunner().invoke(main, ["cache", "stats"]).exit_code == 0
+
+
+@pytest.mark.parametrize("home", ["", "relative"])
+def test_home_that_is_no_directory_is_not_the_root(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+    for variable in ("NNBURST_STATE_DIR", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", home)
+    real = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert default_cache_directory() == real / ".cache/nnburst/v1"
+    assert default_state_directory() == real / ".local/state/nnburst/v1"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert default_cache_directory() == real / ".cache/nnburst/v1"
+
+
+def test_path_that_is_none_is_an_argument_error(tmp_path: Path) -> None:
+    with nnburst.in_process() as service:
+        with pytest.raises(InvalidArgument, match="NUL"):
+            service.session(build(), cache_dir="a\0b")
+        with nnburst.Compilation(build(), service) as compilation, pytest.raises(InvalidArgument, match="NUL"):
+            compilation.set_caching("a\0b", bytes(32), layout="flat")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("2G", 2 << 30),
+        ("500m", 500 << 20),
+        ("1.5 KiB", 1536),
+        ("77", 77),
+        ("²", 2 << 30),
+        ("-1", 2 << 30),
+        ("x", 2 << 30),
+    ],
+)
+def test_limit_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, given: str, expected: int
+) -> None:
+    monkeypatch.setenv("NNBURST_CACHE_MAX_BYTES", given)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert Limits.from_environment().max_bytes == expected
+    assert len(caplog.records) == (given in ("²", "-1", "x"))
+
+
+def test_directories_above_are_private_whatever_the_mask_is(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        assert compile_once(Cache(tmp_path / "a" / "b" / "c"), build()).startswith("SAVED")
+        TrustStore(tmp_path / "s" / "t" / "u").close()
+    finally:
+        os.umask(previous)
+    for place in ("a", "a/b", "a/b/c", "s", "s/t", "s/t/u"):
+        assert stat.S_IMODE((tmp_path / place).stat().st_mode) == 0o700, place
+
+
+# ---- the index ------------------------------------------------------------------------------------------------------
+
+
+def change(directory: Path, *statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(directory / "index.sqlite3")) as database, database:
+        for statement in statements:
+            database.execute(statement)
+
+
+SPOILT = {
+    "a size that is no number": ["UPDATE entry SET nbytes = 'many'"],
+    "a date that is none": ["UPDATE entry SET created = -5, last_hit = 1e300"],
+    "nothing where a name is": ["UPDATE entry SET device = NULL, hits = x'00'"],
+    "another version": ["PRAGMA user_version = 7"],
+    "a column less": ["ALTER TABLE entry DROP COLUMN hits"],
+    "a table less": ["DROP TABLE declined", "DROP TABLE counter"],
+    "no rows": ["DELETE FROM entry", "DELETE FROM complete"],
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
+def test_index_that_makes_no_sense_does_not_lift_the_limits(tmp_path: Path, spoil: list[str]) -> None:
+    cache = Cache(tmp_path / "c", FREE)
+    made = [fill(cache, name(n), compile_ms=1.0 + n, created=10**9) for n in range(6)]
+    cache.entries()
+    change(tmp_path / "c", *spoil)
+    small = Cache(tmp_path / "c", Limits(max_bytes=3500, max_age=0, min_free=0))
+    assert compile_once(small, build()).startswith("SAVED/SAVED")  # larger than all of them
+    assert len(small.entries()) < len(made)
+    assert sum(info.nbytes for info in small.entries()) <= 3500
+    assert {info.device for info in small.entries()} <= {"test-device"}
+
+
+@pytest.mark.parametrize("how", ["lost", "link", "directory"])
+def test_limits_hold_without_an_index(tmp_path: Path, how: str) -> None:
+    cache = Cache(tmp_path / "c", Limits(max_entries=3, max_age=0, min_free=0))
+    index = tmp_path / "c" / "index.sqlite3"
+    for n in range(8):
+        if n == 5:
+            index.unlink()
+            if how == "link":
+                (tmp_path / "victim").write_text("precious")
+                index.symlink_to(tmp_path / "victim")
+            elif how == "directory":
+                index.mkdir()
+        fill(cache, name(n))
+        cache.enforce_limits()
+        assert len(list((tmp_path / "c").glob("objects/*/*"))) <= 3
+    assert how != "link" or (tmp_path / "victim").read_text() == "precious"
+
+
+def test_clock_that_went_back(tmp_path: Path) -> None:
+    """Entries of a correct clock on a board that believes in 1970: half-lives of the future are none."""
+    cache = Cache(tmp_path / "c", Limits(max_bytes=3000, min_free=0))
+    for n in range(6):
+        fill(cache, name(n), created=(1 << 40) - 1)
+    cache.enforce_limits()
+    assert 0 < len(cache.entries()) <= 3
+    assert prune(cache, max_bytes=1000).entries
+
+
+def test_THR_14_index_is_not_touched_in_a_directory_of_others(tmp_path: Path) -> None:
+    directory, victim = tmp_path / "c", tmp_path / "victim.db"
+    directory.mkdir(mode=0o777)
+    directory.chmod(0o777)
+    with contextlib.closing(sqlite3.connect(victim)) as database, database:
+        database.execute("CREATE TABLE precious (x)")
+    before = victim.read_bytes()
+    (directory / "index.sqlite3").symlink_to(victim)
+    cache = Cache(directory, FREE)
+    assert compile_once(cache, build()) == "NOT_SAVED/UNSAFE_PATH/-"
+    assert cache.stats() == {}
+    (directory / "index.sqlite3").unlink()
+    (directory / "index.sqlite3").symlink_to(tmp_path / "new")
+    assert compile_once(cache, build()) == "NOT_SAVED/UNSAFE_PATH/-"
+    assert victim.read_bytes() == before
+    assert sorted(path.name for path in directory.iterdir()) == ["index.sqlite3"]
+    assert not (tmp_path / "new").exists()
+
+
+def test_THR_14_link_in_place_of_the_index_is_replaced(tmp_path: Path) -> None:
+    directory, victim = tmp_path / "c", tmp_path / "victim.db"
+    cache = Cache(directory, FREE)
+    fill(cache, name(1))
+    (directory / "index.sqlite3").rename(victim)
+    before = victim.read_bytes()
+    (directory / "index.sqlite3").symlink_to(victim)
+    fill(cache, name(2))
+    cache.index.count(R.HIT)
+    assert victim.read_bytes() == before
+    assert not (directory / "index.sqlite3").is_symlink()
+    assert len(cache.entries()) == 2
+
+
+def test_pins_outlive_the_index(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", FREE)
+    fill(cache, name(1))
+    fill(cache, name(2))
+    assert cache.pin([name(1)], True) == 1
+    (tmp_path / "c" / "index.sqlite3").unlink()
+    fill(cache, name(1))  # a new generation
+    assert prune(cache, everything=True).entries == {"all": 1}
+    cache.pin([name(1)], False)
+    assert prune(cache, everything=True).entries == {"all": 1}
+
+
+# ---- the entries ----------------------------------------------------------------------------------------------------
+
+
+STRANGE: dict[str, Callable[[Path], object]] = {
+    "file": lambda objects: (objects / ".DS_Store").write_text("x"),
+    "file like a shard": lambda objects: (objects / "0f").write_text("x"),
+    "link": lambda objects: (objects / "0e").symlink_to("/"),
+    "directory": lambda objects: (objects / "lost+found").mkdir(mode=0o777),
+    "shard that others may write": lambda objects: (objects / "ab").mkdir() or (objects / "ab").chmod(0o777),
+    "directory in a shard": lambda objects: (objects / "00" / "nothing").mkdir(),
+    "entry without files": lambda objects: (objects / "00" / f"{name(99)}.{'0' * 32}").mkdir(mode=0o700),
+}
+
+
+@pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
+def test_stray_things_among_the_entries_are_passed_over(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    cache = Cache(tmp_path / "c", Limits(max_entries=3, max_age=0, min_free=0))
+    fill(cache, name(1))
+    make(tmp_path / "c" / "objects")
+    for n in range(2, 8):
+        fill(cache, name(n))
+        cache.enforce_limits()
+    assert 1 <= len(cache.entries()) <= 3
+    done = CliRunner().invoke(main, ["cache", "--dir", str(tmp_path / "c"), "ls"])
+    assert (done.exit_code, "test-device" in done.output) == (0, True)
+    assert prune(cache, everything=True).entries["all"] >= 2
+
+
+def test_entry_that_is_written_late_counts_with_its_size(tmp_path: Path) -> None:
+    """The client published empty files; what the device made of them is looked at when limits are."""
+    cache = Cache(tmp_path / "c", Limits(max_bytes=20_000, max_age=0, min_free=0))
+    made = fill(cache, name(1), 30_000, nbytes=0)
+    assert cache.index.all()[made.entry, made.generation].nbytes == 0
+    fill(cache, name(2), 1000, compile_ms=1e9)
+    cache.enforce_limits()
+    assert {info.entry for info in cache.entries()} == {name(2)}
+    fill(cache, name(3), 30_000, nbytes=500)
+    cache.index.hit(name(3), 30_000)
+    (grown,) = (info for info in cache.index.all().values() if info.entry == name(3))
+    assert (grown.hits, grown.nbytes) == (1, 30_000)
+
+
+def test_entry_that_grew_beyond_its_limit_goes(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", Limits(max_entry_bytes=5000, max_bytes=40_000, max_age=0, min_free=0))
+    fill(cache, name(1), 30_000, nbytes=10)
+    fill(cache, name(2), 4000)
+    assert prune(cache).entries == {"too big": 1}
+
+
+# ---- descriptors and locks ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def at_most(more: int) -> Iterator[None]:
+    """Allow this process so many descriptors more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unused = os.dup(0)  # the lowest free number
+    os.close(unused)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (unused + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_no_descriptor_is_lost_where_there_are_too_few(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", FREE)
+    fill(cache, name(1))
+    before, failed = len(os.listdir("/proc/self/fd")), 0
+    for more in range(14):
+        with at_most(more):
+            for attempt in (
+                lambda: cache.stage(name(2), (3, 3)),
+                lambda: next(cache.look_up(name(1), COUNTS)),  # type: ignore[call-overload]
+            ):
+                try:
+                    opened = attempt()
+                except CacheRejected as error:
+                    assert error.reason is R.IO_ERROR
+                    failed += 1
+                else:
+                    opened.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert failed > 10
+
+
+def test_lock_does_not_outlive_its_holder_in_a_forked_child(tmp_path: Path) -> None:
+    place = os.open(tmp_path, os.O_RDONLY)
+    held = lock(place, "a", shared=False)
+    assert held is not None
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(write)
+        os.read(read, 1)  # until the parent is done
+        os._exit(0)
+    try:
+        assert lock(place, "a", shared=False) is None
+        held.close()
+        again = lock(place, "a", shared=False)
+        assert again is not None
+        again.close()
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
+        os.close(read)
+        os.close(place)
+
+
+def test_forked_child_does_not_let_go_of_the_lock_of_its_parent(tmp_path: Path) -> None:
+    place = os.open(tmp_path, os.O_RDONLY)
+    held = lock(place, "a", shared=False)
+    assert held is not None
+    child = os.fork()
+    if not child:
+        held.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert lock(place, "a", shared=False) is None
+    held.close()
+    os.close(place)
