@@ -25,10 +25,12 @@ struct nnb_gate {
     pthread_cond_t left; /* somebody left while others wait */
     uint32_t waiting;
     uint64_t moves;
+    nnb_buffer *all; /* alive */
 };
 
 struct nnb_buffer {
     nnb_gate *gate;
+    nnb_buffer *next, **link; /* among all; `link` is what points here */
     uint32_t refs;
     int32_t initialised;
     int64_t use;
@@ -66,7 +68,24 @@ int nnb_gate_create(nnb_gate **out)
     return 0;
 }
 
-void nnb_gate_after_fork(nnb_gate *g) { start(g); }
+void nnb_gate_before_fork(nnb_gate *g) { pthread_mutex_lock(&g->lock); }
+
+void nnb_gate_after_fork(nnb_gate *g, int in_child)
+{
+    if (!in_child) {
+        pthread_mutex_unlock(&g->lock);
+        return;
+    }
+    start(g);
+    for (nnb_buffer *b = g->all; b; b = b->next) {
+        int closed = b->use <= CLOSED / 2;
+        if (b->use == WRITTEN || b->use == CLOSED + WRITTEN) {
+            b->initialised = 0;
+            b->generation++;
+        }
+        b->use = closed ? CLOSED : 0;
+    }
+}
 
 uint64_t nnb_gate_moves(nnb_gate *g)
 {
@@ -100,14 +119,25 @@ int nnb_buffer_create(nnb_buffer **out, nnb_gate *g)
         return -ENOMEM;
     b->gate = g;
     b->refs = 1;
+    pthread_mutex_lock(&g->lock);
+    b->next = g->all;
+    b->link = &g->all;
+    if (b->next)
+        b->next->link = &b->next;
+    g->all = b;
+    pthread_mutex_unlock(&g->lock);
     *out = b;
     return 0;
 }
 
 static void release(nnb_buffer *b)
 {
-    if (!--b->refs)
-        free(b);
+    if (--b->refs)
+        return;
+    *b->link = b->next;
+    if (b->next)
+        b->next->link = b->link;
+    free(b);
 }
 
 void nnb_buffer_destroy(nnb_buffer *b)

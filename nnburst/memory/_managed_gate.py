@@ -51,10 +51,18 @@ class Gate:
         # Reentrant, because an object that the garbage collector finds meanwhile may close its buffer.
         self.lock = threading.RLock()
 
-    def renew(self) -> None:
-        """In a forked child: a thread that is not there any more may hold a lock."""
-        lib.nnb_gate_after_fork(self.handle)
-        self._renew_lock()
+    def before_fork(self) -> None:
+        """Let nothing be half done when the process is copied."""
+        self.lock.acquire()
+        lib.nnb_gate_before_fork(self.handle)
+
+    def after_fork(self, in_child: bool) -> None:
+        """Go on. In the child nobody uses any buffer: the threads that did are not there."""
+        lib.nnb_gate_after_fork(self.handle, in_child)
+        if in_child:
+            self._renew_lock()
+        else:
+            self.lock.release()
 
     @property
     def moves(self) -> int:
@@ -78,7 +86,11 @@ class Gate:
 
 
 gate = Gate()
-os.register_at_fork(after_in_child=lambda: gate.renew())
+os.register_at_fork(
+    before=gate.before_fork,
+    after_in_parent=lambda: gate.after_fork(False),
+    after_in_child=lambda: gate.after_fork(True),
+)
 
 
 class Uses:

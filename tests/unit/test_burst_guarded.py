@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -262,3 +263,68 @@ def test_plan_that_raises_once_costs_one_run(
         for _ in range(3):
             rig.turns[0].run()
             assert (rig.read(1) == 200).all()
+
+
+def test_buffer_that_is_freed_while_its_plan_is_handed_to_c_is_not_used_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`admitted` is read, then the buffer is freed, then what was read is stored: it has to go again."""
+    admitted = BufferPlan.admitted.fget
+    assert admitted is not None
+    freed = threading.Event()
+
+    def read_then_freed(plan: BufferPlan) -> Any:
+        found = admitted(plan)
+        if found is not None and not freed.is_set():
+            freed.set()
+            rig.buffers[1].close()
+        return found
+
+    rig.turns[0].run()
+    bytes_of_it = storage(rig.buffers[1])
+    rig.buffers[0].copy_buffer(rig.buffers[1])  # so that the plan is made and handed over anew
+    rig.write(1)
+    monkeypatch.setattr(BufferPlan, "admitted", property(read_then_freed))
+    rig.turns[0].run()
+    with pytest.raises(NNBurstError):
+        rig.turns[0].run()  # answered after the listener has freed what was closed
+    assert freed.is_set()
+    assert bytes_of_it() is None
+
+
+def test_forked_child_has_the_buffers_that_were_in_use(rig: Rig) -> None:
+    """The thread that used them is not there."""
+    rig.round()
+    rig.round()
+    plans, running, forked = rig.server._plans, threading.Event(), threading.Event()
+
+    def held(run: Any) -> Any:
+        def hold() -> Any:
+            running.set()
+            assert forked.wait(30)
+            return run()
+
+        return hold
+
+    plans[:] = [held(plan) for plan in plans]
+    client = threading.Thread(target=rig.turns[0].run)  # reads the first, writes the second
+    client.start()
+    assert running.wait(30)
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            assert (rig.read(0) == 4.0**2).all()
+            with pytest.raises(NNBurstError):  # what was being written is lost
+                rig.read(1)
+            rig.write(7)
+            rig.buffers[1].close()
+            assert rig.buffers[1]._managed.storage.nbytes == 0  # type: ignore[attr-defined]  # frames keep the bytes
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    forked.set()
+    client.join(30)
+    assert status == 0
+    assert (rig.read(1) == 2 * 4.0**2).all()
