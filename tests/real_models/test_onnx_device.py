@@ -240,6 +240,21 @@ def test_request_is_checked_against_the_graph(
                 assert np.array_equal(y, np.maximum(x[0], 0))
 
 
+def test_output_that_is_an_input_needs_as_much_room(device: Device) -> None:
+    made = imported(device, graph([], [("x", FLOAT, ("n",))], [("x", FLOAT, ("n",))]))
+    with Memory.ashmem(256) as pool:
+        pool.array(np.float32, (4,))[:] = [1, 2, 3, 4]
+        for room, expected in ((16, ErrorStatus.NONE), (12, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE)):
+            inputs, outputs = (argument(0, 16, dims=(4,)),), (argument(128, room),)
+            status, shapes, _ = run(device, made, inputs, outputs, (pool,))
+            assert status is expected
+            assert [(shape.dimensions, shape.is_sufficient) for shape in shapes] == [((4,), room == 16)]
+        assert pool.array(np.float32, (4,), 128).tolist() == [1, 2, 3, 4]
+        (status, _, _) = run(device, made, inputs, (argument(128, 12, dims=(3,)),), (pool,))
+        assert status is ErrorStatus.GENERAL_FAILURE
+    made.pools[0].close()  # type: ignore[attr-defined]
+
+
 def test_memory_that_could_be_truncated_is_copied(device: Device, model: Model, tmp_path: Any) -> None:
     path = tmp_path / "pool"
     path.write_bytes(np.full(16, -1, np.float32).tobytes() + np.int64([5, 6]).tobytes() + bytes(176))

@@ -32,7 +32,7 @@ def same_answers(data: bytes, inputs: dict[str, np.ndarray], files: Any = None) 
     assert (restored.main, restored.input_names, restored.output_names, dict(restored.extension_name_to_prefix)) == (
         model.main, model.input_names, model.output_names, dict(model.extension_name_to_prefix),
     )  # fmt: skip
-    assert (loaded.inputs, loaded.outputs) == (compiled.inputs, compiled.outputs)
+    assert (loaded.inputs, loaded.outputs, loaded.exposed) == (compiled.inputs, compiled.outputs, compiled.exposed)
     for ours, theirs in zip(loaded.session.run(None, inputs), compiled.session.run(None, inputs), strict=True):
         assert ours.dtype == theirs.dtype
         assert ours.tobytes() == theirs.tobytes()
@@ -53,6 +53,13 @@ def test_weights_are_kept_beside_the_graph() -> None:
     packed = same_answers(data, {"x": RNG.normal(size=(1, 128)).astype(np.float32)})
     assert packed.data.nbytes >= 2 * 128 * 128 * 4
     assert len(packed.model) < 8192
+
+
+def test_names_of_what_needs_a_copy_are_kept() -> None:
+    outputs = [("y", FLOAT, (2,)), ("i", TensorProto.INT64, (2,))]
+    data = graph([node("TopK", ["x", "k"], ["y", "i"])], [("x", FLOAT, (9,))], outputs, {"k": np.int64([2])})
+    packed = same_answers(data.SerializeToString(), {"x": RNG.random(9, np.float32)})
+    assert load_graph(read_contents(memoryview(packed.model), packed.data.data), packed.data.data, ONE).exposed == {"x"}
 
 
 def test_external_data_is_kept_too(tmp_path: Path) -> None:

@@ -134,6 +134,35 @@ def test_type_goes_in_and_out(service: nnburst.Service, tmp_path: Path, name: st
         assert y.tobytes() == x.tobytes()
 
 
+@pytest.mark.parametrize("shape", [(2, 3), ("n", 3), None, ()], ids=["fixed", "open", "no rank", "scalar"])
+@pytest.mark.parametrize("name", ["float32", "int64", "uint8"])
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "beside another"])
+def test_input_that_is_an_output_too_is_passed_on(
+    service: nnburst.Service, name: str, shape: tuple[int | str, ...] | None, alone: bool
+) -> None:
+    value = ("x", TYPES[name], shape)
+    nodes, more = ([], []) if alone else ([node("Add", ["x", "x"], ["y"])], [("y", TYPES[name], shape)])
+    model = graph(nodes, [value], [value, *more]).SerializeToString()
+    with service.session(model) as session:
+        for first in (1, 50):
+            x = np.arange(first, first + 6).astype(name).reshape(2, 3) if shape != () else np.array(first, name)
+            outputs = session.run(None, {"x": x})
+            for output, expected in zip(outputs, [x] if alone else [x, x + x], strict=True):
+                assert (output.dtype, output.shape) == (x.dtype, x.shape)
+                assert np.array_equal(output, expected)
+
+
+def test_input_that_is_an_output_too_can_be_bound_and_asked_for_alone(service: nnburst.Service) -> None:
+    model = graph([], [("x", FLOAT, ("n",))], [("x", FLOAT, ("n",))]).SerializeToString()
+    with service.session(model) as session, session.bind(shapes={"x": (2000,)}) as bound:
+        bound.inputs["x"][:] = 3
+        bound.run()
+        assert bound.outputs["x"].tolist() == [3.0] * 2000
+    model = graph([node("Relu", ["x"], ["y"])], [("x", FLOAT, (2,))], [("y", FLOAT, (2,)), ("x", FLOAT, (2,))])
+    with service.session(model.SerializeToString()) as session:
+        assert session.run(["x"], {"x": np.float32([-1, 2])})[0].tolist() == [-1, 2]
+
+
 def test_bfloat16_is_passed_as_its_bits(service: nnburst.Service, tmp_path: Path) -> None:
     model = graph([node("Cast", ["x"], ["y"], to=FLOAT)], [("x", TensorProto.BFLOAT16, (3,))], [("y", FLOAT, (3,))])
     values = np.float32([1.5, -2, 0.25])

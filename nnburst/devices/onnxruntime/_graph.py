@@ -18,6 +18,7 @@ from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from .._elements import element_type
 from ._importer import Argument, all_tensors, external_location, parse
 from ._library import onnx, onnxruntime
+from ._snapshots import exposed_arguments
 
 __all__ = [
     "FILES_OF_MODELS",
@@ -71,13 +72,15 @@ class Graph:
         session: The ``InferenceSession``.
         inputs: In order.
         outputs: In order.
+        exposed: Names of inputs and outputs that need a copy around each run, see `exposed_arguments`.
         run_options: Shared by all runs.
     """
 
-    __slots__ = ("__weakref__", "_kept", "inputs", "outputs", "run_options", "seconds", "session")
+    __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "outputs", "run_options", "seconds", "session")
 
-    def __init__(self, session: Any, kept: object = None, seconds: float = 0.0) -> None:
+    def __init__(self, session: Any, exposed: frozenset[str], kept: object = None, seconds: float = 0.0) -> None:
         self.session = session
+        self.exposed = exposed
         self.seconds = seconds
         self._kept = kept  # weights that the session does not own
         self.run_options = onnxruntime().RunOptions()
@@ -156,18 +159,19 @@ def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSett
     onnx()
     options = settings.options()  # by now the libraries are loaded, which is no part of compiling
     started = time.perf_counter()
-    session = build_session(data, files, options)
-    return Graph(session, seconds=time.perf_counter() - started)  # ONNX Runtime has copied what it needs of the files
+    session, exposed = build_session(data, files, options)
+    return Graph(session, exposed, seconds=time.perf_counter() - started)  # the session has copied the files
 
 
-def build_session(data: bytes, files: Mapping[str, Bytes], options: Any) -> Any:
-    """Return an ``InferenceSession`` of a model's files; raises as `compile_graph`."""
+def build_session(data: bytes, files: Mapping[str, Bytes], options: Any) -> tuple[Any, frozenset[str]]:
+    """Return an ``InferenceSession`` of a model's files, and its `exposed_arguments`; raises as `compile_graph`."""
     proto = parse(data)
+    exposed = exposed_arguments(proto)
     embedded = _place_external(proto, files, options)
     if embedded:
         data = proto.SerializeToString()
     del proto
-    return open_session(data, options)
+    return open_session(data, options), exposed
 
 
 def open_session(data: bytes, options: Any) -> Any:

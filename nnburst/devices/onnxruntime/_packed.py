@@ -29,7 +29,7 @@ from ._library import onnx, onnxruntime
 
 __all__ = ["FORMAT", "Contents", "Packed", "load_graph", "pack", "pays", "read_contents"]
 
-FORMAT = 1
+FORMAT = 2
 """Part of the epoch: files of another format are not even opened."""
 _ALIGNMENT = 64
 _SMALLEST = 1024
@@ -60,6 +60,7 @@ class _Packed(msgspec.Struct, frozen=True):
     prefixes: dict[str, int]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
+    exposed: tuple[str, ...]
     graph: bytes
     tensors: tuple[_Tensor, ...]
     data_size: int
@@ -142,13 +143,14 @@ def pack(
         raise CacheRejected(CacheReason.NOT_WORTH_IT, "most weights are large matrices, which are slow to load, too")
     del proto
     with tempfile.TemporaryDirectory(prefix="nnburst-pack-", dir=_memory_directory()) as directory:
-        graph, tensors, blob, file_size, again = _optimised(data, files, settings, Path(directory))
+        exposed, graph, tensors, blob, file_size, again = _optimised(data, files, settings, Path(directory))
     packed = _Packed(
         version=FORMAT,
         main=model.main,
         prefixes=dict(model.extension_name_to_prefix),
         input_names=tuple(model.input_names),
         output_names=tuple(model.output_names),
+        exposed=tuple(sorted(exposed)),
         graph=graph,
         tensors=tensors,
         data_size=blob.nbytes,
@@ -172,19 +174,19 @@ def pack(
 
 def _optimised(
     data: bytes, files: Mapping[str, Bytes], settings: SessionSettings, directory: Path
-) -> tuple[bytes, tuple[_Tensor, ...], Bytes, int, float]:
+) -> tuple[frozenset[str], bytes, tuple[_Tensor, ...], Bytes, int, float]:
     """Have ONNX Runtime write the graph that it made of a model, and take its large tensors out.
 
     Returns:
-        The graph, the table, the tensors, the size of the file that the graph believes them to be in, and the seconds
-        that compiling took this time.
+        The exposed arguments, the graph, the table, the tensors, the size of the file that the graph believes them to
+        be in, and the seconds that compiling took this time.
     """
     options = settings.options()
     options.optimized_model_filepath = str(directory / "graph.onnx")
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(_SMALLEST))
     started = time.perf_counter()
-    session = build_session(data, files, options)
+    session, exposed = build_session(data, files, options)
     seconds = time.perf_counter() - started
     names = {argument.name for argument in session.get_inputs()}
     del session
@@ -196,7 +198,7 @@ def _optimised(
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
     proto.ir_version = max(proto.ir_version, 4)  # from then on an initializer needs not be an input
-    return *_take_apart(proto, raw), raw.nbytes, seconds
+    return exposed, *_take_apart(proto, raw), raw.nbytes, seconds
 
 
 def _take_apart(proto: Any, raw: Bytes) -> tuple[bytes, tuple[_Tensor, ...], Bytes]:
@@ -290,7 +292,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings) 
         with open(os.path.join(directory, _WEIGHTS), "wb") as file:
             file.truncate(max(packed.file_size, 1))
         options.add_session_config_entry(FILES_OF_MODELS, directory)
-        return Graph(open_session(packed.graph, options), values)
+        return Graph(open_session(packed.graph, options), frozenset(packed.exposed), values)
 
 
 def _array(tensor: _Tensor, raw: Bytes) -> np.ndarray[Any, Any]:

@@ -1,4 +1,4 @@
-"""A request bound to a graph: ONNX Runtime's own binding, straight onto the mapped pools."""
+"""A request bound to a graph: ONNX Runtime's own binding, onto the mapped pools where `_snapshots` allows it."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from .._common import deadline_passed
 from .._elements import is_scalar
 from ._graph import Graph
 from ._importer import Argument
+from ._snapshots import copied_always
 
 if TYPE_CHECKING:
     from ._prepared import OnnxPreparedModel
@@ -79,7 +80,10 @@ class OnnxPlan:
         self._copied_in: list[tuple[Bytes, Bytes]] = []
         self._copied_out: list[tuple[Bytes, Bytes]] = []
         self._open: list[_Open] = []
+        self._inputs: dict[str, tuple[tuple[int, ...], Bytes]] = {}
         self._shapes: list[tuple[int, ...]] = [()] * len(request.outputs)
+        self._has_open_shapes = False
+        self._too_small: set[int] = set()
         self._insufficient: set[int] = set()
         self._binding = graph.session.io_binding()
         operands = main.operands
@@ -89,10 +93,11 @@ class OnnxPlan:
         for position, (argument, index) in enumerate(zip(request.outputs, main.output_indexes, strict=True)):
             if not argument.has_no_value:
                 self._bind_output(position, graph.outputs[position], operands[index], request, argument)
-        if request.outputs and not self._order:
+        if all(argument.has_no_value for argument in request.outputs):
             raise GeneralFailure("every output is omitted; there is nothing to run")
-        self._run = _runner(graph, self._binding)
-        self._is_plain = not (self._measure or self._open or self._copied_in or self._copied_out)
+        self._run = _runner(graph, self._binding) if self._order else _run_nothing
+        self._is_plain = not (self._measure or self._has_open_shapes)
+        self._complete = self._with_copies()
 
     # -- binding -------------------------------------------------------------------------------------------------------
 
@@ -100,6 +105,7 @@ class OnnxPlan:
         if argument.has_no_value:
             if node.shape is None or 0 not in node.dimensions:
                 raise GeneralFailure(f"input {node.name!r} is omitted, but the graph needs it")
+            self._inputs[node.name] = node.dimensions, np.empty(0, np.uint8)
             self._bind(self._binding.bind_input, node, node.dimensions, np.empty(1, np.uint8))
             return
         pool = _pool(request, argument)
@@ -112,11 +118,18 @@ class OnnxPlan:
                 f"{list(dims)} needs"
             )
         region = pool.array(np.uint8, (nbytes,), location.offset)
-        if region.ctypes.data % node.element.itemsize:
+        if self._needs_copy(node, pool, region):
             private = np.empty(nbytes, np.uint8)
             self._copied_in.append((private, region))
             region = private
+        self._inputs[node.name] = dims, region
         self._bind(self._binding.bind_input, node, dims, region)
+
+    def _needs_copy(self, node: Argument, pool: MemoryLike, region: Bytes) -> bool:
+        """Whether ONNX Runtime must not work where the client put an argument."""
+        if region.ctypes.data % node.element.itemsize:
+            return True
+        return not isinstance(pool, BufferView) and (copied_always(node.element) or node.name in self._graph.exposed)
 
     def _bind_output(
         self, position: int, node: Argument, operand: Operand, request: Request, argument: RequestArgument
@@ -124,34 +137,64 @@ class OnnxPlan:
         pool, location = _pool(request, argument), argument.location
         dims = combine_dimensions(operand.dimensions, argument.dimensions)
         nbytes = _needed(node, operand, dims)
+        room = 1 << 62 if isinstance(pool, BufferView) else location.length
+        self._has_open_shapes = self._has_open_shapes or nbytes is None
+        if nbytes is not None and nbytes > location.length:
+            raise InvalidArgument(f"output {node.name!r} has {location.length} bytes; it needs {nbytes}")
+        if node.name in self._inputs:
+            # A client that names shapes names those of the input and the output at once, and knows of the former only.
+            self._has_open_shapes = self._has_open_shapes or _needed(node, operand, operand.dimensions) is None
+            self._pass_on(_Open(position, node, pool, location.offset, room, dims))
+            return
         self._order.append(position)
         if nbytes is None:
-            room = 1 << 62 if isinstance(pool, BufferView) else location.length
             self._open.append(_Open(position, node, pool, location.offset, room, dims))
             self._binding.bind_output(node.name, _CPU)
             return
-        if location.length < nbytes:
-            raise InvalidArgument(f"output {node.name!r} has {location.length} bytes; it needs {nbytes}")
-        region = pool.array(np.uint8, (nbytes,), location.offset)
-        if not region.flags.writeable:
-            raise InvalidArgument(f"output {node.name!r} lies in read-only memory; share it for writing")
-        if region.ctypes.data % node.element.itemsize:
+        region = _writable(pool, node, nbytes, location.offset)
+        if self._needs_copy(node, pool, region):
             private = np.empty(nbytes, np.uint8)
             self._copied_out.append((region, private))
             region = private
         self._shapes[position] = dims
         self._bind(self._binding.bind_output, node, dims, region)
 
+    def _pass_on(self, output: _Open) -> None:
+        """Bind an output of the graph that is one of its inputs: ONNX Runtime would leave the region as it is."""
+        dims, source = self._inputs[output.argument.name]
+        _require_like(output, dims)
+        self._shapes[output.position] = dims
+        if source.nbytes > output.room:
+            self._too_small.add(output.position)
+            self._insufficient.add(output.position)
+        elif source.nbytes:
+            self._copied_out.append((_writable(output.pool, output.argument, source.nbytes, output.offset), source))
+
     def _bind(self, bind: Callable[..., None], node: Argument, dims: tuple[int, ...], region: Bytes) -> None:
         self._kept.append(region)
         bind(node.name, _CPU, 0, node.element.number, list(dims), region.ctypes.data)
 
+    def _with_copies(self) -> Callable[[], None]:
+        """Return what runs the graph and copies around it; without a reference to the plan, which would be a cycle."""
+        run, before, after, kept = self._run, tuple(self._copied_in), tuple(self._copied_out), self._kept
+        if not before and not after:
+            return run
+
+        def run_and_copy(kept: object = kept) -> None:
+            for private, region in before:
+                private[...] = region
+            run()
+            for region, private in after:
+                region[...] = private
+
+        return run_and_copy
+
     @property
     def direct(self) -> Callable[[], ExecutionResult | None] | None:
-        """What runs the plan with nothing before or after, or None if there is more to it."""
+        """What runs the plan with nothing to tell afterwards, or None if there is more to it."""
         if not self._is_plain:
             return None
-        run, kept = self._run, self._kept
+        run, kept = self._complete, self._kept
 
         def run_bound(kept: object = kept) -> None:
             try:
@@ -168,7 +211,7 @@ class OnnxPlan:
         if not self._is_plain:
             return self.run(0)
         try:
-            self._run()
+            self._complete()
         except Exception as error:
             _log.info("ONNX Runtime: %s", error)
             return ErrorStatus.GENERAL_FAILURE, (), NO_TIMING
@@ -186,13 +229,11 @@ class OnnxPlan:
         """
         if deadline_passed(deadline_ns):
             return ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING
-        for private, region in self._copied_in:
-            private[...] = region
         for output in self._open:  # or what the last run allocated would be used again, whatever its dimensions
             self._binding.bind_output(output.argument.name, _CPU)
         started = time.monotonic_ns()
         try:
-            self._run()
+            self._complete()
             timing = Timing((time.monotonic_ns() - started) // 1000) if self._measure else NO_TIMING
             if self._open:
                 self._fetch()
@@ -203,13 +244,11 @@ class OnnxPlan:
         except Exception as error:
             _log.info("ONNX Runtime: %s", error)
             return ErrorStatus.GENERAL_FAILURE, (), NO_TIMING
-        for region, private in self._copied_out:
-            region[...] = private
         if self._insufficient:
             return ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, self._result_shapes(), NO_TIMING
-        if not self._open and not self._measure:
+        if self._is_plain:
             return None
-        return ErrorStatus.NONE, self._result_shapes() if self._open else (), timing
+        return ErrorStatus.NONE, self._result_shapes() if self._has_open_shapes else (), timing
 
     def output_dimensions(self, position: int) -> tuple[int, ...]:
         """Dimensions of an output after a run."""
@@ -221,7 +260,7 @@ class OnnxPlan:
     def _fetch(self) -> None:
         """Copy the outputs that ONNX Runtime allocated, as far as there is room."""
         values = dict(zip(self._order, self._binding.get_outputs(), strict=True))
-        self._insufficient.clear()
+        self._insufficient = set(self._too_small)
         for output in self._open:
             value = values[output.position]
             if not value.has_value():
@@ -235,6 +274,22 @@ class OnnxPlan:
             elif nbytes:
                 source = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(value.data_ptr()), np.uint8)
                 output.pool.array(np.uint8, (nbytes,), output.offset)[...] = source
+
+
+def _run_nothing() -> None:
+    """Run a graph of which only inputs are asked for."""
+
+
+def _writable(pool: MemoryLike, node: Argument, nbytes: int, offset: int) -> Bytes:
+    """Return the region of an output.
+
+    Raises:
+        InvalidArgument: It cannot be written.
+    """
+    region: Bytes = pool.array(np.uint8, (nbytes,), offset)
+    if not region.flags.writeable:
+        raise InvalidArgument(f"output {node.name!r} lies in read-only memory; share it for writing")
+    return region
 
 
 def _runner(graph: Graph, binding: Any) -> Callable[[], None]:

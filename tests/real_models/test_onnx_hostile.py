@@ -1,0 +1,239 @@
+"""Clients that change the memory of a request while ONNX Runtime works on it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx_support import FLOAT, RNG, TensorProto, graph, helper, node
+
+import nnburst
+from nnburst import GeneralFailure
+from nnburst.devices.onnxruntime import OnnxRuntimeDevice
+from nnburst.devices.onnxruntime._plan import OnnxPlan
+from nnburst.devices.onnxruntime._snapshots import exposed_arguments
+from nnburst.memory import Memory
+from nnburst.model import DataLocation, MeasureTiming, Request, RequestArgument
+
+INT64, BOOL, UINT8, INT8 = TensorProto.INT64, TensorProto.BOOL, TensorProto.UINT8, TensorProto.INT8
+N = 200_000
+TEN = np.arange(10, dtype=np.float32)
+
+
+@contextlib.contextmanager
+def changing(array: np.ndarray, values: tuple[Any, ...]) -> Iterator[None]:
+    """Write one value after the other into an array, from another thread, for as long as the block lasts."""
+    end = threading.Event()
+
+    def write() -> None:
+        while not end.is_set():
+            for value in values:
+                array[...] = value
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def gather() -> tuple[Any, str]:
+    """Indices are looked at before the first is used."""
+    model = graph([node("Gather", ["k", "i"], ["y"])], [("i", INT64, (N,))], [("y", FLOAT, (N,))], {"k": TEN})
+    return model, "i"
+
+
+def gather_of_an_output() -> tuple[Any, str]:
+    """Indices that the graph computes, and gives away before it uses them."""
+    nodes = [node("Cast", ["x"], ["i"], to=INT64), node("Gather", ["k", "i"], ["y"])]
+    outputs = [("i", INT64, (N,)), ("y", FLOAT, (N,))]
+    return graph(nodes, [("x", FLOAT, (N,))], outputs, {"k": TEN}), "i"
+
+
+def largest() -> tuple[Any, str]:
+    """A heap is no heap any more when its elements change."""
+    nodes = [node("TopK", ["x", "k"], ["y", "i"])]
+    outputs = [("y", FLOAT, (N // 2,)), ("i", INT64, (N // 2,))]
+    return graph(nodes, [("x", FLOAT, (N,))], outputs, {"k": np.int64([N // 2])}), "x"
+
+
+def largest_of_an_output() -> tuple[Any, str]:
+    nodes = [node("Relu", ["x"], ["h"]), node("TopK", ["h", "k"], ["y", "i"])]
+    outputs = [("h", FLOAT, (N,)), ("y", FLOAT, (N // 2,)), ("i", INT64, (N // 2,))]
+    return graph(nodes, [("x", FLOAT, (N,))], outputs, {"k": np.int64([N // 2])}), "h"
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[nnburst.Service]:
+    with nnburst.launch(devices=["nnburst-onnxruntime:threads=1"]) as service:
+        yield service
+
+
+@pytest.mark.parametrize("make", [gather, gather_of_an_output, largest, largest_of_an_output])
+def test_values_that_change_during_runs_harm_nobody(
+    service: nnburst.Service, make: Callable[[], tuple[Any, str]]
+) -> None:
+    model, victim = make()
+    plain = graph([node("Neg", ["x"], ["y"])], [("x", FLOAT, (10,))], [("y", FLOAT, (10,))])
+    with (
+        service.session(plain.SerializeToString()) as other,
+        service.session(model.SerializeToString()) as session,
+        session.bind() as bound,
+    ):
+        places = {**bound.inputs, **bound.outputs}
+        for array in bound.inputs.values():
+            array[...] = RNG.random(N) * 9
+        bound.run()
+        is_index = places[victim].dtype == np.int64
+        values = (0, 1 << 34, 0, -4000) if is_index else tuple(RNG.random((3, N)).astype(np.float32))
+        where = places[victim][-1000:] if is_index else places[victim]
+        with changing(where, values):
+            for _ in range(25):
+                with contextlib.suppress(GeneralFailure):  # an index that is copied may well be out of range
+                    bound.run()
+                    if "k" in [tensor.name for tensor in model.graph.initializer] and is_index:
+                        assert np.isin(bound.outputs["y"], TEN).all()  # and nothing of what lies beside
+        assert other.run(None, {"x": TEN})[0].tolist() == (-TEN).tolist()
+
+
+# -- what is copied ----------------------------------------------------------------------------------------------------
+
+
+def bound_in_place(proto: Any) -> set[str]:
+    """Names of the arguments of which ONNX Runtime gets the addresses in the client's pool."""
+    device = OnnxRuntimeDevice(threads="1")
+    data = proto.SerializeToString()
+    with Memory.ashmem(len(data)) as file, Memory.ashmem(1 << 16) as pool:
+        file.buffer[:] = data
+        imported = device.import_model("onnx", [file]).model
+        prepared = device.prepare_model(
+            nnburst.model.Model(
+                imported.main,
+                pools=(file,),
+                extension_name_to_prefix=imported.extension_name_to_prefix,
+                input_names=imported.input_names,
+                output_names=imported.output_names,
+            )
+        )
+        names = (*imported.input_names, *imported.output_names)
+        arguments = []
+        for i, value in enumerate((*proto.graph.input, *proto.graph.output)):
+            dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+            size = int(np.prod([d.dim_value for d in value.type.tensor_type.shape.dim])) * dtype.itemsize
+            arguments.append(RequestArgument(False, DataLocation(0, 1024 * i, size)))
+        n = len(imported.input_names)
+        plan = prepared._open(Request(tuple(arguments[:n]), tuple(arguments[n:]), (pool,)), MeasureTiming.NO)
+        assert isinstance(plan, OnnxPlan)
+        mapped = pool.map_for(writable=True).bytes()
+        kept = [array for array in plan._kept if array.size]
+        found = {name for name, array in zip(names, kept, strict=True) if np.shares_memory(array, mapped)}
+        del plan, kept, mapped
+        prepared.close()
+        return found
+
+
+@pytest.mark.parametrize(
+    ("element", "in_place"),
+    [
+        (FLOAT, True),
+        (TensorProto.FLOAT16, True),
+        (TensorProto.DOUBLE, True),
+        (UINT8, True),
+        (INT8, True),
+        (TensorProto.INT32, False),
+        (INT64, False),
+        (TensorProto.UINT32, False),
+        (TensorProto.UINT64, False),
+        (BOOL, False),
+    ],
+)
+def test_types_of_indices_and_conditions_are_copied_and_data_is_not(element: int, in_place: bool) -> None:
+    proto = graph([node("Identity", ["x"], ["y"])], [("x", element, (4,))], [("y", element, (4,))])
+    assert bound_in_place(proto) == ({"x", "y"} if in_place else set())
+
+
+def test_only_what_reaches_a_sort_is_copied() -> None:
+    nodes = [
+        node("MatMul", ["image", "w"], ["features"]),
+        node("TopK", ["features", "one"], ["best", "where"]),
+        node("Mul", ["features", "scale"], ["y"]),
+    ]
+    proto = graph(
+        nodes,
+        [("image", FLOAT, (1, 4)), ("scale", FLOAT, (1, 4))],
+        [("y", FLOAT, (1, 4)), ("best", FLOAT, (1, 1)), ("where", INT64, (1, 1))],
+        {"w": RNG.random((4, 4)).astype(np.float32), "one": np.int64([1])},
+    )
+    # A product may be left out if a factor is 1, and then `features` would be computed where `y` is.
+    assert bound_in_place(proto) == {"image", "scale", "best"}
+
+
+F4: Any = (FLOAT, (1, 4))
+
+
+def flow(nodes: list[Any], element: int = FLOAT, outputs: tuple[str, ...] = ("y",)) -> set[str]:
+    """Which of x, z and the outputs need a copy."""
+    values = [("x", element, (1, 4)), ("z", element, (1, 4))]
+    weights = {"k": np.int64([2]), "w": np.ones((4, 4), np.float32)}
+    return set(exposed_arguments(graph(nodes, values, [(name, FLOAT, None) for name in outputs], weights)))
+
+
+def topk(name: str, *outputs: str) -> Any:
+    return node("TopK", [name, "k"], [*outputs, "", ""][:2])
+
+
+def own(operator: str, inputs: list[str], outputs: list[str]) -> Any:
+    return helper.make_node(operator, inputs, outputs, domain="own")
+
+
+def branch(operator: str, name: str) -> Any:
+    inner = helper.make_graph(
+        [node(operator, [name], ["b"])], "b", [], [helper.make_tensor_value_info("b", FLOAT, None)]
+    )
+    return node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
+
+
+@pytest.mark.parametrize(
+    ("exposed", "nodes"),
+    [
+        ("", [node("Add", ["x", "z"], ["y"])]),
+        ("", [node("Div", ["x", "z"], ["y"])]),
+        ("", [node("Resize", ["x", "", "w"], ["y"])]),
+        ("", [node("Conv", ["x", "w"], ["h"]), topk("h", "y")]),
+        ("x", [topk("x", "y")]),
+        ("x", [node("Reshape", ["x", "k"], ["h"]), node("Identity", ["h"], ["g"]), topk("g", "y")]),
+        ("z", [node("Resize", ["x", "", "z"], ["y"])]),
+        ("z", [node("RoiAlign", ["x", "z", "k"], ["y"])]),
+        ("x", [node("NonMaxSuppression", ["x", "w"], ["y"])]),
+        ("xy", [own("MatMul", ["x"], ["y"])]),
+        ("zy", [branch("Relu", "z")]),
+        # outputs that are read again, directly, by another name, or computed twice
+        ("y", [node("Conv", ["x", "w"], ["y"]), topk("y", "t")]),
+        ("y", [node("Conv", ["x", "w"], ["h"]), node("Identity", ["h"], ["y"]), topk("h", "t")]),
+        ("y", [node("Conv", ["x", "w"], ["y"]), node("Conv", ["x", "w"], ["h"]), topk("h", "t")]),
+        ("", [node("Conv", ["x", "w"], ["y"]), node("Conv", ["z", "w"], ["h"]), topk("h", "t")]),
+        # nodes in another order than that of their execution are not followed
+        ("xyz", [topk("h", "y"), node("Identity", ["x"], ["h"])]),
+    ],
+)
+def test_values_are_followed_to_operators_that_trust_them(exposed: str, nodes: list[Any]) -> None:
+    assert flow(nodes) == set(exposed)
+
+
+def test_small_integers_are_data_but_no_divisors() -> None:
+    assert flow([node("Add", ["x", "z"], ["y"])], UINT8) == set()
+    assert flow([node("Div", ["x", "z"], ["y"])], UINT8) == {"x", "z"}
+
+
+def test_function_of_the_model_is_not_taken_for_the_operator_whose_name_it_has() -> None:
+    proto = graph([node("Relu", ["x"], ["y"])], [("x", *F4)], [("y", *F4)])
+    assert exposed_arguments(proto) == set()
+    opset = [helper.make_opsetid("", 17)]
+    proto.functions.append(helper.make_function("", "Relu", ["a"], ["b"], [topk("a", "b")], opset))
+    assert exposed_arguments(proto) == {"x", "y"}
