@@ -11,7 +11,7 @@ from ._index import EntryInfo
 from ._limits import SIZES, Limits, scaled
 from ._nncache import NNCache
 from ._places import default_cache_directory, default_state_directory
-from ._reasons import CacheReason, CacheRejected
+from ._reasons import SPOILT, CacheReason, CacheRejected
 from ._sealed_copy import check_fd
 from ._token import (
     PRIORITY_CODE,
@@ -28,6 +28,7 @@ from ._trust_store import TrustStore
 __all__ = [
     "PRIORITY_CODE",
     "SIZES",
+    "SPOILT",
     "TOKEN_SIZE",
     "BlobCache",
     "BlobFileError",

@@ -55,7 +55,11 @@ class Opened:
 
 
 class Staged:
-    """An entry that is being written: empty files that nobody else sees."""
+    """An entry that is being written: empty files that nobody else sees.
+
+    Attributes:
+        waited: Whether somebody else was writing before.
+    """
 
     def __init__(self, cache: Cache, entry: str) -> None:
         self._cache = cache
@@ -63,6 +67,7 @@ class Staged:
         self._name = f"{os.getpid()}-{os.urandom(8).hex()}"
         self._fd = -1
         self._held: Lock | None = None
+        self.waited = False
         self._published: tuple[str, Lock] | None = None
         self.model_fds: list[int] = []
         self.data_fds: list[int] = []
@@ -76,11 +81,6 @@ class Staged:
             for i in range(count):
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 fds.append(os.open(f"{kind}.{i:02}", flags, 0o600, dir_fd=self._fd))
-
-    @property
-    def waited(self) -> bool:
-        """Whether somebody else was writing before."""
-        return self._held is not None and self._held.waited
 
     @property
     def nbytes(self) -> int:
@@ -197,7 +197,7 @@ class Cache:
         self._check_on()
         try:
             with self._tree("objects", entry[:2]) as shard:
-                names = [name for name in os.listdir(shard) if name.startswith(entry + ".")]
+                names = _generations(shard, entry)
                 names.sort(key=lambda name: os.stat(name, dir_fd=shard, follow_symlinks=False).st_mtime_ns)
         except OSError as error:
             raise CacheRejected(reason_of(error), f"{self._root}: {error.strerror}") from error
@@ -205,6 +205,12 @@ class Cache:
             raise CacheRejected(CacheReason.MISSING, "there is no such entry")
         for name in reversed(names):
             yield self._open(entry, name, counts)
+
+    def generations(self, entry: str) -> set[str]:
+        """Return the generations of an entry that there are now."""
+        with suppress(OSError, CacheRejected), self._tree("objects", entry[:2]) as shard:
+            return {name.partition(".")[2] for name in _generations(shard, entry)}
+        return set()
 
     def _open(self, entry: str, name: str, counts: tuple[int, int]) -> Opened:
         fds: tuple[list[int], list[int]] = ([], [])
@@ -267,10 +273,15 @@ class Cache:
                     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                     with os.fdopen(os.open("CACHEDIR.TAG", flags, 0o600, dir_fd=root), "w") as tag:
                         tag.write(_TAG)
-            held = self._lock(entry, "build", shared=False, patience=patience)
+            held = self._lock(entry, "build", shared=False)
+            waited = held is None
+            if held is None:
+                self.hook("waits")
+                held = self._lock(entry, "build", shared=False, patience=patience)
             if held is None:
                 raise CacheRejected(CacheReason.BUSY, "another process is writing this entry")
             staged._open(counts, held)
+            staged.waited = waited
             return staged
         except BaseException as error:
             staged.close()
@@ -309,8 +320,8 @@ class Cache:
         """Remove other generations; with the exclusive lock held."""
         self.hook("confirmed")
         with suppress(OSError, CacheRejected), self._tree("objects", entry[:2]) as shard:
-            for name in os.listdir(shard):
-                if name.startswith(entry + ".") and name != f"{entry}.{generation}":
+            for name in _generations(shard, entry):
+                if name != f"{entry}.{generation}":
                     remove_tree(shard, name)
                     self.index.remove(entry, name.partition(".")[2])
 
@@ -450,6 +461,11 @@ class Cache:
         with suppress(OSError, CacheRejected), self._tree("staging") as staging:
             return sum(remove_tree(staging, name) for name in names)
         return 0
+
+
+def _generations(shard: int, entry: str) -> list[str]:
+    """Names of what there is of an entry."""
+    return [name for name in os.listdir(shard) if name.startswith(entry + ".")]
 
 
 def _free(fd: int) -> int:

@@ -103,16 +103,11 @@ def open_file(parent: int, name: str) -> int:
 
 
 class Lock:
-    """A lock file that is held; `close` lets go. The file itself is never removed.
+    """A lock file that is held; `close` lets go. The file itself is never removed."""
 
-    Attributes:
-        waited: Whether somebody else had it first.
-    """
-
-    def __init__(self, fd: int, *, waited: bool) -> None:
+    def __init__(self, fd: int) -> None:
         self._fd = fd
         self._pid = os.getpid()
-        self.waited = waited
 
     def close(self) -> None:
         """Let go. Idempotent. A forked child only closes its copy: the lock is its parent's."""
@@ -135,16 +130,15 @@ def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> Lock
         patience: Seconds to wait.
     """
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
-    deadline, waited = time.monotonic() + patience, False
+    deadline = time.monotonic() + patience
     while True:
         try:
             fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            return Lock(fd, waited=waited)
+            return Lock(fd)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 os.close(fd)
                 return None
-            waited = True
             time.sleep(0.005)
         except BaseException:
             os.close(fd)

@@ -6,7 +6,7 @@ import enum
 
 from ..errors import ErrorStatus, NNBurstError
 
-__all__ = ["CacheReason", "CacheRejected"]
+__all__ = ["SPOILT", "CacheReason", "CacheRejected"]
 
 
 class CacheReason(str, enum.Enum):
@@ -46,7 +46,7 @@ class CacheReason(str, enum.Enum):
     """The trust store does not know the entry."""
     KEY_CHANGED = "KEY_CHANGED"
     NO_STORE = "NO_STORE"
-    """The trust store cannot be used."""
+    """The trust store cannot be used, or there is no directory for it or for the entries."""
     DEADLINE = "DEADLINE"
     BUSY = "BUSY"
     """Another process is writing this entry."""
@@ -62,6 +62,15 @@ class CacheReason(str, enum.Enum):
     IO_ERROR = "IO_ERROR"
     DEAD_SERVICE = "DEAD_SERVICE"
 
+
+SPOILT = frozenset(
+    CacheReason(name)
+    for name in (
+        "PARTIAL_SET", "DIRTY", "BAD_LENGTH", "BAD_MAC", "BAD_DIGEST", "BAD_TOKEN", "BAD_EPOCH", "BAD_CONTENT",
+        "ROLLED_BACK", "TOKEN_COLLISION", "NO_ROW", "KEY_CHANGED", "TOO_BIG", "DEAD_SERVICE",
+    )
+)  # fmt: skip
+"""What is wrong with an entry itself: it is refused again the next time, and nothing is lost with it."""
 
 _STATUS = {
     CacheReason.DEADLINE: ErrorStatus.MISSED_DEADLINE_TRANSIENT,

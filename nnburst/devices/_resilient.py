@@ -7,6 +7,7 @@ because tokens, models and decisions of the caller were made for the other one; 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from ._interfaces import Buffer, CacheOptions, Device, PreparedModel
 
 __all__ = ["ResilientDevice", "check_device"]
 
+_log = logging.getLogger(__name__)
 _MOST_FILES = 32
 _T = TypeVar("_T")
 
@@ -93,11 +95,20 @@ class ResilientDevice(Device):
     def __init__(self, connect: Callable[[], Device]) -> None:
         self._connect = connect
         self._lock = threading.Lock()
-        self._device: Device | None = connect()
-        self._metadata = _Metadata.of(self._device)
+        self._device: Device | None
+        self._device, self._metadata = self._connected()
         self._closed = False
 
     # ---- recovery ------------------------------------------------------------------------------------------------
+
+    def _connected(self) -> tuple[Device, _Metadata]:
+        """Connect, and ask what the device is; one that cannot say is closed."""
+        device = self._connect()
+        try:
+            return device, _Metadata.of(device)
+        except BaseException:
+            _close(device)
+            raise
 
     @property
     def current(self) -> Device:
@@ -121,21 +132,26 @@ class ResilientDevice(Device):
             GeneralFailure: What was connected is another device; this object is invalid from now on.
             NNBurstError: It cannot be connected.
         """
-        with self._lock:
-            if self._device is failed:
-                replacement = self._connect()
-                if _Metadata.of(replacement) == self._metadata:
-                    self._device = replacement
-                else:
-                    self._device = None
-                    replacement.close()
-            return self.current
+        replaced: list[Device] = []
+        try:
+            with self._lock:
+                if self._device is failed and not self._closed:
+                    replacement, metadata = self._connected()
+                    same = metadata == self._metadata
+                    self._device = replacement if same else None
+                    replaced.extend((failed,) if same else (failed, replacement))
+                return self.current
+        finally:
+            for device in replaced:
+                _close(device)
 
     def _call(self, call: Callable[[Device], _T]) -> _T:
         device = self.current
         try:
             return call(device)
-        except DeadObject as death:
+        except (DeadObject, BadState) as death:
+            if isinstance(death, BadState) and self._device is device:
+                raise  # not because somebody else has replaced and closed it
             try:
                 device = self.recover(device)
             except GeneralFailure:
@@ -243,3 +259,11 @@ class ResilientDevice(Device):
             device, self._device = self._device, None
         if device is not None:
             device.close()
+
+
+def _close(device: Device) -> None:
+    """Close a device that nobody uses any more; what is left of it may fail at that."""
+    try:
+        device.close()
+    except Exception as error:
+        _log.warning("a device that was replaced could not be closed: %s", error)

@@ -1,4 +1,4 @@
-"""The runtime's part of compilation caching: where the files are, when to ask for them, what came of it.
+"""The runtime's part of compilation caching: when to ask for what, and what came of it.
 
 Workflows and fall-throughs are those of the facts sheet `caching.md` §1.4, §1.5: whatever a look-up brings but success,
 the model is compiled; only compiling can fail.
@@ -7,29 +7,16 @@ the model is compiled; only compiling can fail.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from ..cache import (
-    PRIORITY_CODE,
-    Cache,
-    CacheReason,
-    CacheRejected,
-    EntryInfo,
-    Staged,
-    checked_token,
-    device_token_v1,
-    device_token_v2,
-    entry_name,
-    file_names,
-    model_fingerprint,
-)
-from ..devices import CacheOptions, Device, PreparedModel
-from ..errors import DeadObject, InvalidArgument, NNBurstError
-from ..model import ExecutionPreference, Lifetime, Model, Priority
+from ..cache import CacheReason, CacheRejected
+from ..devices import CacheOptions, PreparedModel
+from ..errors import DeadObject, ErrorStatus, NNBurstError
+from ..model import DeviceStatus
+from ._cache_sources import CacheSource, DescriptorCache, DirectoryCache, Files, FlatCache, Job, cache_source
 
 __all__ = [
     "CacheReport",
@@ -42,7 +29,16 @@ __all__ = [
     "compile_with_cache",
 ]
 
+_log = logging.getLogger("nnburst.cache")
 _MOST_COUNT = 32
+_PASSING = {
+    ErrorStatus.MISSED_DEADLINE_TRANSIENT: CacheReason.DEADLINE,
+    ErrorStatus.MISSED_DEADLINE_PERSISTENT: CacheReason.DEADLINE,
+    ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT: CacheReason.BUSY,
+    ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT: CacheReason.BUSY,
+    ErrorStatus.DEVICE_UNAVAILABLE: CacheReason.BUSY,
+}
+"""What errors of a look-up mean that say nothing about the entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,288 +68,108 @@ class CacheReport:
 NO_CACHE = CacheReport("DISABLED", CacheReason.NO_INFO)
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One compilation for one device."""
+class _Attempt:
+    """One compilation with caching: what was tried, and what came of it. See `Attempt`."""
 
-    device: Device
-    model: Model
-    preference: ExecutionPreference
-    priority: Priority
-    deadline_ns: int
+    def __init__(self, job: Job, source: CacheSource, token: bytes, fingerprint: bytes) -> None:
+        self._job, self._source, self._token, self._fingerprint = job, source, token, fingerprint
+        self.seen: set[str] = set()
+        self.prepared: PreparedModel | None = None
+        self.nbytes = 0
+        self.rejected: CacheReason | None = None
+        self.missing = CacheReason.MISSING
+        self.failed = False
+        """Whether it is compiling that failed."""
+        self._suspect: str | None = None
+        """The entry that the device was restoring when its process ended."""
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Model and data files."""
-        return self.device.get_number_of_cache_files_needed()
+    def restore(self) -> bool:
+        """Look at everything that there is until something is accepted. Nothing is raised."""
+        refusals: list[tuple[CacheReason, str]] = []
+        try:
+            with contextlib.closing(self._source.existing(self._job, self._token)) as candidates:
+                for files, generation in candidates:
+                    self.seen.add(generation)
+                    refused = self._restored(files, generation)
+                    if refused is None:
+                        break
+                    refusals.append((refused, generation))
+                    if refused is CacheReason.DEAD_SERVICE:
+                        break
+        except CacheRejected as error:
+            self.missing = error.reason
+        except Exception as error:
+            _log.warning("a cached compilation was not looked for: %s", error)
+            self.missing = CacheReason.IO_ERROR
+        for reason, generation in refusals:
+            if generation != self._suspect:
+                self.note(reason, generation)
+        self.rejected = refusals[-1][0] if refusals else self.rejected
+        return self.prepared is not None
 
+    def _restored(self, files: Files, generation: str) -> CacheReason | None:
+        """Have the device restore an entry; return why it did not."""
+        job, alive = self._job, False
+        with contextlib.suppress(Exception):
+            alive = job.device.status is not DeviceStatus.OFFLINE
+        try:
+            prepared = job.device.prepare_model_from_cache(
+                files.model_fds, files.data_fds, self._token, job.deadline_ns, self._fingerprint
+            )
+            self.nbytes = sum(os.fstat(fd).st_size for fd in (*files.model_fds, *files.data_fds))
+        except DeadObject:
+            if not alive:  # it may have been dead before: the entry is to blame if the device works without it
+                self._suspect = generation
+            return CacheReason.DEAD_SERVICE
+        except CacheRejected as error:
+            return error.reason
+        except NNBurstError as error:
+            return _PASSING.get(error.status, CacheReason.IO_ERROR)
+        except Exception as error:
+            _log.warning("%s could not restore a compilation: %s", job.device.name, error)
+            return CacheReason.IO_ERROR
+        self.prepared = prepared
+        return None
 
-@dataclass(slots=True)
-class Files:
-    """Open files of an entry, for one call of a device."""
+    def compile(self, files: Files | None, options: CacheOptions) -> PreparedModel:
+        """Compile, and save if there are files; raises what the device raises."""
+        job = self._job
+        arguments = (job.model, job.preference, job.priority, job.deadline_ns)
+        try:
+            if files is None:
+                prepared = job.device.prepare_model(*arguments)
+            else:
+                prepared = job.device.prepare_model(*arguments, files.model_fds, files.data_fds, self._token, options)
+        except BaseException:
+            self.failed = True
+            raise
+        self.prepared = prepared
+        if self._suspect is not None:
+            self.note(CacheReason.DEAD_SERVICE, self._suspect)
+        return prepared
 
-    model_fds: Sequence[int]
-    data_fds: Sequence[int]
-
-
-class CacheSource(Protocol):
-    """Where the files of compilations are."""
-
-    def token(self, job: Job) -> bytes:
-        """Return the token for the device."""
-
-    def fingerprint(self, job: Job) -> bytes:
-        """Return what is expected to be in the files, or empty."""
-
-    def existing(self, job: Job, token: bytes) -> Generator[tuple[Files, str], None, None]:
-        """Open what there is, the newest first, with its generation; the iterator closes it.
+    def saved(self) -> CacheReason:
+        """Have the source compile. Whatever goes wrong with its files, the model is compiled.
 
         Raises:
-            CacheRejected: There is nothing, or nothing that can be opened.
+            NNBurstError: Compiling failed, or the process of the device ended.
         """
-
-    def compile(
-        self, job: Job, token: bytes, run: Callable[[Files | None, CacheOptions], PreparedModel]
-    ) -> tuple[PreparedModel, CacheReason]:
-        """Compile into files that are new or empty, or without any, and say what became of them."""
-
-    def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
-        """Count an outcome, with the size of an entry that was used; forget one that was not accepted."""
-
-
-class DirectoryCache:
-    """Files in a `Cache` directory.
-
-    Args:
-        cache: The directory.
-        token: Of the application, 32 bytes; None: from the model itself, constants included.
-        always: Save also what compiles faster than it would be verified.
-    """
-
-    def __init__(self, cache: Cache, token: bytes | None, *, always: bool = False) -> None:
-        self._cache = cache
-        self._given = token
-        self._always = always
-        self._fingerprint: bytes | None = None
-
-    def fingerprint(self, job: Job) -> bytes:
-        if self._fingerprint is None:
-            self._fingerprint = model_fingerprint(job.model)
-        return self._fingerprint
-
-    def token(self, job: Job) -> bytes:
-        return device_token_v2(
-            self._given if self._given is not None else self.fingerprint(job),
-            device=job.device.name,
-            version=job.device.version_string,
-            epoch=job.device.cache_epoch,
-            preference=int(job.preference),
-            priority=PRIORITY_CODE[job.priority],
-            relaxed=job.model.relax_computation_float32_to_float16,
-            files=job.counts,
-        )
-
-    def existing(self, job: Job, token: bytes) -> Generator[tuple[Files, str], None, None]:
-        for opened in self._cache.look_up(entry_name(token), job.counts):
-            with contextlib.closing(opened):
-                yield Files(opened.model_fds, opened.data_fds), opened.generation
-
-    def compile(
-        self, job: Job, token: bytes, run: Callable[[Files | None, CacheOptions], PreparedModel]
-    ) -> tuple[PreparedModel, CacheReason]:
-        options = CacheOptions(self.fingerprint(job), staged=True, only_if_worth=not self._always)
         try:
-            staged = self._cache.stage(entry_name(token), job.counts)
-        except CacheRejected as error:
-            return run(None, options), error.reason
-        with contextlib.closing(staged):
-            started = time.perf_counter()
-            prepared = run(Files(staged.model_fds, staged.data_fds), options)
-            result = prepared.cache_result
-            reason = CacheReason.DECLINED if result is None else result.reason
-            if reason in (CacheReason.SAVED, CacheReason.LATER) and _has_changed(job.model, options.fingerprint):
-                return prepared, CacheReason.CHANGED
-            if result is None or not result.saved:
-                if reason is CacheReason.LATER:
-                    self._publish_empty(staged, job)
-                    self._cache.enforce_limits()
-                    return prepared, reason
-                if reason in (CacheReason.DECLINED, CacheReason.TOO_BIG, CacheReason.NOT_WORTH_IT):
-                    self._cache.index.decline(staged.entry, reason)
-                self._cache.give_up(reason)
-                return prepared, reason
-            if result.nbytes > self._cache.limits.max_entry_bytes > 0:
-                return prepared, CacheReason.TOO_BIG
-            compile_ms = (time.perf_counter() - started - result.seconds) * 1e3
-            info = EntryInfo(
-                staged.entry, result.generation.hex(), job.device.name, job.device.version_string,
-                job.device.cache_epoch.hex(), sum(job.counts), result.nbytes, int(time.time()),
-                compile_ms=max(0.0, compile_ms),
-            )  # fmt: skip
-            try:
-                staged.publish(result.generation, info)
-                job.device.confirm_cache(token, result.generation)
-                staged.finish()
-            except DeadObject:
+            return self._source.compile(self._job, self._token, self)
+        except Exception as error:
+            if self.failed or isinstance(error, DeadObject):
                 raise
-            except (OSError, NNBurstError):
-                return prepared, CacheReason.IO_ERROR
-        self._cache.enforce_limits()
-        return prepared, CacheReason.SAVED
+            _log.warning("a compilation was not kept: %s", error)
+            if self.prepared is None:
+                self.compile(None, CacheOptions())
+            return CacheReason.IO_ERROR
 
-    def _publish_empty(self, staged: Staged, job: Job) -> None:
-        """Make files visible that the device has duplicates of and will fill: until then they are a cut-off save."""
-        generation = os.urandom(16)
-        info = EntryInfo(
-            staged.entry, generation.hex(), job.device.name, job.device.version_string,
-            job.device.cache_epoch.hex(), sum(job.counts), 0, int(time.time()),
-        )  # fmt: skip
-        with contextlib.suppress(OSError):
-            staged.publish(generation, info)
-            staged.finish()
-
-    def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
-        if reason is CacheReason.DISABLED:
-            return
-        self._cache.index.count(reason)
-        if reason is CacheReason.HIT:
-            self._cache.index.hit(entry_name(token), nbytes)
-        elif generation and reason not in (CacheReason.BUSY, CacheReason.DEADLINE, CacheReason.NO_STORE):
-            with contextlib.suppress(OSError, CacheRejected):
-                self._cache.remove(entry_name(token), generation)
-
-
-def _has_changed(model: Model, fingerprint: bytes) -> bool:
-    """Whether the memory or a file that constants refer to was written since; a device may not have looked."""
-    operands = (operand for subgraph in (model.main, *model.referenced) for operand in subgraph.operands)
-    if all(operand.lifetime != Lifetime.CONSTANT_REFERENCE for operand in operands):
-        return False
-    try:
-        return model_fingerprint(model) != fingerprint
-    except NNBurstError:
-        return True
-
-
-class FlatCache:
-    """Files as NNAPI names them, directly in a directory, written in place, nothing ever removed.
-
-    Args:
-        directory: Where; nothing is checked until a compilation needs it.
-        token: Of the application, 32 bytes.
-    """
-
-    def __init__(self, directory: str, token: bytes) -> None:
-        if "\0" in directory:
-            raise InvalidArgument(f"the cache directory {directory!r} cannot be a path: it contains a NUL")
-        self._directory = directory
-        self._given = token
-
-    def fingerprint(self, job: Job) -> bytes:
-        return b""
-
-    def token(self, job: Job) -> bytes:
-        return device_token_v1(
-            self._given,
-            job.device.name,
-            job.device.version_string,
-            int(job.preference),
-            PRIORITY_CODE[job.priority],
-        )
-
-    @contextlib.contextmanager
-    def _open(self, job: Job, token: bytes, flags: int) -> Iterator[Files]:
-        fds: tuple[list[int], list[int]] = ([], [])
+    def note(self, reason: CacheReason, generation: str = "", nbytes: int = 0) -> None:
+        """Tell the source of an outcome."""
         try:
-            for given, names in zip(fds, file_names(token, *job.counts), strict=True):
-                for name in names:
-                    path = os.path.join(self._directory, name)
-                    given.append(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600))
-            yield Files(*fds)
-        finally:
-            for fd in (*fds[0], *fds[1]):
-                os.close(fd)
-
-    def existing(self, job: Job, token: bytes) -> Generator[tuple[Files, str], None, None]:
-        try:
-            with self._open(job, token, 0) as files:
-                yield files, ""
-        except OSError as error:
-            raise CacheRejected(CacheReason.MISSING, str(error)) from error
-
-    def compile(
-        self, job: Job, token: bytes, run: Callable[[Files | None, CacheOptions], PreparedModel]
-    ) -> tuple[PreparedModel, CacheReason]:
-        options = CacheOptions()
-        with contextlib.ExitStack() as stack:
-            try:
-                files = stack.enter_context(self._open(job, token, os.O_CREAT))
-            except OSError:
-                return run(None, options), CacheReason.IO_ERROR
-            return _saved(run(files, options))
-
-    def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
-        pass
-
-
-class DescriptorCache:
-    """Files that the caller has open. They are duplicated here, and closed by `close`.
-
-    Args:
-        model_fds: One per model file of the device.
-        data_fds: One per data file.
-        token: 32 bytes; used as it is.
-
-    Raises:
-        InvalidArgument: A descriptor is not open.
-    """
-
-    def __init__(self, model_fds: Sequence[int], data_fds: Sequence[int], token: bytes) -> None:
-        self._given = token
-        self._fds: tuple[list[int], list[int]] = ([], [])
-        try:
-            for mine, given in zip(self._fds, (model_fds, data_fds), strict=True):
-                mine.extend(os.dup(fd) for fd in given)
-        except (OSError, TypeError) as error:
-            self.close()
-            raise InvalidArgument(f"a cache file descriptor cannot be used: {error}") from error
-
-    def close(self) -> None:
-        """Close the duplicates. Idempotent."""
-        for fds in self._fds:
-            while fds:
-                os.close(fds.pop())
-
-    def fingerprint(self, job: Job) -> bytes:
-        return b""
-
-    def token(self, job: Job) -> bytes:
-        return self._given
-
-    def _fits(self, job: Job) -> bool:
-        return (len(self._fds[0]), len(self._fds[1])) == job.counts
-
-    def existing(self, job: Job, token: bytes) -> Generator[tuple[Files, str], None, None]:
-        if not self._fits(job):
-            raise CacheRejected(CacheReason.BAD_FD, "the device needs another number of files")
-        if not any(os.fstat(fd).st_size for fd in self._fds[0] + self._fds[1]):
-            raise CacheRejected(CacheReason.MISSING, "the files are empty")
-        yield Files(*self._fds), ""
-
-    def compile(
-        self, job: Job, token: bytes, run: Callable[[Files | None, CacheOptions], PreparedModel]
-    ) -> tuple[PreparedModel, CacheReason]:
-        if not self._fits(job):
-            return run(None, CacheOptions()), CacheReason.BAD_FD
-        return _saved(run(Files(*self._fds), CacheOptions()))
-
-    def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
-        pass
-
-
-def _saved(prepared: PreparedModel) -> tuple[PreparedModel, CacheReason]:
-    """Return what the device says; one that says nothing may have saved or not."""
-    result = prepared.cache_result
-    return prepared, CacheReason.DECLINED if result is None else result.reason
+            self._source.note(reason, self._token, generation, nbytes)
+        except Exception as error:
+            _log.warning("the outcome of a look-up was not noted: %s", error)
 
 
 def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedModel, CacheReport]:
@@ -363,78 +179,39 @@ def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedMo
         NNBurstError: Compiling failed.
     """
 
-    def run(files: Files | None, options: CacheOptions) -> PreparedModel:
-        arguments = (job.model, job.preference, job.priority, job.deadline_ns)
-        if files is None:
-            return job.device.prepare_model(*arguments)
-        return job.device.prepare_model(*arguments, files.model_fds, files.data_fds, token, options)
+    def uncached(reason: CacheReason) -> tuple[PreparedModel, CacheReport]:
+        prepared = job.device.prepare_model(job.model, job.preference, job.priority, job.deadline_ns)
+        return prepared, replace(NO_CACHE, reason=reason)
 
     if source is None:
-        return run(None, CacheOptions()), NO_CACHE
+        return uncached(CacheReason.NO_INFO)
     if not 0 < sum(job.counts) or max(job.counts) > _MOST_COUNT:
-        return run(None, CacheOptions()), replace(NO_CACHE, reason=CacheReason.UNSUPPORTED)
+        return uncached(CacheReason.UNSUPPORTED)
     started = time.perf_counter()
     try:
         token = source.token(job)
         fingerprint = source.fingerprint(job)
     except NNBurstError:  # a constant that this process may not read: caching is off for this model
-        return run(None, CacheOptions()), replace(NO_CACHE, reason=CacheReason.NO_INFO)
-    hit, refusals, missing = _look_up(job, source, token, fingerprint)
-    for reason, generation in refusals:
-        source.note(reason, token, generation)
-    if hit is not None:
-        source.note(CacheReason.HIT, token, nbytes=hit[1])
-        return hit[0], CacheReport("HIT", CacheReason.HIT, None, hit[1], _since(started))
-    rejected = refusals[-1][0] if refusals else None
+        return uncached(CacheReason.NO_INFO)
+    attempt = _Attempt(job, source, token, fingerprint)
+    reason = CacheReason.HIT if attempt.restore() else None
     lookup_ms, started = _since(started), time.perf_counter()
-    prepared, reason = source.compile(job, token, run)
-    source.note(reason, token)
+    if reason is None:
+        reason = attempt.saved()
+    attempt.note(reason, nbytes=attempt.nbytes)
+    prepared = attempt.prepared
+    assert prepared is not None
+    if reason is CacheReason.HIT:
+        return prepared, CacheReport("HIT", reason, None, attempt.nbytes, lookup_ms)
     result = prepared.cache_result
-    outcome = "SAVED" if reason is CacheReason.SAVED else "REJECTED" if rejected else "NOT_SAVED"
+    outcome = "SAVED" if reason is CacheReason.SAVED else "REJECTED" if attempt.rejected else "NOT_SAVED"
     report = CacheReport(
-        outcome, reason, rejected, result.nbytes if result and result.saved else 0, lookup_ms, _since(started),
+        outcome, reason, attempt.rejected, result.nbytes if result and result.saved else 0, lookup_ms, _since(started),
         result.seconds * 1e3 if result else 0.0,
     )  # fmt: skip
-    if missing is CacheReason.DISABLED:
+    if attempt.missing is CacheReason.DISABLED:
         report = replace(report, outcome="DISABLED", reason=CacheReason.DISABLED)
     return prepared, report
-
-
-def _look_up(
-    job: Job, source: CacheSource, token: bytes, fingerprint: bytes
-) -> tuple[tuple[PreparedModel, int] | None, list[tuple[CacheReason, str]], CacheReason]:
-    """Return (the model and the bytes of its files, or None), what was refused, and why there was nothing."""
-    refusals: list[tuple[CacheReason, str]] = []
-    try:
-        with contextlib.closing(source.existing(job, token)) as candidates:
-            for files, generation in candidates:
-                try:
-                    prepared = job.device.prepare_model_from_cache(
-                        files.model_fds, files.data_fds, token, job.deadline_ns, fingerprint
-                    )
-                except DeadObject:
-                    raise
-                except NNBurstError as error:
-                    refusals.append((getattr(error, "reason", CacheReason.IO_ERROR), generation))
-                else:
-                    nbytes = sum(os.fstat(fd).st_size for fd in (*files.model_fds, *files.data_fds))
-                    return (prepared, nbytes), refusals, CacheReason.HIT
-    except CacheRejected as error:
-        return None, refusals, error.reason
-    return None, refusals, CacheReason.MISSING
-
-
-def cache_source(directory: str | os.PathLike[str] | None, token: bytes | None) -> CacheSource | None:
-    """Return where a session caches, or None.
-
-    Raises:
-        InvalidArgument: The directory is no path; the token has not 32 bytes.
-    """
-    if directory is None and token is None:
-        return None
-    if directory is not None and not isinstance(directory, str | os.PathLike):
-        raise InvalidArgument(f"cache_dir is {type(directory).__name__}; give the path of a directory")
-    return DirectoryCache(Cache(directory), None if token is None else checked_token(token))
 
 
 def _since(started: float) -> float:

@@ -20,7 +20,7 @@ from nnburst.devices.reference import ReferenceDevice
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
 from nnburst.model import Model, ModelBuilder, OperandType, OperationType
-from nnburst.runtime import _caching
+from nnburst.runtime import _cache_sources
 
 R = CacheReason
 SIZE = 100
@@ -110,7 +110,7 @@ def test_weights_that_are_written_before_the_device_sees_them(
     tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Across a process: between the fingerprint and the copy that the service makes."""
-    model, real = build(memory), _caching.Cache.stage
+    model, real = build(memory), _cache_sources.Cache.stage
 
     def stage(*args: Any, **options: Any) -> Any:
         memory.write(BAD, 0)
@@ -118,7 +118,7 @@ def test_weights_that_are_written_before_the_device_sees_them(
 
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         with monkeypatch.context() as patch:
-            patch.setattr(_caching.Cache, "stage", stage)
+            patch.setattr(_cache_sources.Cache, "stage", stage)
             report, y = compiled(service.devices[0], model, tmp_path / "c")
         assert (report.outcome, report.reason, y) == ("NOT_SAVED", R.CHANGED, 7 * SIZE)
         memory.write(GOOD, 0)

@@ -1,6 +1,7 @@
 """Compiles one model with caching, as a process of its own; used by test_cache_directory.
 
-Arguments: directory, hook step or "-", what to do there ("kill" or "-"), rounds.
+Arguments: directory, hook step or "-", what to do there ("kill", "hold", "tell" or "-"), rounds. "tell" makes the file
+DIRECTORY.STEP; "hold" does so, too, and goes on once there is DIRECTORY.go.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 
@@ -43,8 +46,13 @@ def main() -> None:
     directory, step, what, rounds = sys.argv[1:5]
 
     def hook(at: str) -> None:
-        if at == step and what == "kill":
+        if at != step:
+            return
+        if what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        Path(f"{directory}.{step}").touch()
+        while what == "hold" and not Path(f"{directory}.go").exists():
+            time.sleep(0.005)
 
     cache, model = Cache(directory, hook=hook), build()
     for _ in range(int(rounds)):

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from typing import Any
 import pytest
 from cache_worker import build, compile_once
 
-from nnburst.cache import Cache, CacheReason, CacheRejected, EntryInfo, Limits, TrustStore, prune
+from nnburst.cache import Cache, CacheReason, CacheRejected, EntryInfo, Limits, TrustStore, entry_name, prune
+from nnburst.devices import create_device
+from nnburst.model import ExecutionPreference, Priority
+from nnburst.runtime._caching import DirectoryCache, Job, compile_with_cache
 
 HERE = Path(__file__).resolve().parent
 COUNTS = (1, 1)
@@ -71,6 +75,67 @@ def test_THR_22_killed_at_a_step_of_a_publication(tmp_path: Path, step: str) -> 
     first, second = outcomes(worker(directory)), outcomes(worker(directory))
     assert first == (["SAVED/SAVED/-"] if step == "staged" else ["HIT/HIT/-"])
     assert second == ["HIT/HIT/-"]
+
+
+def test_THR_27_second_process_waits_and_loads(tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+
+    def wait_for(step: str) -> None:
+        deadline = time.monotonic() + 60
+        while not Path(f"{directory}.{step}").exists():
+            assert time.monotonic() < deadline, step
+            time.sleep(0.005)
+
+    first = worker(directory, "staged", "hold")
+    wait_for("staged")  # it has compiled, and nobody sees it yet
+    others = [worker(directory, "waits", "tell") for _ in range(2)]
+    wait_for("waits")
+    Path(f"{directory}.go").touch()
+    assert outcomes(first) == ["SAVED/SAVED/-"]
+    assert [outcomes(other) for other in others] == [["HIT/HIT/-"]] * 2
+    assert len(list(directory.glob("objects/*/*"))) == 1
+
+
+def test_THR_27_threads_compile_once(tmp_path: Path) -> None:
+    """Also those that look before the entry is there and come to the lock after it was let go."""
+    found: list[str] = []
+    model, cache = build(), Cache(tmp_path / "c")
+    threads = [threading.Thread(target=lambda: found.append(compile_once(cache, model))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == ["HIT/HIT/-"] * 7 + ["SAVED/SAVED/-"]
+
+
+def test_entry_that_came_between_look_up_and_lock_is_used(tmp_path: Path) -> None:
+    cache, model = Cache(tmp_path / "c"), build()
+    real, first = cache.stage, iter([True])
+
+    def stage(*args: Any, **options: Any) -> Any:
+        if next(first, False):
+            assert compile_once(Cache(tmp_path / "c"), model) == "SAVED/SAVED/-"
+        return real(*args, **options)
+
+    cache.stage = stage  # type: ignore[method-assign]
+    assert compile_once(cache, model) == "HIT/HIT/-"
+
+
+def test_THR_27_wait_leaves_time_to_compile(tmp_path: Path) -> None:
+    """At most half of what is left until the deadline; then the model is compiled and not saved."""
+    cache = Cache(tmp_path / "c", Limits(min_free=0))
+    waits = threading.Event()
+    cache.hook = lambda step: waits.set() if step == "waits" else None
+    job = Job(
+        create_device("nnburst-reference"), build(), ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM,
+        time.monotonic_ns() + 6_000_000_000,
+    )  # fmt: skip
+    source = DirectoryCache(cache, bytes(32), always=True)
+    with contextlib.closing(Cache(tmp_path / "c", Limits(min_free=0)).stage(entry_name(source.token(job)), COUNTS)):
+        prepared, report = compile_with_cache(job, source)
+    assert waits.is_set()
+    assert (report.outcome, report.reason) == ("NOT_SAVED", R.BUSY)
+    prepared.close()
 
 
 def test_THR_27_two_processes_race_for_one_token(tmp_path: Path) -> None:

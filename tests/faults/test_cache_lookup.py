@@ -1,0 +1,296 @@
+"""What an error of a look-up says about the entry, and what becomes of the compilation (`caching.md` §1.5)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cache_worker import build
+
+import nnburst
+from nnburst.cache import Cache, CacheReason, CacheRejected
+from nnburst.devices import Device, ResilientDevice
+from nnburst.devices.reference import ReferenceDevice
+from nnburst.errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    ResourceExhausted,
+)
+from nnburst.model import DeviceStatus, ExecutionPreference, Priority
+from nnburst.runtime._caching import DirectoryCache, Job, compile_with_cache
+
+R = CacheReason
+
+pytestmark = pytest.mark.leaks("the trust store of a process stays open")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.delenv("NNBURST_CACHE", raising=False)
+
+
+def compiled(device: Any, directory: Path, deadline_ns: int = 0) -> str:
+    """Compile or restore, and return outcome, reason and what was refused."""
+    job = Job(device, build(), ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, deadline_ns)
+    prepared, report = compile_with_cache(job, DirectoryCache(Cache(directory), bytes(32), always=True))
+    prepared.close()
+    return f"{report.outcome}/{report.reason.value}/{report.rejected.value if report.rejected else '-'}"
+
+
+class Failing(ReferenceDevice):
+    """Its look-ups fail, and its compilations, too, if so desired."""
+
+    def __init__(self, load: Exception, compile: Exception | None = None) -> None:
+        super().__init__()
+        self.load, self.compile = load, compile
+
+    def prepare_model_from_cache(self, *args: Any, **options: Any) -> Any:
+        raise self.load
+
+    def prepare_model(self, *args: Any, **options: Any) -> Any:
+        if self.compile is not None:
+            raise self.compile
+        return super().prepare_model(*args, **options)
+
+
+PASSING: dict[str, Exception] = {
+    "deadline": MissedDeadline("late"),
+    "quota": ResourceExhausted("too many models"),
+    "busy device": DeviceUnavailable("busy"),
+    "busy entry": CacheRejected(R.BUSY),
+    "no store": CacheRejected(R.NO_STORE),
+    "I/O": CacheRejected(R.IO_ERROR),
+    "descriptors": CacheRejected(R.BAD_FD),
+    "argument": InvalidArgument("no"),
+    "failure": GeneralFailure("no"),
+    "exception": ValueError("a bug of the device"),
+}
+
+
+@pytest.mark.parametrize("error", PASSING.values(), ids=PASSING.keys())
+def test_entry_outlives_errors_that_say_nothing_about_it(tmp_path: Path, error: Exception) -> None:
+    assert compiled(ReferenceDevice(), tmp_path / "c") == "SAVED/SAVED/-"
+    with pytest.raises(GeneralFailure, match="does not compile"):
+        compiled(Failing(error, GeneralFailure("does not compile")), tmp_path / "c")
+    assert compiled(ReferenceDevice(), tmp_path / "c") == "HIT/HIT/-"
+
+
+@pytest.mark.parametrize("reason", ["BAD_MAC", "DIRTY", "ROLLED_BACK", "BAD_CONTENT", "NO_ROW", "PARTIAL_SET"])
+def test_entry_that_is_spoilt_is_forgotten(tmp_path: Path, reason: str) -> None:
+    assert compiled(ReferenceDevice(), tmp_path / "c") == "SAVED/SAVED/-"
+    with pytest.raises(GeneralFailure):
+        compiled(Failing(CacheRejected(R(reason)), GeneralFailure("does not compile")), tmp_path / "c")
+    assert not list((tmp_path / "c").glob("objects/*/*"))
+
+
+def test_deadline_that_has_passed_costs_no_entry(tmp_path: Path) -> None:
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        device = service.devices[0]
+        assert compiled(device, tmp_path / "c") == "SAVED/SAVED/-"
+        with pytest.raises(MissedDeadline):
+            compiled(device, tmp_path / "c", time.monotonic_ns() - 1)
+        assert compiled(device, tmp_path / "c") == "HIT/HIT/-"
+
+
+@pytest.mark.parametrize("what", ["existing", "compile before", "compile after", "note"])
+def test_source_with_a_bug_does_not_make_a_compilation_fail(tmp_path: Path, what: str) -> None:
+    class Odd(DirectoryCache):
+        def existing(self, *args: Any) -> Any:
+            if what == "existing":
+                raise ValueError("odd")
+            return super().existing(*args)
+
+        def compile(self, *args: Any) -> CacheReason:
+            if what == "compile before":
+                raise ValueError("odd")
+            reason = super().compile(*args)
+            if what == "compile after":
+                raise ValueError("odd")
+            return reason
+
+        def note(self, *args: Any) -> None:
+            if what == "note":
+                raise ValueError("odd")
+
+    device = ReferenceDevice()
+    job = Job(device, build(), ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, 0)
+    prepared, report = compile_with_cache(job, Odd(Cache(tmp_path / "c"), bytes(32), always=True))
+    assert report.outcome == ("NOT_SAVED" if what.startswith("compile") else "SAVED")
+    assert device.counters()["validations"] == 1
+    prepared.close()
+
+
+# ---- processes that end ---------------------------------------------------------------------------------------------
+
+
+class Deadly:
+    """A device whose process is killed while it restores an entry."""
+
+    made: list[Deadly]
+
+    def __init__(self) -> None:
+        self.service = nnburst.launch(devices=["nnburst-reference"])
+        self.device = self.service.devices[0]
+        self.closed = 0
+        type(self).made.append(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.device, name)
+
+    def prepare_model_from_cache(self, *args: Any) -> Any:
+        os.kill(self.service.pid, signal.SIGKILL)
+        return self.device.prepare_model_from_cache(*args)
+
+    def close(self) -> None:
+        self.closed += 1
+        self.service.close()
+
+
+@pytest.fixture
+def deadly() -> Iterator[Callable[[], Any]]:
+    Deadly.made = []
+    yield Deadly
+    for device in Deadly.made:
+        device.service.close()
+
+
+def test_F5_F7_entry_that_kills_the_driver_is_compiled_again_and_forgotten(
+    tmp_path: Path, deadly: Callable[[], Any]
+) -> None:
+    assert compiled(ReferenceDevice(), tmp_path / "c") == "SAVED/SAVED/-"
+    (old,) = (tmp_path / "c").glob("objects/*/*")
+    device = ResilientDevice(deadly)
+    assert compiled(device, tmp_path / "c") == "SAVED/SAVED/DEAD_SERVICE"
+    assert len(Deadly.made) == 3  # each of two processes was killed by it once
+    (new,) = (tmp_path / "c").glob("objects/*/*")
+    assert new != old
+    device.close()
+    assert [made.closed for made in Deadly.made] == [1, 1, 1]
+
+
+def test_F5_service_that_cannot_be_recovered_is_dead_and_its_killer_is_gone(
+    tmp_path: Path, deadly: Callable[[], Any]
+) -> None:
+    assert compiled(ReferenceDevice(), tmp_path / "c") == "SAVED/SAVED/-"
+    with pytest.raises(DeadObject):
+        compiled(deadly(), tmp_path / "c")
+    assert not list((tmp_path / "c").glob("objects/*/*"))  # else every start would end so
+    assert compiled(deadly(), tmp_path / "c") == "SAVED/SAVED/-"
+
+
+def test_service_that_was_dead_before_does_not_cost_the_entry(tmp_path: Path) -> None:
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        assert compiled(service.devices[0], tmp_path / "c") == "SAVED/SAVED/-"
+        os.kill(service.pid, signal.SIGKILL)
+        while service.devices[0].status is not DeviceStatus.OFFLINE:
+            pass
+        for _ in range(3):
+            with pytest.raises(DeadObject):
+                compiled(service.devices[0], tmp_path / "c")
+    assert compiled(ReferenceDevice(), tmp_path / "c") == "HIT/HIT/-"
+
+
+class Closing(ReferenceDevice):
+    """Counts how often it is closed; may not say what it is."""
+
+    made: list[Closing]
+    silent = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed, self.dead = 0, False
+        Closing.made.append(self)
+
+    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
+        if len(Closing.made) > Closing.silent:
+            raise GeneralFailure("cannot tell")
+        return 1, 1
+
+    def counters(self) -> dict[str, int]:
+        if self.dead:
+            raise DeadObject("gone")
+        if self.closed:
+            raise BadState("closed")
+        return {"made": Closing.made.index(self)}
+
+    def close(self) -> None:
+        self.closed += 1
+        raise OSError("nothing is left to be closed")
+
+
+@pytest.fixture
+def closing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    monkeypatch.setattr(Closing, "made", [], raising=False)
+    return lambda silent: monkeypatch.setattr(Closing, "silent", silent)
+
+
+def closed() -> list[int]:
+    return [device.closed for device in Closing.made]
+
+
+def test_devices_that_are_replaced_are_closed(closing: Callable[[int], None]) -> None:
+    closing(2)
+    resilient = ResilientDevice(Closing)
+    Closing.made[0].dead = True
+    assert resilient.counters() == {"made": 1}
+    assert closed() == [1, 0]
+    with pytest.raises(GeneralFailure, match="cannot tell"):
+        resilient.recover(Closing.made[1])
+    assert closed() == [1, 0, 1]
+    assert resilient.counters() == {"made": 1}
+
+
+def test_device_that_cannot_say_what_it_is_is_closed(closing: Callable[[int], None]) -> None:
+    closing(0)
+    with pytest.raises(GeneralFailure, match="cannot tell"):
+        ResilientDevice(Closing)
+    assert closed() == [1]
+
+
+def test_device_that_comes_back_changed_is_closed_with_the_old_one() -> None:
+    made: list[Any] = []
+
+    class Changing(ReferenceDevice):
+        def __init__(self) -> None:
+            super().__init__()
+            self.closed = 0
+            made.append(self)
+
+        @property
+        def version_string(self) -> str:
+            return str(made.index(self))
+
+        def close(self) -> None:
+            self.closed += 1
+
+    resilient = ResilientDevice(Changing)
+    with pytest.raises(GeneralFailure, match="another device"):
+        resilient.recover(made[0])
+    assert [device.closed for device in made] == [1, 1]
+
+
+def test_call_that_met_a_device_just_replaced_is_repeated(closing: Callable[[int], None]) -> None:
+    """Another thread found out first, and closed it between this one's asking for it and calling it."""
+    closing(9)
+    resilient = ResilientDevice(Closing)
+    first = Closing.made[0]
+
+    def call(device: Device) -> Any:
+        if device is first:
+            resilient.recover(first)
+        return device.counters()
+
+    assert resilient._call(call) == {"made": 1}
+    Closing.made[1].closed = 1
+    with pytest.raises(BadState):  # nobody replaced it: that is an answer
+        resilient.counters()
