@@ -134,6 +134,17 @@ def test_type_goes_in_and_out(service: nnburst.Service, tmp_path: Path, name: st
         assert y.tobytes() == x.tobytes()
 
 
+@pytest.mark.parametrize("name", ["float32", "int64", "uint8"])
+def test_input_of_open_rank_takes_arrays_of_any_rank(service: nnburst.Service, name: str) -> None:
+    nodes = [node("Identity", ["x"], ["h"]), node("Add", ["h", "h"], ["y"])]
+    model = graph(nodes, [("x", TYPES[name], None)], [("y", TYPES[name], None)]).SerializeToString()
+    with service.session(model) as session:
+        for shape in ((), (1,), (), (2, 3), (1, 1, 1, 1, 1)):
+            x = np.arange(3, 3 + np.prod(shape, dtype=int)).astype(name).reshape(shape)
+            (y,) = session.run(None, {"x": x})
+            assert (y.shape, y.dtype, y.tolist()) == (shape, x.dtype, (x + x).tolist())
+
+
 @pytest.mark.parametrize("shape", [(2, 3), ("n", 3), None, ()], ids=["fixed", "open", "no rank", "scalar"])
 @pytest.mark.parametrize("name", ["float32", "int64", "uint8"])
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "beside another"])

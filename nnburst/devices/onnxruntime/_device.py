@@ -292,6 +292,7 @@ def _check_arguments(model: Model, graph: Graph) -> None:
 def _check_argument(place: str, model: Model, index: int, argument: Argument, prefix: int) -> None:
     operand = model.main.operands[index]
     allowed = {operand_code(argument.element, rank, prefix) for rank in (0, 1)}
+    allowed.add((extension_code(prefix, argument.element.number), 0.0))
     if (operand.type, operand.scale) not in allowed or operand.zero_point:
         raise InvalidArgument(
             f"{place} is {argument.element.name} in the graph, but has operand type {operand.type:#x}"

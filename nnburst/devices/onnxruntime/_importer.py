@@ -238,5 +238,8 @@ def _file(pool: int, name: str, size: int) -> Operand:
 
 
 def _operand(argument: Argument, lifetime: Lifetime, consumers: int) -> Operand:
+    if argument.rank is None and lifetime == Lifetime.SUBGRAPH_INPUT:
+        # NNAPI's tensors are not of rank 0, but those of the extension may be.
+        return Operand(extension_code(_PREFIX, argument.element.number), (), consumers, lifetime=lifetime)
     code, scale = operand_code(argument.element, argument.rank, _PREFIX)
     return Operand(code, argument.dimensions, consumers, scale=scale, lifetime=lifetime)

@@ -112,6 +112,8 @@ class OnnxPlan:
         dims = combine_dimensions(operand.dimensions, argument.dimensions)
         location = argument.location
         nbytes = _needed(node, operand, dims)
+        if not dims and not node.shape and not isinstance(pool, BufferView):
+            nbytes = node.element.itemsize  # the graph leaves the rank open, and this one is 0
         if nbytes is None or (nbytes != location.length and not isinstance(pool, BufferView)):
             raise InvalidArgument(
                 f"input {node.name!r} has {location.length} bytes, which is not what {node.element.name} of dimensions "
