@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ from ..runtime import NodeArg
 __all__ = ["describe", "load_arrays", "made_up", "parse_pairs", "parse_shapes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_LARGEST = 2**32 - 1
+"""Bytes of a tensor."""
 
 
 def describe(argument: NodeArg) -> str:
@@ -57,10 +60,12 @@ def load_arrays(pairs: Sequence[str]) -> dict[str, Array]:
     out: dict[str, Array] = {}
     for name, file in parse_pairs(pairs, "--input").items():
         try:
-            array = np.load(Path(file), allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+            with open(file, "rb") as stream:
+                array = np.load(stream, allow_pickle=False)
+        except Exception as error:  # whatever NumPy makes of a damaged file
             raise InvalidArgument(f"input {name!r}: {file} is no .npy file that can be read: {error}") from None
         if not isinstance(array, np.ndarray):
+            array.close()
             raise InvalidArgument(f"input {name!r}: {file} holds several arrays; save one with numpy.save")
         out[name] = array
     return out
@@ -79,7 +84,8 @@ def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], s
     """
     unknown = sorted(set(shapes) - {argument.name for argument in arguments})
     if unknown:
-        raise InvalidArgument(f"--shape for {unknown}; the inputs are {[argument.name for argument in arguments]}")
+        names = [argument.name for argument in arguments]
+        raise InvalidArgument(f"--shape for {unknown}; the inputs that are made up are {names}")
     rng = np.random.default_rng(seed)
     out: dict[str, Array] = {}
     for argument in arguments:
@@ -88,8 +94,13 @@ def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], s
             if argument.shape is None:
                 raise InvalidArgument(f"the rank of {argument.name!r} is open: give --shape {argument.name}=…")
             shape = [size if isinstance(size, int) else 1 for size in argument.shape]
-        if not argument.admits(shape):
+        if not argument.admits(shape) or min(shape, default=0) < 0:
             raise InvalidArgument(f"{argument.name!r} has shape {argument.shape}, which does not admit {tuple(shape)}")
-        array = rng.random(tuple(shape)) if argument.dtype.kind == "f" else np.zeros(tuple(shape))
-        out[argument.name] = array.astype(argument.dtype)
+        if math.prod(shape) * argument.dtype.itemsize > _LARGEST:
+            raise InvalidArgument(f"{argument.name!r} of shape {tuple(shape)} is larger than {_LARGEST} bytes")
+        try:
+            array = rng.random(tuple(shape)) if argument.dtype.kind == "f" else np.zeros(tuple(shape))
+            out[argument.name] = array.astype(argument.dtype)
+        except (MemoryError, ValueError) as error:  # the latter for more dimensions than NumPy has
+            raise InvalidArgument(f"{argument.name!r} of shape {tuple(shape)} cannot be made up: {error}") from None
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,9 @@ from click.testing import CliRunner, Result
 from onnx_support import FLOAT, RNG, TensorProto, graph, in_process, mlp, node, save
 
 from nnburst.cli import main
+
+BITS = TensorProto.BFLOAT16
+"""A type that InferenceSession.run takes no arrays of."""
 
 
 def nnburst(*arguments: str) -> Result:
@@ -43,8 +47,47 @@ def test_run_makes_inputs_up(model: str) -> None:
     assert "y: float32 [5, 16]" in nnburst("run", model, "--random", "--shape", "x=5,16").output
 
 
+def test_run_writes_the_file_that_it_names(model: str, tmp_path: Path) -> None:
+    target = tmp_path / "result"
+    done = nnburst("run", model, "--random", "--output", f"y={target}")
+    assert done.output == f"y: float32 [1, 16] saved to {target}\n"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("result")] == ["result"]
+    assert np.load(target).shape == (1, 16)
+
+
+def test_files_that_cannot_be_written_are_found_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    places = {
+        tmp_path / "none" / "y": f"there is no directory {tmp_path / 'none'}",
+        tmp_path: "it is a directory",
+        tmp_path / "file" / "y": f"{tmp_path / 'file'} is no directory",
+        tmp_path / ("n" * 300): "too long",
+    }
+    if os.geteuid():
+        places[Path("/proc/version")] = "it is read-only"
+    for place, message in places.items():
+        for arguments in (
+            ("run", "no-such.onnx", "--random", "--output", f"y={place}"),
+            ("bench", "--model", "no-such.onnx", "--json", str(place)),
+            *(("bench", option, str(place)) for option in ("--json", "--markdown", "--png")),
+        ):
+            done = nnburst(*arguments)
+            assert isinstance(done.exception, SystemExit), arguments
+            assert message in done.output.replace("\n", ""), done.output
+    done = nnburst("run", "no-such.onnx", "--output", "y=o", "--output", "z=o")
+    assert "into one file" in done.output
+
+
+def test_file_that_cannot_be_written_after_all_is_named(model: str) -> None:
+    done = nnburst("run", model, "--random", "--output", "y=/dev/full")
+    assert done.exit_code == 1
+    assert done.output == "Error: /dev/full cannot be written: No space left on device\n"
+
+
 def test_run_says_what_is_wrong(model: str, tmp_path: Path) -> None:
     (tmp_path / "bad.npy").write_bytes(b"no array")
+    (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04no archive")
+    np.savez(tmp_path / "two.npz", np.zeros(1), np.ones(1))
     np.save(tmp_path / "int.npy", np.zeros((1, 16), np.int64))
     cases = {
         (): "x: float32 [n, 16]",
@@ -52,6 +95,12 @@ def test_run_says_what_is_wrong(model: str, tmp_path: Path) -> None:
         ("--input", f"x={tmp_path / 'bad.npy'}"): "no .npy file",
         ("--input", f"x={tmp_path / 'none.npy'}"): "no .npy file",
         ("--input", f"x={tmp_path / 'int.npy'}"): ".astype('float32')",
+        ("--input", f"x={tmp_path / 'zip.npy'}"): "no .npy file",
+        ("--input", f"x={tmp_path / 'two.npz'}"): "holds several arrays",
+        ("--input", f"z={tmp_path / 'int.npy'}"): "--input for ['z']; the inputs are ['x']",
+        ("--random", "--input", f"z={tmp_path / 'int.npy'}"): "--input for ['z']; the inputs are ['x']",
+        ("--random", "--shape", "x=-2,16"): "does not admit",
+        ("--random", "--shape", "x=99999999999,16"): "larger than 4294967295 bytes",
         ("--random", "--shape", "z=1"): "--shape for ['z']",
         ("--random", "--shape", "x=1,2"): "does not admit",
         ("--random", "--output", "z=z.npy"): "--output for ['z']",
@@ -59,6 +108,7 @@ def test_run_says_what_is_wrong(model: str, tmp_path: Path) -> None:
     for arguments, message in cases.items():
         done = nnburst("run", model, *arguments)
         assert done.exit_code == 1, arguments
+        assert isinstance(done.exception, SystemExit), arguments
         assert message in done.output
     assert "no-such.onnx" in nnburst("run", str(tmp_path / "no-such.onnx")).output
     assert "no file that a device reads" in nnburst("run", str(tmp_path / "bad.npy")).output
@@ -105,3 +155,7 @@ def test_bench_of_a_model_that_cannot_run_says_why(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "holds strings" in done.output
     assert nnburst("bench", "--model", "x.onnx", "--only", "d").exit_code == 2
+    bits = graph([node("Identity", ["x"], ["y"])], [("x", BITS, (1,))], [("y", BITS, (1,))])
+    done = nnburst("bench", "--model", save(bits, tmp_path / "m.onnx"))
+    assert done.exit_code == 1
+    assert "does not run in this process" in done.output

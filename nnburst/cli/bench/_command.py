@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from .._targets import checked, writing
 
 if TYPE_CHECKING:
     from ._report import Report
 
 __all__ = ["bench"]
 
-_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+_FILE = click.Path(path_type=Path)
+_NO_MATPLOTLIB = "--png needs matplotlib: pip install 'nnburst[bench]'"
 
 
 @click.command()
@@ -32,9 +37,15 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 @click.option("--model", "model", type=click.Path(dir_okay=False), help="Measure this ONNX model instead, five ways.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="ONNX Runtime threads (--model).")
 @click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input (--model).")
-@click.option("--json", "json_path", type=_FILE, help="Write rows, conditions and budget to this file.")
-@click.option("--png", "png_path", type=_FILE, help="Draw the distributions into this file (needs matplotlib).")
-@click.option("--markdown", "markdown_path", type=_FILE, help="Write the tables as Markdown to this file.")
+@click.option(
+    "--json", "json_path", type=_FILE, callback=checked, help="Write rows, conditions and budget to this file."
+)
+@click.option(
+    "--png", "png_path", type=_FILE, callback=checked, help="Draw the distributions into this file (needs matplotlib)."
+)
+@click.option(
+    "--markdown", "markdown_path", type=_FILE, callback=checked, help="Write the tables as Markdown to this file."
+)
 def bench(
     quick: bool,
     count: int | None,
@@ -71,18 +82,22 @@ def bench(
         for case in cases:
             click.echo(f"{case.key:20} ({case.group}) {case.title}, {case.wait}, {case.placement}")
         return
+    if png_path and find_spec("matplotlib") is None:
+        raise click.ClickException(_NO_MATPLOTLIB)
     report = _measure(cases, _plan(quick, count, rounds), polling_window / 1e6, Console(stderr=True))
     console = Console()
     # A pipe or a file has no width: it gets every column.
     report.show(console if console.is_terminal else Console(width=120))
-    if json_path:
-        report.write_json(json_path)
-    if markdown_path:
-        report.write_markdown(markdown_path)
-    if png_path:
-        _draw(report, png_path)
-    for path in filter(None, (json_path, markdown_path, png_path)):
-        click.echo(f"wrote {path}", err=True)
+    writers = (
+        (json_path, report.write_json),
+        (markdown_path, report.write_markdown),
+        (png_path, partial(_draw, report)),
+    )
+    for path, write in writers:
+        if path:
+            with writing(path):
+                write(path)
+            click.echo(f"wrote {path}", err=True)
 
 
 def _plan(quick: bool, count: int | None, rounds: int | None) -> Any:
@@ -108,7 +123,8 @@ def _bench_model(
     console = Console()
     report.show(console if console.is_terminal else Console(width=120))
     if json_path:
-        report.write_json(json_path)
+        with writing(json_path):
+            report.write_json(json_path)
         click.echo(f"wrote {json_path}", err=True)
 
 
@@ -154,4 +170,4 @@ def _draw(report: Report, path: Path) -> None:
     try:
         write_figure(path, report.cases, report.results, caption)
     except ImportError:
-        raise click.ClickException("--png needs matplotlib: pip install 'nnburst[bench]'") from None
+        raise click.ClickException(_NO_MATPLOTLIB) from None

@@ -76,7 +76,7 @@ class Contest:
         """Make up the inputs and find out the outputs.
 
         Raises:
-            InvalidArgument: ONNX Runtime is missing, or a shape is.
+            InvalidArgument: ONNX Runtime is missing, or a shape is, or the model does not run on such inputs.
             NNBurstError: The model cannot run.
         """
         from ...runtime import Session
@@ -84,7 +84,10 @@ class Contest:
         _library()
         with Session(self.path, device=f"{_DEVICE}:threads={self.threads}") as session:
             self.inputs = made_up(session.get_inputs(), self.shapes)
-        self.expected = in_process_session(self.path, self.threads).run(None, self.inputs)
+        try:
+            self.expected = in_process_session(self.path, self.threads).run(None, self.inputs)
+        except Exception as error:  # ONNX Runtime's own classes have no common base
+            raise InvalidArgument(f"the model does not run in this process: {error}") from None
 
     def check(self, outputs: Sequence[Array]) -> None:
         """Raise if outputs are not those of `InferenceSession.run`, bit for bit."""

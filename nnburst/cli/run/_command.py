@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...errors import InvalidArgument, NNBurstError
+from .._targets import why_not, writing
 
 if TYPE_CHECKING:
     from ...runtime import Session
@@ -39,13 +40,15 @@ def run(
     nnburst run detector.onnx --input image=frame.npy --output boxes=boxes.npy
     """
     from ...runtime import Session
+    from .._tensors import load_arrays, parse_pairs
 
     try:
+        arrays, files = load_arrays(inputs), _targets(parse_pairs(outputs, "--output"))
         with Session(model, device=device) as session:
             if show:
                 _show(session)
             else:
-                _run(session, inputs, outputs, fill, shapes)
+                _run(session, arrays, files, fill, shapes)
     except NNBurstError as error:
         raise click.ClickException(f"{type(error).__name__}: {error}") from error
 
@@ -58,19 +61,33 @@ def _show(session: Session) -> None:
             click.echo(f"{kind:6} {describe(argument)}")
 
 
-def _run(
-    session: Session, inputs: tuple[str, ...], outputs: tuple[str, ...], fill: bool, shapes: tuple[str, ...]
-) -> None:
+def _targets(files: dict[str, str]) -> dict[str, Path]:
+    """Look at the files of outputs before anything runs.
+
+    Raises:
+        InvalidArgument: One cannot be written, or is given twice.
+    """
+    for name, file in files.items():
+        why = why_not(Path(file))
+        if why:
+            raise InvalidArgument(f"--output {name}={file} cannot be written: {why}")
+    targets = {name: Path(file) for name, file in files.items()}
+    if len(set(targets.values())) < len(targets):
+        raise InvalidArgument(f"--output: two outputs would be written into one file: {files}")
+    return targets
+
+
+def _run(session: Session, arrays: dict[str, Any], files: dict[str, Path], fill: bool, shapes: tuple[str, ...]) -> None:
     import numpy as np
 
-    from .._tensors import describe, load_arrays, made_up, parse_pairs, parse_shapes
+    from .._tensors import describe, made_up, parse_shapes
 
-    arrays = load_arrays(inputs)
-    files = parse_pairs(outputs, "--output")
     names = [argument.name for argument in session.get_outputs()]
-    unknown = sorted(files.keys() - set(names))
-    if unknown:
-        raise InvalidArgument(f"--output for {unknown}; the outputs are {names}")
+    takes = [argument.name for argument in session.get_inputs()]
+    for option, given, known in (("--input", arrays, takes), ("--output", files, names)):
+        unknown = sorted(given.keys() - set(known))
+        if unknown:
+            raise InvalidArgument(f"{option} for {unknown}; the {option[2:]}s are {known}")
     missing = [argument for argument in session.get_inputs() if argument.name not in arrays]
     if missing and not fill:
         wanted = "; ".join(describe(argument) for argument in missing)
@@ -78,7 +95,8 @@ def _run(
     arrays |= made_up(missing, parse_shapes(shapes))
     for name, array in zip(names, session.run(None, arrays), strict=True):
         if name in files:
-            np.save(Path(files[name]), array)
+            with writing(files[name]), open(files[name], "wb") as file:
+                np.save(file, array)  # into exactly this file, whatever its name ends with
             click.echo(f"{name}: {array.dtype.name} {list(array.shape)} saved to {files[name]}")
         else:
             click.echo(f"{name}: {array.dtype.name} {list(array.shape)}")

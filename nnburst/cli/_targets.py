@@ -1,0 +1,52 @@
+"""Files that a command writes at its end: looked at before it begins, so that no work is lost over a name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+__all__ = ["checked", "why_not", "writing"]
+
+
+def why_not(path: Path) -> str:
+    """Say what keeps a file from being written; empty if nothing does."""
+    parent = path.parent
+    try:
+        if path.is_dir():
+            return "it is a directory"
+        if not parent.is_dir():
+            return f"{parent} is no directory" if parent.exists() else f"there is no directory {parent}"
+        if path.exists():
+            return "" if os.access(path, os.W_OK) else "it is read-only"
+        return "" if os.access(parent, os.W_OK | os.X_OK) else f"nothing may be written in {parent}"
+    except (OSError, ValueError) as error:  # names that no file can have
+        return getattr(error, "strerror", None) or str(error)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in whatever the system says against writing it.
+
+    Raises:
+        click.ClickException: It cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def checked(ctx: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Callback of options that are such files.
+
+    Raises:
+        click.BadParameter: It could not be written.
+    """
+    why = path and why_not(path)
+    if why:
+        raise click.BadParameter(f"{path} cannot be written: {why}", ctx, parameter)
+    return path
