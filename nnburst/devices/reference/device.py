@@ -141,6 +141,8 @@ class ReferenceDevice(Device):
             )
             prepared.note_saved(result)
             self._count(saves=int(result.saved))
+        if ahead:
+            prepared.forget_source()
         return prepared
 
     def _save_later(self, prepared: ReferencePreparedModel, late: LateSave, restored: bool = False) -> None:

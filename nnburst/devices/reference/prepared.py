@@ -30,6 +30,7 @@ from .._common import InnerPlan, deadline_passed
 from .._interfaces import PreparedModel
 from .._staged_plan import StagedPlan
 from .dry import bind_for_nothing
+from .fold import fold_constants
 from .plan import Plan
 from .serial import Compiled, pack, unpack
 from .stages import CountedPlan, LaterStage
@@ -62,6 +63,7 @@ class ReferencePreparedModel(PreparedModel):
         self.matches = compiled.matches
         self._derived: dict[Hashable, Any] = dict(compiled.derived)
         self._unneeded: frozenset[int] = frozenset()
+        self._source = compiled
         self._result: SaveResult | None = None
         self._stage: LaterStage | None = None
         self._closed = False
@@ -72,14 +74,14 @@ class ReferencePreparedModel(PreparedModel):
     ) -> ReferencePreparedModel:
         """Do everything about a valid model that can be done before a request is known.
 
-        Constants are copied, operations matched with their signatures, and, if the model leaves no dimension open,
-        operations bound once for nothing, so that what they make from constants (transposed, decoded and centred
-        weights, tables) is there.
+        Constants are copied and operations matched with their signatures. Operations on constants alone are folded.
+        If the model leaves no dimension open, the others are bound once for nothing, so that what they make from
+        constants (transposed, decoded and centred weights, tables) is there.
 
         Args:
             model: Valid.
             tracker: Buffers of the device.
-            lower: Whether to do the last step now, rather than with the first requests.
+            lower: Whether to fold and bind now; else nothing is folded, and the rest is done with the first requests.
         """
         constants = {
             index: _constant(model, operand)
@@ -93,7 +95,9 @@ class ReferencePreparedModel(PreparedModel):
         )
         for pool in model.pools:
             getattr(pool, "identity", None)  # kept by the pool: requests are compared with it after it is closed
-        prepared = cls(Compiled(model, constants, {}, matches), tracker)
+        compiled = Compiled(model, constants, {}, matches)
+        prepared = cls(fold_constants(compiled, _run_once) if lower else compiled, tracker)
+        prepared._source = compiled
         if lower:
             prepared._unneeded = bind_for_nothing(prepared)
         return prepared
@@ -129,7 +133,11 @@ class ReferencePreparedModel(PreparedModel):
 
     def fingerprint(self) -> bytes:
         """Return the fingerprint of what was compiled; not of a restored model, which has no pools any more."""
-        return model_fingerprint(self.model, copies=self.constants)
+        return model_fingerprint(self._source.model, copies=self._source.constants)
+
+    def forget_source(self) -> None:
+        """There will be no other stage: constants that were folded need not be kept."""
+        self._source = Compiled(self.model, self.constants, {}, self.matches)
 
     def who_made_their_own(self, index: int) -> set[int]:
         """Operations that have an array of their own in place of a constant."""
@@ -218,6 +226,11 @@ class ReferencePreparedModel(PreparedModel):
         self.constants = {}
         self._derived = {}
         self.model = replace(self.model, pools=())
+        self.forget_source()
+
+
+def _run_once(compiled: Compiled, request: Request) -> bool:
+    return Plan(ReferencePreparedModel(compiled), request, MeasureTiming.NO).run(0) is None
 
 
 def _constant(model: Model, operand: Operand) -> Array:

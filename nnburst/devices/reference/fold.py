@@ -1,0 +1,121 @@
+"""Constant folding: what operations make of constants alone is computed once, when a model is compiled.
+
+Models whose weights are stored in fewer bits than they are used with begin with a DEQUANTIZE of each; low-rank adapters
+are a product of two matrices that is added to a third; transposed and reshaped weights are as common. Kernels then see
+a constant, and arrange it as they like it best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...errors import NNBurstError
+from ...model import (
+    DataLocation,
+    Lifetime,
+    Operand,
+    Request,
+    RequestArgument,
+    is_extension,
+    is_fully_specified,
+    operand_info,
+    operand_nbytes,
+)
+from .serial import Compiled
+
+__all__ = ["fold_constants"]
+
+_MOST_GROWTH = 4
+"""Results may have so many times the bytes of all constants: 8 bits become 32."""
+_ALWAYS = 1 << 16
+"""Bytes that they may have in any case."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def fold_constants(compiled: Compiled, run: Callable[[Compiled, Request], bool]) -> Compiled:
+    """Return a model without the operations whose inputs are all constant; their results are constants of it.
+
+    Args:
+        compiled: Nothing was derived from its constants yet.
+        run: Executes a model without inputs; False if that fails. Then nothing is folded: executions fail as before.
+    """
+    model, main = compiled.model, compiled.model.main
+    sizes = {index: value.nbytes for index, value in compiled.constants.items()}
+    most = max(_ALWAYS, _MOST_GROWTH * sum(sizes.values()))
+    folded: list[int] = []
+    for position, operation in enumerate(main.operations):
+        if not all(i in sizes or main.operands[i].lifetime is Lifetime.NO_VALUE for i in operation.inputs):
+            continue
+        results = {index: _fixed_size(main.operands[index]) for index in operation.outputs}
+        if operation.inputs and all(results.values()) and sum(results.values()) <= most:
+            folded.append(position)
+            sizes |= results
+    rest = [position for position in range(len(main.operations)) if position not in set(folded)]
+    used = {index for position in rest for index in main.operations[position].inputs}
+    made = {index: sizes[index] for position in folded for index in main.operations[position].outputs if index in used}
+    if not folded or sum(made.values()) > most:
+        return compiled
+    pools = {index: _Result(nbytes) for index, nbytes in made.items()}
+    part = replace(
+        model,
+        main=replace(
+            main,
+            operations=tuple(main.operations[position] for position in folded),
+            input_indexes=(),
+            output_indexes=tuple(made),
+        ),
+    )
+    outputs = tuple(RequestArgument(False, DataLocation(i, 0, pool.size)) for i, pool in enumerate(pools.values()))
+    alone = Compiled(part, compiled.constants, {}, tuple(compiled.matches[position] for position in folded))
+    try:
+        if not run(alone, Request((), outputs, tuple(pools.values()))):
+            return compiled
+    except (NNBurstError, MemoryError):
+        return compiled
+    constants = {index: value for index, value in compiled.constants.items() if index in used}
+    constants |= {index: pool.value(main.operands[index]) for index, pool in pools.items()}
+    operands = tuple(
+        replace(operand, lifetime=Lifetime.CONSTANT_COPY) if index in made else operand
+        for index, operand in enumerate(main.operands)
+    )
+    remaining = replace(main, operands=operands, operations=tuple(main.operations[position] for position in rest))
+    matches = tuple(compiled.matches[position] for position in rest)
+    return Compiled(replace(model, main=remaining), constants, {}, matches)
+
+
+def _fixed_size(operand: Operand) -> int:
+    """Bytes of a temporary whose size is known; 0 for anything else."""
+    if operand.lifetime is not Lifetime.TEMPORARY_VARIABLE or is_extension(operand.type):
+        return 0
+    info = operand_info(operand.type)
+    if info.dtype is None or info.is_scalar or not is_fully_specified(operand.dimensions):
+        return 0
+    return operand_nbytes(operand.type, operand.dimensions)
+
+
+class _Result:
+    """A pool for one result."""
+
+    kind = "result"
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._bytes: Array = np.zeros(size, np.uint8)
+
+    def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> Array:
+        element = np.dtype(dtype)
+        region = self._bytes[offset : offset + math.prod(shape) * element.itemsize]
+        view: Array = region.view(element).reshape(shape)
+        return view
+
+    def value(self, operand: Operand) -> Array:
+        """The result, read-only."""
+        array = self.array(operand_info(operand.type).dtype, operand.dimensions)
+        array.flags.writeable = False
+        return array
