@@ -81,7 +81,7 @@ class Header:
         (magic, version, state, kind, index, count, cipher, length, payload, stored, *rest) = _FORMAT.unpack(
             raw[:HEADER_SIZE]
         )
-        if magic != MAGIC or version != VERSION or length != HEADER_SIZE or cipher != 0:
+        if magic != MAGIC or version != VERSION or length != HEADER_SIZE or cipher != 0 or kind not in (1, 2):
             raise CacheRejected(CacheReason.BAD_MAC, "not a cache file of this version")
         if state != COMPLETE:
             raise CacheRejected(CacheReason.DIRTY, "a save was cut off")

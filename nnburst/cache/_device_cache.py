@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ._container import HEADER_SIZE, MAC_SIZE, Header, digest_of, overhead, seal, verify_mac
+from ._container import MAC_SIZE, Header, digest_of, overhead, seal, verify_mac
 from ._index import EntryInfo
 from ._reasons import CacheReason, CacheRejected
-from ._sealed_copy import SealedCopy, check_fd, check_not_locked
+from ._sealed_copy import SealedCopy, check_fd, check_not_locked, read_header
 from ._token import entry_name
 from ._trust_store import FileRecord, Record, TrustStore
 
@@ -21,6 +21,8 @@ TOKEN_SIZE = 32
 _MODEL, _DATA = 1, 2
 _NO_FINGERPRINT = bytes(32)
 _MOST_BYTES = 2 << 30
+_MOST_FILES = 32
+"""Of each kind."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FLOOR_SECONDS = 0.002
 """What a hit costs beside reading and hashing: opening, asking, building."""
@@ -92,7 +94,7 @@ class DeviceCache:
         announce: bool = True,
         hook: Callable[[str], None] = lambda step: None,
     ) -> None:
-        if not (0 <= model_files <= 32 and 0 <= data_files <= 32 and model_files + data_files):
+        if not (0 <= model_files <= _MOST_FILES and 0 <= data_files <= _MOST_FILES and model_files + data_files):
             raise ValueError("a cache has 1 to 64 files, at most 32 of each kind")
         if len(epoch) != 32:
             raise ValueError("an epoch has 32 bytes")
@@ -243,27 +245,21 @@ class DeviceCache:
             raise CacheRejected(CacheReason.NO_ROW, "nothing was saved under this token")
         for fd in (*model_fds, *data_fds):
             check_not_locked(fd)
-        copies: list[SealedCopy] = []
+        fds, headers = (*model_fds, *data_fds), []
         left = self._most
-        for fd in (*model_fds, *data_fds):
-            copies.append(SealedCopy(fd, left))
-            left -= copies[-1].header.payload + overhead()
-        first = copies[0].header
-        if first.key_id != self._store.key.id:
-            raise CacheRejected(CacheReason.KEY_CHANGED, "the files were written with another key")
+        for fd in fds:
+            headers.append(read_header(fd, left))
+            left -= headers[-1].payload + overhead()
+        # Headers are not authentic yet. They choose the row that says how much memory may be asked for, no more.
+        record = self._row_of(token, headers)
+        first = headers[0]
         mac_key = self._store.key.derive("mac", first.salt)
-        places = [(kind, i) for kind in (_MODEL, _DATA) for i in range(self._counts[kind])]
-        for copy, (kind, i) in zip(copies, places, strict=True):
-            if copy.header.salt != first.salt:
-                raise CacheRejected(CacheReason.ROLLED_BACK, "the files are of different generations")
+        copies = [SealedCopy(fd, header) for fd, header in zip(fds, headers, strict=True)]
+        for copy in copies:
             verify_mac(copy.header, copy.digest, copy.code, mac_key)
-            self._check_header(copy.header, kind, i, token, first)
-        record = self._store.get(token, self._device, first.generation)
-        if record is None:
-            raise CacheRejected(CacheReason.ROLLED_BACK, "the files are older than what was saved last")
         found = tuple(
-            FileRecord(kind, i, copy.header.payload + overhead(), copy.digest)
-            for copy, (kind, i) in zip(copies, places, strict=True)
+            FileRecord(file.kind, file.index, copy.header.payload + overhead(), copy.digest)
+            for copy, file in zip(copies, record.files, strict=True)
         )
         if found != record.files or record.epoch != self._epoch or record.fingerprint != first.fingerprint:
             raise CacheRejected(CacheReason.BAD_DIGEST, "the files are not those that were saved")
@@ -277,14 +273,33 @@ class DeviceCache:
             time.perf_counter() - started,
         )  # fmt: skip
 
+    def _row_of(self, token: bytes, headers: Sequence[Header]) -> Record:
+        """Return what the store knows of the generation that headers speak of, if they fit it and their places."""
+        first = headers[0]
+        if first.key_id != self._store.key.id:
+            raise CacheRejected(CacheReason.KEY_CHANGED, "the files were written with another key")
+        places = [(kind, i) for kind in (_MODEL, _DATA) for i in range(self._counts[kind])]
+        for header, (kind, i) in zip(headers, places, strict=True):
+            self._check_header(header, kind, i, token, first)
+        record = self._store.get(token, self._device, first.generation)
+        if record is None:
+            raise CacheRejected(CacheReason.ROLLED_BACK, "the files are older than what was saved last")
+        if [(file.kind, file.index) for file in record.files] != places:
+            raise CacheRejected(CacheReason.BAD_MAC, "the entry has another number of files")
+        for header, file in zip(headers, record.files, strict=True):
+            if header.payload + overhead() != file.length:
+                raise CacheRejected(CacheReason.BAD_LENGTH, f"a file has other than the {file.length} bytes saved")
+        return record
+
     def _check_header(self, header: Header, kind: int, index: int, token: bytes, first: Header) -> None:
-        """Check authentic words: an honest file in a place that is not its own."""
+        """Check what a file says of itself: an honest file in a place that is not its own."""
         rules = (
             (header.token == token, CacheReason.BAD_TOKEN, "a file belongs to another token"),
             (header.epoch == self._epoch, CacheReason.BAD_EPOCH, "a file was written by another build of the device"),
             ((header.kind, header.index) == (kind, index), CacheReason.BAD_MAC, "files stand in each other's places"),
             (header.count == self._counts[kind], CacheReason.BAD_MAC, "the entry has another number of files"),
             (header.generation == first.generation, CacheReason.ROLLED_BACK, "files of different generations"),
+            (header.salt == first.salt, CacheReason.ROLLED_BACK, "files of different generations"),
         )
         for holds, reason, message in rules:
             if not holds:
@@ -321,10 +336,10 @@ def check_entry(store: TrustStore | None, epochs: Mapping[str, str], info: Entry
     Raises:
         CacheRejected: They are not good.
     """
-    headers = [Header.decode(os.pread(fd, HEADER_SIZE, 0), check_fd(fd).st_size) for fd in fds]
-    if not headers:
-        raise CacheRejected(CacheReason.PARTIAL_SET, "the entry has no files")
+    headers = [read_header(fd, _MOST_BYTES) for fd in fds]
     counts = [sum(header.kind == kind for header in headers) for kind in (_MODEL, _DATA)]
+    if not headers or max(counts) > _MOST_FILES or any(header.count != counts[header.kind - 1] for header in headers):
+        raise CacheRejected(CacheReason.PARTIAL_SET, f"{len(headers)} files, which is not what they say themselves")
     first = headers[0]
     if info.device in epochs and first.epoch.hex() != epochs[info.device]:
         raise CacheRejected(CacheReason.BAD_EPOCH, "written by another build of the device")

@@ -474,14 +474,15 @@ def _free(fd: int) -> int:
 
 
 def _from_manifest(shard: int, entry: str, generation: str) -> EntryInfo:
-    """Read what an entry says of itself."""
+    """Read what an entry says of itself, as far as it makes sense."""
     values: object = None
-    with suppress(OSError, ValueError, CacheRejected), opened(shard, f"{entry}.{generation}") as place:
+    created = 0
+    with suppress(OSError, ValueError, RecursionError, CacheRejected), opened(shard, f"{entry}.{generation}") as place:
+        created = int(os.fstat(place).st_mtime)
         with os.fdopen(open_file(place, "MANIFEST"), "rb") as file:
             values = json.loads(file.read(1 << 16))
-    if isinstance(values, dict):
-        values = EntryInfo.checked({**values, "entry": entry, "generation": generation})
-    return values if isinstance(values, EntryInfo) else EntryInfo(entry, generation)
+    said = values if isinstance(values, dict) else {}
+    return EntryInfo.from_values({**said, "entry": entry, "generation": generation}, created=created)
 
 
 def _size(shard: int, name: str) -> int:

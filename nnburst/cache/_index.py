@@ -24,8 +24,6 @@ _log = logging.getLogger("nnburst.cache")
 _NAME = "index.sqlite3"
 _HIT_SECONDS = 60
 """A hit is noted at most so often."""
-_MOST = 1 << 53
-"""No honest number is larger; times are at most 2**40, which people's calendars still know."""
 _T = TypeVar("_T")
 
 
@@ -62,19 +60,24 @@ class EntryInfo:
     pinned: bool = False
 
     @classmethod
-    def checked(cls, values: object) -> EntryInfo | None:
-        """Read what a file or a row says, or return None if it does not make sense."""
-        if not isinstance(values, Mapping):
-            return None
-        given = {field.name: values.get(field.name) for field in fields(cls)}
-        if type(given["pinned"]) is int:  # as the database has it
-            given["pinned"] = bool(given["pinned"])
-        good = all(type(value) is _KINDS[name] for name, value in given.items()) and all(
-            math.isfinite(value) and 0 <= value < (1 << 40 if name in ("created", "last_hit") else _MOST)
-            for name, value in given.items()
-            if isinstance(value, int | float)
-        )
-        return cls(**given) if good else None  # type: ignore[arg-type]
+    def from_values(cls, values: Mapping[str, object], **known: Any) -> EntryInfo:
+        """Take from a file or a row what makes sense.
+
+        Args:
+            values: By attribute.
+            known: What is certain, or a default that is better than the usual.
+        """
+        given = {name: values[name] for name in _COLUMNS if name in values and _is_sound(name, values[name])}
+        return cls(**{**known, **given})
+
+
+def _is_sound(name: str, value: object) -> bool:
+    if type(value) is not _KINDS[name]:
+        return False
+    if isinstance(value, str):
+        return value.isprintable()  # it is shown on terminals
+    most = 1 << 40 if name in ("created", "last_hit") else 1 << 53  # what calendars and honest numbers go up to
+    return not isinstance(value, int | float) or (math.isfinite(value) and 0 <= value < most)
 
 
 _COLUMNS = [field.name for field in fields(EntryInfo)]
@@ -155,12 +158,14 @@ class Index:
             found = {}
             rows = database.execute(f"SELECT rowid, {', '.join(_COLUMNS)} FROM entry").fetchall()
             for number, *row in rows:
-                info = EntryInfo.checked(dict(zip(_COLUMNS, row, strict=True)))
-                if info is None:
+                values = dict(zip(_COLUMNS, row, strict=True))
+                values["pinned"] = values["pinned"] == 1
+                if all(_is_sound(name, value) for name, value in values.items()):
+                    info = EntryInfo(**values)
+                    found[info.entry, info.generation] = info
+                else:
                     database.execute("DELETE FROM entry WHERE rowid = ?", (number,))
                     database.execute("DELETE FROM complete")
-                else:
-                    found[info.entry, info.generation] = info
             return found
 
         return self._use(work, {})

@@ -14,10 +14,10 @@ import stat
 import struct
 
 from .._core import check, ffi, lib
-from ._container import HEADER_SIZE, MAC_SIZE, Header, digest_of
+from ._container import HEADER_SIZE, MAC_SIZE, Header, digest_of, overhead
 from ._reasons import CacheReason, CacheRejected
 
-__all__ = ["SealedCopy", "check_fd", "check_not_locked"]
+__all__ = ["SealedCopy", "check_fd", "check_not_locked", "read_header"]
 
 _LOCK = struct.Struct("hhqqi4x")
 """``struct flock``: type, whence, start, length, pid."""
@@ -72,29 +72,48 @@ class SealedCopy:
 
     __slots__ = ("code", "digest", "header", "payload")
 
-    def __init__(self, fd: int, most: int) -> None:
+    def __init__(self, fd: int, header: Header) -> None:
         """Copy a file.
 
         Args:
             fd: The file; its offset is neither used nor moved.
-            most: Bytes that it may have.
+            header: What `read_header` has read; no more is copied than it says.
 
         Raises:
-            CacheRejected: It is no complete cache file, longer than allowed, or changed while it was read.
+            CacheRejected: The file changed meanwhile, or cannot be read.
         """
-        size = check_fd(fd).st_size
-        if size > most:
-            raise CacheRejected(CacheReason.TOO_BIG, f"a file of {size} bytes; at most {most}")
-        raw = b"" if size < HEADER_SIZE else _read(fd, HEADER_SIZE, 0)
-        self.header = Header.decode(raw, size)
-        payload = self.header.payload
+        self.header = header
+        size = header.payload + overhead()
         try:
-            self.payload, self.digest = _copied(fd, payload)
-            self.code = _read(fd, MAC_SIZE, HEADER_SIZE + payload)
+            if os.fstat(fd).st_size != size:  # before memory is asked for
+                raise CacheRejected(CacheReason.BAD_LENGTH, "a file changed its size while it was read")
+            self.payload, self.digest = _copied(fd, header.payload)
+            self.code = _read(fd, MAC_SIZE, HEADER_SIZE + header.payload)
             if os.fstat(fd).st_size != size:
                 raise CacheRejected(CacheReason.BAD_LENGTH, "a file changed its size while it was read")
         except OSError as error:
             raise CacheRejected(CacheReason.IO_ERROR, f"a cache file cannot be read: {error.strerror}") from error
+        except MemoryError as error:
+            raise CacheRejected(CacheReason.IO_ERROR, f"there is no memory for a file of {size} bytes") from error
+
+
+def read_header(fd: int, most: int) -> Header:
+    """Read what a file says of itself, nothing of it authentic, and compare it with the length of the file.
+
+    Args:
+        fd: The file; its offset is neither used nor moved.
+        most: Bytes that it may have.
+
+    Raises:
+        CacheRejected: It is no complete cache file, or longer than allowed.
+    """
+    size = check_fd(fd).st_size
+    if size > most:
+        raise CacheRejected(CacheReason.TOO_BIG, f"a file of {size} bytes; at most {most}")
+    try:
+        return Header.decode(b"" if size < HEADER_SIZE else _read(fd, HEADER_SIZE, 0), size)
+    except OSError as error:
+        raise CacheRejected(CacheReason.IO_ERROR, f"a cache file cannot be read: {error.strerror}") from error
 
 
 def _copied(fd: int, payload: int) -> tuple[memoryview, bytes]:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ._files import make_directories
+from ._files import lock, make_directories
 from ._keys import MasterKey
 from ._places import default_state_directory
 from ._reasons import CacheReason, CacheRejected
@@ -37,6 +37,7 @@ CREATE TABLE IF NOT EXISTS entry (
 CREATE UNIQUE INDEX IF NOT EXISTS one_live ON entry (token, device) WHERE live = 1;
 CREATE INDEX IF NOT EXISTS by_age ON entry (created);
 """
+_INSERT = "INSERT OR REPLACE INTO entry VALUES (?,?,?,?,?,?,?,?,?)"
 _PENDING_SECONDS = 600
 _MOST_ROWS = 20_000
 _FILE = struct.Struct("<HHQ32s")
@@ -88,41 +89,65 @@ class TrustStore:
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.directory = Path(directory) if directory is not None else default_state_directory()
+        self._path = self.directory / "trust.sqlite3"
         self._lock = threading.Lock()
+        self._closed = self._damaged = False
         try:
-            make_directories(self.directory)
-            fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                status = os.fstat(fd)
-                if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-                    raise CacheRejected(
-                        CacheReason.NO_STORE, f"{self.directory} is not a private directory of this user (mode 0700)"
-                    )
-                self.key = MasterKey.open(fd)
-            finally:
-                os.close(fd)
-            self._row_key = self.key.derive("row")
-            self._database = self._opened()
+            self._open()
         except (OSError, sqlite3.Error) as error:
             raise CacheRejected(CacheReason.NO_STORE, f"the trust store cannot be used: {error}") from error
 
-    def _opened(self) -> sqlite3.Connection:
-        path = self.directory / "trust.sqlite3"
+    def _open(self) -> None:
+        """Open key and database, whatever there is by now."""
+        make_directories(self.directory)
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            return self._connected(path)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
-                raise
-            # Damaged: set aside, start empty. All entries miss, nothing else happens.
+            status = os.fstat(fd)
+            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise CacheRejected(
+                    CacheReason.NO_STORE, f"{self.directory} is not a private directory of this user (mode 0700)"
+                )
+            self.key = MasterKey.open(fd)
+            self._row_key = self.key.derive("row")
+            try:
+                self._database = self._connected(fd)
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+                self._repair(fd)
+        finally:
+            os.close(fd)
+        self._damaged = False
+
+    def _repair(self, directory: int) -> None:
+        """Set a damaged database aside and start empty: all entries miss, nothing else happens. One process does it."""
+        held = lock(directory, "repair.lock", shared=False, patience=10.0)
+        if held is None:
+            raise CacheRejected(CacheReason.NO_STORE, "another process is repairing the trust store")
+        try:
+            with contextlib.suppress(sqlite3.DatabaseError):
+                self._database = self._connected(directory)  # somebody else was first
+                return
+            name = f"{self._path.name}.damaged"
+            if os.path.lexists(self.directory / name):  # keep what was damaged before
+                name = f"{self._path.name}.{time.time_ns()}.damaged"
             for suffix in ("", "-wal", "-shm"):
                 with contextlib.suppress(FileNotFoundError):
-                    os.replace(f"{path}{suffix}", f"{path}{suffix}.damaged")
-            return self._connected(path)
+                    os.replace(f"{self._path}{suffix}", f"{self.directory / name}{suffix}")
+            self._database = self._connected(directory)
+        finally:
+            held.close()
 
-    def _connected(self, path: Path) -> sqlite3.Connection:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        os.close(fd)
-        database = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+    def _connected(self, directory: int) -> sqlite3.Connection:
+        name = self._path.name
+        with contextlib.suppress(FileExistsError):
+            # An existing file is not opened and closed here: that would undo the locks of other connections to it.
+            os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory))
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise CacheRejected(CacheReason.NO_STORE, f"{self._path} is no file of this user's own")
+        self._identity = status.st_dev, status.st_ino
+        database = sqlite3.connect(self._path, timeout=10, isolation_level=None, check_same_thread=False)
         try:
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("PRAGMA synchronous=FULL")
@@ -141,12 +166,29 @@ class TrustStore:
             raise
         return database
 
+    def _is_elsewhere(self) -> bool:
+        """Whether another process has set the database aside, or somebody has removed it."""
+        try:
+            status = os.lstat(self._path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) != self._identity
+
     @contextlib.contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
         try:
-            with self._lock, _transaction(self._database):
-                yield self._database
-        except sqlite3.Error as error:
+            with self._lock:
+                if not self._closed and (self._damaged or self._is_elsewhere()):
+                    self._damaged = True  # until it is open again
+                    self._database.close()
+                    self._open()
+                with _transaction(self._database):
+                    yield self._database
+        except (OSError, sqlite3.Error) as error:
+            if isinstance(error, sqlite3.Error) and _is_damage(error):
+                self._damaged = True  # looked at closely, and repaired, the next time
             raise CacheRejected(CacheReason.NO_STORE, f"the trust store failed: {error}") from error
 
     def set_epoch(self, device: str, epoch: bytes) -> None:
@@ -163,7 +205,7 @@ class TrustStore:
             key = (record.token, record.device)
             if record.live:
                 database.execute("DELETE FROM entry WHERE token = ? AND device = ?", key)
-            database.execute("INSERT OR REPLACE INTO entry VALUES (?,?,?,?,?,?,?,?,?)", self._row(record))
+            database.execute(_INSERT, self._row(record))
             horizon = int(time.time()) - _PENDING_SECONDS
             database.execute("DELETE FROM entry WHERE live = 0 AND created < ?", (horizon,))
             (rows,) = database.execute("SELECT count(*) FROM entry").fetchone()
@@ -187,11 +229,14 @@ class TrustStore:
             CacheRejected: Somebody changed the row, or the store cannot be read.
         """
         with self._using() as database:
-            row = database.execute(
-                "SELECT live, epoch, fingerprint, created, files, mac FROM entry"
-                " WHERE token = ? AND device = ? AND generation = ?",
-                (token, device, generation),
-            ).fetchone()
+            return self._got(database, token, device, generation)
+
+    def _got(self, database: sqlite3.Connection, token: bytes, device: str, generation: bytes) -> Record | None:
+        row = database.execute(
+            "SELECT live, epoch, fingerprint, created, files, mac FROM entry"
+            " WHERE token = ? AND device = ? AND generation = ?",
+            (token, device, generation),
+        ).fetchone()
         if row is None:
             return None
         live, epoch, fingerprint, created, files, mac = row
@@ -213,11 +258,13 @@ class TrustStore:
 
     def confirm(self, token: bytes, device: str, generation: bytes) -> bool:
         """The client has published a generation: it counts from now on, and no other. Returns whether it is known."""
-        record = self.get(token, device, generation)
-        if record is None:
-            return False
-        if not record.live:
-            self.put(replace(record, live=True))
+        with self._using() as database:  # all at once: what was replaced or revoked meanwhile does not come back
+            record = self._got(database, token, device, generation)
+            if record is None:
+                return False
+            if not record.live:
+                database.execute("DELETE FROM entry WHERE token = ? AND device = ?", (token, device))
+                database.execute(_INSERT, self._row(replace(record, live=True)))
         return True
 
     def revoke(self, token: bytes, device: str, generation: bytes | None = None) -> None:
@@ -233,6 +280,7 @@ class TrustStore:
     def close(self) -> None:
         """Close the database. Idempotent."""
         with self._lock:
+            self._closed = True
             self._database.close()
 
 
@@ -245,3 +293,8 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
         database.execute("ROLLBACK")
         raise
     database.execute("COMMIT")
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Whether a database is broken: not locked, full, read-only, or beyond the limit of descriptors just now."""
+    return type(error) is sqlite3.DatabaseError  # what SQLITE_CORRUPT and SQLITE_NOTADB become, and nothing else

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,48 @@ def test_ls_shows_what_is_there(directory: Path) -> None:
     assert rows[0]["entry"][:12] in text
     assert "0 entries" in call(directory, "ls", "--stale").output
     assert "0 entries" in call(directory, "ls", "--device", "another").output
+
+
+HEADERS = {
+    "kinds that do not exist": {12: 7},
+    "another number of files": {16: 3},
+    "another index": {14: 1},
+    "all models": {12: 1},
+}
+
+
+@pytest.mark.parametrize("change", HEADERS.values(), ids=HEADERS.keys())
+@pytest.mark.parametrize("quick", [False, True])
+def test_verify_believes_nothing_that_a_header_says(directory: Path, change: dict[int, int], quick: bool) -> None:
+    bad, _ = sorted(directory.glob("objects/*/*"))
+    for name in ("model.00", "data.00"):
+        with open(bad / name, "r+b") as file:
+            for offset, value in change.items():
+                file.seek(offset)
+                file.write(bytes([value]))
+    options = ["--quick"] if quick else []
+    found = call(directory, "verify", *options, code=0 if quick and 14 in change else 1).output
+    if not (quick and 14 in change):
+        assert "2 entries, 1 not good" in found
+    call(directory, "verify", "--fix", code=1)
+    assert "1 entries, 0 not good" in call(directory, "verify").output
+    assert not bad.exists()
+
+
+@pytest.mark.parametrize(
+    "value", ["1000000000000000000", "1" + "0" * 30, "-1", "1e400", "NaN", "[]", r'"\\ud800\\u001b[2J"']
+)
+@pytest.mark.parametrize("name", ["created", "nbytes", "hits", "compile_ms", "version"])
+def test_manifest_that_says_odd_numbers(directory: Path, name: str, value: str) -> None:
+    (directory / "index.sqlite3").unlink()
+    manifest = next(iter(directory.glob("objects/*/*/MANIFEST")))
+    manifest.write_text(re.sub(rf'"{name}": [^,}}]*', f'"{name}": {value}', manifest.read_text()))
+    assert "2 entries" in call(directory, "ls").output
+    assert len(listed(directory)) == 2
+    call(directory, "verify")
+    compile_into(directory, 3)
+    call(directory, "prune", "--max-age", "1d", "--dry-run")
+    assert len(listed(directory)) == 3
 
 
 def test_ls_of_nothing_and_of_what_cannot_be_read(tmp_path: Path) -> None:

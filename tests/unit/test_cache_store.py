@@ -1,0 +1,279 @@
+"""The trust store when it is damaged, replaced or shared, and what it is asked before memory is (`caching.md` §8.6)."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sqlite3
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cache_support import DATA, FINGERPRINT, MODEL, TOKEN, Rig, contents
+
+from nnburst.cache import CacheReason, CacheRejected, TrustStore, _device_cache, _sealed_copy
+from nnburst.cache._trust_store import Record
+
+R = CacheReason
+DEVICE = "test-device"
+OLD, NEW = b"o" * 16, b"n" * 16
+
+
+def record(generation: bytes, live: bool) -> Record:
+    return Record(TOKEN, DEVICE, generation, bytes(32), bytes(32), (), live, int(time.time()))
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def spoil(state: Path) -> None:
+    for path in state.glob("trust.sqlite3*"):
+        path.write_bytes(os.urandom(8192))
+
+
+def set_aside(state: Path) -> list[str]:
+    return sorted(path.name for path in state.iterdir() if "damaged" in path.name and "sqlite3-" not in path.name)
+
+
+# ---- damage, and what is none ---------------------------------------------------------------------------------------
+
+
+def test_store_is_not_set_aside_for_want_of_descriptors(state: Path) -> None:
+    first = TrustStore(state)
+    first.put(record(OLD, True))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    refused = 0
+    for more in range(8):
+        unused = os.dup(0)
+        os.close(unused)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (unused + more, hard))
+        try:
+            TrustStore(state).close()
+        except CacheRejected as error:
+            assert error.reason is R.NO_STORE
+            refused += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert refused > 2
+    assert set_aside(state) == []
+    second = TrustStore(state)
+    assert first.knows(TOKEN, DEVICE)
+    assert second.knows(TOKEN, DEVICE)
+    first.close()
+    second.close()
+
+
+def test_store_that_is_locked_is_not_set_aside(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = TrustStore(state)
+    first.put(record(OLD, True))
+    real = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: real(*args, **{**options, "timeout": 0}))
+    with first._using(), pytest.raises(CacheRejected, match="locked"):
+        TrustStore(state)
+    assert set_aside(state) == []
+    first.close()
+
+
+def test_THR_07_services_that_find_damage_together_share_one_new_store(state: Path) -> None:
+    TrustStore(state).close()
+    spoil(state)
+    stores: list[TrustStore] = []
+    both = threading.Barrier(4)
+
+    def open_it() -> None:
+        both.wait(30)
+        stores.append(TrustStore(state))
+
+    threads = [threading.Thread(target=open_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set_aside(state)) == 1
+    stores[0].put(record(NEW, True))
+    assert all(store.get(TOKEN, DEVICE, NEW) is not None for store in stores)
+    stores[1].revoke(TOKEN, DEVICE)
+    assert not any(store.knows(TOKEN, DEVICE) for store in stores)
+    for store in stores:
+        store.close()
+
+
+@pytest.mark.parametrize("how", ["set aside", "removed", "directory removed"])
+def test_THR_07_running_service_follows_a_store_that_was_replaced(state: Path, how: str) -> None:
+    """Two services with two stores would each accept what the other has revoked."""
+    first = TrustStore(state)
+    first.put(record(OLD, True))
+    if how == "set aside":
+        for path in sorted(state.glob("trust.sqlite3*")):
+            path.rename(path.with_name(path.name + ".damaged"))
+    else:
+        for path in list(state.iterdir()) if how == "directory removed" else list(state.glob("trust.sqlite3*")):
+            path.unlink()
+        if how == "directory removed":
+            state.rmdir()
+    second = TrustStore(state)
+    assert not first.knows(TOKEN, DEVICE)
+    second.put(record(NEW, True))
+    assert first.get(TOKEN, DEVICE, NEW) is not None
+    first.revoke(TOKEN, DEVICE)
+    assert not second.knows(TOKEN, DEVICE)
+    first.close()
+    second.close()
+
+
+def test_earlier_damage_is_kept(state: Path) -> None:
+    for _ in range(3):
+        TrustStore(state).close()
+        spoil(state)
+    TrustStore(state).close()
+    assert len(set_aside(state)) == 3
+
+
+def test_damage_that_shows_while_it_runs_is_repaired(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TrustStore(state)
+    real, broken = TrustStore._got, iter([True])
+
+    def got(self: TrustStore, *args: Any) -> Any:
+        if next(broken, False):
+            raise sqlite3.DatabaseError("database disk image is malformed")
+        return real(self, *args)
+
+    monkeypatch.setattr(TrustStore, "_got", got)
+    with pytest.raises(CacheRejected) as error:
+        store.get(TOKEN, DEVICE, OLD)
+    assert error.value.reason is R.NO_STORE
+    before = store._database
+    store.put(record(OLD, True))
+    assert store._database is not before  # opened and checked again
+    assert store.get(TOKEN, DEVICE, OLD) is not None
+    store.close()
+    with pytest.raises(CacheRejected):
+        store.knows(TOKEN, DEVICE)
+
+
+# ---- one transaction ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("meanwhile", ["replaced", "revoked"])
+def test_THR_07_confirming_brings_nothing_back(state: Path, meanwhile: str) -> None:
+    """Whatever another service does between two transactions of `confirm` is what counts."""
+    first, second = TrustStore(state), TrustStore(state)
+    first.put(record(OLD, False))
+    begun = 0
+
+    def other() -> None:
+        if meanwhile == "replaced":
+            second.put(record(NEW, True))
+        else:
+            second.revoke(TOKEN, DEVICE)
+
+    def trace(statement: str) -> None:
+        nonlocal begun
+        if statement.startswith("BEGIN"):
+            begun += 1
+            if begun == 2:
+                other()
+
+    first._database.set_trace_callback(trace)
+    confirmed = first.confirm(TOKEN, DEVICE, OLD)
+    first._database.set_trace_callback(None)
+    if begun < 2:
+        assert confirmed
+        other()
+    assert second.get(TOKEN, DEVICE, OLD) is None
+    assert (second.get(TOKEN, DEVICE, NEW) is not None) == (meanwhile == "replaced")
+    assert not first.confirm(TOKEN, DEVICE, OLD)
+    first.close()
+    second.close()
+
+
+def test_THR_07_confirmed_is_the_only_one(state: Path) -> None:
+    store = TrustStore(state)
+    store.put(record(OLD, True))
+    store.put(record(NEW, False))
+    assert store.confirm(TOKEN, DEVICE, NEW)
+    assert store.confirm(TOKEN, DEVICE, NEW)
+    confirmed = store.get(TOKEN, DEVICE, NEW)
+    assert confirmed is not None
+    assert confirmed.live
+    assert store.get(TOKEN, DEVICE, OLD) is None
+    store.close()
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def claim(path: Path, size: int) -> None:
+    """Make a file that long, and have its header say so."""
+    with open(path, "r+b") as file:
+        file.truncate(size)
+        file.seek(24)
+        file.write(struct.pack("<QQ", size - 224, size))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes that were asked for, copy by copy."""
+    sizes: list[int] = []
+    real = _sealed_copy._copied
+
+    def copied(fd: int, payload: int) -> Any:
+        sizes.append(payload)
+        return real(fd, payload)
+
+    monkeypatch.setattr(_sealed_copy, "_copied", copied)
+    return sizes
+
+
+@pytest.mark.parametrize("size", [700 << 20, 1000, 40_000])
+@pytest.mark.parametrize(("kind", "index"), [("model", 0), ("model", 1), ("data", 0)])
+def test_THR_17_21_recorded_length_counts_before_memory_is_asked_for(
+    rig: Rig, asked: list[int], kind: str, index: int, size: int
+) -> None:
+    rig.save(fingerprint=FINGERPRINT)
+    claim(rig.path(kind, index), size)
+    assert rig.refusal() is R.BAD_LENGTH
+    assert asked == []
+
+
+def test_THR_17_21_file_that_grows_after_its_header_was_read(
+    rig: Rig, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.save()
+    real = _device_cache.read_header
+
+    def read_header(fd: int, most: int) -> Any:
+        header = real(fd, most)
+        os.ftruncate(fd, 700 << 20)
+        return header
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_device_cache, "read_header", read_header)
+        assert rig.refusal() is R.BAD_LENGTH
+    assert asked == []
+    rig.save()
+    assert contents(rig.load()) == (MODEL, DATA)
+    assert asked == [len(payload) for payload in (*MODEL, *DATA)]
+
+
+def test_unknown_generation_is_not_copied(rig: Rig, asked: list[int]) -> None:
+    rig.save()
+    old = rig.snapshot()
+    rig.save()
+    for path, raw in old.items():
+        path.write_bytes(raw)
+    assert rig.refusal() is R.ROLLED_BACK
+    assert asked == []
