@@ -120,7 +120,13 @@ class PreparedModel(abc.ABC):
 
 
 class Buffer(abc.ABC):
-    """A driver-managed buffer (facts sheet `memory.md` §5). Context manager; closing frees it once nobody uses it."""
+    """A driver-managed buffer (facts sheet `memory.md` §5). Context manager; closing frees it once nobody uses it.
+
+    Attributes:
+        timeout: Seconds that a copy may take if the device is in another process; then `MissedDeadline`.
+    """
+
+    timeout: float = 60.0
 
     @property
     @abc.abstractmethod

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..devices import Buffer
 from ..errors import BadState, InvalidArgument
 from ..memory import Memory
 from ..model import BufferDesc, BufferRole, BufferToken
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..burst import ExecutionBurstController
-    from ..devices import Buffer, Device, PreparedModel
+    from ..devices import Device, PreparedModel
 
 __all__ = ["StatePair", "StatefulExecution", "state_pairs"]
 
@@ -176,13 +177,16 @@ class StatefulExecution:
 
     @property
     def timeout(self) -> float | None:
-        """Seconds that a run may take; None for no limit."""
+        """Seconds that a run, or a copy of a state in or out, may take; None for no limit (a copy: a minute)."""
         return self._turns[0].timeout
 
     @timeout.setter
     def timeout(self, seconds: float | None) -> None:
         for execution in self._turns:
             execution.timeout = seconds
+        for pair in self._buffers:
+            for buffer in pair:
+                buffer.timeout = Buffer.timeout if self.timeout is None else self.timeout
 
     def close(self) -> None:
         """Give the memory and the state back; arrays that you still hold stay readable. Idempotent."""

@@ -61,8 +61,6 @@ _GRACE = 0.1
 """Seconds by which this side waits longer than the deadline that the device was given."""
 _SHORT = 10.0
 """Seconds that a call may take which does no work worth speaking of."""
-_LONG = 60.0
-"""Seconds that a copy may take: a stuck service must not hang the application."""
 
 
 class _Remote:
@@ -296,19 +294,19 @@ class RemoteBuffer(_Remote, Buffer):
 
     def copy_to(self, memory: Memory) -> int:
         (handle,), fds = pools_to_wire([memory])
-        reply, _ = self._connection.call(CopyTo(buffer=self.number, memory=handle), fds, timeout=_LONG)
+        reply, _ = self._connection.call(CopyTo(buffer=self.number, memory=handle), fds, timeout=self.timeout)
         generation: int = reply.generation
         return generation
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
         (handle,), fds = pools_to_wire([memory])
         message = CopyFrom(buffer=self.number, memory=handle, dimensions=_in_range(dimensions))
-        self._connection.call(message, fds, timeout=_LONG)
+        self._connection.call(message, fds, timeout=self.timeout)
 
     def copy_buffer(self, source: Buffer) -> None:
         if not isinstance(source, RemoteBuffer) or source._connection is not self._connection:
             raise InvalidArgument("the source is a buffer of another device; copy through shared memory")
-        self._connection.call(CopyBuffer(buffer=self.number, source=source.number), timeout=_LONG)
+        self._connection.call(CopyBuffer(buffer=self.number, source=source.number), timeout=self.timeout)
 
     def close(self) -> None:
         """Give the buffer back. Idempotent."""

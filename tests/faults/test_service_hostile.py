@@ -7,14 +7,17 @@ import contextlib
 import os
 import random
 import resource
+import signal
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fault_support import WATCHDOG, Background, Steps, request_on, tiny_model
 
+import nnburst
 from nnburst.devices import create_device
 from nnburst.errors import DeadObject, ErrorStatus, ResourceExhausted
 from nnburst.memory import Memory
@@ -193,3 +196,21 @@ def test_a_stopped_service_cannot_block_its_client_for_ever(tmp_path: Path) -> N
         assert errors == {"MissedDeadline"}
         os.kill(service.pid, 9)
         assert isinstance(stuck.result(), DeadObject)
+
+
+def test_copies_of_a_state_do_not_outlast_their_timeout_in_a_stopped_service() -> None:
+    b = nnburst.ModelBuilder()
+    t = b.input("t", nnburst.OperandType.TENSOR_FLOAT32, (4,))
+    b.output("t_out", b.add(nnburst.OperationType.RELU, [t]))
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        with service.session(b.build(), timeout=0.2) as session, session.bind(state={"t_out": "t"}) as execution:
+            execution.run()
+            os.kill(service.pid, signal.SIGSTOP)
+            try:
+                for attempt in (execution.run, execution.get_state, execution.reset_state):
+                    started = time.monotonic()
+                    with pytest.raises(nnburst.MissedDeadline):
+                        attempt()
+                    assert time.monotonic() - started < 5
+            finally:
+                os.kill(service.pid, signal.SIGCONT)
