@@ -1,7 +1,7 @@
 """The blob cache of a process, kept in a file between runs (facts sheet `caching.md` §5.1).
 
 For devices that cache independently of the runtime. What is stored is saved four seconds later, all of it at once;
-`flush` saves now, `terminate` saves and lets go.
+`flush` saves now, `terminate` saves and lets go, and so does the end of the process. A save that fails is repeated.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import threading
+import weakref
 
 from ._blob_cache import Allocator, BlobCache, Policy, Writable
 from ._blob_file import BlobFileError, pack_blobs, read_blob_file, write_blob_file
@@ -18,6 +19,8 @@ __all__ = ["NNCache"]
 
 _log = logging.getLogger("nnburst.cache")
 _SECONDS = 4.0
+_MOST_SECONDS = 300.0
+"""Between attempts to save what cannot be saved."""
 
 
 class NNCache:
@@ -41,6 +44,10 @@ class NNCache:
         self._timer: threading.Timer | None = None
         self._saving = threading.Lock()
         self._dirty = False
+        self._failures = 0
+        """In a row."""
+        with _all_lock:
+            _all.add(self)
 
     @classmethod
     def get(cls) -> NNCache:
@@ -48,7 +55,6 @@ class NNCache:
         with cls._instance_lock:
             if cls._instance is None:
                 cls._instance = cls()
-                atexit.register(cls._instance.terminate)
             return cls._instance
 
     def initialize(self, max_key: int, max_value: int, max_total: int, policy: Policy | None = None) -> None:
@@ -73,10 +79,7 @@ class NNCache:
                 return
             cache.set(key, value)
             self._dirty = True
-            if self._filename and self._timer is None:
-                self._timer = threading.Timer(_SECONDS, self._save_later)
-                self._timer.daemon = True  # does not keep the process; atexit saves what is left
-                self._timer.start()
+            self._start_timer()
 
     def get_blob(self, key: bytes, out: Writable | None = None) -> int:
         """Copy a value out; see `BlobCache.get`."""
@@ -107,8 +110,12 @@ class NNCache:
             except OSError as error:
                 with self._lock:
                     self._dirty = True
-                _log.warning("%s: blobs were not saved: %s", name, error.strerror)
+                    level = logging.DEBUG if self._failures else logging.WARNING
+                    self._failures += 1
+                    self._start_timer()
+                _log.log(level, "%s: blobs were not saved, which is tried again: %s", name, error.strerror)
                 return False
+            self._failures = 0
             return True
 
     def terminate(self) -> None:
@@ -121,6 +128,17 @@ class NNCache:
 
     def _save_later(self) -> None:
         self.flush()
+
+    def _start_timer(self) -> None:
+        """Save in a while, unless that is planned already; with the lock held."""
+        if self._filename and self._cache is not None and self._timer is None:
+            self._timer = threading.Timer(min(_SECONDS * 2**self._failures, _MOST_SECONDS), self._save_later)
+            self._timer.daemon = True  # does not keep the process; `_save_all` saves what is left
+            self._timer.start()
+
+    def _in_child(self) -> None:
+        """After a fork: threads and their timers are the parent's, and so is what was not saved yet."""
+        self._saving, self._timer, self._dirty = threading.Lock(), None, False
 
     def _stop_timer(self) -> None:
         timer, self._timer = self._timer, None
@@ -147,3 +165,45 @@ class NNCache:
             pass
         except BlobFileError as error:
             _log.warning("%s: starting with an empty cache: %s", self._filename, error)
+
+
+_all: weakref.WeakSet[NNCache] = weakref.WeakSet()
+_all_lock = threading.Lock()
+_forking = threading.Lock()
+_held: list[NNCache] = []
+"""Those that are locked while the process forks, so that the child's are not half changed."""
+
+
+def _every() -> list[NNCache]:
+    with _all_lock:
+        return list(_all)
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    for cache in _every():
+        cache._lock.acquire()
+        _held.append(cache)
+
+
+def _after_fork_in_parent() -> None:
+    while _held:
+        _held.pop()._lock.release()
+    _forking.release()
+
+
+def _after_fork_in_child() -> None:
+    global _all_lock
+    _all_lock = threading.Lock()
+    for cache in _held:
+        cache._in_child()
+    _after_fork_in_parent()
+
+
+def _save_all() -> None:
+    for cache in _every():
+        cache.terminate()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+atexit.register(_save_all)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from .. import _core
 from ..cache import CacheReason, CacheRejected, DeviceCache, SaveResult, TrustStore, default_state_directory
 
 __all__ = ["DeviceCacheHome", "build_epoch"]
+
+_log = logging.getLogger("nnburst.cache")
 
 
 @cache
@@ -103,6 +106,8 @@ class DeviceCacheHome:
     ) -> SaveResult:
         """Save an entry; as `DeviceCache.save`, but that what to save is made only if it is needed.
 
+        Whatever is raised on the way becomes a reason: IO_ERROR, which does not count as a refusal of the device.
+
         A client tells the fingerprint of the model that it meant. Its memory and files may have been written since, so
         a device compares it with `compiled`: else results of one model would be restored for another.
 
@@ -119,16 +124,19 @@ class DeviceCacheHome:
         try:
             cache = self.get()
             made = payloads()
+            if made is None:
+                return SaveResult(False, CacheReason.DECLINED)
+            nbytes = sum(len(payload) for blobs in made for payload in blobs)
+            if worth_seconds is not None and not cache.worth(worth_seconds, nbytes):
+                return SaveResult(False, CacheReason.NOT_WORTH_IT, nbytes=nbytes)
+            if fingerprint and compiled is not None and compiled() != fingerprint:
+                return SaveResult(False, CacheReason.CHANGED)
+            return cache.save(token, *made, model_fds, data_fds, fingerprint=fingerprint, staged=staged)
         except CacheRejected as error:
             return SaveResult(False, error.reason)
-        if made is None:
-            return SaveResult(False, CacheReason.DECLINED)
-        nbytes = sum(len(payload) for blobs in made for payload in blobs)
-        if worth_seconds is not None and not cache.worth(worth_seconds, nbytes):
-            return SaveResult(False, CacheReason.NOT_WORTH_IT, nbytes=nbytes)
-        if fingerprint and compiled is not None and compiled() != fingerprint:
-            return SaveResult(False, CacheReason.CHANGED)
-        return cache.save(token, *made, model_fds, data_fds, fingerprint=fingerprint, staged=staged)
+        except Exception as error:  # no space for what has to be made first, for example; it may go away
+            _log.warning("a compilation of %s was not kept: %s: %s", self._device, type(error).__name__, error)
+            return SaveResult(False, CacheReason.IO_ERROR)
 
 
 _stores: dict[tuple[int, Path], TrustStore] = {}

@@ -159,7 +159,7 @@ def payload(n: int) -> tuple[tuple[bytes], tuple[bytes]]:
 
 
 def test_late_writes_race_a_hundred_loaders(home: DeviceCacheHome, fds: list[int]) -> None:
-    """A loader gets one whole generation, or a rejection: nothing in between, and nobody waits."""
+    """A loader gets one whole generation, or a rejection: nothing in between, and nobody waits; both do happen."""
     stop, saved = threading.Event(), []
 
     def write() -> None:
@@ -171,9 +171,10 @@ def test_late_writes_race_a_hundred_loaders(home: DeviceCacheHome, fds: list[int
 
     thread = threading.Thread(target=write)
     thread.start()
-    accepted, reasons = 0, set()
+    accepted, reasons, deadline = 0, set(), time.monotonic() + PATIENCE
     try:
-        for _ in range(100):
+        while accepted < 30 or len(reasons) < 2:
+            assert time.monotonic() < deadline, (accepted, len(saved), reasons)
             try:
                 entry = home.get().load(bytes(32), fds[:1], fds[1:])
             except CacheRejected as error:
@@ -185,10 +186,13 @@ def test_late_writes_race_a_hundred_loaders(home: DeviceCacheHome, fds: list[int
     finally:
         stop.set()
         thread.join()
-    assert any(saved)
+    assert all(saved)
+    assert reasons <= {
+        CacheReason.NO_ROW, CacheReason.BUSY, CacheReason.DIRTY, CacheReason.ROLLED_BACK, CacheReason.BAD_LENGTH,
+        CacheReason.BAD_MAC,
+    }  # fmt: skip
     entry = home.get().load(bytes(32), fds[:1], fds[1:])
     assert bytes(entry.model[0]) == b"%d" % len(saved)
-    assert accepted + len(reasons) > 0
 
 
 def test_writer_holds_a_lock_of_its_own(home: DeviceCacheHome, fds: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -15,7 +16,7 @@ from cache_worker import build
 import nnburst
 from nnburst.cache import Cache, CacheReason, CacheRejected
 from nnburst.devices import Device, ResilientDevice
-from nnburst.devices.reference import ReferenceDevice
+from nnburst.devices.reference import ReferenceDevice, ReferencePreparedModel
 from nnburst.errors import (
     BadState,
     DeadObject,
@@ -128,6 +129,21 @@ def test_source_with_a_bug_does_not_make_a_compilation_fail(tmp_path: Path, what
     assert report.outcome == ("NOT_SAVED" if what.startswith("compile") else "SAVED")
     assert device.counters()["validations"] == 1
     prepared.close()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), ValueError("a bug"), MemoryError()])
+def test_save_that_fails_in_the_device_is_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A disk may be full for a while: nobody stops asking because of that."""
+
+    def packed(self: ReferencePreparedModel) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReferencePreparedModel, "packed", packed)
+        assert [compiled(ReferenceDevice(), tmp_path / "c") for _ in range(5)] == ["NOT_SAVED/IO_ERROR/-"] * 5
+    assert compiled(ReferenceDevice(), tmp_path / "c") == "SAVED/SAVED/-"
 
 
 # ---- processes that end ---------------------------------------------------------------------------------------------

@@ -1,0 +1,120 @@
+"""When `NNCache` saves: at the end of a process, after a failure, in a forked child (`caching.md` §5.1)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nnburst.cache import NNCache, _nncache
+
+PATIENCE = 30.0
+
+
+def opened(path: Path) -> NNCache:
+    cache = NNCache(build="test")
+    cache.set_cache_filename(path)
+    cache.initialize(64, 1000, 10_000)
+    return cache
+
+
+def stored(path: Path, key: bytes) -> bool:
+    cache = opened(path)
+    try:
+        return cache.get_blob(key) > 0
+    finally:
+        cache.terminate()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("made", ["NNCache(build='test')", "NNCache.get()"])
+def test_what_is_left_is_saved_when_the_process_ends(tmp_path: Path, made: str) -> None:
+    script = f"""
+        from nnburst.cache import NNCache
+        cache = {made}
+        cache.set_cache_filename({str(tmp_path / "blobs")!r})
+        cache.initialize(64, 1000, 10_000)
+        cache.set_blob(b"key", b"value")
+        del cache
+    """.replace("\n        ", "\n")
+    subprocess.run(
+        [sys.executable, "-c", script], check=True, timeout=60, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    )
+    assert (tmp_path / "blobs").exists()
+    if "build" in made:
+        assert stored(tmp_path / "blobs", b"key")
+
+
+def test_save_that_failed_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_nncache, "_SECONDS", 0.01)
+    path = tmp_path / "later" / "blobs"
+    cache = opened(path)
+    cache.set_blob(b"key", b"value")
+    until(lambda: cache._failures >= 2)
+    path.parent.mkdir()
+    until(path.exists)
+    until(lambda: cache._failures == 0)
+    assert stored(path, b"key")
+    path.unlink()
+    assert cache.flush()  # nothing is left to save
+    assert not path.exists()
+    cache.terminate()
+
+
+def test_nothing_is_repeated_after_terminate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = opened(tmp_path / "nowhere" / "blobs")
+    cache.set_blob(b"key", b"value")
+    assert not cache.flush()
+    assert cache._timer is not None
+    cache.terminate()
+    assert cache._timer is None
+
+
+def test_forked_child_saves_what_it_stores_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent's timer is pending at the fork, and another of its threads uses the cache all the time."""
+    monkeypatch.setattr(_nncache, "_SECONDS", 600.0)
+    cache, stop = opened(tmp_path / "blobs"), threading.Event()
+    cache.set_blob(b"parent", b"value")
+
+    def busy() -> None:
+        while not stop.is_set():
+            cache.set_blob(b"other", b"value")
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        for _ in range(10):
+            child = os.fork()
+            if not child:
+                status = 1
+                try:
+                    cache.set_cache_filename(tmp_path / "child")
+                    dirty = cache._dirty
+                    monkeypatch.setattr(_nncache, "_SECONDS", 0.01)
+                    cache.set_blob(b"child", b"value")
+                    until((tmp_path / "child").exists)
+                    status = int(dirty)
+                finally:
+                    os._exit(status)
+            assert os.waitpid(child, 0)[1] == 0
+            assert stored(tmp_path / "child", b"child")
+            assert stored(tmp_path / "child", b"parent")
+            (tmp_path / "child").unlink()
+    finally:
+        stop.set()
+        thread.join()
+    cache.terminate()
+    assert stored(tmp_path / "blobs", b"parent")
+    assert not stored(tmp_path / "blobs", b"child")
