@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx_support import FLOAT, RNG, graph, in_process, mlp, node, onnx, save
 
 import nnburst
-from nnburst.cache import CacheReason, CacheRejected
+from nnburst.cache import CacheReason, CacheRejected, model_fingerprint
 from nnburst.devices import CacheOptions, create_device
 from nnburst.devices.onnxruntime import _device
+from nnburst.errors import GeneralFailure
 from nnburst.memory import Memory
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -131,20 +135,78 @@ def test_device_saves_and_restores_dynamic_models_and_shares_their_weights(tmp_p
     device.close()
 
 
-def test_model_that_cannot_be_kept_is_compiled_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise OSError(28, "no space for temporary files")
-
-    monkeypatch.setattr(_device, "pack", broken)
-    device = create_device(DEVICE)
+def relu(device: Any, files: Files, options: CacheOptions, token: bytes) -> Any:
+    """Compile a small model into cache files; what became of them."""
     data = graph([node("Relu", ["x"], ["y"])], [("x", FLOAT, (4,))], [("y", FLOAT, (4,))]).SerializeToString()
-    with Memory.ashmem(len(data)) as pool, Files(tmp_path) as files:
+    with Memory.ashmem(len(data)) as pool:
         pool.buffer[:] = data
         model = replace(device.import_model("onnx", [pool]).model, pools=(pool,))
-        prepared = device.prepare_model(model, 1, 1, 0, *files.as_lists, TOKEN[1:] + TOKEN[:1], CacheOptions())  # type: ignore[arg-type]
-        assert prepared.cache_result is not None
-        assert prepared.cache_result.reason is CacheReason.DECLINED
-        prepared.close()
+        if options.fingerprint == b"its own":
+            options = replace(options, fingerprint=model_fingerprint(model))
+        with closing(device.prepare_model(model, 1, 1, 0, *files.as_lists, token, options)) as prepared:
+            return prepared.cache_result
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(28, "no space for temporary files"), CacheReason.IO_ERROR),
+        (GeneralFailure("not to be written"), CacheReason.DECLINED),
+    ],
+)
+def test_model_that_cannot_be_kept_is_compiled_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: CacheReason
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(_device, "pack", broken)
+    with closing(create_device(DEVICE)) as device, Files(tmp_path) as files:
+        assert relu(device, files, CacheOptions(), TOKEN[1:] + TOKEN[:1]).reason is reason
+
+
+def test_what_was_compiled_is_compared_with_what_was_asked_for(tmp_path: Path) -> None:
+    with closing(create_device(DEVICE)) as device, Files(tmp_path) as files:
+        assert relu(device, files, CacheOptions(bytes(31) + b"x"), TOKEN[2:] + TOKEN[:2]).reason is CacheReason.CHANGED
+        assert relu(device, files, CacheOptions(b"its own"), TOKEN[2:] + TOKEN[:2]).reason is CacheReason.SAVED
+
+
+def test_device_measures_only_once_that_keeping_does_not_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def measured(*_: object) -> None:
+        tried.append(1)
+        raise CacheRejected(CacheReason.NOT_WORTH_IT)
+
+    monkeypatch.setattr(_device, "pack", measured)
+    with closing(create_device(DEVICE)) as device, Files(tmp_path) as files:
+        for worth, count in ((True, 1), (True, 1), (False, 2), (True, 2)):
+            options = CacheOptions(only_if_worth=worth)
+            assert relu(device, files, options, TOKEN[3:] + TOKEN[:3]).reason is CacheReason.NOT_WORTH_IT
+            assert len(tried) == count
+
+
+def test_without_room_for_temporary_files_nothing_is_kept_and_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.statvfs
+    full: set[str] = {"/dev/shm", tempfile.gettempdir()}
+
+    def statvfs(path: str) -> Any:
+        status = real(path)
+        return os.statvfs_result((*status[:4], 0, *status[5:])) if path in full else status
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    token = TOKEN[4:] + TOKEN[:4]
+    with closing(create_device(DEVICE)) as device, Files(tmp_path) as files:
+        assert relu(device, files, CacheOptions(), token).reason is CacheReason.IO_ERROR
+        full.remove(tempfile.gettempdir())  # as with the 64 MiB of /dev/shm that containers have
+        assert relu(device, files, CacheOptions(), token).reason is CacheReason.SAVED
+        device.prepare_model_from_cache(*files.as_lists, token).close()
+        full.add(tempfile.gettempdir())
+        with pytest.raises(CacheRejected, match="no room") as caught:
+            device.prepare_model_from_cache(*files.as_lists, token)
+        assert caught.value.reason is CacheReason.IO_ERROR
 
 
 def test_epoch_depends_on_the_runtime_but_not_on_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from onnx_support import FLOAT, RNG, TensorProto, graph, helper, mlp, node, onnx
 from nnburst.cache import CacheReason, CacheRejected
 from nnburst.devices.onnxruntime._graph import SessionSettings, compile_graph
 from nnburst.devices.onnxruntime._importer import import_graph
-from nnburst.devices.onnxruntime._packed import Packed, load_graph, pack, pays, read_contents
+from nnburst.devices.onnxruntime._packed import Packed, load_graph, pack, read_contents
 from nnburst.errors import GeneralFailure
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -53,6 +53,22 @@ def test_weights_are_kept_beside_the_graph() -> None:
     packed = same_answers(data, {"x": RNG.normal(size=(1, 128)).astype(np.float32)})
     assert packed.data.nbytes >= 2 * 128 * 128 * 4
     assert len(packed.model) < 8192
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.int32, np.int64])
+def test_tensors_of_long_runs_are_kept_as_such_bit_for_bit(dtype: Any) -> None:
+    values = np.array([0.0, -0.0, 1, 0, 1]) if np.issubdtype(dtype, np.integer) else np.array([-0.0, np.nan, 1, 0, 1])
+    runs = np.repeat(values.astype(dtype), (5000, 64, 1, 2000, 935)).reshape(80, 100)
+    noise = RNG.integers(0, 2, (80, 100)).astype(dtype)
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    weights = {"runs": runs, "noise": noise}
+    chosen = [node("Where", ["c", name, "x"], [f"y_{name}"]) for name in weights]
+    outputs = [(f"y_{name}", element, (80, 100)) for name in weights]
+    model = graph(chosen, [("c", TensorProto.BOOL, (80, 100)), ("x", element, (80, 100))], outputs, weights)
+    inputs = {"c": np.ones((80, 100), np.bool_), "x": noise}
+    packed = same_answers(model.SerializeToString(), inputs)
+    assert noise.nbytes <= packed.data.nbytes < noise.nbytes + 64
+    assert len(packed.model) < noise.nbytes
 
 
 def test_names_of_what_needs_a_copy_are_kept() -> None:
@@ -104,7 +120,10 @@ def test_inner_graphs_and_odd_types_are_kept() -> None:
 
 def test_what_loads_no_faster_than_it_compiles_is_not_kept() -> None:
     data = mlp(64, 2).SerializeToString()
-    for seconds, message in ((1e-5, "compiling took 0.0 ms only"), (FOREVER, "loading takes .* compiling took")):
+    for seconds, message in (
+        (1e-5, "compiling took 0.0 ms only"),
+        (FOREVER, "loading takes .* compiling took|compiling took .* ms only"),
+    ):
         with pytest.raises(CacheRejected, match=message) as caught:
             packed_and_compiled(data, seconds=seconds)
         assert caught.value.reason is CacheReason.NOT_WORTH_IT
@@ -116,7 +135,15 @@ def test_network_of_large_matrices_is_not_tried(name: str) -> None:
     data = (LIGHT / f"light_{name}.onnx").read_bytes()
     with pytest.raises(CacheRejected, match="large matrices"):
         pack(import_graph(data).model, data, {}, ONE, FOREVER)
-    assert pays(onnx.load(LIGHT / "light_resnet50.onnx"))
+    resnet = (LIGHT / "light_resnet50.onnx").read_bytes()
+    pack(import_graph(resnet).model, resnet, {}, ONE, FOREVER)
+
+
+def test_what_takes_longer_to_verify_than_to_compile_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = mlp(1024, 2).SerializeToString()  # 8 MB
+    monkeypatch.setattr("nnburst.devices.onnxruntime._packed._seconds_per_byte", lambda: 1e-9)
+    with pytest.raises(CacheRejected, match=r"verifying 8396800 bytes takes 9\.4 ms, compiling took 10\.0 ms"):
+        pack(import_graph(data).model, data, {}, ONE, 0.010)
 
 
 def test_what_was_not_packed_here_is_refused() -> None:

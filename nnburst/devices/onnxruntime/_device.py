@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 
 import numpy as np
 
-from ...cache import CacheRejected, SaveResult
+from ...cache import CacheReason, CacheRejected, SaveResult, model_fingerprint
 from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
 from ...memory import BufferTracker, Memory, check_pools, read_constant
 from ...model import (
@@ -47,6 +48,28 @@ _log = logging.getLogger(__name__)
 
 _LARGEST_PROTO = 2**31 - 1
 """Bytes of a model file that protobuf can read; larger models have external data."""
+_MOST_VERDICTS = 4096
+"""Models of which a device remembers that keeping them does not pay."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Private copies of a model's files.
+
+    Attributes:
+        data: The model file.
+        files: Its external files by name, in the order of the operands.
+        digest: Of all of them.
+    """
+
+    data: bytes
+    files: dict[str, Bytes]
+    digest: bytes
+
+    def by_operand(self, model: Model) -> dict[int, Bytes]:
+        """Return the contents of the constants of the model that refer to the files."""
+        contents = (np.frombuffer(self.data, np.uint8), *self.files.values())
+        return dict(zip(model.main.operations[0].inputs, contents, strict=False))
 
 
 class OnnxRuntimeDevice(Device):
@@ -70,6 +93,7 @@ class OnnxRuntimeDevice(Device):
         self._settings = SessionSettings(int(threads), spinning == "1")
         self._tracker = BufferTracker()
         self._graphs = GraphStore()
+        self._not_worth: set[bytes] = set()
         self._cache = DeviceCacheHome(self.name, lambda: self.cache_epoch, 1, 1)
 
     @property
@@ -127,29 +151,27 @@ class OnnxRuntimeDevice(Device):
         if not all(self.get_supported_operations(model)):
             raise GeneralFailure(f"{self.name} runs models of one GRAPH of {EXTENSION_NAME} whose files can be read")
         try:
-            prepared, data, files = self._compile(model, deadline_ns)
+            source = _read_files(model)
+            prepared = self._compile(model, source, deadline_ns)
             if model_cache or data_cache:
                 options = cache or CacheOptions()
-                prepared.note_saved(self._save(prepared, data, files, model_cache, data_cache, token, options))
+                prepared.note_saved(self._save(prepared, source, model_cache, data_cache, token, options))
             return prepared
         finally:
-            data, files = b"", {}
+            source = _Source(b"", {}, b"")
             give_memory_back(sum(pool.size for pool in model.pools))
 
-    def _compile(self, model: Model, deadline_ns: int) -> tuple[OnnxPreparedModel, bytes, Mapping[str, Bytes]]:
-        """Return the prepared model and private copies of its files."""
-        data, files = _read_files(model)
-        graph = self._graphs.get(content_digest(data, files), lambda: compile_graph(data, files, self._settings))
+    def _compile(self, model: Model, source: _Source, deadline_ns: int) -> OnnxPreparedModel:
+        graph = self._graphs.get(source.digest, lambda: compile_graph(source.data, source.files, self._settings))
         _check_arguments(model, graph)
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
-        return OnnxPreparedModel(model, graph, self._tracker), data, files
+        return OnnxPreparedModel(model, graph, self._tracker)
 
     def _save(
         self,
         prepared: OnnxPreparedModel,
-        data: bytes,
-        files: Mapping[str, Bytes],
+        source: _Source,
         model_cache: Sequence[int],
         data_cache: Sequence[int],
         token: bytes,
@@ -158,18 +180,33 @@ class OnnxRuntimeDevice(Device):
         """Write the optimised graph and its weights into cache files."""
 
         def payloads() -> tuple[tuple[bytes], tuple[memoryview]] | None:
+            if options.only_if_worth and source.digest in self._not_worth:
+                raise CacheRejected(CacheReason.NOT_WORTH_IT, "that was measured before")
             seconds = prepared.graph.seconds if options.only_if_worth else None
             try:
-                packed = pack(prepared.model, data, files, self._settings, seconds)
-            except CacheRejected:
+                packed = pack(prepared.model, source.data, source.files, self._settings, seconds)
+            except CacheRejected as error:
+                if error.reason is CacheReason.NOT_WORTH_IT:
+                    if len(self._not_worth) >= _MOST_VERDICTS:
+                        self._not_worth.clear()
+                    self._not_worth.add(source.digest)
                 raise
+            except OSError as error:  # of temporary files: nothing against the model
+                _log.warning("the optimised graph was not kept: %s", error)
+                raise CacheRejected(CacheReason.IO_ERROR, str(error)) from error
             except Exception as error:  # caching never makes a compilation fail
                 _log.warning("the optimised graph cannot be kept: %s", error)
                 return None
             return (packed.model,), (packed.data.data,)
 
         result = self._cache.save(
-            token, payloads, model_cache, data_cache, fingerprint=options.fingerprint, staged=options.staged
+            token,
+            payloads,
+            model_cache,
+            data_cache,
+            fingerprint=options.fingerprint,
+            staged=options.staged,
+            compiled=lambda: model_fingerprint(prepared.model, copies=source.by_operand(prepared.model)),
         )
         if result.saved:  # who loads it while this model is there shares its weights
             self._graphs.put(_cached_key(token, result.generation), prepared.graph)
@@ -239,7 +276,7 @@ def _read_file(pool: MemoryLike, offset: int, length: int) -> bytes:
     return read_constant(pool, np.uint8, (length,), offset).tobytes()
 
 
-def _read_files(model: Model) -> tuple[bytes, dict[str, Bytes]]:
+def _read_files(model: Model) -> _Source:
     """Return private copies of the model file and of its external files by name.
 
     Raises:
@@ -248,7 +285,9 @@ def _read_files(model: Model) -> tuple[bytes, dict[str, Bytes]]:
     """
     code = extension_code(extension_prefix(model, EXTENSION_NAME), FILE)
     operation, operands = model.main.operations[0], model.main.operands
-    named: list[tuple[str, Bytes | bytes]] = []
+    data = b""
+    names: list[str] = []
+    files: dict[str, Bytes] = {}
     for index in operation.inputs[: len(operation.inputs) - len(model.main.input_indexes)]:
         operand = operands[index]
         if operand.type != code or operand.lifetime != Lifetime.CONSTANT_REFERENCE:
@@ -259,17 +298,18 @@ def _read_files(model: Model) -> tuple[bytes, dict[str, Bytes]]:
             name = bytes(operand.extra_params or b"").decode()  # type: ignore[arg-type]
         except (TypeError, UnicodeDecodeError):
             raise InvalidArgument(f"operand {index} of GRAPH: the file's name is no UTF-8") from None
-        if named:
-            named.append((name, read_constant(pool, np.uint8, (length,), location.offset)))
+        if names:
+            files[name] = read_constant(pool, np.uint8, (length,), location.offset)
         else:
-            named.append((name, _read_file(pool, location.offset, length)))
-    if not named or named[0][0] or len({name for name, _ in named}) != len(named):
+            data = _read_file(pool, location.offset, length)
+        names.append(name)
+    if not names or names[0] or len(set(names)) != len(names):
         raise InvalidArgument("the first operand of GRAPH is the model file, without a name; the others have one each")
-    if tuple(operation.inputs[len(named) :]) != tuple(model.main.input_indexes):
+    if tuple(operation.inputs[len(names) :]) != tuple(model.main.input_indexes):
         raise InvalidArgument("the operands of GRAPH after its files are the inputs of the model, in their order")
     if tuple(operation.outputs) != tuple(model.main.output_indexes):
         raise InvalidArgument("the results of GRAPH are the outputs of the model, in their order")
-    return named[0][1], dict(named[1:])  # type: ignore[return-value,arg-type]
+    return _Source(data, files, content_digest(data, files))
 
 
 def _check_arguments(model: Model, graph: Graph) -> None:

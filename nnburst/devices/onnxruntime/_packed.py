@@ -1,18 +1,21 @@
 """What the device keeps in a compilation cache: the optimised graph, and beside it the weights.
 
 The model blob is MessagePack: the operands of the model, the graph as ONNX Runtime optimised it, and a table of its
-large tensors. The data blob is the bytes of those tensors, each at a multiple of 64 bytes; a tensor whose elements are
-all equal is a number in the table instead. A graph that is loaded uses the tensors where they lie.
+large tensors. The data blob is the bytes of those tensors, each at a multiple of 64 bytes; a tensor of long runs of
+equal elements is in the table instead. A graph that is loaded uses the tensors where they lie.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import mmap
 import os
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +26,46 @@ from ...cache import CacheReason, CacheRejected
 from ...errors import GeneralFailure
 from ...model import Model, Subgraph
 from .._elements import element_type
-from ._graph import FILES_OF_MODELS, Bytes, Graph, SessionSettings, build_session, open_session
+from ._graph import FILES_OF_MODELS, Bytes, Graph, SessionSettings, build_session, compile_graph, open_session
 from ._importer import all_tensors, parse
 from ._library import onnx, onnxruntime
 
-__all__ = ["FORMAT", "Contents", "Packed", "load_graph", "pack", "pays", "read_contents"]
+__all__ = ["FORMAT", "Contents", "Packed", "load_graph", "pack", "read_contents"]
 
-FORMAT = 2
+FORMAT = 3
 """Part of the epoch: files of another format are not even opened."""
 _ALIGNMENT = 64
 _SMALLEST = 1024
 """Bytes from which on a tensor is kept outside of the graph."""
-_GAIN = 0.8
+_GAIN = 0.9
 """A graph is kept if loading it takes at most this part of the time that compiling took."""
-_HIT_SECONDS = 0.005
-"""What a hit costs beside hashing and loading: opening files, copying them, asking the trust store, counting."""
+_HIT_SECONDS = 0.001
+"""What a hit costs beside loading, more than a look-up that finds nothing: opening files, asking the trust store."""
+_SHORTEST_SECONDS = 0.004
+"""What compiles faster is not kept: looking for it takes half as long."""
+_SHORT_SECONDS = 0.03
+"""What compiles faster is measured once more: the machine may have been busy."""
+_SPARE = 16 << 20
+"""Bytes that are left free where temporary files are."""
+_RUN = 64
+"""Length of runs, on average, from which on a tensor is a list of runs."""
 _WEIGHTS = "weights.bin"
 _MATRIX_OPERATORS = {"Gemm", "MatMul"}
 _MUCH = 64 << 20
+_TRIALS = 3
+"""How often loading is tried: the first time may be slow for other reasons."""
 
 
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """A large tensor of the graph: `length` bytes at `offset` of the data blob, or all elements `fill`."""
+    """A large tensor of the graph: `length` bytes at `offset` of the data blob, or `runs` of equal `elements`."""
 
     name: str
     element: int
     shape: tuple[int, ...]
     offset: int
     length: int
-    fill: bytes
+    runs: bytes
+    elements: bytes
 
 
 class _Packed(msgspec.Struct, frozen=True):
@@ -86,27 +100,80 @@ class Packed:
     load_seconds: float
 
 
-def pays(proto: Any) -> bool:
-    """Guess whether keeping a model's graph can pay; only measuring tells.
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Bytes of the tensors of a model: in its files, in all, and of the latter in large matrices."""
 
-    It does not if most of the weights are large matrices: what takes time then is bringing these into the order that
-    the processor wants, and that has to be done again for a graph that was kept.
+    stored: int
+    all: int
+    matrices: int
+
+    @classmethod
+    def of(cls, proto: Any) -> _Weights:
+        sizes = {tensor.name: _nbytes(tensor.dims, tensor.data_type) for tensor in proto.graph.initializer}
+        stored = sum(sizes.values())
+        shapes = {t.name: onnx().numpy_helper.to_array(t) for t in proto.graph.initializer if _is_shape(t)}
+        matrices = 0
+        for node in proto.graph.node:
+            if node.op_type == "ConstantOfShape" and node.input[0] in shapes:
+                sizes[node.output[0]] = 4 * int(np.prod(shapes[node.input[0]], dtype=np.float64))
+        for node in proto.graph.node:
+            if node.op_type in _MATRIX_OPERATORS:
+                matrices += sum(sizes.get(name, 0) for name in node.input)
+        return cls(stored, sum(sizes.values()), matrices)
+
+
+def _require_long(compile_seconds: float) -> None:
+    if compile_seconds < _SHORTEST_SECONDS:
+        raise CacheRejected(CacheReason.NOT_WORTH_IT, f"compiling took {compile_seconds * 1e3:.1f} ms only")
+
+
+def _require_chance(weights: _Weights, compile_seconds: float) -> None:
+    """Refuse what cannot pay before it is tried, which takes several times as long as compiling; measuring tells more.
+
+    Where most of the weights are large matrices, what takes time is bringing these into the order that the processor
+    wants, and that has to be done again for a graph that was kept.
+
+    Raises:
+        CacheRejected: Keeping the graph would not pay.
     """
-    sizes = {tensor.name: _nbytes(tensor.dims, tensor.data_type) for tensor in proto.graph.initializer}
-    shapes = {t.name: onnx().numpy_helper.to_array(t) for t in proto.graph.initializer if _is_shape(t)}
-    matrices = 0
-    for node in proto.graph.node:
-        if node.op_type == "ConstantOfShape" and node.input[0] in shapes:
-            sizes[node.output[0]] = 4 * int(np.prod(shapes[node.input[0]], dtype=np.float64))
-    for node in proto.graph.node:
-        if node.op_type in _MATRIX_OPERATORS:
-            matrices += sum(sizes.get(name, 0) for name in node.input)
-    return matrices < _MUCH or 2 * matrices < sum(sizes.values())
+    if weights.matrices >= _MUCH and 2 * weights.matrices >= weights.all:
+        raise CacheRejected(CacheReason.NOT_WORTH_IT, "most weights are large matrices, which are slow to load, too")
+    seconds = _HIT_SECONDS + weights.stored * _seconds_per_byte()
+    if seconds > _GAIN * compile_seconds:
+        raise CacheRejected(
+            CacheReason.NOT_WORTH_IT,
+            f"verifying {weights.stored} bytes takes {seconds * 1e3:.1f} ms, compiling took "
+            f"{compile_seconds * 1e3:.1f} ms",
+        )
 
 
-def _memory_directory() -> str | None:
-    """Where temporary files are in memory; None for wherever they usually are."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+@cache
+def _seconds_per_byte() -> float:
+    """Return how long hashing takes at least."""
+    sample = bytes(1 << 18)
+
+    def once() -> float:
+        started = time.perf_counter()
+        hashlib.sha256(sample).digest()
+        return time.perf_counter() - started
+
+    return min(once() for _ in range(4)) / len(sample)
+
+
+def _temporary_directory(nbytes: int) -> str:
+    """Return where there is room for temporary files, in memory if possible.
+
+    Raises:
+        CacheRejected: Nowhere.
+    """
+    places = ("/dev/shm", tempfile.gettempdir())
+    for place in places:
+        with contextlib.suppress(OSError):
+            status = os.statvfs(place)
+            if os.access(place, os.W_OK | os.X_OK) and status.f_bavail * status.f_frsize >= nbytes:
+                return place
+    raise CacheRejected(CacheReason.IO_ERROR, f"there is no room for {nbytes} bytes in {' or '.join(places)}")
 
 
 def _is_shape(tensor: Any) -> bool:
@@ -133,16 +200,16 @@ def pack(
         compile_seconds: What that took; None to keep it even if it does not pay.
 
     Raises:
-        CacheRejected: It would not pay.
+        CacheRejected: It would not pay, or there is no room for temporary files.
         NNBurstError: It cannot be done.
     """
-    if compile_seconds is not None and compile_seconds < 2 * _HIT_SECONDS:
-        raise CacheRejected(CacheReason.NOT_WORTH_IT, f"compiling took {compile_seconds * 1e3:.1f} ms only")
-    proto = parse(data)
-    if compile_seconds is not None and not pays(proto):
-        raise CacheRejected(CacheReason.NOT_WORTH_IT, "most weights are large matrices, which are slow to load, too")
-    del proto
-    with tempfile.TemporaryDirectory(prefix="nnburst-pack-", dir=_memory_directory()) as directory:
+    if compile_seconds is not None:
+        _require_long(compile_seconds)
+    weights = _Weights.of(parse(data))
+    if compile_seconds is not None:
+        _require_chance(weights, compile_seconds)
+    room = _temporary_directory(2 * weights.all + _SPARE)  # constants may become more while the graph is optimised
+    with tempfile.TemporaryDirectory(prefix="nnburst-pack-", dir=room) as directory:
         exposed, graph, tensors, blob, file_size, again = _optimised(data, files, settings, Path(directory))
     packed = _Packed(
         version=FORMAT,
@@ -157,19 +224,31 @@ def pack(
         file_size=file_size,
     )
     encoded = _encoder.encode(packed)
-    started = time.perf_counter()
-    hashlib.sha256(encoded).digest()
-    hashlib.sha256(blob.data).digest()
-    load_graph(read_contents(memoryview(encoded), blob.data), blob.data, settings)
-    seconds = time.perf_counter() - started
+    seconds = min(_loading(encoded, blob, settings) for _ in range(_TRIALS))
     if compile_seconds is not None:
         usual = min(compile_seconds, again)  # the first time in a process takes longer than it ever will again
+        if usual < _SHORT_SECONDS:
+            usual = min(usual, compile_graph(data, files, settings).seconds)
+        _require_long(usual)
         if seconds + _HIT_SECONDS > _GAIN * usual:
             raise CacheRejected(
                 CacheReason.NOT_WORTH_IT,
                 f"loading takes {seconds * 1e3:.1f} ms, compiling took {usual * 1e3:.1f} ms",
             )
     return Packed(encoded, blob, seconds)
+
+
+def _loading(encoded: bytes, blob: Bytes, settings: SessionSettings) -> float:
+    """Return the seconds that loading takes, a private copy and its digests included."""
+    started = time.perf_counter()
+    with mmap.mmap(-1, blob.nbytes) as copy:
+        with contextlib.suppress(OSError):
+            copy.madvise(mmap.MADV_HUGEPAGE)
+        copy[:] = blob.data
+    hashlib.sha256(encoded).digest()
+    hashlib.sha256(blob.data).digest()
+    load_graph(read_contents(memoryview(encoded), blob.data), blob.data, settings)
+    return time.perf_counter() - started
 
 
 def _optimised(
@@ -219,9 +298,9 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[bytes, tuple[_Tensor, ...], Byt
             tensor.data_location = 0
             del tensor.external_data[:]
             continue
-        fill = _fill_of(piece.view(row.dtype))
-        stored = 0 if fill else piece.nbytes
-        tensors.append(_Tensor(tensor.name, row.number, tuple(tensor.dims), end, stored, fill))
+        runs, elements = _runs_of(piece.view(row.dtype))
+        stored = 0 if runs else piece.nbytes
+        tensors.append(_Tensor(tensor.name, row.number, tuple(tensor.dims), end, stored, runs, elements))
         if stored:
             padding = -stored % _ALIGNMENT
             pieces += [piece, np.zeros(padding, np.uint8)]
@@ -229,10 +308,14 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[bytes, tuple[_Tensor, ...], Byt
     return proto.SerializeToString(), tuple(tensors), np.concatenate(pieces) if pieces else np.zeros(1, np.uint8)
 
 
-def _fill_of(elements: np.ndarray[Any, Any]) -> bytes:
-    """Return the bytes of the element that a tensor consists of, or nothing."""
+def _runs_of(elements: np.ndarray[Any, Any]) -> tuple[bytes, bytes]:
+    """Return lengths and elements of the runs that a tensor consists of; nothing if they are many or short."""
     bits = elements.view(f"u{elements.itemsize}")
-    return elements[:1].tobytes() if bits.size and (bits == bits[0]).all() else b""
+    for part in (bits[:_SMALLEST], bits):  # a look at the beginning is usually enough
+        ends = np.append(np.flatnonzero(part[1:] != part[:-1]), part.size - 1)
+        if len(ends) * _RUN > part.size:
+            return b"", b""
+    return np.diff(ends, prepend=-1).astype("<u8").tobytes(), elements[ends].tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +362,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings) 
 
     Raises:
         GeneralFailure: ONNX Runtime refuses the graph.
+        CacheRejected: There is no room for a file of holes.
     """
     packed, raw = contents.packed, np.frombuffer(data, np.uint8)
     options = settings.options()
@@ -287,7 +371,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings) 
     values = [wrap(_array(tensor, raw), tensor.element) for tensor in packed.tensors]
     for tensor, value in zip(packed.tensors, values, strict=True):
         options.add_initializer(tensor.name, value)  # used where it lies, and instead of what the graph says
-    with tempfile.TemporaryDirectory(prefix="nnburst-load-", dir=_memory_directory()) as directory:
+    with tempfile.TemporaryDirectory(prefix="nnburst-load-", dir=_temporary_directory(1 << 16)) as directory:
         # The graph says that they are in a file, which must exist and be large enough. Nobody reads it: it is holes.
         with open(os.path.join(directory, _WEIGHTS), "wb") as file:
             file.truncate(max(packed.file_size, 1))
@@ -297,6 +381,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings) 
 
 def _array(tensor: _Tensor, raw: Bytes) -> np.ndarray[Any, Any]:
     dtype = element_type(tensor.element, tensor.name).dtype
-    if tensor.fill:
-        return np.full(tensor.shape, np.frombuffer(tensor.fill, dtype)[0], dtype)
+    if tensor.runs:
+        elements = np.frombuffer(tensor.elements, dtype)
+        return np.repeat(elements, np.frombuffer(tensor.runs, "<u8").astype(np.int64)).reshape(tensor.shape)
     return raw[tensor.offset : tensor.offset + tensor.length].view(dtype).reshape(tensor.shape)
