@@ -172,7 +172,8 @@ class DirectoryCache:
             )  # fmt: skip
             try:
                 staged.publish(result.generation, info)
-                job.device.confirm_cache(token, result.generation)
+                if not job.device.confirm_cache(token, result.generation):
+                    return CacheReason.NO_ROW  # the service has lost it; an older generation may be good
                 staged.finish()
             except DeadObject:
                 raise

@@ -110,8 +110,8 @@ class _Attempt:
     def _restored(self, files: Files, generation: str) -> CacheReason | None:
         """Have the device restore an entry; return why it did not."""
         job, alive = self._job, False
-        with contextlib.suppress(Exception):
-            alive = job.device.status is not DeviceStatus.OFFLINE
+        with contextlib.suppress(Exception):  # a service that is stuck must not cost more than the deadline
+            alive = not job.deadline_ns and job.device.status is not DeviceStatus.OFFLINE
         try:
             prepared = job.device.prepare_model_from_cache(
                 files.model_fds, files.data_fds, self._token, job.deadline_ns, self._fingerprint

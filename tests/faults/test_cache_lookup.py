@@ -103,6 +103,20 @@ def test_deadline_that_has_passed_costs_no_entry(tmp_path: Path) -> None:
         assert compiled(device, tmp_path / "c") == "HIT/HIT/-"
 
 
+def test_generation_that_is_not_confirmed_replaces_nothing(tmp_path: Path) -> None:
+    class Forgetful(ReferenceDevice):
+        def prepare_model_from_cache(self, *args: Any, **options: Any) -> Any:
+            raise CacheRejected(R.BUSY)
+
+        def confirm_cache(self, token: bytes, generation: bytes) -> bool:
+            self._cache.get().revoke(token, generation)
+            return super().confirm_cache(token, generation)
+
+    assert compiled(ReferenceDevice(), tmp_path / "c") == "SAVED/SAVED/-"
+    assert compiled(Forgetful(), tmp_path / "c") == "REJECTED/NO_ROW/BUSY"
+    assert compiled(ReferenceDevice(), tmp_path / "c") == "HIT/HIT/-"
+
+
 @pytest.mark.parametrize("what", ["existing", "compile before", "compile after", "note"])
 def test_source_with_a_bug_does_not_make_a_compilation_fail(tmp_path: Path, what: str) -> None:
     class Odd(DirectoryCache):
