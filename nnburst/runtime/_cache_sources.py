@@ -32,6 +32,8 @@ __all__ = ["Attempt", "CacheSource", "DescriptorCache", "DirectoryCache", "Files
 
 _PATIENCE = 30.0
 """Seconds to wait for somebody else who compiles the same."""
+_REFUSALS = (CacheReason.DECLINED, CacheReason.TOO_BIG, CacheReason.NOT_WORTH_IT)
+"""What a device says against saving a model; after a few times nobody asks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class DirectoryCache:
         self._cache = cache
         self._given = token
         self._always = always
+        self._was_refused = False
         self._fingerprint: bytes | None = None
 
     def fingerprint(self, job: Job) -> bytes:
@@ -143,6 +146,7 @@ class DirectoryCache:
         try:
             staged = self._staged(job, entry_name(token), attempt)
         except CacheRejected as error:
+            self._was_refused = error.reason in _REFUSALS
             attempt.compile(None, options)
             return error.reason
         if staged is None:
@@ -158,7 +162,7 @@ class DirectoryCache:
                     self._publish_empty(staged, job)
                     self._cache.enforce_limits()
                     return reason
-                if reason in (CacheReason.DECLINED, CacheReason.TOO_BIG, CacheReason.NOT_WORTH_IT):
+                if reason in _REFUSALS:
                     self._cache.index.decline(staged.entry, reason)
                 self._cache.give_up(reason)
                 return reason
@@ -216,7 +220,8 @@ class DirectoryCache:
             staged.finish()
 
     def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
-        if reason is CacheReason.DISABLED:
+        was_refused, self._was_refused = self._was_refused, False
+        if reason is CacheReason.DISABLED or was_refused:  # the latter was counted when it was tried
             return
         self._cache.index.count(reason)
         if reason is CacheReason.HIT:

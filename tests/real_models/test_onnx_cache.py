@@ -15,7 +15,7 @@ import pytest
 from onnx_support import FLOAT, RNG, graph, in_process, mlp, node, onnx, save
 
 import nnburst
-from nnburst.cache import CacheReason, CacheRejected, model_fingerprint
+from nnburst.cache import Cache, CacheReason, CacheRejected, model_fingerprint
 from nnburst.devices import CacheOptions, create_device
 from nnburst.devices.onnxruntime import _device
 from nnburst.errors import GeneralFailure
@@ -82,11 +82,14 @@ def test_files_that_were_changed_are_not_used(tmp_path: Path) -> None:
 
 def test_what_does_not_pay_is_compiled_as_ever(service: nnburst.Service, tmp_path: Path) -> None:
     path, x = save(mlp(16, 1), tmp_path / "m.onnx"), np.ones((1, 16), np.float32)
-    for _ in range(4):
+    counted = []
+    for _ in range(6):
         with service.session(path, cache_dir=tmp_path / "cache") as session:
             assert session.cache_report.outcome == "NOT_SAVED"
             assert session.cache_report.reason is CacheReason.NOT_WORTH_IT
             assert np.array_equal(session.run(None, {"x": x})[0], in_process(path, {"x": x})[0])
+        counted.append(Cache(tmp_path / "cache").index.counters()["NOT_WORTH_IT"])
+    assert counted == [1, 2, 3, 3, 3, 3]  # as often as it was tried; then nothing is written any more
 
 
 class Files:
