@@ -332,6 +332,7 @@ class Connection:
         for fd in (self._sock.fileno(), self._wake_fd, self._pidfd):
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
+        is_full = False
         while True:
             ready = {fd for fd, _ in poll.poll()}
             if self._wake_fd in ready:
@@ -339,8 +340,9 @@ class Connection:
                     os.eventfd_read(self._wake_fd)
                 if self._stop_reason:  # noted before the wake-up was written
                     return
-            if self._unsent:
-                poll.modify(self._sock.fileno(), select.POLLIN | (0 if self._has_sent_all() else select.POLLOUT))
+            was_full, is_full = is_full, bool(self._unsent) and not self._has_sent_all()
+            if was_full != is_full:
+                poll.modify(self._sock.fileno(), select.POLLIN | (select.POLLOUT if is_full else 0))
             with contextlib.suppress(BlockingIOError):
                 self._receive()
             if self._pidfd in ready:
@@ -368,7 +370,13 @@ class Connection:
             number = lost.call_id
             error = ResourceExhausted("descriptors of a message were lost: the process may open no more (ulimit -n)")
             if lost.kind is Kind.REQUEST:
-                self._workers.submit(lambda: self._answer(number, Kind.ERROR, encode(error_reply(error)), ()))
+                self._serving.enter(0, False)
+
+                def refuse() -> None:
+                    self._serving.leave(0, False)
+                    self._answer(number, Kind.ERROR, encode(error_reply(error)), ())
+
+                self._workers.submit(refuse)
             elif (pending := self._calls.find(number)) is not None:
                 self._calls.answer(pending, None, error, FdBundle())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import signal
 import socket
 import threading
@@ -17,7 +19,7 @@ import nnburst
 from nnburst.errors import GeneralFailure, MissedDeadline, ResourceExhausted
 from nnburst.model import DataLocation, MeasureTiming, Model, ModelBuilder, OperandType, OperationType, RequestArgument
 from nnburst.service import ServiceHost, _pending, _protocol, start_child
-from nnburst.service._packets import FdBundle, Kind, Outgoing
+from nnburst.service._packets import FdBundle, Kind, Outgoing, receive
 from nnburst.service._protocol import Side
 
 GOODBYE = _protocol.encode(_protocol.Goodbye())
@@ -257,3 +259,66 @@ def test_thread_that_cannot_be_started_leaves_nothing_behind(name: str, monkeypa
         attempt()
     monkeypatch.undo()
     assert open_fds() == before
+
+
+# ---- what finalisers leave -----------------------------------------------------------------------------------------
+
+
+def test_what_finalisers_leave_is_sent_without_another_call() -> None:
+    with raw_peer(Side.CLIENT) as (end, sock):
+        end.release_later(7)
+        sock.settimeout(WATCHDOG)
+        assert _protocol.decode_request(receive(_blocking(sock)).body, Side.SERVICE)[1] == _protocol.Release(7)
+
+
+def _blocking(sock: socket.socket) -> socket.socket:
+    """Wait until there is something: `receive` does not."""
+    select.select([sock], [], [], WATCHDOG)
+    return sock
+
+
+def test_what_a_full_socket_keeps_back_goes_out_later_and_nobody_spins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader asks for room only as long as there is something to send."""
+    polls = 0
+    poll = select.poll
+
+    class Counting:
+        def __init__(self) -> None:
+            self.poll_object = poll()
+
+        def register(self, *arguments: Any) -> None:
+            self.poll_object.register(*arguments)
+
+        def modify(self, *arguments: Any) -> None:
+            self.poll_object.modify(*arguments)
+
+        def poll(self, *arguments: Any) -> Any:
+            nonlocal polls
+            polls += 1
+            return self.poll_object.poll(*arguments)
+
+    monkeypatch.setattr(select, "poll", Counting)
+    with raw_peer(Side.CLIENT) as (end, sock):
+        count = 5000
+        for number in range(count):
+            end.release_later(number)
+        seen = []
+        while len(seen) < count:
+            seen.append(_protocol.decode_request(receive(_blocking(sock)).body, Side.SERVICE)[1].object)
+        assert seen == list(range(count))
+
+        for number in range(count):
+            end.release_later(number)
+        before = -1
+        while before != polls:  # until it waits for room
+            before = polls
+            time.sleep(0.05)
+        assert end._unsent
+        end._unsent.clear()  # as somebody does who sends them before a message of his own
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                receive(sock)
+        time.sleep(0.05)
+        before = polls
+        time.sleep(0.2)
+        assert polls - before <= 2
