@@ -26,7 +26,11 @@ struct nnb_gate {
     uint32_t waiting;
     uint64_t moves;
     nnb_buffer *all; /* alive */
+    nnb_gate *next;
 };
+
+static nnb_gate *gates;
+static pthread_mutex_t gates_lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct nnb_buffer {
     nnb_gate *gate;
@@ -58,25 +62,24 @@ static void start(nnb_gate *g)
     g->waiting = 0;
 }
 
-int nnb_gate_create(nnb_gate **out)
+/* The handlers run inside fork(), on the thread that forks. Nobody who holds a lock here waits for anything that this
+ * thread may hold, such as an interpreter lock: whoever has it, has it for a few loads and stores. */
+static void before_fork(void)
 {
-    nnb_gate *g = calloc(1, sizeof *g);
-    if (!g)
-        return -ENOMEM;
-    start(g);
-    *out = g;
-    return 0;
+    pthread_mutex_lock(&gates_lock);
+    for (nnb_gate *g = gates; g; g = g->next)
+        pthread_mutex_lock(&g->lock);
 }
 
-void nnb_gate_before_fork(nnb_gate *g) { pthread_mutex_lock(&g->lock); }
-
-void nnb_gate_after_fork(nnb_gate *g, int in_child)
+static void after_fork_in_parent(void)
 {
-    if (!in_child) {
+    for (nnb_gate *g = gates; g; g = g->next)
         pthread_mutex_unlock(&g->lock);
-        return;
-    }
-    start(g);
+    pthread_mutex_unlock(&gates_lock);
+}
+
+static void free_all(nnb_gate *g)
+{
     for (nnb_buffer *b = g->all; b; b = b->next) {
         int closed = b->use <= CLOSED / 2;
         if (b->use == WRITTEN || b->use == CLOSED + WRITTEN) {
@@ -85,6 +88,36 @@ void nnb_gate_after_fork(nnb_gate *g, int in_child)
         }
         b->use = closed ? CLOSED : 0;
     }
+}
+
+static void after_fork_in_child(void)
+{
+    pthread_mutex_init(&gates_lock, NULL);
+    for (nnb_gate *g = gates; g; g = g->next) {
+        start(g);
+        free_all(g);
+    }
+}
+
+int nnb_gate_create(nnb_gate **out)
+{
+    nnb_gate *g = calloc(1, sizeof *g);
+    if (!g)
+        return -ENOMEM;
+    start(g);
+    pthread_mutex_lock(&gates_lock);
+    int rc = gates ? 0 : -pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    if (!rc) {
+        g->next = gates;
+        gates = g;
+    }
+    pthread_mutex_unlock(&gates_lock);
+    if (rc < 0) {
+        free(g);
+        return rc;
+    }
+    *out = g;
+    return 0;
 }
 
 uint64_t nnb_gate_moves(nnb_gate *g)

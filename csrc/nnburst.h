@@ -260,12 +260,10 @@ typedef struct nnb_gate nnb_gate;
 typedef struct nnb_buffer nnb_buffer;
 typedef struct nnb_uses nnb_uses;
 
-/* One for all buffers that may meet in a request; lives as long as the process. -ENOMEM. */
+/* One for all buffers that may meet in a request; lives as long as the process. -ENOMEM.
+ * In a forked child nothing is half done, and what other threads used is free, since they are not there: contents that
+ * were being written are lost. */
 int nnb_gate_create(nnb_gate **out);
-/* Around fork(): nothing is half done in the child, and what other threads used there is free, since they are not
- * there: contents that were being written are lost. */
-void nnb_gate_before_fork(nnb_gate *g);
-void nnb_gate_after_fork(nnb_gate *g, int in_child);
 /* Counts what makes views of buffers stale: bytes that moved, other dimensions, closing. */
 uint64_t nnb_gate_moves(nnb_gate *g);
 void nnb_gate_moved(nnb_gate *g);

@@ -45,24 +45,12 @@ class Gate:
         """Lives as long as the process."""
         self.closed: list[_Closed] = []
         """Buffers to free once nobody uses them."""
-        self._renew_lock()
+        self.renew_lock()
 
-    def _renew_lock(self) -> None:
+    def renew_lock(self) -> None:
+        """Make the lock; anew in a forked child, where the thread that holds it may not be."""
         # Reentrant, because an object that the garbage collector finds meanwhile may close its buffer.
         self.lock = threading.RLock()
-
-    def before_fork(self) -> None:
-        """Let nothing be half done when the process is copied."""
-        self.lock.acquire()
-        lib.nnb_gate_before_fork(self.handle)
-
-    def after_fork(self, in_child: bool) -> None:
-        """Go on. In the child nobody uses any buffer: the threads that did are not there."""
-        lib.nnb_gate_after_fork(self.handle, in_child)
-        if in_child:
-            self._renew_lock()
-        else:
-            self.lock.release()
 
     @property
     def moves(self) -> int:
@@ -86,11 +74,7 @@ class Gate:
 
 
 gate = Gate()
-os.register_at_fork(
-    before=gate.before_fork,
-    after_in_parent=lambda: gate.after_fork(False),
-    after_in_child=lambda: gate.after_fork(True),
-)
+os.register_at_fork(after_in_child=gate.renew_lock)
 
 
 class Uses:

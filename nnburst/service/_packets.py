@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 _HEADER = struct.Struct("<BBHI")
+_SEND_FLAGS = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 _LENGTH = struct.Struct("<Q")
 _SPILLED = 1
 _MAX_DATAGRAM = _HEADER.size + MAX_INLINE
@@ -197,6 +198,8 @@ class Outgoing:
             )
         passed = list(fds)
         header = _HEADER.pack(kind, _SPILLED if is_long else 0, len(fds), call_id)
+        self.may_be_sent = False
+        """False if it certainly was not, though a signal handler may have raised meanwhile."""
         self._data = (header, _LENGTH.pack(len(body))) if is_long else (header, body)
         self._spill = -1
         if is_long:
@@ -224,10 +227,13 @@ class Outgoing:
             ConnectionError: The peer is gone.
         """
         try:
-            sock.sendmsg(self._data, self._ancillary, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            self.may_be_sent = True  # no handler runs between this and the call
+            sock.sendmsg(self._data, self._ancillary, _SEND_FLAGS)
         except (BlockingIOError, ConnectionError):
+            self.may_be_sent = False
             raise
         except OSError as error:
+            self.may_be_sent = False
             if error.errno == errno.EBADF and sock.fileno() >= 0:
                 raise InvalidArgument("a descriptor of this message is not open") from error
             if error.errno in (errno.EBADF, errno.ENOTCONN):

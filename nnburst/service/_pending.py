@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from ..errors import MissedDeadline, NNBurstError
-from ._packets import FdBundle
+from ._packets import FdBundle, Outgoing
 from ._protocol import Call, Malformed, Message
 
 __all__ = ["MAX_PENDING", "PendingCall", "PendingCalls", "ServedCalls"]
@@ -37,7 +37,7 @@ class PendingCall:
         "fds",
         "is_answered",
         "is_long",
-        "may_be_sent",
+        "message",
         "number",
         "on_late",
         "reply",
@@ -47,7 +47,7 @@ class PendingCall:
         self.call = call
         self.is_long = is_long
         self.number = 0
-        self.may_be_sent = False
+        self.message: Outgoing | None = None
         self.is_answered = False
         self._arrival = threading.Lock()  # an Event would not do: its wait does not survive Ctrl-C at every moment
         self._arrival.acquire()
@@ -99,16 +99,33 @@ class PendingCalls:
                 self._changed.wait(left)
             if self._ended is not None:
                 raise self._ended(pending.call)
+            self._enter(pending)
+
+    def _enter(self, pending: PendingCall) -> None:
+        number = next(self._numbers) % 2**32
+        while not number or number in self._calls:  # 0 means that no answer is wanted
             number = next(self._numbers) % 2**32
-            while not number or number in self._calls:  # 0 means that no answer is wanted
-                number = next(self._numbers) % 2**32
-            pending.number = number
-            self._calls[number] = pending
+        pending.number = number
+        self._calls[number] = pending
 
     def _is_full(self, pending: PendingCall) -> bool:
         if len(self._calls) >= MAX_PENDING:
             return True
         return pending.is_long and any(other.is_long for other in self._calls.values())
+
+    def try_enter(self, pending: PendingCall, most: int) -> bool:
+        """Give a call its number that nobody waits for, unless `most` calls are under way or it is too late."""
+        pending.on_late = _ignore
+        with self._changed:
+            if self._ended is not None or len(self._calls) >= most:
+                return False
+            self._enter(pending)
+            return True
+
+    def remove(self, pending: PendingCall) -> None:
+        """It was not sent."""
+        with self._changed:
+            self._remove(pending)
 
     def find(self, number: int) -> PendingCall | None:
         """Return a call that is under way."""
@@ -132,7 +149,7 @@ class PendingCalls:
         """
         with self._changed:
             pending.on_late = on_late or _ignore
-            if not pending.may_be_sent:
+            if pending.message is None or not pending.message.may_be_sent:
                 self._remove(pending)
             return not pending.is_answered
 

@@ -4,8 +4,7 @@ One reader thread per connection owns the receiving side. It completes pending c
 threads (so a long `prepare_model` delays nobody), and watches the peer's pidfd. However a connection ends, the reader
 thread runs `_finish` once: pending calls fail, then every death listener is called once, then `on_end`.
 
-Locks: `_lock` guards the listeners and counters and is never held during a send, a callback or a wait; `_send_lock`
-keeps the socket open during a send and is never held while it is full.
+`_lock` guards the descriptors and the reason of the end; it is never held during a send, a callback or a wait.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import select
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +30,7 @@ from ..errors import (
     error_for,
 )
 from ._listeners import DeathListeners
-from ._packets import DescriptorsLost, EndOfStream, FdBundle, Kind, Outgoing, Packet, close_fds, receive, wait_writable
+from ._packets import DescriptorsLost, EndOfStream, FdBundle, Kind, Packet, close_fds, receive
 from ._pending import PendingCall, PendingCalls, ServedCalls
 from ._protocol import (
     CALL_BY_REQUEST,
@@ -51,6 +49,7 @@ from ._protocol import (
     encode_request,
     error_reply,
 )
+from ._sender import Sender
 from ._workers import Workers
 
 __all__ = ["SEND_TIMEOUT", "Connection"]
@@ -96,14 +95,12 @@ class Connection:
         self._admit: Callable[[Call], None] | None = getattr(handler, "admit", None)
         self._pidfd = -1 if peer_pidfd is None else peer_pidfd
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._send_timeout = send_timeout
         self._on_end = on_end
         self._owner = os.getpid()
         self._lock = threading.RLock()
-        self._send_lock = threading.RLock()  # a signal handler may call over a call
         self._calls = PendingCalls()
+        self._sender = Sender(sock, self._calls, send_timeout)
         self._listeners = DeathListeners()
-        self._unsent: deque[bytes] = deque()
         self._serving = ServedCalls()
         self._stop_reason = ""
         self._closed = False
@@ -254,24 +251,13 @@ class Connection:
         self.send_later(Release(number))
 
     def send_later(self, message: Message) -> None:
-        """Send a request that needs no answer, without waiting: takes no lock that the thread might hold.
+        """Send a short request whose answer nobody wants, without waiting: takes no lock that the thread might hold.
 
         It goes out before the next message, or the reader thread sends it.
         """
         if os.getpid() == self._owner and not self._ended.is_set():
-            self._unsent.append(encode(message))
+            self._sender.later(message)
             self._wake()
-
-    def _send_unsent(self) -> None:
-        """With the send lock held. Raises BlockingIOError if the socket is full, with the rest still to be sent."""
-        while self._unsent:
-            body = self._unsent.popleft()
-            try:
-                with Outgoing(Kind.REQUEST, 0, body) as message:
-                    message.try_send(self._sock)
-            except BlockingIOError:
-                self._unsent.appendleft(body)
-                raise
 
     def _send(
         self,
@@ -282,30 +268,11 @@ class Connection:
         deadline: float | None,
         pending: PendingCall | None = None,
     ) -> None:
-        give_up = time.monotonic() + self._send_timeout
-        deadline = give_up if deadline is None else min(deadline, give_up)
         try:
-            with Outgoing(kind, number, body, fds) as message:
-                while not self._try_send(message, pending):
-                    wait_writable(self._sock, deadline)
+            self._sender.send(kind, number, body, fds, deadline, pending)
         except ConnectionError as error:
             self.stop(f"sending failed: {error}")
             raise DeadObject(f"the other process is gone: {error}") from error
-
-    def _try_send(self, message: Outgoing, pending: PendingCall | None) -> bool:
-        with self._send_lock:
-            try:
-                self._send_unsent()
-                if pending is not None:
-                    pending.may_be_sent = True  # before it is: a signal handler may raise right after
-                message.try_send(self._sock)
-                return True
-            except Exception as error:
-                if pending is not None:
-                    pending.may_be_sent = False
-                if isinstance(error, BlockingIOError):
-                    return False
-                raise
 
     # -- the reader thread ---------------------------------------------------------------------------------------------
 
@@ -340,28 +307,17 @@ class Connection:
                     os.eventfd_read(self._wake_fd)
                 if self._stop_reason:  # noted before the wake-up was written
                     return
-            was_full, is_full = is_full, bool(self._unsent) and not self._has_sent_all()
-            if was_full != is_full:
-                poll.modify(self._sock.fileno(), select.POLLIN | (select.POLLOUT if is_full else 0))
             with contextlib.suppress(BlockingIOError):
                 self._receive()
+            was_full, is_full = is_full, not self._sender.flush()
+            if was_full != is_full:
+                poll.modify(self._sock.fileno(), select.POLLIN | (select.POLLOUT if is_full else 0))
             if self._pidfd in ready:
                 # What it said before it died still counts.
                 with contextlib.suppress(BlockingIOError):
                     while True:
                         self._receive()
                 raise EndOfStream("its process ended")
-
-    def _has_sent_all(self) -> bool:
-        """Send what `send_later` left; False if the socket is full."""
-        with self._send_lock:
-            try:
-                self._send_unsent()
-            except BlockingIOError:
-                return False
-            except (NNBurstError, ConnectionError):
-                self._unsent.clear()  # the connection is about to end
-        return True
 
     def _receive(self) -> None:
         try:
@@ -453,10 +409,10 @@ class Connection:
             self._pidfd = self._wake_fd = -1
             self._sock.close()
         else:
-            with self._send_lock, self._lock:
+            with self._lock:
                 fds = [self._pidfd, self._wake_fd]
                 self._pidfd = self._wake_fd = -1
-                self._sock.close()
+            self._sender.close()
         close_fds(fd for fd in fds if fd >= 0)
 
     # -- serving -----------------------------------------------------------------------------------------------------

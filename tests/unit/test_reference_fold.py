@@ -48,7 +48,7 @@ def names(prepared: ReferencePreparedModel) -> list[str]:
 
 
 def run(prepared: ReferencePreparedModel, x: np.ndarray[Any, Any], *shapes: tuple[int, ...]) -> list[Any]:
-    with Memory.ashmem(4096) as memory:
+    with Memory.ashmem(1 << 18) as memory:
         memory.array(np.float32, x.shape)[...] = x
         places = [DataLocation(0, 1024 * (1 + i), 4 * math.prod(shape)) for i, shape in enumerate(shapes)]
         request = Request(
@@ -83,6 +83,27 @@ def test_output_of_the_model_is_written_in_every_run() -> None:
     for _ in range(2):
         w, _ = run(prepared, X, (6, 8), (2, 8))
         np.testing.assert_allclose(w, W * SCALES[:, None], rtol=1e-6)
+
+
+@pytest.mark.leaks("the trust store of a process stays open")
+@pytest.mark.parametrize("folded", [False, True])
+def test_constant_that_an_operation_reads_twice_is_restored(
+    folded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once as weights, of which it keeps an arrangement of its own, and once as values."""
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    b = ModelBuilder()
+    bias = b.input("bias", T.TENSOR_FLOAT32, (160,))
+    w = b.constant(RNG.normal(size=(160, 160)).astype(np.float32))
+    if folded:
+        w = b.add(O.TRANSPOSE, [w, np.array([1, 0], np.int32)])
+    b.output("y", b.add(O.FULLY_CONNECTED, [w, w, bias, b.scalar(0)]))
+    device, x = ReferenceDevice(), np.zeros(160, np.float32)
+    with open(tmp_path / "model", "w+b") as model_file, open(tmp_path / "data", "w+b") as data_file:
+        fds = [model_file.fileno()], [data_file.fileno()]
+        prepared = device.prepare_model(b.build(), model_cache=fds[0], data_cache=fds[1], token=bytes(32))
+        restored = device.prepare_model_from_cache(*fds, bytes(32))
+    assert run(restored, x, (160, 160))[0].tobytes() == run(prepared, x, (160, 160))[0].tobytes()
 
 
 def test_what_would_grow_too_much_is_not_folded() -> None:

@@ -119,7 +119,10 @@ def test_handler_that_wants_to_leave_is_answered_and_its_thread_serves_on(error:
 
 
 @pytest.mark.parametrize("moment", ["before it is sent", "after it was sent", "while it waits", "when it is answered"])
-def test_call_that_is_interrupted_leaves_the_connection_usable(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_long", [False, True])
+def test_call_that_is_interrupted_leaves_the_connection_usable(
+    moment: str, is_long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reply of a call that was interrupted is expected, and what it names is let go of."""
     late: list[object] = []
     may_answer = threading.Event()
@@ -138,19 +141,20 @@ def test_call_that_is_interrupted_leaves_the_connection_usable(moment: str, monk
             assert wait(self, WATCHDOG)
         raise KeyboardInterrupt
 
-    def answer(message: object, fds: FdBundle) -> _protocol.HelloReply:
+    def answer(message: object, fds: FdBundle) -> _protocol.Message:
         assert may_answer.wait(WATCHDOG)
-        return _protocol.HelloReply((1, 0), 7)
+        is_execute = isinstance(message, _protocol.Execute)
+        return _protocol.ExecuteReply(0, (), _protocol.Timing()) if is_execute else _protocol.HelloReply((1, 0), 7)
 
     wait = _pending.PendingCall.wait
-    with connected(service=Answers(on_hello=answer)) as (client, _):
+    with connected(service=Answers(on_hello=answer, on_execute=answer)) as (client, _):
         with monkeypatch.context() as patched:
             if moment in ("before it is sent", "after it was sent"):
                 patched.setattr(Outgoing, "try_send", sending)
             else:
                 patched.setattr(_pending.PendingCall, "wait", waiting)
             with pytest.raises(KeyboardInterrupt):
-                client.call(_protocol.Hello((1, 0), 1), on_late=late.append)
+                client.call(LONG if is_long else _protocol.Hello((1, 0), 1), on_late=late.append)
         may_answer.set()
         for _ in range(2 * _pending.MAX_PENDING):
             client.call(_protocol.Goodbye(), timeout=WATCHDOG)
@@ -158,6 +162,7 @@ def test_call_that_is_interrupted_leaves_the_connection_usable(moment: str, monk
         while not late and moment != "before it is sent" and time.monotonic() < deadline:
             time.sleep(0.001)
         assert len(late) == (moment != "before it is sent")
+        client.call(LONG, timeout=WATCHDOG)
 
 
 @pytest.fixture
@@ -267,14 +272,12 @@ def test_thread_that_cannot_be_started_leaves_nothing_behind(name: str, monkeypa
 def test_what_finalisers_leave_is_sent_without_another_call() -> None:
     with raw_peer(Side.CLIENT) as (end, sock):
         end.release_later(7)
-        sock.settimeout(WATCHDOG)
-        assert _protocol.decode_request(receive(_blocking(sock)).body, Side.SERVICE)[1] == _protocol.Release(7)
+        _wait_readable(sock, WATCHDOG)
+        assert _protocol.decode_request(receive(sock).body, Side.SERVICE)[1] == _protocol.Release(7)
 
 
-def _blocking(sock: socket.socket) -> socket.socket:
-    """Wait until there is something: `receive` does not."""
-    select.select([sock], [], [], WATCHDOG)
-    return sock
+def _wait_readable(sock: socket.socket, timeout: float) -> None:
+    select.select([sock], [], [], timeout)
 
 
 def test_what_a_full_socket_keeps_back_goes_out_later_and_nobody_spins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,27 +301,40 @@ def test_what_a_full_socket_keeps_back_goes_out_later_and_nobody_spins(monkeypat
             return self.poll_object.poll(*arguments)
 
     monkeypatch.setattr(select, "poll", Counting)
-    with raw_peer(Side.CLIENT) as (end, sock):
-        count = 5000
-        for number in range(count):
-            end.release_later(number)
-        seen = []
-        while len(seen) < count:
-            seen.append(_protocol.decode_request(receive(_blocking(sock)).body, Side.SERVICE)[1].object)
-        assert seen == list(range(count))
-
-        for number in range(count):
-            end.release_later(number)
-        before = -1
-        while before != polls:  # until it waits for room
+    for goes_elsewhere in (False, True):
+        with raw_peer(Side.CLIENT) as (end, sock):
+            junk = bytes(1000)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    end._sock.send(junk)
+            end.release_later(7)
+            before = -1
+            while before != polls:  # until it waits for room
+                before = polls
+                time.sleep(0.05)
+            if goes_elsewhere:
+                end._sender._later.clear()  # as somebody does who sends it before a message of his own
+            seen = []
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    _wait_readable(sock, 0.2)
+                    data = sock.recv(2000, socket.MSG_DONTWAIT)
+                    seen += [data] if data != junk else []
+            assert len(seen) == 1 - goes_elsewhere
             before = polls
-            time.sleep(0.05)
-        assert end._unsent
-        end._unsent.clear()  # as somebody does who sends them before a message of his own
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                receive(sock)
-        time.sleep(0.05)
-        before = polls
-        time.sleep(0.2)
-        assert polls - before <= 2
+            time.sleep(0.2)
+            assert polls - before <= 2
+
+
+def test_any_number_of_things_may_be_dropped_at_once() -> None:
+    """The other side takes so many calls at a time, and no more."""
+    count = 3000
+    with connected(service=(service := Answers())) as (client, _):
+        for number in range(count):
+            client.release_later(number)
+        client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+        deadline = time.monotonic() + WATCHDOG
+        while len(service.seen) <= count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert {m.object for m in service.seen if isinstance(m, _protocol.Release)} == set(range(count))
+        assert client.alive

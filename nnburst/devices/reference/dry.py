@@ -31,6 +31,14 @@ _LARGE = 1 << 16
 """Bytes from which it matters whether a constant is kept."""
 
 
+def _references(array: np.ndarray[Any, np.dtype[Any]]) -> int:
+    """References to an array and to its bytes: a view of a view refers to whoever owns these, not to the view."""
+    count, owner = sys.getrefcount(array), array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return count if owner is array else count + sys.getrefcount(owner)
+
+
 class _Blank:
     """A pool that is there to be bound to."""
 
@@ -69,7 +77,7 @@ def bind_for_nothing(prepared: ReferencePreparedModel) -> frozenset[int]:
             pools.append(_Blank(nbytes))
     if sum(pool.size for pool in pools) > _MOST_BYTES:
         return frozenset()
-    before = {index: sys.getrefcount(prepared.constants[index]) for index in prepared.constants}
+    before = {index: _references(value) for index, value in prepared.constants.items()}
     try:
         plan = Plan(prepared, Request(tuple(arguments[0]), tuple(arguments[1]), tuple(pools)), MeasureTiming.NO)
     except (NNBurstError, MemoryError):
@@ -80,7 +88,7 @@ def bind_for_nothing(prepared: ReferencePreparedModel) -> frozenset[int]:
     for index in prepared.constants:
         users = {position for position, operation in enumerate(main.operations) if index in operation.inputs}
         # The plan's table of arrays is one more reference; a step that uses the values would be another.
-        unused = sys.getrefcount(prepared.constants[index]) == before[index] + 1
+        unused = _references(prepared.constants[index]) == before[index] + 1
         if prepared.constants[index].nbytes >= _LARGE and unused and users <= prepared.who_made_their_own(index):
             unneeded.add(index)
     return frozenset(unneeded)
