@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -19,7 +20,8 @@ SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 def scaled(text: str, units: Mapping[str, int]) -> float | None:
     """Read a number with a unit, for example ``500M`` or ``2 GiB``; None if it is none."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]?)(?:i?b)?", text.strip().lower())
-    return None if match is None or match[2] not in units else float(match[1]) * units[match[2]]
+    number = float(match[1]) * units[match[2]] if match is not None and match[2] in units else math.inf
+    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True, slots=True)

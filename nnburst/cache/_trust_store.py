@@ -125,9 +125,12 @@ class TrustStore:
         if held is None:
             raise CacheRejected(CacheReason.NO_STORE, "another process is repairing the trust store")
         try:
-            with contextlib.suppress(sqlite3.DatabaseError):
+            try:
                 self._database = self._connected(directory)  # somebody else was first
                 return
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
             name = f"{self._path.name}.damaged"
             if os.path.lexists(self.directory / name):  # keep what was damaged before
                 name = f"{self._path.name}.{time.time_ns()}.damaged"

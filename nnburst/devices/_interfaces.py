@@ -302,8 +302,11 @@ class Device(abc.ABC):
         raise CacheRejected(CacheReason.UNSUPPORTED, f"{self.name} does not cache")
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:
-        """Files that were `staged` are visible now: from now on they alone count. False if they are not known."""
-        return False
+        """Files that were `staged` are visible now: from now on they alone count. False if they are not known.
+
+        The default is for devices that do not tell generations apart.
+        """
+        return True
 
     def counters(self) -> Mapping[str, int]:
         """Return how often the device did what costs time, by name; for finding out what a cache saves."""

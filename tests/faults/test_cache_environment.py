@@ -107,6 +107,7 @@ def test_path_that_is_none_is_an_argument_error(tmp_path: Path) -> None:
         ("²", 2 << 30),
         ("-1", 2 << 30),
         ("x", 2 << 30),
+        ("9" * 400, 2 << 30),
     ],
 )
 def test_limit_from_the_environment(
@@ -116,7 +117,7 @@ def test_limit_from_the_environment(
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert Limits.from_environment().max_bytes == expected
-    assert len(caplog.records) == (given in ("²", "-1", "x"))
+    assert len(caplog.records) == (given in ("²", "-1", "x", "9" * 400))
 
 
 def test_directories_above_are_private_whatever_the_mask_is(tmp_path: Path) -> None:

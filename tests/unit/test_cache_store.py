@@ -87,6 +87,21 @@ def test_store_that_is_locked_is_not_set_aside(state: Path, monkeypatch: pytest.
     first.close()
 
 
+def test_store_that_somebody_else_repaired_is_not_set_aside(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damage at the first look; at the second, under the lock, it is repaired and merely busy."""
+    TrustStore(state).close()
+    answers = iter([sqlite3.DatabaseError("malformed"), sqlite3.OperationalError("database is locked")])
+
+    def connected(self: TrustStore, directory: int) -> Any:
+        raise next(answers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrustStore, "_connected", connected)
+        with pytest.raises(CacheRejected, match="locked"):
+            TrustStore(state)
+    assert set_aside(state) == []
+
+
 def test_THR_07_services_that_find_damage_together_share_one_new_store(state: Path) -> None:
     TrustStore(state).close()
     spoil(state)
