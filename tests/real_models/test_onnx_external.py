@@ -168,4 +168,14 @@ def test_what_fits_no_message_is_refused_and_other_sessions_go_on(service: nnbur
             service.session(in_initializer(external("c", "n" * 5000)).SerializeToString())
         with pytest.raises(GeneralFailure, match="65 dimensions"):
             service.session(deep.SerializeToString())
+        to = [("x", FLOAT, (1,)), ("to", TensorProto.INT64, ("rank",))]
+        reshape = graph([node("Reshape", ["x", "to"], ["y"])], to, [("y", FLOAT, None)])
+        with service.session(reshape.SerializeToString()) as session:
+            for rank in (1, 8, 65):
+                arguments = {"x": np.ones(1, np.float32), "to": np.ones(rank, np.int64)}
+                if rank <= 64:
+                    assert session.run(None, arguments)[0].ndim == rank
+                    continue
+                with pytest.raises(GeneralFailure):
+                    session.run(None, arguments)
         assert np.array_equal(other.run(None, {"x": np.zeros(4, np.float32)})[0], OURS)

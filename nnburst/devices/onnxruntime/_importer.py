@@ -24,13 +24,13 @@ from .._elements import ElementType, element_type, operand_code
 from ._library import onnx
 from ._types import EXTENSION_NAME, FILE, GRAPH
 
-__all__ = ["Argument", "all_tensors", "describe", "import_graph", "parse"]
+__all__ = ["HIGHEST_RANK", "Argument", "all_tensors", "describe", "import_graph", "parse"]
 
 _PREFIX = 1
 _MOST_FILES = 252
 """Pools of one message, without the model file itself."""
 _LONGEST_NAME = 4096
-_HIGHEST_RANK = 64
+HIGHEST_RANK = 64
 """As in NumPy, and in the messages between client and service."""
 
 
@@ -111,8 +111,8 @@ def _argument(value: Any, kind: str) -> Argument:
         raise GeneralFailure(f"{place} has type {said!r}; only dense tensors of numbers can be passed to a model")
     tensor = value.type.tensor_type
     shape = _shape(tensor)
-    if shape is not None and len(shape) > _HIGHEST_RANK:
-        raise GeneralFailure(f"{place} has {len(shape)} dimensions; at most {_HIGHEST_RANK} can be passed to a model")
+    if shape is not None and len(shape) > HIGHEST_RANK:
+        raise GeneralFailure(f"{place} has {len(shape)} dimensions; at most {HIGHEST_RANK} can be passed to a model")
     return Argument(name, element_type(int(tensor.elem_type), place), shape)
 
 

@@ -32,7 +32,7 @@ from ...model import (
 from .._common import deadline_passed
 from .._elements import is_scalar
 from ._graph import Graph
-from ._importer import Argument
+from ._importer import HIGHEST_RANK, Argument
 from ._snapshots import copied_always
 
 if TYPE_CHECKING:
@@ -313,6 +313,10 @@ def _needed(node: Argument, operand: Operand, dims: tuple[int, ...]) -> int | No
 
 def _require_like(output: _Open, shape: Sequence[int]) -> None:
     known = output.dimensions
+    if len(shape) > HIGHEST_RANK:
+        raise GeneralFailure(
+            f"output {output.argument.name!r} has {len(shape)} dimensions; {HIGHEST_RANK} are possible"
+        )
     if known and (len(known) != len(shape) or any(k not in (0, n) for k, n in zip(known, shape, strict=True))):
         raise GeneralFailure(
             f"output {output.argument.name!r} has dimensions {list(shape)}, but is declared as {list(known)}"
