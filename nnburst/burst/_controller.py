@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import threading
@@ -134,6 +135,7 @@ class ExecutionBurstController:
                 lib.nnb_client_hang_up(controller._endpoint)
 
         self._unlink = prepared_model.link_to_death(hang_up)
+        _CONTROLLERS.add(self)
 
     # ---- executions ------------------------------------------------------------------------------------------
 
@@ -258,6 +260,18 @@ class ExecutionBurstController:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_CONTROLLERS: weakref.WeakSet[ExecutionBurstController] = weakref.WeakSet()
+
+
+def _hang_up_all() -> None:
+    """At interpreter exit servers end; whoever still runs an execution afterwards must not wait for one."""
+    for controller in list(_CONTROLLERS):
+        lib.nnb_client_hang_up(controller._endpoint)
+
+
+atexit.register(_hang_up_all)
 
 
 def _open_client(request: MQDescriptor, result: MQDescriptor, window: int) -> CData:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -255,8 +256,12 @@ def test_collector_may_find_a_session_in_the_connection_s_own_thread() -> None:
             _Cycle(session)
             del session
             # What handles a reply runs in the reader thread; so does what becomes of one that came too late.
-            with pytest.raises(MissedDeadline):
-                connection.call(ListDevices(), timeout=0.0, on_late=lambda reply: collect())
+            os.kill(service.pid, signal.SIGSTOP)  # so that the answer is late
+            try:
+                with pytest.raises(MissedDeadline):
+                    connection.call(ListDevices(), timeout=0.0, on_late=lambda reply: collect())
+            finally:
+                os.kill(service.pid, signal.SIGCONT)
             assert collected.wait(PATIENCE)
         finally:
             gc.enable()
@@ -278,3 +283,27 @@ def test_sessions_that_are_dropped_end_their_listeners() -> None:
             del session
         gc.collect()
         assert settled(listeners, before)
+
+
+@pytest.mark.parametrize("where", ["launch", "in_process"])
+def test_run_after_the_end_of_the_interpreter_s_services_is_refused(where: str) -> None:
+    """A function that was registered before nnburst was imported comes last."""
+    program = f"""
+import atexit
+@atexit.register
+def last():
+    try:
+        execution.run()
+        print("ran")
+    except nnburst.NNBurstError as error:
+        print(type(error).__name__)
+import nnburst
+b = nnburst.ModelBuilder()
+x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (4,))
+b.output("y", b.add(nnburst.OperationType.RELU, [x]))
+service = nnburst.{where}(devices=["nnburst-reference"])
+execution = service.session(b.build()).bind()
+execution.run()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout.strip() in ("DeadObject", "BadState")
