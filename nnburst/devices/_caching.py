@@ -65,7 +65,6 @@ class DeviceCacheHome:
         self._device = device
         self._epoch = epoch
         self._counts = model_files, data_files
-        self._lock = threading.Lock()
         self._caches: dict[tuple[int, Path], DeviceCache] = {}
 
     @property
@@ -81,7 +80,7 @@ class DeviceCacheHome:
         """
         directory = default_state_directory()
         key = os.getpid(), directory  # a forked child must not use the database of its parent
-        with self._lock:
+        with _opening:
             if key not in self._caches:
                 self._caches[key] = DeviceCache(
                     _store(directory),
@@ -140,13 +139,23 @@ class DeviceCacheHome:
 
 
 _stores: dict[tuple[int, Path], TrustStore] = {}
-_stores_lock = threading.Lock()
+_opening = threading.RLock()
+"""Held while stores and caches are looked up and opened."""
+
+
+def _renew_lock() -> None:
+    """In a forked child the thread that holds the lock may not be there."""
+    global _opening
+    _opening = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _store(directory: Path) -> TrustStore:
     """One store per directory for all devices of the process."""
     key = os.getpid(), directory
-    with _stores_lock:
+    with _opening:
         if key not in _stores:
             _stores[key] = TrustStore(directory)
         return _stores[key]

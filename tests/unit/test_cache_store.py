@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import sqlite3
 import struct
 import threading
@@ -17,6 +18,7 @@ from cache_support import DATA, FINGERPRINT, MODEL, TOKEN, Rig, contents
 
 from nnburst.cache import CacheReason, CacheRejected, TrustStore, _device_cache, _sealed_copy
 from nnburst.cache._trust_store import Record
+from nnburst.devices import DeviceCacheHome, _caching
 
 R = CacheReason
 DEVICE = "test-device"
@@ -292,3 +294,28 @@ def test_unknown_generation_is_not_copied(rig: Rig, asked: list[int]) -> None:
         path.write_bytes(raw)
     assert rig.refusal() is R.ROLLED_BACK
     assert asked == []
+
+
+def test_forked_child_does_not_wait_for_a_thread_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was opening a store when the process was forked."""
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    opening, go_on = threading.Event(), threading.Event()
+
+    def epoch() -> bytes:
+        opening.set()
+        go_on.wait(30)
+        return bytes(32)
+
+    thread = threading.Thread(target=lambda: DeviceCacheHome("test-slow", epoch, 1, 1).get())
+    thread.start()
+    opening.wait(30)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        DeviceCacheHome("test-child", lambda: bytes(32), 1, 1).get()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    go_on.set()
+    thread.join()
+    assert status == 0
+    _caching._stores.pop((os.getpid(), tmp_path / "state")).close()
