@@ -218,12 +218,24 @@ def branch(operator: str, name: str) -> Any:
         ("y", [node("Conv", ["x", "w"], ["h"]), node("Identity", ["h"], ["y"]), topk("h", "t")]),
         ("y", [node("Conv", ["x", "w"], ["y"]), node("Conv", ["x", "w"], ["h"]), topk("h", "t")]),
         ("", [node("Conv", ["x", "w"], ["y"]), node("Conv", ["z", "w"], ["h"]), topk("h", "t")]),
+        # an output is never where an input is, but what a function gives back it may read itself
+        ("x", [topk("x", "t"), node("Identity", ["x"], ["y"])]),
+        ("y", [own("F", [], ["y"])]),
         # nodes in another order than that of their execution are not followed
         ("xyz", [topk("h", "y"), node("Identity", ["x"], ["h"])]),
     ],
 )
 def test_values_are_followed_to_operators_that_trust_them(exposed: str, nodes: list[Any]) -> None:
     assert flow(nodes) == set(exposed)
+
+
+def test_many_arguments_are_followed_at_once() -> None:
+    names = [f"x{i}" for i in range(3000)]
+    nodes = [node("Relu", [name], [f"h{name}"]) for name in names]
+    nodes += [node("Identity", [f"h{name}"], [f"y{name}"]) for name in names] + [topk("hx7", "t")]
+    values = [(name, *F4) for name in names]
+    proto = graph(nodes, values, [(f"y{name}", *F4) for name in names], {"k": np.int64([2])})
+    assert exposed_arguments(proto) == {"x7", "yx7"}
 
 
 def test_small_integers_are_data_but_no_divisors() -> None:

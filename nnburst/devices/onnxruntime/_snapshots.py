@@ -56,6 +56,7 @@ _OWN_RESULTS = _BARRIERS | {
 """All operators of which the latter is known."""
 
 _HARMLESS = _DATA | _BARRIERS
+_KNOWN = _HARMLESS | _OWN_RESULTS | _DIVISIONS | _FIRST_IS_DATA
 _STANDARD = ("", "ai.onnx")
 
 _FLOATS = frozenset((1, 10, 11, 16, 17, 18, 19, 20))
@@ -72,45 +73,47 @@ def exposed_arguments(proto: Any) -> frozenset[str]:
     flow = _Flow(proto)
     if flow.is_harmless:
         return frozenset()
-    inputs = [(value, {value.name} - flow.constants) for value in proto.graph.input]
-    outputs = [(value, flow.origins(value.name)) for value in proto.graph.output]
-    return frozenset(
-        value.name
-        for value, same in inputs + outputs
-        if flow.reaches_suspect(same, is_float=value.type.tensor_type.elem_type in _FLOATS)
-    )
+    names = []
+    for is_float in (True, False):
+        inputs, outputs = flow.exposed(is_float)
+        for values, exposed in ((proto.graph.input, inputs), (proto.graph.output, outputs)):
+            names += [
+                value.name
+                for value in values
+                if value.name in exposed and is_float == (value.type.tensor_type.elem_type in _FLOATS)
+            ]
+    return frozenset(names)
 
 
 class _Flow:
-    """Which values of a graph may share memory.
+    """Which values of a graph may share memory, and what reads them.
 
     An optimiser removes nodes that change nothing and computes equal things once, so a value may lie where another
-    one is that it is made of, and where one is that is made in the same way.
+    one is that it is made of, and where one is that is made in the same way. Everything takes time in proportion to
+    the graph, which a client may have made up.
 
     Attributes:
         is_harmless: There are only operators that take all values as mere data.
-        constants: Names that no client can change.
     """
 
     def __init__(self, proto: Any) -> None:
-        functions = {(function.domain, function.name) for function in proto.functions}
+        functions = {function.name for function in proto.functions}  # whatever their domain
         nodes = proto.graph.node
-        kinds = [
-            node.op_type if node.domain in _STANDARD and (node.domain, node.op_type) not in functions else ""
-            for node in nodes
-        ]
-        self.constants = {tensor.name for tensor in proto.graph.initializer}
-        self._nodes: list[tuple[str, list[str], list[str]]] = []
-        self._names: dict[str, str] = {}
-        self._is_sorted = True
+        kinds = [kind if (kind := node.op_type) not in functions and node.domain in _STANDARD else "" for node in nodes]
         self.is_harmless = _HARMLESS.issuperset(kinds)
         if self.is_harmless:
             return
+        self._constants = {tensor.name for tensor in proto.graph.initializer} | {""}
+        self._inputs = {value.name for value in proto.graph.input} - self._constants
+        self._outputs = [value.name for value in proto.graph.output]
+        self._nodes: list[tuple[str, list[str], list[str]]] = []
+        self._names: dict[str, str] = {}
+        self._is_sorted = True
         later = {name for node in nodes for name in node.output}
         made: dict[tuple[Any, ...], str] = {}
         for kind, node in zip(kinds, nodes, strict=True):
             if kind == "Constant":
-                self.constants.update(node.output)
+                self._constants.update(node.output)
             reads = [self._names.get(name, name) for name in _read_by(node)]
             self._is_sorted = self._is_sorted and later.isdisjoint(reads)
             written = [name for name in node.output if name]
@@ -119,27 +122,23 @@ class _Flow:
             later.difference_update(written)
             self._nodes.append((kind, reads, [self._names[name] for name in written]))
 
-    def origins(self, name: str) -> set[str]:
-        """Return a value and those that it may share memory with because it is made of them."""
-        same = {self._names.get(name, name)}
-        for kind, reads, writes in reversed(self._nodes):
-            if kind not in _OWN_RESULTS and not same.isdisjoint(writes):
-                same.update(reads[:1] if kind in _FIRST_IS_DATA else reads)
-        return same - self.constants
-
-    def reaches_suspect(self, same: set[str], is_float: bool) -> bool:
-        """Whether a change of one of these values during a run may do harm."""
+    def exposed(self, is_float: bool) -> tuple[set[str], set[str]]:
+        """Return the inputs and the outputs whose change during a run may do harm."""
         if not self._is_sorted:
-            return bool(same)
-        same = same - {""}
+            return self._inputs, set(self._outputs)
+        harmful: set[str] = set()  # read by a suspect, as they are or as what may lie in the same place
+        for kind, reads, writes in reversed(self._nodes):
+            if kind not in _OWN_RESULTS and not harmful.isdisjoint(writes):
+                harmful.update(reads)
+            if kind not in _KNOWN:  # there is a graph in it, which may read its results, too
+                harmful.update(writes)
+            harmful.update(_suspects(kind, reads, is_float))
+        harmful -= self._constants
+        shared = harmful - self._inputs  # where an output may lie; no input ever does
         for kind, reads, writes in self._nodes:
-            if same.isdisjoint(reads):
-                continue
-            if not same.isdisjoint(_suspects(kind, reads, is_float)):
-                return True
-            if kind not in _OWN_RESULTS:
-                same.update(writes)
-        return False
+            if kind not in _OWN_RESULTS and not shared.isdisjoint(reads[:1] if kind in _FIRST_IS_DATA else reads):
+                shared.update(writes)
+        return harmful & self._inputs, {name for name in self._outputs if self._names.get(name, name) in shared}
 
 
 def _suspects(kind: str, reads: list[str], is_float: bool) -> list[str]:
