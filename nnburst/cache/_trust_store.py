@@ -41,6 +41,9 @@ _INSERT = "INSERT OR REPLACE INTO entry VALUES (?,?,?,?,?,?,?,?,?)"
 _PENDING_SECONDS = 600
 _MOST_ROWS = 20_000
 _FILE = struct.Struct("<HHQ32s")
+_SUFFIXES = ("", "-wal", "-shm")
+_MOST_DAMAGED = 3
+"""Databases that were set aside, for whoever wants to know why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +134,14 @@ class TrustStore:
             except sqlite3.DatabaseError as error:
                 if not _is_damage(error):
                     raise
-            name = f"{self._path.name}.damaged"
-            if os.path.lexists(self.directory / name):  # keep what was damaged before
-                name = f"{self._path.name}.{time.time_ns()}.damaged"
-            for suffix in ("", "-wal", "-shm"):
+            aside = f"{self._path}.{time.time_ns():020}.damaged"
+            for suffix in _SUFFIXES:
                 with contextlib.suppress(FileNotFoundError):
-                    os.replace(f"{self._path}{suffix}", f"{self.directory / name}{suffix}")
+                    os.replace(f"{self._path}{suffix}", f"{aside}{suffix}")
+            older = sorted(self.directory.glob(f"{self._path.name}.*.damaged"))[:-_MOST_DAMAGED]
+            for path in (f"{old}{suffix}" for old in older for suffix in _SUFFIXES):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
             self._database = self._connected(directory)
         finally:
             held.close()

@@ -151,12 +151,16 @@ def test_THR_07_running_service_follows_a_store_that_was_replaced(state: Path, h
     second.close()
 
 
-def test_earlier_damage_is_kept(state: Path) -> None:
-    for _ in range(3):
+def test_last_three_that_were_damaged_are_kept(state: Path) -> None:
+    kept: list[str] = []
+    for _ in range(5):
         TrustStore(state).close()
         spoil(state)
-    TrustStore(state).close()
-    assert len(set_aside(state)) == 3
+        TrustStore(state).close()
+        kept.extend(name for name in set_aside(state) if name not in kept)
+    assert len(kept) == 5
+    assert set_aside(state) == kept[2:]
+    assert not [path for path in state.iterdir() if any(path.name.startswith(name) for name in kept[:2])]
 
 
 def test_damage_that_shows_while_it_runs_is_repaired(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
