@@ -232,12 +232,11 @@ class ExecutionBurstController:
 
     def close(self) -> None:
         """End the burst; an execution in flight gets `BadState`, though the service finishes it. Idempotent."""
+        self.refuse()
         with self._lock:
-            if self._closed:
+            if self._final_stats is not None:
                 return
-            self._closed = True
             self._final_stats = read_stats(lib.nnb_client_stats, self._endpoint, self._fallbacks)
-        lib.nnb_client_hang_up(self._endpoint)
         with contextlib.suppress(NNBurstError):  # dead, or a forked child that must leave its parent's burst alone
             self._unlink()
             self._context.close()
@@ -246,6 +245,11 @@ class ExecutionBurstController:
             time.sleep(0.001)  # the execution in flight has been told to stop; the lock is free for it here
         self._slots.clear()
         self._dropped.clear()
+
+    def refuse(self) -> None:
+        """The first half of `close`: nothing is run any more, and an execution in flight gets `BadState`."""
+        self._closed = True
+        lib.nnb_client_hang_up(self._endpoint)
 
     def hang_up(self) -> None:
         """End the burst without waiting, from any thread, also in a finaliser; `close` may follow."""

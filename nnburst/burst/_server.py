@@ -90,7 +90,8 @@ class ExecutionBurstServer(BurstContext):
         self._plans: list[BoundPlan] = [self._rebind] * _MAX_PLANS
         self._guarded: dict[int, GuardedPlan] = {}
         # Guards the executor's slot entries. Held for dictionary work only, never across a call to the client.
-        self._slots_lock = threading.Lock()
+        # Reentrant: in the client's process a signal handler may free or close over a call that does.
+        self._slots_lock = threading.RLock()
         self._freed_meanwhile: set[int] | None = None
         self._close_lock = threading.RLock()  # `hang_up` may come from a finaliser, in whatever thread that runs
         self._closed = False

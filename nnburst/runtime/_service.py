@@ -133,7 +133,7 @@ class _Restarting:
 
     def __init__(self, start: Callable[[], _Backend]) -> None:
         self._start = start
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close a service that is just being started again
         self._backend = start()
         self._closed = False
         self._given: dict[int, _Backend] = {}
@@ -146,6 +146,8 @@ class _Restarting:
             if self._given.get(index) is self._backend and not self._closed:
                 dead, self._backend = self._backend, self._start()
                 dead.close()
+                if not self.alive:  # closed meanwhile
+                    self._backend.close()
             self._given[index] = self._backend
             return self._backend.devices[index]
 
@@ -161,8 +163,7 @@ class _Restarting:
         return self._backend.link_to_death(on_death)
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
+        self._closed = True
         self._backend.close()
 
 

@@ -367,6 +367,7 @@ class Session:
         """Release the burst and the model; a service of the session's own ends. Idempotent."""
         if self._finalizer.detach() is None:
             return
+        self._burst.refuse()
         # A service of its own goes first: nobody waits then for what it still does.
         for part in (self._owned, self._burst, self._prepared):
             if part is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
 __all__ = ["DeathListeners"]
@@ -12,21 +11,17 @@ _log = logging.getLogger(__name__)
 
 
 class DeathListeners:
-    """Functions that are called once when something ends, or at once if it has ended."""
+    """Functions that are called once when something ends, or at once if it has ended. No locks: see `_pending`."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         self._listeners: dict[object, Callable[[], None]] = {}
         self._ended = False
 
     def add(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Keep a listener until it was called; returns a function that forgets it, which takes no lock."""
         key = object()
-        with self._lock:
-            ended = self._ended
-            if not ended:
-                self._listeners[key] = listener
-        if ended:
+        self._listeners[key] = listener
+        if self._ended and self._listeners.pop(key, None) is not None:  # else `call_all` has found it
             listener()
 
         def unlink() -> None:
@@ -36,8 +31,7 @@ class DeathListeners:
 
     def call_all(self) -> None:
         """It has ended. What a listener raises is logged."""
-        with self._lock:
-            self._ended = True
+        self._ended = True
         while True:
             try:
                 _, listener = self._listeners.popitem()

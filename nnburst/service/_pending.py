@@ -1,14 +1,17 @@
 """The calls that are under way: those that this side makes and those that it serves.
 
-Nothing here is lost to Ctrl-C: a signal handler may raise after any call, so what has to be undone is in the table
-before it is done, and locks are taken by ``with`` only.
+A signal handler may run between any two steps of a call, and raise, or make calls of its own and wait for answers. So
+no lock is held here that the reader thread needs, and nothing is lost if a step is the last: what must not happen twice
+is claimed by one operation of a list or a dictionary, which the interpreter does not divide.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from ..errors import MissedDeadline, NNBurstError
@@ -30,25 +33,14 @@ class PendingCall:
         is_long: Whether its request does not fit into one datagram; one such is under way at a time.
     """
 
-    __slots__ = (
-        "_arrival",
-        "call",
-        "error",
-        "fds",
-        "is_answered",
-        "is_long",
-        "message",
-        "number",
-        "on_late",
-        "reply",
-    )
+    __slots__ = ("_arrival", "_claim", "call", "error", "fds", "is_long", "message", "number", "on_late", "reply")
 
     def __init__(self, call: Call, is_long: bool) -> None:
         self.call = call
         self.is_long = is_long
         self.number = 0
         self.message: Outgoing | None = None
-        self.is_answered = False
+        self._claim = [self]
         self._arrival = threading.Lock()  # an Event would not do: its wait does not survive Ctrl-C at every moment
         self._arrival.acquire()
         self.reply: Message | None = None
@@ -60,11 +52,26 @@ class PendingCall:
         """Wait for the answer; to be called once. Returns False after `timeout` seconds."""
         return self._arrival.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
 
+    def _claimed(self) -> bool:
+        """Decide what becomes of the answer: whoever comes first does. Once True."""
+        try:
+            self._claim.pop()
+            return True
+        except IndexError:
+            return False
+
     def finish(self, reply: Message | None, error: NNBurstError | None, fds: FdBundle) -> None:
-        """Note the answer and wake the waiting thread."""
+        """The answer is there: wake the waiting thread or, if that gave up, let go of what came."""
         self.reply, self.error, self.fds = reply, error, fds
-        self.is_answered = True
-        self._arrival.release()
+        if self._claimed():
+            self._arrival.release()
+        else:
+            self.discard()
+
+    def give_up(self, on_late: Callable[[Message], None] | None) -> bool:
+        """Stop to wait; False if the answer is there already."""
+        self.on_late = on_late or _ignore
+        return self._claimed()
 
     def discard(self) -> None:
         """Nobody wants the answer: close its descriptors and let go of the object that it names. Idempotent."""
@@ -78,9 +85,10 @@ class PendingCalls:
     """All calls that were made and not answered, by number."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # over an RLock: a signal handler may call over a call
         self._numbers = itertools.count(1)
         self._calls: dict[int, PendingCall] = {}
+        self._long: dict[None, PendingCall] = {}
+        self._waiting: deque[threading.Lock] = deque()
         self._ended: Callable[[Call], NNBurstError] | None = None
 
     def enter(self, pending: PendingCall, timeout: float | None) -> None:
@@ -91,55 +99,49 @@ class PendingCalls:
             NNBurstError: `end` was called.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while self._ended is None and self._is_full(pending):
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise MissedDeadline(f"{pending.call.name}: {len(self._calls)} calls are under way already")
-                self._changed.wait(left)
-            if self._ended is not None:
-                raise self._ended(pending.call)
-            self._enter(pending)
-
-    def _enter(self, pending: PendingCall) -> None:
-        number = next(self._numbers) % 2**32
-        while not number or number in self._calls:  # 0 means that no answer is wanted
-            number = next(self._numbers) % 2**32
-        pending.number = number
-        self._calls[number] = pending
-
-    def _is_full(self, pending: PendingCall) -> bool:
-        if len(self._calls) >= MAX_PENDING:
-            return True
-        return pending.is_long and any(other.is_long for other in self._calls.values())
+        while not self._try_enter(pending, MAX_PENDING):
+            room = threading.Lock()
+            room.acquire()
+            self._waiting.append(room)
+            if self._try_enter(pending, MAX_PENDING):  # whoever left meanwhile has not seen that somebody waits
+                return
+            left = -1 if deadline is None else deadline - time.monotonic()
+            if deadline is not None and left <= 0:
+                raise MissedDeadline(f"{pending.call.name}: {len(self._calls)} calls are under way already")
+            room.acquire(timeout=min(left, threading.TIMEOUT_MAX))
 
     def try_enter(self, pending: PendingCall, most: int) -> bool:
-        """Give a call its number that nobody waits for, unless `most` calls are under way or it is too late."""
-        pending.on_late = _ignore
-        with self._changed:
-            if self._ended is not None or len(self._calls) >= most:
-                return False
-            self._enter(pending)
-            return True
+        """Enter a call for whose answer nobody waits, unless `most` calls are under way. Raises if `end` was called."""
+        pending.give_up(None)
+        return self._try_enter(pending, most)
 
-    def remove(self, pending: PendingCall) -> None:
-        """It was not sent."""
-        with self._changed:
-            self._remove(pending)
+    def _try_enter(self, pending: PendingCall, most: int) -> bool:
+        self._check_open(pending)
+        if len(self._calls) >= most or (pending.is_long and self._long.setdefault(None, pending) is not pending):
+            return False
+        while True:
+            pending.number = next(self._numbers) % 2**32  # 0 means that no answer is wanted
+            if pending.number and self._calls.setdefault(pending.number, pending) is pending:
+                break
+        try:
+            self._check_open(pending)
+        except NNBurstError:
+            if self._calls.pop(pending.number, None) is not None:  # else `end` has found it
+                raise
+        return True
+
+    def _check_open(self, pending: PendingCall) -> None:
+        if self._ended is not None:
+            raise self._ended(pending.call)
 
     def find(self, number: int) -> PendingCall | None:
         """Return a call that is under way."""
-        with self._changed:
-            return self._calls.get(number)
+        return self._calls.get(number)
 
     def answer(self, pending: PendingCall, reply: Message | None, error: NNBurstError | None, fds: FdBundle) -> None:
-        """A call's reply is there: hand it to the thread that waits or, if that gave up, to `on_late`."""
-        with self._changed:
-            self._remove(pending)
-            pending.finish(reply, error, fds)
-            is_late = pending.on_late is not None
-        if is_late:
-            pending.discard()
+        """A call's reply is there."""
+        self.remove(pending)
+        pending.finish(reply, error, fds)
 
     def give_up(self, pending: PendingCall, on_late: Callable[[Message], None] | None) -> bool:
         """Stop to wait. The call keeps its place until it is answered, unless it was never sent.
@@ -147,25 +149,32 @@ class PendingCalls:
         Returns:
             False if the answer was there already.
         """
-        with self._changed:
-            pending.on_late = on_late or _ignore
-            if pending.message is None or not pending.message.may_be_sent:
-                self._remove(pending)
-            return not pending.is_answered
+        given_up = pending.give_up(on_late)
+        if pending.message is None or not pending.message.may_be_sent:
+            self.remove(pending)
+        return given_up
 
-    def _remove(self, pending: PendingCall) -> None:
+    def remove(self, pending: PendingCall) -> None:
+        """A call is not under way any more: there is room."""
         if self._calls.get(pending.number) is pending:
-            del self._calls[pending.number]
-            self._changed.notify_all()
+            self._calls.pop(pending.number, None)
+        if self._long.get(None) is pending:
+            self._long.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._waiting.popleft().release()
 
     def end(self, failure: Callable[[Call], NNBurstError]) -> None:
         """Fail all calls, now and from now on."""
-        with self._changed:
-            self._ended = failure
-            calls, self._calls = list(self._calls.values()), {}
-            self._changed.notify_all()
-            for pending in calls:
+        self._ended = failure
+        with contextlib.suppress(KeyError):
+            while True:
+                _, pending = self._calls.popitem()
                 pending.finish(None, failure(pending.call), FdBundle())
+        self._wake()
 
 
 def _ignore(reply: Message) -> None:

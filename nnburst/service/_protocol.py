@@ -491,7 +491,7 @@ def decode_error(body: bytes) -> ErrorReply:
 def error_reply(error: NNBurstError) -> ErrorReply:
     """Return what stands for an exception on the wire; statuses that are never sent become GENERAL_FAILURE."""
     sendable = ErrorStatus.NONE < error.status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
-    text = str(error)
+    text = str(error).encode(errors="backslashreplace").decode()  # a file name may hold what UTF-8 cannot carry
     return ErrorReply(
         status=int(error.status if sendable else ErrorStatus.GENERAL_FAILURE),
         message=text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…",

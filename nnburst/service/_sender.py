@@ -1,9 +1,12 @@
-"""The sending side of a connection."""
+"""The sending side of a connection.
+
+No locks, for the reason that `_pending` gives: a datagram is sent whole by one system call.
+"""
 
 from __future__ import annotations
 
+import errno
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -20,7 +23,7 @@ _MOST_UNATTENDED = 64
 
 
 class Sender:
-    """Sends messages as single datagrams, one at a time. Its lock is never held while the socket is full.
+    """Sends messages as single datagrams, from any thread.
 
     Args:
         sock: Non-blocking; closed with `close`.
@@ -32,8 +35,10 @@ class Sender:
         self.timeout = timeout
         self._sock = sock
         self._calls = calls
-        self._lock = threading.RLock()  # a signal handler may call over a call
         self._later: deque[Message] = deque()
+        self._sending: dict[object, None] = {}
+        """One entry for each thread that may be inside a system call on the socket."""
+        self._closed = False
 
     def send(
         self,
@@ -65,13 +70,25 @@ class Sender:
                 wait_writable(self._sock, deadline)
 
     def _try_send(self, message: Outgoing) -> bool:
-        with self._lock:
-            try:
-                self._send_later()
-                message.try_send(self._sock)
-                return True
-            except BlockingIOError:
-                return False
+        try:
+            self._send_later()
+            self._send_now(message)
+            return True
+        except BlockingIOError:
+            return False
+
+    def _send_now(self, message: Outgoing) -> None:
+        """The socket is not closed meanwhile: its number could be another file's by the time of the call."""
+        me = object()
+        try:
+            self._sending[me] = None
+            if self._closed:
+                raise BrokenPipeError(errno.EPIPE, "the connection is closed")
+            message.try_send(self._sock)
+        finally:
+            self._sending.pop(me, None)
+            if self._closed:
+                self.close()
 
     def later(self, message: Message) -> None:
         """Queue a short request whose answer nobody wants. For finalisers: takes no lock."""
@@ -79,28 +96,28 @@ class Sender:
 
     def flush(self) -> bool:
         """Send what is queued, as far as may be; to be called again with each answer. False if the socket is full."""
-        if not self._later:
-            return True
-        with self._lock:
-            try:
-                self._send_later()
-            except BlockingIOError:
-                return False
-            except (NNBurstError, ConnectionError):
-                self._later.clear()  # the connection is about to end
+        try:
+            self._send_later()
+        except BlockingIOError:
+            return False
+        except (NNBurstError, ConnectionError):
+            self._later.clear()  # the connection is about to end
         return True
 
     def _send_later(self) -> None:
-        """With the lock held. What would be too many at once stays."""
+        """What would be too many at once stays."""
         while self._later:
-            message = self._later.popleft()
+            try:
+                message = self._later.popleft()
+            except IndexError:  # another thread was faster
+                return
             pending = PendingCall(CALL_BY_REQUEST[type(message)], is_long=False)
             if not self._calls.try_enter(pending, _MOST_UNATTENDED):
                 self._later.appendleft(message)
                 return
             try:
                 with Outgoing(Kind.REQUEST, pending.number, encode(message)) as pending.message:
-                    pending.message.try_send(self._sock)
+                    self._send_now(pending.message)
             except Exception as error:  # not KeyboardInterrupt, which may come after it was sent
                 self._calls.remove(pending)
                 if isinstance(error, BlockingIOError):
@@ -108,6 +125,7 @@ class Sender:
                 raise
 
     def close(self) -> None:
-        """Close the socket, between two datagrams."""
-        with self._lock:
+        """Close the socket; if a thread is sending, that does it. Idempotent."""
+        self._closed = True
+        if not self._sending:
             self._sock.close()

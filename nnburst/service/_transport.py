@@ -4,7 +4,8 @@ One reader thread per connection owns the receiving side. It completes pending c
 threads (so a long `prepare_model` delays nobody), and watches the peer's pidfd. However a connection ends, the reader
 thread runs `_finish` once: pending calls fail, then every death listener is called once, then `on_end`.
 
-`_lock` guards the descriptors and the reason of the end; it is never held during a send, a callback or a wait.
+`_lock` guards the descriptors at the end; it is never held during a send, a callback or a wait. There is no other lock
+that two of these threads take: a signal handler may run anywhere in a caller's thread, and wait for the reader thread.
 """
 
 from __future__ import annotations
@@ -145,8 +146,7 @@ class Connection:
         """End the connection without waiting. The first reason counts."""
         if os.getpid() != self._owner:
             return
-        with self._lock:
-            self._stop_reason = self._stop_reason or reason
+        self._note(reason)
         self._wake()
 
     def _wake(self) -> None:
@@ -291,8 +291,7 @@ class Connection:
             self._finish()
 
     def _note(self, reason: str) -> None:
-        with self._lock:
-            self._stop_reason = self._stop_reason or reason
+        self._stop_reason = self._stop_reason or reason
 
     def _read_until_end(self) -> None:
         poll = select.poll()

@@ -359,8 +359,7 @@ def test_releases_of_finalisers_need_no_answer() -> None:
 
     service = Answers(on_release=release)
     with connected(service=service) as (a, _):
-        with a._sender._lock:  # as if the finaliser ran in a thread that is sending
-            a.release_later(1)
+        a.release_later(1)
         a.call(_protocol.Goodbye(), timeout=WATCHDOG)  # whoever sends next takes it along
         deadline = time.monotonic() + WATCHDOG
         while _protocol.Release(1) not in service.seen and time.monotonic() < deadline:
