@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..burst import CHANNEL_LENGTH
 from ..errors import InvalidArgument
 from ..memory import Memory
 from ..model import (
@@ -27,12 +28,15 @@ from ..model import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["NodeArg", "Placement", "imported_arguments", "model_arguments", "place"]
+__all__ = ["NodeArg", "Placement", "answer_length", "imported_arguments", "model_arguments", "place"]
 
 _ALIGNMENT = 64
 _BITS = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
 """Types that NumPy knows through a library only; their arrays are taken for what they are: the bits of numbers."""
 _FIRST_GUESS = 4096
+_HIGHEST_RANK = 64
+_MOST_DATUMS = 1 << 16
+"""Of a channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,18 @@ def imported_arguments(
 
     inputs, outputs = model_arguments(imported.model, extensions)
     return completed(inputs, imported.input_shapes), completed(outputs, imported.output_shapes)
+
+
+def answer_length(outputs: Sequence[NodeArg]) -> int:
+    """Return how many datums the result channel of a burst needs, so that the dimensions of all outputs fit.
+
+    An answer has two datums, and, where an output's shape is known only after a run, one for each output and one for
+    each dimension (facts sheet `burst.md` §3).
+    """
+    if not any(argument.is_open for argument in outputs):
+        return CHANNEL_LENGTH
+    ranks = (_HIGHEST_RANK if argument.shape is None else len(argument.shape) for argument in outputs)
+    return max(CHANNEL_LENGTH, min(2 + len(outputs) + sum(ranks), _MOST_DATUMS))
 
 
 def full_shape(argument: NodeArg, given: Sequence[int] | None) -> tuple[int, ...] | None:

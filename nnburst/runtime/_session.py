@@ -15,7 +15,7 @@ from .._core import checked_timeout
 from ..burst import BurstStats, ExecutionBurstController
 from ..errors import BadState, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ..model import ExecutionPreference, Model, Priority, operation_name
-from ._arguments import NodeArg, imported_arguments, model_arguments, place
+from ._arguments import NodeArg, answer_length, imported_arguments, model_arguments, place
 from ._bound import BoundExecution
 from ._caching import CacheReport, Job, cache_source, compile_with_cache
 from ._import import devices_for, imported
@@ -105,7 +105,9 @@ class Session:
             chosen = device if device is None or owned is None else device.partition(":")[0]
             self._device, prepared = self._prepare(home, chosen, model, wish, rank)
             try:
-                burst = ExecutionBurstController.create(prepared, polling_window=polling_window)
+                burst = ExecutionBurstController.create(
+                    prepared, polling_window=polling_window, result_channel_length=answer_length(self._outputs)
+                )
             except BaseException:
                 prepared.close()
                 raise

@@ -134,6 +134,21 @@ def test_type_goes_in_and_out(service: nnburst.Service, tmp_path: Path, name: st
         assert y.tobytes() == x.tobytes()
 
 
+@pytest.mark.parametrize("shape", [("n",), None], ids=["rank 1", "no rank"])
+@pytest.mark.parametrize("count", [40, 600, 1000, 1100])
+def test_dimensions_of_many_outputs_fit_the_answer(
+    service: nnburst.Service, count: int, shape: tuple[str, ...] | None
+) -> None:
+    names = [f"y{i}" for i in range(count)]
+    split = node("Split", ["x"], names, axis=0)
+    model = graph([split], [("x", FLOAT, (count,))], [(name, FLOAT, shape) for name in names])
+    with service.session(model.SerializeToString()) as session:
+        for _ in range(2):
+            values = session.run(None, {"x": np.arange(count, dtype=np.float32)})
+            assert [value.tolist() for value in values] == [[i] for i in range(count)]
+        assert (session.stats.fallbacks > 0) == (count > 1024)  # where the request does not fit either
+
+
 @pytest.mark.parametrize("name", ["float32", "int64", "uint8"])
 def test_input_of_open_rank_takes_arrays_of_any_rank(service: nnburst.Service, name: str) -> None:
     nodes = [node("Identity", ["x"], ["h"]), node("Add", ["h", "h"], ["y"])]
