@@ -135,7 +135,7 @@ class ExecutionBurstController:
                 lib.nnb_client_hang_up(controller._endpoint)
 
         self._unlink = prepared_model.link_to_death(hang_up)
-        _CONTROLLERS.add(self)
+        _CONTROLLERS[id(self)] = self
 
     # ---- executions ------------------------------------------------------------------------------------------
 
@@ -197,8 +197,13 @@ class ExecutionBurstController:
         slot = self._slots.free(memory)
         if slot is None:
             return False
-        with contextlib.suppress(BadState, DeadObject, MissedDeadline):  # a service that has ended holds nothing
+        try:
             self._context.free_memory(slot)
+        except (BadState, DeadObject, MissedDeadline):  # a service that has ended holds nothing
+            pass
+        except NNBurstError:
+            if not self._closed:  # meanwhile, by another thread or a signal handler
+                raise
         return True
 
     def forget(self, memory: Memory | BufferToken) -> None:
@@ -266,12 +271,12 @@ class ExecutionBurstController:
         self.close()
 
 
-_CONTROLLERS: weakref.WeakSet[ExecutionBurstController] = weakref.WeakSet()
+_CONTROLLERS: weakref.WeakValueDictionary[int, ExecutionBurstController] = weakref.WeakValueDictionary()
 
 
 def _hang_up_all() -> None:
     """At interpreter exit servers end; whoever still runs an execution afterwards must not wait for one."""
-    for controller in list(_CONTROLLERS):
+    for controller in filter(None, (ref() for ref in _CONTROLLERS.valuerefs())):
         lib.nnb_client_hang_up(controller._endpoint)
 
 

@@ -102,7 +102,7 @@ class ExecutionBurstServer(BurstContext):
         except RuntimeError as error:
             ffi.release(endpoint)
             raise ResourceExhausted(f"a burst needs a thread: {error}") from error
-        _SERVERS.add(self)
+        _SERVERS[id(self)] = self
 
     # ---- the listener thread ---------------------------------------------------------------------------------
 
@@ -236,19 +236,22 @@ class ExecutionBurstServer(BurstContext):
             if self._freed_meanwhile is not None:
                 self._freed_meanwhile.add(slot)
             self._executor.remove_cache_entry(slot)
+        # Held by this frame, too: a signal handler may close the burst over it.
+        endpoint, plans, guarded = self._endpoint, self._plans, self._guarded
         with self._close_lock:
-            if self._closed:
+            if not endpoint:
                 return
             # After the entry is gone: a plan that is bound from now on asks the client for the slot.
             ids = ffi.new("uint32_t[]", lib.NNB_MAX_PLANS)
-            for i in range(lib.nnb_server_free_slot(self._endpoint, slot, ids)):
-                self._plans[ids[i]] = self._rebind
-                self._guarded.pop(ids[i], None)
+            for i in range(lib.nnb_server_free_slot(endpoint, slot, ids)):
+                plans[ids[i]] = self._rebind
+                guarded.pop(ids[i], None)
 
     def hang_up(self) -> None:
+        endpoint = self._endpoint
         with self._close_lock:
-            if not self._closed:
-                lib.nnb_server_hang_up(self._endpoint)
+            if endpoint:
+                lib.nnb_server_hang_up(endpoint)
 
     def close(self) -> None:
         """End the burst. An execution that is running finishes first."""
@@ -261,16 +264,16 @@ class ExecutionBurstServer(BurstContext):
                 return
             self._closed = True
             self._final_stats = read_stats(lib.nnb_server_stats, self._endpoint)
-            ffi.release(self._endpoint)
-        self._plans.clear()
-        self._guarded.clear()
+            self._endpoint = ffi.NULL  # destroyed with the last reference
+        self._plans, self._guarded = [], {}
         self._executor.close()
 
     @property
     def stats(self) -> BurstStats:
         """Counters since `create`."""
+        endpoint = self._endpoint
         with self._close_lock:
-            return self._final_stats or read_stats(lib.nnb_server_stats, self._endpoint)
+            return self._final_stats or read_stats(lib.nnb_server_stats, endpoint)
 
     @property
     def alive(self) -> bool:
@@ -284,12 +287,12 @@ _ENDINGS = {
     errno.ECHILD: "the process was forked",
 }
 
-_SERVERS: weakref.WeakSet[ExecutionBurstServer] = weakref.WeakSet()
+_SERVERS: weakref.WeakValueDictionary[int, ExecutionBurstServer] = weakref.WeakValueDictionary()
 
 
 def _close_all() -> None:
     """At interpreter exit: a listener must not be inside C while the interpreter is taken down."""
-    for server in list(_SERVERS):
+    for server in filter(None, (ref() for ref in _SERVERS.valuerefs())):  # other threads may still make some
         with contextlib.suppress(NNBurstError):
             server.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
@@ -48,7 +49,7 @@ class LocalModel(Protocol):
 
 
 class LocalBuffer(Buffer):
-    """A buffer of a device in this process.
+    """A buffer of a device in this process; freed with `close` or when it is garbage.
 
     Args:
         tracker: Of the device.
@@ -61,7 +62,8 @@ class LocalBuffer(Buffer):
         self._managed = managed
         self._models = tuple(models)
         self._token = tracker.add(managed)
-        self._closed = False
+        self._finalizer = weakref.finalize(self, tracker.remove, self._token)
+        self._finalizer.atexit = False
 
     @property
     def token(self) -> int:
@@ -73,7 +75,7 @@ class LocalBuffer(Buffer):
         return self._managed.generation
 
     def _open(self) -> ManagedBuffer:
-        if self._closed:
+        if not self._finalizer.alive:
             raise BadState("the buffer is closed")
         return self._managed
 
@@ -92,10 +94,8 @@ class LocalBuffer(Buffer):
         self._managed.account_to(account)
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._tracker.remove(self._token)
-            self._models = ()
+        self._finalizer()
+        self._models = ()
 
 
 @dataclass

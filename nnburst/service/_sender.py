@@ -9,7 +9,7 @@ import errno
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import NNBurstError
 from ._packets import Kind, Outgoing, wait_writable
@@ -29,10 +29,12 @@ class Sender:
         sock: Non-blocking; closed with `close`.
         calls: Where requests of `later` are entered.
         timeout: Seconds after which a peer that does not read is given up.
+        wake: Has the reader thread call `flush`.
     """
 
-    def __init__(self, sock: socket.socket, calls: PendingCalls, timeout: float) -> None:
+    def __init__(self, sock: socket.socket, calls: PendingCalls, timeout: float, wake: Callable[[], None]) -> None:
         self.timeout = timeout
+        self._wake = wake
         self._sock = sock
         self._calls = calls
         self._later: deque[Message] = deque()
@@ -76,6 +78,9 @@ class Sender:
             return True
         except BlockingIOError:
             return False
+        finally:
+            if self._later:  # the reader may have looked when it was not there
+                self._wake()
 
     def _send_now(self, message: Outgoing) -> None:
         """The socket is not closed meanwhile: its number could be another file's by the time of the call."""
@@ -93,6 +98,7 @@ class Sender:
     def later(self, message: Message) -> None:
         """Queue a short request whose answer nobody wants. For finalisers: takes no lock."""
         self._later.append(message)
+        self._wake()
 
     def flush(self) -> bool:
         """Send what is queued, as far as may be; to be called again with each answer. False if the socket is full."""
@@ -101,7 +107,7 @@ class Sender:
         except BlockingIOError:
             return False
         except (NNBurstError, ConnectionError):
-            self._later.clear()  # the connection is about to end
+            pass  # the connection is about to end, or there is no memory for the message; the rest is tried again
         return True
 
     def _send_later(self) -> None:

@@ -100,7 +100,7 @@ class Connection:
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._calls = PendingCalls()
-        self._sender = Sender(sock, self._calls, send_timeout)
+        self._sender = Sender(sock, self._calls, send_timeout, self._wake)
         self._listeners = DeathListeners()
         self._serving = ServedCalls()
         self._stop_reason = ""
@@ -257,7 +257,6 @@ class Connection:
         """
         if os.getpid() == self._owner and not self._ended.is_set():
             self._sender.later(message)
-            self._wake()
 
     def _send(
         self,
@@ -361,8 +360,13 @@ class Connection:
             if answer is not None:
                 self._answer(number, *answer)
 
-        if not self._workers.submit(job):
+        try:
+            if not self._workers.submit(job):
+                fds.close()
+        except ResourceExhausted as error:  # no thread to be had
             fds.close()
+            self._serving.leave(n_fds, is_long)
+            self._answer(number, Kind.ERROR, encode(error_reply(error)), ())
 
     def _complete(self, packet: Packet) -> None:
         pending = self._calls.find(packet.call_id)

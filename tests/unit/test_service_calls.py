@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
@@ -113,6 +114,31 @@ def test_handler_that_wants_to_leave_is_answered_and_its_thread_serves_on(error:
             with pytest.raises(GeneralFailure, match=error.__name__):
                 client.call(_protocol.Goodbye(), timeout=WATCHDOG)
         client.call(_protocol.FreeMemory(1, 1), timeout=WATCHDOG)
+
+
+def test_error_whose_text_cannot_be_sent_is_answered() -> None:
+    def fail(message: object, fds: FdBundle) -> None:
+        raise ValueError(os.fsdecode(b"caf\xe9.bin"))
+
+    with connected(service=Answers(on_goodbye=fail)) as (client, _):
+        with pytest.raises(GeneralFailure, match=r"caf\\udce9\.bin"):
+            client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+
+
+def test_call_for_which_there_is_no_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def failing(self: threading.Thread) -> None:
+        if "worker" in self.name:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    with connected() as (client, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", failing)
+            with pytest.raises(ResourceExhausted, match="thread"):
+                client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+        client.call(_protocol.Goodbye(), timeout=WATCHDOG)
 
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------------------------

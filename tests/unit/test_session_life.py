@@ -50,7 +50,7 @@ def slow(x):
 def relu(size: int = 4) -> Model:
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (size,))
-    b.output("y", b.add(OperationType.RELU, [x], dimensions=(size,) if size == 0 else None))
+    b.output("y", b.add(OperationType.RELU, [x]))
     return b.build()
 
 
@@ -114,6 +114,9 @@ def test_states_that_are_dropped_give_their_memory_back(service: nnburst.Service
         session.bind()
         assert settled(lambda: fds_of(service) <= before + 2, True)
         assert len(session._burst._slots) <= 4
+        gc.collect()
+        tracker = getattr(session._device, "_tracker", None)
+        assert tracker is None or not tracker._buffers  # only in process there is one to look at
 
 
 @pytest.mark.parametrize("state", [None, {"t_out": "t"}])
@@ -307,3 +310,41 @@ execution.run()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout.strip() in ("DeadObject", "BadState")
+
+
+HANDLER = """
+import random, signal, sys, time
+import nnburst
+b = nnburst.ModelBuilder()
+x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (4,))
+b.output("y", b.add(nnburst.OperationType.RELU, [x]))
+model = b.build()
+random.seed(1)
+signal.signal(signal.SIGALRM, lambda *_: session.close())
+end = time.monotonic() + 3
+with nnburst.{where}(devices=["nnburst-reference"]) as service:
+    while time.monotonic() < end:
+        session = service.session(model)
+        signal.setitimer(signal.ITIMER_REAL, 0.0003 + random.random() * 0.003)
+        started = time.monotonic()
+        try:
+            while True:
+                execution = session.bind()
+                execution.run()
+                service.devices[0].status
+                execution.close()
+        except nnburst.BadState:
+            pass
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert time.monotonic() - started < 5, "it waited for what it interrupted"
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("where", ["launch", "in_process"])
+def test_signal_handler_may_close_a_session_over_any_step(where: str) -> None:
+    program = HANDLER.format(where=where)
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == "ended", done.stderr
