@@ -139,8 +139,12 @@ class StatefulExecution:
     def run(self) -> None:
         """Run one step; raises as `BoundExecution.run`. A step that fails leaves the state as it was before."""
         turn = self._turn
-        self._check_open()
-        self._turns[turn].run()
+        try:
+            run = self._turns[turn].run
+        except IndexError:
+            self._check_open()
+            raise
+        run()
         self._turn = 1 - turn
 
     def reset_state(self, values: Mapping[str, npt.ArrayLike] | None = None) -> None:
@@ -178,7 +182,7 @@ class StatefulExecution:
     @property
     def timeout(self) -> float | None:
         """Seconds that a run, or a copy of a state in or out, may take; None for no limit (a copy: a minute)."""
-        return self._turns[0].timeout
+        return self._turns[0].timeout if self._turns else None
 
     @timeout.setter
     def timeout(self, seconds: float | None) -> None:
@@ -192,6 +196,7 @@ class StatefulExecution:
         """Give the memory and the state back; arrays that you still hold stay readable. Idempotent."""
         if self._finalizer.detach() is None:
             return
+        self._turns = ()
         self._burst.free_memory(self._placement.memory)
         self._placement.memory.close()
         for pair in self._buffers:
