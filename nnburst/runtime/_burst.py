@@ -55,7 +55,10 @@ class Burst:
 
     def free_memory(self, memory: Memory | DeviceMemory) -> bool:
         """Forget a memory on both sides. Returns whether the burst knew it."""
-        return self.forget(memory if isinstance(memory, Memory) else memory.pool)
+        pool = memory if isinstance(memory, Memory) else getattr(memory, "pool", None)
+        if pool is None:
+            raise InvalidArgument(f"{memory!r} is no memory")
+        return self.forget(pool)
 
     def forget(self, pool: Memory | BufferToken) -> bool:
         """As `free_memory`, for what stands in requests; after `close` there is nothing to forget."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._core import checked_timeout, deadline_after
+from .._core import checked_timeout, deadline_after, is_real
 from ..burst import ExecutionResult
 from ..errors import BadState, ErrorStatus, InvalidArgument, OutputInsufficientSize, ResourceExhausted, error_for
 from ..memory import Memory
@@ -171,8 +171,8 @@ class Execution:
 
     def _operand(self, kind: str, index: int) -> Operand:
         operands = self._operands[kind]
-        if not 0 <= index < len(operands):
-            raise InvalidArgument(f"{kind} {index}: the model has {len(operands)} {kind}s")
+        if not is_real(index) or not 0 <= index < len(operands):
+            raise InvalidArgument(f"{kind} {index!r}: the model has {len(operands)} {kind}s")
         return operands[index]
 
     def _set_array(self, kind: str, index: int, array: Array | None, dimensions: Sequence[int] | None) -> None:

@@ -4,8 +4,8 @@ One reader thread per connection owns the receiving side. It completes pending c
 threads (so a long `prepare_model` delays nobody), and watches the peer's pidfd. However a connection ends, the reader
 thread runs `_finish` once: pending calls fail, then every death listener is called once, then `on_end`.
 
-`_lock` guards the descriptors at the end; it is never held during a send, a callback or a wait. There is no other lock
-that two of these threads take: a signal handler may run anywhere in a caller's thread, and wait for the reader thread.
+`_lock` guards the descriptors at the end; it is never held during a send, a callback or a wait. A thread that calls
+takes no lock for which the reader could wait before all calls are answered: a signal handler may run anywhere in it.
 """
 
 from __future__ import annotations

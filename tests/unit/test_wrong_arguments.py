@@ -25,6 +25,7 @@ from nnburst.model import (
     Request,
     RequestArgument,
 )
+from nnburst.runtime import Burst
 from nnburst.service import ServiceConnection, start_child
 
 X = np.ones(4, np.float32)
@@ -100,6 +101,18 @@ def test_service_may_take_as_long_as_it_likes() -> None:
 def test_one_device_may_be_given_by_its_name() -> None:
     with nnburst.in_process(devices="nnburst-noop") as service:
         assert service.devices[0].name == "nnburst-noop"
+
+
+def test_what_is_no_position_and_what_is_no_memory_is_named() -> None:
+    with (
+        nnburst.in_process(devices="nnburst-reference") as service,
+        nnburst.Compilation(relu(), service) as compilation,
+    ):
+        compilation.finish()
+        with pytest.raises(InvalidArgument, match="input '0'"):
+            nnburst.Execution(compilation).set_input("0", X)  # type: ignore[arg-type]
+        with Burst(compilation) as burst, pytest.raises(InvalidArgument, match="'x' is no memory"):
+            burst.free_memory("x")  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
