@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from functools import cache
 from importlib import metadata
-from typing import Protocol
+from typing import NewType, Protocol
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from ..model import (
 
 __all__ = [
     "InnerPlan",
+    "OwnBytes",
     "build_version",
     "check_preparation",
     "cpu_capabilities",
@@ -45,6 +46,13 @@ class InnerPlan(Protocol):
     def output_dimensions(self, position: int) -> tuple[int, ...]:
         """Dimensions of an output after a run."""
 
+
+OwnBytes = NewType("OwnBytes", bytes)
+"""A model that this process wrote from what it had parsed: the only bytes that an importer gives to a runtime.
+
+Two parsers may read one file as two models, so the file itself is never handed on: what was analysed and what runs
+would not be the same. The importer parses once, drops what it does not know, and names the format to the runtime.
+"""
 
 _NEVER = 2**63 - 1
 """A deadline at or beyond it means none (facts sheet `model.md` §4.4)."""

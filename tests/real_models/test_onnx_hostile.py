@@ -1,19 +1,24 @@
-"""Clients that change the memory of a request while ONNX Runtime works on it."""
+"""Clients that change the memory of a request while ONNX Runtime works on it, and files that are two models."""
 
 from __future__ import annotations
 
 import contextlib
+import struct
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx_support import FLOAT, RNG, TensorProto, graph, helper, node
+from onnx_support import FLOAT, RNG, TensorProto, graph, helper, in_process, node, onnx, ort
 
 import nnburst
 from nnburst import GeneralFailure
 from nnburst.devices.onnxruntime import OnnxRuntimeDevice
+from nnburst.devices.onnxruntime._graph import SessionSettings, compile_graph
+from nnburst.devices.onnxruntime._importer import import_graph
+from nnburst.devices.onnxruntime._packed import load_graph, pack, read_contents
 from nnburst.devices.onnxruntime._plan import OnnxPlan
 from nnburst.devices.onnxruntime._snapshots import exposed_arguments
 from nnburst.memory import Memory
@@ -249,3 +254,82 @@ def test_function_of_the_model_is_not_taken_for_the_operator_whose_name_it_has()
     opset = [helper.make_opsetid("", 17)]
     proto.functions.append(helper.make_function("", "Relu", ["a"], ["b"], [topk("a", "b")], opset))
     assert exposed_arguments(proto) == {"x", "y"}
+
+
+# -- one file, two models ----------------------------------------------------------------------------------------------
+
+
+def doubled_by(operator: str) -> Any:
+    return graph([node(operator, ["x", "x"], ["y"])], [("x", FLOAT, (2,))], [("y", FLOAT, (2,))])
+
+
+def in_ort_format(model: Any, directory: Path) -> bytes:
+    path = directory / "model.ort"
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(path)
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return path.read_bytes()
+
+
+def varint(value: int) -> bytes:
+    groups = [value >> shift & 0x7F for shift in range(0, max(value.bit_length(), 1), 7)]
+    return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])
+
+
+def polyglot(read: Any, flatbuffer: bytes) -> bytes:
+    """A file that protobuf reads as one model, and that begins as a flatbuffer whose root is that of another.
+
+    The first four bytes are the field `ir_version` and the number of the field `producer_name`, written in two bytes;
+    its length, 79, is the letter O of "ORTM". The other model lies in a field that protobuf does not know.
+    """
+    head = b"\x08\x08\x92\x00" + b"ORTM" + bytes(0x4F - 3) + read.SerializeToString() + varint(100 << 3 | 2)
+    place = struct.unpack("<I", head[:4])[0] - struct.unpack("<I", flatbuffer[:4])[0]
+    assert place % 16 == 0  # or its verifier finds it not aligned
+    length = place + len(flatbuffer) - len(head) - 4
+    assert len(varint(length)) == 4
+    return (head + varint(length)).ljust(place, b"\0") + flatbuffer
+
+
+def test_file_that_is_two_models_runs_as_the_one_that_was_analysed(service: nnburst.Service, tmp_path: Path) -> None:
+    """ONNX Runtime guesses the format from the first bytes, protobuf reads any."""
+    analysed, hidden = doubled_by("Add"), in_ort_format(doubled_by("Mul"), tmp_path)
+    path = tmp_path / "polyglot.onnx"
+    path.write_bytes(polyglot(analysed, hidden))
+    x = np.float32([3, 5])
+    assert onnx.load_model_from_string(path.read_bytes()).graph.node[0].op_type == "Add"
+    assert in_process(str(path.with_name("model.ort")), {"x": x})[0].tolist() == [9, 25]
+    assert in_process(path.read_bytes(), {"x": x})[0].tolist() == [9, 25]  # by itself, ONNX Runtime takes the other
+    with service.session(str(path)) as session:
+        assert session.run(None, {"x": x})[0].tolist() == [6, 10]
+
+
+def test_file_in_another_format_than_onnx_is_refused(service: nnburst.Service, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(in_ort_format(doubled_by("Mul"), tmp_path))
+    with pytest.raises(nnburst.InvalidArgument, match="no ONNX model"):
+        service.session(str(path))
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["sent", "kept"])
+def test_runtime_is_given_only_what_was_parsed(saved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a field that protobuf does not know nor the bytes that the client sent reach ONNX Runtime."""
+    given: list[bytes] = []
+    make = ort.InferenceSession
+
+    def noted(data: bytes, options: Any, **others: Any) -> Any:
+        given.append(data)
+        assert options.get_session_config_entry("session.load_model_format") == "ONNX"
+        return make(data, options, **others)
+
+    monkeypatch.setattr(ort, "InferenceSession", noted)
+    sent = doubled_by("Add").SerializeToString() + varint(100 << 3 | 2) + varint(6) + b"secret"
+    settings = SessionSettings()
+    if saved:
+        packed = pack(import_graph(sent).model, sent, {}, settings, None)
+        load_graph(read_contents(memoryview(packed.model), packed.data.data), packed.data.data, settings)
+    else:
+        compile_graph(sent, {}, settings)
+    assert given
+    assert not any(b"secret" in data for data in given)

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
+from .._common import OwnBytes
 from .._elements import element_type
-from ._importer import Argument, all_tensors, external_location, parse
+from ._importer import Argument, all_tensors, external_location, parse, serialised
 from ._library import onnx, onnxruntime
 from ._snapshots import exposed_arguments
 
@@ -39,6 +40,8 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 FILES_OF_MODELS = "session.model_external_initializers_file_folder_path"
 """Where ONNX Runtime looks for external data; without it, in the working directory."""
+_FORMAT_OF_MODELS = "session.load_model_format"
+"""What ONNX Runtime reads a model as; without it, what the first bytes look like to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class SessionSettings:
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spinning else "0")
         options.log_severity_level = 3
         options.add_session_config_entry(FILES_OF_MODELS, "/dev/null")  # no directory: a session opens no file
+        options.add_session_config_entry(_FORMAT_OF_MODELS, "ONNX")
         return options
 
 
@@ -167,14 +171,13 @@ def build_session(data: bytes, files: Mapping[str, Bytes], options: Any) -> tupl
     """Return an ``InferenceSession`` of a model's files, and its `exposed_arguments`; raises as `compile_graph`."""
     proto = parse(data)
     exposed = exposed_arguments(proto)
-    embedded = _place_external(proto, files, options)
-    if embedded:
-        data = proto.SerializeToString()
+    _place_external(proto, files, options)
+    parsed = serialised(proto)
     del proto
-    return open_session(data, options), exposed
+    return open_session(parsed, options), exposed
 
 
-def open_session(data: bytes, options: Any) -> Any:
+def open_session(data: OwnBytes, options: Any) -> Any:
     """Return an ``InferenceSession`` of a model without external files.
 
     Raises:
@@ -189,10 +192,9 @@ def open_session(data: bytes, options: Any) -> Any:
         raise GeneralFailure(f"ONNX Runtime refuses the model: {error}") from None
 
 
-def _place_external(proto: Any, files: Mapping[str, Bytes], options: Any) -> bool:
-    """Give the session the tensors that are in external files. Returns whether the model changed."""
+def _place_external(proto: Any, files: Mapping[str, Bytes], options: Any) -> None:
+    """Give the session the tensors that are in external files, or put them into the model."""
     placed: dict[str, Any] = {}
-    embedded = False
     for tensor, is_initializer in all_tensors(proto):
         location = external_location(tensor)
         if not location:
@@ -207,10 +209,8 @@ def _place_external(proto: Any, files: Mapping[str, Bytes], options: Any) -> boo
         tensor.raw_data = raw.tobytes()
         tensor.data_location = 0
         del tensor.external_data[:]
-        embedded = True
     if placed:
         options.add_external_initializers(list(placed), list(placed.values()))
-    return embedded
 
 
 def _external_bytes(tensor: Any, location: str, files: Mapping[str, Bytes]) -> Bytes:

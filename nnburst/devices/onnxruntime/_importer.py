@@ -20,11 +20,12 @@ from ...model import (
     Subgraph,
     extension_code,
 )
+from .._common import OwnBytes
 from .._elements import ElementType, element_type, operand_code
 from ._library import onnx
 from ._types import EXTENSION_NAME, FILE, GRAPH
 
-__all__ = ["HIGHEST_RANK", "Argument", "all_tensors", "describe", "import_graph", "parse"]
+__all__ = ["HIGHEST_RANK", "Argument", "all_tensors", "describe", "import_graph", "parse", "serialised"]
 
 _PREFIX = 1
 _MOST_FILES = 252
@@ -54,7 +55,7 @@ class Argument:
 
 
 def parse(data: bytes) -> Any:
-    """Return a ``ModelProto``.
+    """Return a ``ModelProto`` of what is known of a model file; fields that this version does not know are dropped.
 
     Raises:
         InvalidArgument: The bytes are no ONNX model.
@@ -65,7 +66,20 @@ def parse(data: bytes) -> Any:
         raise InvalidArgument(f"this is no ONNX model: {error}") from None
     if not proto.graph.node and not proto.graph.output:
         raise InvalidArgument("this is no ONNX model: it has no graph")
+    proto.DiscardUnknownFields()
     return proto
+
+
+def serialised(proto: Any) -> OwnBytes:
+    """Return the bytes of a ``ModelProto`` that `parse` returned.
+
+    Raises:
+        InvalidArgument: It is too large for one file.
+    """
+    try:
+        return OwnBytes(proto.SerializeToString())
+    except Exception as error:  # likewise
+        raise InvalidArgument(f"the model cannot be written again ({error}); use external data for weights") from None
 
 
 def describe(proto: Any) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:

@@ -25,9 +25,10 @@ import numpy as np
 from ...cache import CacheReason, CacheRejected
 from ...errors import GeneralFailure
 from ...model import Model, Subgraph
+from .._common import OwnBytes
 from .._elements import element_type
 from ._graph import FILES_OF_MODELS, Bytes, Graph, SessionSettings, build_session, compile_graph, open_session
-from ._importer import all_tensors, parse
+from ._importer import all_tensors, parse, serialised
 from ._library import onnx, onnxruntime
 
 __all__ = ["FORMAT", "Contents", "Packed", "load_graph", "pack", "read_contents"]
@@ -253,7 +254,7 @@ def _loading(encoded: bytes, blob: Bytes, settings: SessionSettings) -> float:
 
 def _optimised(
     data: bytes, files: Mapping[str, Bytes], settings: SessionSettings, directory: Path
-) -> tuple[frozenset[str], bytes, tuple[_Tensor, ...], Bytes, int, float]:
+) -> tuple[frozenset[str], OwnBytes, tuple[_Tensor, ...], Bytes, int, float]:
     """Have ONNX Runtime write the graph that it made of a model, and take its large tensors out.
 
     Returns:
@@ -280,7 +281,7 @@ def _optimised(
     return exposed, *_take_apart(proto, raw), raw.nbytes, seconds
 
 
-def _take_apart(proto: Any, raw: Bytes) -> tuple[bytes, tuple[_Tensor, ...], Bytes]:
+def _take_apart(proto: Any, raw: Bytes) -> tuple[OwnBytes, tuple[_Tensor, ...], Bytes]:
     tensors: list[_Tensor] = []
     pieces: list[Bytes] = []
     end = 0
@@ -305,7 +306,7 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[bytes, tuple[_Tensor, ...], Byt
             padding = -stored % _ALIGNMENT
             pieces += [piece, np.zeros(padding, np.uint8)]
             end += stored + padding
-    return proto.SerializeToString(), tuple(tensors), np.concatenate(pieces) if pieces else np.zeros(1, np.uint8)
+    return serialised(proto), tuple(tensors), np.concatenate(pieces) if pieces else np.zeros(1, np.uint8)
 
 
 def _runs_of(elements: np.ndarray[Any, Any]) -> tuple[bytes, bytes]:
@@ -376,7 +377,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings) 
         with open(os.path.join(directory, _WEIGHTS), "wb") as file:
             file.truncate(max(packed.file_size, 1))
         options.add_session_config_entry(FILES_OF_MODELS, directory)
-        return Graph(open_session(packed.graph, options), frozenset(packed.exposed), values)
+        return Graph(open_session(OwnBytes(packed.graph), options), frozenset(packed.exposed), values)
 
 
 def _array(tensor: _Tensor, raw: Bytes) -> np.ndarray[Any, Any]:
