@@ -28,13 +28,23 @@ static long futex(uint32_t *word, int op, uint32_t value, const struct timespec 
     return syscall(SYS_futex, word, op, value, timeout, NULL, bitset);
 }
 
+/* Takes the pending bits of `mask`. What the caller looks at next must be looked at after the bits are gone, else the
+ * sender may still find the bit set while the sleeper finds no packet. A read-modify-write, even a seq_cst one, does
+ * not order what follows it (ARMv8.3 code lets a later load pass it). Hence the fence. */
+static uint32_t consume(uint32_t *word, uint32_t mask)
+{
+    uint32_t old = nnb_and32((nnb_a32 *)word, ~mask); /* SYNC POINTS: wake <-> consume, publish <-> sleep */
+    nnb_fence_seq_cst();                              /* SYNC POINT: publish <-> sleep */
+    return old;
+}
+
 int nnb_event_wake(uint32_t *word, uint32_t mask)
 {
     if (!word)
         return -EINVAL;
     if (!mask)
         return 0;
-    uint32_t old = nnb_or32((nnb_a32 *)word, mask); /* SYNC POINT: publish <-> sleep */
+    uint32_t old = nnb_or32((nnb_a32 *)word, mask); /* SYNC POINT: wake <-> consume */
     if ((old & mask) == mask)
         return 0; /* all were pending: whoever waits for them has not slept since */
     return futex(word, FUTEX_WAKE_BITSET, INT_MAX, NULL, mask) < 0 ? -errno : 1;
@@ -44,7 +54,7 @@ int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t dead
 {
     if (!word || !state || !mask)
         return -EINVAL;
-    uint32_t old = nnb_and32((nnb_a32 *)word, ~mask); /* SYNC POINT: publish <-> sleep */
+    uint32_t old = consume(word, mask);
     if ((*state = old & mask))
         return 0;
 
@@ -53,17 +63,17 @@ int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t dead
     if (last)
         until = deadline_ns;
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
-    /* The kernel compares the whole word, so any bit that changed since fetch_and makes it return at once. */
+    /* The kernel compares the whole word, so any bit that changed since makes it return at once. */
     if (futex(word, FUTEX_WAIT_BITSET, old, &t, mask) < 0) {
         if (errno == ETIMEDOUT)
             return last ? -ETIMEDOUT : -ERESTART;
         if (errno != EINTR)
             return -errno;
         /* A signal and a wake may coincide: a consumed bit must not be lost. */
-        old = nnb_and32((nnb_a32 *)word, ~mask);
+        old = consume(word, mask);
         return (*state = old & mask) ? 0 : -EINTR;
     }
-    old = nnb_and32((nnb_a32 *)word, ~mask);
+    old = consume(word, mask);
     return (*state = old & mask) ? 0 : -EINTR;
 }
 
@@ -77,7 +87,7 @@ int nnb_event_wait_retry(uint32_t *word, uint32_t mask, uint32_t *state, uint64_
             return rc;
         if (deadline_ns && nnb_now_ns() >= deadline_ns) {
             /* unrelated bits of a shared word keep changing: one last look, then the deadline holds */
-            uint32_t old = nnb_and32((nnb_a32 *)word, ~mask);
+            uint32_t old = consume(word, mask);
             return (*state = old & mask) ? 0 : -ETIMEDOUT;
         }
     }

@@ -13,10 +13,15 @@
  *   SYNC POINT commit_read <-> available_to_write
  *     The reader has finished reading, then stores R with release. The writer loads R with acquire, then overwrites.
  *
- *   SYNC POINT publish <-> sleep   (a Dekker pair; needs seq_cst, acquire/release is not enough)
- *     Sender: store W; seq_cst fence; load the event word. Sleeper: clear its bit in the event word (seq_cst
- *     read-modify-write); load W. At least one of them sees the other: either the sender sees the cleared bit and
- *     wakes, or the sleeper sees the new W and does not sleep.
+ *   SYNC POINT publish <-> sleep   (a Dekker pair; needs a seq_cst fence on each side)
+ *     Sender: store W (or R, for NOT_FULL); fence; load the event word. Sleeper: clear its bit in the event word;
+ *     fence; load W (R). At least one of them sees the other: either the sender sees the cleared bit and wakes, or the
+ *     sleeper sees the new W and does not sleep. A seq_cst read-modify-write instead of the sleeper's fence is not
+ *     enough: it is no fence, so the load of W may be taken before the bit is cleared.
+ *
+ *   SYNC POINT wake <-> consume
+ *     A side that always sets the bit (a blocking write, a hang-up) needs no fence: setting and clearing are
+ *     read-modify-writes of one word. If the clearing comes second, it sees the bit and what was stored before.
  *
  *   SYNC POINT write_intent <-> overtaken   (unsynchronized queues in our own layout)
  *     The writer announces the bytes it is about to overwrite (relaxed store + release fence), then overwrites. A
