@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from ._blob_cache import BlobCache, Capacity, Policy, Select
-from ._blob_file import BlobFileError
 from ._device_cache import DeviceCache, SaveResult, VerifiedEntry, check_entry
 from ._directory import Cache, Opened, Staged
 from ._eviction import Pruned, prune
 from ._index import EntryInfo
 from ._limits import SIZES, Limits, scaled
-from ._nncache import NNCache
 from ._places import default_cache_directory, default_state_directory
 from ._reasons import SPOILT, CacheReason, CacheRejected
 from ._sealed_copy import check_fd
@@ -30,21 +27,15 @@ __all__ = [
     "SIZES",
     "SPOILT",
     "TOKEN_SIZE",
-    "BlobCache",
-    "BlobFileError",
     "Cache",
     "CacheReason",
     "CacheRejected",
-    "Capacity",
     "DeviceCache",
     "EntryInfo",
     "Limits",
-    "NNCache",
     "Opened",
-    "Policy",
     "Pruned",
     "SaveResult",
-    "Select",
     "Staged",
     "TrustStore",
     "VerifiedEntry",

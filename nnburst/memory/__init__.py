@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ._arena import Arena
-from ._blob import BACKINGS
-from ._handle import KINDS, PROT_READ, PROT_WRITE, MemoryHandle
+from ._backings import BACKINGS
 from ._image import FORMATS, ImageLayout, PixelFormat, check_layout
+from ._kinds import KINDS, PROT_READ, PROT_WRITE, MemoryHandle
 from ._managed import ManagedBuffer, Role
 from ._managed_gate import free_closed_buffers
 from ._managed_request import BufferSet, BufferUse, BufferView

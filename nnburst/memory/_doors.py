@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..errors import InvalidArgument
 from . import _named
-from ._handle import PROT_READ, PROT_WRITE
+from ._kinds import PROT_READ, PROT_WRITE
 
 if TYPE_CHECKING:
     from multiprocessing.shared_memory import SharedMemory

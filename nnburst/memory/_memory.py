@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from .._core import FdSet, check, lib
 from ..errors import BadState, GeneralFailure, InvalidArgument
-from . import _blob, _doors, _named
-from ._handle import (
+from . import _backings, _doors, _named
+from ._image import ImageLayout, new_layout, plane_views
+from ._kinds import (
     PROT_READ,
     PROT_WRITE,
     MemoryHandle,
@@ -21,7 +22,6 @@ from ._handle import (
     check_prot,
     check_size,
 )
-from ._image import ImageLayout, new_layout, plane_views
 from ._mapping import Mapping
 from ._pool import Pool
 
@@ -130,7 +130,7 @@ class Memory(Pool):
             GeneralFailure: This machine has no such backing.
         """
         length = check_size(size)
-        fd, used = _blob.allocate(length, backing)
+        fd, used = _backings.allocate(length, backing)
         handle = MemoryHandle("hardware_buffer_blob", length, backing=used)
         return cls(handle, FdSet([fd]), PROT_READ | PROT_WRITE)
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from .._core import FdSet, check, lib
 from ..errors import GeneralFailure, InvalidArgument
-from ._handle import PROT_READ, PROT_WRITE, MemoryHandle
+from ._descriptor import MemoryObject, examine, read_into, sync_dma_buf, write_from
 from ._image import ImageLayout, format_of, gather, plane_views, scatter
+from ._kinds import PROT_READ, PROT_WRITE, MemoryHandle
 from ._mapping import Mapping
-from ._objects import MemoryObject, examine, read_into, sync_dma_buf, write_from
 
 __all__ = ["Pool"]
 

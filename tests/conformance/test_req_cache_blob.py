@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnburst.cache import BlobCache, BlobFileError, Capacity, NNCache, Policy, Select, _nncache
+from nnburst.blobs import BlobCache, BlobFileError, Capacity, NNCache, Policy, Select, _nncache
 
 MAX_KEY, MAX_VALUE, MAX_TOTAL = 6, 8, 13
 POLICIES = [Policy(*pair) for pair in itertools.product(Select, Capacity)]

@@ -20,7 +20,7 @@ import pytest
 
 from nnburst._core import lib
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, ResourceExhausted
-from nnburst.memory import PROT_READ, PROT_WRITE, Arena, Memory, MemoryHandle, _objects
+from nnburst.memory import PROT_READ, PROT_WRITE, Arena, Memory, MemoryHandle, _descriptor
 
 F_GET_SEALS = 1034
 PAGE = mmap.PAGESIZE
@@ -254,8 +254,8 @@ def test_files_whose_server_could_block_for_ever_are_refused_unless_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Memory.ashmem(100) as memory:  # a memfd stands for the file system: there is no FUSE in a test
-        monkeypatch.setitem(_objects._REMOTE, lib.nnb_fd_filesystem(memory.fds[0]), "SlowFS")
-        monkeypatch.delenv(_objects.REMOTE_FILES, raising=False)
+        monkeypatch.setitem(_descriptor._REMOTE, lib.nnb_fd_filesystem(memory.fds[0]), "SlowFS")
+        monkeypatch.delenv(_descriptor.REMOTE_FILES, raising=False)
         for use in (
             memory.check_usable,
             lambda: memory.read("u1", (1,)),
@@ -263,7 +263,7 @@ def test_files_whose_server_could_block_for_ever_are_refused_unless_asked_for(
         ):
             with pytest.raises(GeneralFailure, match=r"SlowFS.*NNBURST_REMOTE_FILES=1"):
                 use()
-        monkeypatch.setenv(_objects.REMOTE_FILES, "1")
+        monkeypatch.setenv(_descriptor.REMOTE_FILES, "1")
         memory.write(np.frombuffer(b"x", np.uint8))
 
 

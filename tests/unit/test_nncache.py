@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nnburst.cache import NNCache, _nncache
+from nnburst.blobs import NNCache, _nncache
 
 PATIENCE = 30.0
 
@@ -42,7 +42,7 @@ def until(holds: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("made", ["NNCache(build='test')", "NNCache.get()"])
 def test_what_is_left_is_saved_when_the_process_ends(tmp_path: Path, made: str) -> None:
     script = f"""
-        from nnburst.cache import NNCache
+        from nnburst.blobs import NNCache
         cache = {made}
         cache.set_cache_filename({str(tmp_path / "blobs")!r})
         cache.initialize(64, 1000, 10_000)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ._blob_file import BlobFileError, flattened_size, pack_blobs, unpack_blobs
+from ._file import BlobFileError, flattened_size, pack_blobs, unpack_blobs
 
 __all__ = ["BlobCache", "Capacity", "Policy", "Select"]
 

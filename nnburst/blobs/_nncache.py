@@ -12,12 +12,12 @@ import os
 import threading
 import weakref
 
-from ._blob_cache import Allocator, BlobCache, Policy, Writable
-from ._blob_file import BlobFileError, pack_blobs, read_blob_file, write_blob_file
+from ._file import BlobFileError, pack_blobs, read_blob_file, write_blob_file
+from ._table import Allocator, BlobCache, Policy, Writable
 
 __all__ = ["NNCache"]
 
-_log = logging.getLogger("nnburst.cache")
+_log = logging.getLogger("nnburst.blobs")
 _SECONDS = 4.0
 _MOST_SECONDS = 300.0
 """Between attempts to save what cannot be saved."""
