@@ -35,8 +35,7 @@ typedef struct bench {
 
 static void fail(bench *b, int rc)
 {
-    uint32_t none = 0;
-    atomic_compare_exchange_strong(&b->result, &none, (uint32_t)-rc);
+    nnb_cas32_relaxed(&b->result, 0, (uint32_t)-rc); /* the first one counts */
 }
 
 /* Called once per unsuccessful look; true when the measurement must be given up. Pausing between looks is what makes

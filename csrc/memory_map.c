@@ -17,6 +17,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include "nnb_atomic.h"
 #include "nnburst.h"
 
 #include <errno.h>
@@ -24,7 +25,6 @@
 #include <linux/memfd.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -91,16 +91,16 @@ int64_t nnb_fd_filesystem(int fd) {
 enum { GUARD_FREE, GUARD_CLAIMED, GUARD_ARMED, GUARD_STATES };
 
 typedef struct guard {
-    _Atomic uint64_t turn;
-    _Atomic uintptr_t base;
-    _Atomic uintptr_t end;
-    _Atomic uintptr_t granule; /* page size of the object: bytes that one fault replaces */
-    _Atomic int prot;
-    _Atomic uint64_t faults;
+    nnb_a64 turn;
+    nnb_a64 base;
+    nnb_a64 end;
+    nnb_a64 granule; /* page size of the object: bytes that one fault replaces */
+    nnb_a64 prot;
+    nnb_a64 faults;
 } guard;
 
 static guard guards[GUARDS];
-static _Atomic int guards_used; /* entries beyond were never claimed: the handler stops there */
+static nnb_a32 guards_used; /* entries beyond were never claimed: the handler stops there */
 
 static struct sigaction previous_action;
 
@@ -126,25 +126,24 @@ static void chain(int sig, siginfo_t *info, void *context) {
 }
 
 static int absorb(uintptr_t address) {
-    int used = atomic_load_explicit(&guards_used, memory_order_acquire); /* SYNC POINT: guard_add -> absorb */
-    for (int i = 0; i < used; i++) {
+    /* An entry that this thread may fault on is below: its address came here after the entry was armed. */
+    uint32_t used = nnb_load32_relaxed(&guards_used);
+    for (uint32_t i = 0; i < used; i++) {
         guard *g = &guards[i];
-        /* SYNC POINT: guard_add -> absorb: ARMED makes the fields below visible */
-        uint64_t turn = atomic_load_explicit(&g->turn, memory_order_acquire);
+        uint64_t turn = nnb_load_acquire(&g->turn); /* SYNC POINT: guard_add <-> absorb */
         if (turn % GUARD_STATES != GUARD_ARMED) continue;
-        /* Acquire on each, so that the second look at `turn` cannot move up: fields that another thread is just
-         * rewriting for its own mapping must not be mixed with the old ones. */
-        uintptr_t base = atomic_load_explicit(&g->base, memory_order_acquire);
-        uintptr_t end = atomic_load_explicit(&g->end, memory_order_acquire);
-        uintptr_t granule = atomic_load_explicit(&g->granule, memory_order_acquire);
-        int prot = atomic_load_explicit(&g->prot, memory_order_acquire);
-        if (atomic_load_explicit(&g->turn, memory_order_relaxed) != turn) continue;
+        uint64_t base = nnb_load_relaxed(&g->base);
+        uint64_t end = nnb_load_relaxed(&g->end);
+        uint64_t granule = nnb_load_relaxed(&g->granule);
+        int prot = (int)nnb_load_relaxed(&g->prot);
+        nnb_fence_acquire(); /* SYNC POINT: guard_add <-> absorb */
+        if (nnb_load_relaxed(&g->turn) != turn) continue; /* another thread is rewriting it for its own mapping */
         if (address < base || address >= end) continue;
         /* The raw system call: a sanitizer's mmap wrapper is not fit for a signal handler. */
         long page = syscall(SYS_mmap, base + (address - base) / granule * granule, granule, prot,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0L);
         if (page == -1) return 0;
-        atomic_fetch_add_explicit(&g->faults, 1, memory_order_relaxed); /* a statistic: orders nothing */
+        nnb_add_relaxed(&g->faults, 1);
         return 1;
     }
     return 0;
@@ -167,33 +166,28 @@ static void install_handler(void) {
 static int guard_add(void *base, uint64_t length, uint64_t granule, int prot) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, install_handler);
-    for (int i = 0; i < GUARDS; i++) {
+    for (uint32_t i = 0; i < GUARDS; i++) {
         guard *g = &guards[i];
-        uint64_t turn = atomic_load_explicit(&g->turn, memory_order_relaxed);
-        /* SYNC POINT: guard_remove -> guard_add: whoever reuses the entry sees it withdrawn */
-        if (turn % GUARD_STATES != GUARD_FREE ||
-            !atomic_compare_exchange_strong_explicit(&g->turn, &turn, turn + 1, memory_order_acq_rel,
-                                                     memory_order_relaxed))
-            continue;
-        /* Release on each: whoever reads one of these also sees that the turn has passed (see absorb). */
-        atomic_store_explicit(&g->base, (uintptr_t)base, memory_order_release);
-        atomic_store_explicit(&g->end, (uintptr_t)base + length, memory_order_release);
-        atomic_store_explicit(&g->granule, granule, memory_order_release);
-        atomic_store_explicit(&g->prot, prot, memory_order_release);
-        atomic_store_explicit(&g->faults, 0, memory_order_relaxed);
-        atomic_fetch_add_explicit(&g->turn, 1, memory_order_release); /* SYNC POINT: guard_add -> absorb */
-        int used = atomic_load_explicit(&guards_used, memory_order_relaxed);
-        while (used <= i && !atomic_compare_exchange_weak_explicit(&guards_used, &used, i + 1, memory_order_release,
-                                                                   memory_order_relaxed)) {
-        }
-        return i;
+        uint64_t turn = nnb_load_relaxed(&g->turn);
+        /* SYNC POINT: guard_remove <-> guard_add */
+        if (turn % GUARD_STATES != GUARD_FREE || !nnb_cas_acquire(&g->turn, turn, turn + 1)) continue;
+        nnb_fence_release(); /* SYNC POINT: guard_add <-> absorb */
+        nnb_store_relaxed(&g->base, (uintptr_t)base);
+        nnb_store_relaxed(&g->end, (uintptr_t)base + length);
+        nnb_store_relaxed(&g->granule, granule);
+        nnb_store_relaxed(&g->prot, (uint64_t)prot);
+        nnb_store_relaxed(&g->faults, 0);
+        nnb_add_release(&g->turn, 1); /* SYNC POINT: guard_add <-> absorb */
+        uint32_t used = nnb_load32_relaxed(&guards_used);
+        while (used <= i && !nnb_cas32_relaxed(&guards_used, used, i + 1))
+            used = nnb_load32_relaxed(&guards_used);
+        return (int)i;
     }
     return -ENOMEM;
 }
 
 static void guard_remove(int index) {
-    /* SYNC POINT: guard_remove -> guard_add */
-    atomic_fetch_add_explicit(&guards[index].turn, 1, memory_order_release);
+    nnb_add_release(&guards[index].turn, 1); /* SYNC POINT: guard_remove <-> guard_add */
 }
 
 /* ---- mapping --------------------------------------------------------------------------------------------------- */
@@ -247,7 +241,7 @@ void nnb_unmap(nnb_mapping *m) {
 
 uint64_t nnb_map_faults(const nnb_mapping *m) {
     if (m->guard < 0) return 0;
-    return atomic_load_explicit(&guards[m->guard].faults, memory_order_relaxed);
+    return nnb_load_relaxed(&guards[m->guard].faults);
 }
 
 int nnb_make_read_only(void *address, uint64_t length)

@@ -31,6 +31,15 @@
  *   SYNC POINT hang_up <-> waiter
  *     The watcher stores the private flag with release, then sets a bit in the event word and wakes. The waiter loads
  *     the flag with acquire in every round.
+ *
+ *   SYNC POINT guard_add <-> absorb   (memory_map.c; the fields of an entry, like a sequence lock)
+ *     The owner claims the entry (a step of `turn`), passes a release fence and writes the fields, then arms the entry (a
+ *     step of `turn` with release). The handler loads `turn` with acquire, reads the fields, passes an acquire fence
+ *     and looks at `turn` again: if it read a field of the next owner, it sees that the turn has passed.
+ *
+ *   SYNC POINT guard_remove <-> guard_add
+ *     Withdrawing is a step of `turn` with release, claiming the entry again one with acquire: the fields of the new
+ *     owner come after those of the old one.
  */
 #ifndef NNB_ATOMIC_H
 #define NNB_ATOMIC_H
@@ -49,9 +58,22 @@ static inline uint64_t nnb_load_relaxed(const nnb_a64 *p) { return atomic_load_e
 static inline void nnb_store_release(nnb_a64 *p, uint64_t v) { atomic_store_explicit(p, v, memory_order_release); }
 static inline void nnb_store_relaxed(nnb_a64 *p, uint64_t v) { atomic_store_explicit(p, v, memory_order_relaxed); }
 
+static inline void nnb_add_release(nnb_a64 *p, uint64_t v) { atomic_fetch_add_explicit(p, v, memory_order_release); }
+static inline void nnb_add_relaxed(nnb_a64 *p, uint64_t v) { atomic_fetch_add_explicit(p, v, memory_order_relaxed); }
+/* 1: it was `from` and is now `to`. */
+static inline int nnb_cas_acquire(nnb_a64 *p, uint64_t from, uint64_t to)
+{
+    return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_acquire, memory_order_relaxed);
+}
+
 static inline uint32_t nnb_load32_acquire(const nnb_a32 *p) { return atomic_load_explicit(p, memory_order_acquire); }
 static inline uint32_t nnb_load32_relaxed(const nnb_a32 *p) { return atomic_load_explicit(p, memory_order_relaxed); }
 static inline void nnb_store32_release(nnb_a32 *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_release); }
+static inline void nnb_store32_relaxed(nnb_a32 *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_relaxed); }
+static inline int nnb_cas32_relaxed(nnb_a32 *p, uint32_t from, uint32_t to)
+{
+    return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_relaxed, memory_order_relaxed);
+}
 static inline uint32_t nnb_or32(nnb_a32 *p, uint32_t v) { return atomic_fetch_or(p, v); }
 static inline uint32_t nnb_and32(nnb_a32 *p, uint32_t v) { return atomic_fetch_and(p, v); }
 static inline uint32_t nnb_swap32_acquire(nnb_a32 *p, uint32_t v)
