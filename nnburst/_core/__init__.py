@@ -1,9 +1,25 @@
-"""The C core: cffi's ``ffi`` and ``lib``, and the one place where an errno becomes an exception."""
+"""The C core: cffi's ``ffi`` and ``lib``, where an errno becomes an exception, deadlines, and how things end."""
 
 from __future__ import annotations
 
 from ._errno import check, checked_timeout, deadline_after, header_digest, is_real
 from ._fds import FdSet
+from ._leaving import LEAVING, Leaving, abandon_when_forked, deadline_within, time_left, within
 from ._nnburst import ffi, lib
 
-__all__ = ["FdSet", "check", "checked_timeout", "deadline_after", "ffi", "header_digest", "is_real", "lib"]
+__all__ = [
+    "LEAVING",
+    "FdSet",
+    "Leaving",
+    "abandon_when_forked",
+    "check",
+    "checked_timeout",
+    "deadline_after",
+    "deadline_within",
+    "ffi",
+    "header_digest",
+    "is_real",
+    "lib",
+    "time_left",
+    "within",
+]

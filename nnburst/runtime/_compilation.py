@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from .._core import checked_timeout, deadline_after
+from .._core import checked_timeout, deadline_within, within
 from ..cache import Cache, Limits, checked_token
 from ..devices import Device, PreparedModel
 from ..errors import BadState, GeneralFailure, InvalidArgument
@@ -101,16 +101,18 @@ class Compilation:
         """
         self._check_open()
         self._finished = True
-        deadline = deadline_after(self._timeout)
         try:
-            for device in self._devices:
-                if all(device.get_supported_operations(self.model)):
-                    job = Job(device, self.model, self._preference, self._priority, deadline)
-                    self._prepared, self._report = compile_with_cache(job, self._cache)
-                    self._device = device
-                    return
+            within(self._timeout, self._compile)
         finally:
             self._release_cache()
+
+    def _compile(self) -> None:
+        for device in self._devices:
+            if all(device.get_supported_operations(self.model)):
+                job = Job(device, self.model, self._preference, self._priority, deadline_within(0))
+                self._prepared, self._report = compile_with_cache(job, self._cache)
+                self._device = device
+                return
         raise GeneralFailure(f"none of {[device.name for device in self._devices]} supports every operation")
 
     @property

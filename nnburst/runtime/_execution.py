@@ -389,8 +389,8 @@ class Execution:
         try:
             return burst.controller.compute(request, measure=self._measure, timeout=self._timeout)
         finally:
-            if staging is not None:
-                burst.free_memory(staging)
+            if staging is not None:  # not waited for: the deadline has perhaps passed
+                burst.controller.forget(staging)
 
     def _given_memories(self) -> list[Memory | DeviceMemory]:
         every = [a for arguments in self._arguments.values() for a in arguments.values()]

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._core import deadline_within
 from ..burst import BurstCallback, BurstContext
 from ..cache import TOKEN_SIZE, CacheReason, CacheRejected, SaveResult
 from ..devices import Buffer, CacheOptions, Device, PreparedModel, check_preparation
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteBuffer", "RemoteBurstContext", "RemoteDevice", "RemotePreparedModel"]
 
-_GRACE = 0.1
+_GRACE = 0.025
 """Seconds by which this side waits longer than the deadline that the device was given."""
 _SHORT = 10.0
 """Seconds that a call may take which does no work worth speaking of."""
@@ -180,6 +181,7 @@ class RemoteDevice(Device):
         cache: CacheOptions | None = None,
     ) -> RemotePreparedModel:
         check_preparation(preference, priority)
+        deadline_ns = deadline_within(deadline_ns)
         if len(token) > TOKEN_SIZE:
             raise InvalidArgument(f"a cache token has {TOKEN_SIZE} bytes, not {len(token)}")
         wire, fds = model_to_wire(model)
@@ -226,6 +228,7 @@ class RemoteDevice(Device):
     ) -> RemotePreparedModel:
         if len(token) != TOKEN_SIZE:
             raise InvalidArgument(f"a cache token has {TOKEN_SIZE} bytes, not {len(token)}")
+        deadline_ns = deadline_within(deadline_ns)
         message = PrepareModelFromCache(
             device=self._index,
             model_cache=len(model_cache),

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._core import time_left
 from ..errors import (
     BadState,
     DeadObject,
@@ -214,7 +215,7 @@ class Connection:
         Args:
             message: The request.
             fds: Descriptors that go with it; they stay the caller's.
-            timeout: Seconds for everything, None for no limit.
+            timeout: Seconds for everything, None for no limit but that of `within`.
             on_late: Called with the reply (in the reader thread) if it comes after this call gave up.
 
         Returns:
@@ -229,6 +230,7 @@ class Connection:
         """
         self.check_usable()
         call = CALL_BY_REQUEST[type(message)]
+        timeout = time_left(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         body = encode_request(message)
         pending = PendingCall(call, is_long=len(body) > MAX_INLINE)
@@ -241,7 +243,7 @@ class Connection:
                 pending.discard()
             raise
         if not answered and self._calls.give_up(pending, on_late):
-            raise MissedDeadline(f"{call.name}: no answer within {timeout} s")
+            raise MissedDeadline(f"{call.name}: no answer within {timeout:.3g} s")
         if pending.error is not None:
             raise pending.error
         return pending.reply, pending.fds

@@ -1,0 +1,160 @@
+"""How things end, and how long that may take.
+
+Four verbs, which mean the same everywhere:
+
+* ``close`` waits and gives everything back, on both sides. Idempotent. What an interrupted one left, the next one does.
+* ``hang_up`` ends it at once and waits for nothing: from any thread, a signal handler, a finaliser.
+* ``forget`` lets go of one thing and does not wait until the service has done so, too.
+* ``abandon`` is for what a forked child inherits: its copies go, what they belong to stays with the parent.
+
+**Time.** ``within(seconds, function)`` gives one deadline to all that a function waits for, however deep; a wait asks
+`time_left` how long it may last. To leave takes `LEAVING` seconds at most: a connection counts them from the first
+release that is waited for until all are answered, so that a service that does not answer is waited for once, however
+many things of it are closed. A deadline that has passed is never followed by a wait for the same peer: `forget`.
+
+**Interrupts.** A signal handler may run, and raise, between any two steps of a thread; a finaliser may run in any
+thread between any two steps, too, also below a lock. Three rules follow.
+
+* What several threads change belongs to one thread. The others post jobs to it, which is one step of a deque, and wait
+  for an answer of their own (`nnburst.service._owner`). A handler that interrupts them may post and wait, too.
+* A finaliser only posts.
+* A ``close`` that has steps of its own keeps them in a `Leaving`: an interrupt ends the waiting, not the leaving.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import ParamSpec, Protocol, TypeVar
+
+from ..errors import NNBurstError
+
+__all__ = ["LEAVING", "Leaving", "abandon_when_forked", "deadline_within", "time_left", "within"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LEAVING = 2.0
+"""Seconds that leaving waits for a service that does not answer, in all. A child that is not gone then is killed."""
+
+_FOREVER_NS = 2**63 - 1
+_deadline: contextvars.ContextVar[float] = contextvars.ContextVar("nnburst_deadline", default=math.inf)
+
+
+def within(timeout: float | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function; whatever it waits for in another process, it waits `timeout` seconds in all.
+
+    An outer limit stays in force. The limit ends with the call, also if that is interrupted.
+
+    Args:
+        timeout: Seconds; None for no limit of its own, 0 for what needs no waiting.
+        function: What to call.
+        args: Its arguments.
+        kwargs: Likewise.
+    """
+    left = time_left(timeout)
+    if left is None:
+        return function(*args, **kwargs)
+    moment = time.monotonic() + left
+
+    def limited() -> T:
+        _deadline.set(moment)
+        return function(*args, **kwargs)
+
+    return contextvars.copy_context().run(limited)  # which puts the old one back whatever happens
+
+
+def time_left(timeout: float | None = None) -> float | None:
+    """Seconds that a wait which begins now may last, at most `timeout`; None for no limit."""
+    ambient = _deadline.get()
+    if ambient == math.inf:
+        return timeout
+    left = max(0.0, ambient - time.monotonic())
+    return left if timeout is None else min(left, timeout)
+
+
+def deadline_within(deadline_ns: int) -> int:
+    """Return a deadline in nanoseconds of CLOCK_MONOTONIC (0 for none), or the one of `within` if that comes first."""
+    ambient = _deadline.get()
+    if ambient * 1e9 >= _FOREVER_NS:
+        return deadline_ns
+    moment = max(1, int(ambient * 1e9))
+    return min(deadline_ns, moment) if deadline_ns else moment
+
+
+class Leaving:
+    """What is left to do of a ``close``: call it to do it.
+
+    Each step is done at least once, in order, though another one failed. An `NNBurstError` of a step is dropped: the
+    other side is gone or does not answer, and what it held goes with it. Another exception is raised when all is done.
+    If a signal handler raises, the rest is done without waiting for anything; if another one does even then, what is
+    left is done by the next call.
+
+    Args:
+        steps: Functions that may be called again after they were interrupted or have returned, each given once.
+    """
+
+    __slots__ = ("_steps",)
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self._steps = deque(steps)
+
+    @property
+    def over(self) -> bool:
+        """Whether all is done."""
+        return not self._steps
+
+    def __call__(self) -> None:
+        try:
+            self._go()
+        except Exception:  # of a step; all have been done
+            raise
+        except BaseException:
+            within(0, self._go)
+            raise
+
+    def _go(self) -> None:
+        failure: Exception | None = None
+        while self._steps:
+            step = self._steps[0]
+            try:
+                step()
+            except NNBurstError:
+                pass
+            except Exception as error:  # perhaps of a signal handler, in the middle of the step
+                failure = failure or error
+                with contextlib.suppress(Exception):
+                    within(0, step)
+            with contextlib.suppress(ValueError):  # another thread has done it as well
+                self._steps.remove(step)
+        if failure is not None:
+            raise failure
+
+
+class _Inherited(Protocol):
+    def abandon(self) -> None: ...
+
+
+_inherited: weakref.WeakValueDictionary[int, _Inherited] = weakref.WeakValueDictionary()
+
+
+def abandon_when_forked(thing: _Inherited) -> None:
+    """Have ``thing.abandon()`` called in each forked child, where only the thread that forked goes on.
+
+    It must not wait for anything: a lock that another thread held stays held, so it replaces its locks.
+    """
+    _inherited[id(thing)] = thing
+
+
+def _abandon_all() -> None:
+    for thing in filter(None, (ref() for ref in _inherited.valuerefs())):
+        thing.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
