@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import errors
+from . import _safe_path, errors  # noqa: F401 (`_safe_path` comes first: libraries may be imported after it)
 from .errors import (
     BadState,
     DeadObject,

@@ -23,14 +23,15 @@ _MOST_FDS = 65536
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve one client over an inherited socket until it goes (``python -m nnburst.service``).
+    """Serve one client over an inherited socket until it goes.
 
-    Started by `start_child`; there is no use for it by hand.
+    Started by `start_child` through `_bootstrap`; there is no use for it by hand.
     """
-    parser = argparse.ArgumentParser(prog="python -m nnburst.service")
+    parser = argparse.ArgumentParser(prog="nnburst service")
     parser.add_argument("--socket", type=int, required=True, help="inherited end of a socketpair")
     parser.add_argument("--parent", type=int, required=True, help="process id of the client")
     parser.add_argument("--stderr", type=int, default=-1, help="becomes stderr once all is well")
+    parser.add_argument("--path", action="append", default=[], help="where the client's program finds its modules")
     parser.add_argument("devices", nargs="+", metavar="DEVICE")
     options = parser.parse_args(arguments)
 
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, min(most, _MOST_FDS)), most))
     logging.basicConfig(format="nnburst service %(process)d: %(message)s")
 
+    if options.path:
+        sys.path[:] = dict.fromkeys([*options.path, *sys.path])
     try:
         host = ServiceHost([create_device(name) for name in options.devices])
     except NNBurstError as error:

@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from .. import _safe_path
 from .._core import checked_timeout
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ._connection import ServiceConnection
@@ -18,7 +18,8 @@ __all__ = ["start_child"]
 
 _EXIT_TIMEOUT = 3.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_ROOT = Path(__file__).resolve().parents[2]
+_BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_bootstrap.py")
+_FUNCTIONS = "nnburst-function"
 
 
 def start_child(
@@ -34,6 +35,9 @@ def start_child(
 
     Unless one of OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS is set, all are set to 1 in the child: BLAS
     threads that spin for work cost more than they bring to small models.
+
+    The child takes no modules from the working directory, nor from relative entries of PYTHONPATH. A function device
+    runs code of this program: for one the child looks for modules where this program does.
 
     Args:
         devices: Names of the devices that the service offers (`nnburst.devices.device_names`).
@@ -92,9 +96,10 @@ def _spawn(names: Sequence[str], sock: int, errors: int, env: dict[str, str]) ->
         env.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
     # What is large goes back to the system when it is freed: glibc raises this by itself, up to 32 MiB, and keeps more.
     env.setdefault("MALLOC_MMAP_THRESHOLD_", str(16 << 20))
-    if _ROOT.name not in ("site-packages", "dist-packages"):  # a source tree that may not be on the child's path
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), env.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "nnburst.service", "--socket", str(sock), "--parent", str(os.getpid())]
+    env["PYTHONPATH"] = _safe_path.absolute_entries(env.get("PYTHONPATH", ""))
+    command = [sys.executable, *_flags(), _BOOTSTRAP, "--socket", str(sock), "--parent", str(os.getpid())]
+    if any(name.partition(":")[0] == _FUNCTIONS for name in names):
+        command += [f"--path={os.path.abspath(entry)}" for entry in sys.path if isinstance(entry, str)]
     passed = [sock]
     stderr = -1
     with contextlib.suppress(OSError):  # without a stderr here the child's goes on into the memfd
@@ -113,6 +118,12 @@ def _spawn(names: Sequence[str], sock: int, errors: int, env: dict[str, str]) ->
     finally:
         if stderr >= 0:
             os.close(stderr)
+
+
+def _flags() -> list[str]:
+    """Options of the child's interpreter: no directory before the libraries, and what this one must not look at."""
+    safe = ["-P"] if sys.version_info >= (3, 11) else []  # before that `_bootstrap` sees to it
+    return [*safe, *["-E"] * sys.flags.ignore_environment, *["-s"] * sys.flags.no_user_site]
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:

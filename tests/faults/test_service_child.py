@@ -169,8 +169,7 @@ def test_a_child_whose_parent_is_another_process_does_not_serve() -> None:
     with a, b:
         command = [
             sys.executable,
-            "-m",
-            "nnburst.service",
+            _launch._BOOTSTRAP,
             "--socket",
             str(b.fileno()),
             "--parent",

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "nnburst"
 
 ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what users call
+    "_safe_path",
     "errors",
     "_core",
     "fmq",

@@ -1,0 +1,39 @@
+"""Where modules come from when this package is the program: never from the working directory.
+
+People run the command in the directory of a model, which may hold files that they have not looked at. ``python -m``
+and entries of PYTHONPATH that are empty or relative put that directory before the libraries. `nnburst` imports this
+module before any library; in other programs it changes nothing, since their paths are their own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["absolute_entries"]
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PROGRAMS = ("nnburst", os.path.join(_ROOT, "nnburst", "service", "_bootstrap.py"))
+
+
+def absolute_entries(path: str) -> str:
+    """Return a PYTHONPATH without the entries that depend on the working directory."""
+    return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
+
+
+def _protect() -> None:
+    argv = getattr(sys, "argv", [""])
+    # While Python looks for the module of -m, argv[0] is "-m"; in orig_argv its name comes before the arguments.
+    as_module = argv[0] == "-m" and sys.orig_argv[-len(argv)].removeprefix("-m").startswith("nnburst.")
+    if not as_module and argv[0] != _PROGRAMS[1] and os.path.basename(argv[0]) != _PROGRAMS[0]:
+        return
+    given = os.environ.get("PYTHONPATH", "")
+    unsafe = {os.path.abspath(entry) for entry in given.split(os.pathsep) if given and not os.path.isabs(entry)}
+    if as_module and not getattr(sys.flags, "safe_path", False):
+        unsafe.add(sys.path[0])
+    unsafe.difference_update(absolute_entries(given).split(os.pathsep))  # written out in full, it is meant
+    # Libraries that were installed into the directory of the package are found, after all others.
+    sys.path[:] = dict.fromkeys([*(entry for entry in sys.path if os.path.abspath(entry) not in unsafe), _ROOT])
+
+
+_protect()

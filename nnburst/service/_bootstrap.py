@@ -1,0 +1,36 @@
+"""The file that a service process runs: it decides where modules come from, before it imports any.
+
+It runs by its own path, not as ``python -m``, which would look for modules in the working directory first. That
+directory belongs to whatever the client works on, and may hold any file beside a downloaded model.
+"""
+
+from __future__ import annotations
+
+import sys
+
+__all__: list[str] = []
+
+
+def _start() -> int:
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.10 puts the directory of this file first
+        del sys.path[0]
+
+    import os
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    # The package that the client uses, even if another is installed; its libraries are looked for as usual.
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    spec = PathFinder.find_spec("nnburst", [root])
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["nnburst"] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["nnburst"])
+
+    from nnburst.service._child import main
+
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(_start())

@@ -1,0 +1,174 @@
+"""A directory full of files named like modules: nothing in it runs, whatever the way to start a program there."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from fault_support import ROOT, WATCHDOG
+
+from nnburst.service import start_child
+
+# Without `open`: a module that stands for `encodings` is imported before there is one.
+EVIL = """
+import posix
+fd = posix.open(posix.environ[b"NNBURST_TEST_WITNESS"], posix.O_WRONLY | posix.O_CREAT | posix.O_APPEND)
+posix.write(fd, __name__.encode() + b"\\n")
+posix.close(fd)
+"""
+LAUNCH = """
+import os, sys
+import numpy as np
+import nnburst
+os.environ["PYTHONPATH"] = {pythonpath!r}
+b = nnburst.ModelBuilder()
+x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 4))
+b.output("y", b.softmax(x))
+with nnburst.launch() as service, service.session(b.build()) as session:
+    assert np.allclose(session.run(None, {{"x": np.zeros((1, 4), np.float32)}}), 0.25)
+    if len(service.devices) > 1:
+        try:
+            service.session(b"no model", device=service.devices[1].name)
+        except nnburst.NNBurstError:  # the library was loaded to find that out
+            pass
+        else:
+            raise AssertionError("these bytes are no model")
+"""
+SCRIPT = "import sys\nfrom nnburst.cli import main\nsys.exit(main())\n"
+
+
+def imported_names() -> Iterator[str]:
+    """Yield every name that this package mentions in an import."""
+    for path in (ROOT / "nnburst").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module
+
+
+LIBRARIES = {name.split(".")[0] for name in (*packages_distributions(), *imported_names())} - sys.stdlib_module_names
+LIBRARIES -= {"nnburst", "_distutils_hack"}  # setuptools imports the latter before any program runs
+
+
+@pytest.fixture(params=["libraries", "everything"])
+def hostile(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A directory of modules of all names that a service or the command could import, or of the libraries' alone."""
+    directory = tmp_path / "downloads"
+    directory.mkdir()
+    more = {*sys.stdlib_module_names, "nnburst", "sitecustomize", "usercustomize"}
+    for name in LIBRARIES | (more if request.param == "everything" else set()):
+        (directory / f"{name}.py").write_text(EVIL)
+    return directory
+
+
+everything = pytest.mark.parametrize("hostile", ["everything"], indirect=True)
+libraries = pytest.mark.parametrize("hostile", ["libraries"], indirect=True)
+
+
+def run(hostile: Path, *command: str, env: dict[str, str] | None = None) -> set[str]:
+    """Run Python in the hostile directory; return the names of the modules that it took from there."""
+    witness = hostile.parent / "witness"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=hostile,
+        env=environment | {"NNBURST_TEST_WITNESS": str(witness)} | (env or {}),
+        capture_output=True,
+        text=True,
+        timeout=2 * WATCHDOG,
+        check=False,
+    )
+    executed = set(witness.read_text().split()) if witness.exists() else set()
+    assert executed or done.returncode == 0, done.stderr
+    return executed
+
+
+@everything
+def test_the_directory_is_hostile(hostile: Path) -> None:
+    assert run(hostile, "-c", "import json") == {"json"}
+    assert run(hostile, "-c", "pass", env={"PYTHONPATH": ":/nowhere"})
+
+
+@everything
+@pytest.mark.parametrize("pythonpath", ["", ":", "/nowhere:", ".", "../downloads"])
+def test_service_runs_nothing_of_the_working_directory(hostile: Path, pythonpath: str) -> None:
+    program = hostile.parent / "program.py"
+    program.write_text(LAUNCH.format(pythonpath=pythonpath))
+    assert run(hostile, str(program)) == set()
+
+
+FUNCTIONS = """
+import sys
+import numpy as np
+from nnburst.devices.function import Tensor, declare
+
+@declare(inputs=[], outputs=[Tensor("n", "int64", ())])
+def places():
+    return np.int64(sum(path.endswith("service") for path in sys.path))
+"""
+PROGRAM = """
+import nnburst
+from nnburst.service import _launch
+{change}
+with nnburst.launch(devices=["nnburst-function:call=mine:places"]) as service:
+    with service.session("places") as session:
+        assert session.run(None, {{}}) == [0]
+"""
+
+
+@everything
+@pytest.mark.parametrize("change", ["", "_launch._flags = list"], ids=["as it is", "as before Python 3.11"])
+def test_module_of_a_function_is_found_beside_the_program_and_not_in_the_working_directory(
+    hostile: Path, change: str
+) -> None:
+    program = hostile.parent / "program.py"
+    (hostile.parent / "mine.py").write_text(FUNCTIONS)
+    (hostile / "mine.py").write_text(EVIL)
+    program.write_text(PROGRAM.format(change=change))
+    assert run(hostile, str(program)) == set()
+
+
+def test_other_devices_do_not_get_the_path_of_the_program() -> None:
+    for device, given in (("nnburst-noop", False), ("nnburst-function:call=", True)):
+        with start_child([device]) as service:
+            command = Path(f"/proc/{service.pid}/cmdline").read_text().split("\0")
+        assert any(word.startswith("--path") for word in command) is given
+
+
+COMMAND = ("cache", "--dir", "..", "ls", "--json")  # loads the devices
+
+
+@everything
+def test_script_runs_nothing_of_the_working_directory(hostile: Path) -> None:
+    assert run(hostile, script(hostile), *COMMAND) == set()
+
+
+@libraries
+@pytest.mark.parametrize("pythonpath", [":", "/nowhere::", "."])
+def test_script_takes_no_library_from_there_whatever_the_environment(hostile: Path, pythonpath: str) -> None:
+    assert run(hostile, script(hostile), *COMMAND, env={"PYTHONPATH": pythonpath}) == set()
+
+
+@libraries
+@pytest.mark.parametrize("pythonpath", ["", ":"])
+def test_module_takes_no_library_from_there(hostile: Path, pythonpath: str) -> None:
+    assert run(hostile, "-m", "nnburst.cli", *COMMAND, env={"PYTHONPATH": pythonpath}) == set()
+
+
+def script(hostile: Path) -> str:
+    """As pip writes it."""
+    path = hostile.parent / "nnburst"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+@libraries
+def test_directory_that_is_named_in_full_is_meant(hostile: Path) -> None:
+    assert run(hostile, script(hostile), *COMMAND, env={"PYTHONPATH": str(hostile)}) != set()
