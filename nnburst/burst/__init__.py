@@ -12,6 +12,7 @@ from ._interfaces import (
     ExecutionResult,
     GuardedPlan,
     SupportsExecute,
+    consistent_result,
 )
 from ._server import ExecutionBurstServer
 from ._slots import SlotTable
@@ -34,5 +35,6 @@ __all__ = [
     "PlanBurstExecutor",
     "SlotTable",
     "SupportsExecute",
+    "consistent_result",
     "default_polling_window",
 ]

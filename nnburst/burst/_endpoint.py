@@ -8,13 +8,13 @@ from .._core import check, ffi, lib
 from ..errors import ErrorStatus, InvalidArgument
 from ..fmq import Flavour
 from ..model import UINT64_MAX, DataLocation, OutputShape, Request, RequestArgument, Timing
+from ._interfaces import ExecutionResult, consistent_result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .._core._nnburst import CData
     from ..fmq import MQDescriptor
-    from ._interfaces import ExecutionResult
 
 __all__ = ["c_request", "c_result", "open_channel", "python_request", "python_result"]
 
@@ -132,25 +132,12 @@ def c_result(result: ExecutionResult) -> tuple[CData, list[object]]:
 
 
 def python_result(raw: CData) -> ExecutionResult:
-    """Return the status, shapes and timing that a result carries.
-
-    What contradicts the table of `model.md` §4.3 is dropped, as a receiver must: shapes with another status than NONE
-    or OUTPUT_INSUFFICIENT_SIZE, times of a failed execution, and times that contradict each other.
-    """
-    status = ErrorStatus(raw.status)
+    """Return the status, shapes and timing that a result carries, as far as they are consistent."""
     shapes: tuple[OutputShape, ...] = ()
-    if status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) and raw.n_shapes:
+    if raw.n_shapes:
         dims: list[int] = ffi.unpack(raw.dims, raw.n_dims) if raw.n_dims else []
         rows = [raw.shapes[i] for i in range(raw.n_shapes)]
         shapes = tuple(
             OutputShape(tuple(dims[r.first_dim : r.first_dim + r.rank]), bool(r.is_sufficient)) for r in rows
         )
-    if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and not shapes:
-        status = ErrorStatus.GENERAL_FAILURE  # REQ-MODEL-077
-    timing = Timing()
-    if status is ErrorStatus.NONE:
-        timing = Timing(raw.time_on_device, raw.time_in_driver)
-        known = UINT64_MAX not in (timing.time_on_device, timing.time_in_driver)
-        if known and timing.time_on_device > timing.time_in_driver:
-            timing = Timing()
-    return status, shapes, timing
+    return consistent_result(ErrorStatus(raw.status), shapes, Timing(raw.time_on_device, raw.time_in_driver))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..errors import ErrorStatus
-from ..model import BufferToken, MeasureTiming, OutputShape, Request, Timing
+from ..model import UINT64_MAX, BufferToken, MeasureTiming, OutputShape, Request, Timing
 
 if TYPE_CHECKING:
     from ..memory import Memory
@@ -20,6 +20,7 @@ __all__ = [
     "ExecutionResult",
     "GuardedPlan",
     "SupportsExecute",
+    "consistent_result",
 ]
 
 ExecutionResult = tuple[ErrorStatus, tuple[OutputShape, ...], Timing]
@@ -27,6 +28,22 @@ ExecutionResult = tuple[ErrorStatus, tuple[OutputShape, ...], Timing]
 
 BoundPlan = Callable[[], ExecutionResult | None]
 """A request that is already decoded, checked and bound to arrays. ``None`` means: NONE, no shapes, no timing."""
+
+
+def consistent_result(status: ErrorStatus, shapes: tuple[OutputShape, ...], timing: Timing) -> ExecutionResult:
+    """Drop what a result may not carry, whoever sent it (REQ-MODEL-077).
+
+    OUTPUT_INSUFFICIENT_SIZE without shapes is a general failure. Shapes go with other errors, times with every error
+    and when they contradict each other.
+    """
+    if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and not shapes:
+        status = ErrorStatus.GENERAL_FAILURE
+    if status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
+        shapes = ()
+    known = UINT64_MAX not in (timing.time_on_device, timing.time_in_driver)
+    if status is not ErrorStatus.NONE or (known and timing.time_on_device > timing.time_in_driver):
+        timing = Timing()
+    return status, shapes, timing
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._builder import INLINE_LIMIT, GraphBuilder, PoolFactory
-from ._dimensions import combine_dimensions, is_fully_specified
+from ._dimensions import HIGHEST_RANK, combine_dimensions, element_count, is_fully_specified
 from ._extensions import (
     Extension,
     ExtensionOperandType,
@@ -61,6 +61,7 @@ from ._validate_request import validate_request
 from ._window import Axis, WindowGeometry, image_dims, window_geometry
 
 __all__ = [
+    "HIGHEST_RANK",
     "INLINE_LIMIT",
     "NO_TIMING",
     "OPERANDS",
@@ -112,6 +113,7 @@ __all__ = [
     "UnknownYet",
     "WindowGeometry",
     "combine_dimensions",
+    "element_count",
     "extension_code",
     "extension_operand_type",
     "extension_prefix",

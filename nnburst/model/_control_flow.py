@@ -32,8 +32,8 @@ def _check_if(model: Model, inputs: list[Operand], outputs: list[Operand]) -> No
     _check_condition(inputs[0], "input 0")
     for position, name in ((1, "then"), (2, "else")):
         branch = _subgraph(model, inputs[position], f"input {position}")
-        _check_compatible(_inputs(branch), inputs[3:], f"inputs of {name}")
-        _check_compatible(_outputs(branch), outputs, f"outputs of {name}")
+        _check_compatible(branch, branch.input_indexes, inputs[3:], f"inputs of {name}")
+        _check_compatible(branch, branch.output_indexes, outputs, f"outputs of {name}")
 
 
 def _check_while(model: Model, inputs: list[Operand], outputs: list[Operand]) -> None:
@@ -42,18 +42,18 @@ def _check_while(model: Model, inputs: list[Operand], outputs: list[Operand]) ->
     condition = _subgraph(model, inputs[0], "input 0")
     body = _subgraph(model, inputs[1], "input 1")
     values = inputs[2:]
-    _check_compatible(_inputs(condition), values, "inputs of the condition")
-    _check_compatible(_inputs(body), values, "inputs of the body")
-    condition_outputs, carried = _outputs(condition), _outputs(body)
-    if len(condition_outputs) != 1:
-        raise InvalidArgument(f"the condition has {len(condition_outputs)} outputs; it must have 1")
-    _check_condition(condition_outputs[0], "the condition's output")
+    _check_compatible(condition, condition.input_indexes, values, "inputs of the condition")
+    _check_compatible(body, body.input_indexes, values, "inputs of the body")
+    carried = body.output_indexes
+    if len(condition.output_indexes) != 1:
+        raise InvalidArgument(f"the condition has {len(condition.output_indexes)} outputs; it must have 1")
+    _check_condition(condition.operands[condition.output_indexes[0]], "the condition's output")
     if not len(outputs) <= len(carried) <= len(values):
         raise InvalidArgument(
             f"the body has {len(carried)} outputs; it needs at least {len(outputs)} and at most {len(values)}"
         )
-    _check_compatible(carried, values[: len(carried)], "outputs of the body, as its next inputs,")
-    _check_compatible(carried[: len(outputs)], outputs, "outputs of the body")
+    _check_compatible(body, carried, values[: len(carried)], "outputs of the body, as its next inputs,")
+    _check_compatible(body, carried[: len(outputs)], outputs, "outputs of the body")
 
 
 def _check_condition(operand: Operand, what: str) -> None:
@@ -69,18 +69,12 @@ def _subgraph(model: Model, operand: Operand, what: str) -> Subgraph:
     return model.referenced[operand.location.offset]
 
 
-def _inputs(subgraph: Subgraph) -> list[Operand]:
-    return [subgraph.operands[index] for index in subgraph.input_indexes]
-
-
-def _outputs(subgraph: Subgraph) -> list[Operand]:
-    return [subgraph.operands[index] for index in subgraph.output_indexes]
-
-
-def _check_compatible(inner: Sequence[Operand], outer: Sequence[Operand], what: str) -> None:
-    if len(inner) != len(outer):
-        raise InvalidArgument(f"{what} are {len(inner)}; the operation has {len(outer)}")
-    for position, (a, b) in enumerate(zip(inner, outer, strict=True)):
+def _check_compatible(subgraph: Subgraph, indexes: Sequence[int], outer: Sequence[Operand], what: str) -> None:
+    """Compare operands of a subgraph with those outside. The counts come first: they bound the work."""
+    if len(indexes) != len(outer):
+        raise InvalidArgument(f"{what} are {len(indexes)}; the operation has {len(outer)}")
+    for position, (index, b) in enumerate(zip(indexes, outer, strict=True)):
+        a = subgraph.operands[index]
         same = (a.type, a.scale, a.zero_point, a.extra_params) == (b.type, b.scale, b.zero_point, b.extra_params)
         if not same:
             raise InvalidArgument(f"{what} differ from the operation's in type or quantisation at {position}")

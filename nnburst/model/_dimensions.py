@@ -1,10 +1,41 @@
-"""Arithmetic on dimensions in which 0 means "not known yet" (facts sheet `memory.md` §4.3)."""
+"""Arithmetic on dimensions, which may come from a peer; 0 means "not known yet"."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from ..errors import InvalidArgument
 
-__all__ = ["combine_dimensions", "is_fully_specified"]
+__all__ = ["HIGHEST_RANK", "check_dimensions", "combine_dimensions", "element_count", "is_fully_specified"]
+
+HIGHEST_RANK = 64
+"""Of any tensor, as in NumPy."""
+_LARGEST_SIZE = 2**32 - 1
+
+
+def check_dimensions(dimensions: Sequence[int]) -> None:
+    """Check the rank and each size before anything is computed from them.
+
+    The product of a hundred thousand sizes takes minutes, during which the interpreter does nothing else.
+
+    Raises:
+        InvalidArgument: There are more than 64 dimensions, or a size does not fit in 32 bits.
+    """
+    if len(dimensions) > HIGHEST_RANK:
+        raise InvalidArgument(f"a rank of {len(dimensions)} is too high; a tensor has at most {HIGHEST_RANK} axes")
+    if any(not 0 <= size <= _LARGEST_SIZE for size in dimensions):
+        raise InvalidArgument(f"dimensions {list(dimensions)} must be 0 (not known) … 2^32-1")
+
+
+def element_count(dimensions: Sequence[int]) -> int:
+    """Return the product of sizes that a peer may have chosen.
+
+    Raises:
+        InvalidArgument: As `check_dimensions`.
+    """
+    check_dimensions(dimensions)
+    return math.prod(dimensions)
 
 
 def combine_dimensions(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
@@ -18,8 +49,10 @@ def combine_dimensions(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...
         The dimensions that both allow, as specific as the two together are. Commutative.
 
     Raises:
-        InvalidArgument: The ranks differ, or a dimension that both know differs.
+        InvalidArgument: The ranks differ or are too high, or a dimension that both know differs.
     """
+    check_dimensions(a)
+    check_dimensions(b)
     if not a or not b:
         return tuple(a or b)
     if len(a) != len(b):

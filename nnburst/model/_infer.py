@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from ..errors import InvalidArgument
+from ._dimensions import element_count
 from ._operand_types import HalVersion, OperandType
 from ._operation_types import FusedActivation
 from ._operation_view import OperationView, OutputSpec
@@ -191,7 +192,7 @@ def infer_fully_connected(view: OperationView) -> Outputs:
         return _like_data(view, (0, units))
     if size < 1:
         raise InvalidArgument("the filter's input size is 0")
-    count = math.prod(dims)
+    count = element_count(dims)
     if count % size:
         raise InvalidArgument(f"x has {count} elements, which is no multiple of the filter's input size {size}")
     return _like_data(view, (count // size, units))
@@ -205,7 +206,7 @@ def infer_reshape(view: OperationView) -> Outputs:
         raise InvalidArgument(f"shape {target} may have one -1 and no other negative size")
     if view.partial and 0 in dims:
         return _like_data(view, tuple(max(size, 0) for size in target))
-    count, known = math.prod(dims), math.prod(size for size in target if size != -1)
+    count, known = element_count(dims), element_count([size for size in target if size != -1])
     if -1 in target:
         if known == 0 or count % known:
             raise InvalidArgument(f"{count} elements cannot be reshaped to {target}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import InvalidArgument
+from ._dimensions import element_count
 
 __all__ = [
     "BASE_MAXIMUM",
@@ -176,12 +176,12 @@ def operand_nbytes(code: int, dimensions: tuple[int, ...]) -> int:
         Bytes; 0 when the size is unknown or defined elsewhere.
 
     Raises:
-        InvalidArgument: The type is unknown or the size does not fit in 32 bits.
+        InvalidArgument: The type is unknown, the rank too high, or the size does not fit in 32 bits.
     """
     info = operand_info(code)
     if info.is_scalar:
         return info.element_size
-    least = info.element_size * math.prod(size or 1 for size in dimensions)  # what is unknown is at least 1
+    least = info.element_size * element_count([size or 1 for size in dimensions])  # what is unknown is at least 1
     if least > _SIZE_LIMIT:
         raise InvalidArgument(f"{info.type.name} of dimensions {list(dimensions)} is larger than 2^32-1 bytes")
     return least if dimensions and 0 not in dimensions else 0

@@ -260,8 +260,8 @@ def _check_outputs(
 
 
 def _match(spread: list[Param], data_type: OperandType) -> Match:
-    positions: dict[str, tuple[int, ...]] = {}
+    positions: dict[str, list[int]] = {}
     for position, param in enumerate(spread):
-        positions[param.name] = (*positions.get(param.name, ()), position)
+        positions.setdefault(param.name, []).append(position)
     omittable = frozenset(i for i, param in enumerate(spread) if param.may_be_omitted)
-    return Match(data_type, positions, omittable)
+    return Match(data_type, {name: tuple(places) for name, places in positions.items()}, omittable)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from ..errors import InvalidArgument
 from ._control_flow import check_control_flow
+from ._dimensions import check_dimensions
 from ._lookup import view_operation
 from ._memory_like import MemoryLike
 from ._operand_types import (
@@ -35,7 +36,6 @@ POOL_KINDS = {
 _CONSTANT = (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
 _WRITTEN = (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT)
 _EXEMPT = (OperandType.OEM, OperandType.TENSOR_OEM_BYTE)
-_UINT32 = 2**32 - 1
 _NOWHERE = DataLocation()
 
 
@@ -150,8 +150,7 @@ def check_operand(operand: Operand, version: HalVersion = HalVersion.V1_3) -> No
     Raises:
         InvalidArgument: A rule of `model.md` §1 is violated.
     """
-    if any(not 0 <= size <= _UINT32 for size in operand.dimensions):
-        raise InvalidArgument(f"dimensions {list(operand.dimensions)} must be 0 (not known) … 2^32-1")
+    check_dimensions(operand.dimensions)
     if is_extension(operand.type):
         if operand.scale != 0 or operand.zero_point != 0:
             raise InvalidArgument("an extension operand has scale 0 and zero point 0")
@@ -272,12 +271,14 @@ def _check_lists(subgraph: Subgraph, name: str) -> None:
         ("output", subgraph.output_indexes, Lifetime.SUBGRAPH_OUTPUT),
     ):
         if len(set(indexes)) != len(indexes):
-            raise InvalidArgument(f"V10: the {what} list {list(indexes)} of {name} has duplicates")
+            raise InvalidArgument(f"V10: the {what} list of {name} has duplicates")
         marked = {i for i, operand in enumerate(subgraph.operands) if operand.lifetime == lifetime}
-        if set(indexes) != marked:
+        if wrong := marked.symmetric_difference(indexes):
+            first = min(wrong)
+            problem = "is not in the list" if first in marked else "has another lifetime or does not exist"
             raise InvalidArgument(
-                f"V10: the {what} list {sorted(indexes)} of {name} must be exactly the operands with lifetime"
-                f" {lifetime.name}, {sorted(marked)}"
+                f"V10: the {what} list of {name} must be exactly the operands with lifetime {lifetime.name}, but"
+                f" operand {first} {problem}"
             )
 
 

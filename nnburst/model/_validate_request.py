@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidArgument
-from ._dimensions import combine_dimensions
+from ._dimensions import check_dimensions, combine_dimensions
 from ._operand_types import OPERANDS, OperandInfo, operand_nbytes, type_name
 from ._types import BufferToken, DataLocation, Lifetime, Model, Operand, Request, RequestArgument
 
 __all__ = ["validate_request"]
 
 _NOWHERE = DataLocation()
-_UINT32 = 2**32 - 1
 _READ, _WRITE = 1, 2
 
 
@@ -129,8 +128,10 @@ def _with_the_rights(case: _Case) -> None:
 
 def _dimensions(case: _Case) -> None:
     dims = case.argument.dimensions
-    if any(not 0 <= size <= _UINT32 for size in dims):
-        raise case.refuse(f"has dimensions {list(dims)}, which do not fit in 32 bits")
+    try:
+        check_dimensions(dims)
+    except InvalidArgument as error:
+        raise case.refuse(f"cannot have its dimensions: {error}") from None
     if not case.written and 0 in dims:
         raise case.refuse(f"is given dimensions {list(dims)}; a request knows all of an input's")
     if case.info is None:

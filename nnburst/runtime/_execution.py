@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .._core import checked_timeout, deadline_after, is_real
-from ..burst import ExecutionResult
+from ..burst import ExecutionResult, consistent_result
 from ..errors import BadState, ErrorStatus, InvalidArgument, OutputInsufficientSize, ResourceExhausted, error_for
 from ..memory import Memory
 from ..model import (
@@ -342,7 +342,7 @@ class Execution:
             request, staging, copies = self._request()
             started = True
             try:
-                result = run(request, staging)
+                result = consistent_result(*run(request, staging))
             except BadState:
                 started = False
                 raise

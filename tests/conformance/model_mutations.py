@@ -135,11 +135,11 @@ def mutate_020(model: Model) -> Iterator[Mutant]:
     for index, operand in operands_of(model):
         if operand.lifetime in WRITTEN:
             yield f"operand {index} to input", relisted(with_operand(model, index, lifetime=L.SUBGRAPH_INPUT))
-            size = 4 * max(1, len(operand.dimensions))
-            constant = with_operand(
-                model, index, lifetime=L.CONSTANT_COPY, location=DataLocation(0, 0, size), dimensions=(size,)
-            )
-            yield f"operand {index} to constant", relisted(replace(constant, operand_values=bytes(4096)))
+            dims = tuple(size or 1 for size in operand.dimensions) or (1,)
+            where = DataLocation(0, len(model.operand_values), _nbytes(replace(operand, dimensions=dims)))
+            constant = with_operand(model, index, lifetime=L.CONSTANT_COPY, location=where, dimensions=dims)
+            values = model.operand_values + bytes(where.length)
+            yield f"operand {index} to constant", relisted(replace(constant, operand_values=values))
 
 
 def mutate_021(model: Model) -> Iterator[Mutant]:
@@ -415,8 +415,9 @@ def mutate_040(model: Model) -> Iterator[Mutant]:
 
 
 def mutate_041(model: Model) -> Iterator[Mutant]:
+    plain = {"dimensions": (), "scale": 0.0, "zero_point": 0, "extra_params": None}
     for index, _ in operands_of(model):
-        yield f"operand {index} type", with_operand(model, index, type=T.SUBGRAPH)
+        yield f"operand {index} type", with_operand(model, index, type=T.SUBGRAPH, **plain)
         yield f"operand {index} lifetime", with_operand(model, index, lifetime=L.SUBGRAPH)
     reference = Operand(T.SUBGRAPH, lifetime=L.SUBGRAPH)
     yield "out of range", with_main(model, operands=(*model.main.operands, reference))
@@ -439,6 +440,37 @@ def mutate_043(model: Model) -> Iterator[Mutant]:
     yield "output that is none", with_main(bare, output_indexes=(*outputs, inputs[0]))
     yield "input that does not exist", with_main(bare, input_indexes=(*inputs, len(main.operands)))
 
+
+RULES = {
+    "014": "V11",
+    "015": "V11",
+    "016": "V2",
+    "017": "V2",
+    "018": "V2",
+    "019": "V2",
+    "020": "V9",
+    "021": "V11|V12",
+    "022": "V10",
+    "023": "V13",
+    "024": "V12",
+    "025": "V8|V5",
+    "026": "V6",
+    "027": "V7",
+    "028": "V7",
+    "029": "V11|V12",
+    "030": "V8",
+    "031": "V1|V11|V12",
+    "032": "V8",
+    "033": "V8",
+    "034": "V8",
+    "035": "V8",
+    "038": "V3",
+    "039": "V4",
+    "040": "V2",
+    "041": "V4|V5|V15",
+    "043": "V10",
+}
+"""The rule that a mutation breaks, and no other: a mutant that is rejected for something else shows nothing."""
 
 MUTATIONS = {
     name.removeprefix("mutate_"): function for name, function in list(globals().items()) if name.startswith("mutate_")

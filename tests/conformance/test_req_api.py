@@ -424,6 +424,25 @@ def test_REQ_API_015_status_becomes_the_exception_and_decides_what_can_be_asked(
                 execution.get_output_dimensions(0)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("status", [ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, ErrorStatus.GENERAL_FAILURE])
+def test_REQ_MODEL_077_results_that_contradict_themselves_are_a_general_failure(
+    script: Script, way: str, status: ErrorStatus
+) -> None:
+    """OUTPUT_INSUFFICIENT_SIZE without shapes; shapes and times with another error."""
+    shapes = () if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE else (OutputShape((3, 2), False),)
+    script.result = (status, shapes, Timing(1, 2))
+    script.go.set()
+    with scripted(script, open_model()) as (compilation, burst):
+        execution = Execution(compilation)
+        execution.set_input(0, np.zeros((3, 2), np.float32))
+        execution.set_output(0, np.zeros((3, 2), np.float32))
+        with pytest.raises(nnburst.GeneralFailure):
+            WAYS[way](execution, burst)
+        with pytest.raises(BadState):
+            execution.get_output_dimensions(0)
+
+
 def test_REQ_API_016_every_way_gives_the_same_answer(compilation: Compilation, burst: Burst) -> None:
     rng = np.random.default_rng(1)
     for _ in range(10):

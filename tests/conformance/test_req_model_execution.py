@@ -307,7 +307,9 @@ def test_REQ_MODEL_066_concurrent_executions_with_different_shapes(device: Devic
         else:
             with ExecutionBurstController.create(prepared, channel_length=256) as burst:
                 for _ in range(20):
-                    burst.compute(request)
+                    status, shapes, _ = burst.compute(request)
+                    if status is not ErrorStatus.NONE or shapes[0].dimensions != (batch, 2):
+                        problems.append(f"{batch}: {status} {shapes}")
         if not np.allclose(result, x @ weights.T, atol=1e-5):
             problems.append(f"{batch}: wrong result")
         memory.close()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from model_mutations import MUTATIONS, with_operand, with_operation
-from model_support import SAMPLES, O, T, run
+from model_mutations import MUTATIONS, RULES, with_operand, with_operation
+from model_support import SAMPLES, O, T, check_outputs, run
 
 from nnburst.devices import Device
-from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError
+from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument
 from nnburst.model import (
     DataLocation,
+    DeviceStatus,
     HalVersion,
     Lifetime,
     Model,
@@ -53,6 +55,15 @@ def test_mutant_is_rejected(device: Device, number: str, name: str) -> None:
     mutants = list(MUTATIONS[number](model))
     wrong = {label: problem for label, mutant in mutants if (problem := accepts(device, mutant))}
     assert not wrong
+
+
+@pytest.mark.parametrize("number", sorted(MUTATIONS))
+def test_mutants_break_the_rule_that_they_are_about(number: str) -> None:
+    for make in SAMPLES.values():
+        for label, mutant in MUTATIONS[number](make().model):
+            with pytest.raises(InvalidArgument) as caught:
+                validate_model(mutant)
+            assert re.search(rf"\b({RULES[number]})\b", str(caught.value)), label
 
 
 def test_every_mutation_has_a_sample_to_apply_to() -> None:
@@ -194,16 +205,22 @@ def _bad_constants() -> dict[str, Model]:
 @pytest.mark.parametrize("name", list(_bad_constants()))
 def test_REQ_MODEL_045_050_bad_constants_fail_cleanly(device: Device, name: str) -> None:
     model = _bad_constants()[name]
+    x = np.ones((1, 3, 3, 2), np.float32)
     try:
         prepared = device.prepare_model(model)
-    except NNBurstError:
-        return
-    x = np.ones((1, 3, 3, 2), np.float32)
-    for way in ("sync", "burst"):
-        outcome = run(prepared, model, (x,), [(1, 3, 3, 1)], way)
-        assert outcome.status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE)
-        assert outcome.shapes == ()
-        assert outcome.timing.time_on_device == 2**64 - 1
+    except (GeneralFailure, InvalidArgument):
+        pass
+    else:
+        for way in ("sync", "burst"):
+            outcome = run(prepared, model, (x,), [(1, 3, 3, 1)], way)
+            assert outcome.status in (ErrorStatus.GENERAL_FAILURE, ErrorStatus.INVALID_ARGUMENT)
+            assert outcome.shapes == ()
+            assert outcome.timing.time_on_device == 2**64 - 1
+        prepared.close()
+    assert device.status is DeviceStatus.AVAILABLE
+    sample = SAMPLES["three_adds"]()  # the device has survived
+    prepared = device.prepare_model(sample.model)
+    check_outputs(sample, run(prepared, sample.model, sample.inputs, [(2, 3)]))
     prepared.close()
 
 

@@ -152,13 +152,22 @@ def test_two_initializers_of_one_name_are_refused(service: nnburst.Service, tmp_
         service.session(save(model, tmp_path / "m.onnx"))
 
 
-@pytest.mark.parametrize("dims", [(-1, -4), (-4,), (2**62, 4, 4)])
+@pytest.mark.parametrize("dims", [(-1, -4), (-4,), (2**62, 4, 4), (2**31, 2**31)])
 def test_shape_of_an_external_tensor_is_checked(
     service: nnburst.Service, tmp_path: Path, dims: tuple[int, ...]
 ) -> None:
     (tmp_path / "w.bin").write_bytes(OURS.tobytes())
-    with pytest.raises(InvalidArgument, match="has 16 bytes"):
+    with pytest.raises(InvalidArgument, match="tensor 'c'"):
         service.session(save(in_initializer(external("c", dims=dims)), tmp_path / "m.onnx"))
+
+
+def test_the_rank_of_an_external_tensor_is_limited_before_its_sizes_are_multiplied(
+    service: nnburst.Service, tmp_path: Path
+) -> None:
+    (tmp_path / "w.bin").write_bytes(OURS.tobytes())
+    model = in_initializer(external("c", dims=(2**62,) * 300_000))
+    with pytest.raises(InvalidArgument, match=r"tensor 'c': .*at most 64 axes"):
+        service.session(save(model, tmp_path / "m.onnx"))
 
 
 def test_what_fits_no_message_is_refused_and_other_sessions_go_on(service: nnburst.Service) -> None:

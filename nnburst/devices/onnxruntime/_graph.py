@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import threading
 import time
 import weakref
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
+from ...model import element_count
 from .._common import OwnBytes
 from .._elements import element_type
 from ._importer import Argument, all_tensors, external_location, parse, serialised
@@ -237,8 +237,12 @@ def _as_ort_value(tensor: Any, raw: Bytes) -> Any:
     except GeneralFailure:
         return None
     shape = tuple(tensor.dims)
-    if any(size < 0 for size in shape) or math.prod(shape) * row.itemsize != raw.nbytes:
-        raise InvalidArgument(f"tensor {tensor.name!r} of shape {list(shape)} has {raw.nbytes} bytes")
+    try:
+        count = element_count(shape)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"tensor {tensor.name[:100]!r}: {error}") from None
+    if count * row.itemsize != raw.nbytes:
+        raise InvalidArgument(f"tensor {tensor.name[:100]!r} of shape {list(shape)} has {raw.nbytes} bytes")
     if raw.ctypes.data % row.itemsize or raw.nbytes == 0:
         return None
     array = raw.view(row.dtype).reshape(shape)

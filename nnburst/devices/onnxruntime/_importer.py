@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import GeneralFailure, InvalidArgument
 from ...model import (
+    HIGHEST_RANK,
     DataLocation,
     ImportedModel,
     Lifetime,
@@ -25,14 +26,12 @@ from .._elements import ElementType, element_type, operand_code
 from ._library import onnx
 from ._types import EXTENSION_NAME, FILE, GRAPH
 
-__all__ = ["HIGHEST_RANK", "Argument", "all_tensors", "describe", "import_graph", "parse", "serialised"]
+__all__ = ["Argument", "all_tensors", "describe", "import_graph", "parse", "serialised"]
 
 _PREFIX = 1
 _MOST_FILES = 252
 """Pools of one message, without the model file itself."""
 _LONGEST_NAME = 4096
-HIGHEST_RANK = 64
-"""As in NumPy, and in the messages between client and service."""
 
 
 @dataclass(frozen=True, slots=True)

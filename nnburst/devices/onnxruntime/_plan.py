@@ -17,6 +17,7 @@ from ...burst import ExecutionResult
 from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError
 from ...memory import BufferView
 from ...model import (
+    HIGHEST_RANK,
     NO_TIMING,
     BufferToken,
     MeasureTiming,
@@ -32,7 +33,7 @@ from ...model import (
 from .._common import deadline_passed
 from .._elements import is_scalar
 from ._graph import Graph
-from ._importer import HIGHEST_RANK, Argument
+from ._importer import Argument
 from ._snapshots import copied_always
 
 if TYPE_CHECKING:
