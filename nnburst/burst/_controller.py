@@ -87,8 +87,8 @@ class ExecutionBurstController:
 
         Args:
             prepared_model: Kept alive by the burst.
-            polling_window: Seconds that both ends poll before they sleep; None for the default of each process, 0 to
-                never poll.
+            polling_window: Seconds that both ends poll before they sleep; None for the default of the two ends' CPUs, 0
+                to never poll. A service in another process polls 10 ms at most.
             channel_length: Datums in the request channel, 4 to 65,536. A request needs 2 + inputs + outputs + pools +
                 given dimensions; what does not fit runs without the burst.
             result_channel_length: Datums in the result channel; None for the same.
@@ -97,7 +97,7 @@ class ExecutionBurstController:
             InvalidArgument: A length or window is out of range.
             NNBurstError: The model cannot serve a burst; the error's status says why.
         """
-        window = window_ns(polling_window)
+        window_ns(polling_window, ())  # what is wrong with it is said before anything is made
         lengths = (channel_length, channel_length if result_channel_length is None else result_channel_length)
         least, most = lib.NNB_MIN_CHANNEL, lib.NNB_MAX_CHANNEL
         if not all(least <= length <= most for length in lengths):
@@ -109,7 +109,7 @@ class ExecutionBurstController:
             context = prepared_model.configure_execution_burst(slots, request, result, polling_window)
             try:
                 # The server has attached and emptied the queues; only from now on may anything be written.
-                endpoint = _open_client(request, result, window)
+                endpoint = _open_client(request, result, window_ns(polling_window, context.cpus))
             except BaseException:
                 context.close()
                 raise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..errors import ErrorStatus
 from ..model import UINT64_MAX, BufferToken, MeasureTiming, OutputShape, Request, Timing
+from ._window import allowed_cpus
 
 if TYPE_CHECKING:
     from ..memory import Memory
@@ -69,7 +70,12 @@ class GuardedPlan(Protocol):
 
 
 class BurstCallback(abc.ABC):
-    """The client's side of the slot table, called by the server."""
+    """The client as the server sees it: its side of the slot table."""
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """CPUs that the client may run on; by default it is the thread that asks."""
+        return allowed_cpus()
 
     @abc.abstractmethod
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | BufferToken, ...]]:
@@ -82,6 +88,11 @@ class BurstCallback(abc.ABC):
 
 class BurstContext(abc.ABC):
     """The server's side of a burst, held by the client. Closing it ends the burst."""
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """CPUs that the listener may run on; by default the thread that asks has started it."""
+        return allowed_cpus()
 
     @abc.abstractmethod
     def free_memory(self, slot: int) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import numpy as np
 
 from .._core import is_real
 from ..errors import InvalidArgument
 
-__all__ = ["CHANNEL_LENGTH", "DATUM", "WINDOW_VARIABLE", "default_polling_window", "window_ns"]
+__all__ = ["CHANNEL_LENGTH", "DATUM", "WINDOW_VARIABLE", "allowed_cpus", "default_polling_window", "window_ns"]
 
 CHANNEL_LENGTH = 1024
 """Datums in each channel unless asked otherwise."""
@@ -22,10 +23,21 @@ _DEFAULT_WINDOW = 50e-6
 _LONGEST_WINDOW = 60.0  # also the bound of the control plane
 
 
-def default_polling_window() -> float:
+def allowed_cpus() -> frozenset[int]:
+    """CPUs that this thread may run on; all of the machine where the system does not tell."""
+    try:
+        return frozenset(os.sched_getaffinity(0))
+    except OSError:  # a filter of system calls
+        return frozenset(range(os.cpu_count() or 1))
+
+
+def default_polling_window(peer_cpus: Iterable[int] = ()) -> float:
     """Seconds that an end polls before it sleeps: `NNBURST_POLLING_WINDOW_US`, else 50 µs, else 0 on one CPU.
 
-    With one CPU the peer cannot run while we poll, so polling would only delay it.
+    If both ends may run on one CPU only, the same one, then the peer cannot run while we poll.
+
+    Args:
+        peer_cpus: CPUs that the other end may run on, as far as they are known.
 
     Raises:
         InvalidArgument: The environment variable is not a number of microseconds.
@@ -36,7 +48,7 @@ def default_polling_window() -> float:
             return checked_window(float(text) * 1e-6)
         except ValueError as error:
             raise InvalidArgument(f"{WINDOW_VARIABLE}={text!r} is not a number of microseconds ≥ 0") from error
-    return _DEFAULT_WINDOW if len(os.sched_getaffinity(0)) >= 2 else 0.0
+    return _DEFAULT_WINDOW if len(allowed_cpus().union(peer_cpus)) >= 2 else 0.0
 
 
 def checked_window(seconds: float) -> float:
@@ -52,6 +64,6 @@ def checked_window(seconds: float) -> float:
     return float(seconds)
 
 
-def window_ns(seconds: float | None) -> int:
-    """Polling window in nanoseconds; None means the default of this process."""
-    return round((default_polling_window() if seconds is None else checked_window(seconds)) * 1e9)
+def window_ns(seconds: float | None, peer_cpus: Iterable[int]) -> int:
+    """Polling window in nanoseconds; None means the default towards a peer on those CPUs."""
+    return round((default_polling_window(peer_cpus) if seconds is None else checked_window(seconds)) * 1e9)

@@ -33,7 +33,7 @@ from ._handles import (
     request_from_wire,
     total_size,
 )
-from ._hosted import HostedBuffer, HostedBurst, HostedModel, SlotMemories, close_all
+from ._hosted import HostedBuffer, HostedBurst, HostedModel, SlotMemories, close_all, limited_window
 from ._objects import Charge, Ledger, ObjectTable, Quotas
 from ._packets import FdBundle, close_fds
 from ._protocol import (
@@ -350,13 +350,16 @@ class HostedConnection:
         charge: Charge | None = None
         try:
             charge = self.ledger.charge(bursts=1, mapped_bytes=sizes, fds=len(fds))
-            callback = SlotMemories(self.connection, self.ledger, message.callback, self.tokens, self._same_user)
+            callback = SlotMemories(
+                self.connection, self.ledger, message.callback, self.tokens, self._same_user, message.cpus
+            )
             request_channel = descriptor_from_wire(message.request_channel, fds)
             try:
                 result_channel = descriptor_from_wire(message.result_channel, fds)
                 try:
+                    window = limited_window(message.polling_window)
                     context = model.prepared.configure_execution_burst(
-                        callback, request_channel, result_channel, message.polling_window
+                        callback, request_channel, result_channel, window
                     )
                 finally:
                     result_channel.close()
@@ -370,7 +373,8 @@ class HostedConnection:
             let_go()
             raise
         burst = HostedBurst(context, callback, charge, let_go)
-        return ConfigureBurstReply(burst=self.objects.add(burst, burst.dispose, burst.hang_up))
+        cpus = tuple(context.cpus)
+        return ConfigureBurstReply(burst=self.objects.add(burst, burst.dispose, burst.hang_up), cpus=cpus)
 
     def on_free_memory(self, message: FreeMemory, fds: FdBundle) -> Done:
         """Forget a slot of a burst."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from ..burst import BurstCallback, BurstContext
 from ..devices import Buffer, PreparedModel
@@ -15,13 +15,16 @@ from ._objects import Charge, Ledger
 from ._protocol import GetMemories, GetMemoriesReply
 from ._transport import Connection
 
-__all__ = ["HostedBuffer", "HostedBurst", "HostedModel", "SlotMemories", "close_all"]
+__all__ = ["HostedBuffer", "HostedBurst", "HostedModel", "SlotMemories", "close_all", "limited_window"]
 
 _SLOTS_PER_CALL = 200
 """Each slot's memory has at least one descriptor, and 253 fit into a message."""
 _GET_MEMORIES_TIMEOUT = 10.0
 _MOST_SLOTS = 16384
 """Of one burst, also those that name buffers, which no quota counts."""
+
+
+_LONGEST_WINDOW = 0.01
 
 
 class HostedModel:
@@ -106,14 +109,26 @@ class SlotMemories(BurstCallback):
     """The client's `BurstCallback` as the burst's server sees it; counts what it brings in."""
 
     def __init__(
-        self, connection: Connection, ledger: Ledger, number: int, tokens: Container[int], allow_direct: bool
+        self,
+        connection: Connection,
+        ledger: Ledger,
+        number: int,
+        tokens: Container[int],
+        allow_direct: bool,
+        cpus: Iterable[int],
     ) -> None:
+        self._cpus = frozenset(cpus)
         self._allow_direct = allow_direct
         self._connection = connection
         self._tokens = tokens
         self._ledger = ledger
         self._number = number
         self._charges: dict[int, Charge] = {}
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """As the client has told."""
+        return self._cpus
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | BufferToken, ...]]:
         """Ask the client, in as many calls as the descriptors need."""
@@ -160,6 +175,11 @@ class SlotMemories(BurstCallback):
         """The burst is over."""
         for slot in list(self._charges):
             self.forget(slot)
+
+
+def limited_window(asked: float | None) -> float | None:
+    """The polling window that a client gets of the one it asks for, in seconds."""
+    return None if asked is None else min(asked, _LONGEST_WINDOW)
 
 
 def close_all(memories: Sequence[Memory]) -> None:

@@ -19,12 +19,7 @@ import msgspec
 import numpy as np
 
 from ..errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError
-from ..model import (
-    BufferRole,
-    DeviceStatus,
-    MeasureTiming,
-    Timing,
-)
+from ..model import BufferRole, DeviceStatus, MeasureTiming, Timing
 from ._cache_messages import (
     ConfirmCache,
     ConfirmCacheReply,
@@ -41,6 +36,7 @@ from ._wire import (
     MAX_INLINE,
     MAX_OPERANDS,
     ArgumentName,
+    Cpus,
     DeviceInfo,
     Id,
     Message,
@@ -264,7 +260,8 @@ class CopyBuffer(Message, tag="copy_buffer", frozen=True):
 
 
 class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True):
-    """`callback` is the client's number for its `BurstCallback`; `polling_window` in seconds, None = default.
+    """`callback` is the client's number for its `BurstCallback`; `polling_window` in seconds, None = default; `cpus`:
+    where the client may run.
 
     Descriptors: those of the request channel, then those of the result channel.
     """
@@ -274,10 +271,12 @@ class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True):
     request_channel: WireQueue
     result_channel: WireQueue
     polling_window: Annotated[float, msgspec.Meta(ge=0, le=60)] | None = None
+    cpus: Cpus = ()
 
 
 class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen=True):
     burst: Id
+    cpus: Cpus = ()  # where the listener may run
 
 
 class GetMemories(Message, tag="get_memories", frozen=True):

@@ -34,6 +34,7 @@ from ._handles import model_from_wire, model_to_wire, pools_to_wire, queue_to_wi
 from ._protocol import (
     Allocate,
     ConfigureBurst,
+    ConfigureBurstReply,
     ConfirmCache,
     CopyBuffer,
     CopyFrom,
@@ -381,7 +382,8 @@ class RemotePreparedModel(_Remote, PreparedModel):
             callback: Asked for the memory of slots that the service does not know; called from another thread.
             request_channel: Queue of request packets; stays the caller's, as does `result_channel`.
             result_channel: Queue of result packets.
-            polling_window: Seconds for which the service polls before it sleeps, None for its default.
+            polling_window: Seconds for which the service polls before it sleeps (it has a limit of its own), None for
+                the default of the two ends' CPUs.
 
         Raises:
             NNBurstError: As the service answered.
@@ -398,13 +400,14 @@ class RemotePreparedModel(_Remote, PreparedModel):
             request_channel=requests,
             result_channel=results,
             polling_window=None if polling_window is None else float(polling_window),
+            cpus=tuple(callback.cpus),
         )
         reply, _ = self._connection.call(
             message,
             [*request_fds, *result_fds],
             on_late=lambda late: self._connection.release_later(_number_of(late)),
         )
-        return RemoteBurstContext(self._connection, self._keep, reply.burst, holder)
+        return RemoteBurstContext(self._connection, self._keep, reply, holder)
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         """Call `on_death` once, from a thread of the connection, when the service is gone (at once if it is)."""
@@ -418,9 +421,17 @@ class RemotePreparedModel(_Remote, PreparedModel):
 class RemoteBurstContext(_Remote, BurstContext):
     """The `BurstContext` of a burst that a service serves."""
 
-    def __init__(self, connection: Connection, keep: object, number: int, holder: CallbackHolder) -> None:
-        super().__init__(connection, keep, number, "burst")
+    def __init__(
+        self, connection: Connection, keep: object, reply: ConfigureBurstReply, holder: CallbackHolder
+    ) -> None:
+        super().__init__(connection, keep, reply.burst, "burst")
         self._holder = holder
+        self._cpus = frozenset(reply.cpus)
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """As the service has told."""
+        return self._cpus
 
     def free_memory(self, slot: int) -> None:
         """Have the service forget a slot.

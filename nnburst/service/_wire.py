@@ -16,6 +16,7 @@ __all__ = [
     "MAX_OPERANDS",
     "ArgumentName",
     "CacheCount",
+    "Cpus",
     "DeviceInfo",
     "Id",
     "Message",
@@ -43,6 +44,7 @@ MAX_OPERANDS = 65536
 """Operands, operations, names or arguments in one model or request."""
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+Cpus = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**20)], ...], msgspec.Meta(max_length=8192)]
 Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack ends at 2**64 - 1
 ArgumentName = Annotated[str, msgspec.Meta(max_length=4096)]
 OpenShapes = Annotated[

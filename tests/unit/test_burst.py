@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -684,6 +685,69 @@ def test_polling_window_comes_from_the_environment(monkeypatch: pytest.MonkeyPat
     assert default_polling_window() == pytest.approx(50e-6)
 
 
+@pytest.mark.parametrize(
+    ("mine", "theirs", "seconds"),
+    [({0}, {1}, 50e-6), ({0}, {0}, 0.0), ({0}, {0, 1}, 50e-6), ({0, 1}, {0}, 50e-6), ({3}, (), 0.0)],
+)
+def test_polling_window_depends_on_the_cpus_of_both_ends(
+    monkeypatch: pytest.MonkeyPatch, mine: set[int], theirs: set[int], seconds: float
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: mine)
+    assert default_polling_window(theirs) == pytest.approx(seconds)
+
+
+def test_cpus_that_the_system_does_not_tell_are_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int) -> set[int]:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_getaffinity", refused)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert default_polling_window() == pytest.approx(50e-6)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert default_polling_window() == 0
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 CPUs")
+@pytest.mark.parametrize("apart", [True, False], ids=["a CPU each", "one CPU"])
+def test_both_ends_poll_if_they_are_pinned_apart(memory: Memory, apart: bool) -> None:
+    """Each end has one CPU only; whether it polls is seen in its C endpoint."""
+    allowed = os.sched_getaffinity(0)
+    first, second = sorted(allowed)[:2]
+    service_cpu = second if apart else first
+
+    class Client(SlotTable):
+        cpus = frozenset({first})
+
+    class Server(BurstContext):
+        cpus = frozenset({service_cpu})
+
+        def __init__(self, inner: BurstContext) -> None:
+            self.free_memory = inner.free_memory
+            self.close = inner.close
+
+        def free_memory(self, slot: int) -> None: ...
+
+        def close(self) -> None: ...
+
+    class Pinned(LocalModel):
+        def configure_execution_burst(self, *arguments: Any) -> BurstContext:
+            os.sched_setaffinity(0, {service_cpu})  # as a service process would be; its listener thread inherits it
+            try:
+                return Server(super().configure_execution_burst(*arguments))
+            finally:
+                os.sched_setaffinity(0, {first})
+
+    model = Pinned()
+    model.callback = lambda inner: Client()
+    os.sched_setaffinity(0, {first})
+    try:
+        with ExecutionBurstController.create(model) as controller:
+            assert bool(lib.nnb_server_spins(model.server._listener._endpoint)) is apart
+            assert bool(lib.nnb_execution_spins(controller.bind(adder_request(memory))._pointer)) is apart
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 @pytest.mark.parametrize("wrong", [0, -1, float("nan")])
 def test_timeout_out_of_range_is_refused(model: LocalModel, memory: Memory, wrong: float) -> None:
     with ExecutionBurstController.create(model) as controller:
@@ -779,6 +843,79 @@ def test_signal_storm_does_not_lose_results(model: LocalModel, memory: Memory) -
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
     assert hits
+
+
+# ---- what is dropped --------------------------------------------------------------------------------------------
+
+
+def listeners() -> int:
+    return sum(thread.name == "nnburst-listener" for thread in threading.enumerate())
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return condition()
+
+
+def queues_mapped() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum("memfd:MessageQueue" in line for line in maps)
+
+
+@WINDOWS
+@pytest.mark.parametrize("held", ["server", "controller", "execution"])
+def test_burst_that_is_dropped_gives_everything_back(held: str, window: float) -> None:
+    gc.disable()  # nothing of it is a cycle
+    try:
+        before, mapped = listeners(), queues_mapped()
+        executor, memory = Adder(), Memory.ashmem(4096)
+        closed = threading.Event()
+        executor.close = closed.set  # type: ignore[method-assign]
+        model = LocalModel(executor)
+        gone = weakref.ref(memory)
+        controller = ExecutionBurstController.create(model, polling_window=window)
+        execution = bind(controller, adder_request(memory))
+        execution.run()
+        server = weakref.ref(model.server)
+        if held == "server":  # the client's end goes on and finds the burst ended
+            controller._context = None  # type: ignore[assignment]
+        elif held == "controller":
+            del execution, controller
+        else:  # an execution keeps its burst
+            del controller
+            execution.run()
+            del execution
+        model.server = None
+        assert server() is None
+        assert wait_until(lambda: listeners() == before)
+        assert closed.is_set()
+        executor.memories.clear()
+        if held == "server":
+            del execution, controller
+        del memory
+        assert gone() is None
+        assert queues_mapped() == mapped
+    finally:
+        gc.enable()
+
+
+def test_server_that_is_dropped_finishes_what_it_runs(model: LocalModel, memory: Memory) -> None:
+    entered, go = threading.Event(), threading.Event()
+    before = listeners()
+    controller = ExecutionBurstController.create(model)
+    execution = bind(controller, adder_request(memory))
+    model.executor.during = lambda: (entered.set(), go.wait(PATIENCE), None)[-1]
+    runner = threading.Thread(target=execution.run)
+    runner.start()
+    assert entered.wait(PATIENCE)
+    controller._context, model.server = None, None  # type: ignore[assignment]
+    assert listeners() == before + 1
+    go.set()
+    runner.join(PATIENCE)
+    assert memory.array(np.float32, (4,), 64).tolist() == [2, 3, 4, 5]
+    assert wait_until(lambda: listeners() == before)
 
 
 def test_controller_that_is_dropped_is_not_kept_by_its_death_listener(model: LocalModel) -> None:

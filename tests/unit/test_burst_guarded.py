@@ -141,7 +141,7 @@ def test_closed_buffer_is_freed_although_its_slot_is_not(rig: Rig) -> None:
 def test_buffer_that_is_closed_during_a_run_is_freed_after_it(rig: Rig) -> None:
     rig.round()
     rig.round()
-    plans, running, closed = rig.server._plans, threading.Event(), threading.Event()
+    plans, running, closed = rig.server._listener._plans, threading.Event(), threading.Event()
 
     def held(run: Any) -> Any:
         def hold() -> Any:
@@ -171,7 +171,8 @@ def test_plan_that_is_dropped_between_look_up_and_call_is_bound_again(rig: Rig) 
     rig.round()
     before = rig.careful
     server = rig.server
-    server._plans[:] = [server._rebind] * len(server._plans)
+    listener = server._listener
+    listener._plans[:] = [listener._rebind] * len(listener._plans)
     rig.round()
     assert rig.careful == before + 2
     assert (rig.read() == 4.0**3).all()
@@ -296,7 +297,7 @@ def test_forked_child_has_the_buffers_that_were_in_use(rig: Rig) -> None:
     """The thread that used them is not there."""
     rig.round()
     rig.round()
-    plans, running, forked = rig.server._plans, threading.Event(), threading.Event()
+    plans, running, forked = rig.server._listener._plans, threading.Event(), threading.Event()
 
     def held(run: Any) -> Any:
         def hold() -> Any:

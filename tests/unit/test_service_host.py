@@ -240,9 +240,9 @@ def test_REQ_CLI_006_a_burst_is_configured_with_its_window_and_released() -> Non
     device = FakeDevice()
     with in_process([device]) as (client, host):
         model = client.devices[0].prepare_model(tiny_model())
-        burst = configure(model, Callback(), 0.25)
+        burst = configure(model, Callback(), 0.005)
         (context,) = device.contexts
-        assert context.polling_window == 0.25
+        assert context.polling_window == 0.005
         burst.free_memory(3)
         assert context.freed == [3]
         burst.close()
@@ -252,6 +252,26 @@ def test_REQ_CLI_006_a_burst_is_configured_with_its_window_and_released() -> Non
             burst.free_memory(1)
         (hosted,) = host.connections
         assert hosted.ledger.used["bursts"] == 0
+
+
+def test_a_service_does_not_poll_for_as_long_as_a_client_likes() -> None:
+    device = FakeDevice()
+    with in_process([device]) as (client, _):
+        configure(client.devices[0].prepare_model(tiny_model()), Callback(), 60.0)
+        assert device.contexts[0].polling_window == 0.01
+
+
+def test_each_end_of_a_burst_learns_where_the_other_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pinned(Callback):
+        cpus = frozenset({0, 7})
+
+    device = FakeDevice()
+    with in_process([device]) as (client, _):
+        model = client.devices[0].prepare_model(tiny_model())
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5})  # of the service's worker
+        burst = configure(model, Pinned())
+        assert device.contexts[0].callback.cpus == {0, 7}
+        assert burst.cpus == {5}
 
 
 def test_REQ_CLI_002_the_device_is_asked_once_for_a_burst() -> None:

@@ -288,6 +288,25 @@ def test_sessions_that_are_dropped_end_their_listeners() -> None:
         assert settled(listeners, before)
 
 
+def test_nnapi_bursts_that_are_dropped_end_their_listeners() -> None:
+    def listeners() -> int:
+        return sum(thread.name == "nnburst-listener" for thread in threading.enumerate())
+
+    with nnburst.in_process(devices=["nnburst-reference"]) as service:
+        compilation = nnburst.Compilation(relu(), service)
+        compilation.finish()
+        before = listeners()
+        for _ in range(3):
+            burst = nnburst.Burst(compilation)
+            execution = nnburst.Execution(compilation)
+            execution.set_input(0, ONE["x"])
+            execution.set_output(0, np.zeros(4, np.float32))
+            execution.burst_compute(burst)
+            del burst, execution
+        gc.collect()
+        assert settled(listeners, before)
+
+
 @pytest.mark.parametrize("where", ["launch", "in_process"])
 def test_run_after_the_end_of_the_interpreter_s_services_is_refused(where: str) -> None:
     """A function that was registered before nnburst was imported comes last."""

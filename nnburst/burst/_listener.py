@@ -1,0 +1,255 @@
+"""The listener thread of a burst's server: the loop, the slot table and the bound plans (facts sheet `burst.md` §5)."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import logging
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from .._core import ffi, lib
+from ..errors import BadState, ErrorStatus, InvalidArgument, NNBurstError, ResourceExhausted
+from ..memory import free_closed_buffers
+from ..model import NO_TIMING, MeasureTiming
+from ._endpoint import c_result, python_request
+from ._interfaces import BoundPlan, BurstCallback, BurstExecutorWithCache, ExecutionResult, GuardedPlan
+from ._stats import BurstStats, read_stats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .._core._nnburst import CData
+    from ..model import Request
+
+__all__ = ["MAX_PLANS", "Listener"]
+
+_log = logging.getLogger("nnburst.burst")
+
+_RESTART = -errno.ERESTART
+MAX_PLANS = 64
+
+
+class Listener:
+    """What the thread needs, and no more: it knows nothing of the `ExecutionBurstServer` that its user may drop.
+
+    Once the burst has ended, whatever ended it, the thread gives back all that it held.
+
+    Raises:
+        ResourceExhausted: The system has no thread for it.
+    """
+
+    def __init__(self, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
+        self._callback = callback
+        self._executor = executor
+        self._endpoint = endpoint
+        self._plans: list[BoundPlan] = [self._rebind] * MAX_PLANS
+        self._guarded: dict[int, GuardedPlan] = {}
+        # Guards the executor's slot entries. Held for dictionary work only, never across a call to the client.
+        # Reentrant: in the client's process a signal handler may free over a call that does.
+        self._slots_lock = threading.RLock()
+        self._freed_meanwhile: set[int] | None = None
+        self._plans_lock = threading.RLock()  # keeping a plan against freeing a slot that it uses
+        self._final_stats: BurstStats | None = None
+        self._thread = threading.Thread(target=self._run, name="nnburst-listener", daemon=True)
+        _LISTENERS.add(self)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            _LISTENERS.discard(self)
+            ffi.release(endpoint)
+            raise ResourceExhausted(f"a burst needs a thread: {error}") from error
+
+    # ---- the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._listen()
+        finally:
+            self._final_stats = read_stats(lib.nnb_server_stats, self._endpoint)
+            self._endpoint = ffi.NULL  # destroyed with the last reference
+            self._plans, self._guarded = [], {}
+            _LISTENERS.discard(self)
+            self._executor.close()
+
+    def _listen(self) -> None:
+        endpoint, following, plans = self._endpoint, lib.nnb_server_next, self._plans
+        new, guarded = lib.NNB_PLAN_NEW, lib.NNB_PLAN_GUARDED
+        while True:
+            try:
+                # The hot loop: one C call per execution, which sends the last answer and takes the next request.
+                while 0 <= (plan := following(endpoint)) < new:
+                    result = plans[plan]()
+                    if result is not None:
+                        self._answer(result)
+                if plan >= guarded:
+                    self._answer_guarded(plan - guarded)
+                elif plan >= new:
+                    self._answer_new(plan - new)
+                elif plan == _RESTART:
+                    free_closed_buffers()
+                else:
+                    break
+            except NNBurstError as error:
+                _log.info("request refused: %s", error)
+                self._answer((error.status, (), NO_TIMING))
+            except BaseException:  # also SystemExit: a client must not wait for a thread that has left
+                _log.exception("the executor failed; the client gets GENERAL_FAILURE")
+                self._answer((ErrorStatus.GENERAL_FAILURE, (), NO_TIMING))
+        if plan != -errno.EPIPE:
+            _log.error("burst ended: %s", _ENDINGS.get(-plan, errno.errorcode.get(-plan, str(plan))))
+
+    def _answer(self, result: ExecutionResult) -> None:
+        raw, keep_alive = c_result(result)
+        lib.nnb_server_set_result(self._endpoint, raw)
+        del keep_alive
+
+    def _answer_new(self, plan_id: int) -> None:
+        plan = self._bind_request()
+        with self._plans_lock:  # against `free_memory`
+            # Refused if a slot was freed meanwhile: then the plan runs this once and is not found again.
+            kept = lib.nnb_server_keep_plan(self._endpoint, plan_id) == 0
+            self._plans[plan_id] = plan if kept else self._rebind
+            self._guarded.pop(plan_id, None)
+            if kept and isinstance(plan, GuardedPlan):
+                self._guard(plan_id, plan)
+        self._run_guarded(plan_id, plan)
+
+    def _guard(self, plan_id: int, plan: GuardedPlan) -> None:
+        uses = plan.uses
+        if uses is None:
+            return
+        server, guarded = weakref.ref(self), weakref.ref(plan)
+
+        def forget() -> None:
+            this = server()
+            # Another plan may have the id by now.
+            if this is not None and this._guarded.get(plan_id) is guarded() is not None:
+                this._plans[plan_id] = this._rebind
+
+        self._guarded[plan_id] = plan
+        plan.when_freed(forget)
+        lib.nnb_server_guard_plan(self._endpoint, plan_id, uses)
+
+    def _answer_guarded(self, plan_id: int) -> None:
+        """The plan's buffers are in use, without contents, or not where they were."""
+        self._run_guarded(plan_id, self._guarded.get(plan_id, self._rebind))
+
+    def _run_guarded(self, plan_id: int, plan: BoundPlan) -> None:
+        """Run a plan that enters its buffers itself. From then on, also if it failed, C does; see `GuardedPlan`."""
+        try:
+            result = plan()
+            if result is not None:
+                self._answer(result)
+        finally:
+            if plan_id in self._guarded:
+                self._take_admitted(plan_id)
+
+    def _take_admitted(self, plan_id: int) -> None:
+        with self._plans_lock:
+            plan = self._guarded.get(plan_id)
+            admitted = None if plan is None else plan.admitted
+            if plan is not None and admitted is not None:
+                self._plans[plan_id] = admitted
+                if plan.admitted is not admitted:  # a buffer was freed meanwhile
+                    self._plans[plan_id] = self._rebind
+
+    def _rebind(self) -> ExecutionResult | None:
+        """Stands where a plan was dropped between its look-up in C and its call."""
+        lib.nnb_server_forgo(self._endpoint)  # the new plan enters its buffers itself
+        return self._bind_request()()
+
+    def _bind_request(self) -> BoundPlan:
+        request, slots, measure = python_request(lib.nnb_server_request(self._endpoint))
+        self._ensure_present(slots)
+        return self._bind(request, slots, MeasureTiming.YES if measure else MeasureTiming.NO)
+
+    def _bind(self, request: Request, slots: list[int], measure: MeasureTiming) -> BoundPlan:
+        for kind, arguments in (("input", request.inputs), ("output", request.outputs)):
+            for i, argument in enumerate(arguments):
+                if not argument.has_no_value and argument.location.pool_index >= len(slots):
+                    raise InvalidArgument(
+                        f"{kind} {i}: pool {argument.location.pool_index} of a request with {len(slots)} pools"
+                    )
+        return self._executor.bind(request, slots, measure)
+
+    def _ensure_present(self, slots: Iterable[int]) -> None:
+        """Fetch the memories of unknown slots, all in one call (facts sheet §5.4)."""
+        with self._slots_lock:
+            unknown = sorted(slot for slot in set(slots) if not self._executor.is_cache_entry_present(slot))
+            if not unknown:
+                return
+            self._freed_meanwhile = set()
+        try:
+            status, memories = self._callback.get_memories(unknown)
+            if status is not ErrorStatus.NONE:
+                raise NNBurstError(f"the client has no memory for some of the slots {unknown}", status=status)
+            if len(memories) != len(unknown):
+                raise NNBurstError(f"the client sent {len(memories)} memories for {len(unknown)} slots")
+            with self._slots_lock:
+                for slot, memory in zip(unknown, memories, strict=True):
+                    if slot in self._freed_meanwhile:
+                        raise InvalidArgument(f"slot {slot} was freed while a request with it was on its way")
+                    self._executor.add_cache_entry(memory, slot)
+        finally:
+            with self._slots_lock:
+                self._freed_meanwhile = None
+
+    # ---- any thread ------------------------------------------------------------------------------------------
+
+    def free_memory(self, slot: int) -> None:
+        with self._slots_lock:
+            if self._freed_meanwhile is not None:
+                self._freed_meanwhile.add(slot)
+            self._executor.remove_cache_entry(slot)
+        # Held by this frame, too: the burst may end meanwhile.
+        endpoint, plans, guarded = self._endpoint, self._plans, self._guarded
+        if not endpoint or not plans:
+            return
+        with self._plans_lock:
+            # After the entry is gone: a plan that is bound from now on asks the client for the slot.
+            ids = ffi.new("uint32_t[]", lib.NNB_MAX_PLANS)
+            for i in range(lib.nnb_server_free_slot(endpoint, slot, ids)):
+                plans[ids[i]] = self._rebind
+                guarded.pop(ids[i], None)
+
+    def hang_up(self) -> None:
+        """End the burst without waiting. Takes no lock, for finalisers."""
+        endpoint = self._endpoint
+        if endpoint:
+            lib.nnb_server_hang_up(endpoint)
+
+    def close(self) -> None:
+        """End the burst and wait until an execution that is running has finished. Idempotent."""
+        if threading.current_thread() is self._thread:
+            raise BadState("a burst cannot be closed by its own listener thread; close it from another one")
+        self.hang_up()
+        self._thread.join()
+
+    @property
+    def stats(self) -> BurstStats:
+        endpoint = self._endpoint
+        return self._final_stats or read_stats(lib.nnb_server_stats, endpoint)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+
+_ENDINGS = {
+    errno.EBADMSG: "the client corrupted the shared counters",
+    errno.ENOBUFS: "the client takes no results",
+    errno.ECHILD: "the process was forked",
+}
+
+_LISTENERS: set[Listener] = set()
+
+
+def _close_all() -> None:
+    """At interpreter exit: a listener must not be inside C while the interpreter is taken down."""
+    for listener in tuple(_LISTENERS):
+        listener.close()
+
+
+atexit.register(_close_all)
