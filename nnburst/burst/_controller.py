@@ -67,6 +67,9 @@ class BurstCapable(Protocol):
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]: ...
 
+    @property
+    def end_reason(self) -> str: ...
+
 
 class ExecutionBurstController:
     """One burst on a prepared model: one execution at a time, each one packet there and one back.
@@ -365,7 +368,7 @@ class Execution:
     def _settle(self, status: int) -> None:
         if self._wait(status):
             final, shapes, _ = self.result
-            message = _REFUSALS.get(final, f"the execution failed with {final.name}; the service's log tells more")
+            message = _REFUSALS.get(final, f"the execution failed with {final.name}; launch(log_level='info') logs why")
             raise error_for(final, message, shapes)
 
     def _fail(self, number: int) -> int:
@@ -382,7 +385,8 @@ class Execution:
         if number == errno.EPIPE:
             if self._burst.closed:
                 raise BadState("the burst was closed while this execution ran")
-            raise DeadObject("the service that holds the model has ended; open another session")
+            how = self._burst._prepared_model.end_reason or "the other process has ended"
+            raise DeadObject(f"the service that holds the model is gone: {how}; open another session")
         if number == errno.EBUSY:
             raise BadState("the burst is running another execution; a burst runs one at a time, open one per thread")
         if number == errno.ESHUTDOWN:

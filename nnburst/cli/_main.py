@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 from typing import NamedTuple
 
 import click
@@ -69,3 +70,4 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool
 )
 def main() -> None:
     """Run neural networks in another process at the cost of a function call."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in a service: `bench` and `cache` load the library here

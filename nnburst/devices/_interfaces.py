@@ -108,6 +108,11 @@ class PreparedModel(abc.ABC):
         """Return a new executor for one burst, or None to have each request run through `execute_synchronously`."""
         return None
 
+    @property
+    def end_reason(self) -> str:
+        """How the process that holds this model ended; empty while it lives."""
+        return ""
+
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         """Call `on_death` once when the process that holds this model dies. Returns a function that unlinks.
 

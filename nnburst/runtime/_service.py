@@ -167,22 +167,32 @@ class _Restarting:
         self._backend.close()
 
 
-def launch(*, devices: Sequence[str] = DEFAULT_DEVICES, timeout: float | None = 60.0, restart: bool = False) -> Service:
+def launch(
+    *,
+    devices: Sequence[str] = DEFAULT_DEVICES,
+    timeout: float | None = 60.0,
+    restart: bool = False,
+    log_level: str | int = "warning",
+    log: str | os.PathLike[str] | None = None,
+) -> Service:
     """Start a service process that belongs to this one and ends with it.
 
     Args:
         devices: Names of the devices that it offers, in order of preference.
         timeout: Seconds that it may take to start; None for no limit.
         restart: Start it again when it is needed after it has died: sessions that were open stay dead, new ones work.
+        log_level: Least level of what it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
+        log: File that its log is appended to; None for the stderr of this process.
 
     Raises:
         DeviceUnavailable: The process could not serve; the message carries what it printed.
+        InvalidArgument: No device is named, the level is unknown, or the file cannot be written.
         MissedDeadline: It did not start in time.
     """
     from ..service import start_child  # a program that stays in process needs no process boundary
 
     def start() -> _Backend:
-        return start_child(devices, timeout=timeout)
+        return start_child(devices, timeout=timeout, log_level=log_level, log=log)
 
     return Service(_Restarting(start) if restart else start(), "child")
 

@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--socket", type=int, required=True, help="inherited end of a socketpair")
     parser.add_argument("--parent", type=int, required=True, help="process id of the client")
     parser.add_argument("--stderr", type=int, default=-1, help="becomes stderr once all is well")
+    parser.add_argument("--log-level", type=int, default=logging.WARNING, help="a number of `logging`")
     parser.add_argument("--path", action="append", default=[], help="where the client's program finds its modules")
     parser.add_argument("devices", nargs="+", metavar="DEVICE")
     options = parser.parse_args(arguments)
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Each pool of a client takes a descriptor here, and the usual limit of 1024 is for programs that use select().
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, min(most, _MOST_FDS)), most))
-    logging.basicConfig(format="nnburst service %(process)d: %(message)s")
+    logging.basicConfig(level=options.log_level, format="nnburst service %(process)d: %(levelname)s: %(message)s")
 
     if options.path:
         sys.path[:] = dict.fromkeys([*options.path, *sys.path])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from .. import _safe_path
 from .._core import checked_timeout
@@ -17,6 +18,11 @@ from ._connection import ServiceConnection
 __all__ = ["start_child"]
 
 _EXIT_TIMEOUT = 3.0
+_DEFAULTS = {
+    # What is large goes back to the system when it is freed: glibc raises this by itself, up to 32 MiB, and keeps more.
+    "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
+    "ORT_DISABLE_TELEMETRY": "1",
+}
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_bootstrap.py")
 _FUNCTIONS = "nnburst-function"
@@ -27,6 +33,8 @@ def start_child(
     *,
     timeout: float | None = 60.0,
     env: Mapping[str, str] | None = None,
+    log_level: str | int = "warning",
+    log: str | os.PathLike[str] | None = None,
 ) -> ServiceConnection:
     """Start a service process for this process alone and connect to it.
 
@@ -34,7 +42,8 @@ def start_child(
     connection is closed. It is in a session of its own, so Ctrl-C in a terminal reaches only the client.
 
     Unless one of OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS is set, all are set to 1 in the child: BLAS
-    threads that spin for work cost more than they bring to small models.
+    threads that spin for work cost more than they bring to small models. Unless ORT_DISABLE_TELEMETRY is set, it is set
+    to 1: ONNX Runtime neither sends telemetry nor writes an identifier into the user's cache directory.
 
     The child takes no modules from the working directory, nor from relative entries of PYTHONPATH. A function device
     runs code of this program: for one the child looks for modules where this program does.
@@ -43,32 +52,39 @@ def start_child(
         devices: Names of the devices that the service offers (`nnburst.devices.device_names`).
         timeout: Seconds that the child may take to start; None for no limit.
         env: Environment of the child, None for a copy of this one's.
+        log_level: Least level of what the child logs: ``"debug"``, ``"info"``, ``"warning"``, ``"error"``,
+            ``"critical"``, or a number of `logging`.
+        log: File that its stderr is appended to, logs and messages of libraries alike; None for this one's stderr.
 
     Raises:
-        InvalidArgument: No device is named.
+        InvalidArgument: No device is named, the level is unknown, or the file cannot be written.
         DeviceUnavailable: The child ended before it could serve; the message carries its error output.
         MissedDeadline: It did not start in time.
         ResourceExhausted: There are no descriptors, processes or threads for it.
     """
     limit = checked_timeout(timeout)
+    names = (devices,) if isinstance(devices, str) else tuple(devices)
+    if not names:
+        raise InvalidArgument("a service needs at least one device")
+    level = _level(log_level)
     try:
-        return _start(devices, limit, env)
+        with _stderr(log) as stderr:
+            return _start(names, limit, dict(os.environ if env is None else env), level, stderr)
     except NNBurstError:  # some of which are OSErrors, too
         raise
     except OSError as error:
         raise ResourceExhausted(f"the service process cannot be started: {error}") from error
 
 
-def _start(devices: Sequence[str], timeout: float | None, env: Mapping[str, str] | None) -> ServiceConnection:
-    names = (devices,) if isinstance(devices, str) else tuple(devices)
-    if not names:
-        raise InvalidArgument("a service needs at least one device")
+def _start(
+    names: Sequence[str], timeout: float | None, env: dict[str, str], level: int, stderr: int
+) -> ServiceConnection:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     errors = os.memfd_create("nnburst-child-stderr", os.MFD_CLOEXEC)
     try:
         try:
             with theirs:
-                process = _spawn(names, theirs.fileno(), errors, dict(os.environ if env is None else env))
+                process = _spawn(names, theirs.fileno(), errors, env, level, stderr)
         except BaseException:
             ours.close()
             raise
@@ -81,43 +97,63 @@ def _start(devices: Sequence[str], timeout: float | None, env: Mapping[str, str]
         try:
             return ServiceConnection(ours, peer_pidfd=pidfd, timeout=timeout, on_end=lambda: _reap(process))
         except DeadObject as error:
-            raise DeviceUnavailable(
-                f"the service process for {', '.join(names)} ended with status {process.poll()} before it could "
-                f"serve{_said(errors)}"
-            ) from error
+            raise DeviceUnavailable(f"no service for {', '.join(names)}: {error}{_said(errors)}") from error
         except MissedDeadline as error:
             raise MissedDeadline(f"the service process did not start within {timeout} s{_said(errors)}") from error
     finally:
         os.close(errors)
 
 
-def _spawn(names: Sequence[str], sock: int, errors: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(
+    names: Sequence[str], sock: int, errors: int, env: dict[str, str], level: int, stderr: int
+) -> subprocess.Popen[bytes]:
     if not any(name in env for name in _THREAD_VARIABLES):
         env.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
-    # What is large goes back to the system when it is freed: glibc raises this by itself, up to 32 MiB, and keeps more.
-    env.setdefault("MALLOC_MMAP_THRESHOLD_", str(16 << 20))
+    for name, value in _DEFAULTS.items():
+        env.setdefault(name, value)
     env["PYTHONPATH"] = _safe_path.absolute_entries(env.get("PYTHONPATH", ""))
-    command = [sys.executable, *_flags(), _BOOTSTRAP, "--socket", str(sock), "--parent", str(os.getpid())]
+    numbers = {"socket": sock, "parent": os.getpid(), "log-level": level, "stderr": stderr}
+    command = [sys.executable, *_flags(), _BOOTSTRAP, *(f"--{name}={number}" for name, number in numbers.items())]
     if any(name.partition(":")[0] == _FUNCTIONS for name in names):
         command += [f"--path={os.path.abspath(entry)}" for entry in sys.path if isinstance(entry, str)]
-    passed = [sock]
-    stderr = -1
-    with contextlib.suppress(OSError):  # without a stderr here the child's goes on into the memfd
-        stderr = os.dup(2)
-        passed.append(stderr)
-        command += ["--stderr", str(stderr)]
-    try:
-        return subprocess.Popen(
-            [*command, *names],
-            stdin=subprocess.DEVNULL,
-            stderr=errors,
-            pass_fds=passed,
-            start_new_session=True,
-            env=env,
+    return subprocess.Popen(
+        [*command, *names],
+        stdin=subprocess.DEVNULL,
+        stderr=errors,
+        pass_fds=[fd for fd in (sock, stderr) if fd >= 0],
+        start_new_session=True,
+        env=env,
+    )
+
+
+def _level(level: str | int) -> int:
+    """Return a level of `logging` by name or number."""
+    number = logging.getLevelName(level.upper()) if isinstance(level, str) else level
+    if not isinstance(number, int) or not 0 <= number <= logging.CRITICAL:
+        raise InvalidArgument(
+            f"log_level={level!r}; choose 'debug', 'info', 'warning', 'error', 'critical' or a number up to 50"
         )
+    return number
+
+
+@contextlib.contextmanager
+def _stderr(log: str | os.PathLike[str] | None) -> Iterator[int]:
+    """Open what becomes the child's stderr once it serves; -1 if this process has none."""
+    fd = -1
+    if log is None:
+        with contextlib.suppress(OSError):  # the child's errors then go on into the memfd
+            fd = os.dup(2)
+    else:
+        try:
+            fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except (OSError, TypeError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidArgument(f"log={log!r} cannot be written: {reason}; give the path of a file") from error
+    try:
+        yield fd
     finally:
-        if stderr >= 0:
-            os.close(stderr)
+        if fd >= 0:
+            os.close(fd)
 
 
 def _flags() -> list[str]:

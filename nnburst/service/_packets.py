@@ -282,13 +282,13 @@ def receive(sock: socket.socket) -> Packet:
     except BlockingIOError:
         raise
     except OSError as error:
-        raise EndOfStream(str(error)) from None
+        raise EndOfStream(f"the connection broke: {error.strerror}") from None
     bundle = FdBundle(_descriptors(ancillary))
     try:
         if flags & socket.MSG_TRUNC:
             raise Malformed(f"a datagram is longer than {_MAX_DATAGRAM} bytes")
         if not data and not bundle:
-            raise EndOfStream("end of stream")
+            raise EndOfStream("the other process closed the connection")
         if len(data) < _HEADER.size:
             raise Malformed(f"a datagram of {len(data)} bytes has no header")
         kind, spilled, n_fds, call_id = _HEADER.unpack_from(data)

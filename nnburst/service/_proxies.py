@@ -413,6 +413,11 @@ class RemotePreparedModel(_Remote, PreparedModel):
         """Call `on_death` once, from a thread of the connection, when the service is gone (at once if it is)."""
         return self._connection.link_to_death(on_death)
 
+    @property
+    def end_reason(self) -> str:
+        """How the service ended; see `PreparedModel.end_reason`."""
+        return self._connection.end_reason
+
     def close(self) -> None:
         """Release the model in the service; bursts on it go on. Idempotent."""
         super().close()

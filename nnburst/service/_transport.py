@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -62,6 +63,26 @@ SEND_TIMEOUT = 10.0
 """Seconds after which a peer that does not read its socket is given up."""
 _WORKER_PATIENCE = 1.0
 """Seconds that the end of a connection waits for handlers which are still busy."""
+_EXIT_PATIENCE = 0.2
+"""Seconds between the end of a child's socket, which the system closes first, and that of the child."""
+
+
+def exit_of_child(pidfd: int) -> str:
+    """Say how a process ended that has just closed its socket; empty if it lives on or is no child of this one."""
+    try:
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)  # raises if it is no child
+        ended = select.poll()
+        ended.register(pidfd, select.POLLIN)
+        ended.poll(_EXIT_PATIENCE * 1000)
+        found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except OSError:
+        return ""
+    if found is None:
+        return ""
+    if found.si_code == os.CLD_EXITED:
+        return f"the other process ended with status {found.si_status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"the other process was killed by {names.get(found.si_status, f'signal {found.si_status}')}"
 
 
 class Connection:
@@ -136,7 +157,7 @@ class Connection:
     @property
     def end_reason(self) -> str:
         """Why the connection ended, empty before."""
-        return self._stop_reason
+        return self._stop_reason if self._ended.is_set() else ""
 
     def wait_ended(self, timeout: float | None = None) -> bool:
         """Wait until the connection has ended and `on_end` has returned."""
@@ -189,7 +210,7 @@ class Connection:
         if self._closed:
             raise BadState("the connection to the service is closed")
         if self._ended.is_set():
-            raise DeadObject(f"the other process is gone: {self._stop_reason}")
+            raise DeadObject(self._stop_reason)
 
     def link_to_death(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` once when the connection ends, at once if it has ended. Returns a function that unlinks.
@@ -272,8 +293,10 @@ class Connection:
         try:
             self._sender.send(kind, number, body, fds, deadline, pending)
         except ConnectionError as error:
-            self.stop(f"sending failed: {error}")
-            raise DeadObject(f"the other process is gone: {error}") from error
+            self.stop(f"the connection broke: {error.strerror}")
+            if threading.current_thread() is not self._reader:
+                self._ended.wait(2 * _EXIT_PATIENCE)  # the reader finds out how the other process ended
+            raise DeadObject(self._stop_reason) from error
 
     # -- the reader thread ---------------------------------------------------------------------------------------------
 
@@ -317,7 +340,7 @@ class Connection:
                 with contextlib.suppress(BlockingIOError):
                     while True:
                         self._receive()
-                raise EndOfStream("its process ended")
+                raise EndOfStream("the other process ended")
 
     def _receive(self) -> None:
         try:
@@ -389,9 +412,11 @@ class Connection:
 
     def _finish(self) -> None:
         """The end, once: in the reader thread, or in `close` if that never started."""
+        how = "" if self._closed else exit_of_child(self._pidfd)
         with self._lock:
             if self._ended.is_set():
                 return
+            self._stop_reason = how or self._stop_reason
             self._ended.set()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies

@@ -1,11 +1,13 @@
 """A device that stops at a step. Loaded by service children through an entry point that the tests write.
 
 NNBURST_TEST_STOP names the step: prepare, supported, execute, burst, plan; NNBURST_TEST_FIFO the pipe that is told when
-it is reached; NNBURST_TEST_HOW how it stops there: "wait" or "spin", which holds the interpreter lock for ever.
+it is reached. NNBURST_TEST_HOW says what happens there: "wait", "spin", which holds the interpreter lock for ever, or
+"exit", which ends the process with status 7 and tells nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -21,6 +23,8 @@ from nnburst.model import NO_TIMING, Capabilities, MeasureTiming, Model, Request
 def stop_at(step: str) -> None:
     if os.environ.get("NNBURST_TEST_STOP") != step:
         return
+    if os.environ.get("NNBURST_TEST_HOW") == "exit":
+        os._exit(7)
     with open(os.environ["NNBURST_TEST_FIFO"], "wb", buffering=0) as fifo:
         fifo.write(b"!")
     if os.environ.get("NNBURST_TEST_HOW") == "spin":
@@ -77,4 +81,6 @@ class HookDevice(Device):
 
     def prepare_model(self, model: Model, *_: Any) -> PreparedModel:
         stop_at("prepare")
+        logging.getLogger("test-hooks").warning("this device has warned")
+        logging.getLogger("test-hooks").info("this device has informed")
         return HookModel()

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from fault_support import ROOT, WATCHDOG, Client, Steps, request_on, tiny_model, wait_gone
 
-from nnburst.errors import BadState, DeviceUnavailable, ErrorStatus, InvalidArgument, MissedDeadline
+from nnburst.errors import BadState, DeadObject, DeviceUnavailable, ErrorStatus, InvalidArgument, MissedDeadline
 from nnburst.memory import Memory
 from nnburst.service import _launch, start_child
 
@@ -54,7 +55,7 @@ def test_several_children_are_independent() -> None:
 
 
 def test_an_unknown_device_is_said_with_the_child_s_own_words() -> None:
-    with pytest.raises(DeviceUnavailable, match=r"status 1 .*\n.*no device 'no-such'"):
+    with pytest.raises(DeviceUnavailable, match=r"status 1:\n.*no device 'no-such'"):
         start_child(["no-such"])
 
 
@@ -68,7 +69,7 @@ def test_a_child_that_crashes_on_the_way_is_said(steps: Steps) -> None:
         "import os, sys\nsys.stderr.write('aargh')\nos.kill(os.getpid(), 6)"
     )
     env = {**os.environ, "PYTHONPATH": str(steps.directory)}
-    with pytest.raises(DeviceUnavailable, match=r"status -6 .*\n.*aargh"):
+    with pytest.raises(DeviceUnavailable, match=r"killed by SIGABRT:\n.*aargh"):
         start_child(env=env)
 
 
@@ -80,14 +81,66 @@ def test_a_child_that_takes_too_long_is_ended(steps: Steps, monkeypatch: pytest.
         start_child(env=env, timeout=0.05)
 
 
+def test_exit_status_of_a_service_is_said(steps: Steps) -> None:
+    with start_child(["test-hooks"], env=steps.env("prepare", "exit")) as service:
+        with pytest.raises(DeadObject, match="prepare_model was not answered: the other process ended with status 7"):
+            service.devices[0].prepare_model(tiny_model())
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The environment that a process was started with."""
+    return dict(part.split("=", 1) for part in Path(f"/proc/{pid}/environ").read_text().split("\0") if part)
+
+
+def test_telemetry_of_a_library_is_off_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    for env, value in ((None, "1"), (dict(os.environ), "1"), (os.environ | {"ORT_DISABLE_TELEMETRY": "0"}, "0")):
+        with start_child(["nnburst-noop"], env=env) as service:
+            assert environment(service.pid)["ORT_DISABLE_TELEMETRY"] == value
+
+
+WARNING = "WARNING: this device has warned"
+INFO = "INFO: this device has informed"
+
+
+@pytest.mark.parametrize(
+    ("level", "logged"), [(None, {WARNING}), ("Info", {WARNING, INFO}), (10, {WARNING, INFO}), ("error", set())]
+)
+def test_log_goes_to_the_file_from_the_level_on(level: Any, logged: set[str], steps: Steps) -> None:
+    log = steps.directory / "log"
+    log.write_text("before\n")
+    options = {} if level is None else {"log_level": level}
+    with start_child(["test-hooks"], env=steps.env(), log=log, **options) as service:
+        service.devices[0].prepare_model(tiny_model())
+    before, *lines = log.read_text().splitlines()
+    assert before == "before"
+    assert {line.partition(": ")[2] for line in lines} == logged
+
+
+def test_warnings_go_to_the_client_s_stderr(steps: Steps, capfd: pytest.CaptureFixture[str]) -> None:
+    with start_child(["test-hooks"], env=steps.env()) as service:
+        service.devices[0].prepare_model(tiny_model())
+    assert WARNING in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("level", ["loud", "", -1, 51, None, 1.5])
+def test_unknown_log_level_is_an_invalid_argument(level: Any) -> None:
+    with pytest.raises(InvalidArgument, match="choose 'debug'"):
+        start_child(["nnburst-noop"], log_level=level)
+
+
+@pytest.mark.parametrize("log", ["/nowhere/log", "/", "a\0b", 1.5])
+def test_log_that_cannot_be_written_is_an_invalid_argument(log: Any) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be written"):
+        start_child(["nnburst-noop"], log=log)
+
+
 @pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "3"}])
 def test_numeric_libraries_get_one_thread_unless_the_user_says_otherwise(given: dict[str, str]) -> None:
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     env = {name: value for name, value in os.environ.items() if name not in names} | given
     with start_child(["nnburst-noop"], env=env) as service:
-        there = dict(
-            part.split("=", 1) for part in Path(f"/proc/{service.pid}/environ").read_text().split("\0") if part
-        )
+        there = environment(service.pid)
     assert {name: there[name] for name in names if name in there} == (given or dict.fromkeys(names, "1"))
 
 

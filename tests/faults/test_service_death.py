@@ -81,11 +81,12 @@ def test_REQ_MODEL_078_a_killed_service_ends_every_wait(
         os.kill(service.pid, signal.SIGKILL)
         result = call.result()
         assert isinstance(result, DeadObject), result
+        assert "was killed by SIGKILL" in str(result)
         assert service._connection.wait_ended(WATCHDOG)
         assert deaths == [1]
         assert not service.alive
         assert service.devices[0].status is DeviceStatus.OFFLINE
-        with pytest.raises(DeadObject):
+        with pytest.raises(DeadObject, match="was killed by SIGKILL"):
             service.devices[0].prepare_model(tiny_model())
         with pytest.raises(ChildProcessError):  # reaped although nobody called close
             os.waitpid(service.pid, os.WNOHANG)

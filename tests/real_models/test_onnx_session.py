@@ -51,6 +51,17 @@ def test_session_of_its_own_answers_as_onnxruntime_does(tmp_path: Path) -> None:
         assert session.stats.fallbacks == 0
 
 
+def test_service_writes_nothing_into_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, home = save(mlp(16, 2), tmp_path / "mlp.onnx"), tmp_path / "home"
+    home.mkdir()
+    for name in ("ORT_DISABLE_TELEMETRY", "CI", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    with nnburst.Session(path) as session:
+        session.run(None, {"x": rows(1)})
+    assert list(home.iterdir()) == []
+
+
 def test_arguments_are_those_of_the_file_with_symbolic_dimensions(service: nnburst.Service, tmp_path: Path) -> None:
     model = graph(
         [node("Reshape", ["x", "to"], ["y"]), node("NonZero", ["x"], ["where"])],

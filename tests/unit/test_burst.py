@@ -108,6 +108,8 @@ class LocalModel:
         self.executed.append(request)
         return ErrorStatus.NONE, (), Timing()
 
+    end_reason = ""
+
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         self.on_death = on_death
         return lambda: None
