@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .model import OutputShape
+from dataclasses import dataclass
 
 __all__ = [
     "BadState",
@@ -23,6 +20,7 @@ __all__ = [
     "MissedDeadline",
     "NNBurstError",
     "OutputInsufficientSize",
+    "OutputShape",
     "ResourceExhausted",
     "error_for",
 ]
@@ -71,6 +69,14 @@ class GeneralFailure(NNBurstError, RuntimeError):
     """The call was well-formed but failed."""
 
     status = ErrorStatus.GENERAL_FAILURE
+
+
+@dataclass(frozen=True, slots=True)
+class OutputShape:
+    """True (or so far known) dimensions of an output and whether its buffer was large enough."""
+
+    dimensions: tuple[int, ...]
+    is_sufficient: bool = True
 
 
 class OutputInsufficientSize(NNBurstError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..model import provide_pools
 from ._arena import Arena
 from ._backings import BACKINGS
 from ._image import FORMATS, ImageLayout, PixelFormat, check_layout
@@ -38,3 +39,5 @@ __all__ = [
     "read_constant",
     "undecodable_pools",
 ]
+
+provide_pools(lambda size: Memory.ashmem(size, "nnburst-constants"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._builder import INLINE_LIMIT, GraphBuilder, PoolFactory
+from ._builder import INLINE_LIMIT, GraphBuilder, PoolFactory, provide_pools
 from ._dimensions import HIGHEST_RANK, combine_dimensions, element_count, is_fully_specified
 from ._extensions import (
     Extension,
@@ -125,6 +125,7 @@ __all__ = [
     "operand_nbytes",
     "operation_name",
     "operation_since",
+    "provide_pools",
     "slice_bounds",
     "type_name",
     "validate_model",

@@ -18,7 +18,7 @@ from ._operation_types import operation_name
 from ._types import DataLocation, Lifetime, Model, Operand, Operation, Subgraph, SymmPerChannelQuantParams
 from ._validate import check_operand, validate_model
 
-__all__ = ["INLINE_LIMIT", "GraphBuilder", "PoolFactory"]
+__all__ = ["INLINE_LIMIT", "GraphBuilder", "PoolFactory", "provide_pools"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PoolFactory = Callable[[int], MemoryLike]
@@ -34,16 +34,16 @@ _MOST_LOOKED_AT = 4096
 _ALIGNMENT = 64
 
 
-def _sealed_pool(size: int) -> MemoryLike:
-    """Return a sealed pool.
+_pools: list[PoolFactory] = []
 
-    `nnburst.memory` lies above this room and is imported only when a large constant is gathered, so that describing
-    and checking models needs neither the C core nor shared memory; pass `pool_factory` to decide otherwise.
+
+def provide_pools(factory: PoolFactory) -> None:
+    """Set what makes the pools of builders that are given no `pool_factory`.
+
+    `nnburst.memory` does, which lies above this room: describing and checking models needs neither the C core nor
+    shared memory.
     """
-    from ..memory import Memory
-
-    pool: MemoryLike = Memory.ashmem(size, "nnburst-constants")
-    return pool
+    _pools[:] = [factory]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class GraphBuilder:
         if not 0 <= inline_limit <= _MOST_INLINE:
             raise InvalidArgument(f"inline_limit is {inline_limit}; choose 0 … {_MOST_INLINE} bytes")
         self._inline_limit = inline_limit
-        self._pool_factory = pool_factory or _sealed_pool
+        self._pool_factory = pool_factory
         self._relaxed = relaxed
         self._operands: list[Operand] = []
         self._operations: list[Operation] = []
@@ -317,7 +317,7 @@ class GraphBuilder:
         return operands, bytes(inline), tuple(pools)
 
     def _filled_pool(self, large: list[tuple[int, Array]], size: int) -> MemoryLike:
-        pool = self._pool_factory(size)
+        pool = (self._pool_factory or _pools[0])(size)
         for offset, value in large:
             pool.array(value.dtype, value.shape, offset)[...] = value
         return pool

@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..errors import OutputShape
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -209,14 +211,6 @@ class Request:
     inputs: tuple[RequestArgument, ...]
     outputs: tuple[RequestArgument, ...]
     pools: tuple[MemoryLike | BufferToken, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class OutputShape:
-    """True (or so far known) dimensions of an output and whether its buffer was large enough."""
-
-    dimensions: tuple[int, ...]
-    is_sufficient: bool = True
 
 
 @dataclass(frozen=True, slots=True)

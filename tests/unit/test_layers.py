@@ -31,11 +31,6 @@ ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what user
     "onnx_backend",
     "cli",
 )
-UPWARD = {
-    # Only when a large constant is gathered, and only if the caller brings no pool factory: describing and checking
-    # models needs neither the C core nor shared memory.
-    ("nnburst.model._builder", "nnburst.memory"),
-}
 CORE_DEPENDENCIES = {"cffi", "numpy", "posix_ipc", "cryptography", "msgspec", "click", "rich"}
 
 
@@ -43,19 +38,19 @@ def is_type_checking(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def imports_in(body: list[ast.stmt], *, lazy: bool) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports that run (those for type checkers do not), with or without those inside functions."""
+def imports_in(body: list[ast.stmt], *, lazy: bool, typing: bool = False) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports that run, with or without those inside functions and those for type checkers alone."""
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
-        elif is_type_checking(node):
+        elif is_type_checking(node) and not typing:
             assert isinstance(node, ast.If)
             yield from imports_in(node.orelse, lazy=lazy)
         elif lazy or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for field in ("body", "orelse", "finalbody"):
-                yield from imports_in(getattr(node, field, []), lazy=lazy)
+                yield from imports_in(getattr(node, field, []), lazy=lazy, typing=typing)
             for handler in getattr(node, "handlers", []):
-                yield from imports_in(handler.body, lazy=lazy)
+                yield from imports_in(handler.body, lazy=lazy, typing=typing)
 
 
 class Module:
@@ -72,10 +67,10 @@ class Module:
     def room(self) -> str:
         return [*self.name.split("."), ""][1]
 
-    def imported(self, modules: set[str], *, lazy: bool) -> set[str]:
+    def imported(self, modules: set[str], *, lazy: bool, typing: bool = False) -> set[str]:
         """Return imported names; a name of this package is the module or package that is executed."""
         found: set[str] = set()
-        for node in imports_in(self.tree.body, lazy=lazy):
+        for node in imports_in(self.tree.body, lazy=lazy, typing=typing):
             if isinstance(node, ast.Import):
                 found.update(alias.name for alias in node.names)
                 continue
@@ -101,19 +96,10 @@ def test_module_imports_only_from_its_own_room_and_those_below(name: str) -> Non
     module = MODULES[name]
     assert module.room in ROOMS, f"{module.room} is no room of the design: add it to ROOMS at its place"
     rank = ROOMS.index(module.room)
-    for target in inside(module.imported(set(MODULES), lazy=True)):
+    for target in inside(module.imported(set(MODULES), lazy=True, typing=True)):
         assert target in MODULES or target == "nnburst._core._nnburst", f"{name} imports {target}, which does not exist"
         room = [*target.split("."), ""][1]
-        if (name, target) in UPWARD:
-            assert target not in module.imported(set(MODULES), lazy=False), (
-                f"{name} must import {target} only when used"
-            )
-            continue
         assert ROOMS.index(room) <= rank, f"{name} imports {target}: from a room above its own"
-
-
-def test_every_exception_is_still_needed() -> None:
-    assert all(target in MODULES[name].imported(set(MODULES), lazy=True) for name, target in UPWARD)
 
 
 def test_modules_import_each_other_without_cycles() -> None:
