@@ -40,6 +40,8 @@ class CacheReason(str, enum.Enum):
     """The token was used for another model."""
     BAD_FD = "BAD_FD"
     """A descriptor is no plain file that can be read and written, or there are too few or too many."""
+    REMOTE_FILES = "REMOTE_FILES"
+    """The files are on a file system that could block the service for ever; see ``NNBURST_REMOTE_FILES``."""
     UNSAFE_PATH = "UNSAFE_PATH"
     """A link, or somebody else's file."""
     NO_ROW = "NO_ROW"

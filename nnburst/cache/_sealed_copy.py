@@ -6,7 +6,6 @@ A copy is memory that no other process can reach, read-only as soon as it is fil
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
@@ -14,6 +13,8 @@ import stat
 import struct
 
 from .._core import check, ffi, lib
+from ..errors import GeneralFailure, NNBurstError
+from ..memory import check_file_system
 from ._container import HEADER_SIZE, MAC_SIZE, Header, digest_of, overhead
 from ._reasons import CacheReason, CacheRejected
 
@@ -28,17 +29,17 @@ def check_fd(fd: int) -> os.stat_result:
     """Check that a descriptor is a plain file that can be read and written anywhere (THR-16).
 
     Raises:
-        CacheRejected: It is something else.
+        CacheRejected: It is something else, or on a file system that could block this process for ever.
     """
     try:
-        status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS) if stat.S_ISREG(status.st_mode) else 0
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # EINVAL: no file that can have seals
-            raise CacheRejected(CacheReason.BAD_FD, f"a descriptor cannot be used: {error.strerror}") from error
-        seals = 0
+        check_file_system(fd)  # before anything is asked of the file, which could wait for ever for its server
+        status, flags, seals = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL), check(lib.nnb_seals(fd))
+    except GeneralFailure as error:
+        raise CacheRejected(CacheReason.REMOTE_FILES, str(error)) from error
+    except (OSError, NNBurstError) as error:
+        raise CacheRejected(CacheReason.BAD_FD, f"a descriptor cannot be used: {error}") from error
     if not stat.S_ISREG(status.st_mode):
-        raise CacheRejected(CacheReason.BAD_FD, "a cache file is no regular file")
+        raise CacheRejected(CacheReason.BAD_FD, "a cache file is not a regular file")
     if flags & os.O_ACCMODE != os.O_RDWR or flags & os.O_APPEND or flags & _PATH_ONLY:
         raise CacheRejected(CacheReason.BAD_FD, "a cache file is not open for reading and writing at any place")
     if seals & ~fcntl.F_SEAL_SEAL:

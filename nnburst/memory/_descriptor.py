@@ -18,22 +18,8 @@ __all__ = ["MemoryObject", "examine", "read_into", "sync_dma_buf", "write_from"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-REMOTE_FILES = "NNBURST_REMOTE_FILES"
-"""Environment variable; 1 lets this process use memory in files whose server may never answer."""
-
 _DMA_BUF = 0x444D4142
 _HUGETLBFS = 0x958458F6
-_REMOTE = {
-    0x65735546: "FUSE",
-    0x00006969: "NFS",
-    0xFF534D42: "CIFS",
-    0xFE534D42: "SMB2",
-    0x0000517B: "SMB",
-    0x01021997: "9P",
-    0x00C36400: "Ceph",
-    0x5346414F: "AFS",
-    0x73757245: "Coda",
-}
 _UNUSABLE = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
@@ -70,10 +56,10 @@ class MemoryObject:
 
 
 def examine(fd: int) -> MemoryObject:
-    """Say what a descriptor names, without touching its bytes.
+    """Say what a descriptor names, without touching its bytes. Its file system is known to answer.
 
     Raises:
-        GeneralFailure: It is none that could be mapped, or accesses could wait for its server without end.
+        GeneralFailure: It is not one that could be mapped.
     """
     try:
         status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
@@ -84,11 +70,6 @@ def examine(fd: int) -> MemoryObject:
         dma_buf = filesystem == _DMA_BUF
         if kind == _ANONYMOUS and not dma_buf:
             raise GeneralFailure(f"fd {fd} has no bytes that could be mapped")
-        if filesystem in _REMOTE and os.environ.get(REMOTE_FILES) != "1":
-            raise GeneralFailure(
-                f"fd {fd} is on {_REMOTE[filesystem]}, whose server could block this process for ever; copy the file, "
-                f"or set {REMOTE_FILES}=1 for the process of the device"
-            )
         # The seals first: once the size is fixed, what is read next stays true.
         sealed = lib.nnb_seals(fd) & lib.NNB_SEALS_FIXED_SIZE == lib.NNB_SEALS_FIXED_SIZE
         access = flags & os.O_ACCMODE

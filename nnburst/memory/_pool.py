@@ -14,6 +14,7 @@ import numpy.typing as npt
 from .._core import FdSet, check, lib
 from ..errors import GeneralFailure, InvalidArgument
 from ._descriptor import MemoryObject, examine, read_into, sync_dma_buf, write_from
+from ._file_system import check_file_system
 from ._image import ImageLayout, format_of, gather, plane_views, scatter
 from ._kinds import PROT_READ, PROT_WRITE, MemoryHandle
 from ._mapping import Mapping
@@ -28,6 +29,7 @@ class Pool:
 
     __slots__ = (
         "__weakref__",
+        "_answers",
         "_fds",
         "_foreign",
         "_handle",
@@ -47,6 +49,7 @@ class Pool:
         self._writable = False
         self._object: MemoryObject | None = None
         self._identity: tuple[int, int, int, int] | None = None
+        self._answers = False
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -116,7 +119,7 @@ class Pool:
     def identity(self) -> tuple[int, int, int, int]:
         """(device, inode, offset, span): equal for pools over the same bytes. Known after `close` if asked before."""
         if self._identity is None:
-            status = os.fstat(self.fds[0])
+            status = os.fstat(self._file if self._foreign else self.fds[0])
             self._identity = status.st_dev, status.st_ino, self.offset, self.span
         return self._identity
 
@@ -296,10 +299,22 @@ class Pool:
         return raw.view(layout.dtype).reshape(layout.shape)
 
     def _examined(self) -> MemoryObject:
-        fd = self.fds[0]
+        fd = self._file
         if self._object is None or not self._object.fixed:
             self._object = examine(fd)
         return self._object
+
+    @property
+    def _file(self) -> int:
+        """The descriptor, once its file system is known to answer."""
+        fd = self.fds[0]
+        if not self._answers:
+            try:
+                check_file_system(fd)
+            except OSError as error:
+                raise GeneralFailure(f"fd {fd} cannot be used: {error.strerror}") from error
+            self._answers = True
+        return fd
 
     def _copy_mapped(self, offset: int, private: Array, *, writing: bool) -> None:
         """Copy between the mapping and a private array of bytes, and find out whether a fault spoilt it."""

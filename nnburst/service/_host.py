@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..cache import TOKEN_SIZE, CacheRejected, SaveResult
+from ..cache import TOKEN_SIZE, CacheRejected, SaveResult, check_fd
 from ..devices import Buffer, CacheOptions, Device, check_device
 from ..errors import (
     BadState,
@@ -288,7 +288,7 @@ class HostedConnection:
         caches = fds.take(message.model_cache + message.data_cache)
         charge: Charge | None = None
         try:  # the private copies count like mappings
-            charge = self.ledger.charge(models=1, mapped_bytes=sum(os.fstat(fd).st_size for fd in caches), fds=len(fds))
+            charge = self.ledger.charge(models=1, mapped_bytes=sum(check_fd(fd).st_size for fd in caches), fds=len(fds))
             prepared = device.prepare_model_from_cache(
                 caches[: message.model_cache],
                 caches[message.model_cache :],

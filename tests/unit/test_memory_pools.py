@@ -13,14 +13,15 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nnburst._core import lib
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, ResourceExhausted
-from nnburst.memory import PROT_READ, PROT_WRITE, Arena, Memory, MemoryHandle, _descriptor
+from nnburst.memory import PROT_READ, PROT_WRITE, Arena, Memory, MemoryHandle, _file_system, check_file_system
+from nnburst.memory._file_system import REMOTE_FILES
 
 F_GET_SEALS = 1034
 PAGE = mmap.PAGESIZE
@@ -250,21 +251,60 @@ def test_REQ_MEM_102_a_copy_never_makes_a_truncated_file_longer(file: Any) -> No
         assert os.fstat(file.fileno()).st_size == PAGE
 
 
-def test_files_whose_server_could_block_for_ever_are_refused_unless_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
+def test_files_that_no_local_file_system_serves_are_refused_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(REMOTE_FILES, raising=False)
+    with tempfile.NamedTemporaryFile(dir="/var/tmp") as file:
+        file.truncate(PAGE)
+        monkeypatch.setattr(_file_system, "_mounted_as", lambda mount: "fuse.slow")
+        with Memory.mmap_fd(file.fileno(), PAGE) as memory:
+            for use in (
+                memory.check_usable,
+                lambda: memory.read("u1", (1,)),
+                lambda: memory.write(np.frombuffer(b"x", np.uint8)),
+            ):
+                with pytest.raises(GeneralFailure, match=r"fuse\.slow.*NNBURST_REMOTE_FILES=1"):
+                    use()
+            monkeypatch.setenv(REMOTE_FILES, "1")
+            memory.write(np.frombuffer(b"x", np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("mounted", "magic", "accepted"),
+    [
+        ("ext4", 0, True),
+        ("overlay", 0, True),  # the administrator's own, as in a container
+        ("fuse", 0xEF53, False),  # what it says of itself is not asked for
+        ("nfs4", 0, False),
+        (None, 0xEF53, True),
+        (None, 0x444D4142, True),
+        (None, 0x794C7630, False),  # somebody else's overlay
+        (None, 0x65735546, False),
+    ],
+)
+def test_file_systems_are_accepted_by_a_list_of_those_that_answer(
+    monkeypatch: pytest.MonkeyPatch, mounted: str | None, magic: int, accepted: bool
 ) -> None:
-    with Memory.ashmem(100) as memory:  # a memfd stands for the file system: there is no FUSE in a test
-        monkeypatch.setitem(_descriptor._REMOTE, lib.nnb_fd_filesystem(memory.fds[0]), "SlowFS")
-        monkeypatch.delenv(_descriptor.REMOTE_FILES, raising=False)
-        for use in (
-            memory.check_usable,
-            lambda: memory.read("u1", (1,)),
-            lambda: memory.write(np.frombuffer(b"x", np.uint8)),
-        ):
-            with pytest.raises(GeneralFailure, match=r"SlowFS.*NNBURST_REMOTE_FILES=1"):
-                use()
-        monkeypatch.setenv(_descriptor.REMOTE_FILES, "1")
-        memory.write(np.frombuffer(b"x", np.uint8))
+    monkeypatch.delenv(REMOTE_FILES, raising=False)
+    monkeypatch.setattr(_file_system, "_mounted_as", lambda mount: mounted)
+    monkeypatch.setattr(_file_system, "lib", SimpleNamespace(nnb_fd_filesystem=lambda fd: magic))
+    with tempfile.TemporaryFile(dir="/var/tmp") as file:
+        if accepted:
+            check_file_system(file.fileno())
+            return
+        with pytest.raises(GeneralFailure, match="block this process for ever"):
+            check_file_system(file.fileno())
+
+
+def test_mount_of_a_file_is_found_among_those_of_this_process() -> None:
+    with open("/proc/self/status") as file:
+        assert _file_system._mounted_as(_file_system._mount_of(file.fileno())) == "proc"
+        with pytest.raises(GeneralFailure, match="proc"):
+            check_file_system(file.fileno())
+    with Memory.ashmem(100) as memory:
+        assert _file_system._mounted_as(_file_system._mount_of(memory.fds[0])) is None
+        check_file_system(memory.fds[0])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        check_file_system(1 << 20)
 
 
 def test_a_sender_may_ask_for_direct_mapping_and_is_heard_only_if_the_receiver_allows_it() -> None:

@@ -1,0 +1,81 @@
+"""Files whose server stops to answer: the service neither reads nor measures them, and goes on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_support import HERE, WATCHDOG, Background, request_on, tiny_model
+
+from nnburst.cache import CacheReason, CacheRejected
+from nnburst.devices import CacheOptions, Device
+from nnburst.errors import ErrorStatus
+from nnburst.memory import PROT_READ, Memory
+from nnburst.model import DataLocation, Request, RequestArgument
+from nnburst.service import start_child
+
+TOKEN = bytes(32)
+
+
+@pytest.fixture
+def fds(tmp_path: Path) -> Iterator[list[int]]:
+    """Descriptors of a file on FUSE and of one on an overlay over it, both mounted in another namespace."""
+    ours, theirs = socket.socketpair()
+    server = subprocess.Popen(
+        ["unshare", "-Urm", sys.executable, str(HERE / "mute_file_system.py"), str(theirs.fileno()), str(tmp_path),
+         "512", "read,getattr"],
+        pass_fds=[theirs.fileno()],
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    theirs.close()
+    ours.settimeout(WATCHDOG)
+    try:
+        said, found, _, _ = socket.recv_fds(ours, 1, 4)
+        if not said:
+            pytest.skip(f"FUSE cannot be mounted here: {server.communicate()[1].decode()[-200:]}")
+        assert ours.recv(1) == b"!"
+        yield found
+        for fd in found:
+            os.close(fd)
+    finally:
+        ours.close()
+        server.communicate(timeout=WATCHDOG)
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    with start_child(devices=("nnburst-reference",)) as connection:
+        yield connection.devices[0]
+
+
+@pytest.mark.parametrize("where", [0, 1], ids=["fuse", "overlay"])
+def test_pool_on_a_mute_file_system_fails_and_blocks_no_worker(device: Device, fds: list[int], where: int) -> None:
+    prepared = device.prepare_model(tiny_model())
+    with Memory.mmap_fd(fds[where], 256, prot=PROT_READ) as slow, Memory.ashmem(512) as pool:
+        inputs = (RequestArgument(location=DataLocation(0, 0, 256)),)
+        outputs = (RequestArgument(location=DataLocation(1, 256, 256)),)
+        for _ in range(8):  # more than there are workers
+            run = Background(lambda: prepared.execute_synchronously(Request(inputs, outputs, (slow, pool)))[0])
+            assert run.result() is ErrorStatus.GENERAL_FAILURE
+        assert prepared.execute_synchronously(request_on(pool))[0] is ErrorStatus.NONE
+    prepared.close()
+
+
+@pytest.mark.parametrize("where", [0, 1], ids=["fuse", "overlay"])
+def test_cache_files_on_a_mute_file_system_are_neither_written_nor_read(
+    device: Device, fds: list[int], where: int
+) -> None:
+    files = ([fds[where]], [fds[where]])
+    save = Background(lambda: device.prepare_model(tiny_model(), model_cache=files[0], data_cache=files[1],
+                                                   token=TOKEN, cache=CacheOptions()))  # fmt: skip
+    prepared = save.result()
+    assert prepared.cache_result.reason is CacheReason.REMOTE_FILES
+    prepared.close()
+    load = Background(lambda: device.prepare_model_from_cache(*files, TOKEN)).result()
+    assert isinstance(load, CacheRejected)
+    assert load.reason is CacheReason.REMOTE_FILES
