@@ -6,6 +6,9 @@
  *                      |--timeout / abandon--> IDLE, and one more late result to drop
  *   any --hang_up--> every call -EPIPE
  *
+ * An execution may have two requests that take turns: each run that ends with NONE passes the turn to the other one,
+ * before another thread may run it. So state that a run leaves in one buffer is read there by the next.
+ *
  * Results come in request order. A result whose request was given up is counted in `late` and dropped when it comes,
  * so it is never taken for the answer to the next request. A result that nobody asked for is dropped before the next
  * request goes out.
@@ -43,6 +46,8 @@ struct nnb_execution {
     uint64_t timeout_ns, deadline_ns;
     int waiting;
     uint32_t n, shapes_room, dims_room;
+    uint32_t turn;  /* 1: `other` is sent next */
+    uint8_t *other; /* as long as `packet`, or NULL: the same request each time */
     nnb_result result;
     uint8_t packet[];
 };
@@ -147,10 +152,42 @@ int nnb_execution_create(nnb_execution **out, nnb_client *c, const nnb_request *
     return 0;
 }
 
+int nnb_execution_alternate(nnb_execution *e, const nnb_request *other)
+{
+    uint8_t *packet = malloc((size_t)e->n * NNB_DATUM_SIZE);
+    if (!packet)
+        return -ENOMEM;
+    int rc = nnb_wire_encode_request(other, packet, e->n);
+    if (rc >= 0 && (uint32_t)rc != e->n)
+        rc = -EINVAL;
+    if (rc < 0) {
+        free(packet);
+        return rc;
+    }
+    free(e->other);
+    e->other = packet;
+    return 0;
+}
+
+uint32_t nnb_execution_turn(const nnb_execution *e) { return e->turn; }
+
+static void pass_turn(nnb_execution *e, int status)
+{
+    if (status == 0 && e->other)
+        e->turn = !e->turn;
+}
+
+void nnb_execution_ran_elsewhere(nnb_execution *e, int status)
+{
+    e->result.status = -1;
+    pass_turn(e, status);
+}
+
 void nnb_execution_destroy(nnb_execution *e)
 {
     if (!e)
         return;
+    free(e->other);
     free(e->result.shapes);
     free(e->result.dims);
     free(e);
@@ -186,9 +223,9 @@ int nnb_execution_start(nnb_execution *e)
             return end(e, stray);
         c->dropped += stray > 0;
     }
-    int rc = nnb_channel_send(&c->request, e->packet, e->n);
+    e->result.status = -1; /* until the answer of this run is here */
+    int rc = nnb_channel_send(&c->request, e->turn ? e->other : e->packet, e->n);
     if (rc < 0) {
-        e->result.status = -1; /* no answer of this run will ever be here */
         /* What fits, but not now, must not overtake the requests that were given up and are still to be run. */
         return end(e, rc == -EMSGSIZE ? -ENOBUFS : rc == -ENOBUFS && c->late ? -EAGAIN : rc);
     }
@@ -226,8 +263,10 @@ static int decode(nnb_execution *e, const uint8_t *packet, uint32_t n)
     if (n > 2 && (grow((void **)&e->result.shapes, &e->shapes_room, n, sizeof(nnb_shape)) < 0 ||
                   grow((void **)&e->result.dims, &e->dims_room, n, sizeof(uint32_t)) < 0))
         return -ENOMEM;
-    if (nnb_wire_decode_result(packet, n, &e->result) == 0)
+    if (nnb_wire_decode_result(packet, n, &e->result) == 0) {
+        pass_turn(e, e->result.status);
         return e->result.status;
+    }
     e->client->refused++;
     return fail(e);
 }

@@ -236,6 +236,11 @@ void nnb_client_stats(const nnb_client *c, nnb_stats *out);
 typedef struct nnb_execution nnb_execution;
 int nnb_execution_create(nnb_execution **out, nnb_client *c, const nnb_request *request);
 void nnb_execution_destroy(nnb_execution *e);
+/* A second request, of as many datums: from now on the two take turns, passed on by each run that ends with NONE. */
+int nnb_execution_alternate(nnb_execution *e, const nnb_request *other);
+uint32_t nnb_execution_turn(const nnb_execution *e); /* 1: the second request is sent next */
+/* A run of this execution ended, with that status, but not through the channel. */
+void nnb_execution_ran_elsewhere(nnb_execution *e, int status);
 void nnb_execution_set_timeout(nnb_execution *e, uint64_t timeout_ns); /* per run; 0: none */
 
 /* Runs once: send, wait, decode. Returns the status of the result (>= 0) or
@@ -249,7 +254,7 @@ void nnb_execution_abandon(nnb_execution *e);
  * times (-EAGAIN if nothing came). */
 int nnb_execution_start(nnb_execution *e);
 int nnb_execution_try(nnb_execution *e, uint32_t spins);
-/* The result of the last run, valid until the next; status -1 if nothing could be sent. */
+/* The result of the last run, valid until the next; status -1 if none came through the channel. */
 const nnb_result *nnb_execution_result(const nnb_execution *e);
 
 /* ---- buffer_gate.c: who uses which driver-managed buffer ---------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._controller import BurstStats, Execution, ExecutionBurstController
+from ._controller import BoundRequest, BurstStats, ExecutionBurstController
 from ._executor import DefaultBurstExecutor, PlanBurstExecutor
 from ._interfaces import (
     BoundPlan,
@@ -22,12 +22,12 @@ __all__ = [
     "CHANNEL_LENGTH",
     "DATUM",
     "BoundPlan",
+    "BoundRequest",
     "BurstCallback",
     "BurstContext",
     "BurstExecutorWithCache",
     "BurstStats",
     "DefaultBurstExecutor",
-    "Execution",
     "ExecutionBurstController",
     "ExecutionBurstServer",
     "ExecutionResult",

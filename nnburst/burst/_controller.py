@@ -9,8 +9,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from .._core import check, checked_timeout, deadline_after, ffi, lib
 from ..errors import (
@@ -26,6 +26,7 @@ from ..errors import (
 from ..fmq import MessageQueue
 from ..model import NO_TIMING, BufferToken, MeasureTiming
 from ._endpoint import c_request, open_channel, python_result
+from ._interfaces import consistent_result
 from ._slots import SlotTable
 from ._stats import BurstStats, read_stats
 from ._window import CHANNEL_LENGTH, DATUM, window_ns
@@ -39,9 +40,8 @@ if TYPE_CHECKING:
     from ..model import BufferToken, OutputShape, Request, Timing
     from ._interfaces import BurstCallback, BurstContext, ExecutionResult
 
-__all__ = ["BurstStats", "Execution", "ExecutionBurstController"]
+__all__ = ["BoundRequest", "BurstStats", "ExecutionBurstController"]
 
-_E = TypeVar("_E", bound="Execution")
 _RESTART = -errno.ERESTART
 _NO_ROOM = -errno.ENOBUFS
 
@@ -142,33 +142,29 @@ class ExecutionBurstController:
 
     # ---- executions ------------------------------------------------------------------------------------------
 
-    @overload
-    def bind(self, request: Request, *, measure: bool = False) -> Execution: ...
-    @overload
-    def bind(self, request: Request, *, measure: bool = False, kind: type[_E]) -> _E: ...
-    def bind(self, request: Request, *, measure: bool = False, kind: type[Execution] | None = None) -> Execution:
+    def bind(self, request: Request, *, measure: bool = False) -> BoundRequest:
         """Serialise a request once, to be run many times.
 
         Args:
             request: Its pools get a slot each, which they keep until `free_memory` or `close`.
             measure: Whether results carry `Timing`.
-            kind: The subclass of `Execution` to return.
 
         Raises:
             BadState: The burst is closed, or a memory.
             InvalidArgument: A number does not fit the wire format.
         """
+        bound = BoundRequest()
+        bound.bind_to(self, (request,), measure=measure)
+        return bound
+
+    def slots_for(self, pools: Sequence[Memory | BufferToken]) -> list[int]:
+        """Return the slots of memories, giving each a slot that has none; raises as `bind`."""
         if self._closed:
-            raise BadState("the burst is closed; create another one")
+            raise BadState("the burst is closed; open another one")
         self._forget_dropped()
-        if any(getattr(pool, "closed", False) for pool in request.pools):
+        if any(getattr(pool, "closed", False) for pool in pools):
             raise BadState("a memory of the request is closed")
-        slots = self._slots.slots_for(request.pools)  # type: ignore[arg-type]
-        raw, keep_alive = c_request(request, slots, measure=measure)
-        out = ffi.new("nnb_execution **")
-        check(lib.nnb_execution_create(out, self._endpoint, raw), "bind")
-        del keep_alive
-        return (kind or Execution)(self, self._endpoint, ffi.gc(out[0], lib.nnb_execution_destroy), request, measure)
+        return self._slots.slots_for(pools)
 
     def compute(self, request: Request, *, measure: bool = False, timeout: float | None = None) -> ExecutionResult:
         """Run a request once.
@@ -177,11 +173,11 @@ class ExecutionBurstController:
             (status, output shapes, timing); an error of the request or of the execution is a status.
 
         Raises:
-            MissedDeadline, DeadObject, BadState: as `Execution.run`.
+            MissedDeadline, DeadObject, BadState: as `BoundRequest.run`.
         """
-        execution = self.bind(request, measure=measure)
-        execution.timeout = timeout
-        return execution.execute()
+        bound = self.bind(request, measure=measure)
+        bound.timeout = timeout
+        return bound.execute()
 
     def _run_without_burst(self, request: Request, measure: bool, timeout: float | None) -> ExecutionResult:
         self._fallbacks += 1
@@ -307,22 +303,51 @@ _REFUSALS = {
 }
 
 
-class Execution:
+def _not_bound(pointer: object) -> int:
+    raise BadState("the execution is not bound to a burst; use compute() or burst_compute()")
+
+
+class BoundRequest:
     """A request that is bound to a burst; `run` as often as you like. Made by `ExecutionBurstController.bind`."""
 
-    __slots__ = ("_burst", "_endpoint", "_fallback", "_measure", "_pointer", "_run", "_timeout", "request")
+    __slots__ = ("_burst", "_elsewhere", "_measure", "_pointer", "_run", "_timeout", "requests")
 
-    def __init__(
-        self, burst: ExecutionBurstController, endpoint: CData, pointer: CData, request: Request, measure: bool
-    ) -> None:
-        self._burst = burst
-        self._endpoint = endpoint  # the C execution points at it
-        self._pointer = pointer
-        self._run = lib.nnb_execution_run
+    def __init__(self) -> None:
+        """Bound to nothing yet; see `bind_to`."""
+        self._run: Callable[[CData], int] = _not_bound
+        self._pointer: CData = ffi.NULL
+        self._burst: ExecutionBurstController | None = None
+        self._elsewhere: ExecutionResult | None = None  # of the last run, if that did not go through the channel
         self._timeout: float | None = None
-        self._measure = measure
-        self._fallback: ExecutionResult | None = None
-        self.request = request
+        self._measure = False
+        self.requests: tuple[Request, ...] = ()
+
+    def bind_to(self, burst: ExecutionBurstController, requests: tuple[Request, ...], *, measure: bool) -> None:
+        """Serialise one request, or two that take turns (`turn`), for a burst.
+
+        Raises:
+            BadState: The burst is closed, or a memory.
+            InvalidArgument: A number does not fit the wire format.
+        """
+        out, turn = ffi.new("nnb_execution **"), self.turn
+        for i, request in enumerate(requests):
+            raw, keep_alive = c_request(request, burst.slots_for(request.pools), measure=measure)  # type: ignore[arg-type]
+            if i == 0:
+                check(lib.nnb_execution_create(out, burst._endpoint, raw), "bind")
+                pointer = ffi.gc(out[0], lib.nnb_execution_destroy)
+            else:
+                check(lib.nnb_execution_alternate(pointer, raw), "bind")
+            del keep_alive
+        if turn:
+            lib.nnb_execution_ran_elsewhere(pointer, 0)
+        self.requests, self._measure, self._burst, self._pointer = requests, measure, burst, pointer
+        self.timeout = self._timeout
+        self._run = lib.nnb_execution_run
+
+    @property
+    def turn(self) -> int:
+        """Index of the request that the next run sends. A run that ends with NONE passes the turn."""
+        return lib.nnb_execution_turn(self._pointer) if self._burst is not None else 0
 
     def run(self) -> None:
         """Run once and wait for the end; the outputs are then in their memory.
@@ -361,9 +386,17 @@ class Execution:
         while status == _RESTART:  # signal handlers run between two calls
             status = lib.nnb_execution_resume(self._pointer)
         if status == _NO_ROOM:
-            self._fallback = self._burst._run_without_burst(self.request, self._measure, self._timeout)
-            return int(self._fallback[0])
+            assert self._burst is not None
+            request = self.requests[self.turn]
+            return self._ran_elsewhere(self._burst._run_without_burst(request, self._measure, self._timeout))
         return status if status >= 0 else self._fail(-status)
+
+    def _ran_elsewhere(self, result: ExecutionResult) -> int:
+        """Take the result of a run that did not go through the channel for that of the last run."""
+        self._elsewhere = result = consistent_result(*result)
+        if self._burst is not None:
+            lib.nnb_execution_ran_elsewhere(self._pointer, int(result[0]))
+        return int(result[0])
 
     def _settle(self, status: int) -> None:
         if self._wait(status):
@@ -372,6 +405,7 @@ class Execution:
             raise error_for(final, message, shapes)
 
     def _fail(self, number: int) -> int:
+        self._elsewhere = None
         if number == errno.ETIMEDOUT:
             raise MissedDeadline(
                 f"no answer within {self._timeout} s; a late one will be dropped. Give more time (timeout=) or look at "
@@ -383,6 +417,7 @@ class Execution:
                 "(timeout=) or look at what the service is doing"
             )
         if number == errno.EPIPE:
+            assert self._burst is not None
             if self._burst.closed:
                 raise BadState("the burst was closed while this execution ran")
             how = self._burst._prepared_model.end_reason or "the other process has ended"
@@ -402,12 +437,12 @@ class Execution:
         Raises:
             BadState: There was none.
         """
-        raw = lib.nnb_execution_result(self._pointer)
-        if raw.status < 0:  # the last run did not go through the channel
-            if self._fallback is None:
-                raise BadState("the execution has not run yet")
-            return self._fallback
-        return python_result(raw)
+        raw = lib.nnb_execution_result(self._pointer) if self._burst is not None else None
+        if raw is not None and raw.status >= 0:
+            return python_result(raw)
+        if self._elsewhere is None:
+            raise BadState("the execution has not run yet, or its last run gave no answer")
+        return self._elsewhere
 
     @property
     def output_shapes(self) -> tuple[OutputShape, ...]:
@@ -426,7 +461,7 @@ class Execution:
 
     @timeout.setter
     def timeout(self, seconds: float | None) -> None:
-        seconds = checked_timeout(seconds)
-        nanoseconds = 0 if seconds is None or seconds > 1e9 else max(round(seconds * 1e9), 1)
-        lib.nnb_execution_set_timeout(self._pointer, nanoseconds)
-        self._timeout = seconds
+        self._timeout = seconds = checked_timeout(seconds)
+        if self._burst is not None:
+            nanoseconds = 0 if seconds is None or seconds > 1e9 else max(round(seconds * 1e9), 1)
+            lib.nnb_execution_set_timeout(self._pointer, nanoseconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ._bound import BoundExecution
 from ._burst import Burst
 from ._caching import CacheReport
 from ._compilation import Compilation
@@ -11,10 +10,8 @@ from ._execution import Duration, Event, Execution
 from ._memory_desc import DeviceMemory, MemoryDesc
 from ._service import Service, in_process, launch
 from ._session import NodeArg, Session
-from ._stateful import StatefulExecution
 
 __all__ = [
-    "BoundExecution",
     "Burst",
     "CacheReport",
     "Compilation",
@@ -26,7 +23,6 @@ __all__ = [
     "NodeArg",
     "Service",
     "Session",
-    "StatefulExecution",
     "copy_memory",
     "in_process",
     "launch",

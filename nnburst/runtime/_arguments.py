@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,15 +11,11 @@ import numpy as np
 
 from ..burst import CHANNEL_LENGTH
 from ..errors import InvalidArgument
-from ..memory import Memory
 from ..model import (
-    DataLocation,
     Extension,
     ImportedModel,
     Model,
     OpenShape,
-    Request,
-    RequestArgument,
     extension_operand_type,
     is_extension,
     operand_info,
@@ -28,12 +24,10 @@ from ..model import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["NodeArg", "Placement", "answer_length", "imported_arguments", "model_arguments", "place"]
+__all__ = ["NodeArg", "Sizes", "answer_length", "imported_arguments", "model_arguments", "solve_shapes"]
 
-_ALIGNMENT = 64
 _BITS = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
 """Types that NumPy knows through a library only; their arrays are taken for what they are: the bits of numbers."""
-_FIRST_GUESS = 4096
 _HIGHEST_RANK = 64
 _MOST_DATUMS = 1 << 16
 """Of a channel."""
@@ -175,104 +169,94 @@ def answer_length(outputs: Sequence[NodeArg]) -> int:
     return max(CHANNEL_LENGTH, min(2 + len(outputs) + sum(ranks), _MOST_DATUMS))
 
 
-def full_shape(argument: NodeArg, given: Sequence[int] | None) -> tuple[int, ...] | None:
-    """The shape to use for an argument: the model's, completed by what the caller gave; None if still unknown.
-
-    Raises:
-        InvalidArgument: The two contradict each other.
-    """
-    if given is None:
-        return None if argument.is_open else tuple(d for d in argument.shape or () if isinstance(d, int))
-    shape = tuple(int(d) for d in given)
-    if not argument.admits(shape) or min(shape, default=1) < 0:
-        raise InvalidArgument(f"{argument.name!r} has shape {argument.shape}, which does not admit {shape}")
-    argument.is_empty(shape)
-    return shape
-
-
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """All arguments of one request in one pool.
+class Sizes:
+    """Shapes of all arguments, as far as they are known before a run.
 
     Attributes:
-        memory: The pool; owned by whoever asked for the placement.
-        request: Its request.
-        inputs: NumPy views by name.
-        outputs: Views by name; flat bytes for outputs whose shape is not known before the run.
+        inputs: One shape per input.
+        outputs: One per output; None where only a run tells.
     """
 
-    memory: Memory
-    request: Request
-    inputs: dict[str, np.ndarray[Any, np.dtype[Any]]]
-    outputs: dict[str, np.ndarray[Any, np.dtype[Any]]]
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...] | None, ...]
 
 
-def place(
-    inputs: Sequence[NodeArg],
-    outputs: Sequence[NodeArg],
-    shapes: Mapping[str, Sequence[int]],
-    output_bytes: Mapping[str, int],
-    elsewhere: Mapping[str, int] | None = None,
-) -> Placement:
-    """Lay out every argument in a new pool, each at a multiple of 64 bytes.
+def solve_shapes(
+    inputs: Sequence[NodeArg], outputs: Sequence[NodeArg], given: Mapping[str, int | Sequence[int]]
+) -> Sizes:
+    """Complete what a model says about shapes with what the caller says.
+
+    The size of a named dimension holds for every argument that has it. Two complete shapes may disagree about a name,
+    as files often use one name for two things: then the name says nothing about other arguments.
 
     Args:
-        inputs: Arguments; those with open dimensions need an entry in `shapes`.
-        outputs: Arguments; where the shape stays open, room for `output_bytes` (default 4096) is made.
-        shapes: Complete shapes by name.
-        output_bytes: Room in bytes by name.
-        elsewhere: Arguments that are whole pools of their own: index of the pool by name. They get no array.
+        inputs: Arguments of the model.
+        outputs: Likewise.
+        given: Complete shapes by name of an argument, sizes by name of a dimension.
 
     Raises:
-        InvalidArgument: A shape is missing or contradicts the model.
+        InvalidArgument: A name is unknown, a shape is missing, or what is given contradicts itself or the model.
     """
-    names = {a.name for a in (*inputs, *outputs)}
-    unknown = sorted(set(shapes) - names)
-    if unknown:
-        raise InvalidArgument(f"shapes for unknown arguments {unknown}; the model has {sorted(names)}")
-    offset = 0
-    rows: list[tuple[NodeArg, tuple[int, ...] | None, int, int]] = []
-    pools = elsewhere or {}
-    for i, argument in enumerate((*inputs, *outputs)):
-        if argument.name in pools:
-            rows.append((argument, None, 0, 0))
-            continue
-        shape = full_shape(argument, shapes.get(argument.name))
+    every = (*inputs, *outputs)
+    shapes, said = _sorted_out(every, given)
+    sizes: dict[str, int | None] = dict(said)
+    for argument in every:
+        shape = shapes.get(argument.name)
         if shape is None:
-            if i < len(inputs):
+            continue
+        if not argument.admits(shape) or min(shape, default=1) < 0:
+            raise InvalidArgument(f"{argument.name!r} has shape {argument.shape}, which does not admit {shape}")
+        argument.is_empty(shape)
+        for name, size in zip(argument.shape or (), shape, strict=False):
+            if isinstance(name, str):
+                if said.get(name, size) != size:
+                    raise InvalidArgument(f"{argument.name!r} of shape {shape} contradicts {name!r} = {said[name]}")
+                sizes[name] = size if sizes.get(name, size) == size else None
+
+    def known(argument: NodeArg) -> tuple[int, ...] | None:
+        if argument.name in shapes or argument.shape is None:
+            return shapes.get(argument.name)
+        found = [size if isinstance(size, int) else sizes.get(size or "") for size in argument.shape]
+        return None if None in found else tuple(size for size in found if size is not None)
+
+    complete = []
+    for argument in inputs:
+        shape = known(argument)
+        if shape is None:
+            name = next((n for n in argument.shape or () if isinstance(n, str) and n not in said), argument.name)
+            hint = f"bind(shapes={{{name!r}: …}})"
+            raise InvalidArgument(f"input {argument.name!r} has open dimensions {argument.shape}; say them with {hint}")
+        argument.is_empty(shape)
+        complete.append(shape)
+    return Sizes(tuple(complete), tuple(known(argument) for argument in outputs))
+
+
+def _sorted_out(
+    arguments: Sequence[NodeArg], given: Mapping[str, int | Sequence[int]]
+) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    """Return what was given for arguments and what for dimensions."""
+    names = {argument.name for argument in arguments}
+    dimensions = {size for argument in arguments for size in argument.shape or () if isinstance(size, str)}
+    shapes: dict[str, tuple[int, ...]] = {}
+    sizes: dict[str, int] = {}
+    for name, value in given.items():
+        try:
+            if name in names and not isinstance(value, str | int | np.integer):
+                shapes[name] = tuple(operator.index(size) for size in value)
+            elif name in dimensions:
+                sizes[name] = operator.index(value)  # type: ignore[arg-type]
+                if sizes[name] < 0:
+                    raise InvalidArgument(f"dimension {name!r} cannot be {sizes[name]}")
+            elif name in names:
+                raise TypeError
+            else:
                 raise InvalidArgument(
-                    f"input {argument.name!r} has open dimensions {argument.shape}; say them with "
-                    f"bind(shapes={{{argument.name!r}: …}})"
+                    f"shapes for unknown name {name!r}; the model has arguments {sorted(names)} and dimensions "
+                    f"{sorted(dimensions)}"
                 )
-            size = max(output_bytes.get(argument.name, _FIRST_GUESS), argument.dtype.itemsize)
-        else:
-            size = math.prod(shape) * argument.dtype.itemsize
-            if size == 0 and i >= len(inputs):
-                shape, size = None, argument.dtype.itemsize
-        rows.append((argument, shape, offset, size))
-        offset = -(-(offset + size) // _ALIGNMENT) * _ALIGNMENT
-    memory = Memory.ashmem(max(offset, 1))
-    views: list[np.ndarray[Any, np.dtype[Any]] | None] = []
-    arguments: list[RequestArgument] = []
-    for argument, shape, start, size in rows:
-        if argument.name in pools:
-            arguments.append(RequestArgument(False, DataLocation(pools[argument.name], 0, 0)))
-            views.append(None)
-            continue
-        if shape is not None and size == 0:
-            arguments.append(RequestArgument(has_no_value=True))
-            views.append(np.empty(shape, argument.dtype))
-            continue
-        given = shape if shape is not None and argument.name in shapes else ()
-        arguments.append(RequestArgument(False, DataLocation(0, start, size), given))
-        views.append(
-            memory.array(np.uint8, (size,), start) if shape is None else memory.array(argument.dtype, shape, start)
-        )
-    n = len(inputs)
-    request = Request(tuple(arguments[:n]), tuple(arguments[n:]), (memory,))
-    return Placement(
-        memory,
-        request,
-        {row[0].name: view for row, view in zip(rows[:n], views[:n], strict=True) if view is not None},
-        {row[0].name: view for row, view in zip(rows[n:], views[n:], strict=True) if view is not None},
-    )
+        except TypeError:
+            raise InvalidArgument(
+                f"shapes[{name!r}] is {value!r}; give a tuple of sizes for an argument, one size for a dimension"
+            ) from None
+    return shapes, sizes

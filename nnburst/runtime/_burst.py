@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..burst import BurstStats, ExecutionBurstController
 from ..errors import InvalidArgument
 from ..memory import Memory
+from ..model import ExecutionPreference
+from ._arguments import answer_length, solve_shapes
 from ._compilation import Compilation
+from ._execution import Execution
+from ._state import make_states
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    import numpy.typing as npt
 
     from ..model import BufferToken
     from ._memory_desc import DeviceMemory
@@ -24,10 +30,11 @@ class Burst:
 
     Args:
         compilation: Finished; must outlive the burst.
-        polling_window: Seconds to poll before sleeping; None for the default, 0 to never poll.
+        polling_window: Seconds that both ends poll before they sleep, 0 to never poll; None for 0 if the preference of
+            the compilation is ``LOW_POWER``, else the default (50 µs with two CPUs or more).
 
     Raises:
-        InvalidArgument: `compilation` is no `Compilation`.
+        InvalidArgument: `compilation` is not a `Compilation`.
         BadState: It is not finished or has failed.
     """
 
@@ -35,18 +42,67 @@ class Burst:
         if not isinstance(compilation, Compilation):
             raise InvalidArgument("a burst needs a Compilation")
         self.compilation = compilation
-        self._controller = ExecutionBurstController.create(compilation.prepared_model, polling_window=polling_window)
-        self._in_use = threading.Lock()
+        if polling_window is None and compilation.preference is ExecutionPreference.LOW_POWER:
+            polling_window = 0.0
+        self._controller = ExecutionBurstController.create(
+            compilation.prepared_model,
+            polling_window=polling_window,
+            result_channel_length=answer_length(compilation.outputs),
+        )
 
     @property
     def controller(self) -> ExecutionBurstController:
         """The client's end."""
         return self._controller
 
-    @property
-    def in_use(self) -> threading.Lock:
-        """Held by the execution that runs now."""
-        return self._in_use
+    def bind(
+        self,
+        *,
+        shapes: Mapping[str, int | Sequence[int]] | None = None,
+        measure: bool = False,
+        state: Mapping[str, str] | None = None,
+        initial_state: Mapping[str, npt.ArrayLike] | None = None,
+        timeout: float | None = None,
+        rooms: Mapping[str, int] | None = None,
+        keep: object = None,
+    ) -> Execution:
+        """Return an execution with shared input and output arrays of its own.
+
+        Args:
+            shapes: What the model leaves open: sizes by name of a dimension (``{"batch": 8}``), complete shapes by name
+                of an argument (``{"image": (8, 3, 224, 224)}``). Outputs that only have dimensions of known names get
+                their shape from them.
+            measure: Whether `Execution.timing` is filled.
+            state: ``{output: input}``: what a run leaves in the output, the next one reads as the input. It stays
+                in the device, in driver-managed buffers.
+            initial_state: Arrays by input name for the first run; default zero.
+            timeout: Seconds that a run may take; None for no limit, 0 for an answer that is there at once.
+            rooms: Bytes by name of an output whose shape only a run tells; default 4096.
+            keep: What the execution keeps alive.
+
+        Raises:
+            InvalidArgument: A shape is missing or contradicts the model; the two ends of a state differ.
+            GeneralFailure: The device cannot keep state; copy it with `Session.run`.
+            BadState: The burst is closed.
+        """
+        for name, value in (("state", state), ("shapes", shapes), ("initial_state", initial_state)):
+            if value is not None and not isinstance(value, Mapping):
+                raise InvalidArgument(f"{name} is a dict by name, not {type(value).__name__}")
+        if initial_state is not None and not state:
+            raise InvalidArgument("initial_state needs state, which says what is kept")
+        compilation = self.compilation
+        sizes = solve_shapes(compilation.inputs, compilation.outputs, shapes or {})
+        execution = Execution(compilation)
+        execution.timeout = timeout
+        try:
+            states = make_states(compilation, state or {})
+            execution.share(self, sizes, states, rooms or {}, measure=measure, keep=keep)
+            if states:
+                execution.reset_state(initial_state)
+        except BaseException:
+            execution.forget()
+            raise
+        return execution
 
     @property
     def stats(self) -> BurstStats:
@@ -57,7 +113,7 @@ class Burst:
         """Forget a memory on both sides. Returns whether the burst knew it."""
         pool = memory if isinstance(memory, Memory) else getattr(memory, "pool", None)
         if pool is None:
-            raise InvalidArgument(f"{memory!r} is no memory")
+            raise InvalidArgument(f"expected a Memory, got {memory!r}")
         return self.forget(pool)
 
     def forget(self, pool: Memory | BufferToken) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from .._core import checked_timeout, deadline_within, within
 from ..cache import Cache, Limits, checked_token
 from ..devices import Device, PreparedModel
 from ..errors import BadState, GeneralFailure, InvalidArgument
-from ..model import ExecutionPreference, Model, Priority
+from ..model import ExecutionPreference, ImportedModel, Model, Priority, operation_name
+from ._arguments import NodeArg, imported_arguments, model_arguments
 from ._caching import (
     CacheReport,
     CacheSource,
@@ -25,14 +28,14 @@ from ._service import Service
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Compilation"]
+__all__ = ["Compilation", "member"]
 
 
 class Compilation:
     """A model on its way to a prepared model. Set what you need, then `finish` once. Context manager.
 
     Args:
-        model: From `ModelBuilder`.
+        model: From `ModelBuilder`, or as a device imported it.
         devices: Where it may run, in order of preference; it is compiled for the first that supports every operation.
             A `Service` stands for all its devices and leaves the choice to the runtime, which may then also
             let shared memory stand in for memory of the device.
@@ -41,7 +44,10 @@ class Compilation:
         InvalidArgument: The model is no `Model`; no device is given, or one twice.
     """
 
-    def __init__(self, model: Model, devices: Sequence[Device] | Service) -> None:
+    def __init__(self, model: Model | ImportedModel, devices: Sequence[Device] | Service) -> None:
+        self._imported = model if isinstance(model, ImportedModel) else None
+        if isinstance(model, ImportedModel):
+            model = model.model
         if not isinstance(model, Model):
             raise InvalidArgument(f"model is {type(model).__name__}; build a Model with nnburst.ModelBuilder")
         self._names_devices = not isinstance(devices, Service)
@@ -63,23 +69,31 @@ class Compilation:
         self._cache: CacheSource | None = None
         self._report: CacheReport | None = None
 
-    def set_preference(self, preference: ExecutionPreference) -> None:
-        """Say what to optimise for.
+    def set_preference(self, preference: str | ExecutionPreference) -> None:
+        """Say what to optimise for, by member or name.
+
+        ``LOW_POWER`` keeps both ends of a `Burst` from polling, unless it is given a window. It does nothing else, and
+        the other two do nothing yet but reach the device and the name of a cache entry.
 
         Raises:
             InvalidArgument: No such preference.
             BadState: The compilation is finished.
         """
         self._check_open()
-        self._preference = _code(ExecutionPreference, preference, "preference")
+        self._preference = member(ExecutionPreference, preference, "preference")
 
-    def set_priority(self, priority: Priority) -> None:
-        """Say how important executions are; raises as `set_preference`."""
+    @property
+    def preference(self) -> ExecutionPreference:
+        """What `set_preference` said."""
+        return self._preference
+
+    def set_priority(self, priority: str | Priority) -> None:
+        """Say how important executions are. It does nothing yet but reach the device; raises as `set_preference`."""
         self._check_open()
-        self._priority = _code(Priority, priority, "priority")
+        self._priority = member(Priority, priority, "priority")
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Limit the time that `finish` may take; 0 or None removes the limit.
+        """Limit the time that `finish` may take; None removes the limit.
 
         Raises:
             InvalidArgument: The compilation is not for exactly one device, or the number is negative.
@@ -88,7 +102,7 @@ class Compilation:
         self._check_open()
         if not self.has_one_device:
             raise InvalidArgument("a timeout needs a compilation for exactly one device")
-        self._timeout = checked_timeout(seconds, zero=True)
+        self._timeout = checked_timeout(seconds)
 
     def finish(self) -> None:
         """Compile. The object counts as finished even if this fails.
@@ -107,13 +121,18 @@ class Compilation:
             self._release_cache()
 
     def _compile(self) -> None:
+        reasons = []
         for device in self._devices:
-            if all(device.get_supported_operations(self.model)):
+            supported = () if self._imported is not None else device.get_supported_operations(self.model)
+            if all(supported):
                 job = Job(device, self.model, self._preference, self._priority, deadline_within(0))
                 self._prepared, self._report = compile_with_cache(job, self._cache)
                 self._device = device
                 return
-        raise GeneralFailure(f"none of {[device.name for device in self._devices]} supports every operation")
+            operations = zip(self.model.main.operations, supported, strict=True)
+            missing = {operation_name(operation.type) for operation, known in operations if not known}
+            reasons.append(f"{device.name} lacks {', '.join(sorted(missing))}")
+        raise GeneralFailure(f"no device supports every operation of this model: {'; '.join(reasons)}")
 
     @property
     def has_one_device(self) -> bool:
@@ -174,6 +193,12 @@ class Compilation:
         self._release_cache()
         self._cache = DirectoryCache(Cache(directory, limits), None, always=always)
 
+    def set_cache_source(self, source: CacheSource | None) -> None:
+        """As `set_caching`, with a source that is made already; None: no caching."""
+        self._check_open()
+        self._release_cache()
+        self._cache = source
+
     def set_caching_from_fds(self, model_fds: Sequence[int], data_fds: Sequence[int], token: bytes) -> None:
         """As `set_caching`, with files that the caller has open for reading and writing.
 
@@ -206,6 +231,28 @@ class Compilation:
         cache, self._cache = self._cache, None
         if isinstance(cache, DescriptorCache):
             cache.close()
+
+    @cached_property
+    def _nodes(self) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
+        extensions = self.device.get_supported_extensions() if self.model.extension_name_to_prefix else ()
+        if self._imported is not None:
+            return imported_arguments(self._imported, extensions)
+        return model_arguments(self.model, extensions)
+
+    @property
+    def inputs(self) -> tuple[NodeArg, ...]:
+        """Names, shapes and types of the inputs.
+
+        Raises:
+            BadState: Not finished, or it failed.
+            InvalidArgument: An argument's type has no NumPy type.
+        """
+        return self._nodes[0]
+
+    @property
+    def outputs(self) -> tuple[NodeArg, ...]:
+        """Names, shapes and types of the outputs; raises as `inputs`."""
+        return self._nodes[1]
 
     @property
     def names_devices(self) -> bool:
@@ -250,11 +297,17 @@ class Compilation:
             raise BadState("the compilation is finished; make another one")
 
 
-_Code = TypeVar("_Code", ExecutionPreference, Priority)
+_Member = TypeVar("_Member", bound=enum.IntEnum)
 
 
-def _code(kind: type[_Code], value: int, what: str) -> _Code:
+def member(kind: type[_Member], value: object, what: str) -> _Member:
+    """Return a member of an enumeration that is given as such, by its number, or by its name in any case.
+
+    Raises:
+        InvalidArgument: There is none; the message lists the choices.
+    """
     try:
-        return kind(value)
-    except ValueError:
-        raise InvalidArgument(f"{value!r} is no {what}; choose one of {[m.name for m in kind]}") from None
+        return kind[value.upper()] if isinstance(value, str) else kind(value)  # type: ignore[arg-type]
+    except (KeyError, ValueError):
+        choices = ", ".join(repr(each.name.lower()) for each in kind)
+        raise InvalidArgument(f"{what}={value!r}; choose one of {choices}") from None

@@ -1,40 +1,58 @@
-"""One execution with every step in the open: arguments, timing, the ways to run (facts sheet `model.md` §5)."""
+"""The execution: arguments for a compiled model, and the ways to run them (facts sheet `model.md` §5)."""
 
 from __future__ import annotations
 
 import enum
 import math
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._core import checked_timeout, deadline_after, is_real
-from ..burst import ExecutionResult, consistent_result
-from ..errors import BadState, ErrorStatus, InvalidArgument, OutputInsufficientSize, ResourceExhausted, error_for
+from .._core import deadline_after, is_real
+from ..burst import BoundRequest, ExecutionBurstController, ExecutionResult
+from ..errors import (
+    BadState,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    OutputInsufficientSize,
+    ResourceExhausted,
+)
 from ..memory import Memory
 from ..model import (
     UINT64_MAX,
-    DataLocation,
+    BufferToken,
     MeasureTiming,
     Operand,
     OutputShape,
-    Request,
-    RequestArgument,
     combine_dimensions,
     is_fully_specified,
     operand_info,
     operand_nbytes,
 )
-from ._burst import Burst
-from ._compilation import Compilation
+from ._arguments import NodeArg, Sizes
+from ._compilation import Compilation, member
+from ._layout import Argument, Layout, lay_out
 from ._memory_desc import DeviceMemory
+from ._state import State
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import numpy.typing as npt
+
+    from ._burst import Burst
 
 __all__ = ["Duration", "Event", "Execution"]
 
-_ALIGNMENT = 64
+_FIRST_GUESS = 4096
+"""Bytes for an output whose shape only a run tells, before the first run."""
+_HIGHEST_RANK = 64
 _UINT32 = 2**32 - 1
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -54,17 +72,6 @@ class _State(enum.Enum):
     COMPLETED = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class _Argument:
-    """An array to be copied, a region of a memory, or neither: omitted."""
-
-    array: Array | None = None
-    memory: Memory | DeviceMemory | None = None
-    offset: int = 0
-    length: int = 0
-    dimensions: tuple[int, ...] = ()
-
-
 class Event:
     """The end of an execution that was started with `Execution.start_compute`."""
 
@@ -77,7 +84,7 @@ class Event:
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # handed to whoever waits
+        except BaseException as error:  # raised again by `wait`
             self._error = error
 
     def wait(self) -> None:
@@ -87,37 +94,213 @@ class Event:
             raise self._error
 
 
-class Execution:
-    """Arguments for a compiled model, to be run once, or again and again if reusable.
+def _closed(pointer: object) -> int:
+    raise BadState("the execution is closed; make another one")
+
+
+def _not_shared(pointer: object) -> int:
+    raise BadState("this execution copies its arguments; run it with compute() or burst_compute()")
+
+
+class Execution(BoundRequest):
+    """Arguments for a compiled model. Context manager.
+
+    `Session.bind` and `Burst.bind` make one whose arguments are shared arrays: fill ``inputs``, `run`, use ``outputs``;
+    nothing is copied, and ``run()`` is one call into C. Or make one from a `Compilation`, give each argument with
+    `set_input`, `set_output` and their like, and run it with `compute`, `start_compute` or `burst_compute`, once, or
+    again and again if it is reusable.
 
     Args:
         compilation: Finished.
         reusable: Whether it may run again after it has ended.
+
+    Attributes:
+        inputs: Shared arrays by input name. Write into them (``x.inputs["image"][:] = frame``), not over them. An input
+            that is a state, or was given by a ``set_`` method, is not among them.
+        outputs: Shared arrays by output name, valid from the end of a run until the next one begins. An output whose
+            shape only a run tells is flat bytes; `output_shapes` tells its dimensions.
 
     Raises:
         BadState: The compilation is not finished or has failed.
         InvalidArgument: It is no `Compilation`.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_arguments",
+        "_copies",
+        "_feeds",
+        "_finalizer",
+        "_is_shared",
+        "_keep",
+        "_known",
+        "_layout",
+        "_lock",
+        "_operands",
+        "_prepared",
+        "_progress",
+        "_sizes",
+        "_states",
+        "compilation",
+        "inputs",
+        "outputs",
+        "reusable",
+    )
+
     def __init__(self, compilation: Compilation, *, reusable: bool = False) -> None:
         if not isinstance(compilation, Compilation):
             raise InvalidArgument("an execution needs a Compilation")
+        super().__init__()
         self._prepared = compilation.prepared_model
         self.compilation = compilation
         self.reusable = reusable
+        self.inputs: Mapping[str, Array] = MappingProxyType({})
+        self.outputs: Mapping[str, Array] = MappingProxyType({})
         main = compilation.model.main
         self._operands = {
             "input": [main.operands[i] for i in main.input_indexes],
             "output": [main.operands[i] for i in main.output_indexes],
         }
-        self._arguments: dict[str, dict[int, _Argument]] = {"input": {}, "output": {}}
-        self._lock = threading.Lock()
-        self._state = _State.OPEN
-        self._measure = False
-        self._timeout: float | None = None
-        self._result: ExecutionResult | None = None
+        self._arguments: dict[str, dict[int, Argument]] = {"input": {}, "output": {}}
+        self._lock = threading.RLock()  # a signal handler may come while it is held
+        self._progress = _State.OPEN
+        self._layout: Layout | None = None
+        self._is_shared = False
+        self._states: dict[str, State] = {}
+        self._sizes = Sizes((), ())
+        self._feeds: tuple[tuple[str, np.dtype[Any], tuple[int, ...], Array], ...] = ()
+        self._copies: tuple[Callable[[], Array], ...] | None = None
+        self._keep: object = None
+        self._known: dict[ExecutionBurstController, list[Memory | BufferToken]] = {}  # what each burst has slots for
+        self._finalizer = weakref.finalize(self, _drop, self._known)
+        self._finalizer.atexit = False
 
-    # ---- arguments -------------------------------------------------------------------------------------------
+    # ---- shared arrays ---------------------------------------------------------------------------------------
+
+    def share(
+        self,
+        burst: Burst,
+        sizes: Sizes,
+        states: Mapping[str, State],
+        rooms: Mapping[str, int],
+        *,
+        measure: bool,
+        keep: object,
+    ) -> None:
+        """Put every argument that is no state into shared arrays, and bind the request. Called by `Burst.bind`.
+
+        Args:
+            burst: The burst.
+            sizes: Shapes of all arguments.
+            states: By the name of their inputs.
+            rooms: Bytes by name of an output whose shape is not known; 4096 for others.
+            measure: Whether `timing` is filled.
+            keep: Kept alive by this execution.
+        """
+        inputs, outputs = self.compilation.inputs, self.compilation.outputs
+        self._is_shared = self.reusable = True
+        self._states, self._sizes, self._keep = dict(states), sizes, keep
+        read = {state.target.name: state.tokens for state in states.values()}
+        written = {state.source.name: state.tokens[::-1] for state in states.values()}
+        for i, (node, shape) in enumerate(zip(inputs, sizes.inputs, strict=True)):
+            self._arguments["input"][i] = _shared(node, shape, read.get(node.name), 0)
+        for i, (node, known) in enumerate(zip(outputs, sizes.outputs, strict=True)):
+            room = rooms.get(node.name, _FIRST_GUESS) if known is None else 1
+            self._arguments["output"][i] = _shared(node, known, written.get(node.name), room)
+        layout = self._laid_out()
+        self.inputs = MappingProxyType(_arrays(inputs, sizes.inputs, layout.inputs, read))
+        self.outputs = MappingProxyType(_arrays(outputs, sizes.outputs, layout.outputs, written))
+        self._feeds = tuple((name, view.dtype, view.shape, view) for name, view in self.inputs.items())
+        if None not in sizes.outputs and all(math.prod(shape or ()) for shape in sizes.outputs):
+            self._copies = tuple(self.outputs[node.name].copy for node in outputs if node.name in self.outputs)
+        self._measure = measure
+        self._bind(burst.controller)
+
+    def _bind(self, controller: ExecutionBurstController) -> None:
+        layout = self._laid_out()
+        own = [] if layout.memory is None else [layout.memory]
+        self._known[controller] = [*own, *(token for state in self._states.values() for token in state.tokens)]
+        self.bind_to(controller, layout.requests, measure=self._measure)
+
+    def _laid_out(self) -> Layout:
+        if self._layout is None:
+            rows = [[arguments[i] for i in sorted(arguments)] for arguments in self._arguments.values()]
+            self._layout = lay_out(*rows)
+        return self._layout
+
+    def feed(self, inputs: object) -> bool:
+        """Copy arrays into `inputs`; False if they are not a dict with exactly these names, dtypes and shapes."""
+        feeds = self._feeds
+        if type(inputs) is not dict or len(inputs) != len(feeds):
+            return False
+        for name, dtype, shape, view in feeds:
+            array = inputs.get(name)
+            if type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape:
+                return False
+            view[...] = array
+        return True
+
+    def copied(self) -> list[Array]:
+        """Return copies of all outputs, of the shapes that the last run gave them."""
+        if self._copies is None:
+            nodes, shapes = self.compilation.outputs, self.output_shapes
+            return [self._typed(i, node, shapes) for i, node in enumerate(nodes)]
+        copies = []  # a comprehension would be a call more
+        for copy in self._copies:
+            copies.append(copy())
+        return copies
+
+    def _typed(self, index: int, node: NodeArg, shapes: Sequence[OutputShape]) -> Array:
+        view, known = self.outputs[node.name], self._sizes.outputs[index]
+        if known is not None and 0 not in known:
+            return view.copy()
+        if not shapes:
+            raise GeneralFailure(f"the service did not tell the shape of output {node.name!r}")
+        shape = shapes[index].dimensions
+        return view[: math.prod(shape) * node.dtype.itemsize].view(node.dtype).reshape(shape).copy()
+
+    def needed_rooms(self, error: OutputInsufficientSize) -> dict[str, int]:
+        """Return the bytes that each output needs which had too little room in the last run.
+
+        Raises:
+            OutputInsufficientSize: One of them cannot have more, since its shape is known.
+        """
+        rooms = {}
+        nodes = zip(self.compilation.outputs, self._sizes.outputs, error.output_shapes, strict=True)
+        for node, known, shape in nodes:
+            if not shape.is_sufficient:
+                if known is not None:
+                    raise error
+                have = self.outputs[node.name].nbytes
+                rooms[node.name] = max(math.prod(shape.dimensions) * node.dtype.itemsize, min(2 * have, _UINT32))
+        return rooms
+
+    # ---- state -----------------------------------------------------------------------------------------------
+
+    def reset_state(self, values: Mapping[str, npt.ArrayLike] | None = None) -> None:
+        """Set the state for the next run.
+
+        Args:
+            values: Arrays by *input* name; what is left out becomes zero (the zero point, if quantised).
+
+        Raises:
+            InvalidArgument: A name, dtype or shape is wrong; the state is as it was then.
+        """
+        self._check_not_closed()
+        given = dict(values or {})
+        unknown = sorted(given.keys() - self._states.keys())
+        if unknown:
+            raise InvalidArgument(f"no state {unknown}; there is {list(self._states)}")
+        arrays = {name: state.target.check(given[name]) for name, state in self._states.items() if name in given}
+        for name, state in self._states.items():
+            state.write(self.turn, arrays.get(name), self.timeout)
+
+    def get_state(self) -> dict[str, Array]:
+        """Copy the state out that the next run will read, by input name."""
+        self._check_not_closed()
+        return {name: state.read(self.turn, self.timeout) for name, state in self._states.items()}
+
+    # ---- arguments, one by one -------------------------------------------------------------------------------
 
     def set_input(self, index: int, array: Array | None, *, dimensions: Sequence[int] | None = None) -> None:
         """Give an input as an array, which is copied when the execution runs; None omits it.
@@ -178,15 +361,15 @@ class Execution:
     def _set_array(self, kind: str, index: int, array: Array | None, dimensions: Sequence[int] | None) -> None:
         operand = self._operand(kind, index)
         if array is None:
-            self._set(kind, index, _Argument())
+            self._set(kind, index, Argument())
             return
         if not isinstance(array, np.ndarray):
             raise InvalidArgument(f"{kind} {index}: give a NumPy array, not {type(array).__name__}")
         dtype = operand_info(operand.type).dtype
         if array.dtype != dtype:
             raise InvalidArgument(f"{kind} {index} is {dtype}, got {array.dtype}; convert it with .astype('{dtype}')")
-        open_ended = not is_fully_specified(operand.dimensions) or (
-            not operand.dimensions and not operand_info(operand.type).is_scalar
+        open_ended = not is_fully_specified(operand.dimensions) and (
+            bool(operand.dimensions) or not operand_info(operand.type).is_scalar
         )
         given: tuple[int, ...] = ()
         if dimensions is not None:
@@ -194,7 +377,7 @@ class Execution:
         elif kind == "input" and open_ended:
             given = array.shape
         self._check_length(kind, index, operand, given, array.nbytes)
-        self._set(kind, index, _Argument(array=array, length=array.nbytes, dimensions=given))
+        self._set(kind, index, Argument(room=array.nbytes, dimensions=given, array=array))
 
     def _set_memory(
         self,
@@ -222,7 +405,7 @@ class Execution:
                     "give a region in it"
                 )
             self._check_length(kind, index, operand, given, length)
-        self._set(kind, index, _Argument(memory=memory, offset=offset, length=length, dimensions=given))
+        self._set(kind, index, Argument(memories=(memory,), offset=offset, length=length, dimensions=given))
 
     def _combined(self, kind: str, index: int, operand: Operand, given: tuple[int, ...]) -> tuple[int, ...]:
         if operand_info(operand.type).is_scalar and given:
@@ -247,7 +430,7 @@ class Execution:
             need = operand_nbytes(operand.type, combined)
             raise InvalidArgument(f"{kind} {index}: {nbytes} bytes, but shape {combined} takes {need}")
 
-    def _set(self, kind: str, index: int, argument: _Argument) -> None:
+    def _set(self, kind: str, index: int, argument: Argument) -> None:
         with self._lock:
             self._check_open()
             if index in self._arguments[kind]:
@@ -265,17 +448,23 @@ class Execution:
             self._check_open()
             self._check_one_device("timing")
             self._measure = bool(measure)
+            if self._burst is not None:
+                self._bind(self._burst)
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Limit the time of a run; 0 or None removes the limit. Raises as `set_measure_timing`."""
+        """Limit the time of a run; None removes the limit. Raises as `set_measure_timing`."""
         with self._lock:
             self._check_open()
             self._check_one_device("a timeout")
-            self._timeout = checked_timeout(seconds, zero=True)
+            self.timeout = seconds
 
     def _check_open(self) -> None:
-        if self._state is not _State.OPEN:
+        if self._progress is not _State.OPEN:
             raise BadState("the execution was started; make another one to change anything")
+
+    def _check_not_closed(self) -> None:
+        if not self._finalizer.alive:
+            _closed(None)
 
     def _check_one_device(self, what: str) -> None:
         if not self.compilation.has_one_device:
@@ -291,17 +480,15 @@ class Execution:
             BadState: It is running, or has run and is not reusable.
             NNBurstError: The execution failed; the status says how.
         """
-        self._begin()
-        self._finish(self._plain)
+        self._finish(self._begin(), self._without_burst)
 
     def start_compute(self) -> Event:
         """Run without a burst, in the background. Raises as `compute`, the outcome comes with `Event.wait`."""
-        self._begin()
+        before = self._begin()
         try:
-            return Event(lambda: self._finish(self._plain))
+            return Event(lambda: self._finish(before, self._without_burst))
         except RuntimeError as error:  # the system has no thread for us
-            with self._lock:
-                self._state = _State.OPEN
+            self._progress = before
             raise ResourceExhausted(f"the execution was not started: {error}") from error
 
     def burst_compute(self, burst: Burst) -> None:
@@ -312,146 +499,128 @@ class Execution:
             BadState: The burst is in use, or as `compute`.
             NNBurstError: The execution failed; the status says how.
         """
+        from ._burst import Burst  # which makes executions
+
         if not isinstance(burst, Burst):
             raise InvalidArgument("burst_compute needs a Burst")
         if burst.compilation is not self.compilation:
             raise InvalidArgument("the burst belongs to another compilation")
-        if burst.in_use.locked():
-            raise BadState("the burst is running another execution; it runs one at a time")
-        with burst.in_use:
-            self._begin()
-            self._finish(lambda request, staging: self._through(burst, request, staging))
+        self._finish(self._begin(), partial(self._through, burst))
 
-    def _begin(self) -> None:
+    def _begin(self) -> _State:
+        """Claim the execution for one run; return what it was before."""
         with self._lock:
-            if self._state is _State.RUNNING:
+            self._check_not_closed()
+            if self._progress is _State.RUNNING:
                 raise BadState("the execution is running")
-            if self._state is _State.COMPLETED and not self.reusable:
+            if self._progress is _State.COMPLETED and not self.reusable:
                 raise BadState("the execution has run; make another one, or make it reusable")
             for kind, operands in self._operands.items():
                 missing = sorted(set(range(len(operands))) - self._arguments[kind].keys())
                 if missing:
                     raise InvalidArgument(f"{kind}s {missing} are not set; None omits an optional one")
-            self._state = _State.RUNNING
-            self._result = None
+            before, self._progress = self._progress, _State.RUNNING
+            return before
 
-    def _finish(self, run: Callable[[Request, Memory | None], ExecutionResult]) -> None:
-        result: ExecutionResult | None = None
-        staging: Memory | None = None
+    def _finish(self, before: _State, run: Callable[[], None]) -> None:
+        after = _State.COMPLETED
+        self._elsewhere = None
         try:
-            request, staging, copies = self._request()
-            started = True
+            for index, argument in self._arguments["input"].items():
+                for memory in argument.memories:
+                    if isinstance(memory, DeviceMemory):
+                        operand = self._operand("input", index)
+                        memory.check_readable(index, combine_dimensions(operand.dimensions, argument.dimensions))
+            layout = self._laid_out()
+            for argument, view in zip(self._in_order("input"), layout.inputs, strict=True):
+                if argument.array is not None and view is not None:
+                    view[:] = np.ascontiguousarray(argument.array).reshape(-1).view(np.uint8)
             try:
-                result = consistent_result(*run(request, staging))
-            except BadState:
-                started = False
+                run()
+            except BadState:  # it has not run
+                after = before
                 raise
-            finally:
-                if started:
-                    self._note_outputs(result)
-            if result[0] is ErrorStatus.NONE:
-                for argument, view in copies:
-                    assert argument.array is not None
+            except BaseException as error:
+                if not isinstance(error, InvalidArgument):  # that is refused before anything is touched
+                    self._note_outputs(None)
+                raise
+            self._note_outputs(self.output_shapes)
+            for argument, view in zip(self._in_order("output"), layout.outputs, strict=True):
+                if argument.array is not None and view is not None:
                     argument.array.reshape(-1).view(np.uint8)[:] = view
         finally:
-            if staging is not None:
-                staging.close()
-            with self._lock:
-                self._state = _State.COMPLETED
-                self._result = result
-        status, shapes, _ = result
-        if status is not ErrorStatus.NONE:
-            raise error_for(status, f"the execution ended with {status.name}", shapes)
+            if not self._is_shared:
+                self._forget_memory()
+            self._progress = after
 
-    def _note_outputs(self, result: ExecutionResult | None) -> None:
-        """Tell the memories of devices that were outputs what they hold now."""
-        if result is not None and result[0] is ErrorStatus.INVALID_ARGUMENT:
-            return  # refused before they were touched
+    def _in_order(self, kind: str) -> list[Argument]:
+        return [self._arguments[kind][i] for i in range(len(self._arguments[kind]))]
+
+    def _note_outputs(self, shapes: tuple[OutputShape, ...] | None) -> None:
+        """Tell the memories of devices that were outputs what they hold now; None: nothing."""
         for index, argument in self._arguments["output"].items():
-            if isinstance(argument.memory, DeviceMemory):
-                if result is None or result[0] is not ErrorStatus.NONE:
-                    argument.memory.written(None)
-                else:
-                    shapes, operand = result[1], self._operand("output", index)
-                    argument.memory.written(
-                        shapes[index].dimensions if shapes else self._known_dimensions(index, operand)
-                    )
+            for memory in argument.memories:
+                if isinstance(memory, DeviceMemory):
+                    known = shapes and shapes[index].dimensions
+                    memory.written(None if shapes is None else known or self._known_dimensions(index))
 
-    def _plain(self, request: Request, staging: Memory | None) -> ExecutionResult:
-        deadline = deadline_after(self._timeout)
-        flag = MeasureTiming.YES if self._measure else MeasureTiming.NO
-        return self._prepared.execute_synchronously(request, flag, deadline)
+    def _without_burst(self) -> None:
+        measure = MeasureTiming.YES if self._measure else MeasureTiming.NO
+        request = self._laid_out().requests[self.turn]
+        result = self._prepared.execute_synchronously(request, measure, deadline_after(self._timeout))
+        status = self._ran_elsewhere(result)
+        if status:
+            self._settle(status)
 
-    def _through(self, burst: Burst, request: Request, staging: Memory | None) -> ExecutionResult:
-        for memory in self._given_memories():
-            if isinstance(memory, DeviceMemory):
-                memory.seen_by(burst)
-        try:
-            return burst.controller.compute(request, measure=self._measure, timeout=self._timeout)
-        finally:
-            if staging is not None:  # not waited for: the deadline has perhaps passed
-                burst.controller.forget(staging)
-
-    def _given_memories(self) -> list[Memory | DeviceMemory]:
-        every = [a for arguments in self._arguments.values() for a in arguments.values()]
-        return list(dict.fromkeys(a.memory for a in every if a.memory is not None))
-
-    def _request(self) -> tuple[Request, Memory | None, list[tuple[_Argument, Array]]]:
-        """Stage the arrays in one pool of our own; memories that were given are used where they are.
-
-        Raises:
-            GeneralFailure: An input's memory of a device has no contents, or other dimensions.
-            BadState: A memory is closed.
-        """
-        for index, argument in self._arguments["input"].items():
-            if isinstance(argument.memory, DeviceMemory):
-                operand = self._operand("input", index)
-                argument.memory.check_readable(index, combine_dimensions(operand.dimensions, argument.dimensions))
-        total = 0
-        offsets: dict[int, int] = {}
-        for arguments in self._arguments.values():
-            for argument in arguments.values():
-                if argument.array is not None:
-                    offsets[id(argument)] = total
-                    total += -(-max(argument.length, 1) // _ALIGNMENT) * _ALIGNMENT
-        staging = Memory.ashmem(total) if total else None
-        given = self._given_memories()
-        first = 0 if staging is None else 1
-        pools = [memory.pool if isinstance(memory, DeviceMemory) else memory for memory in given]
-        copies: list[tuple[_Argument, Array]] = []
-
-        def convert(kind: str, argument: _Argument) -> RequestArgument:
-            if argument.array is None and argument.memory is None:
-                return RequestArgument(True)
-            if argument.memory is not None:
-                stand_in = argument.memory.memory if isinstance(argument.memory, DeviceMemory) else None
-                length = argument.length if stand_in is None else stand_in.size
-                place = DataLocation(first + given.index(argument.memory), argument.offset, length)
-                return RequestArgument(False, place, argument.dimensions)
-            assert staging is not None
-            assert argument.array is not None
-            offset = offsets[id(argument)]
-            view = staging.array(np.uint8, (argument.length,), offset)
-            if kind == "input":
-                view[:] = np.ascontiguousarray(argument.array).reshape(-1).view(np.uint8)
-            else:
-                copies.append((argument, view))
-            return RequestArgument(False, DataLocation(0, offset, argument.length), argument.dimensions)
-
-        converted = {
-            kind: tuple(convert(kind, arguments[i]) for i in sorted(arguments))
-            for kind, arguments in self._arguments.items()
-        }
-        every = (*([staging] if staging else []), *pools)
-        return Request(converted["input"], converted["output"], every), staging, copies
+    def _through(self, burst: Burst) -> None:
+        for argument in (*self._in_order("input"), *self._in_order("output")):
+            for memory in argument.memories:
+                if isinstance(memory, DeviceMemory):
+                    memory.seen_by(burst)
+        self._bind(burst.controller)  # each time, since the burst may have been told to free one of the memories
+        self.run()
 
     # ---- results ---------------------------------------------------------------------------------------------
 
+    @property
+    def result(self) -> ExecutionResult:
+        """(status, output shapes, timing) of the last run. Not to be read while another thread runs it.
+
+        Raises:
+            BadState: There was none.
+            GeneralFailure: The service told shapes that contradict the model or the request.
+        """
+        result: ExecutionResult = super().result
+        if result[1]:
+            self._check_shapes(result[1])
+        return result
+
+    def _check_shapes(self, shapes: Sequence[OutputShape]) -> None:
+        nodes = self.compilation.outputs
+        if len(shapes) != len(nodes):
+            raise GeneralFailure(f"the service told {len(shapes)} shapes for {len(nodes)} outputs")
+        for node, argument, shape in zip(nodes, self._in_order("output"), shapes, strict=True):
+            dims, declared, room = shape.dimensions, argument.dimensions or node.shape, _UINT32
+            fits = len(dims) <= _HIGHEST_RANK
+            if shape.is_sufficient:
+                room = argument.room or argument.length or _UINT32
+                fits = fits and (
+                    declared is None
+                    or (
+                        len(dims) == len(declared)
+                        and all(d == n or not isinstance(d, int) or not d for d, n in zip(declared, dims, strict=True))
+                    )
+                )
+            if not fits or math.prod(dims) * node.dtype.itemsize > room:
+                raise GeneralFailure(
+                    f"the service told shape {dims} for output {node.name!r}, which is {declared} and has {room} bytes"
+                )
+
     def _completed(self) -> ExecutionResult:
         with self._lock:
-            if self._state is not _State.COMPLETED or self._result is None:
-                raise BadState("the execution has not ended, or ended without a result")
-            return self._result
+            if self._progress is _State.RUNNING:
+                raise BadState("the execution has not ended")
+            return self.result
 
     def get_output_dimensions(self, index: int) -> tuple[int, ...]:
         """Return the dimensions of an output after a run.
@@ -467,12 +636,13 @@ class Execution:
             raise BadState(f"the execution ended with {status.name}; its outputs have no shape")
         if operand_info(operand.type).is_scalar:
             raise InvalidArgument(f"output {index} is a scalar")
-        shape = shapes[index] if shapes else OutputShape(self._known_dimensions(index, operand))
+        shape = shapes[index] if shapes else OutputShape(self._known_dimensions(index))
         if not shape.is_sufficient:
             raise OutputInsufficientSize(f"output {index} needs shape {shape.dimensions}", output_shapes=shapes)
         return shape.dimensions
 
-    def _known_dimensions(self, index: int, operand: Operand) -> tuple[int, ...]:
+    def _known_dimensions(self, index: int) -> tuple[int, ...]:
+        operand = self._operand("output", index)
         return combine_dimensions(operand.dimensions, self._arguments["output"][index].dimensions)
 
     def get_output_rank(self, index: int) -> int:
@@ -486,13 +656,94 @@ class Execution:
             InvalidArgument: Unknown code.
             BadState: No run has ended well, or timing was not asked for.
         """
-        try:
-            which = Duration(code)
-        except ValueError:
-            raise InvalidArgument(f"{code!r} is no duration; choose one of {[d.name for d in Duration]}") from None
+        which = member(Duration, code, "duration")
         status, _, timing = self._completed()
         if status is not ErrorStatus.NONE or not self._measure:
             raise BadState("no duration: the execution failed, or timing was not asked for")
         on_device = which in (Duration.ON_HARDWARE, Duration.FENCED_ON_HARDWARE)
         micros = timing.time_on_device if on_device else timing.time_in_driver
         return None if micros == UINT64_MAX else micros * 1000
+
+    # ---- life ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give the memory and the state back on both sides; arrays that you still hold stay readable. Idempotent."""
+        self._end(ExecutionBurstController.free_memory)
+
+    def forget(self) -> None:
+        """As `close`, but do not wait for the service."""
+        self._end(ExecutionBurstController.forget)
+
+    def _end(self, give_back: Callable[[ExecutionBurstController, Memory | BufferToken], object]) -> None:
+        if self._finalizer.detach() is None:
+            return
+        self._run = _closed
+        try:
+            for controller, pools in self._known.items():
+                for pool in pools:
+                    give_back(controller, pool)
+        finally:
+            self._known.clear()
+            if self._layout is not None and self._layout.memory is not None:
+                self._layout.memory.close()
+            for state in self._states.values():
+                state.close()
+
+    def _forget_memory(self) -> None:
+        """Give back what a run needed, as the arrays are the caller's."""
+        self._run = _not_shared
+        layout, self._layout = self._layout, None
+        _drop(self._known, ExecutionBurstController.forget)
+        if layout is not None and layout.memory is not None:
+            layout.memory.close()
+
+    def __enter__(self) -> Execution:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _drop(
+    known: dict[ExecutionBurstController, list[Memory | BufferToken]],
+    give_back: Callable[
+        [ExecutionBurstController, Memory | BufferToken], object
+    ] = ExecutionBurstController.forget_soon,
+) -> None:
+    """For an execution that was not closed; buffers go with the last reference to them."""
+    while known:
+        controller, pools = known.popitem()
+        for pool in pools:
+            give_back(controller, pool)
+
+
+def _shared(
+    node: NodeArg, shape: tuple[int, ...] | None, state: tuple[BufferToken, BufferToken] | None, least: int
+) -> Argument:
+    """An argument with room of its own, unless it is a state; `least` is 0 for an input, which may be empty."""
+    if state is not None:
+        return Argument(memories=state)
+    nbytes = 0 if shape is None else math.prod(shape) * node.dtype.itemsize
+    if least and not nbytes:
+        return Argument(room=max(least, node.dtype.itemsize))
+    return Argument(room=nbytes, dimensions=shape if node.is_open and shape and nbytes else ())
+
+
+def _arrays(
+    nodes: Sequence[NodeArg],
+    shapes: Sequence[tuple[int, ...] | None],
+    views: Sequence[Array | None],
+    states: Mapping[str, object],
+) -> dict[str, Array]:
+    """Arrays by name; flat bytes where the shape is not known."""
+    arrays = {}
+    for node, shape, view in zip(nodes, shapes, views, strict=True):
+        if node.name in states:
+            continue
+        if view is None:
+            arrays[node.name] = np.empty(shape or (), node.dtype)
+        else:
+            arrays[node.name] = view if shape is None or 0 in shape else view.view(node.dtype).reshape(shape)
+    return arrays

@@ -4,46 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._core import checked_timeout
-from ..burst import BurstStats, ExecutionBurstController
-from ..errors import BadState, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
-from ..model import ExecutionPreference, Model, Priority, operation_name
-from ._arguments import NodeArg, answer_length, imported_arguments, model_arguments, place
-from ._bound import BoundExecution
-from ._caching import CacheReport, Job, cache_source, compile_with_cache
+from ..burst import BurstStats
+from ..errors import GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
+from ..model import ExecutionPreference, ImportedModel, Model, Priority
+from ._arguments import NodeArg
+from ._burst import Burst
+from ._caching import CacheReport, cache_source
+from ._compilation import Compilation, member
+from ._execution import Execution
 from ._import import devices_for, imported
-from ._repeated import RepeatedRun
 from ._service import Service, launch
-from ._stateful import StatefulExecution, StatePair, state_pairs
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     import numpy.typing as npt
 
-    from ..devices import Device, PreparedModel
+    from ..devices import Device
 
 __all__ = ["NodeArg", "Session"]
 
-_KEPT_SHAPES = 8
+_KEPT = 8
 _MOST_RERUNS = 8
-
-
-def _member(kind: type[Any], value: object, what: str) -> Any:
-    if isinstance(value, kind):
-        return value
-    try:
-        return kind[str(value).upper()]
-    except KeyError:
-        choices = ", ".join(repr(member.name.lower()) for member in kind)
-        raise InvalidArgument(f"{what}={value!r}; choose one of {choices}") from None
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Session:
@@ -58,11 +48,11 @@ class Session:
         service: Where to run; None starts a service process for this session alone, which ends with it.
         device: Name of the device, with options after a colon if the service is the session's own; None takes the
             first that supports every operation.
-        preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"`` (which never polls).
-        priority: ``"low"``, ``"medium"`` or ``"high"``.
-        polling_window: Seconds that both ends poll before they sleep; None for the default (50 µs with two CPUs or
-            more), 0 to never poll.
-        timeout: Seconds that one run may take; None for no limit.
+        preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"``; what it does is said in
+            `Compilation.set_preference`.
+        priority: ``"low"``, ``"medium"`` or ``"high"``. It does nothing yet but reach the device.
+        polling_window: As for `Burst`.
+        timeout: Seconds that one run may take; None for no limit, 0 for an answer that is there at once.
         cache_dir: Directory where the result of compiling is kept and restored from; None: not cached, unless there is
             a token: then the user's cache directory. See `Compilation.set_caching` and `cache_report`.
         token: 32 bytes that differ for models that differ; None: made from the model itself.
@@ -90,70 +80,39 @@ class Session:
             raise InvalidArgument(
                 f"model is {type(model).__name__}; give the path of a file, or a Model of nnburst.ModelBuilder"
             )
-        wish = _member(ExecutionPreference, preference, "preference")
-        rank = _member(Priority, priority, "priority")
-        if polling_window is None and wish is ExecutionPreference.LOW_POWER:
-            polling_window = 0.0
+        wish = member(ExecutionPreference, preference, "preference")
+        rank = member(Priority, priority, "priority")
         self._timeout = checked_timeout(timeout)
-        self._cache = cache_source(cache_dir, token)
+        cache = cache_source(cache_dir, token)
         if isinstance(model, os.PathLike):
             model = os.fspath(model)
-        owned = launch(devices=devices_for(model, device)) if service is None else None
-        try:
-            home = service or owned
-            assert home is not None
-            chosen = device if device is None or owned is None else device.partition(":")[0]
-            self._device, prepared = self._prepare(home, chosen, model, wish, rank)
-            try:
-                burst = ExecutionBurstController.create(
-                    prepared, polling_window=polling_window, result_channel_length=answer_length(self._outputs)
-                )
-            except BaseException:
-                prepared.close()
-                raise
-        except BaseException:
-            if owned is not None:
-                owned.close()
-            raise
-        self._service = home
-        self._burst = burst
-        self._prepared = prepared
-        self._running = threading.Lock()
-        self._bound: dict[tuple[tuple[int, ...], ...], BoundExecution] = {}
-        self._repeated: RepeatedRun | None = None
-        self._output_bytes: dict[str, int] = {}
-        self._owned = owned
-        # Whoever drops a session does not wait for its end: the collector may run in any thread. Its parts let go of
+        with contextlib.ExitStack() as reading, contextlib.ExitStack() as opened:
+            self._owned: Service | None = None
+            if service is None:
+                service = self._owned = opened.enter_context(launch(devices=devices_for(model, device)))
+                device = device and device.partition(":")[0]
+            self._service = service
+            found: Model | ImportedModel
+            devices: Service | Sequence[Device]
+            if isinstance(model, Model):
+                found, devices = model, service if device is None else (service.device(device),)
+            else:
+                chosen, found = reading.enter_context(imported(service, device, model))
+                devices = (chosen,)
+            self._compilation = opened.enter_context(Compilation(found, devices))
+            self._compilation.set_preference(wish)
+            self._compilation.set_priority(rank)
+            self._compilation.set_cache_source(cache)
+            self._compilation.finish()
+            self._burst = Burst(self._compilation, polling_window=polling_window)
+            opened.pop_all()
+        self._idle: list[Execution] = []  # kept by `run`; those that are running are not in it
+        self._rooms: dict[str, int] = {}
+        self._output_indexes = {node.name: i for i, node in enumerate(self._compilation.outputs)}
+        # A session that is dropped does not wait for its end: the collector may run in any thread. Its parts let go of
         # what they hold in the service by themselves.
-        self._finalizer = weakref.finalize(self, burst.hang_up)
+        self._finalizer = weakref.finalize(self, self._burst.controller.hang_up)
         self._finalizer.atexit = False
-
-    def _prepare(
-        self,
-        service: Service,
-        name: str | None,
-        model: Model | str | bytes,
-        preference: ExecutionPreference,
-        priority: Priority,
-    ) -> tuple[Device, PreparedModel]:
-        """Choose the device, learn what the arguments are, and compile."""
-        if isinstance(model, Model):
-            device = _choose(service, name, model)
-            self._inputs, self._outputs = model_arguments(model, device.get_supported_extensions())
-            prepared = self._compile(device, model, preference, priority)
-        else:
-            with imported(service, name, model) as (device, found):
-                self._inputs, self._outputs = imported_arguments(found, device.get_supported_extensions())
-                prepared = self._compile(device, found.model, preference, priority)
-        self._input_names = {argument.name: argument for argument in self._inputs}
-        self._has_open_outputs = any(argument.is_open for argument in self._outputs)
-        return device, prepared
-
-    def _compile(
-        self, device: Device, model: Model, preference: ExecutionPreference, priority: Priority
-    ) -> PreparedModel:
-        prepared, self._report = compile_with_cache(Job(device, model, preference, priority, 0), self._cache)
-        return prepared
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -175,173 +134,127 @@ class Session:
             DeadObject: The service has ended.
             MissedDeadline: ``timeout`` passed.
         """
-        if output_names is None and self._repeated is not None:
-            repeated = self._repeated(inputs)
-            if repeated is not None:
-                return repeated
-        arrays = self._checked_inputs(inputs)
-        wanted = self._checked_outputs(output_names)
-        if self._running.locked():
-            raise BadState("another thread is running this session; open one session per thread")
-        with self._running:  # `with`, because a signal handler may raise after any other way to take a lock
-            for _ in range(_MOST_RERUNS):
-                bound = self._execution_for(arrays)
-                for name, array in arrays.items():
-                    bound.inputs[name][...] = array
-                try:
-                    bound.run()
-                    if not any(argument.is_open for argument in self._outputs):
-                        self._repeated = RepeatedRun(bound, self._inputs, self._outputs, self._running)
-                    return self._collect(bound, wanted)
-                except OutputInsufficientSize as error:
-                    self._grow(bound, error)
-            raise GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
+        wanted = None if output_names is None else self._checked_outputs(output_names)
+        try:
+            execution: Execution | None = self._idle.pop()  # no other thread fills it meanwhile
+        except IndexError:
+            execution = None
+        if execution is None or not execution.feed(inputs):
+            execution = self._fed(execution, inputs)
+        try:
+            execution.run()
+            outputs = execution.copied()
+        except OutputInsufficientSize as error:
+            outputs, execution = self._with_more_room(execution, error)
+        finally:
+            self._idle.append(execution)
+        return outputs if wanted is None else [outputs[i] for i in wanted]
 
-    def _checked_inputs(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    def _fed(self, execution: Execution | None, inputs: object) -> Execution:
+        """Return an execution for the shapes of these inputs, filled with them."""
+        if execution is not None:
+            self._idle.append(execution)
+        arrays = self._checked_inputs(inputs)
+        for execution in reversed(self._idle.copy()):
+            if all(execution.inputs[name].shape == array.shape for name, array in arrays.items()):
+                with contextlib.suppress(ValueError):  # another thread took it
+                    self._idle.remove(execution)
+                    break
+        else:
+            while len(self._idle) >= _KEPT:
+                self._idle.pop(0).forget()
+            execution = self._kept(
+                {node.name: arrays[node.name].shape for node in self._compilation.inputs if node.is_open}
+            )
+        for name, array in arrays.items():
+            execution.inputs[name][...] = array
+        return execution
+
+    def _kept(self, shapes: Mapping[str, Sequence[int]]) -> Execution:
+        return self._burst.bind(shapes=shapes, timeout=self._timeout, rooms=self._rooms)
+
+    def _with_more_room(self, execution: Execution, error: OutputInsufficientSize) -> tuple[list[Array], Execution]:
+        """Make room for what the last run needed, forget every execution with less, and run again."""
+        for _ in range(_MOST_RERUNS):
+            self._rooms.update(execution.needed_rooms(error))
+            while self._idle:
+                self._idle.pop().forget()
+            larger = self._kept({name: view.shape for name, view in execution.inputs.items()})
+            for name, view in execution.inputs.items():
+                larger.inputs[name][...] = view
+            execution.forget()
+            execution = larger
+            try:
+                execution.run()
+                return execution.copied(), execution
+            except OutputInsufficientSize as more:
+                error = more
+        raise GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
+
+    def _checked_inputs(self, inputs: object) -> dict[str, Array]:
         if not isinstance(inputs, Mapping):
             raise InvalidArgument(f"inputs are a dict of arrays by name, not {type(inputs).__name__}")
-        if inputs.keys() != self._input_names.keys():
-            missing = sorted(self._input_names.keys() - inputs.keys())
-            extra = sorted(str(name) for name in inputs.keys() - self._input_names.keys())
-            raise InvalidArgument(
-                f"inputs {missing} missing, {extra} unknown; this model takes {list(self._input_names)}"
-            )
-        return {name: argument.check(inputs[name]) for name, argument in self._input_names.items()}
+        nodes = {node.name: node for node in self._compilation.inputs}
+        if inputs.keys() != nodes.keys():
+            missing = sorted(nodes.keys() - inputs.keys())
+            extra = sorted(str(name) for name in inputs.keys() - nodes.keys())
+            raise InvalidArgument(f"inputs {missing} missing, {extra} unknown; this model takes {list(nodes)}")
+        return {name: node.check(inputs[name]) for name, node in nodes.items()}
 
-    def _checked_outputs(self, names: Sequence[str] | None) -> list[int]:
+    def _checked_outputs(self, names: Sequence[str]) -> list[int]:
         if isinstance(names, str):
             raise InvalidArgument(f"output_names is a list of names; for one output give [{names!r}]")
-        if names is None:
-            return list(range(len(self._outputs)))
-        known = {argument.name: i for i, argument in enumerate(self._outputs)}
         try:
-            return [known[name] for name in names]
+            return [self._output_indexes[name] for name in names]
         except (KeyError, TypeError):
-            raise InvalidArgument(f"no outputs {names!r}; this model has {list(known)}") from None
+            raise InvalidArgument(f"no outputs {names!r}; this model has {list(self._output_indexes)}") from None
 
-    def _execution_for(self, arrays: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> BoundExecution:
-        key = tuple(array.shape for array in arrays.values())
-        bound = self._bound.get(key)
-        if bound is None:
-            if len(self._bound) >= _KEPT_SHAPES:
-                self._repeated = None
-                self._bound.pop(next(iter(self._bound))).forget()
-            shapes = {a.name: arrays[a.name].shape for a in self._inputs if a.is_open}
-            bound = self._bound[key] = self._bind_plain(shapes, measure=False)
-        return bound
-
-    def _collect(self, bound: BoundExecution, wanted: Sequence[int]) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        if not self._has_open_outputs:
-            return [bound.outputs[self._outputs[i].name].copy() for i in wanted]
-        shapes = bound.output_shapes
-        out = []
-        for i in wanted:
-            argument, view = self._outputs[i], bound.outputs[self._outputs[i].name]
-            if argument.is_open:
-                shape = shapes[i].dimensions
-                size = int(np.prod(shape, dtype=np.int64)) * argument.dtype.itemsize
-                view = view[:size].view(argument.dtype).reshape(shape)
-            out.append(view.copy())
-        return out
-
-    def _grow(self, bound: BoundExecution, error: OutputInsufficientSize) -> None:
-        """Make room for what the last run needed, and forget every execution with less."""
-        for argument, shape in zip(self._outputs, error.output_shapes, strict=False):
-            have = bound.outputs[argument.name].nbytes
-            need = int(np.prod(shape.dimensions, dtype=np.int64)) * argument.dtype.itemsize
-            if not shape.is_sufficient:
-                if not argument.is_open:
-                    raise error
-                self._output_bytes[argument.name] = max(need, 2 * have)
-        self._repeated = None
-        for old in self._bound.values():
-            old.forget()
-        self._bound.clear()
-
-    @overload
-    def bind(
-        self, *, shapes: Mapping[str, Sequence[int]] | None = None, measure: bool = False, state: None = None
-    ) -> BoundExecution: ...
-    @overload
     def bind(
         self,
         *,
-        shapes: Mapping[str, Sequence[int]] | None = None,
-        state: Mapping[str, str],
-        initial_state: Mapping[str, npt.ArrayLike] | None = None,
-    ) -> StatefulExecution: ...
-    def bind(
-        self,
-        *,
-        shapes: Mapping[str, Sequence[int]] | None = None,
+        shapes: Mapping[str, int | Sequence[int]] | None = None,
         measure: bool = False,
         state: Mapping[str, str] | None = None,
         initial_state: Mapping[str, npt.ArrayLike] | None = None,
-    ) -> BoundExecution | StatefulExecution:
-        """Return an execution with shared input and output arrays of its own.
+    ) -> Execution:
+        """Return an execution with shared input and output arrays of its own. It keeps the session alive.
 
-        Args:
-            shapes: Complete shapes, by name, of arguments that the model leaves open.
-            measure: Whether ``timing`` of the execution is filled.
-            state: ``{output: input}``: what a run leaves in the output, the next one reads as the input. It stays
-                in the device, in driver-managed buffers.
-            initial_state: Arrays by input name for the first run; default zero.
-
-        Raises:
-            InvalidArgument: A shape is missing or contradicts the model; the two ends of a state differ.
-            GeneralFailure: The device cannot keep state; copy it with `run`.
-            BadState: The session is closed.
+        The arguments, and what is raised, are those of `Burst.bind`; the timeout is the session's.
         """
-        for name, value in (("state", state), ("shapes", shapes), ("initial_state", initial_state)):
-            if value is not None and not isinstance(value, Mapping):
-                raise InvalidArgument(f"{name} is a dict by name, not {type(value).__name__}")
-        if state and measure:
-            raise InvalidArgument("an execution with a state cannot be measured; time its run()")
-        if initial_state is not None and not state:
-            raise InvalidArgument("initial_state needs state, which says what is kept")
-        if state:
-            return self._bind_state(state_pairs(self._inputs, self._outputs, state), shapes or {}, initial_state)
-        return self._bind_plain(shapes or {}, measure).own(self)
-
-    def _bind_plain(self, shapes: Mapping[str, Sequence[int]], measure: bool) -> BoundExecution:
-        placement = place(self._inputs, self._outputs, shapes, self._output_bytes)
-        try:
-            execution = self._burst.bind(placement.request, measure=measure, kind=BoundExecution)
-        except BaseException:
-            placement.memory.close()
-            raise
-        execution.timeout = self._timeout
-        return execution.attach(placement)
-
-    def _bind_state(
-        self,
-        pairs: Sequence[StatePair],
-        shapes: Mapping[str, Sequence[int]],
-        initial: Mapping[str, npt.ArrayLike] | None,
-    ) -> StatefulExecution:
-        pools = {pair.target.name: 1 + 2 * i for i, pair in enumerate(pairs)}
-        written = {pair.source.name: 2 + 2 * i for i, pair in enumerate(pairs)}
-        clash = sorted(pools.keys() & written.keys())
-        if clash:
-            raise InvalidArgument(f"inputs and outputs of a state need names of their own, not {clash} for both")
-        placement = place(self._inputs, self._outputs, shapes, self._output_bytes, {**pools, **written})
-        home = self, self._burst, self._device, self._prepared
-        return StatefulExecution(*home, pairs, placement, initial, self._timeout)
+        return self._burst.bind(
+            shapes=shapes,
+            measure=measure,
+            state=state,
+            initial_state=initial_state,
+            timeout=self._timeout,
+            rooms=self._rooms,
+            keep=self,
+        )
 
     # ---- looking ---------------------------------------------------------------------------------------------
 
     def get_inputs(self) -> list[NodeArg]:
         """Names, shapes and types of the inputs."""
-        return list(self._inputs)
+        return list(self._compilation.inputs)
 
     def get_outputs(self) -> list[NodeArg]:
         """Names, shapes and types of the outputs."""
-        return list(self._outputs)
+        return list(self._compilation.outputs)
+
+    @property
+    def compilation(self) -> Compilation:
+        """What the session runs; for executions made step by step."""
+        return self._compilation
+
+    @property
+    def burst(self) -> Burst:
+        """What it runs through."""
+        return self._burst
 
     @property
     def device(self) -> Device:
         """The device that the model was compiled for."""
-        return self._device
+        return self._compilation.device
 
     @property
     def service(self) -> Service:
@@ -351,7 +264,7 @@ class Session:
     @property
     def cache_report(self) -> CacheReport:
         """What caching did when the session was opened."""
-        return self._report
+        return self._compilation.cache_report
 
     @property
     def stats(self) -> BurstStats:
@@ -369,14 +282,14 @@ class Session:
         """Release the burst and the model; a service of the session's own ends. Idempotent."""
         if self._finalizer.detach() is None:
             return
-        self._burst.refuse()
+        self._burst.controller.refuse()
         # A service of its own goes first: nobody waits then for what it still does.
-        for part in (self._owned, self._burst, self._prepared):
+        for part in (self._owned, self._burst, self._compilation):
             if part is not None:
                 with contextlib.suppress(NNBurstError):  # dead, or a forked child that must leave its parent's alone
                     part.close()
-        for execution in self._bound.values():
-            execution.release()
+        while self._idle:
+            self._idle.pop().forget()
 
     def __enter__(self) -> Session:
         return self
@@ -385,20 +298,3 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _choose(service: Service, name: str | None, model: Model) -> Device:
-    """The named device, or the first that supports every operation.
-
-    Raises:
-        GeneralFailure: None does; the message lists what is missing.
-    """
-    candidates = (service.device(name),) if name is not None else service.devices
-    reasons = []
-    for device in candidates:
-        supported = device.get_supported_operations(model)
-        if all(supported):
-            return device
-        missing = {operation_name(op.type) for op, ok in zip(model.main.operations, supported, strict=True) if not ok}
-        reasons.append(f"{device.name} lacks {', '.join(sorted(missing))}")
-    raise GeneralFailure(f"no device can run this model: {'; '.join(reasons)}")

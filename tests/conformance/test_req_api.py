@@ -327,7 +327,7 @@ def test_REQ_API_012_stuck_device_is_left_at_the_deadline(script: Script) -> Non
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seconds", [None, 0, 1e300, (2**64 - 1) / 1e9])
+@pytest.mark.parametrize("seconds", [None, 1e300, (2**64 - 1) / 1e9])
 def test_REQ_API_013_longest_timeout_is_no_timeout(
     compilation: Compilation, burst: Burst, way: str, seconds: float | None
 ) -> None:

@@ -23,10 +23,10 @@ from nnburst._core import lib
 from nnburst.burst import (
     DATUM,
     BoundPlan,
+    BoundRequest,
     BurstCallback,
     BurstContext,
     BurstExecutorWithCache,
-    Execution,
     ExecutionBurstController,
     ExecutionBurstServer,
     ExecutionResult,
@@ -135,7 +135,7 @@ def adder_request(memory: Memory, output: int = 64) -> Request:
     )
 
 
-def bind(controller: ExecutionBurstController, request: Request) -> Execution:
+def bind(controller: ExecutionBurstController, request: Request) -> BoundRequest:
     execution = controller.bind(request)
     execution.timeout = PATIENCE
     return execution
@@ -369,7 +369,7 @@ def test_request_larger_than_the_channel_runs_without_the_burst(model: LocalMode
         execution = bind(controller, adder_request(memory))  # 5 datums
         execution.run()
         assert execution.result == (ErrorStatus.NONE, (), Timing())
-        assert model.executed == [execution.request]
+        assert model.executed == list(execution.requests)
         assert controller.stats.fallbacks == 1
 
 

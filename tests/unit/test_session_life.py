@@ -100,7 +100,7 @@ def test_executions_that_are_dropped_give_their_memory_back(service: nnburst.Ser
             execution.run()
             del execution
         assert settled(lambda: fds_of(service) <= before + 2, True)
-        assert len(session._burst._slots) <= 2
+        assert len(session.burst.controller._slots) <= 2
 
 
 def test_states_that_are_dropped_give_their_memory_back(service: nnburst.Service) -> None:
@@ -113,9 +113,9 @@ def test_states_that_are_dropped_give_their_memory_back(service: nnburst.Service
                 before = fds_of(service)
         session.bind()
         assert settled(lambda: fds_of(service) <= before + 2, True)
-        assert len(session._burst._slots) <= 4
+        assert len(session.burst.controller._slots) <= 4
         gc.collect()
-        tracker = getattr(session._device, "_tracker", None)
+        tracker = getattr(session.device, "_tracker", None)
         assert tracker is None or not tracker._buffers  # only in process there is one to look at
 
 

@@ -58,7 +58,6 @@ def session() -> Iterator[nnburst.Session]:
         (lambda s: s.bind(state=["y"]), "state is a dict"),
         (lambda s: s.bind(shapes=[("x", 4)]), "shapes is a dict"),
         (lambda s: s.bind(initial_state={"x": X}), "needs state"),
-        (lambda s: s.bind(state={"y": "x"}, measure=True), "cannot be measured"),
         (lambda s: Memory.ashmem(4.0), "whole number of bytes"),
         (lambda s: Memory.ashmem("4"), "whole number of bytes"),
         (lambda s: nnburst.launch(timeout=math.nan), "timeout"),
@@ -111,7 +110,7 @@ def test_what_is_no_position_and_what_is_no_memory_is_named() -> None:
         compilation.finish()
         with pytest.raises(InvalidArgument, match="input '0'"):
             nnburst.Execution(compilation).set_input("0", X)  # type: ignore[arg-type]
-        with Burst(compilation) as burst, pytest.raises(InvalidArgument, match="'x' is no memory"):
+        with Burst(compilation) as burst, pytest.raises(InvalidArgument, match="expected a Memory, got 'x'"):
             burst.free_memory("x")  # type: ignore[arg-type]
 
 

@@ -1,0 +1,101 @@
+"""Where the arguments of an execution lie: in memory of its own, in memories that were given, or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..memory import Memory
+from ..model import BufferToken, DataLocation, Request, RequestArgument
+from ._memory_desc import DeviceMemory
+
+__all__ = ["Argument", "Layout", "lay_out"]
+
+_ALIGNMENT = 64
+Array = np.ndarray[Any, np.dtype[Any]]
+Place = Memory | DeviceMemory | BufferToken
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One input or output of an execution. Without room and without memories it is omitted.
+
+    Attributes:
+        room: Bytes in the execution's own memory.
+        memories: Where it lies otherwise: one memory, or two that take turns, run by run.
+        offset: Of the region in that memory, in bytes.
+        length: Of the region; 0 for the whole of a memory of a device.
+        dimensions: As in a request: empty means "as in the model".
+        array: What is copied to the room before a run (input), or from it afterwards (output).
+    """
+
+    room: int = 0
+    memories: tuple[Place, ...] = ()
+    offset: int = 0
+    length: int = 0
+    dimensions: tuple[int, ...] = ()
+    array: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Arguments that have their places.
+
+    Attributes:
+        memory: The execution's own; None if nothing lies there.
+        requests: One, or two that take turns.
+        inputs: The bytes of each input in `memory`, None for the others.
+        outputs: Likewise.
+    """
+
+    memory: Memory | None
+    requests: tuple[Request, ...]
+    inputs: tuple[Array | None, ...]
+    outputs: tuple[Array | None, ...]
+
+
+def lay_out(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Layout:
+    """Give each argument its place; those in the new memory begin at multiples of 64 bytes.
+
+    Raises:
+        BadState: A memory of a device is closed.
+    """
+    offsets: list[int] = []
+    total = 0
+    for argument in (*inputs, *outputs):
+        offsets.append(total)
+        total += -(-argument.room // _ALIGNMENT) * _ALIGNMENT
+    turns = max([1, *(len(argument.memories) for argument in (*inputs, *outputs))])
+    memory = Memory.ashmem(total) if total else None
+    try:
+        requests = tuple(_request(inputs, outputs, memory, offsets, turn) for turn in range(turns))
+        views = [
+            memory.array(np.uint8, (argument.room,), offset) if memory is not None and argument.room else None
+            for argument, offset in zip((*inputs, *outputs), offsets, strict=True)
+        ]
+    except BaseException:
+        if memory is not None:
+            memory.close()
+        raise
+    return Layout(memory, requests, tuple(views[: len(inputs)]), tuple(views[len(inputs) :]))
+
+
+def _request(
+    inputs: Sequence[Argument], outputs: Sequence[Argument], own: Memory | None, offsets: Sequence[int], turn: int
+) -> Request:
+    pools: dict[Memory | BufferToken, int] = {} if own is None else {own: 0}
+    arguments = []
+    for argument, start in zip((*inputs, *outputs), offsets, strict=True):
+        if argument.memories:
+            place = argument.memories[turn % len(argument.memories)]
+            pool = place.pool if isinstance(place, DeviceMemory) else place
+            whole = pool.size if isinstance(place, DeviceMemory) and isinstance(pool, Memory) else argument.length
+            where = DataLocation(pools.setdefault(pool, len(pools)), argument.offset, whole)
+        else:
+            where = DataLocation(0, start, argument.room)
+        omitted = not argument.room and not argument.memories
+        arguments.append(RequestArgument(True) if omitted else RequestArgument(False, where, argument.dimensions))
+    return Request(tuple(arguments[: len(inputs)]), tuple(arguments[len(inputs) :]), tuple(pools))

@@ -1,0 +1,128 @@
+"""State: an output whose value is an input of the next run, kept in the device (facts sheet `memory.md` §5, §7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..devices import Buffer
+from ..errors import InvalidArgument
+from ..memory import Memory
+from ..model import BufferDesc, BufferRole, BufferToken
+from ._arguments import NodeArg
+
+if TYPE_CHECKING:
+    from ._compilation import Compilation
+
+__all__ = ["State", "make_states"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One state. A run reads one buffer and writes the other; the next run has them the other way round.
+
+    Attributes:
+        source: The output.
+        target: The input, of the same type and shape.
+        buffers: In the device: what the turns 0 and 1 read.
+    """
+
+    source: NodeArg
+    target: NodeArg
+    buffers: tuple[Buffer, Buffer]
+
+    @property
+    def tokens(self) -> tuple[BufferToken, BufferToken]:
+        """What the input is, turn by turn; the output is the other one."""
+        first, second = self.buffers
+        return BufferToken(first.token), BufferToken(second.token)
+
+    def write(self, turn: int, value: Array | None, timeout: float | None) -> None:
+        """Set what a turn reads; None for zeros."""
+        with self._memory() as memory:
+            self._view(memory)[...] = self.target.zero_point if value is None else value
+            self._buffer(turn, timeout).copy_from(memory)
+
+    def read(self, turn: int, timeout: float | None) -> Array:
+        """Return a copy of what a turn reads."""
+        with self._memory() as memory:
+            self._buffer(turn, timeout).copy_to(memory)
+            return self._view(memory).copy()
+
+    def close(self) -> None:
+        """Give the buffers back."""
+        for buffer in self.buffers:
+            buffer.close()
+
+    def _buffer(self, turn: int, timeout: float | None) -> Buffer:
+        buffer = self.buffers[turn]
+        buffer.timeout = Buffer.timeout if timeout is None else timeout
+        return buffer
+
+    def _memory(self) -> Memory:
+        return Memory.ashmem(int(np.prod(_shape(self.target), dtype=np.int64)) * self.target.dtype.itemsize)
+
+    def _view(self, memory: Memory) -> Array:
+        return memory.array(self.target.dtype, _shape(self.target))
+
+
+def _shape(node: NodeArg) -> tuple[int, ...]:
+    return tuple(size for size in node.shape or () if isinstance(size, int))
+
+
+def make_states(compilation: Compilation, state: Mapping[str, str]) -> dict[str, State]:
+    """Check ``{output: input}``, and allocate the buffers of each; by name of the input.
+
+    Raises:
+        InvalidArgument: A name is unknown or given twice, or the two differ in type, shape or quantisation.
+        GeneralFailure: The device cannot keep state.
+    """
+    inputs = {node.name: (i, node) for i, node in enumerate(compilation.inputs)}
+    outputs = {node.name: (i, node) for i, node in enumerate(compilation.outputs)}
+    for output, target in state.items():
+        _check(output, target, inputs, outputs)
+    if len(set(state.values())) != len(state):
+        raise InvalidArgument("two outputs cannot be the next value of one input")
+    clash = sorted(state.keys() & set(state.values()))
+    if clash:
+        raise InvalidArgument(f"inputs and outputs of a state need names of their own, not {clash} for both")
+    states: dict[str, State] = {}
+    made: list[Buffer] = []
+    try:
+        for output, target in state.items():
+            (i, source), (j, node) = outputs[output], inputs[target]
+            for _ in range(2):
+                made.append(
+                    compilation.device.allocate(
+                        BufferDesc(), [compilation.prepared_model], [BufferRole(0, j)], [BufferRole(0, i)]
+                    )
+                )
+            states[target] = State(source, node, (made[-2], made[-1]))
+    except BaseException:
+        for buffer in made:
+            buffer.close()
+        raise
+    return states
+
+
+def _check(
+    output: str,
+    target: str,
+    inputs: Mapping[str, tuple[int, NodeArg]],
+    outputs: Mapping[str, tuple[int, NodeArg]],
+) -> None:
+    what = f"state {output!r} → {target!r}"
+    if output not in outputs or target not in inputs:
+        raise InvalidArgument(
+            f"{what}: give {{output: input}}; the model has outputs {list(outputs)} and inputs {list(inputs)}"
+        )
+    source, node = outputs[output][1], inputs[target][1]
+    if replace(source, name="") != replace(node, name=""):
+        raise InvalidArgument(f"{what}: type, shape or quantisation differ")
+    if node.is_open:
+        raise InvalidArgument(f"state {target!r} has open dimensions {node.shape}; a state needs all of them")
