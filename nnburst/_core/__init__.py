@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._errno import check, checked_timeout, deadline_after, header_digest, is_real
-from ._fds import FdSet
+from ._fds import FdSet, close_fds
 from ._leaving import LEAVING, Leaving, abandon_when_forked, deadline_within, time_left, within
 from ._nnburst import ffi, lib
 
@@ -14,6 +14,7 @@ __all__ = [
     "abandon_when_forked",
     "check",
     "checked_timeout",
+    "close_fds",
     "deadline_after",
     "deadline_within",
     "ffi",

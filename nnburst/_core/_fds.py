@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import errno
+import fcntl
 import os
 from collections.abc import Iterable
 from multiprocessing import reduction
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ..errors import BadState, InvalidArgument, ResourceExhausted
 
-__all__ = ["FdSet"]
+__all__ = ["FdSet", "close_fds"]
+
+
+def close_fds(fds: list[int]) -> None:
+    """Close descriptors, whatever state they are in, and empty the list.
+
+    Each is taken from the list and closed in one step, so that an interrupt loses none and none is closed twice.
+    """
+    while fds:
+        with contextlib.suppress(OSError, IndexError):  # not open; another thread was faster
+            collections.deque(map(os.close, iter(fds.pop, None)), maxlen=0)
+
+
+T = TypeVar("T", bound="FdSet")
 
 
 class _Detachable(Protocol):
@@ -25,28 +39,34 @@ class FdSet:
         fds: Descriptors that this object owns from now on.
     """
 
-    __slots__ = ("_fds",)
+    __slots__ = ("_closed", "_fds")
 
     def __init__(self, fds: Iterable[int] = ()) -> None:
-        self._fds: tuple[int, ...] | None = tuple(fds)
+        self._closed = False
+        self._fds = list(fds)
 
     @classmethod
-    def duplicate(cls, fds: Iterable[int]) -> FdSet:
+    def duplicate(cls: type[T], fds: Iterable[int]) -> T:
         """Own copies of descriptors that stay with the caller.
 
         Raises:
             InvalidArgument: One of them is not open.
             ResourceExhausted: The process has too many open files.
         """
-        copies: list[int] = []
+        copies, given = cls(), tuple(fds)
+        for fd in given:  # all of them first: a copy could get the number of one that is closed
+            if not isinstance(fd, int) or fd < 0:
+                raise InvalidArgument(f"{fd!r} is not a file descriptor")
+            try:
+                fcntl.fcntl(fd, fcntl.F_GETFD)
+            except OSError as error:
+                raise InvalidArgument(f"file descriptor {fd} is not open") from error
         try:
-            for fd in fds:
-                copies.append(_dup(fd))
-        except BaseException:
-            for fd in copies:
-                os.close(fd)
-            raise
-        return cls(copies)
+            copies._fds.extend(map(os.dup, given))  # one step for an interrupt; not inheritable, as all of Python's
+        except OSError as error:
+            copies.close()
+            raise ResourceExhausted(f"cannot duplicate {len(given)} file descriptors: {error.strerror}") from error
+        return copies
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -55,31 +75,35 @@ class FdSet:
         Raises:
             BadState: They are closed.
         """
-        if self._fds is None:
+        if self._closed:
             raise BadState("the file descriptors are closed; duplicate them before closing their owner")
-        return self._fds
+        return tuple(self._fds)
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._fds is None
+        return self._closed
+
+    def add(self, fd: int) -> int:
+        """Own one more; returns it."""
+        self._fds.append(fd)
+        return fd
 
     def joined(self, other: FdSet) -> FdSet:
         """Move the descriptors of both into a new set."""
         both = FdSet(self.fds + other.fds)
-        self._fds = other._fds = None
+        for moved in (self, other):
+            moved._closed, moved._fds = True, []
         return both
 
     def close(self) -> None:
         """Close every descriptor. Idempotent."""
-        fds, self._fds = self._fds, None
-        for fd in fds or ():
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        self._closed = True
+        close_fds(self._fds)
 
     def __del__(self) -> None:
         # A constructor that failed leaves no attribute; at interpreter exit the kernel closes.
-        if getattr(self, "_fds", None) is not None and os is not None:
+        if getattr(self, "_fds", None) and close_fds is not None:
             self.close()
 
     def __len__(self) -> int:
@@ -87,17 +111,6 @@ class FdSet:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _receive, ([reduction.DupFd(fd) for fd in self.fds],)
-
-
-def _dup(fd: int) -> int:
-    if not isinstance(fd, int) or fd < 0:
-        raise InvalidArgument(f"{fd!r} is not a file descriptor")
-    try:
-        return os.dup(fd)  # not inheritable, as every descriptor of Python
-    except OSError as error:
-        if error.errno == errno.EBADF:
-            raise InvalidArgument(f"file descriptor {fd} is not open") from error
-        raise ResourceExhausted(f"cannot duplicate file descriptor {fd}: {error.strerror}") from error
 
 
 def _receive(parcels: list[_Detachable]) -> FdSet:

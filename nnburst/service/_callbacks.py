@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
 import weakref
-from collections.abc import Sequence
 
 from ..burst import BurstCallback
-from ..errors import ErrorStatus, GeneralFailure, InvalidArgument
+from ..errors import ErrorStatus, InvalidArgument
 from ._handles import pools_to_wire
-from ._packets import FdBundle, close_fds
+from ._packets import FdBundle
 from ._protocol import MAX_FDS, GetMemories, GetMemoriesReply
 
 __all__ = ["CallbackHolder", "CallbackRegistry"]
@@ -32,25 +30,20 @@ class CallbackRegistry:
         self._holders[holder.number] = holder
         return holder
 
-    def on_get_memories(self, message: GetMemories, fds: FdBundle) -> tuple[GetMemoriesReply, Sequence[int]]:
+    def on_get_memories(self, message: GetMemories, fds: FdBundle) -> tuple[GetMemoriesReply, FdBundle]:
         """Ask the callback; all or nothing."""
         holder = self._holders.get(message.callback)
         if holder is None:
-            return GetMemoriesReply(status=int(ErrorStatus.INVALID_ARGUMENT)), ()
+            return GetMemoriesReply(status=int(ErrorStatus.INVALID_ARGUMENT)), FdBundle()
         status, memories = holder.callback.get_memories(message.slots)
         if status is not ErrorStatus.NONE:
             sendable = status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
-            return GetMemoriesReply(status=int(status if sendable else ErrorStatus.GENERAL_FAILURE)), ()
+            return GetMemoriesReply(status=int(status if sendable else ErrorStatus.GENERAL_FAILURE)), FdBundle()
         handles, borrowed = pools_to_wire(memories)
         if len(borrowed) > MAX_FDS:
             raise InvalidArgument(f"{len(borrowed)} descriptors do not fit into one message")
-        copies: list[int] = []
-        try:  # copies, because the memory may be closed before the reply is sent
-            copies.extend(map(os.dup, borrowed))
-        except OSError as error:
-            close_fds(copies)
-            raise GeneralFailure(f"a memory of the burst cannot be handed over: {error}") from error
-        return GetMemoriesReply(status=0, memories=handles), copies
+        # Copies, because the memory may be closed before the reply is sent.
+        return GetMemoriesReply(status=0, memories=handles), FdBundle.duplicate(borrowed)
 
 
 class CallbackHolder:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import socket
-import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
 
 from ..devices import Device
-from ..errors import GeneralFailure, NNBurstError
+from ..errors import GeneralFailure
 from ._callbacks import CallbackRegistry
 from ._protocol import VERSION, Goodbye, Hello, HelloReply, ListDevices, Side
 from ._proxies import RemoteDevice
@@ -20,7 +18,7 @@ from ._transport import Connection
 
 __all__ = ["ServiceConnection"]
 
-_GOODBYE_TIMEOUT = 3.0
+_open: dict[int, Connection] = {}
 
 
 class _Link:
@@ -28,39 +26,23 @@ class _Link:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._finalizer = weakref.finalize(self, _end_soon, connection)
+        self._finalizer = weakref.finalize(self, connection.hang_up, Goodbye())
         self._finalizer.atexit = False  # _end_all does it
-        _open.add(connection)
 
     def close(self) -> None:
         """Say goodbye and wait for the end. Idempotent."""
-        if self._finalizer.detach() is not None:
-            _end(self.connection)
-
-
-_open: set[Connection] = set()
-
-
-def _end(connection: Connection) -> None:
-    """The orderly end; in a forked child only the copies of the descriptors are closed."""
-    _open.discard(connection)
-    with contextlib.suppress(NNBurstError):
-        connection.call(Goodbye(), timeout=_GOODBYE_TIMEOUT)
-    connection.close()
-
-
-def _end_soon(connection: Connection) -> None:
-    """For a finaliser, which may run in any thread, even one that the end has to wait for."""
-    if connection.belongs_here:
-        with contextlib.suppress(RuntimeError):  # no new threads while the interpreter ends: _end_all does it
-            threading.Thread(target=_end, args=(connection,), name="nnburst-end", daemon=True).start()
+        self.connection.close(farewell=Goodbye())
+        self._finalizer.detach()
 
 
 @atexit.register
 def _end_all() -> None:
-    for connection in list(_open):
-        if connection.belongs_here:
-            _end(connection)
+    """All at once, so that those that do not answer are waited for together."""
+    left = list(_open.values())
+    for connection in left:
+        connection.hang_up(Goodbye())
+    for connection in left:
+        connection.close()
 
 
 class ServiceConnection:
@@ -70,7 +52,8 @@ class ServiceConnection:
         sock: A connected SOCK_SEQPACKET socket whose other end a `ServiceHost` serves; owned from now on.
         peer_pidfd: pidfd of the service, to notice its death for sure; owned from now on.
         timeout: Seconds that the service may take to say hello.
-        on_end: Called once when the connection has ended, whoever ended it, after the death listeners.
+        on_end: Called once when the connection has ended, whoever ended it, after the death listeners, with the
+            seconds that it may take.
 
     Raises:
         DeadObject: The other side closed the socket or died.
@@ -84,13 +67,20 @@ class ServiceConnection:
         *,
         peer_pidfd: int | None = None,
         timeout: float | None = 30.0,
-        on_end: Callable[[], None] | None = None,
+        on_end: Callable[[float], None] | None = None,
     ) -> None:
         callbacks = CallbackRegistry()
+
+        def ended(seconds: float) -> None:
+            _open.pop(id(connection), None)
+            if on_end is not None:
+                on_end(seconds)
+
         connection = Connection(
-            sock, Side.CLIENT, callbacks, peer_pidfd=peer_pidfd, workers=2, on_end=on_end, name="nnburst-client"
+            sock, Side.CLIENT, callbacks, peer_pidfd=peer_pidfd, workers=2, on_end=ended, name="nnburst-client"
         )
         try:
+            _open[id(connection)] = connection
             connection.start()
             hello: HelloReply
             hello, _ = connection.call(Hello(version=VERSION, pid=os.getpid()), timeout=timeout)

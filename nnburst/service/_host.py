@@ -35,7 +35,7 @@ from ._handles import (
 )
 from ._hosted import HostedBuffer, HostedBurst, HostedModel, SlotMemories, close_all, limited_window
 from ._objects import Charge, Ledger, ObjectTable, Quotas
-from ._packets import FdBundle, close_fds
+from ._packets import FdBundle
 from ._protocol import (
     VERSION,
     Allocate,
@@ -148,6 +148,8 @@ class ServiceHost:
             self._closed = True
             all_connections = [*self._connections, *self._ending]
         for hosted in all_connections:
+            hosted.connection.hang_up()
+        for hosted in all_connections:
             hosted.close()
         for device in self.devices:
             device.close()
@@ -170,7 +172,7 @@ class HostedConnection:
             self,
             peer_pidfd=peer_pidfd,
             workers=workers,
-            on_end=self._release_all,
+            on_end=lambda seconds: self._release_all(),
             name="nnburst-service",
         )
 
@@ -276,7 +278,7 @@ class HostedConnection:
             charge.release()
             raise
         finally:
-            close_fds(caches)
+            FdBundle(caches).close()
 
         owned = HostedModel(prepared, pools, charge)
         return PrepareModelReply(self.objects.add(owned, owned.dispose), _outcome(prepared.cache_result))
@@ -305,7 +307,7 @@ class HostedConnection:
                 charge.release()
             raise
         finally:
-            close_fds(caches)
+            FdBundle(caches).close()
         owned = HostedModel(prepared, (), charge)
         return PrepareModelFromCacheReply(self.objects.add(owned, owned.dispose))
 

@@ -9,15 +9,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from .. import _safe_path
-from .._core import checked_timeout
+from .._core import LEAVING, checked_timeout
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ._connection import ServiceConnection
 
 __all__ = ["start_child"]
 
-_EXIT_TIMEOUT = 3.0
 _DEFAULTS = {
     # What is large goes back to the system when it is freed: glibc raises this by itself, up to 32 MiB, and keeps more.
     "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
@@ -92,10 +92,10 @@ def _start(
             pidfd = os.pidfd_open(process.pid)
         except BaseException:
             ours.close()
-            _reap(process)
+            _reap(process, LEAVING)
             raise
         try:
-            return ServiceConnection(ours, peer_pidfd=pidfd, timeout=timeout, on_end=lambda: _reap(process))
+            return ServiceConnection(ours, peer_pidfd=pidfd, timeout=timeout, on_end=partial(_reap, process))
         except DeadObject as error:
             raise DeviceUnavailable(f"no service for {', '.join(names)}: {error}{_said(errors)}") from error
         except MissedDeadline as error:
@@ -162,10 +162,10 @@ def _flags() -> list[str]:
     return [*safe, *["-E"] * sys.flags.ignore_environment, *["-s"] * sys.flags.no_user_site]
 
 
-def _reap(process: subprocess.Popen[bytes]) -> None:
+def _reap(process: subprocess.Popen[bytes], seconds: float) -> None:
     """Wait for a child whose socket is closed; it ends by itself unless something is badly wrong."""
     try:
-        process.wait(_EXIT_TIMEOUT)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -11,20 +11,18 @@ SCM_RIGHTS; n_fds does not count that memfd.
 from __future__ import annotations
 
 import array
-import contextlib
 import enum
 import errno
 import fcntl
 import os
-import select
 import socket
 import struct
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
-from ..errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
+from .._core import FdSet
+from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from ._protocol import MAX_BODY, MAX_FDS, MAX_INLINE, Malformed
 
 __all__ = [
@@ -34,9 +32,7 @@ __all__ = [
     "Kind",
     "Outgoing",
     "Packet",
-    "close_fds",
     "receive",
-    "wait_writable",
 ]
 
 _HEADER = struct.Struct("<BBHI")
@@ -69,20 +65,13 @@ class Kind(enum.IntEnum):
     ERROR = 2
 
 
-def close_fds(fds: Iterable[int]) -> None:
-    """Close descriptors, whatever state they are in."""
-    for fd in fds:
-        with contextlib.suppress(OSError):
-            os.close(fd)
+class FdBundle(FdSet):
+    """Descriptors that belong to a message. A handler owns those that it takes; the others are closed with the bundle.
 
+    Also a bundle that is closed may be asked; it is empty.
+    """
 
-class FdBundle:
-    """Received descriptors. Whoever takes one owns it; what nobody took is closed with the bundle."""
-
-    __slots__ = ("_fds",)
-
-    def __init__(self, fds: Iterable[int] = ()) -> None:
-        self._fds = list(fds)
+    __slots__ = ()
 
     def __len__(self) -> int:
         return len(self._fds)
@@ -95,17 +84,12 @@ class FdBundle:
         """
         if count > len(self._fds):
             raise InvalidArgument(f"{count} descriptors wanted, {len(self._fds)} left in the message")
-        taken, self._fds = tuple(self._fds[:count]), self._fds[count:]
+        taken, self._fds[:count] = tuple(self._fds[:count]), ()
         return taken
 
     def take_last(self) -> int:
         """Remove and return the last descriptor."""
         return self._fds.pop()
-
-    def close(self) -> None:
-        """Close what was not taken. Idempotent."""
-        fds, self._fds = self._fds, []
-        close_fds(fds)
 
     def __enter__(self) -> FdBundle:
         return self
@@ -113,9 +97,6 @@ class FdBundle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
         self.close()
 
 
@@ -133,15 +114,18 @@ class Packet:
 
 def _spill(body: bytes) -> int:
     """Return a memfd that holds `body` and can never change again."""
-    fd = os.memfd_create("nnburst-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        fd = os.memfd_create("nnburst-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise ResourceExhausted(f"memfd_create for a message of {len(body)} bytes: {error.strerror}") from error
     try:
         view = memoryview(body)
         while view:
             view = view[os.write(fd, view) :]
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
+    except OSError as error:
         os.close(fd)
-        raise
+        raise ResourceExhausted(f"no memory for a message of {len(body)} bytes: {error.strerror}") from error
     return fd
 
 
@@ -172,98 +156,74 @@ def _unspill(fd: int, length: int) -> bytes:
 
 
 class Outgoing:
-    """A message that is ready to be sent, as often as it takes. Context manager; the descriptors stay the caller's.
+    """A message that is ready to be sent, as often as it takes. It owns its descriptors until `close`.
 
     Args:
         kind: What it is.
-        call_id: Number of the call.
+        number: Of the call.
         body: The encoded message.
         fds: At most 253 descriptors, 252 when the body is longer than 64 KiB.
+        on_sent: For its sender, who calls it.
 
     Raises:
         InvalidArgument: Too many descriptors.
-        ResourceExhausted: The body is too long.
+        ResourceExhausted: The body is too long, or the process has no descriptor or memory for a long one.
     """
 
-    def __init__(self, kind: Kind, call_id: int, body: bytes, fds: Sequence[int] = ()) -> None:
-        if len(body) > MAX_BODY:
-            raise ResourceExhausted(
-                f"a message of {len(body)} bytes is longer than {MAX_BODY}: put constants into a pool"
-            )
-        is_long = len(body) > MAX_INLINE
-        if len(fds) + is_long > MAX_FDS:
-            raise InvalidArgument(
-                f"{len(fds)} descriptors do not fit into one message (at most {MAX_FDS - is_long}): "
-                "use fewer, larger pools"
-            )
-        passed = list(fds)
-        header = _HEADER.pack(kind, _SPILLED if is_long else 0, len(fds), call_id)
-        self.may_be_sent = False
-        """False if it certainly was not, though a signal handler may have raised meanwhile."""
-        self._data = (header, _LENGTH.pack(len(body))) if is_long else (header, body)
-        self._spill = -1
-        if is_long:
-            self._spill = _spill(body)
-            passed.append(self._spill)
+    def __init__(
+        self,
+        kind: Kind,
+        number: int,
+        body: bytes,
+        fds: FdBundle | None = None,
+        on_sent: Callable[[], None] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.number = number
+        self.on_sent = on_sent
+        self.is_long = len(body) > MAX_INLINE
+        self._fds = FdBundle() if fds is None else fds
+        n_fds = len(self._fds)
+        try:
+            if len(body) > MAX_BODY:
+                raise ResourceExhausted(
+                    f"a message of {len(body)} bytes is longer than {MAX_BODY}: put constants into a pool"
+                )
+            if n_fds + self.is_long > MAX_FDS:
+                raise InvalidArgument(
+                    f"{n_fds} descriptors do not fit into one message (at most {MAX_FDS - self.is_long}): "
+                    "use fewer, larger pools"
+                )
+            header = _HEADER.pack(kind, _SPILLED if self.is_long else 0, n_fds, number)
+            self._data = (header, _LENGTH.pack(len(body)) if self.is_long else body)
+            passed = [*self._fds.fds, *([self._fds.add(_spill(body))] if self.is_long else ())]
+        except BaseException:
+            self.close()
+            raise
         self._ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
 
-    def __enter__(self) -> Outgoing:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        spill, self._spill = self._spill, -1
-        if spill >= 0:
-            os.close(spill)
+    def close(self) -> None:
+        """Close its descriptors. Idempotent."""
+        self._fds.close()
 
     def try_send(self, sock: socket.socket) -> None:
         """Send it as one datagram, without waiting.
 
         Raises:
             BlockingIOError: The socket is full; nothing was sent.
-            InvalidArgument: A descriptor is not open.
             ResourceExhausted: No more descriptors may be in flight.
             ConnectionError: The peer is gone.
         """
         try:
-            self.may_be_sent = True  # no handler runs between this and the call
             sock.sendmsg(self._data, self._ancillary, _SEND_FLAGS)
         except (BlockingIOError, ConnectionError):
-            self.may_be_sent = False
             raise
         except OSError as error:
-            self.may_be_sent = False
-            if error.errno == errno.EBADF and sock.fileno() >= 0:
-                raise InvalidArgument("a descriptor of this message is not open") from error
-            if error.errno in (errno.EBADF, errno.ENOTCONN):
+            if error.errno == errno.ENOTCONN:
                 raise BrokenPipeError(errno.EPIPE, "the connection is closed") from error
             if error.errno in (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM):
                 raise ResourceExhausted(f"the message cannot be queued: {error}") from error
             raise GeneralFailure(f"the message cannot be sent: {error}") from error
-
-
-def wait_writable(sock: socket.socket, deadline: float | None) -> None:
-    """Wait until a full socket may have room.
-
-    Args:
-        sock: Another thread may close it meanwhile.
-        deadline: `time.monotonic` moment, None for never.
-
-    Raises:
-        MissedDeadline: The peer does not read.
-        ConnectionError: The socket is closed.
-    """
-    remaining = None if deadline is None else deadline - time.monotonic()
-    if remaining is not None and remaining <= 0:
-        raise MissedDeadline("the peer does not read its socket")
-    fd = sock.fileno()
-    if fd < 0:
-        raise BrokenPipeError(errno.EPIPE, "the connection is closed")
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    # At most 100 ms, so that a socket that another thread shut down is noticed for sure.
-    poll.poll(100 if remaining is None else min(100, max(1, int(remaining * 1000))))
 
 
 def receive(sock: socket.socket) -> Packet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._core import deadline_within
@@ -73,7 +74,7 @@ class _Remote:
         self._keep = keep
         self._number = number
         self._what = what
-        self._finalizer = weakref.finalize(self, connection.release_later, number)
+        self._finalizer = weakref.finalize(self, connection.forget, Release(number))
         self._finalizer.atexit = False  # the service goes as a whole then
 
     @property
@@ -96,12 +97,16 @@ class _Remote:
 
     def close(self) -> None:
         """Release it in the service. Idempotent; does nothing once the service is gone or in a forked child."""
-        if self._finalizer.detach() is None:
+        if not self._finalizer.alive:
             return
         try:
-            self._connection.call(Release(object=self._number), timeout=_SHORT)
+            self._connection.release(Release(object=self._number))
         except (BadState, DeadObject, MissedDeadline):
-            return  # nobody there to release it, or busy: it goes with the connection
+            pass  # the service has ended, or is busy and will come to it
+        except BaseException:
+            self._finalizer()  # interrupted, perhaps before it was sent; it may be sent twice
+            raise
+        self._finalizer.detach()
 
     def __enter__(self) -> Any:
         return self
@@ -204,7 +209,7 @@ class RemoteDevice(Device):
             message,
             [*fds, *model_cache, *data_cache],
             timeout=_until(deadline_ns),
-            on_late=lambda late: self._connection.release_later(_number_of(late)),
+            on_late=partial(_forget_late, self._connection),
         )
         result = reply.cache and SaveResult(
             reply.cache.saved,
@@ -242,7 +247,7 @@ class RemoteDevice(Device):
             message,
             [*model_cache, *data_cache],
             timeout=_until(deadline_ns),
-            on_late=lambda late: self._connection.release_later(_number_of(late)),
+            on_late=partial(_forget_late, self._connection),
         )
         if reply.prepared_model is None:
             raise CacheRejected(_reason(reply.reason), _without_reason(reply.message), status=ErrorStatus(reply.status))
@@ -281,7 +286,7 @@ class RemoteDevice(Device):
             input_roles=tuple(input_roles),
             output_roles=tuple(output_roles),
         )
-        reply, _ = self._connection.call(message, on_late=lambda late: self._connection.release_later(_number_of(late)))
+        reply, _ = self._connection.call(message, on_late=partial(_forget_late, self._connection))
         return RemoteBuffer(self._connection, self._keep, reply.buffer, reply.token)
 
 
@@ -405,7 +410,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         reply, _ = self._connection.call(
             message,
             [*request_fds, *result_fds],
-            on_late=lambda late: self._connection.release_later(_number_of(late)),
+            on_late=partial(_forget_late, self._connection),
         )
         return RemoteBurstContext(self._connection, self._keep, reply, holder)
 
@@ -445,10 +450,10 @@ class RemoteBurstContext(_Remote, BurstContext):
             DeadObject: The service died.
             BadState: The burst or the connection is closed.
         """
-        self._connection.call(FreeMemory(burst=self.number, slot=slot), timeout=_SHORT)
+        self._connection.release(FreeMemory(burst=self.number, slot=slot))
 
     def forget_memory(self, slot: int) -> None:
-        self._connection.send_later(FreeMemory(burst=self.number, slot=slot))
+        self._connection.forget(FreeMemory(burst=self.number, slot=slot))
 
     def hang_up(self) -> None:
         self._finalizer()
@@ -475,11 +480,11 @@ def _without_reason(message: str) -> str:
     return message.rsplit(" [", 1)[0]
 
 
-def _number_of(reply: Message) -> int:
-    """The object that a reply names."""
-    return next(
-        (int(getattr(reply, name)) for name in ("prepared_model", "burst", "buffer") if hasattr(reply, name)), 0
-    )
+def _forget_late(connection: Connection, reply: Message) -> None:
+    """Let go of the object that a reply names which its caller has not waited for."""
+    for name in ("prepared_model", "burst", "buffer"):
+        if number := getattr(reply, name, None):
+            connection.forget(Release(number))
 
 
 def _in_range(dimensions: Sequence[int]) -> tuple[int, ...]:

@@ -1,48 +1,36 @@
 """A connection: calls in both directions over one SOCK_SEQPACKET socket, and the peer's death.
 
-One reader thread per connection owns the receiving side. It completes pending calls, hands requests to a few worker
-threads (so a long `prepare_model` delays nobody), and watches the peer's pidfd. However a connection ends, the reader
-thread runs `_finish` once: pending calls fail, then every death listener is called once, then `on_end`.
-
-`_lock` guards the descriptors at the end; it is never held during a send, a callback or a wait. A thread that calls
-takes no lock for which the reader could wait before all calls are answered: a signal handler may run anywhere in it.
+One thread owns a connection (why: see `_owner`). It sends, receives, completes the calls of this side, hands those of
+the other side to a few worker threads (so a long `prepare_model` delays nobody), and watches the peer's pidfd. However
+a connection ends, it runs `_finish` once: pending calls fail, then every death listener is called once, then `on_end`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from .._core import time_left
-from ..errors import (
-    BadState,
-    DeadObject,
-    ErrorStatus,
-    GeneralFailure,
-    MissedDeadline,
-    NNBurstError,
-    ResourceExhausted,
-    error_for,
-)
-from ._listeners import DeathListeners
-from ._packets import DescriptorsLost, EndOfStream, FdBundle, Kind, Packet, close_fds, receive
+from .._core import LEAVING, FdSet, abandon_when_forked, time_left
+from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted, error_for
+from ._owner import Inbox
+from ._packets import DescriptorsLost, EndOfStream, FdBundle, Kind, Outgoing, Packet, receive
 from ._pending import PendingCall, PendingCalls, ServedCalls
 from ._protocol import (
-    CALL_BY_REQUEST,
     CALLS,
-    MAX_INLINE,
     Call,
     Malformed,
     Message,
-    Release,
     Side,
     decode_error,
     decode_reply,
@@ -52,7 +40,6 @@ from ._protocol import (
     encode_request,
     error_reply,
 )
-from ._sender import Sender
 from ._workers import Workers
 
 __all__ = ["SEND_TIMEOUT", "Connection"]
@@ -60,7 +47,7 @@ __all__ = ["SEND_TIMEOUT", "Connection"]
 _log = logging.getLogger(__name__)
 
 SEND_TIMEOUT = 10.0
-"""Seconds after which a peer that does not read its socket is given up."""
+"""Seconds after which a peer that does not read its answers is given up."""
 _WORKER_PATIENCE = 1.0
 """Seconds that the end of a connection waits for handlers which are still busy."""
 _EXIT_PATIENCE = 0.2
@@ -95,8 +82,8 @@ class Connection:
             is one, is called before each.
         peer_pidfd: pidfd of the peer's process, or None. The connection owns it.
         workers: Calls that are served at the same time.
-        send_timeout: Seconds after which a peer that does not read is given up.
-        on_end: Called once in the reader thread after all death listeners.
+        send_timeout: Seconds after which a peer that does not read its answers is given up.
+        on_end: Called once, after all death listeners, with the seconds that it may take.
     """
 
     def __init__(
@@ -108,7 +95,7 @@ class Connection:
         peer_pidfd: int | None = None,
         workers: int = 4,
         send_timeout: float = SEND_TIMEOUT,
-        on_end: Callable[[], None] | None = None,
+        on_end: Callable[[float], None] | None = None,
         name: str = "nnburst",
     ) -> None:
         sock.setblocking(False)
@@ -116,20 +103,28 @@ class Connection:
         self._side = side
         self._handlers = {call: getattr(handler, call.handler) for call in CALLS if call.side is side}
         self._admit: Callable[[Call], None] | None = getattr(handler, "admit", None)
-        self._pidfd = -1 if peer_pidfd is None else peer_pidfd
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._pidfd = FdSet(() if peer_pidfd is None else (peer_pidfd,))
+        self.send_timeout = send_timeout
         self._on_end = on_end
-        self._owner = os.getpid()
-        self._lock = threading.RLock()
-        self._calls = PendingCalls()
-        self._sender = Sender(sock, self._calls, send_timeout, self._wake)
-        self._listeners = DeathListeners()
-        self._serving = ServedCalls()
-        self._stop_reason = ""
-        self._closed = False
-        self._ended = threading.Event()
+        self._inbox = Inbox()
+        self._owner = threading.Thread(target=self._own, name=f"{name}-reader", daemon=True)
         self._workers = Workers(workers, f"{name}-worker")
-        self._reader = threading.Thread(target=self._read, name=f"{name}-reader", daemon=True)
+        self._closed = False
+        self._abandoned = False
+        # From here on the owner's.
+        self._calls = PendingCalls()
+        self._serving = ServedCalls()
+        self._outbox: deque[Outgoing] = deque()
+        self._full_since = math.inf
+        self._releases: set[PendingCall] = set()
+        """Those that are not answered."""
+        self._leave_by = math.inf
+        """When leaving has taken long enough: for the releases that are not answered, or for the whole connection."""
+        self._farewell: PendingCall | None = None
+        self._listeners: dict[int, list[Callable[[], None]]] = {}
+        self._stop_reason = ""
+        self._ended = False
+        abandon_when_forked(self)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -140,60 +135,64 @@ class Connection:
             ResourceExhausted: The system has no thread for it; the connection is to be closed.
         """
         try:
-            self._reader.start()
+            self._owner.start()
         except RuntimeError as error:
             raise ResourceExhausted(f"a connection needs a thread: {error}") from error
 
     @property
     def alive(self) -> bool:
-        """False once the connection has ended."""
-        return not self._ended.is_set() and not self._closed and os.getpid() == self._owner
-
-    @property
-    def belongs_here(self) -> bool:
-        """False in a forked child."""
-        return os.getpid() == self._owner
+        """False once the connection has ended, is closed, or in a forked child."""
+        return not (self._ended or self._closed or self._abandoned)
 
     @property
     def end_reason(self) -> str:
         """Why the connection ended, empty before."""
-        return self._stop_reason if self._ended.is_set() else ""
+        return self._stop_reason if self._ended else ""
 
     def wait_ended(self, timeout: float | None = None) -> bool:
         """Wait until the connection has ended and `on_end` has returned."""
-        self._reader.join(timeout)
-        return not self._reader.is_alive()
+        self._owner.join(timeout)
+        return not self._owner.is_alive()
 
     def stop(self, reason: str) -> None:
         """End the connection without waiting. The first reason counts."""
-        if os.getpid() != self._owner:
-            return
-        self._note(reason)
-        self._wake()
+        self._inbox.post(partial(self._note, reason))
 
-    def _wake(self) -> None:
-        with self._lock:
-            if self._wake_fd >= 0:
-                os.eventfd_write(self._wake_fd, 1)
+    def hang_up(self, farewell: Message | None = None) -> None:
+        """End the connection from anywhere, without waiting; nothing can be called from now on.
 
-    def close(self, timeout: float = 5.0) -> bool:
-        """End the connection and wait for its threads. Idempotent; in a forked child only the descriptors are closed.
+        Args:
+            farewell: A last call; the end comes with its answer, or when leaving has taken long enough.
+        """
+        if not self._abandoned:
+            self._closed = True
+            self._inbox.post(partial(self._leave, farewell))
+
+    def close(self, timeout: float | None = None, farewell: Message | None = None) -> bool:
+        """`hang_up`, and wait for the threads. Idempotent. An interrupt ends the waiting, not the leaving.
 
         Returns:
-            False if a thread (a handler or listener that does not return) was still busy after `timeout` seconds.
+            False if a thread (a handler or listener that does not return) was still busy after `timeout` seconds, by
+            default a little more than leaving may take.
         """
-        if os.getpid() != self._owner:
-            self._close_fds()  # never shutdown(): the socket is still the parent's
+        if self._abandoned:
             return True
-        self._closed = True
-        self.stop("closed by this side")
-        if self._reader.ident is None:
+        self.hang_up(farewell)
+        if self._owner.ident is None:
+            self._note("closed by this side")
             self._finish()
+        if self._owner.ident is None or self._owner is threading.current_thread():
             return True
-        if self._reader is threading.current_thread():
-            return True
-        joined = self._workers.join(timeout) if self.wait_ended(timeout) else False
-        return joined
+        limit = time_left(LEAVING + _WORKER_PATIENCE if timeout is None else timeout) or 0.0
+        end = time.monotonic() + limit
+        return self.wait_ended(limit) and self._workers.join(max(0.0, end - time.monotonic()))
+
+    def abandon(self) -> None:
+        """In a forked child: close the copies of the descriptors; the connection is the parent's and goes on."""
+        self._abandoned = True
+        self._inbox.abandon()
+        self._pidfd.close()
+        self._sock.close()
 
     def check_usable(self) -> None:
         """Raise what a call would raise now.
@@ -202,24 +201,32 @@ class Connection:
             BadState: Closed, or inherited by a forked child.
             DeadObject: The peer is gone.
         """
-        if os.getpid() != self._owner:
+        if self._abandoned:
             raise BadState(
                 "this connection to a service was inherited through fork() and belongs to the parent process: "
                 "start or connect to a service in the child"
             )
         if self._closed:
             raise BadState("the connection to the service is closed")
-        if self._ended.is_set():
+        if self._ended:
             raise DeadObject(self._stop_reason)
 
     def link_to_death(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` once when the connection ends, at once if it has ended. Returns a function that unlinks.
 
-        It runs in the reader thread and is held strongly until it was called or unlinked.
+        It runs in a thread of the connection and is held strongly until it was called or unlinked.
         """
-        if os.getpid() != self._owner:
+        if self._abandoned:
             self.check_usable()
-        return self._listeners.add(listener)
+        entry = [listener]
+        self._inbox.post(partial(self._link, entry))
+
+        def unlink() -> None:
+            entry.clear()
+            if not self._abandoned:
+                self._inbox.post(partial(self._unlink, entry))
+
+        return unlink
 
     # -- calling -----------------------------------------------------------------------------------------------------
 
@@ -237,7 +244,7 @@ class Connection:
             message: The request.
             fds: Descriptors that go with it; they stay the caller's.
             timeout: Seconds for everything, None for no limit but that of `within`.
-            on_late: Called with the reply (in the reader thread) if it comes after this call gave up.
+            on_late: Called with the reply (in the owner) if it comes after this call gave up.
 
         Returns:
             The reply and its descriptors.
@@ -250,61 +257,54 @@ class Connection:
             InvalidArgument: The other side could not read the message; it says which field.
         """
         self.check_usable()
-        call = CALL_BY_REQUEST[type(message)]
         timeout = time_left(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        body = encode_request(message)
-        pending = PendingCall(call, is_long=len(body) > MAX_INLINE)
+        pending = PendingCall(message, FdBundle.duplicate(fds), on_late)
         try:
-            self._calls.enter(pending, timeout)
-            self._send(Kind.REQUEST, pending.number, body, fds, deadline, pending)
-            answered = pending.wait(None if deadline is None else deadline - time.monotonic())
-        except BaseException:  # KeyboardInterrupt: the reply is nobody's now
-            if not self._calls.give_up(pending, on_late):
+            self._inbox.post(partial(self._begin, pending))
+            answered = pending.wait(timeout)
+        except BaseException:  # of a signal handler: the reply is nobody's now
+            if not self._give_up(pending):
                 pending.discard()
             raise
-        if not answered and self._calls.give_up(pending, on_late):
-            raise MissedDeadline(f"{call.name}: no answer within {timeout:.3g} s")
-        if pending.error is not None:
-            raise pending.error
-        return pending.reply, pending.fds
+        if not answered and self._give_up(pending):
+            raise pending.missed(timeout)
+        return pending.result()
 
-    def release_later(self, number: int) -> None:
-        """Release a remote object without waiting, from a finaliser."""
-        self.send_later(Release(number))
+    def _give_up(self, pending: PendingCall) -> bool:
+        given_up = pending.give_up()
+        if given_up:
+            self._inbox.post(partial(self._withdraw, pending))
+        return given_up
 
-    def send_later(self, message: Message) -> None:
-        """Send a short request whose answer nobody wants, without waiting: takes no lock that the thread might hold.
+    def release(self, message: Message) -> None:
+        """Have the other side let go of something, and wait for its answer as long as leaving may take.
 
-        It goes out before the next message, or the reader thread sends it.
+        Raises as `call`; it is let go of later then, or with the connection.
         """
-        if os.getpid() == self._owner and not self._ended.is_set():
-            self._sender.later(message)
+        self.check_usable()
+        pending = PendingCall(message)
+        limit = time_left(max(0.0, min(LEAVING, self._leave_by - time.monotonic())))
+        self._inbox.post(partial(self._release, pending))
+        if not pending.wait(limit) and pending.give_up():
+            raise pending.missed(limit)
+        pending.result()
 
-    def _send(
-        self,
-        kind: Kind,
-        number: int,
-        body: bytes,
-        fds: Sequence[int],
-        deadline: float | None,
-        pending: PendingCall | None = None,
-    ) -> None:
+    def forget(self, message: Message) -> None:
+        """Have the other side let go of something, without waiting. From anywhere, also a finaliser."""
+        if self.alive:
+            pending = PendingCall(message)
+            pending.give_up()
+            self._inbox.post(partial(self._begin, pending, is_attended=False))
+
+    # -- the owner: its loop -----------------------------------------------------------------------------------------
+
+    def _own(self) -> None:
         try:
-            self._sender.send(kind, number, body, fds, deadline, pending)
-        except ConnectionError as error:
-            self.stop(f"the connection broke: {error.strerror}")
-            if threading.current_thread() is not self._reader:
-                self._ended.wait(2 * _EXIT_PATIENCE)  # the reader finds out how the other process ended
-            raise DeadObject(self._stop_reason) from error
-
-    # -- the reader thread ---------------------------------------------------------------------------------------------
-
-    def _read(self) -> None:
-        try:
-            self._read_until_end()
+            self._serve_until_end()
         except EndOfStream as error:
             self._note(str(error))
+        except ConnectionError as error:
+            self._note(f"the connection broke: {error.strerror}")
         except Malformed as error:
             self._note(f"malformed message: {error}")
             _log.warning("connection closed: malformed message: %s", error)
@@ -317,47 +317,196 @@ class Connection:
     def _note(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
 
-    def _read_until_end(self) -> None:
+    def _serve_until_end(self) -> None:
         poll = select.poll()
-        for fd in (self._sock.fileno(), self._wake_fd, self._pidfd):
-            if fd >= 0:
-                poll.register(fd, select.POLLIN)
-        is_full = False
-        while True:
-            ready = {fd for fd, _ in poll.poll()}
-            if self._wake_fd in ready:
+        for fd in (self._sock.fileno(), self._inbox.fileno(), *self._pidfd.fds):
+            poll.register(fd, select.POLLIN)
+        was_full = False
+        while not self._stop_reason:
+            ready = {fd for fd, _ in poll.poll(self._milliseconds())}
+            if self._inbox.fileno() in ready:
+                self._inbox.do_all()
+            if self._sock.fileno() in ready:
                 with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._wake_fd)
-                if self._stop_reason:  # noted before the wake-up was written
-                    return
-            with contextlib.suppress(BlockingIOError):
-                self._receive()
-            was_full, is_full = is_full, not self._sender.flush()
-            if was_full != is_full:
-                poll.modify(self._sock.fileno(), select.POLLIN | (select.POLLOUT if is_full else 0))
-            if self._pidfd in ready:
+                    self._receive()
+            self._send()
+            if was_full != bool(self._outbox):
+                was_full = not was_full
+                poll.modify(self._sock.fileno(), select.POLLIN | (select.POLLOUT if was_full else 0))
+            if not ready.isdisjoint(self._pidfd.fds):
                 # What it said before it died still counts.
                 with contextlib.suppress(BlockingIOError):
                     while True:
                         self._receive()
                 raise EndOfStream("the other process ended")
+            self._check_time()
+
+    def _milliseconds(self) -> int | None:
+        """Until `_check_time` has something to say."""
+        moment = min(self._gives_up_at, self._leave_by if self._farewell else math.inf)
+        return None if moment == math.inf else math.ceil(max(0.0, moment - time.monotonic()) * 1000)
+
+    @property
+    def _gives_up_at(self) -> float:
+        """When a peer that does not read its answers has had enough time; requests have deadlines of their own."""
+        if self._full_since == math.inf or all(message.kind is Kind.REQUEST for message in self._outbox):
+            return math.inf
+        return self._full_since + self.send_timeout
+
+    def _check_time(self) -> None:
+        now = time.monotonic()
+        if self._farewell is not None and now >= self._leave_by:
+            self._note("closed by this side")
+        if now >= self._gives_up_at:
+            self._note("the peer does not read its socket")
+
+    def _finish(self) -> None:
+        """The end, once: in the owner, or in `close` if that never started."""
+        if self._ended:
+            return
+        if not self._closed:
+            self._stop_reason = next(filter(None, map(exit_of_child, self._pidfd.fds)), self._stop_reason)
+        self._ended = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies
+        self._workers.stop()
+        for message in self._outbox:
+            message.close()
+        self._outbox.clear()
+        self._calls.end(self._failure)
+        self._inbox.end()
+        while self._listeners:
+            self._tell(self._listeners.popitem()[1])
+        if self._on_end is not None:
+            try:
+                self._on_end(LEAVING if self._leave_by == math.inf else max(0.0, self._leave_by - time.monotonic()))
+            except Exception:
+                _log.exception("cleaning up after a connection failed")
+        self._workers.join(_WORKER_PATIENCE)
+        self._pidfd.close()
+        self._sock.close()
+
+    def _failure(self, pending: PendingCall) -> NNBurstError:
+        kind = BadState if self._closed else DeadObject
+        return kind(f"{pending.call.name} was not answered: {self._stop_reason}")
+
+    # -- the owner: what is posted to it -------------------------------------------------------------------------------
+
+    def _leave(self, farewell: Message | None) -> None:
+        if self._ended or self._farewell is not None:
+            return
+        if farewell is None:
+            self._note("closed by this side")
+            return
+        self._leave_by = min(self._leave_by, time.monotonic() + LEAVING)
+        self._farewell = PendingCall(farewell)
+        self._farewell.on_done = partial(self._note, "closed by this side")
+        self._begin(self._farewell)
+
+    def _link(self, entry: list[Callable[[], None]]) -> None:
+        if self._ended:
+            self._tell(entry)
+        else:
+            self._listeners[id(entry)] = entry
+
+    def _unlink(self, entry: list[Callable[[], None]]) -> None:
+        self._listeners.pop(id(entry), None)
+
+    def _tell(self, entry: list[Callable[[], None]]) -> None:
+        try:
+            listener = entry.pop()
+        except IndexError:  # unlinked
+            return
+        try:
+            listener()
+        except Exception:
+            _log.exception("a death listener failed")
+
+    def _begin(self, pending: PendingCall, *, is_attended: bool = True) -> None:
+        if self._ended:
+            pending.fail(self._failure(pending))
+            return
+        try:
+            pending.body = encode_request(pending.message)
+            self._calls.add(pending, is_attended=is_attended)
+        except NNBurstError as error:
+            pending.fail(error)
+
+    def _release(self, pending: PendingCall) -> None:
+        if not self._releases and self._farewell is None:
+            self._leave_by = time.monotonic() + LEAVING
+        self._releases.add(pending)
+        pending.on_done = partial(self._released, pending)
+        self._begin(pending)
+
+    def _released(self, pending: PendingCall) -> None:
+        self._releases.discard(pending)
+        if not self._releases and self._farewell is None:
+            self._leave_by = math.inf
+
+    def _withdraw(self, pending: PendingCall) -> None:
+        """Its caller has given up. What was sent keeps its place until it is answered."""
+        if not pending.is_sent:
+            self._calls.remove(pending)
+            if pending.outgoing is not None:
+                with contextlib.suppress(ValueError):
+                    self._outbox.remove(pending.outgoing)
+            pending.fds.close()
+
+    # -- the owner: sending --------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Send what there is, as far as the socket takes it."""
+        for pending in self._calls.admit():
+            try:
+                self._outbox.append(pending.pack())
+            except NNBurstError as error:
+                self._fail(pending, error)
+        while self._outbox:
+            message = self._outbox[0]
+            try:
+                message.try_send(self._sock)
+            except BlockingIOError:
+                self._full_since = min(self._full_since, time.monotonic())
+                return
+            except NNBurstError as error:
+                self._cannot_send(self._outbox.popleft(), error)
+                continue
+            self._full_since = math.inf
+            self._outbox.popleft().close()
+            if message.on_sent is not None:
+                message.on_sent()
+        self._full_since = math.inf
+
+    def _cannot_send(self, message: Outgoing, error: NNBurstError) -> None:
+        message.close()
+        if message.kind is Kind.REQUEST:
+            pending = self._calls.find(message.number)
+            if pending is not None:
+                self._fail(pending, error)
+        elif message.kind is Kind.REPLY:  # e.g. too many descriptors in flight: say so without them
+            refusal = Outgoing(Kind.ERROR, message.number, encode(error_reply(error)), on_sent=message.on_sent)
+            self._outbox.appendleft(refusal)
+        else:
+            self._note(f"an answer cannot be sent: {error}")
+            self._outbox.clear()
+
+    def _fail(self, pending: PendingCall, error: NNBurstError) -> None:
+        self._calls.remove(pending)
+        pending.fail(error)
+
+    # -- the owner: receiving ------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
         try:
             self._dispatch(receive(self._sock))
         except DescriptorsLost as lost:  # this process has as many as it may; that is not the peer's doing
-            number = lost.call_id
             error = ResourceExhausted("descriptors of a message were lost: the process may open no more (ulimit -n)")
             if lost.kind is Kind.REQUEST:
-                self._serving.enter(0, False)
-
-                def refuse() -> None:
-                    self._serving.leave(0, False)
-                    self._answer(number, Kind.ERROR, encode(error_reply(error)), ())
-
-                self._workers.submit(refuse)
-            elif (pending := self._calls.find(number)) is not None:
-                self._calls.answer(pending, None, error, FdBundle())
+                self._serving.enter()
+                self._answer(lost.call_id, self._serving.leave, Kind.ERROR, encode(error_reply(error)))
+            elif (pending := self._calls.find(lost.call_id)) is not None:
+                self._fail(pending, error)
 
     def _dispatch(self, packet: Packet) -> None:
         try:
@@ -371,27 +520,23 @@ class Connection:
 
     def _accept(self, packet: Packet) -> None:
         call, message = decode_request(packet.body, self._side)
-        if call.request_fds(message) != len(packet.fds):
-            raise Malformed(f"{call.name} needs {call.request_fds(message)} descriptors, {len(packet.fds)} came")
-        n_fds, number, fds, is_long = len(packet.fds), packet.call_id, packet.fds, packet.is_long
-        self._serving.enter(n_fds, is_long)
+        number, fds = packet.call_id, packet.fds
+        if call.request_fds(message) != len(fds):
+            raise Malformed(f"{call.name} needs {call.request_fds(message)} descriptors, {len(fds)} came")
+        self._serving.enter(len(fds), packet.is_long)
+        leave = partial(self._serving.leave, len(fds), packet.is_long)
 
         def job() -> None:
-            try:
+            with fds:
                 answer = self._serve(call, message, fds)
-            finally:
-                fds.close()
-                self._serving.leave(n_fds, is_long)  # before the peer has the answer and makes the next call
             if answer is not None:
-                self._answer(number, *answer)
+                self._inbox.post(partial(self._answer, number, leave, *answer))
 
         try:
-            if not self._workers.submit(job):
-                fds.close()
+            self._workers.submit(job, self._serving.count)
         except ResourceExhausted as error:  # no thread to be had
             fds.close()
-            self._serving.leave(n_fds, is_long)
-            self._answer(number, Kind.ERROR, encode(error_reply(error)), ())
+            self._answer(number, leave, Kind.ERROR, encode(error_reply(error)))
 
     def _complete(self, packet: Packet) -> None:
         pending = self._calls.find(packet.call_id)
@@ -408,53 +553,33 @@ class Connection:
             wanted = pending.call.reply_fds(reply)
         if wanted != len(packet.fds):
             raise Malformed(f"a reply needs {wanted} descriptors, {len(packet.fds)} came")
-        self._calls.answer(pending, reply, error, packet.fds)
+        self._calls.remove(pending)
+        pending.finish(reply, error, packet.fds)
 
-    def _finish(self) -> None:
-        """The end, once: in the reader thread, or in `close` if that never started."""
-        how = "" if self._closed else exit_of_child(self._pidfd)
-        with self._lock:
-            if self._ended.is_set():
-                return
-            self._stop_reason = how or self._stop_reason
-            self._ended.set()
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies
-        failure = BadState if self._closed else DeadObject
-        self._calls.end(lambda call: failure(f"{call.name} was not answered: {self._stop_reason}"))
-        for dropped in self._workers.stop():
-            del dropped  # their descriptors close with them
-        self._listeners.call_all()
-        if self._on_end is not None:
-            try:
-                self._on_end()
-            except Exception:
-                _log.exception("cleaning up after a connection failed")
-        self._workers.join(_WORKER_PATIENCE)
-        self._close_fds()
+    def _answer(
+        self, number: int, leave: Callable[[], None], kind: Kind, body: bytes, fds: FdBundle | None = None
+    ) -> None:
+        """Send the answer of a call that was served, unless none is wanted."""
+        if self._ended or not number:
+            leave()
+            if fds is not None:
+                fds.close()
+            return
+        try:
+            self._outbox.append(Outgoing(kind, number, body, fds, on_sent=leave))
+        except NNBurstError as error:
+            self._outbox.append(Outgoing(Kind.ERROR, number, encode(error_reply(error)), on_sent=leave))
 
-    def _close_fds(self) -> None:
-        if os.getpid() != self._owner:  # a lock may have been held by another thread when fork copied it
-            fds = [self._pidfd, self._wake_fd]
-            self._pidfd = self._wake_fd = -1
-            self._sock.close()
-        else:
-            with self._lock:
-                fds = [self._pidfd, self._wake_fd]
-                self._pidfd = self._wake_fd = -1
-            self._sender.close()
-        close_fds(fd for fd in fds if fd >= 0)
+    # -- the workers ---------------------------------------------------------------------------------------------------
 
-    # -- serving -----------------------------------------------------------------------------------------------------
-
-    def _serve(self, call: Call, message: Message, received: FdBundle) -> tuple[Kind, bytes, Sequence[int]] | None:
-        """Return the answer, with descriptors that are to be closed; None if the connection has to end."""
-        fds: Sequence[int] = ()
+    def _serve(self, call: Call, message: Message, received: FdBundle) -> tuple[Kind, bytes, FdBundle] | None:
+        """Return the answer with descriptors of its own; None if the connection has to end."""
+        fds = FdBundle()
         try:
             if self._admit is not None:
                 self._admit(call)
             answer = self._handlers[call](message, received)
-            reply, fds = answer if isinstance(answer, tuple) else (answer, ())
+            reply, fds = answer if isinstance(answer, tuple) else (answer, fds)
             return Kind.REPLY, encode_reply(call, reply), fds
         except Malformed as error:
             self.stop(f"malformed message: {error}")
@@ -464,19 +589,5 @@ class Connection:
         except BaseException as error:  # also SystemExit from somebody's function: the peer must not wait for ever
             _log.exception("%s failed", call.name)
             refusal = GeneralFailure(f"{call.name} failed: {type(error).__name__}: {error}")
-        close_fds(fds)
-        return Kind.ERROR, encode(error_reply(refusal)), ()
-
-    def _answer(self, number: int, kind: Kind, body: bytes, fds: Sequence[int]) -> None:
-        try:
-            if number:
-                self._send(kind, number, body, fds, None)
-        except MissedDeadline as error:
-            self.stop(str(error))
-        except DeadObject:
-            pass
-        except NNBurstError as error:  # e.g. too many descriptors in flight: say so without them
-            with contextlib.suppress(NNBurstError):
-                self._send(Kind.ERROR, number, encode(error_reply(error)), (), None)
-        finally:
-            close_fds(fds)
+        fds.close()
+        return Kind.ERROR, encode(error_reply(refusal)), FdBundle()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
 
 from ..errors import ResourceExhausted
@@ -15,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Workers:
-    """Runs jobs on at most `limit` daemon threads, which start when they are needed.
+    """Runs jobs on at most `limit` daemon threads, which start when they are needed. Used by one thread, their owner.
 
     Daemon threads, because a job may be inside a device that never returns, and that must not keep a process alive.
     """
@@ -23,70 +25,51 @@ class Workers:
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
         self._name = name
-        self._condition = threading.Condition()
-        self._jobs: deque[Callable[[], None]] = deque()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._idle = 0
-        self._closed = False
 
-    @property
-    def backlog(self) -> int:
-        """Jobs that no thread has taken up yet."""
-        return len(self._jobs)
+    def submit(self, job: Callable[[], None], under_way: int) -> None:
+        """Queue a job.
 
-    def submit(self, job: Callable[[], None]) -> bool:
-        """Queue a job; False (and the job is not taken) once `stop` was called."""
-        with self._condition:
-            if self._closed:
-                return False
-            self._jobs.append(job)
-            if self._idle >= len(self._jobs):
-                self._condition.notify()
-            elif len(self._threads) < self._limit:
-                self._start_thread()
-            return True
+        Args:
+            job: What to do.
+            under_way: Jobs that are queued or running, with this one.
 
-    def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # the system has no thread for us; those that are there will come to the job
-            if not self._threads:
-                self._jobs.clear()
-                raise ResourceExhausted(f"{self._name}: {error}") from error
-            return
-        self._threads.append(thread)
+        Raises:
+            ResourceExhausted: The system has no thread, and there is none yet; the job is dropped.
+        """
+        if len(self._threads) < min(under_way, self._limit):
+            thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
+            try:
+                thread.start()
+                self._threads.append(thread)
+            except RuntimeError as error:  # those that are there will come to the job
+                if not self._threads:
+                    raise ResourceExhausted(f"{self._name}: {error}") from error
+        self._jobs.put(job)
 
-    def stop(self) -> list[Callable[[], None]]:
-        """Let the threads end after their present job; returns the jobs that will not run. Idempotent."""
-        with self._condition:
-            self._closed = True
-            left = list(self._jobs)
-            self._jobs.clear()
-            self._condition.notify_all()
-        return left
+    def stop(self) -> None:
+        """Drop the jobs that no thread has taken up, and let the threads end after their present one."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put(None)
 
     def join(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds in all for the threads to end; never waits for the calling one."""
-        return all(_join(thread, timeout) for thread in self._threads if thread is not threading.current_thread())
+        end = time.monotonic() + timeout
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
+                if thread.is_alive():
+                    return False
+        return True
 
     def _run(self) -> None:
-        while True:
-            with self._condition:
-                self._idle += 1
-                while not self._jobs and not self._closed:
-                    self._condition.wait()
-                self._idle -= 1
-                if not self._jobs:
-                    return
-                job = self._jobs.popleft()
+        while (job := self._jobs.get()) is not None:
             try:
                 job()
             except BaseException:  # also SystemExit: there is no one else to do the next job
                 _log.exception("a job of %s failed", self._name)
-            del job  # an idle thread must not keep what its last job held
-
-
-def _join(thread: threading.Thread, timeout: float) -> bool:
-    thread.join(timeout)
-    return not thread.is_alive()
+            job = None  # an idle thread must not keep what its last job held

@@ -74,7 +74,7 @@ def test_a_child_that_crashes_on_the_way_is_said(steps: Steps) -> None:
 
 
 def test_a_child_that_takes_too_long_is_ended(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_launch, "_EXIT_TIMEOUT", 0.05)
+    monkeypatch.setattr("nnburst.service._transport.LEAVING", 0.05)
     (steps.directory / "sitecustomize.py").write_text("import threading\nthreading.Event().wait()")
     env = {**os.environ, "PYTHONPATH": str(steps.directory)}
     with pytest.raises(MissedDeadline, match=r"did not start within 0\.05 s"):
@@ -204,7 +204,7 @@ LEAVES = {
 @pytest.mark.parametrize("how", LEAVES)
 def test_a_client_that_just_ends_takes_its_service_along(how: str, steps: Steps) -> None:
     program = (
-        "import sys, os\nfrom fault_support import tiny_model\nfrom nnburst.service import start_child\n"
+        "import sys, os\nfrom fault_support import tiny_model\nfrom nnburst.service import _launch, start_child\n"
         "def steps_wait(): open(os.environ['NNBURST_TEST_FIFO'], 'rb').read(1)\n"
         f"service = start_child(['test-hooks'])\nprint(service.pid, flush=True)\nsys.stdin.read()\n{LEAVES[how]}\n"
     )

@@ -218,8 +218,7 @@ def test_a_client_that_is_replaced_by_another_program_takes_its_service_along(st
 
 
 def test_a_stopped_service_does_not_block_close_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnburst.service._connection._GOODBYE_TIMEOUT", 0.05)
-    monkeypatch.setattr("nnburst.service._launch._EXIT_TIMEOUT", 0.05)
+    monkeypatch.setattr("nnburst.service._transport.LEAVING", 0.05)
     service = start_child(["nnburst-noop"])
     pidfd = os.pidfd_open(service.pid)
     os.kill(service.pid, signal.SIGSTOP)

@@ -152,7 +152,7 @@ def test_random_datagrams_never_hurt_the_service(host: ServiceHost) -> None:
 
 def test_a_client_that_never_reads_its_replies_is_dropped(host: ServiceHost, monkeypatch: pytest.MonkeyPatch) -> None:
     with raw_client(host) as (client, hosted):
-        hosted.connection._sender.timeout = 0.05
+        hosted.connection.send_timeout = 0.05
         client.greet()
         with contextlib.suppress(ConnectionError):
             while hosted.connection.alive:
@@ -178,7 +178,6 @@ def test_descriptors_that_the_service_cannot_take_are_refused() -> None:
 def test_a_stopped_service_cannot_block_its_client_for_ever(tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     with start_child(["test-hooks"], env=steps.env("prepare", "spin")) as service:
-        service._connection._sender.timeout = 0.05
         stuck = Background(lambda: service.devices[0].prepare_model(tiny_model()))
         steps.wait()  # now nothing in the service reads its socket
         model = tiny_model()  # owns the descriptors

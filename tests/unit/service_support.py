@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +16,7 @@ from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus
 from nnburst.model import NO_TIMING, Capabilities, Model, ModelBuilder, OperandType, OperationType, Request
 from nnburst.service import ServiceConnection, ServiceHost
-from nnburst.service._packets import FdBundle, Kind, Outgoing, wait_writable
+from nnburst.service._packets import FdBundle, Kind, Outgoing
 from nnburst.service._protocol import Done, Message, Side
 from nnburst.service._transport import Connection
 
@@ -197,10 +199,19 @@ def open_fds() -> set[int]:
 def send(
     sock: socket.socket, kind: Kind, call_id: int, body: bytes, fds: Sequence[int], deadline: float | None
 ) -> None:
-    """Send one message, as a `Connection` does."""
-    with Outgoing(kind, call_id, body, fds) as message:
+    """Send one message, as a `Connection` does.
+
+    Raises:
+        TimeoutError: The other end does not read.
+    """
+    message = Outgoing(kind, call_id, body, FdBundle.duplicate(fds))
+    try:
         while True:
             try:
                 return message.try_send(sock)
             except BlockingIOError:
-                wait_writable(sock, deadline)
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not select.select([], [sock], [], left)[1]:
+                    raise TimeoutError from None
+    finally:
+        message.close()

@@ -17,10 +17,10 @@ import pytest
 from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, send
 
 import nnburst
-from nnburst.errors import GeneralFailure, MissedDeadline, ResourceExhausted
+from nnburst.errors import BadState, GeneralFailure, MissedDeadline, ResourceExhausted
 from nnburst.model import DataLocation, MeasureTiming, Model, ModelBuilder, OperandType, OperationType, RequestArgument
-from nnburst.service import ServiceHost, _pending, _protocol, start_child
-from nnburst.service._packets import FdBundle, Kind, Outgoing, receive
+from nnburst.service import ServiceHost, _owner, _pending, _protocol, start_child
+from nnburst.service._packets import FdBundle, Kind, receive
 from nnburst.service._protocol import Side
 
 GOODBYE = _protocol.encode(_protocol.Goodbye())
@@ -50,13 +50,25 @@ def test_too_many_calls_at_once_close_the_connection() -> None:
 
 
 def test_one_side_never_has_more_calls_under_way_than_the_other_takes() -> None:
+    answers: list[str] = []
+
+    def call() -> None:
+        try:
+            end.call(_protocol.Goodbye(), timeout=WATCHDOG)
+        except BadState as error:
+            answers.append(type(error).__name__)
+
     with raw_peer(Side.CLIENT) as (end, sock):
-        for _ in range(_pending.MAX_PENDING):
-            with pytest.raises(MissedDeadline, match="no answer"):
-                end.call(_protocol.Goodbye(), timeout=0.0)
+        threads = [threading.Thread(target=call) for _ in range(_pending.MAX_PENDING)]
+        for thread in threads:
+            thread.start()
             sock.recv(1000)
         with pytest.raises(MissedDeadline, match="under way"):
-            end.call(_protocol.Goodbye(), timeout=0.0)
+            end.call(_protocol.Goodbye(), timeout=0.01)
+        end.hang_up()
+        for thread in threads:
+            thread.join(WATCHDOG)
+    assert answers == ["BadState"] * _pending.MAX_PENDING
 
 
 def test_second_long_call_while_one_is_served_closes_the_connection() -> None:
@@ -144,39 +156,42 @@ def test_call_for_which_there_is_no_thread_is_refused(monkeypatch: pytest.Monkey
 # ---- Ctrl-C --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moment", ["before it is sent", "after it was sent", "while it waits", "when it is answered"])
+@pytest.mark.parametrize("moment", ["before it is posted", "after it was posted", "while it waits", "when answered"])
 @pytest.mark.parametrize("is_long", [False, True])
 def test_call_that_is_interrupted_leaves_the_connection_usable(
     moment: str, is_long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reply of a call that was interrupted is expected, and what it names is let go of."""
     late: list[object] = []
-    may_answer = threading.Event()
-    try_send = Outgoing.try_send
+    may_answer, came = threading.Event(), threading.Event()
+    post, wait = _owner.Inbox.post, _pending.PendingCall.wait
 
-    def sending(self: Outgoing, sock: socket.socket) -> None:
-        if moment == "before it is sent":
-            raise KeyboardInterrupt
-        try_send(self, sock)
-        if moment == "after it was sent":
-            raise KeyboardInterrupt
+    def posting(self: _owner.Inbox, job: Any) -> None:
+        if threading.current_thread() is not threading.main_thread() or interrupts.pop(0) is None:
+            return post(self, job)
+        if moment == "after it was posted":
+            post(self, job)
+            assert came.wait(WATCHDOG)
+        raise KeyboardInterrupt
 
     def waiting(self: _pending.PendingCall, timeout: float | None) -> bool:
-        if moment == "when it is answered":
+        assert came.wait(WATCHDOG)
+        if moment == "when answered":
             may_answer.set()
             assert wait(self, WATCHDOG)
         raise KeyboardInterrupt
 
     def answer(message: object, fds: FdBundle) -> _protocol.Message:
+        came.set()
         assert may_answer.wait(WATCHDOG)
         is_execute = isinstance(message, _protocol.Execute)
         return _protocol.ExecuteReply(0, (), _protocol.Timing()) if is_execute else _protocol.HelloReply((1, 0), 7)
 
-    wait = _pending.PendingCall.wait
+    interrupts: list[type[BaseException] | None] = [KeyboardInterrupt, None]  # the second is how it gives up
     with connected(service=Answers(on_hello=answer, on_execute=answer)) as (client, _):
         with monkeypatch.context() as patched:
-            if moment in ("before it is sent", "after it was sent"):
-                patched.setattr(Outgoing, "try_send", sending)
+            if moment.endswith("posted"):
+                patched.setattr(_owner.Inbox, "post", posting)
             else:
                 patched.setattr(_pending.PendingCall, "wait", waiting)
             with pytest.raises(KeyboardInterrupt):
@@ -185,10 +200,34 @@ def test_call_that_is_interrupted_leaves_the_connection_usable(
         for _ in range(2 * _pending.MAX_PENDING):
             client.call(_protocol.Goodbye(), timeout=WATCHDOG)
         deadline = time.monotonic() + WATCHDOG
-        while not late and moment != "before it is sent" and time.monotonic() < deadline:
+        while not late and moment != "before it is posted" and time.monotonic() < deadline:
             time.sleep(0.001)
-        assert len(late) == (moment != "before it is sent")
+        assert len(late) == (moment != "before it is posted")
         client.call(LONG, timeout=WATCHDOG)
+
+
+def test_exception_of_a_signal_handler_while_a_call_is_encoded_is_not_the_message_s_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise TimeoutError("of the handler")
+
+    def encode(message: _protocol.Message) -> bytes:
+        os.kill(os.getpid(), signal.SIGALRM)
+        time.sleep(0.01)  # the handler runs now, where there may be one
+        return encoded(message)
+
+    encoded = _protocol.encode
+    monkeypatch.setattr(_protocol, "encode", encode)
+    old = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with connected() as (client, _):
+            with pytest.raises(TimeoutError, match="of the handler"):
+                client.call(LONG, timeout=WATCHDOG)
+            monkeypatch.undo()
+            client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+    finally:
+        signal.signal(signal.SIGALRM, old)
 
 
 @pytest.fixture
@@ -297,7 +336,7 @@ def test_thread_that_cannot_be_started_leaves_nothing_behind(name: str, monkeypa
 
 def test_what_finalisers_leave_is_sent_without_another_call() -> None:
     with raw_peer(Side.CLIENT) as (end, sock):
-        end.release_later(7)
+        end.forget(_protocol.Release(7))
         _wait_readable(sock, WATCHDOG)
         assert _protocol.decode_request(receive(sock).body, Side.SERVICE)[1] == _protocol.Release(7)
 
@@ -327,26 +366,26 @@ def test_what_a_full_socket_keeps_back_goes_out_later_and_nobody_spins(monkeypat
             return self.poll_object.poll(*arguments)
 
     monkeypatch.setattr(select, "poll", Counting)
-    for goes_elsewhere in (False, True):
+    for is_dropped in (False, True):
         with raw_peer(Side.CLIENT) as (end, sock):
             junk = bytes(1000)
             with contextlib.suppress(BlockingIOError):
                 while True:
                     end._sock.send(junk)
-            end.release_later(7)
+            end.forget(_protocol.Release(7))
             before = -1
             while before != polls:  # until it waits for room
                 before = polls
                 time.sleep(0.05)
-            if goes_elsewhere:
-                end._sender._later.clear()  # as somebody does who sends it before a message of his own
+            if is_dropped:
+                end._inbox.post(end._outbox.clear)
             seen = []
             with contextlib.suppress(BlockingIOError):
                 while True:
                     _wait_readable(sock, 0.2)
                     data = sock.recv(2000, socket.MSG_DONTWAIT)
                     seen += [data] if data != junk else []
-            assert len(seen) == 1 - goes_elsewhere
+            assert len(seen) == 1 - is_dropped
             before = polls
             time.sleep(0.2)
             assert polls - before <= 2
@@ -357,7 +396,7 @@ def test_any_number_of_things_may_be_dropped_at_once() -> None:
     count = 3000
     with connected(service=(service := Answers())) as (client, _):
         for number in range(count):
-            client.release_later(number)
+            client.forget(_protocol.Release(number))
         client.call(_protocol.Goodbye(), timeout=WATCHDOG)
         deadline = time.monotonic() + WATCHDOG
         while len(service.seen) <= count and time.monotonic() < deadline:

@@ -262,7 +262,7 @@ def test_collector_may_find_a_session_in_the_connection_s_own_thread() -> None:
             os.kill(service.pid, signal.SIGSTOP)  # so that the answer is late
             try:
                 with pytest.raises(MissedDeadline):
-                    connection.call(ListDevices(), timeout=0.0, on_late=lambda reply: collect())
+                    connection.call(ListDevices(), timeout=0.2, on_late=lambda reply: collect())
             finally:
                 os.kill(service.pid, signal.SIGCONT)
             assert collected.wait(PATIENCE)
