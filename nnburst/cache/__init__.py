@@ -9,7 +9,7 @@ from ._index import EntryInfo
 from ._limits import SIZES, Limits, scaled
 from ._places import default_cache_directory, default_state_directory
 from ._reasons import SPOILT, CacheReason, CacheRejected
-from ._sealed_copy import check_fd
+from ._sealed_copy import check_fd, place_of
 from ._token import (
     PRIORITY_CODE,
     TOKEN_SIZE,
@@ -49,6 +49,7 @@ __all__ = [
     "entry_name",
     "file_names",
     "model_fingerprint",
+    "place_of",
     "prune",
     "scaled",
 ]

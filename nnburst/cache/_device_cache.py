@@ -129,6 +129,7 @@ class DeviceCache:
         *,
         fingerprint: bytes = b"",
         staged: bool = False,
+        place: bytes = b"",
     ) -> SaveResult:
         """Write an entry into files of the client. Whatever happens is in the result, never an exception.
 
@@ -143,10 +144,11 @@ class DeviceCache:
             data_fds: Likewise.
             fingerprint: Of the model, 32 bytes or empty.
             staged: The client publishes the files and calls `confirm`; until then older files count, too.
+            place: Where the client keeps the entry: see `place_of`. Older files of the place count no longer.
         """
         started = time.perf_counter()
         try:
-            generation, nbytes = self._save(token, (model, data), (model_fds, data_fds), fingerprint, staged)
+            generation, nbytes = self._save(token, (model, data), (model_fds, data_fds), fingerprint, staged, place)
         except CacheRejected as error:
             return SaveResult(False, error.reason, seconds=time.perf_counter() - started)
         except OSError as error:
@@ -161,6 +163,7 @@ class DeviceCache:
         fds: tuple[Sequence[int], Sequence[int]],
         fingerprint: bytes,
         staged: bool,
+        place: bytes,
     ) -> tuple[bytes, int]:
         self._check(token, fds)
         files = [
@@ -188,7 +191,7 @@ class DeviceCache:
         self._hook("digests")
         record = Record(
             token, self._device, generation, self._epoch, fingerprint or _NO_FINGERPRINT, tuple(records),
-            not staged, int(time.time()),
+            not staged, int(time.time()), place,
         )  # fmt: skip
         self._store.put(record)
         try:

@@ -18,7 +18,7 @@ from ..memory import check_file_system
 from ._container import HEADER_SIZE, MAC_SIZE, Header, digest_of, overhead
 from ._reasons import CacheReason, CacheRejected
 
-__all__ = ["SealedCopy", "check_fd", "check_not_locked", "read_header"]
+__all__ = ["SealedCopy", "check_fd", "check_not_locked", "place_of", "read_header"]
 
 _LOCK = struct.Struct("hhqqi4x")
 """``struct flock``: type, whence, start, length, pid."""
@@ -45,6 +45,27 @@ def check_fd(fd: int) -> os.stat_result:
     if seals & ~fcntl.F_SEAL_SEAL:
         raise CacheRejected(CacheReason.BAD_FD, "a cache file is sealed")
     return status
+
+
+def place_of(fd: int) -> bytes:
+    """Name the directory in which a client keeps its entries, so that each has newest entries of its own.
+
+    Asked from the file system and not from the client: a directory that it cannot open, it cannot name.
+
+    Raises:
+        CacheRejected: It is not a directory, or on a file system that could block this process for ever.
+    """
+    try:
+        check_file_system(fd)
+        status = os.fstat(fd)
+        if not stat.S_ISDIR(status.st_mode):
+            raise CacheRejected(CacheReason.BAD_FD, "the place of a cache entry is not a directory")
+        # Device numbers may change when the machine starts anew; the id of the file system does not.
+        return struct.pack("<QQ", os.fstatvfs(fd).f_fsid & (1 << 64) - 1, status.st_ino)
+    except GeneralFailure as error:
+        raise CacheRejected(CacheReason.REMOTE_FILES, str(error)) from error
+    except OSError as error:
+        raise CacheRejected(CacheReason.BAD_FD, f"a descriptor cannot be used: {error.strerror}") from error
 
 
 def check_not_locked(fd: int) -> None:

@@ -25,19 +25,22 @@ from ._reasons import CacheReason, CacheRejected
 
 __all__ = ["FileRecord", "Record", "TrustStore"]
 
-_SCHEMA_VERSION = 1
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS device (name TEXT PRIMARY KEY, epoch BLOB NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS entry (
-  token BLOB NOT NULL, device TEXT NOT NULL, generation BLOB NOT NULL,
-  live INTEGER NOT NULL, epoch BLOB NOT NULL, fingerprint BLOB NOT NULL, created INTEGER NOT NULL,
-  files BLOB NOT NULL, mac BLOB NOT NULL,
-  PRIMARY KEY (token, device, generation)) STRICT;
-CREATE UNIQUE INDEX IF NOT EXISTS one_live ON entry (token, device) WHERE live = 1;
-CREATE INDEX IF NOT EXISTS by_age ON entry (created);
-"""
-_INSERT = "INSERT OR REPLACE INTO entry VALUES (?,?,?,?,?,?,?,?,?)"
+_SCHEMA_VERSION = 2
+_META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT"
+_TABLES = {
+    "device": "CREATE TABLE device (name TEXT PRIMARY KEY, epoch BLOB NOT NULL) STRICT",
+    "entry": """CREATE TABLE entry (
+        token BLOB NOT NULL, device TEXT NOT NULL, generation BLOB NOT NULL, place BLOB NOT NULL,
+        live INTEGER NOT NULL, epoch BLOB NOT NULL, fingerprint BLOB NOT NULL, created INTEGER NOT NULL,
+        files BLOB NOT NULL, mac BLOB NOT NULL,
+        PRIMARY KEY (token, device, generation)) STRICT""",
+}
+_INDEXES = (
+    "CREATE UNIQUE INDEX one_live ON entry (token, device, place) WHERE live = 1",
+    "CREATE INDEX by_age ON entry (created)",
+)
+_INSERT = "INSERT OR REPLACE INTO entry VALUES (?,?,?,?,?,?,?,?,?,?)"
+_REPLACED = "DELETE FROM entry WHERE token = ? AND device = ? AND place = ?"
 _PENDING_SECONDS = 600
 _MOST_ROWS = 20_000
 _FILE = struct.Struct("<HHQ32s")
@@ -69,6 +72,8 @@ class Record:
     live: bool
     """False until the client has published it; then it counts for ten minutes only."""
     created: int
+    place: bytes = b""
+    """Where the client keeps the entry: see `place_of`. A generation replaces the others of its place."""
 
     def encoded_files(self) -> bytes:
         return b"".join(_FILE.pack(f.kind, f.index, f.length, f.digest) for f in self.files)
@@ -76,7 +81,8 @@ class Record:
     def row_mac(self, key: bytes) -> bytes:
         name = self.device.encode()
         fixed = struct.pack("<H", len(name)) + name + struct.pack("<?q", self.live, self.created)
-        text = self.token + self.generation + self.epoch + self.fingerprint + fixed + self.encoded_files()
+        where = struct.pack("<H", len(self.place)) + self.place
+        text = self.token + self.generation + self.epoch + self.fingerprint + fixed + where + self.encoded_files()
         return hmac.digest(key, text, "sha256")
 
 
@@ -161,13 +167,17 @@ class TrustStore:
             database.execute("PRAGMA synchronous=FULL")
             if database.execute("PRAGMA quick_check").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("the check of the database found damage")
-            database.executescript(_SCHEMA)
             with _transaction(database):
+                database.execute(_META)
                 found = dict(database.execute("SELECT name, value FROM meta").fetchall())
                 wanted = {"schema": struct.pack("<I", _SCHEMA_VERSION), "key": self.key.id}
                 if found != wanted:  # a new key or schema makes everything miss
-                    for table in ("meta", "device", "entry"):
-                        database.execute(f"DELETE FROM {table}")
+                    database.execute("DELETE FROM meta")
+                    for name, create in _TABLES.items():
+                        database.execute(f"DROP TABLE IF EXISTS {name}")
+                        database.execute(create)
+                    for create in _INDEXES:
+                        database.execute(create)
                     database.executemany("INSERT INTO meta VALUES (?, ?)", wanted.items())
         except BaseException:
             database.close()
@@ -208,11 +218,10 @@ class TrustStore:
                 database.execute("INSERT OR REPLACE INTO device VALUES (?, ?)", (device, epoch))
 
     def put(self, record: Record) -> None:
-        """Remember a generation. A live one replaces all others of its entry."""
+        """Remember a generation. A live one replaces all others of its entry in its place."""
         with self._using() as database:
-            key = (record.token, record.device)
             if record.live:
-                database.execute("DELETE FROM entry WHERE token = ? AND device = ?", key)
+                database.execute(_REPLACED, (record.token, record.device, record.place))
             database.execute(_INSERT, self._row(record))
             horizon = int(time.time()) - _PENDING_SECONDS
             database.execute("DELETE FROM entry WHERE live = 0 AND created < ?", (horizon,))
@@ -226,7 +235,7 @@ class TrustStore:
     def _row(self, r: Record) -> tuple[object, ...]:
         files = r.encoded_files()
         return (
-            r.token, r.device, r.generation, int(r.live), r.epoch, r.fingerprint, r.created, files,
+            r.token, r.device, r.generation, r.place, int(r.live), r.epoch, r.fingerprint, r.created, files,
             r.row_mac(self._row_key),
         )  # fmt: skip
 
@@ -241,17 +250,17 @@ class TrustStore:
 
     def _got(self, database: sqlite3.Connection, token: bytes, device: str, generation: bytes) -> Record | None:
         row = database.execute(
-            "SELECT live, epoch, fingerprint, created, files, mac FROM entry"
+            "SELECT place, live, epoch, fingerprint, created, files, mac FROM entry"
             " WHERE token = ? AND device = ? AND generation = ?",
             (token, device, generation),
         ).fetchone()
         if row is None:
             return None
-        live, epoch, fingerprint, created, files, mac = row
+        place, live, epoch, fingerprint, created, files, mac = row
         if len(files) % _FILE.size:
             raise CacheRejected(CacheReason.NO_ROW, "a row of the trust store is damaged")
         records = tuple(FileRecord(*_FILE.unpack_from(files, at)) for at in range(0, len(files), _FILE.size))
-        record = Record(token, device, generation, epoch, fingerprint, records, bool(live), created)
+        record = Record(token, device, generation, epoch, fingerprint, records, bool(live), created, place)
         if not hmac.compare_digest(record.row_mac(self._row_key), mac):
             raise CacheRejected(CacheReason.NO_ROW, "a row of the trust store was changed by somebody else")
         if not record.live and created < time.time() - _PENDING_SECONDS:
@@ -265,13 +274,13 @@ class TrustStore:
         return found is not None
 
     def confirm(self, token: bytes, device: str, generation: bytes) -> bool:
-        """The client has published a generation: it counts from now on, and no other. Returns whether it is known."""
+        """A client has published a generation: from now on no other counts in its place. False if it is not known."""
         with self._using() as database:  # all at once: what was replaced or revoked meanwhile does not come back
             record = self._got(database, token, device, generation)
             if record is None:
                 return False
             if not record.live:
-                database.execute("DELETE FROM entry WHERE token = ? AND device = ?", (token, device))
+                database.execute(_REPLACED, (token, device, record.place))
                 database.execute(_INSERT, self._row(replace(record, live=True)))
         return True
 

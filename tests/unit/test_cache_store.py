@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 import signal
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from cache_support import DATA, FINGERPRINT, MODEL, TOKEN, Rig, contents
 
-from nnburst.cache import CacheReason, CacheRejected, TrustStore, _device_cache, _sealed_copy
+from nnburst.cache import CacheReason, CacheRejected, TrustStore, _device_cache, _sealed_copy, place_of
 from nnburst.cache._trust_store import Record
 from nnburst.devices import DeviceCacheHome, _caching
 
@@ -323,3 +324,78 @@ def test_forked_child_does_not_wait_for_a_thread_of_its_parent(tmp_path: Path, m
     thread.join()
     assert status == 0
     _caching._stores.pop((os.getpid(), tmp_path / "state")).close()
+
+
+# ---- places ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_REQ_CACHE_THR_07_each_directory_has_a_newest_entry_of_its_own(tmp_path: Path, staged: bool) -> None:
+    """An older save stays rolled back in its directory; another directory of the token is not asked."""
+    rig = Rig(tmp_path)
+
+    def save(name: str, place: bytes) -> None:
+        result = rig.save(name=name, place=place, staged=staged)
+        assert result.saved
+        assert rig.cache.confirm(TOKEN, result.generation)
+
+    save("a", b"here")
+    older = rig.snapshot("a")
+    save("b", b"there")
+    assert contents(rig.load(name="a")) == contents(rig.load(name="b")) == (MODEL, DATA)
+    save("a", b"here")
+    newer = rig.snapshot("a")
+    for path, data in older.items():
+        path.write_bytes(data)
+    assert rig.refusal(name="a") is R.ROLLED_BACK
+    for path, data in newer.items():
+        path.write_bytes(data)
+    assert contents(rig.load(name="a")) == contents(rig.load(name="b"))
+    rig.close()
+
+
+def test_place_of_a_row_is_part_of_its_code(state: Path) -> None:
+    store = TrustStore(state)
+    store.put(dataclasses.replace(record(OLD, True), place=b"here"))
+    with sqlite3.connect(state / "trust.sqlite3") as database:
+        database.execute("UPDATE entry SET place = ?", (b"ther",))
+    with pytest.raises(CacheRejected, match="changed") as error:
+        store.get(TOKEN, DEVICE, OLD)
+    assert error.value.reason is R.NO_ROW
+    store.close()
+
+
+def test_place_is_what_the_file_system_says_of_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "alias").symlink_to("one")
+
+    def place(name: str) -> bytes:
+        fd = os.open(tmp_path / name, os.O_RDONLY)
+        try:
+            return place_of(fd)
+        finally:
+            os.close(fd)
+
+    one = place("one")
+    assert one != place("two")
+    assert one == place("alias")
+    (tmp_path / "one").rename(tmp_path / "moved")
+    assert one == place("moved")
+    with pytest.raises(CacheRejected) as error:
+        place("file")
+    assert error.value.reason is R.BAD_FD
+
+
+def test_store_of_an_older_version_starts_empty(state: Path) -> None:
+    TrustStore(state).close()
+    with sqlite3.connect(state / "trust.sqlite3") as database:
+        database.execute("DROP TABLE entry")
+        database.execute("CREATE TABLE entry (token BLOB)")
+        database.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (struct.pack("<I", 1),))
+    store = TrustStore(state)
+    assert not store.knows(TOKEN, DEVICE)
+    store.put(record(OLD, True))
+    assert store.get(TOKEN, DEVICE, OLD) is not None
+    store.close()
