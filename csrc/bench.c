@@ -232,7 +232,7 @@ static int new_queue(nnb_mq **tx, nnb_mq **rx)
     int n = nnb_mq_layout(RING_DATUMS, DATUM, NNB_SYNCHRONIZED, NNB_LAYOUT_LINES, 1, grantors, &size);
     if (n < 0)
         return n;
-    int fd = nnb_memfd_create("nnburst-bench", size);
+    int fd = nnb_memfd_create("nnburst-bench", size, NNB_SEALS_FIXED_SIZE);
     if (fd < 0)
         return fd;
     uint32_t options = NNB_MQ_EXCLUSIVE | NNB_MQ_SEALED;

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "nnb_channel.h"
 
@@ -23,6 +24,9 @@ int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_n
     ch->mq = mq;
     ch->size_at = size_at;
     ch->window_ns = window_ns;
+    /* A forked child must not keep an endpoint's queue alive, nor use it. */
+    for (uint32_t i = 0; mq && i < mq->n_maps; i++)
+        madvise(mq->maps[i].base, mq->maps[i].length, MADV_DONTFORK);
     if (!mq || mq->flavour != NNB_SYNCHRONIZED || mq->quantum != NNB_DATUM_SIZE || !mq->event ||
         !(mq->options & NNB_MQ_EXCLUSIVE) || mq->capacity < NNB_MIN_CHANNEL || mq->capacity > NNB_MAX_CHANNEL)
         return -EINVAL;
@@ -106,11 +110,11 @@ static int take(nnb_channel *ch, uint8_t *packet, uint64_t bytes)
     if (__builtin_expect(!n || (n < datums && !rest_is_packets(ch, n, datums)), 0)) {
         ch->malformed++;
         ch->verified = 0;
-        nnb_mq_consume(q, bytes);
-        return -EPROTO;
+        return nnb_mq_consume(q, bytes) < 0 ? -EBADMSG : -EPROTO;
     }
     nnb_mq_peek(q, NNB_DATUM_SIZE, packet + NNB_DATUM_SIZE, (uint64_t)(n - 1) * NNB_DATUM_SIZE);
-    nnb_mq_consume(q, (uint64_t)n * NNB_DATUM_SIZE);
+    if (nnb_mq_consume(q, (uint64_t)n * NNB_DATUM_SIZE) < 0)
+        return -EBADMSG;
     ch->verified = ch->verified > n ? ch->verified - n : 0;
     ch->packets++;
     return (int)n;
@@ -182,8 +186,8 @@ int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
 int nnb_channel_drain(nnb_channel *ch)
 {
     int64_t bytes = nnb_mq_poll(ch->mq);
-    if (bytes > 0)
-        nnb_mq_consume(ch->mq, (uint64_t)bytes);
+    if (bytes > 0 && nnb_mq_consume(ch->mq, (uint64_t)bytes) < 0)
+        bytes = -EBADMSG;
     ch->verified = 0;
     return (int)(bytes < 0 ? bytes : bytes / NNB_DATUM_SIZE);
 }

@@ -2,8 +2,9 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- *   IDLE --start--> WAITING --result--> IDLE
- *                      |--timeout / abandon--> IDLE, and one more late result to drop
+ *   IDLE --start--> SENT --result--> IDLE
+ *          |          |--timeout / abandon--> IDLE, and one more late result to drop
+ *          `-> QUEUED, while requests that were given up are still in the ring --timeout / abandon--> IDLE
  *   any --hang_up--> every call -EPIPE
  *
  * An execution may have two requests that take turns: each run that ends with NONE passes the turn to the other one,
@@ -44,7 +45,7 @@ struct nnb_client {
 struct nnb_execution {
     nnb_client *client;
     uint64_t timeout_ns, deadline_ns;
-    int waiting;
+    int waiting, sent;
     uint32_t n, shapes_room, dims_room;
     uint32_t turn;  /* 1: `other` is sent next */
     uint8_t *other; /* as long as `packet`, or NULL: the same request each time */
@@ -206,6 +207,22 @@ static int end(nnb_execution *e, int rc)
     return rc;
 }
 
+/* -EAGAIN: not now. While answers to requests that were given up are due, nothing is put beside such a request in the
+ * ring: a server of another make takes all that it finds there for one packet. With the last of those answers the ring
+ * is empty. */
+static int send_request(nnb_execution *e)
+{
+    nnb_client *c = e->client;
+    if (c->late) {
+        int64_t room = nnb_mq_available_to_write(c->request.mq);
+        if (room < 0 || (uint64_t)room < c->request.mq->capacity)
+            return room < 0 ? (int)room : -EAGAIN;
+    }
+    int rc = nnb_channel_send(&c->request, e->turn ? e->other : e->packet, e->n);
+    e->sent = rc == 0;
+    return rc == -EMSGSIZE ? -ENOBUFS : rc;
+}
+
 int nnb_execution_start(nnb_execution *e)
 {
     nnb_client *c = e->client;
@@ -224,11 +241,10 @@ int nnb_execution_start(nnb_execution *e)
         c->dropped += stray > 0;
     }
     e->result.status = -1; /* until the answer of this run is here */
-    int rc = nnb_channel_send(&c->request, e->turn ? e->other : e->packet, e->n);
-    if (rc < 0) {
-        /* What fits, but not now, must not overtake the requests that were given up and are still to be run. */
-        return end(e, rc == -EMSGSIZE ? -ENOBUFS : rc == -ENOBUFS && c->late ? -EAGAIN : rc);
-    }
+    e->sent = 0;
+    int rc = send_request(e);
+    if (rc < 0 && rc != -EAGAIN)
+        return end(e, rc);
     e->deadline_ns = e->timeout_ns ? nnb_now_ns() + e->timeout_ns : 0;
     c->result.waiting = 0; /* a new wait begins */
     nnb_store_relaxed(&c->owner, self());
@@ -280,7 +296,8 @@ static int settle(nnb_execution *e, int got)
         if (c->late) {
             c->late--;
             c->dropped++;
-            return -EAGAIN;
+            int rc = e->sent ? 0 : send_request(e);
+            return rc < 0 && rc != -EAGAIN ? end(e, rc) : -EAGAIN;
         }
         return end(e, decode(e, c->packet, (uint32_t)got));
     }
@@ -290,6 +307,8 @@ static int settle(nnb_execution *e, int got)
         return end(e, c->late ? -EBADMSG : fail(e));
     }
     if (got == -ETIMEDOUT) {
+        if (!e->sent)
+            return end(e, -ECANCELED);
         c->late++;
         return end(e, got);
     }
@@ -325,6 +344,7 @@ void nnb_execution_abandon(nnb_execution *e)
 {
     if (e->client->magic != MAGIC || !e->waiting || nnb_load_relaxed(&e->client->owner) != self())
         return;
-    e->client->late++;
+    if (e->sent)
+        e->client->late++;
     end(e, 0);
 }

@@ -19,8 +19,9 @@
  * reader's store to R would take the line from the writer that is about to store W.
  *
  * Trust: the peer may scribble at any time. Each operation loads every shared counter at most once, checks the values
- * it got and computes only with them. An exclusive handle never reads its own counter back. On a synchronized queue
- * an impossible counter is corruption, for good. On an unsynchronized queue W - R > size is a normal event.
+ * it got and computes only with them. An exclusive handle computes with its own counter as it remembers it. Before a
+ * counter is moved it is compared with what this operation or handle knows of it: one that was changed meanwhile is
+ * corruption, and so is an impossible one on a synchronized queue, for good. On an unsynchronized queue W - R > size is a normal event.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -33,6 +34,8 @@
 #include "nnb_internal.h"
 
 #define MAX_FDS 16u
+
+enum { ROLE_WRITER = 1, ROLE_READER = 2 };
 
 /* ---- open / close --------------------------------------------------------------------------------------------- */
 
@@ -78,9 +81,6 @@ static int map_fds(nnb_mq *q, const nnb_grantor *g, uint32_t n, const int *fds, 
         int rc = nnb_map(&q->maps[f], fds[f], low, high - low, prot);
         if (rc < 0)
             return rc;
-        /* A forked child must not keep an endpoint's queue alive, nor use it. */
-        if (q->options & NNB_MQ_EXCLUSIVE)
-            madvise(q->maps[f].base, q->maps[f].length, MADV_DONTFORK);
         q->maps[f].addr -= low; /* now indexed by file offset */
     }
     return 0;
@@ -92,12 +92,31 @@ static void unmap_fds(nnb_mq *q)
         nnb_unmap(&q->maps[f]);
 }
 
-static void adopt_counters(nnb_mq *q)
+static void adopt_w(nnb_mq *q)
 {
     q->own_w = q->seen_w = nnb_load_acquire(q->w);
-    q->own_r = q->seen_r = nnb_load_acquire(q->r);
     q->w_off = q->own_w % q->size;
+}
+
+static void adopt_r(nnb_mq *q)
+{
+    q->own_r = q->seen_r = nnb_load_acquire(q->r);
     q->r_off = q->own_r % q->size;
+}
+
+/* With the first write (read) an exclusive handle takes the role, with the counter as it is then: another handle may
+ * have had the role before. */
+static void take_role(nnb_mq *q, uint32_t role)
+{
+    if (q->roles & role || !(q->options & NNB_MQ_EXCLUSIVE))
+        return;
+    q->roles |= role;
+    if (role == ROLE_WRITER)
+        adopt_w(q);
+    else
+        adopt_r(q);
+    q->seen_w = q->own_r; /* both as if nothing had been seen of the peer */
+    q->seen_r = q->own_w - q->size;
 }
 
 int nnb_mq_open(nnb_mq **out, const nnb_grantor *grantors, uint32_t n_grantors, const int *fds, uint32_t n_fds,
@@ -150,7 +169,8 @@ int nnb_mq_open(nnb_mq **out, const nnb_grantor *grantors, uint32_t n_grantors, 
         nnb_store_release(q->r, 0);
         nnb_store_release(q->w, 0);
     }
-    adopt_counters(q);
+    adopt_w(q);
+    adopt_r(q);
     *out = q;
     return 0;
 }
@@ -164,6 +184,8 @@ void nnb_mq_close(nnb_mq *q)
     free(q->maps);
     free(q);
 }
+
+void nnb_mq_inherit(nnb_mq *q) { q->roles = 0; }
 
 uint64_t nnb_mq_capacity(const nnb_mq *q) { return q->capacity; }
 uint32_t nnb_mq_quantum(const nnb_mq *q) { return q->quantum; }
@@ -182,7 +204,7 @@ typedef struct view {
 static view look(nnb_mq *q, int own_is_w)
 {
     view v;
-    if (q->options & NNB_MQ_EXCLUSIVE) {
+    if (q->roles & (own_is_w ? ROLE_WRITER : ROLE_READER)) {
         /* SYNC POINTS: commit_write <-> available_to_read, commit_read <-> available_to_write */
         v.w = own_is_w ? q->own_w : nnb_load_acquire(q->w);
         v.r = own_is_w ? nnb_load_acquire(q->r) : q->own_r;
@@ -256,6 +278,7 @@ int nnb_mq_begin_write(nnb_mq *q, uint64_t count, nnb_mq_region *tx)
         return -EROFS;
     if (count > q->capacity)
         return -EMSGSIZE;
+    take_role(q, ROLE_WRITER);
     view v = look(q, 1);
     if (q->flavour == NNB_SYNCHRONIZED) {
         int64_t used = used_bytes(q, &v);
@@ -264,7 +287,7 @@ int nnb_mq_begin_write(nnb_mq *q, uint64_t count, nnb_mq_region *tx)
         if ((uint64_t)used + count * q->quantum > q->size)
             return -EAGAIN;
     } else {
-        if (v.w_off % q->quantum)
+        if (q->corrupt || v.w_off % q->quantum)
             return -EBADMSG;
         if (q->intent) {
             nnb_store_relaxed(q->intent, v.w + count * q->quantum);
@@ -283,6 +306,8 @@ int nnb_mq_commit_write(nnb_mq *q, uint64_t count)
     if (count > q->tx_write)
         return -EINVAL;
     q->tx_write = 0;
+    if (!nnb_mq_owns(q, q->w, q->own_w))
+        return -EBADMSG;
     q->own_w += count * q->quantum;
     q->w_off += count * q->quantum;
     if (q->w_off >= q->size)
@@ -297,6 +322,7 @@ int nnb_mq_begin_read(nnb_mq *q, uint64_t count, nnb_mq_region *tx)
     q->tx_read = 0;
     if (count > q->capacity)
         return -EMSGSIZE;
+    take_role(q, ROLE_READER);
     view v = look(q, 0);
     if (q->flavour == NNB_SYNCHRONIZED) {
         int64_t used = used_bytes(q, &v);
@@ -332,6 +358,8 @@ int nnb_mq_commit_read(nnb_mq *q, uint64_t count)
         uint64_t limit = q->intent ? nnb_load_relaxed(q->intent) : w;
         if (w - q->own_r > q->size || (limit > w && limit - q->own_r > q->size))
             return fix_overflow(q, w);
+    } else if (!nnb_mq_owns(q, q->r, q->own_r)) {
+        return -EBADMSG;
     }
     q->own_r += count * q->quantum;
     q->r_off += count * q->quantum;
@@ -354,6 +382,7 @@ static int read_exclusive(nnb_mq *q, uint8_t *to, uint64_t count)
     uint64_t bytes = count * q->quantum;
     if (count > q->capacity)
         return -EMSGSIZE;
+    take_role(q, ROLE_READER);
     if (q->seen_w - q->own_r < bytes || q->corrupt) {
         int64_t there = nnb_mq_poll(q);
         if (there < 0 || q->corrupt)
@@ -362,8 +391,7 @@ static int read_exclusive(nnb_mq *q, uint8_t *to, uint64_t count)
             return -EAGAIN;
     }
     nnb_mq_peek(q, 0, to, bytes);
-    nnb_mq_consume(q, bytes);
-    return 0;
+    return nnb_mq_consume(q, bytes);
 }
 
 int nnb_mq_write(nnb_mq *q, const void *data, uint64_t count)
@@ -371,8 +399,12 @@ int nnb_mq_write(nnb_mq *q, const void *data, uint64_t count)
     nnb_mq_region tx;
     if (!data)
         return -EINVAL;
-    if (is_exclusive(q))
-        return count > q->capacity ? -EMSGSIZE : nnb_mq_put(q, data, count * q->quantum);
+    if (is_exclusive(q)) {
+        if (count > q->capacity)
+            return -EMSGSIZE;
+        take_role(q, ROLE_WRITER);
+        return nnb_mq_put(q, data, count * q->quantum);
+    }
     int rc = nnb_mq_begin_write(q, count, &tx);
     if (rc < 0)
         return rc;

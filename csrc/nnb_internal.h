@@ -10,7 +10,17 @@
 #include "nnb_atomic.h"
 #include "nnburst.h"
 
-#define NNB_SLICE_NS 100000000u /* longest wait inside one call */
+#define NNB_SLICE_NS 100000000u /* about the longest wait inside one call */
+
+/* beat.c: a thread that sleeps on `word` until it leaves, woken at least every slice. -EAGAIN: there is no thread to
+ * do it; leaving is harmless then. */
+typedef struct nnb_sleeper {
+    uint32_t *word;
+    int beaten;
+    struct nnb_sleeper *next, **link;
+} nnb_sleeper;
+int nnb_beat_enter(nnb_sleeper *s, uint32_t *word);
+void nnb_beat_leave(nnb_sleeper *s);
 
 struct nnb_mq {
     uint8_t *ring;
@@ -19,6 +29,7 @@ struct nnb_mq {
     uint32_t quantum;
     uint32_t flavour;
     uint32_t options;
+    uint32_t roles; /* exclusive handles: what this one has done, ROLE_WRITER or ROLE_READER */
     int corrupt; /* sticky */
     int read_only;
     nnb_a64 *w, *r; /* shared; for an unsynchronized queue r points at own_r */
@@ -49,6 +60,15 @@ static inline int64_t nnb_mq_poll(struct nnb_mq *q)
     return (int64_t)used;
 }
 
+/* Whether a counter that is this handle's own still has the value that the handle left there. If not, then the peer has
+ * forged it or another handle moves it, too; either way what the ring holds is lost. */
+static inline int nnb_mq_owns(struct nnb_mq *q, const nnb_a64 *counter, uint64_t own)
+{
+    if (__builtin_expect(nnb_load_relaxed(counter) != own, 0))
+        q->corrupt = 1;
+    return !q->corrupt;
+}
+
 /* Exclusive synchronized handle: copies bytes (a multiple of the quantum, at most the ring) in and publishes them.
  * -EAGAIN: not enough room; -EBADMSG. The peer's counter is looked at only when the ring seems full. */
 static inline int nnb_mq_put(struct nnb_mq *q, const uint8_t *from, uint64_t bytes)
@@ -64,7 +84,7 @@ static inline int nnb_mq_put(struct nnb_mq *q, const uint8_t *from, uint64_t byt
         if (used + bytes > q->size)
             return -EAGAIN;
     }
-    if (q->corrupt)
+    if (!nnb_mq_owns(q, q->w, q->own_w))
         return -EBADMSG;
     uint64_t to_end = q->size - q->w_off;
     if (__builtin_expect(bytes <= to_end, 1)) {
@@ -96,14 +116,17 @@ static inline void nnb_mq_peek(const struct nnb_mq *q, uint64_t skip, uint8_t *t
     }
 }
 
-/* Exclusive synchronized handle: gives `bytes` at R back to the writer. */
-static inline void nnb_mq_consume(struct nnb_mq *q, uint64_t bytes)
+/* Exclusive synchronized handle: gives `bytes` at R back to the writer. 0 or -EBADMSG. */
+static inline int nnb_mq_consume(struct nnb_mq *q, uint64_t bytes)
 {
+    if (!nnb_mq_owns(q, q->r, q->own_r))
+        return -EBADMSG;
     q->own_r += bytes;
     q->r_off += bytes;
     if (q->r_off >= q->size)
         q->r_off -= q->size;
     nnb_store_release(q->r, q->own_r); /* SYNC POINT: commit_read <-> available_to_write */
+    return 0;
 }
 
 #endif

@@ -5,7 +5,7 @@
  * Conventions
  *   - Functions return 0 or a count on success and a negative errno on failure.
  *   - Deadlines are absolute CLOCK_MONOTONIC nanoseconds; 0 means none.
- *   - A call that waits returns -ERESTART at least every 100 ms, and at once when a signal arrives, so that an
+ *   - A call that waits returns -ERESTART about every 100 ms (beat.c), and at once when a signal arrives, so that an
  *     interpreter can run its signal handlers. Call it (or the function that its comment names) again to go on.
  *   - Sizes are bytes, counts are elements.
  *   - Handles are not thread-safe unless the comment says so.
@@ -24,8 +24,8 @@ extern "C" {
 
 #define NNB_SEALS_FIXED_SIZE 0x7 /* F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW */
 
-/* Creates a memfd of `size` zero bytes that can neither shrink nor grow, nor be executed. Returns the fd. */
-int nnb_memfd_create(const char *name, uint64_t size);
+/* Creates a memfd of `size` zero bytes with those seals (F_SEAL_*) that cannot be executed. Returns the fd. */
+int nnb_memfd_create(const char *name, uint64_t size, int seals);
 
 /* Returns the seals of `fd` (F_SEAL_*), or 0 when the file type has none. */
 int nnb_seals(int fd);
@@ -103,9 +103,9 @@ int nnb_mq_layout(uint64_t count, uint32_t quantum, uint32_t flavour, uint32_t l
 typedef struct nnb_mq nnb_mq;
 
 #define NNB_MQ_RESET 1u     /* set the counters to zero (sync: both; unsync: write counter) */
-#define NNB_MQ_EXCLUSIVE 2u /* this handle alone writes (or reads): its own counter is never read back from shared
-                               memory, so a peer that changes it is found out. Without it, the role may wander
-                               between handles (e.g. parent and child) and the own counter is re-read and checked. */
+#define NNB_MQ_EXCLUSIVE 2u /* from its first write (or read) on this handle alone writes (or reads): it keeps its own
+                               counter in private memory, and a peer or another handle that changes the shared one is
+                               found out. Without it, several handles may take turns in one role. */
 #define NNB_MQ_SEALED 4u    /* refuse files that could be truncated (-EPERM) */
 
 /* Attaches to a queue. `quantum` and `flavour` are what the caller expects. The fds are not kept.
@@ -116,6 +116,8 @@ typedef struct nnb_mq nnb_mq;
 int nnb_mq_open(nnb_mq **out, const nnb_grantor *grantors, uint32_t n_grantors, const int *fds, uint32_t n_fds,
                 uint32_t quantum, uint32_t flavour, uint32_t options);
 void nnb_mq_close(nnb_mq *q); /* NULL is fine */
+/* For a handle that a forked child has inherited: a role that it takes up, it takes up where the parent has left it. */
+void nnb_mq_inherit(nnb_mq *q);
 
 uint64_t nnb_mq_capacity(const nnb_mq *q); /* elements */
 uint32_t nnb_mq_quantum(const nnb_mq *q);
@@ -244,7 +246,8 @@ void nnb_execution_ran_elsewhere(nnb_execution *e, int status);
 void nnb_execution_set_timeout(nnb_execution *e, uint64_t timeout_ns); /* per run; 0: none */
 
 /* Runs once: send, wait, decode. Returns the status of the result (>= 0) or
- * -ETIMEDOUT: given up, a late result will be dropped; -ENOBUFS: no room in the request channel, nothing was sent;
+ * -ETIMEDOUT: given up, a late result will be dropped; -ECANCELED: the time was over before it could be sent;
+ * -ENOBUFS: no room in the request channel, nothing was sent;
  * -ERESTART: call nnb_execution_resume to go on waiting or nnb_execution_abandon to give up; or as above. */
 int nnb_execution_run(nnb_execution *e);
 int nnb_execution_resume(nnb_execution *e);

@@ -37,7 +37,7 @@ def corner_of(frame: int) -> int:
 
 def camera(ring: nnburst.Memory, queue: MQDescriptor, slots: int, frames: int, fps: float) -> None:
     """Draw frames into the ring; runs in a process of its own."""
-    ready = MessageQueue.attach(queue, READY, reset=False)
+    ready = MessageQueue.attach(queue, READY)
     rng = np.random.default_rng(3)
     noise = rng.integers(0, 40, (4, SIDE, SIDE), np.uint8)
     due = time.monotonic()

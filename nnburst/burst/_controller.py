@@ -411,10 +411,10 @@ class BoundRequest:
                 f"no answer within {self._timeout} s; a late one will be dropped. Give more time (timeout=) or look at "
                 "what the service is doing"
             )
-        if number == errno.EAGAIN:
+        if number == errno.ECANCELED:
             raise MissedDeadline(
-                "not started: the service has not come yet to the runs that were given up before. Give more time "
-                "(timeout=) or look at what the service is doing"
+                f"not started within {self._timeout} s: the service has not come yet to the runs that were given up "
+                "before. Give more time (timeout=) or look at what the service is doing"
             )
         if number == errno.EPIPE:
             assert self._burst is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import fcntl
 import operator
 import os
 import struct
@@ -61,6 +62,7 @@ class Dialect(enum.Enum):
     """fdIndex, offset, extent: signed, 16 bytes; the flags do not exist."""
 
 
+_F_SEAL_FUTURE_WRITE = 0x10  # the module has it since Python 3.13
 _LIMITS = (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 
 
@@ -152,12 +154,13 @@ class MQDescriptor:
         return MQDescriptor(self.grantors, copy, self.quantum, self.flags, dtype=self.dtype)
 
     def without_write_access(self) -> MQDescriptor:
-        """Return a copy for readers of an unsynchronized queue, whose file descriptors are open for reading only.
+        """Return a copy for readers of an unsynchronized queue: the kernel grants them read-only mappings.
 
-        The kernel grants such a reader a read-only mapping. It must attach with ``reset=False``. A reader of the same
-        user can still reopen the file, so this guards against mistakes, not against an enemy.
+        The memory of the queue is sealed: whoever has it mapped by now goes on writing, and nobody maps it for writing
+        from now on. Memory that cannot be sealed (``ring_fd=`` may be such) is opened for reading only; then a reader
+        of the same user could reopen it, and a libfmq reader cannot attach.
         """
-        copies = FdSet(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in self.fds)
+        copies = FdSet(_without_write_access(fd) for fd in self.fds)
         return MQDescriptor(self.grantors, copies, self.quantum, self.flags, dtype=self.dtype)
 
     def pack_grantors(self, dialect: Dialect) -> bytes:
@@ -188,6 +191,15 @@ class MQDescriptor:
     def __repr__(self) -> str:
         fds = "closed" if self.closed else list(self.fds)
         return f"MQDescriptor(quantum={self.quantum}, flags={self.flags}, grantors={len(self.grantors)}, fds={fds})"
+
+
+def _without_write_access(fd: int) -> int:
+    """A new descriptor of the same file. Mapping it for writing fails with EPERM, which libfmq's readers look for."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+    except OSError:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
 
 
 def _rebuild(

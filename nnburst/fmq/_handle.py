@@ -21,43 +21,31 @@ class Handle:
     the queue never unmaps memory that somebody still looks at.
     """
 
-    __slots__ = ("__weakref__", "exclusive", "pointer", "why")
+    __slots__ = ("__weakref__", "pointer")
 
-    def __init__(self, pointer: Any, why: str = "", *, exclusive: bool = False) -> None:
+    def __init__(self, pointer: Any) -> None:
         self.pointer = None if pointer is None else ffi.gc(pointer, lib.nnb_mq_close)
-        self.exclusive = exclusive
-        self.why = why
-        if exclusive and pointer is not None:
-            _exclusive.add(self)
+        _handles.add(self)
 
     def live(self) -> Any:
         """The pointer.
 
         Raises:
-            BadState: The queue is closed, or belongs to the parent process.
+            BadState: The queue is closed.
         """
         if self.pointer is None:
-            raise BadState(self.why)
+            raise BadState("the queue is closed")
         return self.pointer
 
-    def disown(self, why: str) -> Any:
-        """Give the pointer away without closing it; None if there is none."""
-        pointer, self.pointer, self.why = self.pointer, None, why
-        if pointer is not None:
-            ffi.gc(pointer, None)  # removes the destructor
-        return pointer
 
-
-CLOSED = Handle(None, "the queue is closed")
-
-_exclusive: weakref.WeakSet[Handle] = weakref.WeakSet()
+_handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+CLOSED = Handle(None)
 
 
 def _after_fork_in_child() -> None:
-    # An exclusive handle keeps its counter in private memory, of which parent and child now have one each; its mapping
-    # was not inherited. Closing it here could unmap what the child has meanwhile put at that address: forget it.
-    for handle in list(_exclusive):
-        handle.disown("an exclusive queue cannot be used in a forked child; attach to its descriptor there")
+    for handle in list(_handles):
+        if handle.pointer is not None:
+            lib.nnb_mq_inherit(handle.pointer)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import fcntl
 from typing import TypeVar
 
 from .._core import FdSet, check, ffi, lib
@@ -48,14 +49,18 @@ def create_memory(
     check(n, f"a queue of {count} elements of {quantum} bytes")
     grantors = [Grantor(g.flags, g.fd_index, g.offset, g.extent) for g in list(regions)[:n]]
     if ring_fd is None:
-        return tuple(grantors), _new_memory(size[0])
+        return tuple(grantors), _new_memory(size[0], flavour)
     if count * quantum > MAX_COUNT:
         raise InvalidArgument(f"a queue of {count} elements of {quantum} bytes is larger than any memory")
     grantors[lib.NNB_GRANTOR_DATA] = Grantor(0, 1, 0, count * quantum)
     with_ring = FdSet.duplicate([ring_fd])
-    own = _new_memory(size[0])
+    own = _new_memory(size[0], flavour)
     return tuple(grantors), own.joined(with_ring)
 
 
-def _new_memory(size: int) -> FdSet:
-    return FdSet([check(lib.nnb_memfd_create(b"MessageQueue", size), f"shared memory of {size} bytes for a queue")])
+def _new_memory(size: int, flavour: Flavour) -> FdSet:
+    seals: int = lib.NNB_SEALS_FIXED_SIZE
+    if flavour is Flavour.UNSYNCHRONIZED:
+        seals &= ~fcntl.F_SEAL_SEAL  # `MQDescriptor.without_write_access` adds one
+    what = f"shared memory of {size} bytes for a queue"
+    return FdSet([check(lib.nnb_memfd_create(b"MessageQueue", size, seals), what)])

@@ -37,8 +37,9 @@ ErrorHandler = Callable[[QueueError, str], object]
 class MessageQueue:
     """A lock-free FIFO in shared memory: one writer, and one reader (or many, if unsynchronized).
 
-    Making one creates the shared memory; `attach` joins an existing one. Either end may be used from any process, but
-    by one thread at a time. The role of a queue may move from a process to its forked child, unless it is exclusive.
+    Making one creates the shared memory; `attach` joins an existing one. With its first write (read) an object becomes
+    the writer (reader), and stays it: another object that writes as well is found out as a corrupt counter. An object
+    that a forked child inherits becomes one in the child anew. One thread at a time may use an end.
 
     Args:
         dtype: Element type: any NumPy dtype without object fields, also structured.
@@ -48,8 +49,8 @@ class MessageQueue:
         layout: ``"lines"`` or ``"compat"``, or a `Layout`.
         ring_fd: Put the ring into this memory object (from its beginning); it is duplicated. The counters stay in
             memory of the queue's own.
-        exclusive: This object alone writes (or reads), until it is closed: its own counter is kept in private memory,
-            so that a peer that forges it is found out.
+        exclusive: False lets several objects, of several threads or processes, take turns as the writer (reader). Each
+            call then reads the counters again, which takes about twice as long.
 
     Raises:
         InvalidArgument: The element type, the count or the memory object cannot be used.
@@ -59,6 +60,7 @@ class MessageQueue:
     __slots__ = (
         "__weakref__",
         "_dtype",
+        "_exclusive",
         "_fds",
         "_flavour",
         "_grantors",
@@ -79,7 +81,7 @@ class MessageQueue:
         event_flag: bool = True,
         layout: Layout | str = Layout.LINES,
         ring_fd: int | None = None,
-        exclusive: bool = False,
+        exclusive: bool = True,
     ) -> None:
         self._handle = CLOSED
         element = element_type(dtype)
@@ -99,8 +101,8 @@ class MessageQueue:
         dtype: npt.DTypeLike | None = None,
         *,
         flavour: Flavour | str | None = None,
-        reset: bool = True,
-        exclusive: bool = False,
+        reset: bool = False,
+        exclusive: bool = True,
         sealed: bool = False,
     ) -> MessageQueue:
         """Join a queue that somebody else made.
@@ -109,7 +111,7 @@ class MessageQueue:
             descriptor: Its descriptor; stays with the caller.
             dtype: Element type; None for the descriptor's own, or raw bytes of the quantum's size.
             flavour: What is expected; None accepts either.
-            reset: Set the counters to zero, which throws away what was written before.
+            reset: Set the counters to zero, which throws away what waits in the queue.
             exclusive: See the class.
             sealed: Refuse memory that its maker could truncate.
 
@@ -144,11 +146,12 @@ class MessageQueue:
         if rc < 0:
             fds.close()
             check(rc, f"cannot attach to a queue of {len(grantors)} regions in {len(numbers) - 1} memory objects")
-        self._handle = Handle(out[0], exclusive=bool(options & lib.NNB_MQ_EXCLUSIVE))
+        self._handle = Handle(out[0])
         self._fds = fds
         self._grantors = grantors
         self._dtype = dtype
         self._flavour = flavour
+        self._exclusive = bool(options & lib.NNB_MQ_EXCLUSIVE)
         self._on_error: ErrorHandler | None = None
         self._overruns = 0
         self._region = ffi.new("nnb_mq_region *")
@@ -414,13 +417,6 @@ class MessageQueue:
         """Call `handler(QueueError, message)` whenever the shared counters are found corrupt; None removes it."""
         self._on_error = handler
 
-    def detach(self) -> Any:
-        """Hand the ``nnb_mq *`` over to the caller, who closes it; this object is closed afterwards."""
-        pointer = self.handle
-        self._handle.disown("the queue was handed over to a channel")
-        self.close()
-        return pointer
-
     def close(self) -> None:
         """Let go of the memory; NumPy views on the ring stay valid. Ends waits in other threads. Idempotent."""
         if self._handle is not CLOSED:
@@ -437,7 +433,7 @@ class MessageQueue:
     def __reduce__(self) -> tuple[Any, ...]:
         self._handle.live()
         parts = tuple(map(tuple, self._grantors))
-        return _attach_parts, (parts, self._fds, self._dtype.itemsize, int(self._flavour), self._dtype)
+        return _attach_parts, (parts, self._fds, self._dtype.itemsize, int(self._flavour), self._dtype, self._exclusive)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -453,7 +449,10 @@ class MessageQueue:
             return False
         if rc == -errno.EBADMSG:
             self._report()
-            raise GeneralFailure(f"{what}: the shared counters are corrupt; make a new queue")
+            raise GeneralFailure(
+                f"{what}: the shared counters are corrupt; make a new queue, with exclusive=False if several objects "
+                "take turns as its writer or reader"
+            )
         if rc == -errno.EMSGSIZE:
             raise InvalidArgument(f"{what} exceeds the capacity of {self.capacity}; make a longer queue")
         check(rc, what)
@@ -488,7 +487,7 @@ class MessageQueue:
 
 
 def _attach_parts(
-    grantors: tuple[tuple[int, ...], ...], fds: FdSet, quantum: int, flags: int, dtype: np.dtype[Any]
+    grantors: tuple[tuple[int, ...], ...], fds: FdSet, quantum: int, flags: int, dtype: np.dtype[Any], exclusive: bool
 ) -> MessageQueue:
     with MQDescriptor(grantors, fds, quantum, flags, dtype=dtype) as descriptor:
-        return MessageQueue.attach(descriptor, reset=False)
+        return MessageQueue.attach(descriptor, exclusive=exclusive)

@@ -66,7 +66,9 @@ def _hugetlb(size: int) -> int:
 
 
 def _memfd(size: int) -> int:
-    return check(lib.nnb_memfd_create(b"nnburst-blob", size), f"shared memory of {size} bytes")
+    return check(
+        lib.nnb_memfd_create(b"nnburst-blob", size, lib.NNB_SEALS_FIXED_SIZE), f"shared memory of {size} bytes"
+    )
 
 
 BACKINGS: dict[str, Callable[[int], int]] = {

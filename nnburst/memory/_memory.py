@@ -65,7 +65,10 @@ class Memory(Pool):
             ResourceExhausted: Out of memory or file descriptors.
         """
         length = check_size(size)
-        fd = check(lib.nnb_memfd_create(name.encode()[:200], length), f"shared memory of {length} bytes")
+        fd = check(
+            lib.nnb_memfd_create(name.encode()[:200], length, lib.NNB_SEALS_FIXED_SIZE),
+            f"shared memory of {length} bytes",
+        )
         return cls(MemoryHandle("ashmem", length), FdSet([fd]), PROT_READ | PROT_WRITE)
 
     @classmethod
@@ -149,7 +152,10 @@ class Memory(Pool):
             InvalidArgument: The format is unknown or a number is out of range.
         """
         layout = new_layout(width, height, format, layers, pitch)
-        fd = check(lib.nnb_memfd_create(b"nnburst-image", layout.span), f"image of {layout.span} bytes")
+        fd = check(
+            lib.nnb_memfd_create(b"nnburst-image", layout.span, lib.NNB_SEALS_FIXED_SIZE),
+            f"image of {layout.span} bytes",
+        )
         handle = check_handle(MemoryHandle("hardware_buffer", 0, image=layout))
         return cls(handle, FdSet([fd]), PROT_READ | PROT_WRITE)
 

@@ -67,7 +67,7 @@ static inline nnb_mq *new_queue(uint64_t count, uint32_t quantum, uint32_t flavo
     uint64_t size;
     int n = nnb_mq_layout(count, quantum, flavour, layout, 1, grantors, &size);
     CHECK(n >= 4);
-    int fd = nnb_memfd_create("test", size);
+    int fd = nnb_memfd_create("test", size, NNB_SEALS_FIXED_SIZE);
     CHECK(fd >= 0);
     nnb_mq *q;
     CHECK_EQ(nnb_mq_open(&q, grantors, (uint32_t)n, &fd, 1, quantum, flavour, options | NNB_MQ_RESET), 0);

@@ -38,7 +38,11 @@ static void run(uint32_t layout, uint32_t step, uint32_t options)
 
     uint32_t data[7] = {0};
     uint64_t deadline = nnb_now_ns() + 20000000;
-    CHECK_EQ(nnb_mq_read_blocking(q, data, 1, 1, 2, deadline, NULL), -ETIMEDOUT);
+    int rc;
+    do
+        rc = nnb_mq_read_blocking(q, data, 1, 1, 2, deadline, NULL);
+    while (rc == -ERESTART);
+    CHECK_EQ(rc, -ETIMEDOUT);
     CHECK(nnb_now_ns() >= deadline);
     CHECK_EQ(nnb_mq_read_blocking(q, data, 1, 1, 2, 1, NULL), -ETIMEDOUT);
     CHECK_EQ(nnb_mq_read_blocking(q, data, 7, 1, 2, 1, NULL), -EMSGSIZE);
@@ -46,9 +50,7 @@ static void run(uint32_t layout, uint32_t step, uint32_t options)
     CHECK_EQ(nnb_mq_write_blocking(q, data, 1, 0, 2, 1, NULL), -EINVAL);
     CHECK_EQ(nnb_mq_write_blocking(q, data, 6, 1, 2, 1, NULL), 0);
     CHECK_EQ(nnb_mq_write_blocking(q, data, 1, 1, 2, 1, NULL), -ETIMEDOUT);
-    uint64_t begin = nnb_now_ns();
     CHECK_EQ(nnb_mq_write_blocking(q, data, 1, 1, 2, 0, NULL), -ERESTART); /* so that Ctrl-C is noticed */
-    CHECK(nnb_now_ns() - begin >= 50000000);
     nnb_mq_close(q);
 }
 

@@ -34,6 +34,46 @@ int main(void)
         CHECK_EQ(nnb_execution_run(e), -ENOBUFS);
         nnb_execution_destroy(e);
         end_pair(&p);
+
+        /* each forges a counter that is the other's own: found when it is moved, and what was forged stays */
+        p = new_pair(32, 0, 0);
+        e = new_execution(p.client, 1);
+        *nnb_mq_write_counter(p.request) = forged[i];
+        CHECK_EQ(nnb_execution_start(e), -EBADMSG);
+        CHECK_EQ(*nnb_mq_write_counter(p.request), forged[i]);
+        *nnb_mq_write_counter(p.request) = 0;
+        CHECK_EQ(nnb_execution_start(e), -EBADMSG);
+        nnb_execution_destroy(e);
+        end_pair(&p);
+
+        p = new_pair(32, 0, 0);
+        e = new_execution(p.client, 1);
+        CHECK_EQ(nnb_execution_start(e), 0);
+        *nnb_mq_read_counter(p.request) = forged[i];
+        CHECK_EQ(nnb_server_try(p.server, 1), -EBADMSG);
+        CHECK_EQ(nnb_server_try(p.server, 1), -EBADMSG);
+        nnb_execution_destroy(e);
+        end_pair(&p);
+
+        p = new_pair(32, 0, 0);
+        e = new_execution(p.client, 1);
+        CHECK_EQ(nnb_execution_start(e), 0);
+        CHECK(nnb_server_try(p.server, 1) >= 0);
+        *nnb_mq_write_counter(p.result) = forged[i];
+        CHECK_EQ(nnb_server_reply(p.server), -EBADMSG);
+        nnb_execution_destroy(e);
+        end_pair(&p);
+
+        p = new_pair(32, 0, 0);
+        e = new_execution(p.client, 1);
+        CHECK_EQ(nnb_execution_start(e), 0);
+        CHECK(nnb_server_try(p.server, 1) >= 0);
+        CHECK_EQ(nnb_server_reply(p.server), 0);
+        *nnb_mq_read_counter(p.result) = forged[i];
+        CHECK_EQ(nnb_execution_try(e, 1), -EBADMSG);
+        CHECK_EQ(nnb_execution_run(e), -EBADMSG);
+        nnb_execution_destroy(e);
+        end_pair(&p);
     }
 
     /* the ring says it is full of one packet, and its header changes while it is being taken: the length that was

@@ -7,9 +7,10 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 static uint32_t word;
-static int waits, wakes;
+static int waits, timed_waits, wakes;
 static void (*before_wait)(void); /* runs once, when the core is about to sleep */
 static int fake_wait;             /* if not 0: do not sleep, fail with this errno; -1: pretend to be woken */
 
@@ -24,7 +25,8 @@ long __wrap_syscall(long number, ...)
     for (int i = 0; i < 6; i++)
         a[i] = va_arg(list, long);
     va_end(list);
-    if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAKE_BITSET) {
+    /* a beat wakes for any bit, a flag for its own */
+    if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAKE_BITSET && (uint32_t)a[5] != UINT32_MAX) {
         CHECK_EQ(a[1] & FUTEX_PRIVATE_FLAG, 0); /* the word crosses processes */
         CHECK_EQ((int)a[2], INT_MAX);
         wakes++;
@@ -32,6 +34,7 @@ long __wrap_syscall(long number, ...)
     if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT_BITSET) {
         CHECK_EQ(a[1] & FUTEX_PRIVATE_FLAG, 0);
         waits++;
+        timed_waits += a[3] != 0;
         if (before_wait) {
             void (*hook)(void) = before_wait;
             before_wait = NULL;
@@ -47,13 +50,41 @@ long __wrap_syscall(long number, ...)
     return __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
+static int no_thread;
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*function)(void *), void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*function)(void *), void *argument);
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*function)(void *), void *argument)
+{
+    return no_thread ? EAGAIN : __real_pthread_create(thread, attr, function, argument);
+}
+
+/* The beat comes when a test allows it, and then often. */
+static int beating;
+int __wrap_nanosleep(const struct timespec *duration, struct timespec *left);
+
+int __wrap_nanosleep(const struct timespec *duration, struct timespec *left)
+{
+    CHECK_EQ(duration->tv_nsec, 100000000);
+    do
+        usleep(1000);
+    while (!__atomic_load_n(&beating, __ATOMIC_SEQ_CST));
+    (void)left;
+    return 0;
+}
+
 static void set_wanted(void) { CHECK(nnb_event_wake(&word, 1) >= 0); }
+static void set_and_take_back(void)
+{
+    set_wanted();
+    word = 0;
+}
 static void set_other(void) { CHECK(nnb_event_wake(&word, 8) >= 0); }
 
 static void reset(void)
 {
     word = 0;
-    waits = wakes = fake_wait = 0;
+    waits = timed_waits = wakes = fake_wait = 0;
     before_wait = NULL;
 }
 
@@ -130,15 +161,49 @@ int main(void)
     fake_wait = EINTR;
     CHECK_EQ(nnb_event_wait_retry(&word, 1, &state, SOON), -ERESTART);
 
-    /* no deadline: back after a slice all the same */
-    reset();
-    uint64_t begin = nnb_now_ns();
-    CHECK_EQ(nnb_event_wait_retry(&word, 1, &state, 0), -ERESTART);
-    CHECK(nnb_now_ns() - begin >= 50000000);
-
     /* a deadline is not early */
     uint64_t deadline = nnb_now_ns() + 20000000;
     CHECK_EQ(nnb_event_wait_retry(&word, 1, &state, deadline), -ETIMEDOUT);
     CHECK(nnb_now_ns() >= deadline);
+
+    __atomic_store_n(&beating, 1, __ATOMIC_SEQ_CST);
+    /* no deadline: no timer, and back all the same; once, and again after the beat had nobody to wake */
+    reset();
+    for (int i = 1; i <= 3; i++) {
+        CHECK_EQ(nnb_event_wait_retry(&word, 1, &state, 0), -ERESTART);
+        CHECK_EQ(waits, i);
+        CHECK_EQ(timed_waits, 0);
+        if (i == 2)
+            usleep(20000);
+    }
+
+    /* a bit that another process puts back to what it was, and the signal before the sleep, are found at the next look */
+    reset();
+    before_wait = set_and_take_back;
+    CHECK_EQ(nnb_event_wait_retry(&word, 1, &state, 0), -ERESTART);
+
+    /* nobody wakes a forked child's sleepers but the child itself */
+    reset();
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0)
+        _exit(nnb_event_wait_retry(&word, 1, &state, 0) == -ERESTART && timed_waits == 0 ? 0 : 1);
+    int status;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+
+    /* without a thread to do it, the kernel brings the sleeper back */
+    reset();
+    child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        no_thread = 1;
+        _exit(nnb_event_wait_retry(&word, 1, &state, 0) == -ERESTART && timed_waits == 1 &&
+                      nnb_event_wait_retry(&word, 1, &state, SOON) == -ETIMEDOUT
+                  ? 0
+                  : 1);
+    }
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
     return 0;
 }

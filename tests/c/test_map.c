@@ -8,9 +8,9 @@ int main(void)
 {
     watchdog();
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    CHECK_EQ(nnb_memfd_create("x", 0), -EINVAL);
-    CHECK_EQ(nnb_memfd_create("x", UINT64_MAX), -EOVERFLOW);
-    int fd = nnb_memfd_create("x", 3 * page + 10);
+    CHECK_EQ(nnb_memfd_create("x", 0, NNB_SEALS_FIXED_SIZE), -EINVAL);
+    CHECK_EQ(nnb_memfd_create("x", UINT64_MAX, NNB_SEALS_FIXED_SIZE), -EOVERFLOW);
+    int fd = nnb_memfd_create("x", 3 * page + 10, NNB_SEALS_FIXED_SIZE);
     CHECK(fd >= 0);
     CHECK_EQ(nnb_seals(fd) & NNB_SEALS_FIXED_SIZE, NNB_SEALS_FIXED_SIZE);
     CHECK(fcntl(fd, F_GETFD) & FD_CLOEXEC);

@@ -35,11 +35,11 @@ class Servant:
         assert self.queue is not None
         return self.queue
 
-    def attach(self, fds: Sequence[int], parts: list[Any], reset: bool) -> None:
+    def attach(self, fds: Sequence[int], parts: list[Any]) -> None:
         self.close()
         grantors, quantum, flags = parts
         with MQDescriptor(grantors, fds, quantum, flags) as descriptor:
-            self.queue = MessageQueue.attach(descriptor, np.int32, reset=reset)
+            self.queue = MessageQueue.attach(descriptor, np.int32)
         self.errors = 0
         self.queue.set_error_handler(self._count)
 
@@ -163,11 +163,11 @@ class QueuePeer:
         self.start(name, *args)
         return self.finish()
 
-    def attach(self, descriptor: MQDescriptor, *, reset: bool = True) -> None:
+    def attach(self, descriptor: MQDescriptor) -> None:
         """Give the peer a queue; its previous one is closed. The descriptor is closed here."""
         with descriptor:
             parts = [[list(g) for g in descriptor.grantors], descriptor.quantum, descriptor.flags]
-            self.start("attach", parts, reset, fds=descriptor.fds)
+            self.start("attach", parts, fds=descriptor.fds)
             self.finish()
 
     def close(self) -> None:

@@ -174,7 +174,7 @@ def convert(queue: MessageQueue, dialect: Dialect) -> MQDescriptor:
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 def test_REQ_FMQ_013_converted_descriptor_reaches_the_same_queue(sync: MessageQueue, dialect: Dialect) -> None:
-    with convert(sync, dialect) as d, MessageQueue.attach(d, np.uint8, reset=False) as other:
+    with convert(sync, dialect) as d, MessageQueue.attach(d, np.uint8) as other:
         assert sync.write([1, 2, 3, 4])
         assert other.read(4).tolist() == [1, 2, 3, 4]
 
@@ -183,8 +183,8 @@ def test_REQ_FMQ_013_converted_descriptor_reaches_the_same_queue(sync: MessageQu
 def test_REQ_FMQ_014_converted_descriptor_serves_independent_readers(unsync: MessageQueue, dialect: Dialect) -> None:
     with (
         convert(unsync, dialect) as d,
-        MessageQueue.attach(d, np.uint8, reset=False) as one,
-        MessageQueue.attach(d, np.uint8, reset=False) as two,
+        MessageQueue.attach(d, np.uint8) as one,
+        MessageQueue.attach(d, np.uint8) as two,
     ):
         assert unsync.write([1, 2, 3, 4])
         assert one.read(4).tolist() == [1, 2, 3, 4]

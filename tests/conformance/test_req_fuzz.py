@@ -136,7 +136,7 @@ def fuzz(seed: int, mode: str, seconds: float) -> int:
                 exclusive = bool(rng.random() < 0.3)
                 queues.append(MessageQueue.attach(descriptor, reset=reset, exclusive=exclusive))
                 for _ in range(int(rng.integers(0, 6))):
-                    queues.append(MessageQueue.attach(descriptor, reset=False))
+                    queues.append(MessageQueue.attach(descriptor))
             except NNBurstError:
                 pass
             if queues:

@@ -79,7 +79,7 @@ def readers(
     """An unsynchronized queue with readers in two processes."""
     with new_queue(form, UNSYNC_CAPACITY, "unsynchronized") as q:
         for p in peers:
-            p.attach(q.descriptor, reset=False)
+            p.attach(q.descriptor)
         yield q, *peers
         for p in peers:
             p.call("close")
@@ -260,7 +260,7 @@ def test_REQ_IPC_030_readers_recover_from_an_overflow_early_and_late(
 ) -> None:
     early, late = peers
     with new_queue(form, UNSYNC_CAPACITY, "unsynchronized") as q:
-        early.attach(q.descriptor, reset=False)
+        early.attach(q.descriptor)
         assert q.write(numbers(UNSYNC_CAPACITY))
         assert q.write([UNSYNC_CAPACITY])
         assert early.call("read", UNSYNC_CAPACITY) is None
@@ -268,7 +268,7 @@ def test_REQ_IPC_030_readers_recover_from_an_overflow_early_and_late(
         half = UNSYNC_CAPACITY // 2
         newest = list(range(UNSYNC_CAPACITY + 1 - half, UNSYNC_CAPACITY + 2))
         assert early.call("read", half + 1) == newest
-        late.attach(q.descriptor, reset=False)
+        late.attach(q.descriptor)
         assert late.call("read", 1) is None
         assert q.write([UNSYNC_CAPACITY + 2])
         assert late.call("read", half + 1) == [n + 1 for n in newest]
@@ -359,7 +359,7 @@ def test_REQ_IPC_042_two_readers_notice_the_overflow(readers: Any) -> None:
 def test_REQ_IPC_043_descriptor_without_write_access_serves_readers(form: tuple[str, int], peer: QueuePeer) -> None:
     with new_queue(form, UNSYNC_CAPACITY, "unsynchronized") as q:
         with q.descriptor as full:
-            peer.attach(full.without_write_access(), reset=False)
+            peer.attach(full.without_write_access())
         assert peer.call("read_only")
         assert q.write(numbers(16))
         assert peer.call("read", 16) == list(range(16))
@@ -371,7 +371,7 @@ def test_REQ_IPC_043_descriptor_without_write_access_serves_readers(form: tuple[
 def test_REQ_IPC_043_synchronized_queue_refuses_read_only_memory(form: tuple[str, int], peer: QueuePeer) -> None:
     with new_queue(form, CAPACITY, "synchronized") as q, q.descriptor as full:
         with pytest.raises(PeerError):
-            peer.attach(full.without_write_access(), reset=False)
+            peer.attach(full.without_write_access())
 
 
 # -- second bindings of upstream --------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ def test_REQ_IPC_044_attached_copy_in_a_thread_reads_first(form: tuple[str, int]
         seen: list[Any] = []
 
         def reader() -> None:
-            with q.descriptor as d, MessageQueue.attach(d, np.int32, reset=False) as copy:
+            with q.descriptor as d, MessageQueue.attach(d, np.int32) as copy:
                 seen.append(copy.read(1).tolist())
 
         thread = threading.Thread(target=reader)

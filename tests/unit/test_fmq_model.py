@@ -42,7 +42,7 @@ class _Machine(RuleBasedStateMachine):
         if ring is not None:
             os.close(ring)
         with self.writer.descriptor as descriptor:
-            self.reader = MessageQueue.attach(descriptor, reset=False, exclusive=exclusive)
+            self.reader = MessageQueue.attach(descriptor, exclusive=exclusive)
         self.capacity = capacity
         self.model: deque[bytes] = deque()
         self.written = 0

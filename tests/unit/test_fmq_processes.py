@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst.errors import BadState
+from nnburst.errors import BadState, GeneralFailure
 from nnburst.fmq import MessageQueue, MQDescriptor
 
 METHODS = ("fork", "spawn", "forkserver")
@@ -54,8 +54,8 @@ def child(context: Any, target: Any, *args: Any) -> Iterator[None]:
 
 def echo_attached(requests: MQDescriptor, results: MQDescriptor) -> None:
     with requests, results:
-        incoming = MessageQueue.attach(requests, reset=False)
-        outgoing = MessageQueue.attach(results, reset=False)
+        incoming = MessageQueue.attach(requests)
+        outgoing = MessageQueue.attach(results)
     with incoming, outgoing:
         outgoing.write_blocking(incoming.read_blocking(3, TIMEOUT), TIMEOUT)
 
@@ -89,8 +89,8 @@ def test_closed_descriptor_and_queue_cannot_be_pickled() -> None:
             pickle.dumps(thing)
 
 
-def in_forked_child(function: Any) -> None:
-    """Fork, run `function` in the child, fail unless it returns."""
+def fork(function: Any) -> int:
+    """Run `function` in a forked child, which exits with 0 if it returns."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -99,11 +99,16 @@ def in_forked_child(function: Any) -> None:
             code = 0
         finally:
             os._exit(code)
+    return pid
+
+
+def in_forked_child(function: Any) -> None:
+    pid = fork(function)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_role_may_move_to_a_forked_child_and_back() -> None:
-    with MessageQueue("u1", 4) as queue:
+    with MessageQueue("u1", 4, exclusive=False) as queue:
         assert queue.write([1, 2])
 
         def take_one_give_one() -> None:
@@ -115,19 +120,22 @@ def test_role_may_move_to_a_forked_child_and_back() -> None:
         assert queue.write([4, 5, 6, 7])
 
 
-def test_exclusive_queue_is_a_clear_error_in_a_forked_child() -> None:
-    with MessageQueue("u1", 4, exclusive=True) as queue:
+def test_forked_child_takes_a_role_up_where_the_parent_left_it() -> None:
+    with MessageQueue("u1", 4) as queue:
         assert queue.write([1])
+        assert queue.read(1) is not None
+        begin, begun = os.pipe()
 
-        def all_refused() -> None:
-            for call in (lambda: queue.write([1]), lambda: queue.read(1), lambda: queue.descriptor):
-                try:
-                    call()
-                except BadState as error:
-                    assert "forked child" in str(error)
-                else:
-                    raise AssertionError("worked on the parent's queue")
-            queue.close()
+        def go_on() -> None:
+            os.read(begin, 1)
+            assert queue.write([3])
+            assert queue.read(2).tolist() == [2, 3]
 
-        in_forked_child(all_refused)
-        assert queue.available_to_read == 1
+        pid = fork(go_on)
+        assert queue.write([2])  # after the fork
+        os.write(begun, b"x")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        os.close(begin)
+        os.close(begun)
+        with pytest.raises(GeneralFailure, match="exclusive=False"):
+            queue.write([4])  # the child is the writer by now

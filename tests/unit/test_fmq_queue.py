@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import mmap
 import os
 import signal
 import threading
@@ -252,19 +254,10 @@ def test_blocking_call_times_out_and_transfers_nothing() -> None:
         assert queue.read(3).tolist() == [1, 2, 3]
 
 
-def test_attach_resets_only_when_asked() -> None:
-    with MessageQueue("u1", 4) as queue, queue.descriptor as descriptor:
-        assert queue.write([1])
-        MessageQueue.attach(descriptor, reset=False).close()
-        assert queue.available_to_read == 1
-        MessageQueue.attach(descriptor).close()
-        assert queue.available_to_read == 0
-
-
 def test_attach_without_a_type_gives_raw_elements() -> None:
     with MessageQueue("u4", 4) as queue, queue.descriptor as d:
         plain = MQDescriptor(d.grantors, map(os.dup, d.fds), d.quantum, d.flags)
-        with plain, MessageQueue.attach(plain, reset=False) as raw:
+        with plain, MessageQueue.attach(plain) as raw:
             assert queue.write([0x01020304])
             assert raw.read(1).tobytes() == b"\4\3\2\1"
 
@@ -347,20 +340,95 @@ def test_impossible_counters_end_a_synchronized_queue_for_good(w: int, r: int) -
             queue.write([1])
 
 
-def test_exclusive_writer_is_not_misled_about_its_own_counter() -> None:
-    with MessageQueue("u2", 64, exclusive=True) as writer, writer.descriptor as d:
-        with MessageQueue.attach(d, reset=False) as hostile:
-            assert writer.write([1])
-            lib.nnb_mq_write_counter(hostile.handle)[0] = 100
-            assert writer.write([2])
-            assert hostile.read(2).tolist() == [1, 2]
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_write_counter_forged_between_begin_and_commit_is_noticed_for_good(exclusive: bool) -> None:
+    with MessageQueue("u2", 64, exclusive=exclusive) as writer, writer.descriptor as d:
+        with MessageQueue.attach(d) as hostile:
+            transaction = writer.begin_write(2)
+            lib.nnb_mq_write_counter(hostile.handle)[0] = 64
+            with pytest.raises(GeneralFailure, match="corrupt"):
+                transaction.commit()
+            assert hostile.available_to_read == 32, "what was forged is left as it is"
+            lib.nnb_mq_write_counter(hostile.handle)[0] = 0
+            for call in (lambda: writer.write([1]), lambda: writer.begin_write(1)):
+                with pytest.raises(GeneralFailure, match="corrupt"):
+                    call()
 
 
-def test_detach_hands_the_handle_over() -> None:
-    before = maps()
-    queue = MessageQueue("u1", 4)
-    pointer = queue.detach()
-    assert queue.closed
-    assert lib.nnb_mq_capacity(pointer) == 4
-    lib.nnb_mq_close(pointer)
-    assert maps() == before
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_read_counter_forged_between_begin_and_commit_is_noticed_for_good(exclusive: bool) -> None:
+    with MessageQueue("u2", 64) as writer, writer.descriptor as d:
+        with MessageQueue.attach(d, exclusive=exclusive) as reader:
+            writer.write(range(8))
+            transaction = reader.begin_read(2)
+            lib.nnb_mq_read_counter(writer.handle)[0] = 8
+            with pytest.raises(GeneralFailure, match="corrupt"):
+                transaction.commit()
+            with pytest.raises(GeneralFailure, match="corrupt"):
+                reader.read(1)
+
+
+def test_write_counter_of_an_unsynchronized_queue_forged_between_begin_and_commit_is_noticed() -> None:
+    with MessageQueue("u2", 64, flavour="unsynchronized") as writer:
+        transaction = writer.begin_write(2)
+        lib.nnb_mq_write_counter(writer.handle)[0] = 64
+        with pytest.raises(GeneralFailure, match="corrupt"):
+            transaction.commit()
+        with pytest.raises(GeneralFailure, match="corrupt"):
+            writer.write([1])
+
+
+def test_counter_of_an_exclusive_end_that_another_one_moves_is_noticed() -> None:
+    with MessageQueue("u2", 64) as writer, writer.descriptor as d, MessageQueue.attach(d) as second:
+        assert writer.write([1])
+        assert second.write([2]), "a handle takes the role with its first write, where it is then"
+        assert second.read(2).tolist() == [1, 2]
+        with pytest.raises(GeneralFailure, match="exclusive=False"):
+            writer.write([3])
+        assert second.write([4])
+
+
+def test_several_objects_take_turns_where_the_queue_is_not_exclusive() -> None:
+    with MessageQueue("u2", 4, exclusive=False) as one, one.descriptor as d:
+        with MessageQueue.attach(d, exclusive=False) as two, MessageQueue.attach(d, exclusive=False) as three:
+            for i in range(20):
+                assert (one if i % 2 else two).write([i, i + 1])
+                assert (three if i % 3 else one).read(2).tolist() == [i, i + 1]
+
+
+def test_an_end_that_only_looks_takes_no_role() -> None:
+    with MessageQueue("u2", 8) as maker, maker.descriptor as d, MessageQueue.attach(d) as reader:
+        for i in range(40):
+            assert maker.write([i])
+            assert maker.available_to_read == reader.available_to_read == 1
+            assert reader.available_to_write == maker.available_to_write == 7
+            assert reader.read(1).tolist() == [i]
+
+
+def test_attaching_drops_nothing() -> None:
+    with MessageQueue("u2", 8) as queue, queue.descriptor as d:
+        queue.write([1, 2, 3])
+        with MessageQueue.attach(d) as other:
+            assert other.read(3).tolist() == [1, 2, 3]
+        with MessageQueue.attach(d, reset=True) as other:
+            assert other.available_to_read == 0
+
+
+def test_readers_without_write_access_cannot_map_it_for_writing() -> None:
+    with MessageQueue("u2", 8, flavour="unsynchronized") as queue, queue.descriptor as d:
+        with d.without_write_access() as given:
+            (fd,) = given.fds
+            size = os.fstat(fd).st_size
+            # As libfmq maps: for writing, and on EPERM for reading.
+            with pytest.raises(PermissionError) as refused:
+                mmap.mmap(fd, size)
+            assert refused.value.errno == errno.EPERM
+            mmap.mmap(fd, size, prot=mmap.PROT_READ).close()
+            again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)  # which a reader of the same user can do
+            with pytest.raises(PermissionError):
+                mmap.mmap(again, size)
+            os.close(again)
+            with MessageQueue.attach(given) as reader:
+                assert reader.read_only
+                assert queue.write([1, 2]), "whoever had it mapped goes on"
+                assert reader.read(2).tolist() == [1, 2]

@@ -37,7 +37,7 @@ _WORD, _WORDS = np.dtype(np.uint64), len(MESSAGE) // 8
 
 
 def _mq_ends(descriptors: tuple[MQDescriptor, MQDescriptor]) -> tuple[MessageQueue, MessageQueue]:
-    first, second = (MessageQueue.attach(d, _WORD, reset=False, exclusive=True) for d in descriptors)
+    first, second = (MessageQueue.attach(d, _WORD) for d in descriptors)
     return first, second
 
 
@@ -93,7 +93,7 @@ def _open_mq(
     bench: Bench,
 ) -> Iterator[Subject]:
     with ExitStack() as stack:
-        queues = [stack.enter_context(MessageQueue(_WORD, 128, exclusive=True)) for _ in range(2)]
+        queues = [stack.enter_context(MessageQueue(_WORD, 128)) for _ in range(2)]
         descriptors = tuple(stack.enter_context(queue.descriptor) for queue in queues)
         process = stack.enter_context(server_process(server, descriptors))
         call = echo(queues[0], queues[1])

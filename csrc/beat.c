@@ -1,0 +1,109 @@
+/* Brings sleeping threads back to their callers ten times a second, so that they look again.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A wait without a deadline is a futex wait without a timeout: setting and cancelling a timer for each packet would cost
+ * a fifth of a round trip on one core. But three things can happen between a thread's last look and its sleep that
+ * set no bit, or whose bit a hostile peer may take back: a signal, whose handler an interpreter runs only once we
+ * return to it; a handle that another thread closes; a hang-up. One thread per process wakes all sleepers without
+ * setting a bit; each finds nothing and returns. It rests while nobody sleeps.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "nnb_internal.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t somebody = PTHREAD_COND_INITIALIZER;
+static nnb_sleeper *sleepers;
+static uint64_t slept; /* how often anybody has gone to sleep */
+static int running, resting;
+
+static void *beat(void *unused)
+{
+    (void)unused;
+    uint64_t seen = 0;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        resting = 1;
+        while (!sleepers && slept == seen) /* a thread that sleeps again and again need not wake us each time */
+            pthread_cond_wait(&somebody, &lock);
+        resting = 0;
+        seen = slept;
+        pthread_mutex_unlock(&lock);
+        nanosleep(&(struct timespec){.tv_nsec = NNB_SLICE_NS}, NULL);
+        pthread_mutex_lock(&lock);
+        for (nnb_sleeper *s = sleepers; s; s = s->next) {
+            s->beaten = 1;
+            syscall(SYS_futex, s->word, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, FUTEX_BITSET_MATCH_ANY);
+        }
+    }
+    return NULL;
+}
+
+/* The child has neither the thread nor the sleepers, and the lock may be taken by a thread that it does not have. */
+static void forget_all(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    pthread_cond_init(&somebody, NULL);
+    sleepers = NULL;
+    running = resting = 0;
+}
+
+static void register_fork(void) { pthread_atfork(NULL, NULL, forget_all); }
+
+static int start_thread(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, register_fork);
+    pthread_t thread;
+    pthread_attr_t attr;
+    sigset_t all, before;
+    sigfillset(&all); /* signals are for the threads that have handlers to run */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    int rc = -pthread_create(&thread, &attr, beat, NULL);
+    pthread_attr_destroy(&attr);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
+}
+
+int nnb_beat_enter(nnb_sleeper *s, uint32_t *word)
+{
+    pthread_mutex_lock(&lock);
+    running = running || start_thread() == 0;
+    int rc = running ? 0 : -EAGAIN;
+    s->word = running ? word : NULL;
+    s->beaten = 0;
+    if (running) {
+        s->link = &sleepers;
+        s->next = sleepers;
+        if (s->next)
+            s->next->link = &s->next;
+        sleepers = s;
+        slept++;
+        if (resting)
+            pthread_cond_signal(&somebody);
+    }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+void nnb_beat_leave(nnb_sleeper *s)
+{
+    if (!s->word)
+        return;
+    pthread_mutex_lock(&lock);
+    *s->link = s->next;
+    if (s->next)
+        s->next->link = s->link;
+    pthread_mutex_unlock(&lock);
+}
