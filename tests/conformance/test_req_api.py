@@ -153,7 +153,7 @@ def test_REQ_API_001_missing_objects_are_refused(compilation: Compilation, burst
     execution.burst_compute(burst)  # and none of that used the execution up
 
 
-def test_REQ_API_002_burst_on_unfinished_compilation_is_bad_state(service: nnburst.Service) -> None:
+def test_REQ_API_002_REQ_MODEL_079_burst_on_unfinished_compilation_is_bad_state(service: nnburst.Service) -> None:
     compilation = Compilation(add_model(), service.devices)
     with pytest.raises(BadState, match="not finished"):
         Burst(compilation)
@@ -226,7 +226,7 @@ def test_REQ_API_007_closing_twice_is_harmless(compilation: Compilation) -> None
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_REQ_API_008_an_execution_runs_once(compilation: Compilation, burst: Burst, way: str) -> None:
+def test_REQ_API_008_REQ_MODEL_079_an_execution_runs_once(compilation: Compilation, burst: Burst, way: str) -> None:
     execution, y = execution_for(compilation)
     WAYS[way](execution, burst)
     assert (y == Y).all()
@@ -297,7 +297,7 @@ def test_REQ_API_011_timing_needs_exactly_one_device(service: nnburst.Service) -
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_REQ_API_012_short_timeout_ends_well_or_misses_the_deadline(
+def test_REQ_API_012_REQ_WIRE_009_short_timeout_ends_well_or_misses_the_deadline(
     compilation: Compilation, burst: Burst, way: str
 ) -> None:
     execution, y = execution_for(compilation)
@@ -328,7 +328,7 @@ def test_REQ_API_012_stuck_device_is_left_at_the_deadline(script: Script) -> Non
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seconds", [None, 1e300, (2**64 - 1) / 1e9])
-def test_REQ_API_013_longest_timeout_is_no_timeout(
+def test_REQ_API_013_REQ_WIRE_009_longest_timeout_is_no_timeout(
     compilation: Compilation, burst: Burst, way: str, seconds: float | None
 ) -> None:
     execution, y = execution_for(compilation)

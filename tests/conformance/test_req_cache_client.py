@@ -290,7 +290,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_device_that_comes_back_changed_is_invalid(change: str) -> None:
+def test_REQ_CACHE_098_099_100_device_that_comes_back_changed_is_invalid(change: str) -> None:
     options = iter([{}, CHANGES[change], {}])
     made: list[Fake] = []
 
@@ -300,10 +300,10 @@ def test_device_that_comes_back_changed_is_invalid(change: str) -> None:
 
     resilient = ResilientDevice(connect)
     made[0].fails = DeadObject("gone")
-    for call in CALLS.values():  # REQ_CACHE_098, 099
+    for call in CALLS.values():
         with pytest.raises(GeneralFailure, match="another device"):
             call(resilient)
-    with pytest.raises(GeneralFailure):  # REQ_CACHE_100
+    with pytest.raises(GeneralFailure):
         resilient.allocate(BufferDesc(), [], [BufferRole(0, 0)], [])
     assert (resilient.name, resilient.version_string) == ("test-fake", "1")  # frozen
     assert len(made) == 2

@@ -292,14 +292,16 @@ def token(buffer: Buffer) -> BufferToken:
 
 
 @pytest.mark.parametrize("number", [0, 100, 2**31 - 1])
-def test_REQ_MEM_023_unknown_token(prepare: Prepare, run: Run, memory: Memory, number: int) -> None:
+def test_REQ_MEM_023_REQ_WIRE_011_unknown_token(prepare: Prepare, run: Run, memory: Memory, number: int) -> None:
     prepared = prepare(relu_model())
     pools = (memory, BufferToken(number))
     for request in (Request((whole(1),), (shared(0),), pools), Request((shared(0),), (whole(1),), pools)):
         assert run(prepared, request) == (ErrorStatus.INVALID_ARGUMENT, (), nnburst.model.NO_TIMING)
 
 
-def test_REQ_MEM_024_other_prepared_model(device: Device, prepare: Prepare, run: Run, memory: Memory) -> None:
+def test_REQ_MEM_024_REQ_WIRE_011_other_prepared_model(
+    device: Device, prepare: Prepare, run: Run, memory: Memory
+) -> None:
     mine, other = prepare(relu_model()), prepare(relu_model())
     with in_out(device, mine) as buffer:
         buffer.copy_from(memory)
@@ -310,7 +312,7 @@ def test_REQ_MEM_024_other_prepared_model(device: Device, prepare: Prepare, run:
         assert (memory.array(np.float32, SHAPE) == np.maximum(np.arange(32).reshape(SHAPE) - 8, 0)).all()
 
 
-def test_REQ_MEM_025_other_argument(device: Device, prepare: Prepare, run: Run) -> None:
+def test_REQ_MEM_025_REQ_WIRE_011_other_argument(device: Device, prepare: Prepare, run: Run) -> None:
     prepared = prepare(relu_model(2))
     with in_out(device, prepared) as buffer, Memory.ashmem(4 * NBYTES) as pool:
         with Memory.ashmem(NBYTES) as zero:
@@ -323,7 +325,7 @@ def test_REQ_MEM_025_other_argument(device: Device, prepare: Prepare, run: Run) 
         assert run(prepared, wrong_output)[0] is ErrorStatus.INVALID_ARGUMENT
 
 
-def test_REQ_MEM_026_other_direction(device: Device, prepare: Prepare, run: Run, memory: Memory) -> None:
+def test_REQ_MEM_026_REQ_WIRE_011_other_direction(device: Device, prepare: Prepare, run: Run, memory: Memory) -> None:
     prepared = prepare(relu_model())
     role = [BufferRole(0, 0)]
     with (
@@ -348,7 +350,7 @@ def test_REQ_MEM_027_110_contents_come_with_success(device: Device, prepare: Pre
         assert run(prepared, as_input)[0] is ErrorStatus.NONE
 
 
-def test_REQ_MEM_028_several_roles_in_one_request(device: Device, prepare: Prepare, run: Run) -> None:
+def test_REQ_MEM_028_REQ_WIRE_011_several_roles_in_one_request(device: Device, prepare: Prepare, run: Run) -> None:
     prepared = prepare(relu_model(2))
     roles = [BufferRole(0, 0), BufferRole(0, 1)]
     with (
@@ -367,7 +369,9 @@ def test_REQ_MEM_028_several_roles_in_one_request(device: Device, prepare: Prepa
         assert (pool.array(np.float32, (64,), 2 * NBYTES) == 1).all()
 
 
-def test_REQ_MEM_029_dimensions_that_do_not_fit(device: Device, prepare: Prepare, run: Run, memory: Memory) -> None:
+def test_REQ_MEM_029_REQ_WIRE_011_dimensions_that_do_not_fit(
+    device: Device, prepare: Prepare, run: Run, memory: Memory
+) -> None:
     prepared = prepare(relu_model(shape=(0, 4, 4, 2)))
     two = (2, 4, 4, 2)
     with in_out(device, prepared, SHAPE) as buffer, Memory.ashmem(2 * NBYTES) as pool:

@@ -149,7 +149,7 @@ def test_REQ_MEM_037_input_in_a_read_only_file_mapping(device: Device, way: str,
 @both_ways
 @pytest.mark.parametrize("gone", [0, 1])
 @pytest.mark.parametrize("what", ["input", "output"])
-def test_REQ_MEM_039_040_a_missing_argument(device: Device, way: str, what: str, gone: int) -> None:
+def test_REQ_MEM_039_040_REQ_WIRE_010_a_missing_argument(device: Device, way: str, what: str, gone: int) -> None:
     b = ModelBuilder()
     x, y = (b.input(name, T.TENSOR_FLOAT32, (4,)) for name in "xy")
     b.output("sum", b.binary(O.ADD, x, y))
@@ -163,7 +163,7 @@ def test_REQ_MEM_039_040_a_missing_argument(device: Device, way: str, what: str,
         assert is_bare(outcome, ErrorStatus.INVALID_ARGUMENT)
 
 
-def test_REQ_MEM_041_044_slots_that_do_not_exist(device: Device) -> None:
+def test_REQ_MEM_041_044_REQ_MODEL_051_REQ_WIRE_007_008_slots_that_do_not_exist(device: Device) -> None:
     with RawBurst(device.prepare_model(add_model())) as burst:
         request = AddRequest(burst)
         assert request.works(burst)

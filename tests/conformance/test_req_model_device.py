@@ -63,6 +63,16 @@ def test_REQ_MODEL_008_name_has_one_dash_inside(device: Device) -> None:
         assert re.fullmatch(r"[^-]+-[^-]+", name)
 
 
+def test_REQ_MODEL_009_names_of_extensions() -> None:
+    names = set()
+    for name in device_names():
+        device = create_device(name)
+        names |= {extension.name for extension in device.get_supported_extensions()}
+        device.close()
+    assert names
+    assert all(re.fullmatch(r"[a-z0-9_]+(\.[a-z0-9_]+)+", name) for name in names)
+
+
 def test_REQ_MODEL_010_cache_files(device: Device) -> None:
     counts = device.get_number_of_cache_files_needed()
     assert all(0 <= count <= 32 for count in counts)

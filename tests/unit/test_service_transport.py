@@ -433,6 +433,21 @@ def test_a_reply_of_another_type_closes_the_connection() -> None:
         thread.join(WATCHDOG)
 
 
+def test_REQ_MODEL_076_second_answer_to_a_call_closes_the_connection() -> None:
+    with raw_peer(Side.CLIENT) as (end, sock):
+        answers = []
+        caller = threading.Thread(target=lambda: answers.append(end.call(_protocol.Goodbye(), timeout=WATCHDOG)))
+        caller.start()
+        call_id = struct.unpack_from("<BBHI", sock.recv(1000))[3]
+        reply = header(kind=1, call_id=call_id) + _protocol.encode(_protocol.Done())
+        raw_send(sock, reply)
+        caller.join(WATCHDOG)
+        assert [answer for answer, _ in answers] == [_protocol.Done()]
+        raw_send(sock, reply)
+        assert end.wait_ended(WATCHDOG)
+        assert end.end_reason.startswith("malformed")
+
+
 def test_a_peer_that_does_not_read_replies_is_dropped() -> None:
     answer = Answers(on_hello=lambda m, fds: _protocol.HelloReply((1, 0), 1, "x" * 256))
     with raw_peer(Side.SERVICE, answer, send_timeout=0.05) as (end, sock):

@@ -1,0 +1,76 @@
+"""The requirement pages and the tests say the same: every id is listed, and has the tests that its line names."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs" / "requirements").glob("*.md"))
+ROW = re.compile(r"\| (REQ-[A-Z]+-\d{3}) \| (.+) \| (.+) \|")
+NAMED = re.compile(r"REQ_([A-Z]+)((?:_(?:to_)?\d{3})+)(?!\d)")
+
+
+def ids_in(name: str) -> Iterator[str]:
+    """Yield the ids that a name carries: REQ_FMQ_001_003_to_005 stands for 001, 003, 004 and 005."""
+    for area, numbers in NAMED.findall(name):
+        last = 0
+        for to, digits in re.findall(r"(to_)?(\d{3})", numbers):
+            for number in range(last + 1, int(digits) + 1) if to else (int(digits),):
+                yield f"REQ-{area}-{number:03}"
+            last = int(digits)
+
+
+def carried() -> dict[str, set[str]]:
+    """Ids, and the files where a test function or one of its cases carries them; prose does not count."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if path == Path(__file__):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = ""
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                name = node.name
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"\w+", node.value):
+                name = node.value
+            for id_ in ids_in(name):
+                found[id_].add(path.name)
+    return found
+
+
+def listed() -> list[tuple[str, str, str]]:
+    """The rows of all pages: id, sentence, tests."""
+    return [row for page in PAGES for line in page.read_text().splitlines() for row in ROW.findall(line)]
+
+
+def test_ids_in_names_are_read_with_their_ranges() -> None:
+    assert list(ids_in("test_REQ_AB_001_003_to_005_REQ_C_010_what_1024_means")) == [
+        "REQ-AB-001", "REQ-AB-003", "REQ-AB-004", "REQ-AB-005", "REQ-C-010",
+    ]  # fmt: skip
+
+
+def test_every_id_is_listed_once_and_every_row_is_read() -> None:
+    ids = [id_ for id_, _, _ in listed()]
+    assert len(set(ids)) == len(ids)
+    assert len(ids) == sum(page.read_text().count("| REQ-") for page in PAGES)
+
+
+def test_every_id_of_a_test_is_listed() -> None:
+    assert carried().keys() <= {id_ for id_, _, _ in listed()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_requirement_has_the_tests_that_it_names_or_says_why_not(page: Path) -> None:
+    found = carried()
+    for id_, sentence, tests in ROW.findall(page.read_text()):
+        if sentence.startswith("*Does not apply.*"):
+            assert (tests, found[id_]) == ("none", set()), id_
+        else:
+            named = set(re.findall(r"`(\w+\.py)`", tests))
+            assert named, f"{id_} names no test"
+            assert named <= found[id_], f"{id_}: {named - found[id_]} carry no test of that name"
