@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..model import ExecutionResult
 from ._controller import BoundRequest, BurstStats, ExecutionBurstController
 from ._executor import DefaultBurstExecutor, PlanBurstExecutor
 from ._interfaces import (
@@ -9,7 +10,6 @@ from ._interfaces import (
     BurstCallback,
     BurstContext,
     BurstExecutorWithCache,
-    ExecutionResult,
     GuardedPlan,
     SupportsExecute,
     consistent_result,

@@ -24,7 +24,7 @@ from ..errors import (
     error_for,
 )
 from ..fmq import MessageQueue
-from ..model import NO_TIMING, BufferToken, MeasureTiming
+from ..model import NO_TIMING, BufferToken, ExecutionResult, MeasureTiming, RunOptions
 from ._endpoint import c_request, open_channel, python_result
 from ._interfaces import consistent_result
 from ._slots import SlotTable
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from .._core._nnburst import CData
     from ..fmq import MQDescriptor
     from ..memory import Memory
-    from ..model import BufferToken, OutputShape, Request, Timing
-    from ._interfaces import BurstCallback, BurstContext, ExecutionResult
+    from ..model import BufferToken, ExecutionResult, OutputShape, Request, RunOptions, Timing
+    from ._interfaces import BurstCallback, BurstContext
 
 __all__ = ["BoundRequest", "BurstStats", "ExecutionBurstController"]
 
@@ -57,13 +57,7 @@ class BurstCapable(Protocol):
         polling_window: float | None = None,
     ) -> BurstContext: ...
 
-    def execute_synchronously(
-        self,
-        request: Request,
-        measure: MeasureTiming = MeasureTiming.NO,
-        deadline_ns: int = 0,
-        loop_timeout_ns: int = 0,
-    ) -> ExecutionResult: ...
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult: ...
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]: ...
 
@@ -181,9 +175,8 @@ class ExecutionBurstController:
 
     def _run_without_burst(self, request: Request, measure: bool, timeout: float | None) -> ExecutionResult:
         self._fallbacks += 1
-        deadline = deadline_after(timeout)
         flag = MeasureTiming.YES if measure else MeasureTiming.NO
-        return self._prepared_model.execute_synchronously(request, flag, deadline)
+        return self._prepared_model.execute_synchronously(request, RunOptions(flag, deadline_after(timeout)))
 
     # ---- memory and life -------------------------------------------------------------------------------------
 

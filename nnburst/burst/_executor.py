@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgument
-from ..model import BufferToken, MeasureTiming, Request
-from ._interfaces import BoundPlan, BurstExecutorWithCache, ExecutionResult, SupportsExecute
+from ..model import BufferToken, ExecutionResult, MeasureTiming, Request, RunOptions
+from ._interfaces import BoundPlan, BurstExecutorWithCache, SupportsExecute
 
 if TYPE_CHECKING:
     from ..memory import Memory
@@ -57,7 +57,7 @@ class DefaultBurstExecutor(PlanBurstExecutor):
     def __init__(self, prepared_model: SupportsExecute) -> None:
         def bind(request: Request, measure: MeasureTiming) -> BoundPlan:
             def run() -> ExecutionResult:
-                return prepared_model.execute_synchronously(request, measure)
+                return prepared_model.execute_synchronously(request, RunOptions(measure))
 
             return run
 

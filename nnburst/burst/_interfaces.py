@@ -7,7 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..errors import ErrorStatus
-from ..model import UINT64_MAX, BufferToken, MeasureTiming, OutputShape, Request, Timing
+from ..model import (
+    UINT64_MAX,
+    BufferToken,
+    ExecutionResult,
+    MeasureTiming,
+    OutputShape,
+    Request,
+    RunOptions,
+    Timing,
+)
 from ._window import allowed_cpus
 
 if TYPE_CHECKING:
@@ -18,14 +27,10 @@ __all__ = [
     "BurstCallback",
     "BurstContext",
     "BurstExecutorWithCache",
-    "ExecutionResult",
     "GuardedPlan",
     "SupportsExecute",
     "consistent_result",
 ]
-
-ExecutionResult = tuple[ErrorStatus, tuple[OutputShape, ...], Timing]
-"""(status, one shape per output or empty, timing)."""
 
 BoundPlan = Callable[[], ExecutionResult | None]
 """A request that is already decoded, checked and bound to arrays. ``None`` means: NONE, no shapes, no timing."""
@@ -158,11 +163,5 @@ class BurstExecutorWithCache(abc.ABC):
 class SupportsExecute(Protocol):
     """The one method of a prepared model that the default executor needs."""
 
-    def execute_synchronously(
-        self,
-        request: Request,
-        measure: MeasureTiming = MeasureTiming.NO,
-        deadline_ns: int = 0,
-        loop_timeout_ns: int = 0,
-    ) -> ExecutionResult:
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         """Run once and wait for the end."""

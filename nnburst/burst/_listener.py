@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from .._core import ffi, lib
 from ..errors import BadState, ErrorStatus, InvalidArgument, NNBurstError, ResourceExhausted
 from ..memory import free_closed_buffers
-from ..model import NO_TIMING, MeasureTiming
+from ..model import NO_TIMING, ExecutionResult, MeasureTiming
 from ._endpoint import c_result, python_request
-from ._interfaces import BoundPlan, BurstCallback, BurstExecutorWithCache, ExecutionResult, GuardedPlan
+from ._interfaces import BoundPlan, BurstCallback, BurstExecutorWithCache, GuardedPlan
 from ._stats import BurstStats, read_stats
 
 if TYPE_CHECKING:

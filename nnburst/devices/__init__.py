@@ -5,7 +5,7 @@ from __future__ import annotations
 from ._buffers import LocalBuffer, allocate_buffer, bind_buffers
 from ._caching import DeviceCacheHome, build_epoch
 from ._common import check_preparation
-from ._interfaces import Buffer, CacheOptions, Device, PreparedModel
+from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 from ._registry import create_device, device_names
 from ._resilient import ResilientDevice, check_device
 from .noop import NoopDevice, NoopPreparedModel
@@ -13,7 +13,8 @@ from .reference import ReferenceDevice, ReferencePreparedModel
 
 __all__ = [
     "Buffer",
-    "CacheOptions",
+    "CacheFiles",
+    "CompileJob",
     "Device",
     "DeviceCacheHome",
     "LocalBuffer",

@@ -11,7 +11,17 @@ from functools import cache
 from pathlib import Path
 
 from .. import _core
-from ..cache import CacheReason, CacheRejected, DeviceCache, SaveResult, TrustStore, default_state_directory
+from ..cache import (
+    CacheReason,
+    CacheRejected,
+    DeviceCache,
+    SaveResult,
+    TrustStore,
+    VerifiedEntry,
+    checked_token,
+    default_state_directory,
+)
+from ._interfaces import CacheFiles
 
 __all__ = ["DeviceCacheHome", "build_epoch"]
 
@@ -91,16 +101,22 @@ class DeviceCacheHome:
                 )
             return self._caches[key]
 
+    def load(self, files: CacheFiles) -> VerifiedEntry:
+        """Read an entry back; as `DeviceCache.load`.
+
+        Raises:
+            InvalidArgument: The token has not 32 bytes.
+            CacheRejected: The files are not exactly what was saved last under the token.
+        """
+        token = checked_token(files.token)
+        return self.get().load(token, files.model_fds, files.data_fds, fingerprint=files.fingerprint)
+
     def save(
         self,
-        token: bytes,
+        files: CacheFiles,
         payloads: Callable[[], tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]] | None],
-        model_fds: Sequence[int],
-        data_fds: Sequence[int],
         *,
-        fingerprint: bytes = b"",
-        staged: bool = False,
-        worth_seconds: float | None = None,
+        seconds: float | None = None,
         compiled: Callable[[], bytes] | None = None,
     ) -> SaveResult:
         """Save an entry; as `DeviceCache.save`, but that what to save is made only if it is needed.
@@ -111,13 +127,9 @@ class DeviceCacheHome:
         a device compares it with `compiled`: else results of one model would be restored for another.
 
         Args:
-            token: 32 bytes.
+            files: Where, under which token, and what the client says of them.
             payloads: Makes the contents of the model files and of the data files; None: this model is not cached.
-            model_fds: Files.
-            data_fds: Files.
-            fingerprint: Of the model, as the client knows it, or empty.
-            staged: As `DeviceCache.save`.
-            worth_seconds: What compiling took, if the files are only wanted if they are faster.
+            seconds: What compiling took, for files that are only wanted if they are faster; None if that is clear.
             compiled: Makes the fingerprint of what was compiled; see `nnburst.cache.model_fingerprint`.
         """
         try:
@@ -126,11 +138,13 @@ class DeviceCacheHome:
             if made is None:
                 return SaveResult(False, CacheReason.DECLINED)
             nbytes = sum(len(payload) for blobs in made for payload in blobs)
-            if worth_seconds is not None and not cache.worth(worth_seconds, nbytes):
+            if files.only_if_worth and seconds is not None and not cache.worth(seconds, nbytes):
                 return SaveResult(False, CacheReason.NOT_WORTH_IT, nbytes=nbytes)
-            if fingerprint and compiled is not None and compiled() != fingerprint:
+            if files.fingerprint and compiled is not None and compiled() != files.fingerprint:
                 return SaveResult(False, CacheReason.CHANGED)
-            return cache.save(token, *made, model_fds, data_fds, fingerprint=fingerprint, staged=staged)
+            return cache.save(
+                files.token, *made, files.model_fds, files.data_fds, fingerprint=files.fingerprint, staged=files.staged
+            )
         except CacheRejected as error:
             return SaveResult(False, error.reason)
         except Exception as error:  # no space for what has to be made first, for example; it may go away

@@ -22,6 +22,7 @@ from ..model import (
     PerformanceInfo,
     Priority,
 )
+from ._interfaces import CompileJob
 
 __all__ = [
     "InnerPlan",
@@ -73,18 +74,18 @@ def deadline_passed(deadline_ns: int) -> bool:
     return 0 < deadline_ns < _NEVER and time.monotonic_ns() >= deadline_ns
 
 
-def check_preparation(preference: int, priority: int, deadline_ns: int = 0) -> None:
-    """Check the arguments that every preparation has.
+def check_preparation(job: CompileJob) -> None:
+    """Check what every preparation is asked for.
 
     Raises:
         InvalidArgument: Preference or priority is unknown.
         MissedDeadline: The deadline has passed.
     """
-    if preference not in tuple(ExecutionPreference):
-        raise InvalidArgument(f"preference {preference} is none of {[int(p) for p in ExecutionPreference]}")
-    if priority not in tuple(Priority):
-        raise InvalidArgument(f"priority {priority} is none of {[int(p) for p in Priority]}")
-    if deadline_passed(deadline_ns):
+    if job.preference not in tuple(ExecutionPreference):
+        raise InvalidArgument(f"preference {job.preference} is none of {[int(p) for p in ExecutionPreference]}")
+    if job.priority not in tuple(Priority):
+        raise InvalidArgument(f"priority {job.priority} is none of {[int(p) for p in Priority]}")
+    if deadline_passed(job.deadline_ns):
         raise MissedDeadline("the deadline of the preparation has passed; give it more time")
 
 

@@ -10,9 +10,11 @@ import abc
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer, ExecutionResult
+import msgspec
+
+from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer
 from ..cache import CacheReason, CacheRejected, SaveResult
 from ..errors import GeneralFailure
 from ..model import (
@@ -22,34 +24,63 @@ from ..model import (
     DeviceStatus,
     DeviceType,
     ExecutionPreference,
+    ExecutionResult,
     Extension,
     ImportedModel,
-    MeasureTiming,
     Model,
     Priority,
     Request,
+    RunOptions,
 )
 
 if TYPE_CHECKING:
     from ..fmq import MQDescriptor
     from ..memory import Memory
 
-__all__ = ["Buffer", "CacheOptions", "Device", "ExecutionResult", "PreparedModel"]
+__all__ = ["Buffer", "CacheFiles", "CompileJob", "Device", "ExecutionResult", "PreparedModel"]
+
+
+Descriptors = Annotated[tuple[int, ...], msgspec.Meta(max_length=32)]
+Bytes32 = Annotated[bytes, msgspec.Meta(max_length=32)]
 
 
 @dataclass(frozen=True, slots=True)
-class CacheOptions:
-    """What a client says about the cache files that it hands over with a model.
+class CacheFiles:
+    """The cache files that a client hands over, and what it says about them.
 
     Attributes:
+        model_fds: Open files, as many as `Device.get_number_of_cache_files_needed` says; any offset. In a message,
+            their places among its descriptors.
+        data_fds: Likewise.
+        token: 32 bytes that name the entry.
         fingerprint: Of the model, 32 bytes, to find out that a token was used for two; or empty.
         staged: The files become visible later: the device is told with `Device.confirm_cache`.
         only_if_worth: Do not write files that would be read more slowly than the model compiles.
     """
 
-    fingerprint: bytes = b""
+    model_fds: Descriptors
+    data_fds: Descriptors
+    token: Bytes32
+    fingerprint: Bytes32 = b""
     staged: bool = False
     only_if_worth: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    """How a model is compiled. Travels to the service as it is.
+
+    Attributes:
+        preference: What to optimise for.
+        priority: Scheduling hint.
+        deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
+        cache: Where to keep the result; None for nowhere.
+    """
+
+    preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER
+    priority: Priority = Priority.MEDIUM
+    deadline_ns: Annotated[int, msgspec.Meta(ge=0)] = 0
+    cache: CacheFiles | None = None
 
 
 class PreparedModel(abc.ABC):
@@ -61,20 +92,12 @@ class PreparedModel(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def execute_synchronously(
-        self,
-        request: Request,
-        measure: MeasureTiming = MeasureTiming.NO,
-        deadline_ns: int = 0,
-        loop_timeout_ns: int = 0,
-    ) -> ExecutionResult:
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         """Run once and wait for the end.
 
         Args:
             request: Arguments; checked against the model before anything runs.
-            measure: Whether `Timing` is filled.
-            deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
-            loop_timeout_ns: Longest duration of a WHILE loop, 0 for the default of 2 s.
+            options: How.
 
         Returns:
             The table of `model.md` §4.3. Errors of the request or of the execution are a status, not an exception.
@@ -248,28 +271,12 @@ class Device(abc.ABC):
         return (0, 0)
 
     @abc.abstractmethod
-    def prepare_model(
-        self,
-        model: Model,
-        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
-        priority: Priority = Priority.MEDIUM,
-        deadline_ns: int = 0,
-        model_cache: Sequence[int] = (),
-        data_cache: Sequence[int] = (),
-        token: bytes = b"",
-        cache: CacheOptions | None = None,
-    ) -> PreparedModel:
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PreparedModel:
         """Compile a model.
 
         Args:
             model: The model; it may be released by the caller once this returns.
-            preference: What to optimise for.
-            priority: Scheduling hint.
-            deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
-            model_cache: File descriptors for `get_number_of_cache_files_needed`, or empty.
-            data_cache: Likewise.
-            token: 32 bytes that name the cache entry, or empty.
-            cache: More about the cache files; only given with some.
+            job: How.
 
         Raises:
             InvalidArgument: The model or an argument breaks a rule. Cache files never make a preparation fail.
@@ -282,22 +289,13 @@ class Device(abc.ABC):
         """32 bytes that differ between any two builds of the device that do not read each other's cache files."""
         return hashlib.sha256(f"{len(self.name)} {self.name} {self.version_string}".encode()).digest()
 
-    def prepare_model_from_cache(
-        self,
-        model_cache: Sequence[int],
-        data_cache: Sequence[int],
-        token: bytes,
-        deadline_ns: int = 0,
-        fingerprint: bytes = b"",
-    ) -> PreparedModel:
+    def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
         """Restore what an earlier `prepare_model` saved, without the model.
 
         Args:
-            model_cache: The files, in the order of the save; any offset.
-            data_cache: Likewise.
-            token: As at the save.
+            cache: The files, in the order of the save, with the token of the save; the fingerprint is that of the
+                model that the caller wants.
             deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
-            fingerprint: Of the model that the caller wants, or empty.
 
         Raises:
             CacheRejected: The files are not exactly what this device saved last under this token. Compile instead.

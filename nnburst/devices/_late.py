@@ -7,9 +7,11 @@ import fcntl
 import os
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..cache import CacheReason, CacheRejected, SaveResult, check_fd
 from ._caching import DeviceCacheHome
+from ._interfaces import CacheFiles
 
 __all__ = ["LateSave"]
 
@@ -28,24 +30,20 @@ class LateSave:
 
     Args:
         home: The device's cache.
-        token: 32 bytes.
-        fingerprint: Of the model, or empty.
-        model_fds: As the device was given them.
-        data_fds: Likewise.
+        files: As the device was given them.
     """
 
-    def __init__(
-        self, home: DeviceCacheHome, token: bytes, fingerprint: bytes, model_fds: Sequence[int], data_fds: Sequence[int]
-    ) -> None:
-        self._home, self._token, self._fingerprint = home, token, fingerprint
-        self._counts = len(model_fds), len(data_fds)
+    def __init__(self, home: DeviceCacheHome, files: CacheFiles) -> None:
+        self._home = home
+        self._files = replace(files, staged=False, only_if_worth=False)  # they are visible by then
+        self._models = len(files.model_fds)
         self._fds: list[int] = []
         self.refused: CacheReason | None = None
         """Why nothing will be written, if that is known already."""
         try:
-            if self._counts != home.counts:
+            if (self._models, len(files.data_fds)) != home.counts:
                 raise CacheRejected(CacheReason.BAD_FD, "another number of files")
-            for fd in (*model_fds, *data_fds):
+            for fd in (*files.model_fds, *files.data_fds):
                 check_fd(fd)
                 self._fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0))
         except CacheRejected as error:
@@ -76,15 +74,8 @@ class LateSave:
                 own.append(_opened_again(fd))
             for fd in own:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-            models = self._counts[0]
-            return self._home.save(
-                self._token,
-                payloads,
-                own[:models],
-                own[models:],
-                fingerprint=self._fingerprint,
-                compiled=compiled,
-            )
+            files = replace(self._files, model_fds=tuple(own[: self._models]), data_fds=tuple(own[self._models :]))
+            return self._home.save(files, payloads, compiled=compiled)
         except CacheRejected as error:
             return SaveResult(False, error.reason)
         except OSError as error:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..burst import BoundPlan, ExecutionResult, PlanBurstExecutor
 from ..errors import BadState, ErrorStatus, NNBurstError, OutputInsufficientSize, ResourceExhausted
 from ..memory import BufferTracker, OpenRequest, open_request
-from ..model import NO_TIMING, MeasureTiming, Model, Request, validate_request
+from ..model import NO_TIMING, MeasureTiming, Model, Request, RunOptions, validate_request
 from ._buffer_plan import BufferPlan
 from ._buffers import bind_buffers, next_model_number
 from ._common import InnerPlan
@@ -84,16 +84,10 @@ class PlannedModel(PreparedModel):
         except MemoryError as error:
             raise ResourceExhausted(f"no memory for this execution: {error}") from error
 
-    def execute_synchronously(
-        self,
-        request: Request,
-        measure: MeasureTiming = MeasureTiming.NO,
-        deadline_ns: int = 0,
-        loop_timeout_ns: int = 0,
-    ) -> ExecutionResult:
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         """Bind and run once; see `PreparedModel.execute_synchronously`."""
         try:
-            result = self._bind(request, measure).run(deadline_ns)
+            result = self._bind(request, options.measure).run(options.deadline_ns)
         except BadState:
             raise
         except OutputInsufficientSize as error:

@@ -21,13 +21,11 @@ from ..model import (
     Capabilities,
     DeviceStatus,
     DeviceType,
-    ExecutionPreference,
     Extension,
     ImportedModel,
     Model,
-    Priority,
 )
-from ._interfaces import Buffer, CacheOptions, Device, PreparedModel
+from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 
 __all__ = ["ResilientDevice", "check_device"]
 
@@ -203,33 +201,11 @@ class ResilientDevice(Device):
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
         return self._call(lambda device: device.import_model(source, pools))
 
-    def prepare_model(
-        self,
-        model: Model,
-        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
-        priority: Priority = Priority.MEDIUM,
-        deadline_ns: int = 0,
-        model_cache: Sequence[int] = (),
-        data_cache: Sequence[int] = (),
-        token: bytes = b"",
-        cache: CacheOptions | None = None,
-    ) -> PreparedModel:
-        given = (model, preference, priority, deadline_ns)
-        if not model_cache and not data_cache:
-            return self._prepared(lambda device: device.prepare_model(*given))
-        return self._prepared(lambda device: device.prepare_model(*given, model_cache, data_cache, token, cache))
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PreparedModel:
+        return self._prepared(lambda device: device.prepare_model(model, job))
 
-    def prepare_model_from_cache(
-        self,
-        model_cache: Sequence[int],
-        data_cache: Sequence[int],
-        token: bytes,
-        deadline_ns: int = 0,
-        fingerprint: bytes = b"",
-    ) -> PreparedModel:
-        return self._prepared(
-            lambda device: device.prepare_model_from_cache(model_cache, data_cache, token, deadline_ns, fingerprint)
-        )
+    def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
+        return self._prepared(lambda device: device.prepare_model_from_cache(cache, deadline_ns))
 
     def _prepared(self, call: Callable[[Device], PreparedModel]) -> PreparedModel:
         prepared = self._call(call)

@@ -34,7 +34,6 @@ from ..model import (
     BufferToken,
     Capabilities,
     DataLocation,
-    ExecutionPreference,
     Extension,
     ExtensionOperandType,
     ImportedModel,
@@ -46,7 +45,6 @@ from ..model import (
     Operand,
     Operation,
     OutputShape,
-    Priority,
     Request,
     RequestArgument,
     Subgraph,
@@ -60,7 +58,7 @@ from ..model import (
 from ._buffers import LocalBuffer, allocate_buffer
 from ._common import build_version, check_preparation, cpu_capabilities, deadline_passed
 from ._elements import element_of, element_types, operand_code
-from ._interfaces import CacheOptions, Device, PreparedModel
+from ._interfaces import CompileJob, Device, PreparedModel
 from ._planned import PlannedModel
 
 if TYPE_CHECKING:
@@ -197,20 +195,10 @@ class FunctionDevice(Device):
             tuple(tensor.shape for tensor in declaration.outputs),
         )
 
-    def prepare_model(
-        self,
-        model: Model,
-        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
-        priority: Priority = Priority.MEDIUM,
-        deadline_ns: int = 0,
-        model_cache: Sequence[int] = (),
-        data_cache: Sequence[int] = (),
-        token: bytes = b"",
-        cache: CacheOptions | None = None,
-    ) -> FunctionModel:
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> FunctionModel:
         """Find the function; see `Device.prepare_model`."""
         validate_model(model)
-        check_preparation(preference, priority, deadline_ns)
+        check_preparation(job)
         function = self._find(model)
         if function is None:
             raise GeneralFailure(f"{self.name} runs models of one CALL of {sorted(self._functions)}, as imported")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from ..burst import BoundPlan, ExecutionResult, PlanBurstExecutor
 from ..errors import ErrorStatus, InvalidArgument, NNBurstError
 from ..memory import check_pools
@@ -12,12 +9,11 @@ from ..model import (
     NO_TIMING,
     BufferToken,
     Capabilities,
-    ExecutionPreference,
     MeasureTiming,
     Model,
     OutputShape,
-    Priority,
     Request,
+    RunOptions,
     Timing,
     combine_dimensions,
     is_fully_specified,
@@ -26,10 +22,7 @@ from ..model import (
     validate_request,
 )
 from ._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
-from ._interfaces import CacheOptions, Device, PreparedModel
-
-if TYPE_CHECKING:
-    pass
+from ._interfaces import CompileJob, Device, PreparedModel
 
 __all__ = ["NoopDevice", "NoopPreparedModel"]
 
@@ -57,20 +50,10 @@ class NoopDevice(Device):
         validate_model(model)
         return readable_operations(model)
 
-    def prepare_model(
-        self,
-        model: Model,
-        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
-        priority: Priority = Priority.MEDIUM,
-        deadline_ns: int = 0,
-        model_cache: Sequence[int] = (),
-        data_cache: Sequence[int] = (),
-        token: bytes = b"",
-        cache: CacheOptions | None = None,
-    ) -> NoopPreparedModel:
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> NoopPreparedModel:
         """Keep the model; see `Device.prepare_model`."""
         validate_model(model)
-        check_preparation(preference, priority, deadline_ns)
+        check_preparation(job)
         check_pools(model.pools, "model")
         return NoopPreparedModel(model)
 
@@ -81,19 +64,13 @@ class NoopPreparedModel(PreparedModel):
     def __init__(self, model: Model) -> None:
         self.model = model
 
-    def execute_synchronously(
-        self,
-        request: Request,
-        measure: MeasureTiming = MeasureTiming.NO,
-        deadline_ns: int = 0,
-        loop_timeout_ns: int = 0,
-    ) -> ExecutionResult:
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         """Check the request and succeed."""
         try:
-            result = self.bind(request, measure)()
+            result = self.bind(request, options.measure)()
         except NNBurstError as error:
             return error.status, (), NO_TIMING
-        if deadline_passed(deadline_ns):
+        if deadline_passed(options.deadline_ns):
             return ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING
         return (ErrorStatus.NONE, (), NO_TIMING) if result is None else result
 

@@ -30,6 +30,7 @@ from ._operand_types import (
 from ._operation_types import FusedActivation, OperationType, PaddingScheme, operation_name, operation_since
 from ._operation_view import OperationView, OutputSpec, UnknownYet
 from ._operations import OPERATIONS, OperationInfo
+from ._running import ExecutionResult, Failure, RunOptions, failure_of, reason_of
 from ._signature import Match, Param, Signature, match_signature
 from ._types import (
     NO_TIMING,
@@ -77,8 +78,10 @@ __all__ = [
     "DeviceStatus",
     "DeviceType",
     "ExecutionPreference",
+    "ExecutionResult",
     "Extension",
     "ExtensionOperandType",
+    "Failure",
     "FusedActivation",
     "GraphBuilder",
     "HalVersion",
@@ -106,6 +109,7 @@ __all__ = [
     "Priority",
     "Request",
     "RequestArgument",
+    "RunOptions",
     "Signature",
     "Subgraph",
     "SymmPerChannelQuantParams",
@@ -117,6 +121,7 @@ __all__ = [
     "extension_code",
     "extension_operand_type",
     "extension_prefix",
+    "failure_of",
     "image_dims",
     "is_extension",
     "is_fully_specified",
@@ -126,6 +131,7 @@ __all__ = [
     "operation_name",
     "operation_since",
     "provide_pools",
+    "reason_of",
     "slice_bounds",
     "type_name",
     "validate_model",

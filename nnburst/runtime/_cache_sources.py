@@ -24,11 +24,11 @@ from ..cache import (
     file_names,
     model_fingerprint,
 )
-from ..devices import CacheOptions, Device, PreparedModel
+from ..devices import CacheFiles, CompileJob, Device, PreparedModel
 from ..errors import DeadObject, InvalidArgument, NNBurstError
-from ..model import ExecutionPreference, Lifetime, Model, Priority
+from ..model import Lifetime, Model
 
-__all__ = ["Attempt", "CacheSource", "DescriptorCache", "DirectoryCache", "Files", "FlatCache", "Job", "cache_source"]
+__all__ = ["Attempt", "CacheSource", "DescriptorCache", "DirectoryCache", "FlatCache", "Job", "cache_source"]
 
 _PATIENCE = 30.0
 """Seconds to wait for somebody else who compiles the same."""
@@ -42,22 +42,12 @@ class Job:
 
     device: Device
     model: Model
-    preference: ExecutionPreference
-    priority: Priority
-    deadline_ns: int
+    asked: CompileJob
 
     @property
     def counts(self) -> tuple[int, int]:
         """Model and data files."""
         return self.device.get_number_of_cache_files_needed()
-
-
-@dataclass(slots=True)
-class Files:
-    """Open files of an entry, for one call of a device."""
-
-    model_fds: Sequence[int]
-    data_fds: Sequence[int]
 
 
 class Attempt(Protocol):
@@ -69,7 +59,7 @@ class Attempt(Protocol):
     def restore(self) -> bool:
         """Look again at what there is. True: the model is there, nothing needs to be compiled."""
 
-    def compile(self, files: Files | None, options: CacheOptions) -> PreparedModel:
+    def compile(self, files: CacheFiles | None) -> PreparedModel:
         """Compile, and save if there are files.
 
         Raises:
@@ -86,7 +76,7 @@ class CacheSource(Protocol):
     def fingerprint(self, job: Job) -> bytes:
         """Return what is expected to be in the files, or empty."""
 
-    def existing(self, job: Job, token: bytes) -> Generator[tuple[Files, str], None, None]:
+    def existing(self, job: Job, token: bytes) -> Generator[tuple[CacheFiles, str], None, None]:
         """Open what there is, the newest first, with its generation; the iterator closes it.
 
         Raises:
@@ -130,32 +120,34 @@ class DirectoryCache:
             device=job.device.name,
             version=job.device.version_string,
             epoch=job.device.cache_epoch,
-            preference=int(job.preference),
-            priority=PRIORITY_CODE[job.priority],
+            preference=int(job.asked.preference),
+            priority=PRIORITY_CODE[job.asked.priority],
             relaxed=job.model.relax_computation_float32_to_float16,
             files=job.counts,
         )
 
-    def existing(self, job: Job, token: bytes) -> Generator[tuple[Files, str], None, None]:
+    def existing(self, job: Job, token: bytes) -> Generator[tuple[CacheFiles, str], None, None]:
         for opened in self._cache.look_up(entry_name(token), job.counts):
             with contextlib.closing(opened):
-                yield Files(opened.model_fds, opened.data_fds), opened.generation
+                fds = tuple(opened.model_fds), tuple(opened.data_fds)
+                yield CacheFiles(*fds, token, self.fingerprint(job)), opened.generation
 
     def compile(self, job: Job, token: bytes, attempt: Attempt) -> CacheReason:
-        options = CacheOptions(self.fingerprint(job), staged=True, only_if_worth=not self._always)
         try:
             staged = self._staged(job, entry_name(token), attempt)
         except CacheRejected as error:
             self._was_refused = error.reason in _REFUSALS
-            attempt.compile(None, options)
+            attempt.compile(None)
             return error.reason
         if staged is None:
             return CacheReason.HIT
         with contextlib.closing(staged):
             started = time.perf_counter()
-            result = attempt.compile(Files(staged.model_fds, staged.data_fds), options).cache_result
+            fds, fingerprint = (tuple(staged.model_fds), tuple(staged.data_fds)), self.fingerprint(job)
+            files = CacheFiles(*fds, token, fingerprint, staged=True, only_if_worth=not self._always)
+            result = attempt.compile(files).cache_result
             reason = CacheReason.DECLINED if result is None else result.reason
-            if reason in (CacheReason.SAVED, CacheReason.LATER) and _has_changed(job.model, options.fingerprint):
+            if reason in (CacheReason.SAVED, CacheReason.LATER) and _has_changed(job.model, fingerprint):
                 return CacheReason.CHANGED
             if result is None or not result.saved:
                 if reason is CacheReason.LATER:
@@ -192,7 +184,7 @@ class DirectoryCache:
         Raises:
             CacheRejected: Somebody is writing it all the time, or nothing can be written.
         """
-        until = time.monotonic() + _patience(job.deadline_ns)
+        until = time.monotonic() + _patience(job.asked.deadline_ns)
         for last in (False, True):
             staged = self._cache.stage(entry, job.counts, patience=max(0.0, until - time.monotonic()))
             with contextlib.ExitStack() as undo:
@@ -264,24 +256,24 @@ class FlatCache:
             self._given,
             job.device.name,
             job.device.version_string,
-            int(job.preference),
-            PRIORITY_CODE[job.priority],
+            int(job.asked.preference),
+            PRIORITY_CODE[job.asked.priority],
         )
 
     @contextlib.contextmanager
-    def _open(self, job: Job, token: bytes, flags: int) -> Iterator[Files]:
+    def _open(self, job: Job, token: bytes, flags: int) -> Iterator[CacheFiles]:
         fds: tuple[list[int], list[int]] = ([], [])
         try:
             for given, names in zip(fds, file_names(token, *job.counts), strict=True):
                 for name in names:
                     path = os.path.join(self._directory, name)
                     given.append(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600))
-            yield Files(*fds)
+            yield CacheFiles(tuple(fds[0]), tuple(fds[1]), token)
         finally:
             for fd in (*fds[0], *fds[1]):
                 os.close(fd)
 
-    def existing(self, job: Job, token: bytes) -> Generator[tuple[Files, str], None, None]:
+    def existing(self, job: Job, token: bytes) -> Generator[tuple[CacheFiles, str], None, None]:
         try:
             with self._open(job, token, 0) as files:
                 yield files, ""
@@ -289,14 +281,13 @@ class FlatCache:
             raise CacheRejected(CacheReason.MISSING, str(error)) from error
 
     def compile(self, job: Job, token: bytes, attempt: Attempt) -> CacheReason:
-        options = CacheOptions()
         with contextlib.ExitStack() as stack:
             try:
                 files = stack.enter_context(self._open(job, token, os.O_CREAT))
             except OSError:
-                attempt.compile(None, options)
+                attempt.compile(None)
                 return CacheReason.IO_ERROR
-            return _saved(attempt.compile(files, options))
+            return _saved(attempt.compile(files))
 
     def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
         pass
@@ -336,21 +327,25 @@ class DescriptorCache:
     def token(self, job: Job) -> bytes:
         return self._given
 
+    @property
+    def _files(self) -> CacheFiles:
+        return CacheFiles(tuple(self._fds[0]), tuple(self._fds[1]), self._given)
+
     def _fits(self, job: Job) -> bool:
         return (len(self._fds[0]), len(self._fds[1])) == job.counts
 
-    def existing(self, job: Job, token: bytes) -> Generator[tuple[Files, str], None, None]:
+    def existing(self, job: Job, token: bytes) -> Generator[tuple[CacheFiles, str], None, None]:
         if not self._fits(job):
             raise CacheRejected(CacheReason.BAD_FD, "the device needs another number of files")
         if not any(os.fstat(fd).st_size for fd in self._fds[0] + self._fds[1]):
             raise CacheRejected(CacheReason.MISSING, "the files are empty")
-        yield Files(*self._fds), ""
+        yield self._files, ""
 
     def compile(self, job: Job, token: bytes, attempt: Attempt) -> CacheReason:
         if not self._fits(job):
-            attempt.compile(None, CacheOptions())
+            attempt.compile(None)
             return CacheReason.BAD_FD
-        return _saved(attempt.compile(Files(*self._fds), CacheOptions()))
+        return _saved(attempt.compile(self._files))
 
     def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
         pass

@@ -13,10 +13,10 @@ import time
 from dataclasses import dataclass, replace
 
 from ..cache import CacheReason, CacheRejected
-from ..devices import CacheOptions, PreparedModel
+from ..devices import CacheFiles, PreparedModel
 from ..errors import DeadObject, ErrorStatus, NNBurstError
 from ..model import DeviceStatus
-from ._cache_sources import CacheSource, DescriptorCache, DirectoryCache, Files, FlatCache, Job, cache_source
+from ._cache_sources import CacheSource, DescriptorCache, DirectoryCache, FlatCache, Job, cache_source
 
 __all__ = [
     "CacheReport",
@@ -71,8 +71,8 @@ NO_CACHE = CacheReport("DISABLED", CacheReason.NO_INFO)
 class _Attempt:
     """One compilation with caching: what was tried, and what came of it. See `Attempt`."""
 
-    def __init__(self, job: Job, source: CacheSource, token: bytes, fingerprint: bytes) -> None:
-        self._job, self._source, self._token, self._fingerprint = job, source, token, fingerprint
+    def __init__(self, job: Job, source: CacheSource, token: bytes) -> None:
+        self._job, self._source, self._token = job, source, token
         self.seen: set[str] = set()
         self.prepared: PreparedModel | None = None
         self.nbytes = 0
@@ -107,15 +107,13 @@ class _Attempt:
         self.rejected = refusals[-1][0] if refusals else self.rejected
         return self.prepared is not None
 
-    def _restored(self, files: Files, generation: str) -> CacheReason | None:
+    def _restored(self, files: CacheFiles, generation: str) -> CacheReason | None:
         """Have the device restore an entry; return why it did not."""
         job, alive = self._job, False
         with contextlib.suppress(Exception):  # a service that is stuck must not cost more than the deadline
-            alive = not job.deadline_ns and job.device.status is not DeviceStatus.OFFLINE
+            alive = not job.asked.deadline_ns and job.device.status is not DeviceStatus.OFFLINE
         try:
-            prepared = job.device.prepare_model_from_cache(
-                files.model_fds, files.data_fds, self._token, job.deadline_ns, self._fingerprint
-            )
+            prepared = job.device.prepare_model_from_cache(files, job.asked.deadline_ns)
             self.nbytes = sum(os.fstat(fd).st_size for fd in (*files.model_fds, *files.data_fds))
         except DeadObject:
             if not alive:  # it may have been dead before: the entry is to blame if the device works without it
@@ -131,15 +129,11 @@ class _Attempt:
         self.prepared = prepared
         return None
 
-    def compile(self, files: Files | None, options: CacheOptions) -> PreparedModel:
+    def compile(self, files: CacheFiles | None) -> PreparedModel:
         """Compile, and save if there are files; raises what the device raises."""
         job = self._job
-        arguments = (job.model, job.preference, job.priority, job.deadline_ns)
         try:
-            if files is None:
-                prepared = job.device.prepare_model(*arguments)
-            else:
-                prepared = job.device.prepare_model(*arguments, files.model_fds, files.data_fds, self._token, options)
+            prepared = job.device.prepare_model(job.model, replace(job.asked, cache=files))
         except BaseException:
             self.failed = True
             raise
@@ -161,7 +155,7 @@ class _Attempt:
                 raise
             _log.warning("a compilation was not kept: %s", error)
             if self.prepared is None:
-                self.compile(None, CacheOptions())
+                self.compile(None)
             return CacheReason.IO_ERROR
 
     def note(self, reason: CacheReason, generation: str = "", nbytes: int = 0) -> None:
@@ -180,7 +174,7 @@ def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedMo
     """
 
     def uncached(reason: CacheReason) -> tuple[PreparedModel, CacheReport]:
-        prepared = job.device.prepare_model(job.model, job.preference, job.priority, job.deadline_ns)
+        prepared = job.device.prepare_model(job.model, job.asked)
         return prepared, replace(NO_CACHE, reason=reason)
 
     if source is None:
@@ -190,10 +184,10 @@ def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedMo
     started = time.perf_counter()
     try:
         token = source.token(job)
-        fingerprint = source.fingerprint(job)
+        source.fingerprint(job)
     except NNBurstError:  # a constant that this process may not read: caching is off for this model
         return uncached(CacheReason.NO_INFO)
-    attempt = _Attempt(job, source, token, fingerprint)
+    attempt = _Attempt(job, source, token)
     reason = CacheReason.HIT if attempt.restore() else None
     lookup_ms, started = _since(started), time.perf_counter()
     if reason is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from .._core import checked_timeout, deadline_within, within
 from ..cache import Cache, Limits, checked_token
-from ..devices import Device, PreparedModel
+from ..devices import CompileJob, Device, PreparedModel
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import ExecutionPreference, ImportedModel, Model, Priority, operation_name
 from ._arguments import NodeArg, imported_arguments, model_arguments
@@ -125,7 +125,7 @@ class Compilation:
         for device in self._devices:
             supported = () if self._imported is not None else device.get_supported_operations(self.model)
             if all(supported):
-                job = Job(device, self.model, self._preference, self._priority, deadline_within(0))
+                job = Job(device, self.model, CompileJob(self._preference, self._priority, deadline_within(0)))
                 self._prepared, self._report = compile_with_cache(job, self._cache)
                 self._device = device
                 return

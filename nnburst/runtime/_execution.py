@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._core import deadline_after, is_real
-from ..burst import BoundRequest, ExecutionBurstController, ExecutionResult
+from ..burst import BoundRequest, ExecutionBurstController
 from ..errors import (
     BadState,
     ErrorStatus,
@@ -27,9 +27,11 @@ from ..memory import Memory
 from ..model import (
     UINT64_MAX,
     BufferToken,
+    ExecutionResult,
     MeasureTiming,
     Operand,
     OutputShape,
+    RunOptions,
     combine_dimensions,
     is_fully_specified,
     operand_info,
@@ -567,7 +569,7 @@ class Execution(BoundRequest):
     def _without_burst(self) -> None:
         measure = MeasureTiming.YES if self._measure else MeasureTiming.NO
         request = self._laid_out().requests[self.turn]
-        result = self._prepared.execute_synchronously(request, measure, deadline_after(self._timeout))
+        result = self._prepared.execute_synchronously(request, RunOptions(measure, deadline_after(self._timeout)))
         status = self._ran_elsewhere(result)
         if status:
             self._settle(status)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from ..model import ExecutionPreference, Priority
-from ._wire import CacheCount, Id, Message, Name, Text, Unsigned64, Value, WireModel
+from ..devices import CacheFiles, CompileJob
+from ._wire import Id, Message, Name, Text, Unsigned64, Value, WireModel
 
 __all__ = [
     "CacheOutcome",
@@ -41,15 +41,7 @@ class PrepareModel(Message, tag="prepare_model", frozen=True):
 
     device: Id
     model: WireModel
-    preference: ExecutionPreference
-    priority: Priority
-    deadline_ns: Unsigned64 = 0
-    model_cache: CacheCount = 0
-    data_cache: CacheCount = 0
-    token: Bytes32 = b""
-    fingerprint: Bytes32 = b""
-    staged: bool = False
-    only_if_worth: bool = False
+    job: CompileJob
 
 
 class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True):
@@ -61,11 +53,8 @@ class PrepareModelFromCache(Message, tag="prepare_model_from_cache", frozen=True
     """Descriptors: the model cache files, then the data cache files."""
 
     device: Id
-    model_cache: CacheCount
-    data_cache: CacheCount
-    token: Bytes32
+    cache: CacheFiles
     deadline_ns: Unsigned64 = 0
-    fingerprint: Bytes32 = b""
 
 
 class PrepareModelFromCacheReply(Message, tag="prepare_model_from_cache.reply", frozen=True):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 from typing import cast
 
+from ..devices import CacheFiles
 from ..errors import InvalidArgument
 from ..fmq import MQDescriptor
 from ..memory import Memory, MemoryHandle, check_layout
@@ -13,6 +15,8 @@ from ._packets import FdBundle
 from ._protocol import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest
 
 __all__ = [
+    "cache_from_wire",
+    "cache_to_wire",
     "descriptor_from_wire",
     "memories_from_wire",
     "model_from_wire",
@@ -156,6 +160,21 @@ def request_from_wire(wire: WireRequest, fds: FdBundle, owned: Container[int], a
     """Inverse of `request_to_wire`. The pools belong to the caller. Raises as `pools_from_wire`."""
     pools = pools_from_wire(wire.pools, fds, owned, allow_direct)
     return Request(inputs=wire.inputs, outputs=wire.outputs, pools=pools)
+
+
+def cache_to_wire(files: CacheFiles) -> tuple[CacheFiles, list[int]]:
+    """Return cache files with places among the descriptors of a message, and the descriptors (borrowed)."""
+    fds = [*files.model_fds, *files.data_fds]
+    places = tuple(range(len(fds)))
+    models = len(files.model_fds)
+    return replace(files, model_fds=places[:models], data_fds=places[models:]), fds
+
+
+def cache_from_wire(wire: CacheFiles, fds: FdBundle) -> CacheFiles:
+    """Inverse of `cache_to_wire`. The descriptors belong to the caller."""
+    models = len(wire.model_fds)
+    taken = tuple(fds.take(models + len(wire.data_fds)))
+    return replace(wire, model_fds=taken[:models], data_fds=taken[models:])
 
 
 def queue_to_wire(queue: MQDescriptor) -> tuple[WireQueue, list[int]]:

@@ -9,16 +9,16 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ..cache import TOKEN_SIZE, CacheRejected, SaveResult, check_fd
-from ..devices import Buffer, CacheOptions, Device, check_device
+from ..cache import CacheRejected, SaveResult, check_fd, checked_token
+from ..devices import Buffer, CacheFiles, Device, check_device
 from ..errors import (
     BadState,
     DeviceUnavailable,
     ErrorStatus,
     GeneralFailure,
-    InvalidArgument,
     NNBurstError,
     ResourceExhausted,
 )
@@ -26,6 +26,7 @@ from ..memory import Memory, check_pools
 from ..model import NO_TIMING, BufferDesc
 from ._cache_messages import CacheOutcome
 from ._handles import (
+    cache_from_wire,
     descriptor_from_wire,
     memories_from_wire,
     model_from_wire,
@@ -252,33 +253,22 @@ class HostedConnection:
         device = self._device(message.device)
         charge = self.ledger.charge(models=1, mapped_bytes=total_size(message.model.pools), fds=len(fds))
         pools: Sequence[Memory] = ()
-        caches: tuple[int, ...] = ()
+        cache: CacheFiles | None = None
         try:
             model = model_from_wire(message.model, fds, self._same_user)
             pools = model.pools  # type: ignore[assignment]
             check_pools(pools, "model")
-            caches = fds.take(message.model_cache + message.data_cache)
-            _check_token(message.token)
-            options: dict[str, Any] = {}
-            if caches:
-                asked = CacheOptions(message.fingerprint, message.staged, message.only_if_worth)
-                options["cache"] = asked
-            prepared = device.prepare_model(
-                model,
-                message.preference,
-                message.priority,
-                message.deadline_ns,
-                caches[: message.model_cache],
-                caches[message.model_cache :],
-                message.token,
-                **options,
-            )
+            if message.job.cache is not None:
+                cache = cache_from_wire(message.job.cache, fds)
+                checked_token(cache.token)
+            prepared = device.prepare_model(model, replace(message.job, cache=cache))
         except BaseException:
             close_all(pools)
             charge.release()
             raise
         finally:
-            FdBundle(caches).close()
+            if cache is not None:
+                FdBundle((*cache.model_fds, *cache.data_fds)).close()
 
         owned = HostedModel(prepared, pools, charge)
         return PrepareModelReply(self.objects.add(owned, owned.dispose), _outcome(prepared.cache_result))
@@ -286,18 +276,13 @@ class HostedConnection:
     def on_prepare_model_from_cache(self, message: PrepareModelFromCache, fds: FdBundle) -> PrepareModelFromCacheReply:
         """Restore a model from cache files; the connection owns it."""
         device = self._device(message.device)
-        _check_token(message.token)
-        caches = fds.take(message.model_cache + message.data_cache)
+        checked_token(message.cache.token)
+        cache = cache_from_wire(message.cache, fds)
+        caches = (*cache.model_fds, *cache.data_fds)
         charge: Charge | None = None
         try:  # the private copies count like mappings
             charge = self.ledger.charge(models=1, mapped_bytes=sum(check_fd(fd).st_size for fd in caches), fds=len(fds))
-            prepared = device.prepare_model_from_cache(
-                caches[: message.model_cache],
-                caches[message.model_cache :],
-                message.token,
-                message.deadline_ns,
-                message.fingerprint,
-            )
+            prepared = device.prepare_model_from_cache(cache, message.deadline_ns)
         except CacheRejected as error:
             if charge is not None:
                 charge.release()
@@ -328,9 +313,7 @@ class HostedConnection:
                 request = request_from_wire(message.request, fds, self.tokens, self._same_user)
                 pools = [pool for pool in request.pools if isinstance(pool, Memory)]
                 check_pools(pools, "request")
-                status, shapes, timing = model.prepared.execute_synchronously(
-                    request, message.measure, message.deadline_ns, message.loop_timeout_ns
-                )
+                status, shapes, timing = model.prepared.execute_synchronously(request, message.options)
         finally:
             close_all(pools)
             charge.release()
@@ -460,11 +443,6 @@ def _is_usable(device: Device) -> bool:
         _log.warning("a device is not offered: %s", error)
         return False
     return True
-
-
-def _check_token(token: bytes) -> None:
-    if token and len(token) != TOKEN_SIZE:
-        raise InvalidArgument(f"a cache token has {TOKEN_SIZE} bytes, not {len(token)}")
 
 
 def _outcome(result: SaveResult | None) -> CacheOutcome | None:

@@ -18,8 +18,9 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from ..devices import CacheFiles
 from ..errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError
-from ..model import BufferRole, DeviceStatus, MeasureTiming, Timing
+from ..model import BufferRole, DeviceStatus, RunOptions, Timing
 from ._cache_messages import (
     ConfirmCache,
     ConfirmCacheReply,
@@ -110,7 +111,7 @@ __all__ = [
     "error_reply",
 ]
 
-VERSION = (1, 1)
+VERSION = (2, 0)
 """Version of this table. Another major number is refused at hello; the minor one counts additions."""
 
 _MAX_TEXT = 4096
@@ -203,9 +204,7 @@ class Execute(Message, tag="execute", frozen=True):
 
     prepared_model: Id
     request: WireRequest
-    measure: MeasureTiming
-    deadline_ns: Unsigned64 = 0
-    loop_timeout_ns: Unsigned64 = 0
+    options: RunOptions
 
 
 class ExecuteReply(Message, tag="execute.reply", frozen=True):
@@ -317,6 +316,10 @@ def _of_pools(pools: tuple[WireMemory, ...]) -> int:
     return sum(pool.n_fds for pool in pools)
 
 
+def _of_cache(files: CacheFiles | None) -> int:
+    return 0 if files is None else len(files.model_fds) + len(files.data_fds)
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One row: a call, who serves it, and how many descriptors its messages carry.
@@ -352,13 +355,13 @@ CALLS: tuple[Call, ...] = (
         PrepareModel,
         PrepareModelReply,
         "on_prepare_model",
-        request_fds=lambda m: _of_pools(m.model.pools) + m.model_cache + m.data_cache,
+        request_fds=lambda m: _of_pools(m.model.pools) + _of_cache(m.job.cache),
     ),
     Call(
         PrepareModelFromCache,
         PrepareModelFromCacheReply,
         "on_prepare_model_from_cache",
-        request_fds=lambda m: m.model_cache + m.data_cache,
+        request_fds=lambda m: _of_cache(m.cache),
     ),
     Call(ConfirmCache, ConfirmCacheReply, "on_confirm_cache"),
     Call(GetDeviceCounters, GetDeviceCountersReply, "on_get_device_counters"),

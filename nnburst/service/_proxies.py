@@ -5,33 +5,31 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._core import deadline_within
 from ..burst import BurstCallback, BurstContext
-from ..cache import TOKEN_SIZE, CacheReason, CacheRejected, SaveResult
-from ..devices import Buffer, CacheOptions, Device, PreparedModel, check_preparation
+from ..cache import CacheReason, CacheRejected, SaveResult, checked_token
+from ..devices import Buffer, CacheFiles, CompileJob, Device, PreparedModel, check_preparation
 from ..errors import BadState, DeadObject, ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError
 from ..model import (
-    NO_TIMING,
     BufferDesc,
     BufferRole,
     Capabilities,
     DeviceStatus,
     DeviceType,
-    ExecutionPreference,
+    ExecutionResult,
     Extension,
     ImportedModel,
-    MeasureTiming,
     Model,
-    OutputShape,
-    Priority,
     Request,
-    Timing,
+    RunOptions,
+    failure_of,
 )
 from ._callbacks import CallbackHolder, CallbackRegistry
-from ._handles import model_from_wire, model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
+from ._handles import cache_to_wire, model_from_wire, model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
 from ._protocol import (
     Allocate,
     ConfigureBurst,
@@ -175,40 +173,19 @@ class RemoteDevice(Device):
         supported: tuple[bool, ...] = reply.supported
         return supported
 
-    def prepare_model(
-        self,
-        model: Model,
-        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
-        priority: Priority = Priority.MEDIUM,
-        deadline_ns: int = 0,
-        model_cache: Sequence[int] = (),
-        data_cache: Sequence[int] = (),
-        token: bytes = b"",
-        cache: CacheOptions | None = None,
-    ) -> RemotePreparedModel:
-        check_preparation(preference, priority)
-        deadline_ns = deadline_within(deadline_ns)
-        if len(token) > TOKEN_SIZE:
-            raise InvalidArgument(f"a cache token has {TOKEN_SIZE} bytes, not {len(token)}")
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> RemotePreparedModel:
+        check_preparation(replace(job, deadline_ns=0))
+        job = replace(job, deadline_ns=deadline_within(job.deadline_ns))
         wire, fds = model_to_wire(model)
-        options = cache or CacheOptions()
-        message = PrepareModel(
-            device=self._index,
-            model=wire,
-            preference=preference,
-            priority=priority,
-            deadline_ns=deadline_ns,
-            model_cache=len(model_cache),
-            data_cache=len(data_cache),
-            token=token,
-            fingerprint=options.fingerprint,
-            staged=options.staged,
-            only_if_worth=options.only_if_worth,
-        )
+        if job.cache is not None:
+            checked_token(job.cache.token)
+            cache, cache_fds = cache_to_wire(job.cache)
+            fds += cache_fds
+            job = replace(job, cache=cache)
         reply, _ = self._connection.call(
-            message,
-            [*fds, *model_cache, *data_cache],
-            timeout=_until(deadline_ns),
+            PrepareModel(device=self._index, model=wire, job=job),
+            fds,
+            timeout=_until(job.deadline_ns),
             on_late=partial(_forget_late, self._connection),
         )
         result = reply.cache and SaveResult(
@@ -224,28 +201,13 @@ class RemoteDevice(Device):
     def cache_epoch(self) -> bytes:
         return self._info.cache_epoch
 
-    def prepare_model_from_cache(
-        self,
-        model_cache: Sequence[int],
-        data_cache: Sequence[int],
-        token: bytes,
-        deadline_ns: int = 0,
-        fingerprint: bytes = b"",
-    ) -> RemotePreparedModel:
-        if len(token) != TOKEN_SIZE:
-            raise InvalidArgument(f"a cache token has {TOKEN_SIZE} bytes, not {len(token)}")
+    def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> RemotePreparedModel:
+        checked_token(cache.token)
         deadline_ns = deadline_within(deadline_ns)
-        message = PrepareModelFromCache(
-            device=self._index,
-            model_cache=len(model_cache),
-            data_cache=len(data_cache),
-            token=token,
-            deadline_ns=deadline_ns,
-            fingerprint=fingerprint,
-        )
+        wire, fds = cache_to_wire(cache)
         reply, _ = self._connection.call(
-            message,
-            [*model_cache, *data_cache],
+            PrepareModelFromCache(device=self._index, cache=wire, deadline_ns=deadline_ns),
+            fds,
             timeout=_until(deadline_ns),
             on_late=partial(_forget_late, self._connection),
         )
@@ -341,13 +303,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
     def cache_result(self) -> SaveResult | None:
         return self._cache_result
 
-    def execute_synchronously(
-        self,
-        request: Request,
-        measure: MeasureTiming = MeasureTiming.NO,
-        deadline_ns: int = 0,
-        loop_timeout_ns: int = 0,
-    ) -> tuple[ErrorStatus, tuple[OutputShape, ...], Timing]:
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         """Run once, without a burst, and wait for the end.
 
         The answer MISSED_DEADLINE_TRANSIENT may also come from this side, shortly after the deadline; the service may
@@ -360,18 +316,12 @@ class RemotePreparedModel(_Remote, PreparedModel):
         number = self.number
         try:
             wire, fds = request_to_wire(request)
-            message = Execute(
-                prepared_model=number,
-                request=wire,
-                measure=measure,
-                deadline_ns=deadline_ns,
-                loop_timeout_ns=loop_timeout_ns,
-            )
-            reply, _ = self._connection.call(message, fds, timeout=_until(deadline_ns))
+            message = Execute(prepared_model=number, request=wire, options=options)
+            reply, _ = self._connection.call(message, fds, timeout=_until(options.deadline_ns))
         except (BadState, DeadObject):
             raise
         except NNBurstError as error:
-            return error.status, tuple(getattr(error, "output_shapes", ())), NO_TIMING
+            return failure_of(error)
         return ErrorStatus(reply.status), reply.output_shapes, reply.timing
 
     def configure_execution_burst(

@@ -22,6 +22,7 @@ from nnburst.model import (
     OutputShape,
     Request,
     RequestArgument,
+    RunOptions,
     Timing,
     operand_info,
     operand_nbytes,
@@ -83,7 +84,7 @@ def execute(
     """Run a request in one of `WAYS`."""
     if way == "sync":
         timing = MeasureTiming.YES if measure else MeasureTiming.NO
-        return Outcome(*prepared.execute_synchronously(request, timing, deadline_ns))
+        return Outcome(*prepared.execute_synchronously(request, RunOptions(timing, deadline_ns)))
     with ExecutionBurstController.create(prepared, channel_length=256) as burst:
         try:
             return Outcome(*burst.compute(request, measure=measure))

@@ -18,7 +18,7 @@ from nnburst.burst import ExecutionResult
 from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError
 from nnburst.memory import Memory
-from nnburst.model import UINT64_MAX, Capabilities, MeasureTiming, Model, OutputShape, Request, Timing
+from nnburst.model import UINT64_MAX, Capabilities, Model, OutputShape, Request, RunOptions, Timing
 from nnburst.runtime import Burst, Compilation, Duration, Event, Execution
 
 X = np.array([1, 2, 3, 4], np.float32)
@@ -89,17 +89,11 @@ class ScriptedModel(PreparedModel):
     def __init__(self, script: Script) -> None:
         self.script = script
 
-    def execute_synchronously(
-        self,
-        request: Request,
-        measure: MeasureTiming = MeasureTiming.NO,
-        deadline_ns: int = 0,
-        loop_timeout_ns: int = 0,
-    ) -> ExecutionResult:
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         self.script.entered.set()
         assert self.script.go.wait(30)
         status, shapes, timing = self.script.result
-        return status, shapes, timing if measure else Timing()
+        return status, shapes, timing if options.measure else Timing()
 
 
 class ScriptedDevice(Device):

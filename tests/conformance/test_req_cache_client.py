@@ -14,7 +14,7 @@ import pytest
 
 import nnburst
 from nnburst.cache import CacheReason, CacheRejected
-from nnburst.devices import Device, PreparedModel, ResilientDevice, check_device
+from nnburst.devices import CacheFiles, CompileJob, Device, PreparedModel, ResilientDevice, check_device
 from nnburst.devices.reference import ReferenceDevice
 from nnburst.errors import BadState, DeadObject, DeviceUnavailable, ErrorStatus, GeneralFailure, NNBurstError
 from nnburst.model import (
@@ -146,9 +146,11 @@ def test_REQ_CACHE_045_046_058_counts_come_with_the_list_of_devices(devices: str
 
 CALLS: dict[str, Callable[[Device], PreparedModel]] = {
     "REQ_CACHE_059_to_065_085_to_088_prepare_model": lambda device: device.prepare_model(model()),
-    "REQ_CACHE_066_to_072_081_to_084_from_cache": lambda device: device.prepare_model_from_cache([], [], TOKEN),
+    "REQ_CACHE_066_to_072_081_to_084_from_cache": lambda device: device.prepare_model_from_cache(
+        CacheFiles((), (), TOKEN)
+    ),
     "REQ_CACHE_073_to_079_with_files": lambda device: device.prepare_model(
-        model(), model_cache=[0], data_cache=[0], token=TOKEN
+        model(), CompileJob(cache=CacheFiles((0,), (0,), TOKEN))
     ),
 }
 every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
@@ -341,12 +343,12 @@ def test_REQ_CACHE_084_files_are_restored_by_the_next_process(
     monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
     os.kill(restarting.pid, signal.SIGKILL)
     device = restarting.devices[0]
-    fds = [os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2)]
-    prepared = device.prepare_model(model(), model_cache=fds[:1], data_cache=fds[1:], token=TOKEN)
+    fds = tuple(os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2))
+    prepared = device.prepare_model(model(), CompileJob(cache=CacheFiles(fds[:1], fds[1:], TOKEN)))
     assert prepared.cache_result is not None
     assert prepared.cache_result.saved
     os.kill(restarting.pid, signal.SIGKILL)
-    restored = device.prepare_model_from_cache(fds[:1], fds[1:], TOKEN)
+    restored = device.prepare_model_from_cache(CacheFiles(fds[:1], fds[1:], TOKEN))
     assert device.counters()["loads"] == 1
     restored.close()
     prepared.close()
@@ -357,10 +359,10 @@ def test_REQ_CACHE_084_files_are_restored_by_the_next_process(
 def test_REQ_CACHE_064_065_071_072_service_that_dies_is_a_dead_object(tmp_path: Path) -> None:
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         os.kill(service.pid, signal.SIGKILL)
-        fds = [os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2)]
+        fds = tuple(os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2))
         for call in (
             lambda: service.devices[0].prepare_model(model()),
-            lambda: service.devices[0].prepare_model_from_cache(fds[:1], fds[1:], TOKEN),
+            lambda: service.devices[0].prepare_model_from_cache(CacheFiles(fds[:1], fds[1:], TOKEN)),
         ):
             with pytest.raises(DeadObject) as error:
                 call()

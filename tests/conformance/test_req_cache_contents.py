@@ -15,7 +15,7 @@ from model_support import SAMPLES, make_request
 
 import nnburst
 from nnburst.cache import CacheReason, model_fingerprint
-from nnburst.devices import CacheOptions, PreparedModel
+from nnburst.devices import CacheFiles, CompileJob, PreparedModel
 from nnburst.devices.reference import ReferenceDevice
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
@@ -56,11 +56,11 @@ class Written(ReferenceDevice):
         super().__init__(**options)
         self.memory, self.put_back, self.checks = memory, put_back, checks
 
-    def prepare_model(self, *args: Any, **options: Any) -> Any:
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> Any:
         self.memory.write(BAD, 0)
-        if len(args) > 7 and not self.checks:
-            args = (*args[:7], CacheOptions(staged=True))  # a device that saves whatever it has
-        prepared = super().prepare_model(*args, **options)
+        if job.cache is not None and not self.checks:  # a device that saves whatever it has
+            job = replace(job, cache=replace(job.cache, fingerprint=b"", only_if_worth=False))
+        prepared = super().prepare_model(model, job)
         if self.put_back:
             self.memory.write(GOOD, 0)
         return prepared
@@ -134,8 +134,8 @@ def test_device_says_so_itself_when_it_is_asked_directly(tmp_path: Path, memory:
         device = service.devices[0]
 
         def prepared(fingerprint: bytes) -> PreparedModel:
-            options = CacheOptions(fingerprint)
-            return device.prepare_model(model, model_cache=fds[:1], data_cache=fds[1:], token=bytes(32), cache=options)
+            files = CacheFiles(tuple(fds[:1]), tuple(fds[1:]), bytes(32), fingerprint)
+            return device.prepare_model(model, CompileJob(cache=files))
 
         for fingerprint, reason in ((b"x" * 32, R.CHANGED), (model_fingerprint(model), R.SAVED), (b"", R.SAVED)):
             result = prepared(fingerprint).cache_result
@@ -149,15 +149,15 @@ def test_later_stage_keeps_the_fingerprint_of_the_earlier(tmp_path: Path, memory
     """An entry that was saved for no certain model does not become one of the client's choice by being loaded."""
     model = build(memory)
     fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT, 0o600) for name in ("model", "data")]
-    given: dict[str, Any] = {"model_cache": fds[:1], "data_cache": fds[1:], "token": bytes(32)}
+    given = CacheFiles(tuple(fds[:1]), tuple(fds[1:]), bytes(32))
     device = ReferenceDevice(compilation="multistage", after=1)
-    device.prepare_model(model, **given).close()
-    restored = device.prepare_model_from_cache(**given, fingerprint=b"q" * 32)
+    device.prepare_model(model, CompileJob(cache=given)).close()
+    restored = device.prepare_model_from_cache(replace(given, fingerprint=b"q" * 32))
     request, pool = make_request(model, [X], [(1, SIZE)])
     assert restored.execute_synchronously(request)[0] is ErrorStatus.NONE
     restored.close()  # waits for the later stage
     assert device.counters()["saves"] == 2
-    device.prepare_model_from_cache(**given, fingerprint=b"r" * 32).close()
+    device.prepare_model_from_cache(replace(given, fingerprint=b"r" * 32)).close()
     pool.close()
     for fd in fds:
         os.close(fd)
@@ -172,9 +172,8 @@ def test_service_sees_the_fingerprint_that_its_client_sees(tmp_path: Path) -> No
         for name, make in SAMPLES.items():
             model = make().model
             if all(device.get_supported_operations(model)):
-                options = CacheOptions(model_fingerprint(model))
-                files: dict[str, Any] = {"model_cache": fds[:1], "data_cache": fds[1:], "token": bytes(32)}
-                with contextlib.closing(device.prepare_model(model, **files, cache=options)) as prepared:
+                files = CacheFiles(tuple(fds[:1]), tuple(fds[1:]), bytes(32), model_fingerprint(model))
+                with contextlib.closing(device.prepare_model(model, CompileJob(cache=files))) as prepared:
                     assert prepared.cache_result is not None
                     reasons[name] = prepared.cache_result.reason
     assert len(reasons) > 10

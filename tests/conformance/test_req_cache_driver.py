@@ -17,7 +17,7 @@ from model_support import SAMPLES, Sample, check_outputs, run
 
 import nnburst
 from nnburst.cache import CacheReason, CacheRejected
-from nnburst.devices import Device, DeviceCacheHome, PreparedModel, create_device
+from nnburst.devices import CacheFiles, CompileJob, Device, DeviceCacheHome, PreparedModel, create_device
 from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError, ResourceExhausted
 from nnburst.model import ModelBuilder, OperandType, OperationType
 from nnburst.service import Quotas, ServiceConnection, ServiceHost
@@ -35,7 +35,7 @@ def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     try:
         with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
             with pytest.raises(CacheRejected):  # opens the trust store, which stays open as long as the process
-                service.devices[0].prepare_model_from_cache([], [], TOKEN)
+                service.devices[0].prepare_model_from_cache(CacheFiles((), (), TOKEN))
             yield service.devices[0]
     finally:
         del os.environ["NNBURST_STATE_DIR"]
@@ -81,12 +81,12 @@ def check(prepared: PreparedModel, sample: Sample) -> None:
 
 def save(device: Device, sample: Sample, files: Files, token: bytes = TOKEN, **options: Any) -> PreparedModel:
     with files.open(**options) as fds:
-        return device.prepare_model(sample.model, model_cache=fds[0], data_cache=fds[1], token=token)
+        return device.prepare_model(sample.model, CompileJob(cache=CacheFiles(*fds, token)))
 
 
 def load(device: Device, files: Files, token: bytes = TOKEN, **options: Any) -> PreparedModel:
     with files.open(**options) as fds:
-        return device.prepare_model_from_cache(fds[0], fds[1], token)
+        return device.prepare_model_from_cache(CacheFiles(*fds, token))
 
 
 def fails(device: Device, files: Files, *args: Any, **options: Any) -> ErrorStatus:
@@ -136,11 +136,11 @@ def test_REQ_CACHE_004_offsets_that_are_not_zero(device: Device, files: Files, k
     with files.open() as fds:
         for fd in fds[0] + fds[1]:
             os.lseek(fd, 2, os.SEEK_SET)
-        check(device.prepare_model(one.model, model_cache=fds[0], data_cache=fds[1], token=TOKEN), one)
+        check(device.prepare_model(one.model, CompileJob(cache=CacheFiles(*fds, TOKEN))), one)
     with files.open() as fds:
         for fd in fds[0] + fds[1]:
             os.lseek(fd, 1, os.SEEK_SET)
-        check(device.prepare_model_from_cache(fds[0], fds[1], TOKEN), one)
+        check(device.prepare_model_from_cache(CacheFiles(*fds, TOKEN)), one)
 
 
 WRONG_COUNTS = [(2, 1), (0, 1), (1, 2), (1, 0)]
@@ -300,9 +300,9 @@ def test_token_of_another_length_is_an_argument_of_its_own(device: Device, files
     one = sample("float32")
     with files.open() as fds:
         with pytest.raises(InvalidArgument):
-            device.prepare_model(one.model, model_cache=fds[0], data_cache=fds[1], token=bytes(length))
+            device.prepare_model(one.model, CompileJob(cache=CacheFiles(*fds, bytes(length))))
         with pytest.raises(InvalidArgument):
-            device.prepare_model_from_cache(fds[0], fds[1], bytes(length))
+            device.prepare_model_from_cache(CacheFiles(*fds, bytes(length)))
 
 
 def test_real_hit_survives_the_end_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +337,7 @@ def test_forked_child_has_a_trust_store_of_its_own(tmp_path: Path, monkeypatch: 
 
     def save_and_load(number: int) -> bool:
         with files.open() as fds:
-            saved = home.save(bytes([number]) * 32, lambda: ((b"m",), (b"d",)), *fds).saved
+            saved = home.save(CacheFiles(*fds, bytes([number]) * 32), lambda: ((b"m",), (b"d",))).saved
             return saved and bytes(home.get().load(bytes([number]) * 32, *fds).data[0]) == b"d"
 
     assert save_and_load(1)
@@ -359,6 +359,6 @@ def test_THR_21_private_copies_count_against_the_quota(tmp_path: Path) -> None:
         with files.open() as fds:
             os.truncate(files.paths[1], 1 << 40)
             with pytest.raises(ResourceExhausted):
-                connection.devices[0].prepare_model_from_cache(*fds, TOKEN)
+                connection.devices[0].prepare_model_from_cache(CacheFiles(*fds, TOKEN))
         connection.devices[0].prepare_model(sample("float32").model).close()
     host.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from nnburst.cache import (
     file_names,
     model_fingerprint,
 )
-from nnburst.devices import CacheOptions, Device, PreparedModel
+from nnburst.devices import CacheFiles, CompileJob, Device, PreparedModel
 from nnburst.devices.reference import ReferenceDevice
 from nnburst.errors import (
     BadState,
@@ -63,30 +63,27 @@ class Recorder(ReferenceDevice):
     def get_number_of_cache_files_needed(self) -> tuple[int, int]:
         return self.counts
 
-    def _check(self, model_cache: Sequence[int], data_cache: Sequence[int]) -> None:
-        assert (len(model_cache), len(data_cache)) == self.counts
-        for fd in (*model_cache, *data_cache):
+    def _checked(self, cache: CacheFiles) -> tuple[int, ...]:
+        assert (len(cache.model_fds), len(cache.data_fds)) == self.counts
+        fds = (*cache.model_fds, *cache.data_fds)
+        for fd in fds:
             assert os.lseek(fd, 0, os.SEEK_CUR) == 0
+        return fds
 
-    def prepare_model(self, *args: Any, cache: CacheOptions | None = None, **kwargs: Any) -> PreparedModel:  # type: ignore[override]
-        files = [*args[4], *args[5]] if len(args) > 4 else []
-        self.calls.append("compile with files" if files else "compile")
-        prepared = super().prepare_model(*args[:4])
-        if files:
-            self._check(args[4], args[5])
-            self.tokens.append(args[6])
-            for fd in files:
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PreparedModel:
+        self.calls.append("compile with files" if job.cache else "compile")
+        prepared = super().prepare_model(model, replace(job, cache=None))
+        if job.cache:
+            self.tokens.append(job.cache.token)
+            for fd in self._checked(job.cache):
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, CONTENT, 0)
             prepared.note_saved(SaveResult(True, CacheReason.SAVED, os.urandom(16), 1))
         return prepared
 
-    def prepare_model_from_cache(  # type: ignore[override]
-        self, model_cache: Sequence[int], data_cache: Sequence[int], token: bytes, *rest: Any
-    ) -> PreparedModel:
+    def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
         self.calls.append("load")
-        self._check(model_cache, data_cache)
-        for fd in (*model_cache, *data_cache):
+        for fd in self._checked(cache):
             assert os.pread(fd, 100, 0) == CONTENT
         if self.answer is not None:
             raise self.answer
@@ -355,7 +352,7 @@ def test_all_samples_have_fingerprints_of_their_own() -> None:
 def start(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
     with nnburst.in_process() as service, pytest.raises(CacheRejected):  # opens the store before leaks are counted
-        service.devices[0].prepare_model_from_cache([], [], TOKEN)
+        service.devices[0].prepare_model_from_cache(CacheFiles((), (), TOKEN))
     return nnburst.in_process if request.param == "in_process" else nnburst.launch
 
 

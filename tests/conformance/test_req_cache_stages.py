@@ -15,7 +15,7 @@ import pytest
 
 import nnburst
 from nnburst.cache import CacheReason, CacheRejected
-from nnburst.devices import Device, DeviceCacheHome, create_device
+from nnburst.devices import CacheFiles, CompileJob, Device, DeviceCacheHome, create_device
 from nnburst.devices._late import LateSave
 from nnburst.errors import DeviceUnavailable, InvalidArgument
 from nnburst.model import Model, ModelBuilder, OperandType
@@ -257,7 +257,9 @@ def test_THR_16_files_that_may_only_be_read_stay_as_they_are(start: Any, tmp_pat
     with start(f"compilation={how}") as service:
         fds = [os.open(victim, os.O_RDONLY) for victim in victims]
         device = service.devices[0]
-        prepared = device.prepare_model(model(), model_cache=fds[:1], data_cache=fds[1:], token=bytes(32))
+        prepared = device.prepare_model(
+            model(), CompileJob(cache=CacheFiles(tuple(fds[:1]), tuple(fds[1:]), bytes(32)))
+        )
         assert prepared.cache_result is not None
         assert prepared.cache_result.reason is CacheReason.BAD_FD
         with nnburst.Compilation(model(), service.devices) as compilation:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from model_support import SAMPLES, check_outputs, run
 
-from nnburst.devices import Device, create_device, device_names
+from nnburst.devices import CompileJob, Device, create_device, device_names
 from nnburst.errors import DeviceUnavailable, ErrorStatus, InvalidArgument, MissedDeadline
 from nnburst.model import (
     UINT64_MAX,
@@ -90,7 +90,7 @@ def test_REQ_MODEL_012_013_supported_means_prepared(device: Device, name: str) -
 @pytest.mark.parametrize("priority", list(Priority))
 def test_REQ_MODEL_070_priorities(device: Device, priority: Priority) -> None:
     sample = SAMPLES["three_adds"]()
-    prepared = device.prepare_model(sample.model, priority=priority)
+    prepared = device.prepare_model(sample.model, CompileJob(priority=priority))
     check_outputs(sample, run(prepared, sample.model, sample.inputs, [a.shape for a in sample.outputs]))
     prepared.close()
 
@@ -99,7 +99,7 @@ def test_REQ_MODEL_070_priorities(device: Device, priority: Priority) -> None:
 def test_REQ_MODEL_071_preparation_deadline(device: Device, ahead_ns: int) -> None:
     sample = SAMPLES["conv_float"]()
     try:
-        prepared = device.prepare_model(sample.model, deadline_ns=time.monotonic_ns() + ahead_ns)
+        prepared = device.prepare_model(sample.model, CompileJob(deadline_ns=time.monotonic_ns() + ahead_ns))
     except MissedDeadline as error:
         assert error.status in (ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT)
     else:
@@ -109,18 +109,18 @@ def test_REQ_MODEL_071_preparation_deadline(device: Device, ahead_ns: int) -> No
 
 def test_REQ_MODEL_071_a_deadline_that_passed_is_missed(device: Device) -> None:
     with pytest.raises(MissedDeadline):
-        device.prepare_model(SAMPLES["conv_float"]().model, deadline_ns=1)
+        device.prepare_model(SAMPLES["conv_float"]().model, CompileJob(deadline_ns=1))
 
 
 def test_REQ_MODEL_071_a_bad_model_is_said_before_a_missed_deadline(device: Device) -> None:
     with pytest.raises(InvalidArgument):
-        device.prepare_model(SAMPLES["conv_float"]().model, priority=7, deadline_ns=1)  # type: ignore[arg-type]
+        device.prepare_model(SAMPLES["conv_float"]().model, CompileJob(priority=7, deadline_ns=1))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_REQ_MODEL_072_074_unlimited_deadlines(device: Device, name: str) -> None:
     sample = SAMPLES[name]()
-    prepared = device.prepare_model(sample.model, deadline_ns=_END_OF_TIME)
+    prepared = device.prepare_model(sample.model, CompileJob(deadline_ns=_END_OF_TIME))
     dims = [a.shape for a in sample.outputs]
     check_outputs(sample, run(prepared, sample.model, sample.inputs, dims, deadline_ns=_END_OF_TIME))
     prepared.close()

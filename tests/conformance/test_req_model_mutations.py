@@ -10,7 +10,7 @@ import pytest
 from model_mutations import MUTATIONS, RULES, with_operand, with_operation
 from model_support import SAMPLES, O, T, check_outputs, run
 
-from nnburst.devices import Device
+from nnburst.devices import CompileJob, Device
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument
 from nnburst.model import (
     DataLocation,
@@ -81,13 +81,13 @@ def test_REQ_MODEL_011_cycle(device: Device) -> None:
 @pytest.mark.parametrize("preference", [-1, 3])
 def test_REQ_MODEL_036_preference(device: Device, preference: int) -> None:
     with pytest.raises(InvalidArgument):
-        device.prepare_model(SAMPLES["three_adds"]().model, preference=preference)  # type: ignore[arg-type]
+        device.prepare_model(SAMPLES["three_adds"]().model, CompileJob(preference=preference))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("priority", [-1, 3])
 def test_REQ_MODEL_037_priority(device: Device, priority: int) -> None:
     with pytest.raises(InvalidArgument):
-        device.prepare_model(SAMPLES["three_adds"]().model, priority=priority)  # type: ignore[arg-type]
+        device.prepare_model(SAMPLES["three_adds"]().model, CompileJob(priority=priority))  # type: ignore[arg-type]
 
 
 def _branch(lifetime_of_output: Lifetime = Lifetime.SUBGRAPH_OUTPUT) -> Subgraph:

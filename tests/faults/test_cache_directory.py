@@ -18,8 +18,7 @@ import pytest
 from cache_worker import build, compile_once
 
 from nnburst.cache import Cache, CacheReason, CacheRejected, EntryInfo, Limits, TrustStore, entry_name, prune
-from nnburst.devices import create_device
-from nnburst.model import ExecutionPreference, Priority
+from nnburst.devices import CompileJob, create_device
 from nnburst.runtime._caching import DirectoryCache, Job, compile_with_cache
 
 HERE = Path(__file__).resolve().parent
@@ -126,10 +125,8 @@ def test_THR_27_wait_leaves_time_to_compile(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "c", Limits(min_free=0))
     waits = threading.Event()
     cache.hook = lambda step: waits.set() if step == "waits" else None
-    job = Job(
-        create_device("nnburst-reference"), build(), ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM,
-        time.monotonic_ns() + 6_000_000_000,
-    )  # fmt: skip
+    asked = CompileJob(deadline_ns=time.monotonic_ns() + 6_000_000_000)
+    job = Job(create_device("nnburst-reference"), build(), asked)
     source = DirectoryCache(cache, bytes(32), always=True)
     with contextlib.closing(Cache(tmp_path / "c", Limits(min_free=0)).stage(entry_name(source.token(job)), COUNTS)):
         prepared, report = compile_with_cache(job, source)

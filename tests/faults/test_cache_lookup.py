@@ -15,7 +15,7 @@ from cache_worker import build
 
 import nnburst
 from nnburst.cache import Cache, CacheReason, CacheRejected
-from nnburst.devices import Device, ResilientDevice
+from nnburst.devices import CompileJob, Device, ResilientDevice
 from nnburst.devices.reference import ReferenceDevice, ReferencePreparedModel
 from nnburst.errors import (
     BadState,
@@ -26,7 +26,7 @@ from nnburst.errors import (
     MissedDeadline,
     ResourceExhausted,
 )
-from nnburst.model import DeviceStatus, ExecutionPreference, Priority
+from nnburst.model import DeviceStatus
 from nnburst.runtime._caching import DirectoryCache, Job, compile_with_cache
 
 R = CacheReason
@@ -42,7 +42,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compiled(device: Any, directory: Path, deadline_ns: int = 0) -> str:
     """Compile or restore, and return outcome, reason and what was refused."""
-    job = Job(device, build(), ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, deadline_ns)
+    job = Job(device, build(), CompileJob(deadline_ns=deadline_ns))
     prepared, report = compile_with_cache(job, DirectoryCache(Cache(directory), bytes(32), always=True))
     prepared.close()
     return f"{report.outcome}/{report.reason.value}/{report.rejected.value if report.rejected else '-'}"
@@ -138,7 +138,7 @@ def test_source_with_a_bug_does_not_make_a_compilation_fail(tmp_path: Path, what
                 raise ValueError("odd")
 
     device = ReferenceDevice()
-    job = Job(device, build(), ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, 0)
+    job = Job(device, build(), CompileJob())
     prepared, report = compile_with_cache(job, Odd(Cache(tmp_path / "c"), bytes(32), always=True))
     assert report.outcome == ("NOT_SAVED" if what.startswith("compile") else "SAVED")
     assert device.counters()["validations"] == 1

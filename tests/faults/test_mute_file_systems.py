@@ -13,7 +13,7 @@ import pytest
 from fault_support import HERE, WATCHDOG, Background, request_on, tiny_model
 
 from nnburst.cache import CacheReason, CacheRejected
-from nnburst.devices import CacheOptions, Device
+from nnburst.devices import CacheFiles, CompileJob, Device
 from nnburst.errors import ErrorStatus
 from nnburst.memory import PROT_READ, Memory
 from nnburst.model import DataLocation, Request, RequestArgument
@@ -70,12 +70,11 @@ def test_pool_on_a_mute_file_system_fails_and_blocks_no_worker(device: Device, f
 def test_cache_files_on_a_mute_file_system_are_neither_written_nor_read(
     device: Device, fds: list[int], where: int
 ) -> None:
-    files = ([fds[where]], [fds[where]])
-    save = Background(lambda: device.prepare_model(tiny_model(), model_cache=files[0], data_cache=files[1],
-                                                   token=TOKEN, cache=CacheOptions()))  # fmt: skip
+    files = CacheFiles((fds[where],), (fds[where],), TOKEN)
+    save = Background(lambda: device.prepare_model(tiny_model(), CompileJob(cache=files)))
     prepared = save.result()
     assert prepared.cache_result.reason is CacheReason.REMOTE_FILES
     prepared.close()
-    load = Background(lambda: device.prepare_model_from_cache(*files, TOKEN)).result()
+    load = Background(lambda: device.prepare_model_from_cache(files)).result()
     assert isinstance(load, CacheRejected)
     assert load.reason is CacheReason.REMOTE_FILES

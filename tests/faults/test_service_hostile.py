@@ -18,10 +18,10 @@ import pytest
 from fault_support import WATCHDOG, Background, Steps, request_on, tiny_model
 
 import nnburst
-from nnburst.devices import create_device
+from nnburst.devices import CompileJob, create_device
 from nnburst.errors import DeadObject, ErrorStatus, ResourceExhausted
 from nnburst.memory import Memory
-from nnburst.model import DeviceStatus, ExecutionPreference, MeasureTiming, Priority
+from nnburst.model import DeviceStatus, ExecutionPreference, MeasureTiming, Priority, RunOptions
 from nnburst.service import HostedConnection, ServiceConnection, ServiceHost, start_child
 from nnburst.service._handles import model_to_wire
 from nnburst.service._protocol import (
@@ -67,7 +67,7 @@ class RawClient:
     def prepare(self) -> None:
         model = tiny_model()  # owns the descriptors
         wire, fds = model_to_wire(model)
-        self.send(PrepareModel(0, wire, ExecutionPreference.LOW_POWER, Priority.LOW), fds)
+        self.send(PrepareModel(0, wire, CompileJob(ExecutionPreference.LOW_POWER, Priority.LOW)), fds)
         assert b"prepare_model.reply" in self.receive()
 
 
@@ -130,8 +130,8 @@ def test_random_datagrams_never_hurt_the_service(host: ServiceHost) -> None:
     seeds = [
         encode(Hello(VERSION, 1)),
         encode(ListDevices()),
-        encode(PrepareModel(0, wire, ExecutionPreference.LOW_POWER, Priority.LOW)),
-        encode(Execute(1, WireRequest((), (), (WireMemory("ashmem", 4096, 3, 0),)), MeasureTiming.YES)),
+        encode(PrepareModel(0, wire, CompileJob(ExecutionPreference.LOW_POWER, Priority.LOW))),
+        encode(Execute(1, WireRequest((), (), (WireMemory("ashmem", 4096, 3, 0),)), RunOptions(MeasureTiming.YES))),
     ]
     for _ in range(150):
         with raw_client(host) as (client, hosted):
@@ -166,7 +166,7 @@ def test_descriptors_that_the_service_cannot_take_are_refused() -> None:
     with start_child(["nnburst-noop"]) as service, Memory.ashmem(64) as pool:
         limit = len(os.listdir(f"/proc/{service.pid}/fd")) + 4
         resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (limit, limit))
-        message = Execute(1, WireRequest((), (), (WireMemory("ashmem", 64, 3, 0),) * 200), MeasureTiming.NO)
+        message = Execute(1, WireRequest((), (), (WireMemory("ashmem", 64, 3, 0),) * 200), RunOptions())
         before = limit - 4
         for _ in range(3):
             with pytest.raises(ResourceExhausted, match="ulimit"):
@@ -186,7 +186,7 @@ def test_a_stopped_service_cannot_block_its_client_for_ever(tmp_path: Path) -> N
         for _ in range(5000):
             try:
                 service._connection.call(
-                    PrepareModel(0, wire, ExecutionPreference.LOW_POWER, Priority.LOW), fds, timeout=0.0
+                    PrepareModel(0, wire, CompileJob(ExecutionPreference.LOW_POWER, Priority.LOW)), fds, timeout=0.0
                 )
             except Exception as error:
                 errors.add(type(error).__name__)

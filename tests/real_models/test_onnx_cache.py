@@ -16,7 +16,7 @@ from onnx_support import FLOAT, RNG, graph, in_process, mlp, node, onnx, save
 
 import nnburst
 from nnburst.cache import Cache, CacheReason, CacheRejected, model_fingerprint
-from nnburst.devices import CacheOptions, create_device
+from nnburst.devices import CacheFiles, CompileJob, create_device
 from nnburst.devices.onnxruntime import _device
 from nnburst.errors import GeneralFailure
 from nnburst.memory import Memory
@@ -32,7 +32,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NNBURST_STATE_DIR", str(tmp_path_factory.mktemp("state") / "nnburst"))
         with pytest.raises(CacheRejected):  # opens the trust store, which stays open as long as the process
-            create_device(DEVICE).prepare_model_from_cache([], [], TOKEN)
+            create_device(DEVICE).prepare_model_from_cache(CacheFiles((), (), TOKEN))
         yield
 
 
@@ -106,8 +106,11 @@ class Files:
             os.close(fd)
 
     @property
-    def as_lists(self) -> tuple[list[int], list[int]]:
-        return [self.fds[0]], [self.fds[1]]
+    def as_given(self) -> CacheFiles:
+        return self.under(TOKEN)
+
+    def under(self, token: bytes) -> CacheFiles:
+        return CacheFiles((self.fds[0],), (self.fds[1],), token)
 
 
 def test_device_saves_and_restores_dynamic_models_and_shares_their_weights(tmp_path: Path) -> None:
@@ -117,36 +120,36 @@ def test_device_saves_and_restores_dynamic_models_and_shares_their_weights(tmp_p
         pool.buffer[:] = data
         model = replace(device.import_model("onnx", [pool]).model, pools=(pool,))
         assert device.get_number_of_cache_files_needed() == (1, 1)
-        compiled = device.prepare_model(model, 1, 1, 0, *files.as_lists, TOKEN)  # type: ignore[arg-type]
+        compiled = device.prepare_model(model, CompileJob(cache=files.as_given))
         assert compiled.cache_result is not None
         assert compiled.cache_result.saved, compiled.cache_result
-        shared = device.prepare_model_from_cache(*files.as_lists, TOKEN)
+        shared = device.prepare_model_from_cache(files.as_given)
         assert shared.graph is compiled.graph  # type: ignore[attr-defined]
         assert shared.model.main == model.main  # type: ignore[attr-defined]
         compiled.close()
         shared.close()
-        loaded = device.prepare_model_from_cache(*files.as_lists, TOKEN)
-        again = device.prepare_model_from_cache(*files.as_lists, TOKEN)
+        loaded = device.prepare_model_from_cache(files.as_given)
+        again = device.prepare_model_from_cache(files.as_given)
         assert loaded.graph is again.graph  # type: ignore[attr-defined]
         x = RNG.normal(size=(5, 64)).astype(np.float32)
         (y,) = loaded.graph.session.run(None, {"x": x})  # type: ignore[attr-defined]
         assert np.array_equal(y, in_process(data, {"x": x})[0])
         with pytest.raises(CacheRejected):
-            device.prepare_model_from_cache(*files.as_lists, TOKEN[::-1])
+            device.prepare_model_from_cache(files.under(TOKEN[::-1]))
         loaded.close()
         again.close()
     device.close()
 
 
-def relu(device: Any, files: Files, options: CacheOptions, token: bytes) -> Any:
+def relu(device: Any, files: CacheFiles) -> Any:
     """Compile a small model into cache files; what became of them."""
     data = graph([node("Relu", ["x"], ["y"])], [("x", FLOAT, (4,))], [("y", FLOAT, (4,))]).SerializeToString()
     with Memory.ashmem(len(data)) as pool:
         pool.buffer[:] = data
         model = replace(device.import_model("onnx", [pool]).model, pools=(pool,))
-        if options.fingerprint == b"its own":
-            options = replace(options, fingerprint=model_fingerprint(model))
-        with closing(device.prepare_model(model, 1, 1, 0, *files.as_lists, token, options)) as prepared:
+        if files.fingerprint == b"its own":
+            files = replace(files, fingerprint=model_fingerprint(model))
+        with closing(device.prepare_model(model, CompileJob(cache=files))) as prepared:
             return prepared.cache_result
 
 
@@ -165,13 +168,14 @@ def test_model_that_cannot_be_kept_is_compiled_all_the_same(
 
     monkeypatch.setattr(_device, "pack", broken)
     with closing(create_device(DEVICE)) as device, Files(tmp_path) as files:
-        assert relu(device, files, CacheOptions(), TOKEN[1:] + TOKEN[:1]).reason is reason
+        assert relu(device, files.under(TOKEN[1:] + TOKEN[:1])).reason is reason
 
 
 def test_what_was_compiled_is_compared_with_what_was_asked_for(tmp_path: Path) -> None:
     with closing(create_device(DEVICE)) as device, Files(tmp_path) as files:
-        assert relu(device, files, CacheOptions(bytes(31) + b"x"), TOKEN[2:] + TOKEN[:2]).reason is CacheReason.CHANGED
-        assert relu(device, files, CacheOptions(b"its own"), TOKEN[2:] + TOKEN[:2]).reason is CacheReason.SAVED
+        given = files.under(TOKEN[2:] + TOKEN[:2])
+        assert relu(device, replace(given, fingerprint=bytes(31) + b"x")).reason is CacheReason.CHANGED
+        assert relu(device, replace(given, fingerprint=b"its own")).reason is CacheReason.SAVED
 
 
 def test_device_measures_only_once_that_keeping_does_not_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +188,8 @@ def test_device_measures_only_once_that_keeping_does_not_pay(tmp_path: Path, mon
     monkeypatch.setattr(_device, "pack", measured)
     with closing(create_device(DEVICE)) as device, Files(tmp_path) as files:
         for worth, count in ((True, 1), (True, 1), (False, 2), (True, 2)):
-            options = CacheOptions(only_if_worth=worth)
-            assert relu(device, files, options, TOKEN[3:] + TOKEN[:3]).reason is CacheReason.NOT_WORTH_IT
+            given = replace(files.under(TOKEN[3:] + TOKEN[:3]), only_if_worth=worth)
+            assert relu(device, given).reason is CacheReason.NOT_WORTH_IT
             assert len(tried) == count
 
 
@@ -202,13 +206,13 @@ def test_without_room_for_temporary_files_nothing_is_kept_and_it_is_tried_again(
     monkeypatch.setattr(os, "statvfs", statvfs)
     token = TOKEN[4:] + TOKEN[:4]
     with closing(create_device(DEVICE)) as device, Files(tmp_path) as files:
-        assert relu(device, files, CacheOptions(), token).reason is CacheReason.IO_ERROR
+        assert relu(device, files.under(token)).reason is CacheReason.IO_ERROR
         full.remove(tempfile.gettempdir())  # as with the 64 MiB of /dev/shm that containers have
-        assert relu(device, files, CacheOptions(), token).reason is CacheReason.SAVED
-        device.prepare_model_from_cache(*files.as_lists, token).close()
+        assert relu(device, files.under(token)).reason is CacheReason.SAVED
+        device.prepare_model_from_cache(files.under(token)).close()
         full.add(tempfile.gettempdir())
         with pytest.raises(CacheRejected, match="no room") as caught:
-            device.prepare_model_from_cache(*files.as_lists, token)
+            device.prepare_model_from_cache(files.under(token))
         assert caught.value.reason is CacheReason.IO_ERROR
 
 

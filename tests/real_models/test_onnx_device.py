@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx_support import FLOAT, RNG, TensorProto, graph, mlp, node, onnx
 
-from nnburst.devices import Device, create_device
+from nnburst.devices import CompileJob, Device, create_device
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.memory import Memory
 from nnburst.model import (
@@ -25,6 +25,7 @@ from nnburst.model import (
     OperationType,
     Request,
     RequestArgument,
+    RunOptions,
 )
 from nnburst.service import start_child
 
@@ -202,7 +203,7 @@ OMITTED = RequestArgument(has_no_value=True)
 
 def run(device: Device, model: Model, inputs: Any, outputs: Any, pools: tuple[Memory, ...], **options: Any) -> Any:
     with closing(device.prepare_model(model)) as prepared:
-        return prepared.execute_synchronously(Request(inputs, outputs, pools), **options)
+        return prepared.execute_synchronously(Request(inputs, outputs, pools), RunOptions(**options))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +274,7 @@ def test_times_and_deadlines(device: Device, model: Model) -> None:
         status, _, _ = run(device, model, GOOD_INPUTS, GOOD_OUTPUTS, (pool,), deadline_ns=1)
         assert status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
         with pytest.raises(MissedDeadline):
-            device.prepare_model(model, deadline_ns=1)
+            device.prepare_model(model, CompileJob(deadline_ns=1))
 
 
 def test_extension_is_described_with_sizes_and_types(device: Device) -> None:

@@ -85,9 +85,7 @@ class FakeModel(PreparedModel):
         self.model = model
         self.closed = 0
 
-    def execute_synchronously(
-        self, request: Request, measure: Any = None, deadline_ns: int = 0, loop_timeout_ns: int = 0
-    ) -> Any:
+    def execute_synchronously(self, request: Request, options: Any = None) -> Any:
         self.device.hook("execute", request)
         return ErrorStatus.NONE, (), NO_TIMING
 

@@ -36,7 +36,7 @@ from nnburst.burst import (
 from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError
 from nnburst.fmq import Flavour, MessageQueue, MQDescriptor
 from nnburst.memory import Memory
-from nnburst.model import DataLocation, MeasureTiming, OutputShape, Request, RequestArgument, Timing
+from nnburst.model import DataLocation, MeasureTiming, OutputShape, Request, RequestArgument, RunOptions, Timing
 
 PATIENCE = 30.0
 WINDOWS = pytest.mark.parametrize("window", [0.0, 50e-6, 0.5], ids=["futex", "short", "polling"])
@@ -98,13 +98,7 @@ class LocalModel:
         )
         return self.server
 
-    def execute_synchronously(
-        self,
-        request: Request,
-        measure: MeasureTiming = MeasureTiming.NO,
-        deadline_ns: int = 0,
-        loop_timeout_ns: int = 0,
-    ) -> ExecutionResult:
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         self.executed.append(request)
         return ErrorStatus.NONE, (), Timing()
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst.devices import ReferenceDevice, ReferencePreparedModel
+from nnburst.devices import CacheFiles, CompileJob, ReferenceDevice, ReferencePreparedModel
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
 from nnburst.model import (
     DataLocation,
-    MeasureTiming,
     Model,
     ModelBuilder,
     OperandType,
@@ -56,7 +55,7 @@ def run(prepared: ReferencePreparedModel, x: np.ndarray[Any, Any], *shapes: tupl
             tuple(RequestArgument(False, place) for place in places),
             (memory,),
         )
-        status, _, _ = prepared.execute_synchronously(request, MeasureTiming.NO)
+        status, _, _ = prepared.execute_synchronously(request)
         assert status is ErrorStatus.NONE
         return [memory.array(np.float32, s, p.offset).copy() for s, p in zip(shapes, places, strict=True)]
 
@@ -100,9 +99,9 @@ def test_constant_that_an_operation_reads_twice_is_restored(
     b.output("y", b.add(O.FULLY_CONNECTED, [w, w, bias, b.scalar(0)]))
     device, x = ReferenceDevice(), np.zeros(160, np.float32)
     with open(tmp_path / "model", "w+b") as model_file, open(tmp_path / "data", "w+b") as data_file:
-        fds = [model_file.fileno()], [data_file.fileno()]
-        prepared = device.prepare_model(b.build(), model_cache=fds[0], data_cache=fds[1], token=bytes(32))
-        restored = device.prepare_model_from_cache(*fds, bytes(32))
+        fds = (model_file.fileno(),), (data_file.fileno(),)
+        prepared = device.prepare_model(b.build(), CompileJob(cache=CacheFiles(*fds, bytes(32))))
+        restored = device.prepare_model_from_cache(CacheFiles(*fds, bytes(32)))
     assert run(restored, x, (160, 160))[0].tobytes() == run(prepared, x, (160, 160))[0].tobytes()
 
 
@@ -138,11 +137,11 @@ def test_hit_gives_the_folded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
     device = ReferenceDevice()
     with open(tmp_path / "model", "w+b") as model_file, open(tmp_path / "data", "w+b") as data_file:
-        fds = [model_file.fileno()], [data_file.fileno()]
-        prepared = device.prepare_model(dequantised(), model_cache=fds[0], data_cache=fds[1], token=bytes(32))
+        fds = (model_file.fileno(),), (data_file.fileno(),)
+        prepared = device.prepare_model(dequantised(), CompileJob(cache=CacheFiles(*fds, bytes(32))))
         assert prepared.cache_result is not None
         assert prepared.cache_result.saved
-        restored = device.prepare_model_from_cache(*fds, bytes(32))
+        restored = device.prepare_model_from_cache(CacheFiles(*fds, bytes(32)))
     assert names(restored) == ["FULLY_CONNECTED"]
     assert restored.transformations == prepared.transformations
     assert run(restored, X, (2, 8))[0].tobytes() == run(prepared, X, (2, 8))[0].tobytes()

@@ -18,7 +18,7 @@ from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, se
 
 import nnburst
 from nnburst.errors import BadState, GeneralFailure, MissedDeadline, ResourceExhausted
-from nnburst.model import DataLocation, MeasureTiming, Model, ModelBuilder, OperandType, OperationType, RequestArgument
+from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, RequestArgument, RunOptions
 from nnburst.service import ServiceHost, _owner, _pending, _protocol, start_child
 from nnburst.service._packets import FdBundle, Kind, receive
 from nnburst.service._protocol import Side
@@ -27,7 +27,7 @@ GOODBYE = _protocol.encode(_protocol.Goodbye())
 LONG = _protocol.Execute(
     1,
     _protocol.WireRequest((RequestArgument(False, DataLocation(0, 0, 0), (1,) * 70_000),), (), ()),
-    MeasureTiming.NO,
+    RunOptions(),
 )
 
 

@@ -13,6 +13,7 @@ import pytest
 from service_support import WATCHDOG, Answers, FakeDevice, in_process, raw_peer, socket_pair, tiny_model
 
 from nnburst.burst import BurstCallback
+from nnburst.devices import CompileJob
 from nnburst.errors import (
     BadState,
     DeadObject,
@@ -34,6 +35,7 @@ from nnburst.model import (
     OutputShape,
     Request,
     RequestArgument,
+    RunOptions,
     Timing,
 )
 from nnburst.service import Quotas, ServiceConnection, ServiceHost, _protocol
@@ -142,7 +144,7 @@ def test_a_deadline_ends_the_wait_for_a_model_which_is_released_when_it_comes() 
     device = FakeDevice(prepare=lambda _: go_on.wait(WATCHDOG))
     with in_process([device]) as (client, host):
         with pytest.raises(MissedDeadline):
-            client.devices[0].prepare_model(tiny_model(), deadline_ns=time.monotonic_ns() + 10_000_000)
+            client.devices[0].prepare_model(tiny_model(), CompileJob(deadline_ns=time.monotonic_ns() + 10_000_000))
         go_on.set()
         (hosted,) = host.connections
         deadline = time.monotonic() + WATCHDOG
@@ -205,14 +207,14 @@ def test_the_result_of_an_execution_is_a_status_never_an_exception(
         monkeypatch.setattr(device.models[0], "execute_synchronously", execute)
         if isinstance(expected, OutputInsufficientSize):
             expected = (expected.status, expected.output_shapes, NO_TIMING)
-        assert model.execute_synchronously(a_request(pool), MeasureTiming.YES) == expected
+        assert model.execute_synchronously(a_request(pool), RunOptions(MeasureTiming.YES)) == expected
 
 
 def test_an_execution_gives_up_after_its_deadline() -> None:
     go_on = threading.Event()
     with in_process([FakeDevice(execute=lambda _: go_on.wait(WATCHDOG))]) as (client, _), Memory.ashmem(64) as pool:
         model = client.devices[0].prepare_model(tiny_model())
-        status, _, _ = model.execute_synchronously(a_request(pool), deadline_ns=time.monotonic_ns())
+        status, _, _ = model.execute_synchronously(a_request(pool), RunOptions(deadline_ns=time.monotonic_ns()))
         assert status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
         go_on.set()
 
@@ -574,8 +576,8 @@ def test_another_major_version_is_refused_by_the_service(monkeypatch: pytest.Mon
     a, b = socket_pair()
     host = ServiceHost([])
     host.serve(b)
-    monkeypatch.setattr("nnburst.service._connection.VERSION", (2, 0))
-    with pytest.raises(GeneralFailure, match=r"version 2\.0"):
+    monkeypatch.setattr("nnburst.service._connection.VERSION", (3, 0))
+    with pytest.raises(GeneralFailure, match=r"version 3\.0"):
         ServiceConnection(a)
     host.close()
 
@@ -609,8 +611,8 @@ def test_bad_numbers_are_error_replies_and_the_connection_goes_on() -> None:
         call = client._connection.call
         request = _protocol.WireRequest((), (), ())
         for message in (
-            _protocol.Execute(999, request, MeasureTiming.NO),
-            _protocol.Execute(burst.number, request, MeasureTiming.NO),
+            _protocol.Execute(999, request, RunOptions()),
+            _protocol.Execute(burst.number, request, RunOptions()),
             _protocol.FreeMemory(model.number, 0),
             _protocol.FreeMemory(999, 0),
         ):
@@ -631,7 +633,7 @@ def test_a_hostile_pool_is_an_error_reply() -> None:
             _protocol.WireMemory("mmap_fd", 64, 255, 0),
             _protocol.WireMemory("mmap_fd", 64, 3, 2**64 - 1),
         ):
-            message = _protocol.Execute(model.number, _protocol.WireRequest((), (), (wire,)), MeasureTiming.NO)
+            message = _protocol.Execute(model.number, _protocol.WireRequest((), (), (wire,)), RunOptions())
             with pytest.raises((InvalidArgument, ResourceExhausted, GeneralFailure)):
                 client._connection.call(message, pool.fds)
         assert model.execute_synchronously(a_request(pool))[0] is ErrorStatus.NONE

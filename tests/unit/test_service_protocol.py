@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nnburst.devices import CacheFiles, CompileJob
 from nnburst.model import (
     BufferRole,
     Capabilities,
@@ -22,6 +23,7 @@ from nnburst.model import (
     OutputShape,
     Priority,
     RequestArgument,
+    RunOptions,
     Subgraph,
     SymmPerChannelQuantParams,
     Timing,
@@ -40,6 +42,7 @@ GRAPH = Subgraph(
     output_indexes=(2,),
 )
 POOL = _protocol.WireMemory("ashmem", 4096, 3, 0)
+CACHE_FILES = CacheFiles((0,), (1, 2), bytes(32), bytes(32))
 MODEL = _protocol.WireModel(GRAPH, (GRAPH,), b"const", (POOL,), True, {"org.nnburst": 1}, ("x",), ("y",))
 REQUEST = _protocol.WireRequest(
     (RequestArgument(False, DataLocation(0, 0, 16), (1, 2)),), (RequestArgument(has_no_value=True),), (POOL, POOL)
@@ -63,18 +66,18 @@ SAMPLES = (
     ),
     (
         _protocol.PrepareModel(
-            1, MODEL, ExecutionPreference.LOW_POWER, Priority.HIGH, 2**64 - 1, 1, 2, token=bytes(32)
+            1, MODEL, CompileJob(ExecutionPreference.LOW_POWER, Priority.HIGH, 2**64 - 1, CACHE_FILES)
         ),
         _protocol.PrepareModelReply(1, _cache_messages.CacheOutcome(True, "SAVED", bytes(16), 5, 0.5)),
     ),
     (
-        _protocol.PrepareModelFromCache(1, 1, 2, bytes(32), 7, bytes(32)),
+        _protocol.PrepareModelFromCache(1, CACHE_FILES, 7),
         _protocol.PrepareModelFromCacheReply(None, "BAD_MAC", 2, "no"),
     ),
     (_protocol.ConfirmCache(1, bytes(32), bytes(16)), _protocol.ConfirmCacheReply(True)),
     (_protocol.GetDeviceCounters(1), _protocol.GetDeviceCountersReply({"loads": 3})),
     (
-        _protocol.Execute(1, REQUEST, MeasureTiming.YES, 5, 6),
+        _protocol.Execute(1, REQUEST, RunOptions(MeasureTiming.YES, 5, 6)),
         _protocol.ExecuteReply(3, SHAPES, Timing()),
     ),
     (_protocol.ConfigureBurst(1, 2, QUEUE, QUEUE, 0.5), _protocol.ConfigureBurstReply(3)),
@@ -163,7 +166,7 @@ def test_an_impossible_polling_window_is_malformed(window: float) -> None:
 
 def test_counts_beyond_the_limits_are_malformed() -> None:
     pools = (POOL,) * (_protocol.MAX_FDS + 1)
-    too_many_pools = _protocol.Execute(1, msgspec.structs.replace(REQUEST, pools=pools), MeasureTiming.NO)
+    too_many_pools = _protocol.Execute(1, msgspec.structs.replace(REQUEST, pools=pools), RunOptions())
     operands = (Operand(0),) * (_protocol.MAX_OPERANDS + 1)
     graph = Subgraph(operands, (), (), ())
     with pytest.raises(ValueError, match="subgraph"):

@@ -274,7 +274,7 @@ def test_descriptors_of_requests_and_replies_belong_to_who_takes_them() -> None:
     mine = null_fds(2)
     with connected(Answers(on_get_memories=give), Answers(on_execute=keep_one)) as (a, b):
         request = _protocol.WireRequest((), (), (pool, pool))
-        a.call(_protocol.Execute(1, request, _protocol.MeasureTiming.NO), mine)
+        a.call(_protocol.Execute(1, request, _protocol.RunOptions()), mine)
         _, fds = b.call(_protocol.GetMemories(1, (0,)))
         with fds:
             assert len(fds) == 2

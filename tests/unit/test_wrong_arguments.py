@@ -12,6 +12,7 @@ import pytest
 import nnburst
 from nnburst import BadState, InvalidArgument
 from nnburst.burst import ExecutionBurstController
+from nnburst.devices import CompileJob
 from nnburst.memory import Memory
 from nnburst.model import (
     BufferDesc,
@@ -24,6 +25,7 @@ from nnburst.model import (
     OperationType,
     Request,
     RequestArgument,
+    RunOptions,
 )
 from nnburst.runtime import Burst
 from nnburst.service import ServiceConnection, start_child
@@ -151,10 +153,10 @@ def test_argument_that_no_message_can_carry_does_not_end_the_service(wrong: str,
             "long source": lambda: device.import_model("x" * 5000),
             "token": lambda: prepared.execute_synchronously(one(BufferToken(-1))),
             "big token": lambda: prepared.execute_synchronously(one(BufferToken(2**31))),
-            "deadline": lambda: prepared.execute_synchronously(one(memory), deadline_ns=-5),
-            "loop timeout": lambda: prepared.execute_synchronously(one(memory), loop_timeout_ns=-1),
-            "measure": lambda: prepared.execute_synchronously(one(memory), 7),  # type: ignore[arg-type]
-            "preparation deadline": lambda: device.prepare_model(relu(), deadline_ns=-1),
+            "deadline": lambda: prepared.execute_synchronously(one(memory), RunOptions(deadline_ns=-5)),
+            "loop timeout": lambda: prepared.execute_synchronously(one(memory), RunOptions(loop_timeout_ns=-1)),
+            "measure": lambda: prepared.execute_synchronously(one(memory), RunOptions(7)),  # type: ignore[arg-type]
+            "preparation deadline": lambda: device.prepare_model(relu(), CompileJob(deadline_ns=-1)),
             "rank": lambda: device.allocate(BufferDesc((1,) * 1000), [prepared], roles, []),
             "roles": lambda: device.allocate(BufferDesc(), [prepared], [BufferRole(0, 0, "x")], []),  # type: ignore[arg-type]
             "copy dimensions": lambda: device.allocate(BufferDesc(), [prepared], roles, []).copy_from(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...devices import CacheFiles, CompileJob
 from ...model import Model, ModelBuilder, OperandType, OperationType
 from ._case import Bench, Case, Subject
 from ._sampling import time_calls
@@ -70,13 +71,13 @@ def _open(what: str, bench: Bench) -> Iterator[Subject]:
         with _own_state(bench.directory):
             service = stack.enter_context(launch(devices=[_REFERENCE]))
             device = service.device(_REFERENCE)
-            prepared = device.prepare_model(model, model_cache=fds[:1], data_cache=fds[1:], token=token)
+            prepared = device.prepare_model(model, CompileJob(cache=CacheFiles(tuple(fds[:1]), tuple(fds[1:]), token)))
         if prepared.cache_result is None or not prepared.cache_result.saved:
             raise RuntimeError(f"the model was not saved: {prepared.cache_result}")
         prepared.close()
 
         def restore() -> None:
-            device.prepare_model_from_cache(fds[:1], fds[1:], token).close()
+            device.prepare_model_from_cache(CacheFiles(tuple(fds[:1]), tuple(fds[1:]), token)).close()
 
         def floor() -> None:
             for fd in fds:

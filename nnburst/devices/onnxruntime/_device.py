@@ -17,14 +17,12 @@ from ...model import (
     BufferDesc,
     BufferRole,
     Capabilities,
-    ExecutionPreference,
     Extension,
     ImportedModel,
     Lifetime,
     MemoryLike,
     Model,
     Operation,
-    Priority,
     combine_dimensions,
     extension_code,
     extension_prefix,
@@ -34,7 +32,7 @@ from .._buffers import LocalBuffer, allocate_buffer
 from .._caching import DeviceCacheHome, build_epoch
 from .._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
 from .._elements import operand_code
-from .._interfaces import CacheOptions, Device, PreparedModel
+from .._interfaces import CacheFiles, CompileJob, Device, PreparedModel
 from ._graph import Bytes, Graph, GraphStore, SessionSettings, compile_graph, content_digest
 from ._importer import Argument, import_graph
 from ._library import give_memory_back, require_extra
@@ -133,29 +131,18 @@ class OnnxRuntimeDevice(Device):
         give_memory_back(pools[0].size)
         return imported
 
-    def prepare_model(
-        self,
-        model: Model,
-        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
-        priority: Priority = Priority.MEDIUM,
-        deadline_ns: int = 0,
-        model_cache: Sequence[int] = (),
-        data_cache: Sequence[int] = (),
-        token: bytes = b"",
-        cache: CacheOptions | None = None,
-    ) -> OnnxPreparedModel:
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> OnnxPreparedModel:
         """Compile a graph, or share the one of somebody who prepared the same files; see `Device.prepare_model`."""
         validate_model(model)
-        check_preparation(preference, priority, deadline_ns)
+        check_preparation(job)
         check_pools(model.pools, "model")
         if not all(self.get_supported_operations(model)):
             raise GeneralFailure(f"{self.name} runs models of one GRAPH of {EXTENSION_NAME} whose files can be read")
         try:
             source = _read_files(model)
-            prepared = self._compile(model, source, deadline_ns)
-            if model_cache or data_cache:
-                options = cache or CacheOptions()
-                prepared.note_saved(self._save(prepared, source, model_cache, data_cache, token, options))
+            prepared = self._compile(model, source, job.deadline_ns)
+            if job.cache is not None:
+                prepared.note_saved(self._save(prepared, source, job.cache))
             return prepared
         finally:
             source = _Source(b"", {}, b"")
@@ -168,21 +155,13 @@ class OnnxRuntimeDevice(Device):
             raise MissedDeadline("the preparation finished after its deadline")
         return OnnxPreparedModel(model, graph, self._tracker)
 
-    def _save(
-        self,
-        prepared: OnnxPreparedModel,
-        source: _Source,
-        model_cache: Sequence[int],
-        data_cache: Sequence[int],
-        token: bytes,
-        options: CacheOptions,
-    ) -> SaveResult:
+    def _save(self, prepared: OnnxPreparedModel, source: _Source, cache: CacheFiles) -> SaveResult:
         """Write the optimised graph and its weights into cache files."""
 
         def payloads() -> tuple[tuple[bytes], tuple[memoryview]] | None:
-            if options.only_if_worth and source.digest in self._not_worth:
+            if cache.only_if_worth and source.digest in self._not_worth:
                 raise CacheRejected(CacheReason.NOT_WORTH_IT, "that was measured before")
-            seconds = prepared.graph.seconds if options.only_if_worth else None
+            seconds = prepared.graph.seconds if cache.only_if_worth else None
             try:
                 packed = pack(prepared.model, source.data, source.files, self._settings, seconds)
             except CacheRejected as error:
@@ -200,16 +179,12 @@ class OnnxRuntimeDevice(Device):
             return (packed.model,), (packed.data.data,)
 
         result = self._cache.save(
-            token,
+            cache,
             payloads,
-            model_cache,
-            data_cache,
-            fingerprint=options.fingerprint,
-            staged=options.staged,
             compiled=lambda: model_fingerprint(prepared.model, copies=source.by_operand(prepared.model)),
         )
         if result.saved:  # who loads it while this model is there shares its weights
-            self._graphs.put(_cached_key(token, result.generation), prepared.graph)
+            self._graphs.put(_cached_key(cache.token, result.generation), prepared.graph)
         return result
 
     def get_number_of_cache_files_needed(self) -> tuple[int, int]:
@@ -221,20 +196,13 @@ class OnnxRuntimeDevice(Device):
         """Changes with the package, its library, ONNX Runtime, its provider, the machine's instructions, the format."""
         return build_epoch(self.name, self.version_string, "CPUExecutionProvider", f"format {FORMAT}")
 
-    def prepare_model_from_cache(
-        self,
-        model_cache: Sequence[int],
-        data_cache: Sequence[int],
-        token: bytes,
-        deadline_ns: int = 0,
-        fingerprint: bytes = b"",
-    ) -> OnnxPreparedModel:
+    def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> OnnxPreparedModel:
         """Neither parse the model nor optimise it; see `Device.prepare_model_from_cache`."""
-        entry = self._cache.get().load(token, model_cache, data_cache, fingerprint=fingerprint)
+        entry = self._cache.load(cache)
         (text,), (weights,) = entry.model, entry.data
         contents = read_contents(text, weights)
         graph = self._graphs.get(
-            _cached_key(token, entry.generation), lambda: load_graph(contents, weights, self._settings)
+            _cached_key(cache.token, entry.generation), lambda: load_graph(contents, weights, self._settings)
         )
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...cache import CacheReason, SaveResult, checked_token
 from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
@@ -14,17 +15,15 @@ from ...model import (
     BufferDesc,
     BufferRole,
     Capabilities,
-    ExecutionPreference,
     Model,
     Operation,
-    Priority,
     operation_name,
     validate_model,
 )
 from .._buffers import LocalBuffer, allocate_buffer
 from .._caching import DeviceCacheHome, build_epoch
 from .._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
-from .._interfaces import CacheOptions, Device, PreparedModel
+from .._interfaces import CacheFiles, CompileJob, Device, PreparedModel
 from .._late import LateSave
 from .kernels import KERNELS
 from .prepared import ReferencePreparedModel
@@ -91,22 +90,12 @@ class ReferenceDevice(Device):
             for operation, can_read in zip(model.main.operations, readable, strict=True)
         )
 
-    def prepare_model(
-        self,
-        model: Model,
-        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
-        priority: Priority = Priority.MEDIUM,
-        deadline_ns: int = 0,
-        model_cache: Sequence[int] = (),
-        data_cache: Sequence[int] = (),
-        token: bytes = b"",
-        cache: CacheOptions | None = None,
-    ) -> ReferencePreparedModel:
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> ReferencePreparedModel:
         """Copy the constants and lower the graph; see `Device.prepare_model`."""
         started = time.perf_counter()
         validate_model(model)
         self._count(validations=1)
-        check_preparation(preference, priority, deadline_ns)
+        check_preparation(job)
         check_pools(model.pools, "model")
         for position, operation in enumerate(model.main.operations):
             if not _is_supported(operation):
@@ -117,26 +106,22 @@ class ReferenceDevice(Device):
         ahead = self._compilation == "ahead"
         prepared = ReferencePreparedModel.compile(model, self._tracker, lower=ahead)
         self._count(lowerings=int(ahead), transformations=prepared.transformations)
-        if deadline_passed(deadline_ns):
+        if deadline_passed(job.deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
-        if model_cache or data_cache:
-            checked_token(token)
-            options = cache or CacheOptions()
+        cache = job.cache
+        if cache is not None:
+            checked_token(cache.token)
             seconds = time.perf_counter() - started
             if not ahead:
-                late = LateSave(self._cache, token, options.fingerprint, model_cache, data_cache)
+                late = LateSave(self._cache, cache)
                 self._save_later(prepared, late)
                 if self._compilation == "jit":
                     prepared.note_saved(SaveResult(False, late.refused or CacheReason.LATER))
                     return prepared
             result = self._cache.save(
-                token,
+                cache,
                 prepared.packed,
-                model_cache,
-                data_cache,
-                fingerprint=options.fingerprint,
-                staged=options.staged,
-                worth_seconds=seconds if options.only_if_worth and ahead else None,
+                seconds=seconds if ahead else None,
                 compiled=prepared.fingerprint,
             )
             prepared.note_saved(result)
@@ -177,23 +162,16 @@ class ReferenceDevice(Device):
         """Changes with the package, its library, NumPy, the machine's instructions and the format."""
         return build_epoch(self.name, self.version_string, f"format {FORMAT}")
 
-    def prepare_model_from_cache(
-        self,
-        model_cache: Sequence[int],
-        data_cache: Sequence[int],
-        token: bytes,
-        deadline_ns: int = 0,
-        fingerprint: bytes = b"",
-    ) -> ReferencePreparedModel:
+    def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> ReferencePreparedModel:
         """Neither validation nor lowering nor transformation; see `Device.prepare_model_from_cache`."""
-        entry = self._cache.get().load(checked_token(token), model_cache, data_cache, fingerprint=fingerprint)
+        entry = self._cache.load(cache)
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
         prepared = ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
         self._count(loads=1)
         if self._compilation == "multistage" and not prepared.is_lowered:  # an earlier stage
             # What the entry was made from, not what this client believes; all zeros is a fingerprint like any other.
-            self._save_later(prepared, LateSave(self._cache, token, entry.fingerprint, model_cache, data_cache), True)
+            self._save_later(prepared, LateSave(self._cache, replace(cache, fingerprint=entry.fingerprint)), True)
         return prepared
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:

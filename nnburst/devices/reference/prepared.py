@@ -20,6 +20,7 @@ from ...model import (
     Model,
     Operand,
     Request,
+    RunOptions,
     operand_info,
     validate_request,
     view_operation,
@@ -193,25 +194,19 @@ class ReferencePreparedModel(PreparedModel):
         except MemoryError as error:
             raise ResourceExhausted(f"no memory for this execution: {error}") from error
 
-    def execute_synchronously(
-        self,
-        request: Request,
-        measure: MeasureTiming = MeasureTiming.NO,
-        deadline_ns: int = 0,
-        loop_timeout_ns: int = 0,
-    ) -> ExecutionResult:
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         """Bind and run once; see `PreparedModel.execute_synchronously`."""
         try:
-            plan = self.bind(request, measure)
+            plan = self.bind(request, options.measure)
         except BadState:
             raise
         except OutputInsufficientSize as error:
             return error.status, error.output_shapes, NO_TIMING
         except NNBurstError as error:
             return error.status, (), NO_TIMING
-        if deadline_passed(deadline_ns):
+        if deadline_passed(options.deadline_ns):
             return ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING
-        result = plan.run(deadline_ns)
+        result = plan.run(options.deadline_ns)
         return (ErrorStatus.NONE, (), NO_TIMING) if result is None else result
 
     def burst_executor(self) -> PlanBurstExecutor:

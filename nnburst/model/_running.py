@@ -1,0 +1,68 @@
+"""How an execution is run, beside its arguments, and what it comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from ..errors import ErrorStatus, NNBurstError
+from ._types import NO_TIMING, MeasureTiming, OutputShape, Timing
+
+__all__ = ["ExecutionResult", "Failure", "RunOptions", "failure_of", "reason_of"]
+
+ExecutionResult = tuple[ErrorStatus, tuple[OutputShape, ...], Timing]
+"""(status, one shape per output or empty, timing). A `Failure` says more."""
+
+Nanoseconds = Annotated[int, msgspec.Meta(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How an execution is run. Travels to the service as it is.
+
+    Attributes:
+        measure: Whether `Timing` is filled.
+        deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
+        loop_timeout_ns: Longest duration of a WHILE loop, 0 for the default of 2 s.
+    """
+
+    measure: MeasureTiming = MeasureTiming.NO
+    deadline_ns: Nanoseconds = 0
+    loop_timeout_ns: Nanoseconds = 0
+
+
+class Failure(tuple[ErrorStatus, tuple[OutputShape, ...], Timing]):
+    """An `ExecutionResult` that says why.
+
+    Attributes:
+        reason: A sentence, for people.
+    """
+
+    reason: str
+
+    def __new__(cls, status: ErrorStatus, reason: str, output_shapes: tuple[OutputShape, ...] = ()) -> Failure:
+        made = super().__new__(cls, (status, output_shapes, NO_TIMING))
+        made.reason = reason
+        return made
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return what an exception is to a client: the only place where one becomes a status.
+
+    The status is the error's own, if that may be sent; RESOURCE_EXHAUSTED_TRANSIENT for want of memory; else
+    GENERAL_FAILURE.
+    """
+    if isinstance(error, NNBurstError):
+        sendable = ErrorStatus.NONE < error.status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
+        status = error.status if sendable else ErrorStatus.GENERAL_FAILURE
+        return Failure(status, str(error), tuple(getattr(error, "output_shapes", ())))
+    if isinstance(error, MemoryError):
+        return Failure(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, f"no memory for this execution: {error}")
+    return Failure(ErrorStatus.GENERAL_FAILURE, f"{type(error).__name__}: {error}")
+
+
+def reason_of(result: ExecutionResult) -> str:
+    """Return why an execution failed, as far as that is known; else empty."""
+    return result.reason if isinstance(result, Failure) else ""
