@@ -125,33 +125,68 @@ static void chain(int sig, siginfo_t *info, void *context) {
     }
 }
 
-static int absorb(uintptr_t address) {
+/* What the handler knows of an entry, all of it of one owner; 0: there is none. */
+typedef struct guarded {
+    uint64_t base, end, granule;
+    int prot;
+} guarded;
+
+static int look_at(guard *g, guarded *out) {
+    uint64_t turn = nnb_load_acquire(&g->turn); /* SYNC POINT: guard_add <-> absorb */
+    if (turn % GUARD_STATES != GUARD_ARMED) return 0;
+    *out = (guarded){nnb_load_relaxed(&g->base), nnb_load_relaxed(&g->end), nnb_load_relaxed(&g->granule),
+                     (int)nnb_load_relaxed(&g->prot)};
+    nnb_fence_acquire(); /* SYNC POINT: guard_add <-> absorb */
+    return nnb_load_relaxed(&g->turn) == turn; /* else another thread is rewriting it for its own mapping */
+}
+
+static int lay_zeros(guard *g, const guarded *m, uint64_t address) {
+    /* The raw system call: a sanitizer's mmap wrapper is not fit for a signal handler. */
+    long page = syscall(SYS_mmap, m->base + (address - m->base) / m->granule * m->granule, m->granule, m->prot,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0L);
+    if (page == -1) return 0;
+    nnb_add_relaxed(&g->faults, 1);
+    return 1;
+}
+
+static int absorb(uint64_t address) {
     /* An entry that this thread may fault on is below: its address came here after the entry was armed. */
     uint32_t used = nnb_load32_relaxed(&guards_used);
-    for (uint32_t i = 0; i < used; i++) {
-        guard *g = &guards[i];
-        uint64_t turn = nnb_load_acquire(&g->turn); /* SYNC POINT: guard_add <-> absorb */
-        if (turn % GUARD_STATES != GUARD_ARMED) continue;
-        uint64_t base = nnb_load_relaxed(&g->base);
-        uint64_t end = nnb_load_relaxed(&g->end);
-        uint64_t granule = nnb_load_relaxed(&g->granule);
-        int prot = (int)nnb_load_relaxed(&g->prot);
-        nnb_fence_acquire(); /* SYNC POINT: guard_add <-> absorb */
-        if (nnb_load_relaxed(&g->turn) != turn) continue; /* another thread is rewriting it for its own mapping */
-        if (address < base || address >= end) continue;
-        /* The raw system call: a sanitizer's mmap wrapper is not fit for a signal handler. */
-        long page = syscall(SYS_mmap, base + (address - base) / granule * granule, granule, prot,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0L);
-        if (page == -1) return 0;
-        nnb_add_relaxed(&g->faults, 1);
-        return 1;
-    }
+    guarded m;
+    for (uint32_t i = 0; i < used; i++)
+        if (look_at(&guards[i], &m) && address >= m.base && address < m.end) return lay_zeros(&guards[i], &m, address);
     return 0;
 }
 
+/* Whether a load from there would fault. The kernel reads the set of signals before it finds that `how` is none. */
+static int is_gone(uint64_t address) {
+    return syscall(SYS_rt_sigprocmask, ~0, address, NULL, sizeof(uint64_t)) < 0 && errno == EFAULT;
+}
+
+/* Lays zeros over all guarded pages that are gone. */
+static int absorb_all(void) {
+    uint32_t used = nnb_load32_relaxed(&guards_used);
+    int found = 0;
+    guarded m;
+    for (uint32_t i = 0; i < used; i++) {
+        if (!look_at(&guards[i], &m)) continue;
+        for (uint64_t address = m.end; address > m.base;) {
+            address -= m.granule;
+            if (is_gone(address)) found |= lay_zeros(&guards[i], &m, address);
+            /* A file loses its end. What follows may be there again where zeros were laid before. */
+            else if (!nnb_load_relaxed(&guards[i].faults)) break;
+        }
+    }
+    return found;
+}
+
+/* A handler that was installed after ours, as by faulthandler.enable(), does not know of the guard: having reported a
+ * fault it restores our handler and sends the signal again. If guarded pages are gone, then the fault was on one of
+ * them: with zeros there the instruction can be repeated. */
 static void on_sigbus(int sig, siginfo_t *info, void *context) {
     int saved_errno = errno;
-    if (info->si_code <= 0 || !absorb((uintptr_t)info->si_addr)) chain(sig, info, context);
+    int own = info->si_code <= 0 && info->si_pid == getpid();
+    if (!(info->si_code > 0 ? absorb((uintptr_t)info->si_addr) : own && absorb_all())) chain(sig, info, context);
     errno = saved_errno;
 }
 

@@ -415,6 +415,40 @@ def test_fault_outside_of_guarded_memory_still_ends_the_process(setup: str) -> N
     assert ("Bus error" in done.stderr) == ("faulthandler" in setup), "the handler from before us was called"
 
 
+HANDLER_AFTER_US = """
+import faulthandler, os, signal, sys, tempfile
+from nnburst.memory import Memory
+f = tempfile.TemporaryFile(); f.truncate(64 * 4096)
+memory = Memory.mmap_fd(f.fileno(), 64 * 4096)
+view = memory.array("u1", (64 * 4096,))
+view[:] = 1
+{before}
+faulthandler.enable()
+f.truncate(4096)
+assert view.sum() == 4096 and memory.faults == 63, memory.faults
+f.truncate(0)
+assert view.sum() == 0 and memory.faults == 64, memory.faults
+view[:] = 2
+assert view.sum() == 2 * 64 * 4096
+print("survived")
+"""
+
+
+@pytest.mark.parametrize("before", ["", "f.truncate(32 * 4096); view[40 * 4096]; faulthandler.disable()"])
+def test_guard_survives_a_handler_that_is_installed_after_it(before: str) -> None:
+    program = HANDLER_AFTER_US.format(before=before)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "survived\n"), done.stderr
+
+
+@pytest.mark.parametrize("fault", [UNGUARDED, "signal.raise_signal(signal.SIGBUS)"], ids=["fault", "signal"])
+def test_what_is_not_the_guard_s_still_ends_the_process_below_a_later_handler(fault: str) -> None:
+    program = FAULT_ELSEWHERE.format(setup="", fault="faulthandler.enable()\n" + fault)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -7, done.stderr
+    assert "Bus error" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("setup", "expected"),
     [("", -7), ("signal.signal(signal.SIGBUS, lambda *a: print('handled'))", 0)],
