@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from .._core import check, checked_timeout, deadline_after, ffi, lib
+from .._core import Leaving, check, checked_timeout, deadline_after, ffi, lib
 from ..errors import (
     BadState,
     DeadObject,
@@ -123,6 +123,7 @@ class ExecutionBurstController:
         self._fallbacks = 0
         self._dropped: deque[Memory | BufferToken] = deque()
         self._final_stats: BurstStats | None = None
+        self._leaving: Leaving | None = None
         # Weakly: listeners are kept until the connection ends, and a controller that is just dropped must not be.
         this = weakref.ref(self)
 
@@ -230,16 +231,21 @@ class ExecutionBurstController:
     def close(self) -> None:
         """End the burst; an execution in flight gets `BadState`, though the service finishes it. Idempotent."""
         self.refuse()
+        self._leaving = self._leaving or Leaving(
+            self._keep_stats, self._unlink, self._context.close, self._close_endpoint, self._forget_all
+        )
+        self._leaving()
+
+    def _keep_stats(self) -> None:
         with self._lock:
-            if self._final_stats is not None:
-                return
-            self._final_stats = read_stats(lib.nnb_client_stats, self._endpoint, self._fallbacks)
-        with contextlib.suppress(NNBurstError):  # dead, or a forked child that must leave its parent's burst alone
-            self._unlink()
-            self._context.close()
+            self._final_stats = self._final_stats or read_stats(lib.nnb_client_stats, self._endpoint, self._fallbacks)
+
+    def _close_endpoint(self) -> None:
         # EDEADLK: this is a signal handler over the execution in flight, which finds the burst closed when it goes on.
         while lib.nnb_client_close(self._endpoint) == -errno.EBUSY:
             time.sleep(0.001)  # the execution in flight has been told to stop; the lock is free for it here
+
+    def _forget_all(self) -> None:
         self._slots.clear()
         self._dropped.clear()
 

@@ -9,7 +9,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from .._core import ffi, lib
+from .._core import ffi, lib, time_left
 from ..errors import BadState, ErrorStatus, InvalidArgument, NNBurstError, ResourceExhausted
 from ..memory import free_closed_buffers
 from ..model import NO_TIMING, ExecutionResult, MeasureTiming
@@ -225,7 +225,7 @@ class Listener:
         if threading.current_thread() is self._thread:
             raise BadState("a burst cannot be closed by its own listener thread; close it from another one")
         self.hang_up()
-        self._thread.join()
+        self._thread.join(time_left())
 
     @property
     def stats(self) -> BurstStats:

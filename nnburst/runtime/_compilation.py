@@ -280,9 +280,10 @@ class Compilation:
     def close(self) -> None:
         """Release the prepared model. Idempotent."""
         self._release_cache()
-        prepared, self._prepared, self._finished = self._prepared, None, True
-        if prepared is not None:
-            prepared.close()
+        self._finished = True
+        if self._prepared is not None:
+            self._prepared.close()
+        self._prepared = None
 
     def __enter__(self) -> Compilation:
         return self

@@ -8,6 +8,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .._core import Leaving
 from ..devices import Device, ResilientDevice, create_device
 from ..errors import BadState, DeviceUnavailable, InvalidArgument
 
@@ -47,14 +48,14 @@ class _LocalBackend:
         self.devices = devices
         self.pid = os.getpid()
         self.alive = True
+        self._leaving = Leaving(*(device.close for device in devices))
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 
     def close(self) -> None:
         self.alive = False
-        for device in self.devices:
-            device.close()
+        self._leaving()
 
 
 class Service:
@@ -106,9 +107,8 @@ class Service:
 
     def close(self) -> None:
         """End the service and everything that it runs. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._backend.close()
+        self._closed = True
+        self._backend.close()  # which does nothing again, unless it was interrupted
 
     def _check_open(self) -> None:
         if self._closed:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._core import checked_timeout
+from .._core import Leaving, checked_timeout, within
 from ..burst import BurstStats
-from ..errors import GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
+from ..errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
 from ..model import ExecutionPreference, ImportedModel, Model, Priority
 from ._arguments import NodeArg
 from ._burst import Burst
-from ._caching import CacheReport, cache_source
+from ._caching import CacheReport, CacheSource, cache_source
 from ._compilation import Compilation, member
 from ._execution import Execution
 from ._import import devices_for, imported
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeArg", "Session"]
 
+_OPENING = 60.0
+"""Seconds for opening a session whose runs have a limit, if the caller names no other."""
 _KEPT = 8
 _MOST_RERUNS = 8
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -61,6 +63,7 @@ class Session:
         InvalidArgument: The model or an argument breaks a rule.
         DeviceUnavailable: No such device, or the service could not start.
         GeneralFailure: No device supports the model.
+        MissedDeadline: Opening took too long.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Session:
         priority: str | Priority = Priority.MEDIUM,
         polling_window: float | None = None,
         timeout: float | None = None,
+        open_timeout: float | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         token: bytes | None = None,
     ) -> None:
@@ -83,9 +87,31 @@ class Session:
         wish = member(ExecutionPreference, preference, "preference")
         rank = member(Priority, priority, "priority")
         self._timeout = checked_timeout(timeout)
+        limit = checked_timeout(open_timeout)
+        if limit is None and self._timeout is not None:
+            limit = max(self._timeout, _OPENING)
         cache = cache_source(cache_dir, token)
-        if isinstance(model, os.PathLike):
-            model = os.fspath(model)
+        source = os.fspath(model) if isinstance(model, os.PathLike) else model
+        within(limit, self._open, source, service, device, wish, rank, polling_window, cache)
+        self._leaving: Leaving | None = None
+        self._idle: list[Execution] = []  # kept by `run`; those that are running are not in it
+        self._rooms: dict[str, int] = {}
+        self._output_indexes = {node.name: i for i, node in enumerate(self._compilation.outputs)}
+        # A session that is dropped does not wait for its end: the collector may run in any thread. Its parts let go of
+        # what they hold in the service by themselves.
+        self._finalizer = weakref.finalize(self, self._burst.controller.hang_up)
+        self._finalizer.atexit = False
+
+    def _open(
+        self,
+        model: Model | str | bytes,
+        service: Service | None,
+        device: str | None,
+        preference: ExecutionPreference,
+        priority: Priority,
+        polling_window: float | None,
+        cache: CacheSource | None,
+    ) -> None:
         with contextlib.ExitStack() as reading, contextlib.ExitStack() as opened:
             self._owned: Service | None = None
             if service is None:
@@ -100,19 +126,12 @@ class Session:
                 chosen, found = reading.enter_context(imported(service, device, model))
                 devices = (chosen,)
             self._compilation = opened.enter_context(Compilation(found, devices))
-            self._compilation.set_preference(wish)
-            self._compilation.set_priority(rank)
+            self._compilation.set_preference(preference)
+            self._compilation.set_priority(priority)
             self._compilation.set_cache_source(cache)
             self._compilation.finish()
             self._burst = Burst(self._compilation, polling_window=polling_window)
             opened.pop_all()
-        self._idle: list[Execution] = []  # kept by `run`; those that are running are not in it
-        self._rooms: dict[str, int] = {}
-        self._output_indexes = {node.name: i for i, node in enumerate(self._compilation.outputs)}
-        # A session that is dropped does not wait for its end: the collector may run in any thread. Its parts let go of
-        # what they hold in the service by themselves.
-        self._finalizer = weakref.finalize(self, self._burst.controller.hang_up)
-        self._finalizer.atexit = False
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -276,18 +295,22 @@ class Session:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return not self._finalizer.alive
+        return self._leaving is not None
 
     def close(self) -> None:
         """Release the burst and the model; a service of the session's own ends. Idempotent."""
-        if self._finalizer.detach() is None:
-            return
-        self._burst.controller.refuse()
         # A service of its own goes first: nobody waits then for what it still does.
-        for part in (self._owned, self._burst, self._compilation):
-            if part is not None:
-                with contextlib.suppress(NNBurstError):  # dead, or a forked child that must leave its parent's alone
-                    part.close()
+        self._leaving = self._leaving or Leaving(
+            self._burst.controller.refuse,
+            self._owned.close if self._owned is not None else lambda: None,
+            self._burst.close,
+            self._compilation.close,
+            self._forget_idle,
+            self._finalizer.detach,
+        )
+        self._leaving()
+
+    def _forget_idle(self) -> None:
         while self._idle:
             self._idle.pop().forget()
 

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import select
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 
 import nnburst
 from nnburst._core import Leaving, time_left, within
-from nnburst.errors import BadState, MissedDeadline
-from nnburst.model import Model, ModelBuilder, OperandType, OperationType
+from nnburst.errors import BadState, InvalidArgument, MissedDeadline
+from nnburst.model import DeviceStatus, Model, ModelBuilder, OperandType, OperationType
+from nnburst.runtime import _session
+from nnburst.service import _launch, _transport
+from nnburst.service._pending import PendingCall
 
 ONE = np.ones(4, np.float32)
+PACKAGE = str(Path(nnburst.__file__).parent)
 
 
 def relu() -> Model:
@@ -190,3 +203,224 @@ def test_forked_child_abandons_what_it_inherits() -> None:
         os._exit(thing.where != os.getpid())
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert thing.where == 0
+
+
+# ---- one budget ----------------------------------------------------------------------------------------------------
+
+
+class Waits:
+    """How long the calls of a thread waited for answers, by what they waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds: list[float] = []
+        wait = PendingCall.wait
+
+        def waiting(pending: PendingCall, timeout: float | None) -> bool:
+            started = time.monotonic()
+            try:
+                return wait(pending, timeout)
+            finally:
+                self.seconds.append(time.monotonic() - started)
+
+        monkeypatch.setattr(PendingCall, "wait", waiting)
+
+
+def test_things_of_a_service_that_does_not_answer_are_closed_within_one_budget(
+    service: nnburst.Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_transport, "LEAVING", 0.2)
+    sessions = [service.session(relu()) for _ in range(3)]
+    executions = [session.bind() for session in sessions]
+    for execution in executions:
+        execution.run()
+    with stopped(service):
+        waits = Waits(monkeypatch)
+        for thing in (*executions, *sessions):
+            thing.close()
+        waited = [seconds for seconds in waits.seconds if seconds >= 0.1]
+        assert len(waits.seconds) >= 6
+        assert len(waited) == 1
+    # It has come to all of them, and is waited for again.
+    again = service.session(relu())
+    waits.seconds.clear()
+    deadline = time.monotonic() + 20
+    connection = service.devices[0]._connection  # type: ignore[attr-defined]
+    while connection._releases and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert not connection._releases
+    again.close()
+    assert service.device("nnburst-reference").status is DeviceStatus.AVAILABLE
+
+
+def test_stopped_service_is_killed_when_leaving_has_taken_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_transport, "LEAVING", 0.1)
+    given: list[float] = []
+    reap = _launch._reap
+    monkeypatch.setattr(_launch, "_reap", lambda process, seconds: (given.append(seconds), reap(process, seconds)))
+    service = nnburst.launch(devices=["nnburst-reference"])
+    session = service.session(relu())
+    pidfd = os.pidfd_open(service.pid)
+    os.kill(service.pid, signal.SIGSTOP)
+    session.close()
+    service.close()
+    assert not service.alive
+    assert given == [0.0]
+    assert select.select([pidfd], [], [], 0)[0]
+    os.close(pidfd)
+
+
+def test_sessions_are_opened_within_the_limit_that_is_named(service: nnburst.Service) -> None:
+    with stopped(service):
+        for kind in ("plain", "with a limit of the runs"):
+            with pytest.raises(MissedDeadline):
+                service.session(relu(), open_timeout=0.1, timeout=None if kind == "plain" else 5)
+    with pytest.raises(InvalidArgument):
+        service.session(relu(), open_timeout=-1)
+
+
+def test_limit_of_runs_also_limits_opening(service: nnburst.Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_session, "_OPENING", 0.1)
+    with stopped(service), pytest.raises(MissedDeadline):
+        service.session(relu(), timeout=0.01)
+    service.session(relu(), timeout=0.01).close()
+
+
+# ---- interrupts ----------------------------------------------------------------------------------------------------
+
+
+class InterruptAt:
+    """Raises KeyboardInterrupt in this thread at the nth line of the package that is reached."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __enter__(self) -> InterruptAt:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> object:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt  # which ends the tracing, too
+        return self._trace
+
+
+def interrupt_everywhere(open_one: Callable[[], Any], close: Callable[[Any], None], step: int = 1) -> int:
+    """Interrupt ``close`` at every line (every `step`th) that it reaches, then call it again. Returns how many."""
+    count = 1
+    while True:
+        thing = open_one()
+        with InterruptAt(count) as interrupt:
+            try:
+                close(thing)
+            except KeyboardInterrupt:
+                pass
+        close(thing)
+        if interrupt.left > 0:
+            return count
+        count += step
+
+
+def leftovers() -> tuple[int, int]:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def settle(before: tuple[int, int]) -> None:
+    deadline = time.monotonic() + 20
+    while leftovers() != before and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert leftovers() == before
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # swallowed in a finaliser
+@pytest.mark.parametrize("where", ["a service", "in process"])
+def test_session_whose_close_is_interrupted_at_any_line_leaves_nothing(where: str) -> None:
+    with (nnburst.launch if where == "a service" else nnburst.in_process)(devices=["nnburst-reference"]) as service:
+        warm = service.session(relu())
+        warm.run(None, {"x": ONE})
+        warm.close()
+        before = leftovers()
+        there = len(os.listdir(f"/proc/{service.pid}/fd"))
+
+        def open_one() -> nnburst.Session:
+            session = service.session(relu())
+            session.run(None, {"x": ONE})
+            return session
+
+        lines = interrupt_everywhere(open_one, nnburst.Session.close)
+        assert lines > 50
+        settle(before)
+        deadline = time.monotonic() + 20
+        while len(os.listdir(f"/proc/{service.pid}/fd")) > there + 2 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert len(os.listdir(f"/proc/{service.pid}/fd")) <= there + 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_service_whose_close_is_interrupted_at_any_line_ends() -> None:
+    nnburst.launch(devices=["nnburst-noop"]).close()
+    before = leftovers()
+    pidfds: list[int] = []
+
+    def open_one() -> nnburst.Service:
+        service = nnburst.launch(devices=["nnburst-noop"])
+        pidfds.append(os.pidfd_open(service.pid))
+        return service
+
+    interrupt_everywhere(open_one, nnburst.Service.close, step=7)
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], 20)[0]
+        os.close(pidfd)
+    settle(before)
+
+
+STORM = """
+import os, random, signal, sys, threading, time
+import nnburst
+random.seed(int(sys.argv[1]))
+b = nnburst.ModelBuilder()
+x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (4,))
+b.output("y", b.add(nnburst.OperationType.RELU, [x]))
+model = b.build()
+import numpy as np
+def interrupt(*_): raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+def left(): return len(os.listdir("/proc/self/fd")), threading.active_count()
+nnburst.Session(model).close()
+before = left()
+for i in range(12):
+    session = nnburst.Session(model)
+    session.run(None, {"x": np.ones(4, np.float32)})
+    signal.setitimer(signal.ITIMER_REAL, 0.0001 + random.random() * 0.02, 0.003)
+    for _ in range(2):
+        try:
+            session.close()
+            break
+        except KeyboardInterrupt:
+            pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    session.close()
+    end = time.monotonic() + 20
+    while left() != before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert left() == before, (left(), before, [t.name for t in threading.enumerate()])
+    try:
+        raise AssertionError(f"a child is left: {os.waitpid(-1, os.WNOHANG)}")
+    except ChildProcessError:
+        pass
+print("nothing left")
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_storm_of_interrupts_over_close_leaves_nothing(seed: int) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", STORM, str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "nothing left", done.stderr
