@@ -16,6 +16,7 @@ from ._interfaces import (
 )
 from ._server import ExecutionBurstServer
 from ._slots import SlotTable
+from ._stats import ServerStats
 from ._window import CHANNEL_LENGTH, DATUM, default_polling_window
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "ExecutionResult",
     "GuardedPlan",
     "PlanBurstExecutor",
+    "ServerStats",
     "SlotTable",
     "SupportsExecute",
     "consistent_result",

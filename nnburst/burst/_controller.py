@@ -28,7 +28,7 @@ from ..model import NO_TIMING, BufferToken, ExecutionResult, MeasureTiming, RunO
 from ._endpoint import c_request, open_channel, python_result
 from ._interfaces import consistent_result
 from ._slots import SlotTable
-from ._stats import BurstStats, read_stats
+from ._stats import BurstStats, client_stats
 from ._window import CHANNEL_LENGTH, DATUM, window_ns
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class ExecutionBurstController:
     def stats(self) -> BurstStats:
         """Counters of the client's end."""
         with self._lock:
-            return self._final_stats or read_stats(lib.nnb_client_stats, self._endpoint, self._fallbacks)
+            return self._final_stats or client_stats(self._endpoint, self._fallbacks)
 
     @property
     def closed(self) -> bool:
@@ -238,7 +238,7 @@ class ExecutionBurstController:
 
     def _keep_stats(self) -> None:
         with self._lock:
-            self._final_stats = self._final_stats or read_stats(lib.nnb_client_stats, self._endpoint, self._fallbacks)
+            self._final_stats = self._final_stats or client_stats(self._endpoint, self._fallbacks)
 
     def _close_endpoint(self) -> None:
         # EDEADLK: this is a signal handler over the execution in flight, which finds the burst closed when it goes on.

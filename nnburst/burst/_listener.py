@@ -15,7 +15,7 @@ from ..memory import free_closed_buffers
 from ..model import NO_TIMING, ExecutionResult, MeasureTiming
 from ._endpoint import c_result, python_request
 from ._interfaces import BoundPlan, BurstCallback, BurstExecutorWithCache, GuardedPlan
-from ._stats import BurstStats, read_stats
+from ._stats import ServerStats, server_stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +51,7 @@ class Listener:
         self._slots_lock = threading.RLock()
         self._freed_meanwhile: set[int] | None = None
         self._plans_lock = threading.RLock()  # keeping a plan against freeing a slot that it uses
-        self._final_stats: BurstStats | None = None
+        self._final_stats: ServerStats | None = None
         self._thread = threading.Thread(target=self._run, name="nnburst-listener", daemon=True)
         _LISTENERS.add(self)
         try:
@@ -67,7 +67,7 @@ class Listener:
         try:
             self._listen()
         finally:
-            self._final_stats = read_stats(lib.nnb_server_stats, self._endpoint)
+            self._final_stats = server_stats(self._endpoint)
             self._endpoint = ffi.NULL  # destroyed with the last reference
             self._plans, self._guarded = [], {}
             _LISTENERS.discard(self)
@@ -228,9 +228,9 @@ class Listener:
         self._thread.join(time_left())
 
     @property
-    def stats(self) -> BurstStats:
+    def stats(self) -> ServerStats:
         endpoint = self._endpoint
-        return self._final_stats or read_stats(lib.nnb_server_stats, endpoint)
+        return self._final_stats or server_stats(endpoint)
 
     @property
     def alive(self) -> bool:

@@ -16,7 +16,7 @@ from ._window import window_ns
 if TYPE_CHECKING:
     from ..fmq import MQDescriptor
     from ._interfaces import SupportsExecute
-    from ._stats import BurstStats
+    from ._stats import ServerStats
 
 __all__ = ["ExecutionBurstServer"]
 
@@ -84,7 +84,7 @@ class ExecutionBurstServer(BurstContext):
         self._listener.close()
 
     @property
-    def stats(self) -> BurstStats:
+    def stats(self) -> ServerStats:
         """Counters since `create`."""
         return self._listener.stats
 

@@ -2,57 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .._core import ffi
+from .._core import ffi, lib
 
 if TYPE_CHECKING:
     from .._core._nnburst import CData
 
-__all__ = ["BurstStats", "read_stats"]
+__all__ = ["BurstStats", "ServerStats", "client_stats", "server_stats"]
 
 
 @dataclass(frozen=True, slots=True)
 class BurstStats:
-    """What one end of a burst has done since it was created. All are counts.
+    """What the client's end of a burst has done since it was created. All are counts.
 
     Attributes:
-        sent: Packets sent.
-        received: Packets received.
-        sleeps: Futex waits; none while packets arrive within the polling window.
-        wakes: Futex wakes; none while the peer polls.
-        malformed: Packets that were refused.
+        sent: Requests sent.
+        received: Results received.
+        sleeps: Futex waits; none while results arrive within the polling window.
+        wakes: Futex wakes; none while the service polls.
+        malformed: Results that were refused.
         dropped: Results that came after their request had been given up, or that nobody asked for.
-        plan_hits: Server: requests that were already bound.
-        plan_misses: Server: requests that had to be decoded and bound.
-        fallbacks: Client: executions that took the path without a burst because the channel had no room.
+        fallbacks: Executions that took the path without a burst because the channel had no room.
     """
 
-    sent: int = 0
-    received: int = 0
-    sleeps: int = 0
-    wakes: int = 0
-    malformed: int = 0
-    dropped: int = 0
-    plan_hits: int = 0
-    plan_misses: int = 0
-    fallbacks: int = 0
+    sent: int
+    received: int
+    sleeps: int
+    wakes: int
+    malformed: int
+    dropped: int
+    fallbacks: int
 
 
-def read_stats(function: Callable[[CData, CData], None], endpoint: CData, fallbacks: int = 0) -> BurstStats:
-    """Read the counters of a C endpoint."""
+@dataclass(frozen=True, slots=True)
+class ServerStats:
+    """What the server's end of a burst has done since it was created. All are counts.
+
+    Attributes:
+        sent: Results sent.
+        received: Requests received.
+        sleeps: Futex waits; none while requests arrive within the polling window.
+        wakes: Futex wakes; none while the client polls.
+        malformed: Requests that were refused.
+        plan_hits: Requests that were already bound.
+        plan_misses: Requests that had to be decoded and bound.
+    """
+
+    sent: int
+    received: int
+    sleeps: int
+    wakes: int
+    malformed: int
+    plan_hits: int
+    plan_misses: int
+
+
+def client_stats(endpoint: CData, fallbacks: int) -> BurstStats:
+    """Read the counters of a client's endpoint."""
     raw = ffi.new("nnb_stats *")
-    function(endpoint, raw)
-    return BurstStats(
-        raw.sent,
-        raw.received,
-        raw.sleeps,
-        raw.wakes,
-        raw.malformed,
-        raw.dropped,
-        raw.plan_hits,
-        raw.plan_misses,
-        fallbacks,
-    )
+    lib.nnb_client_stats(endpoint, raw)
+    return BurstStats(raw.sent, raw.received, raw.sleeps, raw.wakes, raw.malformed, raw.dropped, fallbacks)
+
+
+def server_stats(endpoint: CData) -> ServerStats:
+    """Read the counters of a server's endpoint."""
+    raw = ffi.new("nnb_stats *")
+    lib.nnb_server_stats(endpoint, raw)
+    return ServerStats(raw.sent, raw.received, raw.sleeps, raw.wakes, raw.malformed, raw.plan_hits, raw.plan_misses)

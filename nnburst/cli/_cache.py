@@ -45,8 +45,8 @@ def _scaled(what: str, units: dict[str, int]) -> Callable[[click.Context, click.
 
 @click.group()
 @click.option(
-    "--dir", "directory", type=click.Path(file_okay=False, path_type=Path), default=None,
-    help="The cache directory [default: NNBURST_CACHE_DIR, else the user's cache].",
+    "--dir", "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None,
+    help="The cache directory, which exists [default: NNBURST_CACHE_DIR, else the user's cache].",
 )  # fmt: skip
 @click.pass_context
 def cache(context: click.Context, directory: Path | None) -> None:
@@ -135,14 +135,15 @@ def ls(directory: Cache, as_json: bool, device: str | None, sort: str, stale: bo
 
 @cache.command()
 @click.option("--quick", is_flag=True, help="Only names, modes, headers and lengths.")
-@click.option("--fix", is_flag=True, help="Remove what is not good.")
+@click.option("--fix", is_flag=True, help="Remove entries that are not good.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.argument("ids", nargs=-1)
 @click.pass_obj
-def verify(directory: Cache, quick: bool, fix: bool, ids: tuple[str, ...]) -> None:
-    """Check entries: all, or those whose names begin so.
+def verify(directory: Cache, quick: bool, fix: bool, as_json: bool, ids: tuple[str, ...]) -> None:
+    """Check entries: all, or those whose names begin with IDS.
 
-    Without --quick the devices are asked, as they would be for a compilation, with the key and the trust store of this
-    user. A service under another user has its own: then only --quick says something here.
+    Without --quick each entry is checked as the devices would check it, with the key and the trust store of this user.
+    A service under another user has its own: then only --quick tells anything here.
     """
     from ..cache import CacheReason, CacheRejected, TrustStore, check_entry
 
@@ -157,6 +158,7 @@ def verify(directory: Cache, quick: bool, fix: bool, ids: tuple[str, ...]) -> No
         except CacheRejected as error:
             no_store = str(error)
     epochs, bad = _epochs(), 0
+    rows: list[dict[str, str]] = []
     for info in infos:
         try:
             with contextlib.closing(directory.files_of(info)) as opened:
@@ -171,10 +173,15 @@ def verify(directory: Cache, quick: bool, fix: bool, ids: tuple[str, ...]) -> No
                 bad += 1
                 if fix:
                     verdict += ", removed" if directory.remove(info.entry, info.generation) >= 0 else ", in use"
-        click.echo(f"{info.entry[:12]} {info.device:24} {verdict}")
+        rows.append({"entry": info.entry, "device": info.device, "verdict": verdict})
     if store is not None:
         store.close()
-    click.echo(f"{len(infos)} entries, {bad} not good")
+    if as_json:
+        click.echo(json.dumps({"entries": rows, "bad": bad}, indent=1))
+    else:
+        for row in rows:
+            click.echo(f"{row['entry'][:12]} {row['device']:24} {row['verdict']}")
+        click.echo(f"{len(infos)} entries, {bad} not good")
     if bad:
         raise SystemExit(_INVALID)
     if no_store:
@@ -267,10 +274,15 @@ def unpin(directory: Cache, ids: tuple[str, ...]) -> None:
 
 
 @cache.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_obj
-def path(directory: Cache) -> None:
+def path(directory: Cache, as_json: bool) -> None:
     """Say where compilations are kept, and where a service of this user keeps its key and trust store."""
     from ..cache import default_state_directory
 
     with _readable(directory):
-        click.echo(f"cache {directory.path}\nstate {default_state_directory()}")
+        places = {"cache": str(directory.path), "state": str(default_state_directory())}
+    if as_json:
+        click.echo(json.dumps(places, indent=1))
+    else:
+        click.echo("\n".join(f"{what} {place}" for what, place in places.items()))

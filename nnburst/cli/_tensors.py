@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import InvalidArgument
 from ..runtime import NodeArg
 
-__all__ = ["describe", "load_arrays", "made_up", "parse_pairs", "parse_shapes"]
+__all__ = ["as_row", "describe", "load_arrays", "made_up", "parse_pairs", "parse_shapes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -23,6 +23,12 @@ def describe(argument: NodeArg) -> str:
     """An argument in one line: name, type and shape."""
     shape = "any shape" if argument.shape is None else f"[{', '.join(str(d or '?') for d in argument.shape)}]"
     return f"{argument.name}: {argument.dtype.name} {shape}"
+
+
+def as_row(argument: NodeArg) -> dict[str, Any]:
+    """An argument as JSON has it; the shape is null where any rank will do."""
+    shape = None if argument.shape is None else list(argument.shape)
+    return {"name": argument.name, "dtype": argument.dtype.name, "shape": shape}
 
 
 def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, str]:

@@ -159,3 +159,19 @@ def test_bench_of_a_model_that_cannot_run_says_why(tmp_path: Path) -> None:
     done = nnburst("bench", "--model", save(bits, tmp_path / "m.onnx"))
     assert done.exit_code == 1
     assert "does not run in this process" in done.output
+
+
+def test_run_gives_json(model: str, tmp_path: Path) -> None:
+    shown = json.loads(nnburst("run", model, "--show", "--json").output)
+    assert shown == {
+        "inputs": [{"name": "x", "dtype": "float32", "shape": ["n", 16]}],
+        "outputs": [{"name": "y", "dtype": "float32", "shape": ["n", 16]}],
+    }
+    x = np.ones((1, 16), np.float32)
+    np.save(tmp_path / "x.npy", x)
+    (output,) = json.loads(nnburst("run", model, "--input", f"x={tmp_path / 'x.npy'}", "--json").output)["outputs"]
+    assert np.allclose(output.pop("values"), in_process(model, {"x": x})[0])
+    assert output == {"name": "y", "dtype": "float32", "shape": [1, 16]}
+    target = tmp_path / "y.npy"
+    done = nnburst("run", model, "--random", "--json", "--output", f"y={target}")
+    assert json.loads(done.output)["outputs"][0]["file"] == str(target)

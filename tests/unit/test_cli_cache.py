@@ -108,7 +108,10 @@ def test_manifest_that_says_odd_numbers(directory: Path, name: str, value: str) 
 
 
 def test_ls_of_nothing_and_of_what_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir(mode=0o700)
     assert "0 entries" in call(tmp_path / "none", "ls").output
+    unused = CliRunner(env={"NNBURST_CACHE_DIR": str(tmp_path / "not yet")}).invoke(main, ["cache", "ls"])
+    assert "0 entries" in unused.output
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     call(tmp_path / "open", "ls", code=3)
@@ -179,5 +182,14 @@ def test_prune_leaves_what_is_in_use(directory: Path) -> None:
 def test_stats_and_path(directory: Path, tmp_path: Path) -> None:
     assert json.loads(call(directory, "stats", "--json").output) == {"HIT": 1, "SAVED": 2}
     assert "SAVED" in call(directory, "stats").output
+    (tmp_path / "none").mkdir(mode=0o700)
     assert "nothing was counted" in call(tmp_path / "none", "stats").output
     assert call(directory, "path").output.splitlines() == [f"cache {directory}", f"state {tmp_path / 'state'}"]
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "stats", "path", "prune"])
+def test_directory_that_does_not_exist_is_a_usage_error(command: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["cache", "--dir", str(tmp_path / "nope"), command])
+    assert result.exit_code == 2
+    assert "does not exist" in result.output
+    assert not (tmp_path / "nope").exists()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,8 +16,9 @@ from click.testing import CliRunner
 
 from nnburst.cli import main
 from nnburst.cli._main import COMMANDS
-from nnburst.cli.doctor import CHECKS, Finding, Level
+from nnburst.cli.doctor import CHECKS, Finding, Level, all_checks
 from nnburst.cli.doctor import _checks as checks
+from nnburst.devices import device_names
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,7 +58,7 @@ def test_unknown_command_is_a_usage_error() -> None:
 def test_doctor_ends_with_one_line_that_counts_the_findings() -> None:
     result = CliRunner().invoke(main, ["doctor"])
     counts = dict(pair.split("=") for pair in result.stdout.splitlines()[-1].removeprefix("doctor: ").split())
-    assert sum(map(int, counts.values())) == len(CHECKS)
+    assert sum(map(int, counts.values())) == len(all_checks())
     assert result.exit_code == (1 if int(counts["fail"]) else 0), result.stdout
     assert counts["fail"] == "0", result.stdout
 
@@ -69,6 +73,61 @@ def test_doctor_fails_and_goes_on_when_a_check_raises(monkeypatch: pytest.Monkey
     assert "no such call [here]" in result.stdout
     assert "limits" in result.stdout
     assert "fail=1" in result.stdout.splitlines()[-1]
+
+
+def test_doctor_opens_each_device_and_imports_each_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "CHECKS", {})
+    result = CliRunner().invoke(main, ["doctor", "--json"])
+    found = json.loads(result.stdout)
+    rows = {row["check"]: row for row in found["checks"]}
+    assert rows.keys() == {f"device {name}" for name in device_names()} | {"extra onnx", "extra bench"}
+    assert found["ok"] == len(rows) == sum(row["level"] == "ok" for row in rows.values())
+    assert all("opens in a service" in rows[f"device {name}"]["found"] for name in device_names())
+
+
+def test_doctor_says_why_a_device_does_not_open() -> None:
+    finding = checks.check_device("nnburst-nothing")
+    assert finding.level is Level.WARN
+    assert "no device 'nnburst-nothing'" in finding.remedy
+
+
+BROKEN = {"raises": "raise OSError('this wheel is broken')", "crashes": "import os; os.abort()"}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_doctor_survives_a_broken_extra(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_extra.py").write_text(BROKEN[how])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(checks.EXTRAS, "broken", ("numpy", "broken_extra"))
+    finding = checks.check_extra("broken")
+    assert finding.level is Level.FAIL
+    assert re.fullmatch(r"numpy \S+, broken_extra: cannot be imported", finding.found)
+    assert ("this wheel is broken" in finding.remedy) == (how == "raises")
+
+
+def test_doctor_says_what_installs_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(checks.EXTRAS, "more", ("nnburst_missing_module",))
+    assert checks.check_extra("more") == Finding(
+        Level.OK, "nnburst_missing_module missing (pip install 'nnburst[more]')"
+    )
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+WRITERS = {("cache", "pin"), ("cache", "unpin"), ("cache", "prune"), ("demo",)}
+
+
+def test_every_command_that_reads_has_json() -> None:
+    without = {path for path, command in commands(main) if "--json" not in {o for p in command.params for o in p.opts}}
+    assert without == WRITERS
 
 
 def test_doctor_warns_of_a_single_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,21 @@ import os
 import platform
 import resource
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-__all__ = ["CHECKS", "Finding", "Level", "run_check"]
+__all__ = ["CHECKS", "EXTRAS", "Finding", "Level", "all_checks", "run_check"]
 
 DEPENDENCIES = ("cffi", "numpy", "posix_ipc", "cryptography", "msgspec", "click", "rich")
+EXTRAS = {
+    "onnx": ("onnxruntime", "onnx"),
+    "bench": ("zmq", "pynng", "iceoryx2", "faster_fifo", "matplotlib"),
+}
 ENOUGH_SHM = 64 << 20
 ENOUGH_FDS = 1024
 
@@ -92,14 +99,38 @@ def check_extension() -> Finding:
     return _ok(str(Path(getattr(_core.lib, "__file__", None) or _core.__file__).parent))
 
 
-def check_devices() -> Finding:
-    """The devices of this installation."""
-    from nnburst.devices import device_names
+def check_device(name: str) -> Finding:
+    """A device opens in a service process of its own."""
+    from nnburst.errors import DeviceUnavailable
+    from nnburst.runtime import launch
 
-    names = list(device_names())
-    if not names:
-        return Finding(Level.FAIL, "no devices", "Reinstall nnburst: its entry points are missing.")
-    return _ok(", ".join(names))
+    try:
+        with launch(devices=[name]) as service:
+            return _ok(f"opens in a service: {service.devices[0].version_string}")
+    except DeviceUnavailable as error:
+        return Finding(Level.WARN, "cannot be opened", str(error))
+
+
+def check_extra(extra: str) -> Finding:
+    """The modules of an extra can be imported: in a process of their own, since a broken one may end it."""
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from importlib import import_module\n"
+        f"for name in {EXTRAS[extra]}:\n"
+        "    print(name, end=' ', flush=True)\n"
+        "    try: print(getattr(import_module(name), '__version__', ''))\n"
+        "    except ModuleNotFoundError as error:\n"
+        "        if error.name != name: raise\n"
+        "        print('missing')\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    lines = done.stdout.splitlines()
+    found = ", ".join(line.strip() for line in lines) or "nothing"
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
+        return Finding(Level.FAIL, f"{found}: cannot be imported", f"Reinstall it. It says: {last}")
+    if any(line.endswith(" missing") for line in lines):
+        return _ok(f"{found} (pip install 'nnburst[{extra}]')")
+    return _ok(found)
 
 
 def check_cpus() -> Finding:
@@ -244,7 +275,6 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "system": check_system,
     "packages": check_packages,
     "C extension": check_extension,
-    "devices": check_devices,
     "CPUs": check_cpus,
     "frequency": check_frequency,
     "clock": check_clock,
@@ -255,6 +285,15 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "shared memory": check_shm,
     "limits": check_limits,
 }
+
+
+def all_checks() -> dict[str, Callable[[], Finding]]:
+    """The table, with a check for each device and each extra of this installation."""
+    from nnburst.devices import device_names
+
+    devices = {f"device {name}": partial(check_device, name) for name in device_names()}
+    extras = {f"extra {name}": partial(check_extra, name) for name in EXTRAS}
+    return {**CHECKS, **devices, **extras}
 
 
 def run_check(check: Callable[[], Finding]) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ __all__ = ["run"]
 @click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input that is made up.")
 @click.option("--device", default=None, help="Device that runs the model [default: the one that reads such files].")
 @click.option("--show", is_flag=True, help="Only print what the model takes and gives.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def run(
     model: str,
     inputs: tuple[str, ...],
@@ -32,6 +34,7 @@ def run(
     shapes: tuple[str, ...],
     device: str | None,
     show: bool,
+    as_json: bool,
 ) -> None:
     """Run a model file once, in a service process, and print or save its outputs.
 
@@ -46,18 +49,23 @@ def run(
         arrays, files = load_arrays(inputs), _targets(parse_pairs(outputs, "--output"))
         with Session(model, device=device) as session:
             if show:
-                _show(session)
+                _show(session, as_json)
             else:
-                _run(session, arrays, files, fill, shapes)
+                _run(session, arrays, files, fill, shapes, as_json)
     except NNBurstError as error:
         raise click.ClickException(f"{type(error).__name__}: {error}") from error
 
 
-def _show(session: Session) -> None:
-    from .._tensors import describe
+def _show(session: Session, as_json: bool) -> None:
+    from .._tensors import as_row, describe
 
-    for kind, arguments in (("input", session.get_inputs()), ("output", session.get_outputs())):
-        for argument in arguments:
+    arguments = {"input": session.get_inputs(), "output": session.get_outputs()}
+    if as_json:
+        rows = {f"{kind}s": [as_row(argument) for argument in found] for kind, found in arguments.items()}
+        click.echo(json.dumps(rows, indent=1))
+        return
+    for kind, found in arguments.items():
+        for argument in found:
             click.echo(f"{kind:6} {describe(argument)}")
 
 
@@ -77,7 +85,14 @@ def _targets(files: dict[str, str]) -> dict[str, Path]:
     return targets
 
 
-def _run(session: Session, arrays: dict[str, Any], files: dict[str, Path], fill: bool, shapes: tuple[str, ...]) -> None:
+def _run(
+    session: Session,
+    arrays: dict[str, Any],
+    files: dict[str, Path],
+    fill: bool,
+    shapes: tuple[str, ...],
+    as_json: bool,
+) -> None:
     import numpy as np
 
     from .._tensors import describe, made_up, parse_shapes
@@ -93,11 +108,19 @@ def _run(session: Session, arrays: dict[str, Any], files: dict[str, Path], fill:
         wanted = "; ".join(describe(argument) for argument in missing)
         raise InvalidArgument(f"give --input NAME=FILE.npy for each of: {wanted}; or make them up with --random")
     arrays |= made_up(missing, parse_shapes(shapes))
+    rows = []
     for name, array in zip(names, session.run(None, arrays), strict=True):
+        row = {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)}
         if name in files:
             with writing(files[name]), open(files[name], "wb") as file:
                 np.save(file, array)  # into exactly this file, whatever its name ends with
-            click.echo(f"{name}: {array.dtype.name} {list(array.shape)} saved to {files[name]}")
+            rows.append(row | {"file": str(files[name])})
         else:
-            click.echo(f"{name}: {array.dtype.name} {list(array.shape)}")
-            click.echo(np.array2string(array, threshold=40, precision=6))
+            rows.append(row | {"values": array.tolist()})
+        if not as_json:
+            saved = f" saved to {files[name]}" if name in files else ""
+            click.echo(f"{name}: {row['dtype']} {row['shape']}{saved}")
+            if name not in files:
+                click.echo(np.array2string(array, threshold=40, precision=6))
+    if as_json:
+        click.echo(json.dumps({"outputs": rows}))
