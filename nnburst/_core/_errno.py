@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import numbers
 import os
 import time
@@ -78,34 +77,33 @@ def is_real(value: object) -> bool:
     return isinstance(value, numbers.Real)
 
 
-def checked_timeout(seconds: float | None, *, zero: bool = False) -> float | None:
-    """Return `seconds` if it can limit a wait; with `zero`, 0 means no limit and becomes None.
+def checked_timeout(seconds: float | None) -> float | None:
+    """Return `seconds` if it can limit a wait. Timeouts mean the same everywhere.
+
+    None is no limit; 0 is "only what is ready now", without waiting; other numbers are seconds.
 
     Raises:
-        InvalidArgument: It is no number, negative, or 0 without `zero`.
+        InvalidArgument: It is not a number, or negative.
     """
-    if seconds is None or (zero and seconds == 0):
-        return None
-    if is_real(seconds) and seconds > 0:
-        return float(seconds)
-    raise InvalidArgument(f"timeout={seconds!r}: give seconds > 0, or None to wait without end")
+    if seconds is None or (is_real(seconds) and seconds >= 0):  # which no NaN is
+        return None if seconds is None else float(seconds)
+    raise InvalidArgument(
+        f"timeout={seconds!r}: give seconds, 0 for what is ready now, or None to wait without a limit"
+    )
 
 
 def deadline_after(timeout: float | None) -> int:
     """Turn seconds from now into what the C core takes: absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
 
-    A timeout that is not positive gives a deadline in the past: one attempt is made, nothing is waited for.
+    A timeout of 0 gives a deadline in the past: one attempt is made, nothing is waited for.
 
     Raises:
-        InvalidArgument: `timeout` is not a number.
+        InvalidArgument: It is not a timeout (`checked_timeout`).
     """
-    if timeout is None or timeout * 1e9 >= _FOREVER_NS:
+    seconds = checked_timeout(timeout)
+    if seconds is None or seconds * 1e9 >= _FOREVER_NS:
         return 0
-    if math.isnan(timeout):
-        raise InvalidArgument("timeout is not a number; pass seconds, or None to wait without end")
-    if timeout <= 0:
-        return 1
-    return time.monotonic_ns() + max(int(timeout * 1e9), 1)
+    return time.monotonic_ns() + max(int(seconds * 1e9), 1) if seconds else 1
 
 
 def header_digest() -> str:

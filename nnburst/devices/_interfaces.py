@@ -151,10 +151,11 @@ class Buffer(abc.ABC):
     """A driver-managed buffer (facts sheet `memory.md` §5). Context manager; closing frees it once nobody uses it.
 
     Attributes:
-        timeout: Seconds that a copy may take if the device is in another process; then `MissedDeadline`.
+        timeout: Seconds that a copy may take if the device is in another process, then `MissedDeadline`; None for no
+            limit.
     """
 
-    timeout: float = 60.0
+    timeout: float | None = 60.0
 
     @property
     @abc.abstractmethod

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._core import deadline_after, is_real
+from .._core import Leaving, deadline_after, is_real
 from ..burst import BoundRequest, ExecutionBurstController
 from ..errors import (
     BadState,
@@ -137,6 +137,7 @@ class Execution(BoundRequest):
         "_keep",
         "_known",
         "_layout",
+        "_leaving",
         "_lock",
         "_operands",
         "_prepared",
@@ -176,6 +177,7 @@ class Execution(BoundRequest):
         self._known: dict[ExecutionBurstController, list[Memory | BufferToken]] = {}  # what each burst has slots for
         self._finalizer = weakref.finalize(self, _drop, self._known)
         self._finalizer.atexit = False
+        self._leaving: Leaving | None = None
 
     # ---- shared arrays ---------------------------------------------------------------------------------------
 
@@ -539,6 +541,7 @@ class Execution(BoundRequest):
                     view[:] = np.ascontiguousarray(argument.array).reshape(-1).view(np.uint8)
             try:
                 run()
+                shapes = self.output_shapes
             except BadState:  # it has not run
                 after = before
                 raise
@@ -546,7 +549,7 @@ class Execution(BoundRequest):
                 if not isinstance(error, InvalidArgument):  # that is refused before anything is touched
                     self._note_outputs(None)
                 raise
-            self._note_outputs(self.output_shapes)
+            self._note_outputs(shapes)
             for argument, view in zip(self._in_order("output"), layout.outputs, strict=True):
                 if argument.array is not None and view is not None:
                     argument.array.reshape(-1).view(np.uint8)[:] = view
@@ -677,19 +680,14 @@ class Execution(BoundRequest):
         self._end(ExecutionBurstController.forget)
 
     def _end(self, give_back: Callable[[ExecutionBurstController, Memory | BufferToken], object]) -> None:
-        if self._finalizer.detach() is None:
-            return
+        if self._leaving is None:
+            known = [(controller, pool) for controller, pools in self._known.items() for pool in pools]
+            own = [] if self._layout is None or self._layout.memory is None else [self._layout.memory.close]
+            states = [state.close for state in self._states.values()]
+            self._leaving = Leaving(*(partial(give_back, *pair) for pair in known), *own, *states)
         self._run = _closed
-        try:
-            for controller, pools in self._known.items():
-                for pool in pools:
-                    give_back(controller, pool)
-        finally:
-            self._known.clear()
-            if self._layout is not None and self._layout.memory is not None:
-                self._layout.memory.close()
-            for state in self._states.values():
-                state.close()
+        self._finalizer.detach()
+        self._leaving()
 
     def _forget_memory(self) -> None:
         """Give back what a run needed, as the arrays are the caller's."""

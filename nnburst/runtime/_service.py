@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .._core import Leaving
 from ..devices import Device, ResilientDevice, create_device
 from ..errors import BadState, DeviceUnavailable, InvalidArgument
+from ..model import ExecutionPreference, Priority
 
 if TYPE_CHECKING:
     import os
@@ -99,11 +100,34 @@ class Service:
         """Call `on_death` once when the service process ends. Returns a function that unlinks."""
         return self._backend.link_to_death(on_death)
 
-    def session(self, model: Model | str | os.PathLike[str] | bytes, **options: Any) -> Session:
-        """Open a session on this service; the arguments are those of `Session`, without ``service``."""
+    def session(
+        self,
+        model: Model | str | os.PathLike[str] | bytes,
+        *,
+        device: str | None = None,
+        preference: str | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        priority: str | Priority = Priority.MEDIUM,
+        polling_window: float | None = None,
+        timeout: float | None = None,
+        open_timeout: float | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        token: bytes | None = None,
+    ) -> Session:
+        """Open a session on this service; the arguments are those of `Session`."""
         from ._session import Session
 
-        return Session(model, service=self, **options)
+        return Session(
+            model,
+            service=self,
+            device=device,
+            preference=preference,
+            priority=priority,
+            polling_window=polling_window,
+            timeout=timeout,
+            open_timeout=open_timeout,
+            cache_dir=cache_dir,
+            token=token,
+        )
 
     def close(self) -> None:
         """End the service and everything that it runs. Idempotent."""

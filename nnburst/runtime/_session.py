@@ -6,6 +6,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,6 +56,8 @@ class Session:
         priority: ``"low"``, ``"medium"`` or ``"high"``. It does nothing yet but reach the device.
         polling_window: As for `Burst`.
         timeout: Seconds that one run may take; None for no limit, 0 for an answer that is there at once.
+        open_timeout: Seconds that opening may take, with the start of a service of its own. None is no limit, but a
+            minute if `timeout` is given and not longer.
         cache_dir: Directory where the result of compiling is kept and restored from; None: not cached, unless there is
             a token: then the user's cache directory. See `Compilation.set_caching` and `cache_report`.
         token: 32 bytes that differ for models that differ; None: made from the model itself.
@@ -164,8 +167,11 @@ class Session:
             execution.run()
             outputs = execution.copied()
         except OutputInsufficientSize as error:
-            outputs, execution = self._with_more_room(execution, error)
-        finally:
+            outputs = self._with_more_room(execution, error)
+        except BaseException:
+            self._idle.append(execution)
+            raise
+        else:
             self._idle.append(execution)
         return outputs if wanted is None else [outputs[i] for i in wanted]
 
@@ -192,22 +198,24 @@ class Session:
     def _kept(self, shapes: Mapping[str, Sequence[int]]) -> Execution:
         return self._burst.bind(shapes=shapes, timeout=self._timeout, rooms=self._rooms)
 
-    def _with_more_room(self, execution: Execution, error: OutputInsufficientSize) -> tuple[list[Array], Execution]:
+    def _with_more_room(self, small: Execution, error: OutputInsufficientSize) -> list[Array]:
         """Make room for what the last run needed, forget every execution with less, and run again."""
         for _ in range(_MOST_RERUNS):
-            self._rooms.update(execution.needed_rooms(error))
-            while self._idle:
-                self._idle.pop().forget()
-            larger = self._kept({name: view.shape for name, view in execution.inputs.items()})
-            for name, view in execution.inputs.items():
+            self._rooms.update(small.needed_rooms(error))
+            _forget_all(self._idle)
+            larger = self._kept({name: view.shape for name, view in small.inputs.items()})
+            for name, view in small.inputs.items():
                 larger.inputs[name][...] = view
-            execution.forget()
-            execution = larger
+            small.forget()
             try:
-                execution.run()
-                return execution.copied(), execution
+                larger.run()
+                outputs = larger.copied()
             except OutputInsufficientSize as more:
-                error = more
+                small, error = larger, more
+            else:
+                self._idle.append(larger)
+                return outputs
+        small.forget()
         raise GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
 
     def _checked_inputs(self, inputs: object) -> dict[str, Array]:
@@ -299,20 +307,16 @@ class Session:
 
     def close(self) -> None:
         """Release the burst and the model; a service of the session's own ends. Idempotent."""
-        # A service of its own goes first: nobody waits then for what it still does.
+        # A service of its own goes first: then nothing waits for what it still does.
         self._leaving = self._leaving or Leaving(
             self._burst.controller.refuse,
             self._owned.close if self._owned is not None else lambda: None,
             self._burst.close,
             self._compilation.close,
-            self._forget_idle,
+            partial(_forget_all, self._idle),
             self._finalizer.detach,
         )
         self._leaving()
-
-    def _forget_idle(self) -> None:
-        while self._idle:
-            self._idle.pop().forget()
 
     def __enter__(self) -> Session:
         return self
@@ -321,3 +325,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _forget_all(executions: list[Execution]) -> None:
+    while executions:
+        executions.pop().forget()

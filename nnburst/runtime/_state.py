@@ -61,7 +61,7 @@ class State:
 
     def _buffer(self, turn: int, timeout: float | None) -> Buffer:
         buffer = self.buffers[turn]
-        buffer.timeout = Buffer.timeout if timeout is None else timeout
+        buffer.timeout = timeout
         return buffer
 
     def _memory(self) -> Memory:

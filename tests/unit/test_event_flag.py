@@ -62,7 +62,7 @@ def test_wake_refuses_bad_masks(flag: EventFlag, mask: int) -> None:
         flag.wake(mask)
 
 
-@pytest.mark.parametrize("timeout", [0, -1, -1e-9, 1e-9])
+@pytest.mark.parametrize("timeout", [0, 1e-9])
 def test_no_patience_still_looks_once(flag: EventFlag, timeout: float) -> None:
     with pytest.raises(MissedDeadline):
         flag.wait(1, timeout)

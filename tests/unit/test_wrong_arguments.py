@@ -63,7 +63,7 @@ def session() -> Iterator[nnburst.Session]:
         (lambda s: Memory.ashmem(4.0), "whole number of bytes"),
         (lambda s: Memory.ashmem("4"), "whole number of bytes"),
         (lambda s: nnburst.launch(timeout=math.nan), "timeout"),
-        (lambda s: nnburst.launch(timeout=0), "timeout"),
+        (lambda s: nnburst.launch(timeout=-1), "timeout"),
         (lambda s: nnburst.launch(devices=[]), "at least one device"),
         (lambda s: nnburst.in_process(devices=[]), "at least one device"),
     ],

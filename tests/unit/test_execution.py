@@ -1,0 +1,619 @@
+"""The execution and the session on it: who may run when, shapes by name, what a service may tell, timeouts."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst import (
+    BadState,
+    Burst,
+    Compilation,
+    ErrorStatus,
+    Execution,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+    OutputInsufficientSize,
+)
+from nnburst.burst import BurstCallback, BurstContext
+from nnburst.devices import Device, PreparedModel
+from nnburst.fmq import MessageQueue
+from nnburst.memory import Memory
+from nnburst.model import (
+    Capabilities,
+    ImportedModel,
+    Model,
+    ModelBuilder,
+    OperandType,
+    OperationType,
+    OutputShape,
+    Timing,
+)
+from nnburst.runtime import MemoryDesc, Service
+from nnburst.runtime._service import _LocalBackend
+
+PATIENCE = 30.0
+F = OperandType.TENSOR_FLOAT32
+ONE = np.ones(4, np.float32)
+
+
+def relu(shape: tuple[int, ...] = (4,)) -> Model:
+    b = ModelBuilder()
+    x = b.input("x", F, shape)
+    b.output("y", b.add(OperationType.RELU, [x]))
+    return b.build()
+
+
+# ---- one run at a time ---------------------------------------------------------------------------------------------
+
+WAITING = """
+import threading
+from nnburst.devices.function import Tensor, declare
+
+refused = threading.Event()
+
+@declare(inputs=[Tensor("x", "float32", ("n",))], outputs=[Tensor("y", "float32", ("n",))])
+def until_refused(x):
+    assert refused.wait(30), "the other call was neither answered nor refused"
+    return x + 1
+"""
+
+
+@pytest.fixture
+def until_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[nnburst.Session, threading.Event]]:
+    """A session whose runs end when the event is set, in this process."""
+    (tmp_path / "waiting_function.py").write_text(WAITING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with nnburst.in_process(devices=["nnburst-function:call=waiting_function:until_refused"]) as service:
+        with service.session("until_refused") as session:
+            yield session, sys.modules["waiting_function"].refused
+    sys.modules.pop("waiting_function", None)
+
+
+@pytest.mark.parametrize("shapes", [(4, 4), (4, 5)], ids=["one shape", "two shapes"])
+def test_two_threads_race_run_and_one_is_refused_without_waiting(
+    until_refused: tuple[nnburst.Session, threading.Event], shapes: tuple[int, int]
+) -> None:
+    """The run that is accepted ends only when the other one has been refused: if that waits, neither ends."""
+    session, refused = until_refused
+    rounds = 10_000 if shapes[0] == shapes[1] else 500
+    gate = threading.Barrier(2)
+    outcomes: list[list[str]] = [[], []]
+
+    def run(i: int) -> None:
+        x = {"x": np.full(shapes[i], i, np.float32)}
+        for _ in range(rounds):
+            gate.wait(PATIENCE)
+            try:
+                (y,) = session.run(None, x)
+                outcomes[i].append("right" if y.tolist() == [i + 1] * shapes[i] else "wrong")
+            except BadState:
+                outcomes[i].append("refused")
+                refused.set()
+            gate.wait(PATIENCE)
+            refused.clear()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert {tuple(sorted(pair)) for pair in zip(*outcomes, strict=True)} == {("refused", "right")}
+    assert len(outcomes[0]) == rounds
+
+
+def test_refused_run_leaves_nothing_in_the_way_of_the_next(
+    until_refused: tuple[nnburst.Session, threading.Event],
+) -> None:
+    session, refused = until_refused
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(session.run(None, {"x": ONE})))
+    thread.start()
+    while session.stats.sent == 0:
+        pass
+    for _ in range(20):  # each time the same spare execution
+        with pytest.raises(BadState, match="running another"):
+            session.run(None, {"x": 2 * ONE})
+    assert len(session.burst.controller._slots) == 2
+    refused.set()
+    thread.join()
+    assert answers[0][0].tolist() == [2] * 4
+    assert session.run(None, {"x": 2 * ONE})[0].tolist() == [3] * 4
+
+
+# ---- a device that answers what a test says ------------------------------------------------------------------------
+
+
+class Scripted(PreparedModel):
+    def __init__(self) -> None:
+        self.result: tuple[ErrorStatus, tuple[OutputShape, ...], Timing] = (ErrorStatus.NONE, (), Timing())
+        self.windows: list[float | None] = []
+
+    def execute_synchronously(self, *args: Any, **kwargs: Any) -> Any:
+        return self.result
+
+    def configure_execution_burst(
+        self, callback: BurstCallback, request_channel: Any, result_channel: Any, polling_window: float | None = None
+    ) -> BurstContext:
+        self.windows.append(polling_window)
+        return super().configure_execution_burst(callback, request_channel, result_channel, polling_window)
+
+
+class ScriptedDevice(Device):
+    name = "test-scripted"
+    version_string = "1"
+    capabilities = Capabilities()
+
+    def __init__(self) -> None:
+        self.prepared = Scripted()
+        self.given: list[tuple[Any, ...]] = []
+
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        return (True,) * len(model.main.operations)
+
+    def prepare_model(self, *args: Any, **kwargs: Any) -> PreparedModel:
+        return self.prepared
+
+    def import_model(self, source: str, pools: Any = ()) -> ImportedModel:
+        """What RELU is with dimensions that are not known: ``n×4``, ``m``, or of open rank."""
+        shape = {"name:n×4": ("n", 4), "name:m": ("m",), "name:open": None}[source]
+        return ImportedModel(relu(tuple(0 for _ in shape or (1, 1))), ("",), (shape,), (shape and ("k", *shape[1:]),))
+
+
+@pytest.fixture
+def scripted() -> Iterator[tuple[Service, Scripted]]:
+    device = ScriptedDevice()
+    with Service(_LocalBackend((device,)), "scripted") as service:
+        yield service, device.prepared
+
+
+FORGED = {
+    "no shape": (),
+    "two shapes for one output": (OutputShape((2,)), OutputShape((2,))),
+    "another rank": (OutputShape((2, 2)),),
+    "rank 0": (OutputShape(()),),
+    "another known dimension": (OutputShape((3, 5)),),
+    "more than the room": (OutputShape((2**20, 4)),),
+    "product beyond 64 bits": (OutputShape((2**32 - 1, 4)),),
+    "rank beyond all arrays": (OutputShape((1,) * 65),),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+@pytest.mark.parametrize("model", ["n×4", "open"])
+def test_forged_shapes_are_a_general_failure(scripted: tuple[Service, Scripted], forged: str, model: str) -> None:
+    service, prepared = scripted
+    shapes = FORGED[forged]
+    if model == "open" and forged in ("another rank", "rank 0", "another known dimension"):
+        shapes = (OutputShape((2**31, 2**31, 2**31, 2**31)),)
+    with service.session(model) as session:
+        x = {"x": np.ones((2, 4), np.float32)}
+        prepared.result = ErrorStatus.NONE, (OutputShape((2, 4)),), Timing()
+        for _ in range(2):  # the first run and the short way
+            assert session.run(None, x)[0].shape == (2, 4)
+        prepared.result = ErrorStatus.NONE, shapes, Timing()
+        with pytest.raises(GeneralFailure, match="shape"):
+            session.run(None, x)
+        execution = session.bind(shapes={"x": (2, 4)})
+        execution.run()
+        if shapes:
+            with pytest.raises(GeneralFailure, match="shape"):
+                _ = execution.output_shapes
+        step = Execution(session.compilation, reusable=True)
+        step.set_input(0, x["x"])
+        step.set_output(0, np.zeros(8, np.float32))
+        for way in (step.compute, lambda: step.burst_compute(session.burst)):
+            if shapes:
+                with pytest.raises(GeneralFailure, match="shape"):
+                    way()
+            else:
+                way()
+        prepared.result = ErrorStatus.NONE, (OutputShape((2, 4)),), Timing()
+        assert session.run(None, x)[0].shape == (2, 4)
+
+
+@pytest.mark.parametrize("dims", [(2**16, 2**16, 4), (2**32 - 1,) * 3, (1,) * 65])
+def test_forged_need_is_a_general_failure(scripted: tuple[Service, Scripted], dims: tuple[int, ...]) -> None:
+    service, prepared = scripted
+    prepared.result = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, (OutputShape(dims, False),), Timing()
+    with service.session("open") as session, pytest.raises(GeneralFailure, match="shape"):
+        session.run(None, {"x": ONE})
+
+
+def test_output_that_never_fits_ends(scripted: tuple[Service, Scripted]) -> None:
+    service, prepared = scripted
+    prepared.result = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, (OutputShape((4,), False),), Timing()
+    with service.session("m") as session:
+        with pytest.raises(GeneralFailure, match="still does not fit"):
+            session.run(None, {"x": ONE})
+        prepared.result = ErrorStatus.NONE, (OutputShape((4,)),), Timing()
+        assert session.run(None, {"x": ONE})[0].shape == (4,)
+        assert len(session.burst.controller._slots) == 1
+    with service.session(relu()) as session:
+        prepared.result = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, (OutputShape((4,), False),), Timing()
+        with pytest.raises(OutputInsufficientSize):
+            session.run(None, {"x": ONE})
+
+
+# ---- preference, priority, options ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["session", "compilation"])
+@pytest.mark.parametrize(
+    ("preference", "given", "expected"),
+    [("low_power", None, 0.0), ("low_power", 1e-5, 1e-5), ("sustained_speed", None, None)],
+)
+def test_low_power_never_polls_on_either_side(
+    scripted: tuple[Service, Scripted], way: str, preference: str, given: float | None, expected: float | None
+) -> None:
+    service, prepared = scripted
+    if way == "session":
+        service.session(relu(), preference=preference, polling_window=given).close()
+    else:
+        with Compilation(relu(), service) as compilation:
+            compilation.set_preference(preference)
+            compilation.finish()
+            with Burst(compilation, polling_window=given) as burst:
+                execution = burst.bind()
+                from nnburst._core import lib
+
+                if expected == 0.0:
+                    assert lib.nnb_execution_spins(execution._pointer) == 0
+    assert prepared.windows == [expected]
+
+
+def test_preference_and_priority_may_be_given_in_each_way_and_nothing_else(scripted: tuple[Service, Scripted]) -> None:
+    service, _ = scripted
+    compilation = Compilation(relu(), service)
+    for value in ("low_power", "LOW_POWER", 0, nnburst.model.ExecutionPreference.LOW_POWER):
+        compilation.set_preference(value)  # type: ignore[arg-type]
+        assert compilation.preference is nnburst.model.ExecutionPreference.LOW_POWER
+    for wrong in ("fast", 7, -1, None, 1.5, [], ""):
+        with pytest.raises(InvalidArgument, match="'low_power', 'fast_single_answer'"):
+            compilation.set_preference(wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="'medium', 'high'"):
+            service.session(relu(), priority=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="'on_hardware'"):
+            Execution.get_duration(object(), wrong)  # type: ignore[arg-type]
+
+
+def test_options_of_a_session_are_parameters_by_name(scripted: tuple[Service, Scripted]) -> None:
+    """So that a type checker finds a typo."""
+    ours = dict(inspect.signature(Service.session).parameters)
+    theirs = dict(inspect.signature(nnburst.Session.__init__).parameters)
+    del theirs["service"]
+    assert ours == theirs
+    assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in ours.values())
+    with pytest.raises(TypeError, match="timout"):
+        scripted[0].session(relu(), timout=1)  # type: ignore[call-arg]
+
+
+def test_device_that_lacks_operations_names_them() -> None:
+    class Poor(ScriptedDevice):
+        def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+            return (False,) * len(model.main.operations)
+
+    with Service(_LocalBackend((Poor(),)), "poor") as service:
+        with pytest.raises(GeneralFailure, match="test-scripted lacks RELU"):
+            service.session(relu())
+        with pytest.raises(GeneralFailure, match="test-scripted lacks RELU"):
+            Compilation(relu(), service).finish()
+
+
+# ---- one meaning of a timeout --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [-1, -1e-9, float("nan"), "1", [1]])
+def test_timeout_that_is_none_is_refused_everywhere(scripted: tuple[Service, Scripted], wrong: Any) -> None:
+    service, _ = scripted
+    with service.session(relu()) as session, Compilation(relu(), service.devices) as compilation:
+        queue = MessageQueue(np.int32, 4)
+        calls: list[Callable[[], Any]] = [
+            lambda: service.session(relu(), timeout=wrong),
+            lambda: service.session(relu(), open_timeout=wrong),
+            lambda: nnburst.launch(timeout=wrong),
+            lambda: compilation.set_timeout(wrong),
+            lambda: Execution(session.compilation).set_timeout(wrong),
+            lambda: setattr(session.bind(), "timeout", wrong),
+            lambda: session.burst.bind(timeout=wrong),
+            lambda: queue.read_blocking(1, timeout=wrong),
+            lambda: queue.write_blocking(np.zeros(1, np.int32), timeout=wrong),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidArgument, match="None to wait without a limit"):
+                call()
+        queue.close()
+
+
+def test_zero_is_what_is_ready_now(until_refused: tuple[nnburst.Session, threading.Event]) -> None:
+    session, refused = until_refused
+    step = Execution(session.compilation)
+    step.set_input(0, ONE)
+    step.set_output(0, np.zeros(4, np.float32))
+    step.set_timeout(0)
+    with pytest.raises(MissedDeadline):
+        step.burst_compute(session.burst)
+    with pytest.raises(MissedDeadline), session.service.session("until_refused", timeout=0) as other:
+        other.run(None, {"x": ONE})
+    refused.set()
+    with pytest.raises(MissedDeadline):
+        nnburst.launch(devices=["nnburst-noop"], timeout=0)
+
+
+def test_opening_on_a_service_that_does_not_answer_has_a_deadline() -> None:
+    import os
+    import signal
+
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        os.kill(service.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(MissedDeadline):
+                service.session(relu(), open_timeout=0.05)
+        finally:
+            os.kill(service.pid, signal.SIGCONT)
+        assert service.session(relu(), open_timeout=None).run(None, {"x": ONE})[0][0] == 1
+
+
+# ---- shapes by the names of dimensions -----------------------------------------------------------------------------
+
+NAMED = """
+import numpy as np
+from nnburst.devices.function import Tensor, declare
+
+@declare(
+    inputs=[Tensor("a", "float32", ("n", 2)), Tensor("b", "float32", ("n", "m"))],
+    outputs=[
+        Tensor("both", "float32", ("m", "n")), Tensor("rows", "float32", ("n",)), Tensor("some", "float32", ("k", 2)),
+    ],
+)
+def named(a, b):
+    return np.ones((b.shape[1], b.shape[0]), np.float32), a.sum(axis=1), a[a[:, 0] > 0]
+"""
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[nnburst.Session]:
+    (tmp_path / "named_function.py").write_text(NAMED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with nnburst.in_process(devices=["nnburst-function:call=named_function:named"]) as service:
+        with service.session("named") as session:
+            yield session
+    sys.modules.pop("named_function", None)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [{"n": 3, "m": 5}, {"n": np.int64(3), "b": (3, 5)}, {"b": [3, 5]}, {"a": (3, 2), "m": 5}, {"both": (5, 3)}],
+    ids=str,
+)
+def test_outputs_follow_from_the_names_of_dimensions(named: nnburst.Session, shapes: dict[str, Any]) -> None:
+    with named.bind(shapes=shapes) as bound:
+        assert bound.inputs["a"].shape == (3, 2)
+        assert bound.inputs["b"].shape == (3, 5)
+        assert (bound.outputs["both"].shape, bound.outputs["both"].dtype) == ((5, 3), np.float32)
+        assert bound.outputs["rows"].shape == (3,)
+        assert bound.outputs["some"].dtype == np.uint8  # only a run tells
+        bound.inputs["a"][:] = [[1, 2], [-3, 4], [5, 6]]
+        bound.run()
+        assert bound.outputs["rows"].tolist() == [3, 1, 11]
+        assert bound.outputs["both"].tolist() == [[1.0] * 3] * 5
+        assert bound.output_shapes[2].dimensions == (2, 2)
+        assert bound.outputs["some"].view(np.float32)[:4].tolist() == [1, 2, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "says"),
+    [
+        ({"n": 3}, r"'b'.*bind\(shapes=\{'m'"),
+        ({}, r"'a'.*bind\(shapes=\{'n'"),
+        ({"n": 3, "m": 5, "batch": 8}, r"unknown name 'batch'.*\['k', 'm', 'n'\]"),
+        ({"n": 3, "b": (4, 5)}, r"'b' of shape \(4, 5\) contradicts 'n' = 3"),
+        ({"a": (3, 3), "m": 1}, "does not admit"),
+        ({"a": (3,), "m": 1}, "does not admit"),
+        ({"a": (-3, 2), "m": 1}, "does not admit"),
+        ({"n": -1, "m": 1}, "'n' cannot be -1"),
+        ({"n": (3, 4), "m": 1}, "one size for a dimension"),
+        ({"n": 3.5, "m": 1}, "one size for a dimension"),
+        ({"n": "3", "m": 1}, "one size for a dimension"),
+        ({"a": 3, "m": 1}, "a tuple of sizes for an argument"),
+        ({"a": (3.5, 2), "m": 1}, "a tuple of sizes for an argument"),
+        ({"a": "32", "m": 1}, "a tuple of sizes for an argument"),
+    ],
+)
+def test_shapes_that_cannot_be_are_refused(named: nnburst.Session, shapes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        named.bind(shapes=shapes)
+
+
+def test_names_that_a_file_uses_for_two_things_say_nothing_about_outputs(
+    scripted: tuple[Service, Scripted],
+) -> None:
+    service, _ = scripted
+    b = ModelBuilder()
+    x, z = b.input("x", F, (0, 4)), b.input("z", F, (0, 4))
+    b.output("y", b.binary(OperationType.ADD, x, z))
+    found = ImportedModel(b.build(), ("",), (("n", 4), ("n", 4)), (("n", 4),))
+    with Compilation(found, service) as compilation:
+        compilation.finish()
+        with Burst(compilation) as burst:
+            assert burst.bind(shapes={"n": 2}).outputs["y"].shape == (2, 4)
+            assert burst.bind(shapes={"x": (2, 4), "z": (2, 4)}).outputs["y"].shape == (2, 4)
+            assert burst.bind(shapes={"x": (2, 4), "z": (1, 4)}).outputs["y"].dtype == np.uint8
+
+
+def test_run_keeps_an_execution_for_each_shape_and_not_for_all(named: nnburst.Session) -> None:
+    for n in (1, 2, 1, 3, *range(1, 30), 1, 29):
+        both, rows, some = named.run(None, {"a": np.ones((n, 2), np.float32), "b": np.ones((n, 1), np.float32)})
+        assert (both.shape, rows.shape, some.shape) == ((1, n), (n,), (n, 2))
+    assert len(named.burst.controller._slots) == 8
+    (rows,) = named.run(["rows"], {"a": np.ones((2, 2), np.float32), "b": np.ones((2, 1), np.float32)})
+    assert rows.tolist() == [2, 2]
+
+
+# ---- one noun ------------------------------------------------------------------------------------------------------
+
+
+def counter() -> Model:
+    b = ModelBuilder()
+    t = b.input("t", F, (4,))
+    b.output("t_out", b.binary(OperationType.ADD, t, ONE))
+    return b.build()
+
+
+@pytest.mark.parametrize("where", ["launch", "in_process"])
+def test_execution_with_shared_arrays_runs_in_every_way(where: str) -> None:
+    with getattr(nnburst, where)(devices=["nnburst-reference"]) as service, service.session(relu()) as session:
+        with session.bind() as bound, Burst(session.compilation) as second:
+            ways: list[Callable[[], None]] = [
+                bound.run,
+                bound.compute,
+                lambda: bound.start_compute().wait(),
+                lambda: bound.burst_compute(session.burst),
+                lambda: bound.burst_compute(second),
+                bound.run,
+            ]
+            for i, way in enumerate(ways):
+                bound.inputs["x"][:] = i
+                way()
+                assert bound.outputs["y"].tolist() == [i] * 4
+                assert bound.result[0] is ErrorStatus.NONE
+                assert bound.get_output_dimensions(0) == (4,)
+            with pytest.raises(BadState, match="was started"):
+                bound.set_input(0, ONE)
+        with session.bind() as bound, pytest.raises(BadState, match="has a value already"):
+            bound.set_input(0, ONE)
+
+
+@pytest.mark.parametrize("where", ["launch", "in_process"])
+def test_state_passes_its_turn_in_every_way_and_can_be_measured(where: str) -> None:
+    with getattr(nnburst, where)(devices=["nnburst-reference"]) as service, service.session(counter()) as session:
+        with session.bind(state={"t_out": "t"}, measure=True) as step, Burst(session.compilation) as second:
+            ways: list[Callable[[], None]] = [
+                step.run,
+                step.compute,
+                step.run,
+                lambda: step.burst_compute(second),
+                step.run,
+                lambda: step.burst_compute(session.burst),
+                step.compute,
+                step.compute,
+            ]
+            for i, way in enumerate(ways, 1):
+                way()
+                assert step.get_state()["t"].tolist() == [i] * 4
+                assert step.turn == i % 2
+                assert step.timing.time_on_device < 10**9
+
+
+def test_step_that_fails_keeps_its_turn() -> None:
+    with nnburst.launch(devices=["nnburst-reference"]) as service, service.session(counter()) as session:
+        with session.bind(state={"t_out": "t"}) as step:
+            step.run()
+            tokens = step.requests[0].pools
+            session.burst.controller.free_memory(tokens[0])
+            with pytest.raises(NNBurstError):
+                step.run()
+            assert step.turn == 1
+            assert step.get_state()["t"].tolist() == [1] * 4
+
+
+def test_request_that_does_not_fit_the_channel_passes_the_turn_too() -> None:
+    with nnburst.in_process(devices=["nnburst-reference"]) as service, service.session(counter()) as session:
+        create = nnburst.burst.ExecutionBurstController.create
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "nnburst.runtime._burst.ExecutionBurstController.create",
+                lambda prepared, **options: create(prepared, channel_length=4),
+            )
+            burst = Burst(session.compilation)
+        with burst, burst.bind(state={"t_out": "t"}) as step:
+            for i in range(1, 4):
+                step.run()
+                assert step.get_state()["t"].tolist() == [i] * 4
+            assert burst.stats.fallbacks == 3
+
+
+def test_execution_that_copies_says_how_to_run_it() -> None:
+    with nnburst.in_process(devices=["nnburst-reference"]) as service, service.session(relu()) as session:
+        step = Execution(session.compilation, reusable=True)
+        y = np.zeros(4, np.float32)
+        step.set_input(0, ONE)
+        step.set_output(0, y)
+        with pytest.raises(BadState, match="not bound"):
+            step.run()
+        for _ in range(2):
+            y[:] = 0
+            step.burst_compute(session.burst)
+            assert y.tolist() == [1] * 4
+            with pytest.raises(BadState, match="copies its arguments"):
+                step.run()
+        assert len(session.burst.controller._slots) == 0
+        step.close()
+        step.close()
+        for again in (step.compute, lambda: step.burst_compute(session.burst), step.run, step.get_state):
+            with pytest.raises(BadState, match="closed"):
+                again()
+
+
+def test_result_of_the_last_run_is_not_that_of_one_before(
+    until_refused: tuple[nnburst.Session, threading.Event],
+) -> None:
+    session, refused = until_refused
+    refused.set()
+    with session.bind(shapes={"n": 4}) as bound:
+        bound.run()
+        assert bound.result[0] is ErrorStatus.NONE
+        refused.clear()
+        bound.timeout = 0
+        with pytest.raises(MissedDeadline):
+            bound.run()
+        with pytest.raises(BadState, match="gave no answer"):
+            _ = bound.result
+        refused.set()
+
+
+def test_memory_of_the_device_knows_nothing_after_a_forged_answer(scripted: tuple[Service, Scripted]) -> None:
+    """Shared memory stands in for the device's, so the answer alone says what was written."""
+    service, prepared = scripted
+    with Compilation(relu(), service) as compilation:
+        compilation.finish()
+        desc = MemoryDesc()
+        desc.add_output_role(compilation, 0)
+        desc.finish()
+        with desc.create_memory() as memory:
+            execution = Execution(compilation, reusable=True)
+            execution.set_input(0, ONE)
+            execution.set_output_from_memory(0, memory)
+            execution.compute()
+            assert memory.initialised
+            for shapes in ((OutputShape((5,)),), (OutputShape((4,)),) * 2):
+                prepared.result = ErrorStatus.NONE, shapes, Timing()
+                with pytest.raises(GeneralFailure):
+                    execution.compute()
+                assert not memory.initialised
+
+
+def test_memory_that_is_closed_is_named() -> None:
+    with nnburst.in_process(devices=["nnburst-reference"]) as service, service.session(relu()) as session:
+        memory = Memory.ashmem(32)
+        execution = Execution(session.compilation, reusable=True)
+        execution.set_input_from_memory(0, memory, 0, 16)
+        execution.set_output(0, np.zeros(4, np.float32))
+        memory.close()
+        with pytest.raises(BadState, match="a memory of the request is closed"):
+            execution.burst_compute(session.burst)
