@@ -9,6 +9,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 __all__ = [
     "BadState",
@@ -75,7 +78,7 @@ class GeneralFailure(NNBurstError, RuntimeError):
 class OutputShape:
     """True (or so far known) dimensions of an output and whether its buffer was large enough."""
 
-    dimensions: tuple[int, ...]
+    dimensions: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
     is_sufficient: bool = True
 
 

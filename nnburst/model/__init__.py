@@ -33,6 +33,7 @@ from ._operations import OPERATIONS, OperationInfo
 from ._running import ExecutionResult, Failure, RunOptions, failure_of, reason_of
 from ._signature import Match, Param, Signature, match_signature
 from ._types import (
+    MAX_OPERANDS,
     NO_TIMING,
     UINT64_MAX,
     BufferDesc,
@@ -64,6 +65,7 @@ from ._window import Axis, WindowGeometry, image_dims, window_geometry
 __all__ = [
     "HIGHEST_RANK",
     "INLINE_LIMIT",
+    "MAX_OPERANDS",
     "NO_TIMING",
     "OPERANDS",
     "OPERATIONS",

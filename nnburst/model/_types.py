@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from ..errors import OutputShape
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from ._memory_like import MemoryLike
 
 __all__ = [
+    "MAX_OPERANDS",
     "NO_TIMING",
     "UINT64_MAX",
     "BufferDesc",
@@ -112,6 +115,13 @@ class SymmPerChannelQuantParams:
     channel_dim: int
 
 
+MAX_OPERANDS = 65536
+"""Operands, operations, names or arguments in one model or request."""
+# What a message may hold is limited before it is decoded, so that a short one cannot make much of itself.
+_Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
+_Indexes = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
     """One value of a subgraph.
@@ -122,7 +132,7 @@ class Operand:
     """
 
     type: int
-    dimensions: tuple[int, ...] = ()
+    dimensions: _Dimensions = ()
     number_of_consumers: int = 0
     scale: float = 0.0
     zero_point: int = 0
@@ -136,18 +146,18 @@ class Operation:
     """One operation; ``inputs`` and ``outputs`` index the operands of the same subgraph."""
 
     type: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    inputs: _Indexes
+    outputs: _Indexes
 
 
 @dataclass(frozen=True, slots=True)
 class Subgraph:
     """Operands, operations in execution order, and which operands enter and leave."""
 
-    operands: tuple[Operand, ...]
-    operations: tuple[Operation, ...]
-    input_indexes: tuple[int, ...]
-    output_indexes: tuple[int, ...]
+    operands: Annotated[tuple[Operand, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    operations: Annotated[tuple[Operation, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    input_indexes: _Indexes
+    output_indexes: _Indexes
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +185,7 @@ class RequestArgument:
 
     has_no_value: bool = False
     location: DataLocation = field(default_factory=DataLocation)
-    dimensions: tuple[int, ...] = ()
+    dimensions: _Dimensions = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
+import msgspec
+
 from ..devices import CacheFiles
 from ..errors import InvalidArgument
 from ..fmq import MQDescriptor
@@ -13,6 +15,7 @@ from ..memory import Memory, MemoryHandle, check_layout
 from ..model import BufferToken, MemoryLike, Model, Request
 from ._packets import FdBundle
 from ._protocol import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest
+from ._wire import referenced_from_wire
 
 __all__ = [
     "cache_from_wire",
@@ -125,7 +128,7 @@ def model_to_wire(model: Model) -> tuple[WireModel, list[int]]:
     handles, fds = pools_to_wire(model.pools)
     wire = WireModel(
         main=model.main,
-        referenced=model.referenced,
+        referenced=cast("tuple[msgspec.Raw, ...]", model.referenced),  # each is encoded where it stands
         operand_values=model.operand_values,
         pools=handles,
         relax_computation_float32_to_float16=model.relax_computation_float32_to_float16,
@@ -140,7 +143,7 @@ def model_from_wire(wire: WireModel, fds: FdBundle, allow_direct: bool = False) 
     """Inverse of `model_to_wire`. The pools belong to the caller. Raises as `memories_from_wire`."""
     return Model(
         main=wire.main,
-        referenced=wire.referenced,
+        referenced=referenced_from_wire(wire.referenced),
         operand_values=wire.operand_values,
         pools=memories_from_wire(wire.pools, fds, allow_direct),
         relax_computation_float32_to_float16=wire.relax_computation_float32_to_float16,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
+from ..errors import InvalidArgument
 from ..memory import ImageLayout
-from ..model import Capabilities, DeviceType, Extension, OutputShape, RequestArgument, Subgraph
+from ..model import MAX_OPERANDS, Capabilities, DeviceType, Extension, OutputShape, RequestArgument, Subgraph
 
 __all__ = [
     "MAX_BODY",
@@ -32,6 +34,7 @@ __all__ = [
     "WireModel",
     "WireQueue",
     "WireRequest",
+    "referenced_from_wire",
 ]
 
 MAX_FDS = 253
@@ -40,8 +43,8 @@ MAX_INLINE = 64 * 1024
 """Longest body in a datagram; a longer one travels in a sealed memfd."""
 MAX_BODY = 16 * 1024 * 1024
 """Longest body at all. Large constants are in pools, so this is structure only."""
-MAX_OPERANDS = 65536
-"""Operands, operations, names or arguments in one model or request."""
+MAX_REFERENCED = 1024
+"""Subgraphs that a model refers to; all together have at most `MAX_OPERANDS` operands and operations each."""
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Cpus = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**20)], ...], msgspec.Meta(max_length=8192)]
@@ -105,7 +108,7 @@ class WireModel(Value, frozen=True):
     """A `Model` with handles in place of pools."""
 
     main: Subgraph
-    referenced: Annotated[tuple[Subgraph, ...], msgspec.Meta(max_length=1024)]
+    referenced: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_REFERENCED)]
     operand_values: bytes
     pools: Pools
     relax_computation_float32_to_float16: bool
@@ -113,11 +116,28 @@ class WireModel(Value, frozen=True):
     input_names: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
     output_names: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 
-    def __post_init__(self) -> None:
-        for graph in (self.main, *self.referenced):
-            parts = (graph.operands, graph.operations, graph.input_indexes, graph.output_indexes)
-            if any(len(part) > MAX_OPERANDS for part in parts):
-                raise ValueError(f"a subgraph has more than {MAX_OPERANDS} operands or operations")
+
+_subgraphs = msgspec.msgpack.Decoder(Subgraph)
+
+
+def referenced_from_wire(encoded: Sequence[msgspec.Raw]) -> tuple[Subgraph, ...]:
+    """Decode the subgraphs that a model refers to, one by one, until there are too many operands.
+
+    Raises:
+        InvalidArgument: There are, or one of them is no subgraph.
+    """
+    graphs: list[Subgraph] = []
+    left = MAX_OPERANDS
+    for raw in encoded:
+        try:
+            graph = _subgraphs.decode(raw)
+        except Exception as error:  # of whatever the sender made of it
+            raise InvalidArgument(f"subgraph {len(graphs)} cannot be read: {error}") from None
+        graphs.append(graph)
+        left -= max(len(graph.operands), len(graph.operations))
+        if left < 0:
+            raise InvalidArgument(f"the subgraphs of the model have more than {MAX_OPERANDS} operands or operations")
+    return tuple(graphs)
 
 
 class WireRequest(Value, frozen=True):

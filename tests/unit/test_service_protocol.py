@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnburst.devices import CacheFiles, CompileJob
+from nnburst.errors import InvalidArgument
 from nnburst.model import (
     BufferRole,
     Capabilities,
@@ -29,7 +34,10 @@ from nnburst.model import (
     Timing,
 )
 from nnburst.service import ServiceHost, _cache_messages, _callbacks, _host, _protocol
+from nnburst.service._handles import model_from_wire
+from nnburst.service._packets import FdBundle
 from nnburst.service._protocol import CALL_BY_REQUEST, CALLS, Malformed, Side
+from nnburst.service._wire import referenced_from_wire
 
 GRAPH = Subgraph(
     operands=(
@@ -43,7 +51,9 @@ GRAPH = Subgraph(
 )
 POOL = _protocol.WireMemory("ashmem", 4096, 3, 0)
 CACHE_FILES = CacheFiles((0,), (1, 2), bytes(32), bytes(32))
-MODEL = _protocol.WireModel(GRAPH, (GRAPH,), b"const", (POOL,), True, {"org.nnburst": 1}, ("x",), ("y",))
+MODEL = _protocol.WireModel(
+    GRAPH, (msgspec.Raw(msgspec.msgpack.encode(GRAPH)),), b"const", (POOL,), True, {"org.nnburst": 1}, ("x",), ("y",)
+)
 REQUEST = _protocol.WireRequest(
     (RequestArgument(False, DataLocation(0, 0, 16), (1, 2)),), (RequestArgument(has_no_value=True),), (POOL, POOL)
 )
@@ -164,18 +174,100 @@ def test_an_impossible_polling_window_is_malformed(window: float) -> None:
         _protocol.decode_request(body, Side.SERVICE)
 
 
-def test_counts_beyond_the_limits_are_malformed() -> None:
-    pools = (POOL,) * (_protocol.MAX_FDS + 1)
-    too_many_pools = _protocol.Execute(1, msgspec.structs.replace(REQUEST, pools=pools), RunOptions())
-    operands = (Operand(0),) * (_protocol.MAX_OPERANDS + 1)
-    graph = Subgraph(operands, (), (), ())
-    with pytest.raises(ValueError, match="subgraph"):
-        msgspec.structs.replace(MODEL, main=graph).__post_init__()
+MANY = _protocol.MAX_OPERANDS + 1
+OPERAND = {"type": 0}
+
+
+def _model_with(**main: object) -> object:
     encoded = msgspec.msgpack.decode(_protocol.encode(_protocol.GetSupportedOperations(0, MODEL)))
-    encoded["model"]["main"]["operands"] = [{"type": 0}] * (_protocol.MAX_OPERANDS + 1)
-    for body in (_protocol.encode(too_many_pools), msgspec.msgpack.encode(encoded)):
-        with pytest.raises(Malformed):
-            _protocol.decode_request(body, Side.SERVICE)
+    encoded["model"]["main"].update(main)
+    return encoded
+
+
+def _request_with(**changes: object) -> object:
+    encoded = msgspec.msgpack.decode(_protocol.encode(_protocol.Execute(1, REQUEST, RunOptions())))
+    encoded["request"].update(changes)
+    return encoded
+
+
+TOO_MUCH = {
+    "operands": lambda: _model_with(operands=[OPERAND] * MANY),
+    "axes of an operand": lambda: _model_with(operands=[{**OPERAND, "dimensions": [1] * 65}]),
+    "operations": lambda: _model_with(operations=[{"type": 0, "inputs": [], "outputs": []}] * MANY),
+    "inputs of an operation": lambda: _model_with(operations=[{"type": 0, "inputs": [0] * MANY, "outputs": []}]),
+    "outputs of an operation": lambda: _model_with(operations=[{"type": 0, "inputs": [], "outputs": [0] * MANY}]),
+    "inputs of a model": lambda: _model_with(input_indexes=[0] * MANY),
+    "outputs of a model": lambda: _model_with(output_indexes=[0] * MANY),
+    "pools": lambda: _request_with(pools=[{"kind": "", "size": 0, "prot": 0, "offset": 0}] * (_protocol.MAX_FDS + 1)),
+    "inputs of a request": lambda: _request_with(inputs=[{}] * MANY),
+    "axes of an argument": lambda: _request_with(inputs=[{"dimensions": [1] * 65}]),
+}
+
+
+@pytest.mark.parametrize("what", TOO_MUCH)
+def test_counts_beyond_the_limits_are_malformed(what: str) -> None:
+    with pytest.raises(Malformed, match="length"):
+        _protocol.decode_request(msgspec.msgpack.encode(TOO_MUCH[what]()), Side.SERVICE)
+
+
+def test_counts_at_the_limits_are_read() -> None:
+    operands = [{**OPERAND, "dimensions": [1] * 64}] + [OPERAND] * (_protocol.MAX_OPERANDS - 1)
+    for good in (_model_with(operands=operands), _request_with(inputs=[{"dimensions": [1] * 64}])):
+        _protocol.decode_request(msgspec.msgpack.encode(good), Side.SERVICE)
+
+
+def test_axes_of_a_shape_that_a_service_tells_are_limited() -> None:
+    execute = _protocol.CALL_BY_REQUEST[_protocol.Execute]
+    reply = {"call": "execute.reply", "status": 0, "timing": {"time_on_device": 0, "time_in_driver": 0}}
+    for count in (64, 65):
+        body = msgspec.msgpack.encode({**reply, "output_shapes": [{"dimensions": [1] * count}]})
+        if count == 64:
+            _protocol.decode_reply(execute, body)
+        else:
+            with pytest.raises(Malformed, match="length"):
+                _protocol.decode_reply(execute, body)
+
+
+def _peak(action: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_refused_takes_no_memory_first() -> None:
+    """A short message could else make the service allocate twenty times its size."""
+    million = 1_000_000
+    bodies = {
+        "operands": msgspec.msgpack.encode(_model_with(operands=[OPERAND] * million)),
+        "axes": msgspec.msgpack.encode(_model_with(operands=[{**OPERAND, "dimensions": [1] * million}])),
+    }
+    for body in bodies.values():
+
+        def refused(body: bytes = body) -> None:
+            with pytest.raises(Malformed):
+                _protocol.decode_request(body, Side.SERVICE)
+
+        assert _peak(refused) < 1 << 20
+
+
+def test_subgraphs_are_decoded_until_there_are_too_many_operands() -> None:
+    graph = {"operands": [OPERAND] * 30_000, "operations": [], "input_indexes": [], "output_indexes": []}
+    encoded: Any = _model_with()
+    encoded["model"]["referenced"] = [graph] * 30
+    _, message = _protocol.decode_request(msgspec.msgpack.encode(encoded), Side.SERVICE)
+    assert isinstance(message, _protocol.GetSupportedOperations)
+
+    def refused() -> None:
+        with pytest.raises(InvalidArgument, match="subgraphs"):
+            model_from_wire(message.model, FdBundle())
+
+    some = _peak(lambda: referenced_from_wire(message.model.referenced[:2]))
+    assert _peak(refused) < 2 * some
+    with pytest.raises(InvalidArgument, match="subgraph 1 cannot be read"):
+        referenced_from_wire((message.model.referenced[0], msgspec.Raw(msgspec.msgpack.encode({"operands": 1}))))
 
 
 def test_numpy_scalars_in_a_model_are_sent_as_numbers() -> None:
