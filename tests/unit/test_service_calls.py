@@ -26,7 +26,7 @@ from nnburst.service._protocol import Side
 GOODBYE = _protocol.encode(_protocol.Goodbye())
 LONG = _protocol.Execute(
     1,
-    _protocol.WireRequest((RequestArgument(False, DataLocation(0, 0, 0), (1,) * 70_000),), (), ()),
+    _protocol.WireRequest((RequestArgument(False, DataLocation(0, 0, 0), (1,) * 64),) * 1000, (), ()),
     RunOptions(),
 )
 
