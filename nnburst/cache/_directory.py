@@ -188,6 +188,20 @@ class Cache:
         with self._tree("locks", create=True) as locks:
             return lock(locks, f"{entry[:2]}.{kind}", shared=shared, patience=patience)
 
+    @contextmanager
+    def place(self) -> Iterator[int]:
+        """Open the directory, by which a device tells it from others (see `place_of`).
+
+        Raises:
+            CacheRejected: It cannot be opened.
+        """
+        with ExitStack() as stack:
+            try:
+                root = stack.enter_context(self._tree())
+            except OSError as error:
+                raise CacheRejected(reason_of(error), f"{self._root}: {error.strerror}") from error
+            yield root
+
     def look_up(self, entry: str, counts: tuple[int, int]) -> Iterator[Opened]:
         """Open the generations of an entry, the newest first. Usually there is one. The caller closes each.
 

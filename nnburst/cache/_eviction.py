@@ -37,7 +37,7 @@ def _value(info: EntryInfo, now: float) -> float:
     """Milliseconds that an entry saves per byte, decaying since it was last used."""
     idle = max(0.0, now - max(info.last_hit, info.created))  # a clock may have been ahead
     kept = float(0.5 ** (idle / _HALF_LIFE))
-    return max(info.compile_ms, 0.001) * (1 + info.hits) * kept / max(info.nbytes, 1)
+    return max(info.saves_ms, 0.001) * (1 + info.hits) * kept / max(info.nbytes, 1)
 
 
 _POLICIES: dict[str, Callable[[EntryInfo, float], float]] = {

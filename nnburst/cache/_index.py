@@ -42,7 +42,8 @@ class EntryInfo:
         created: Seconds since 1970.
         last_hit: Likewise; 0 if never.
         hits: At most one a minute is counted.
-        compile_ms: What the entry saves.
+        compile_ms: Milliseconds that compiling took.
+        hit_ms: Milliseconds that restoring it took; 0 if that never happened.
         pinned: Whether it is never evicted.
     """
 
@@ -57,7 +58,13 @@ class EntryInfo:
     last_hit: int = 0
     hits: int = 0
     compile_ms: float = 0.0
+    hit_ms: float = 0.0
     pinned: bool = False
+
+    @property
+    def saves_ms(self) -> float:
+        """Milliseconds that a hit saves, as far as is known."""
+        return max(0.0, self.compile_ms - self.hit_ms)
 
     @classmethod
     def from_values(cls, values: Mapping[str, object], **known: Any) -> EntryInfo:
@@ -83,7 +90,7 @@ def _is_sound(name: str, value: object) -> bool:
 _COLUMNS = [field.name for field in fields(EntryInfo)]
 _KINDS = {name: type(getattr(EntryInfo("", ""), name)) for name in _COLUMNS}
 _MARKS = ", ".join("?" * len(_COLUMNS))
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = (
     f"CREATE TABLE entry ({', '.join(_COLUMNS)}, PRIMARY KEY (entry, generation))",
     "CREATE TABLE counter (reason TEXT PRIMARY KEY, count INTEGER NOT NULL)",
@@ -193,14 +200,14 @@ class Index:
 
         self._use(work, None)
 
-    def hit(self, entry: str, nbytes: int) -> None:
-        """Note that an entry was used, and how large it is by now."""
+    def hit(self, entry: str, nbytes: int, hit_ms: float) -> None:
+        """Note that an entry was used, how large it is by now, and how long restoring it took."""
 
         def work(database: sqlite3.Connection) -> None:
             now = int(time.time())
             database.execute(
-                "UPDATE entry SET hits = hits + 1, last_hit = ? WHERE entry = ? AND last_hit <= ?",
-                (now, entry, now - _HIT_SECONDS),
+                "UPDATE entry SET hits = hits + 1, last_hit = ?, hit_ms = ? WHERE entry = ? AND last_hit <= ?",
+                (now, hit_ms, entry, now - _HIT_SECONDS),
             )
             database.execute("UPDATE entry SET nbytes = ? WHERE entry = ? AND nbytes != ?", (nbytes, entry, nbytes))
 

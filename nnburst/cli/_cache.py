@@ -96,6 +96,12 @@ def _size(nbytes: float) -> str:
     return f"{nbytes:.1f} GiB"
 
 
+def _worth(row: dict[str, Any]) -> str:
+    """Say what compiling took and, once an entry was restored, what a hit saves of it."""
+    saves = "never restored" if row["saves_ms"] is None else f"a hit saves {row['saves_ms']:.0f}"
+    return f"compiled in {row['compile_ms']:.0f} ms, {saves}"
+
+
 @cache.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.option("--device", help="Only entries of this device.")
@@ -113,7 +119,7 @@ def ls(directory: Cache, as_json: bool, device: str | None, sort: str, stale: bo
         old = epochs.get(info.device) not in (None, info.epoch)
         if (device is None or info.device == device) and (old or not stale):
             rows.append({name: getattr(info, name) for name in info.__slots__} | {
-                "stale": old, "indexed": info.entry in known,
+                "saves_ms": info.saves_ms if info.last_hit else None, "stale": old, "indexed": info.entry in known,
             })  # fmt: skip
     total = sum(row["nbytes"] for row in rows)
     if as_json:
@@ -125,7 +131,7 @@ def ls(directory: Cache, as_json: bool, device: str | None, sort: str, stale: bo
         click.echo(
             f"{row['entry'][:12]}{marks:3} {row['device']:24} {row['files']:2} files {_size(row['nbytes']):>10}  "
             f"created {_when(row['created'])}  last hit {_when(row['last_hit'])}  hits {row['hits']:5}  "
-            f"saves {row['compile_ms']:.0f} ms  {row['version']}"
+            f"{_worth(row)}  {row['version']}"
         )
     limit = directory.limits
     click.echo(

@@ -6,7 +6,9 @@ import hashlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -20,11 +22,13 @@ from ..cache import (
     VerifiedEntry,
     checked_token,
     default_state_directory,
+    place_of,
 )
 from ._interfaces import CacheFiles
 
 __all__ = ["DeviceCacheHome", "build_epoch"]
 
+Payloads = Callable[[], tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]] | None]
 _log = logging.getLogger("nnburst.cache")
 
 
@@ -114,7 +118,7 @@ class DeviceCacheHome:
     def save(
         self,
         files: CacheFiles,
-        payloads: Callable[[], tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]] | None],
+        payloads: Payloads,
         *,
         seconds: float | None = None,
         compiled: Callable[[], bytes] | None = None,
@@ -132,8 +136,20 @@ class DeviceCacheHome:
             seconds: What compiling took, for files that are only wanted if they are faster; None if that is clear.
             compiled: Makes the fingerprint of what was compiled; see `nnburst.cache.model_fingerprint`.
         """
+        started = time.perf_counter()
+        result = self._saved(files, payloads, seconds, compiled)
+        return replace(result, seconds=time.perf_counter() - started)
+
+    def _saved(
+        self,
+        files: CacheFiles,
+        payloads: Payloads,
+        seconds: float | None,
+        compiled: Callable[[], bytes] | None,
+    ) -> SaveResult:
         try:
             cache = self.get()
+            place = place_of(files.place_fds[0]) if files.place_fds else b""
             made = payloads()
             if made is None:
                 return SaveResult(False, CacheReason.DECLINED)
@@ -143,8 +159,9 @@ class DeviceCacheHome:
             if files.fingerprint and compiled is not None and compiled() != files.fingerprint:
                 return SaveResult(False, CacheReason.CHANGED)
             return cache.save(
-                files.token, *made, files.model_fds, files.data_fds, fingerprint=files.fingerprint, staged=files.staged
-            )
+                files.token, *made, files.model_fds, files.data_fds, fingerprint=files.fingerprint,
+                staged=files.staged, place=place,
+            )  # fmt: skip
         except CacheRejected as error:
             return SaveResult(False, error.reason)
         except Exception as error:  # no space for what has to be made first, for example; it may go away

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -56,6 +56,7 @@ class CacheFiles:
         fingerprint: Of the model, 32 bytes, to find out that a token was used for two; or empty.
         staged: The files become visible later: the device is told with `Device.confirm_cache`.
         only_if_worth: Do not write files that would be read more slowly than the model compiles.
+        place_fds: The directory where the entry is kept: a save replaces what was saved there under the token.
     """
 
     model_fds: Descriptors
@@ -64,6 +65,20 @@ class CacheFiles:
     fingerprint: Bytes32 = b""
     staged: bool = False
     only_if_worth: bool = False
+    place_fds: Annotated[tuple[int, ...], msgspec.Meta(max_length=1)] = ()
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All descriptors."""
+        return *self.model_fds, *self.data_fds, *self.place_fds
+
+    def with_fds(self, fds: Sequence[int]) -> CacheFiles:
+        """The same with other descriptors, in the order of `fds`."""
+        models = len(self.model_fds)
+        files = models + len(self.data_fds)
+        return replace(
+            self, model_fds=tuple(fds[:models]), data_fds=tuple(fds[models:files]), place_fds=tuple(fds[files:])
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,15 +36,15 @@ class LateSave:
     def __init__(self, home: DeviceCacheHome, files: CacheFiles) -> None:
         self._home = home
         self._files = replace(files, staged=False, only_if_worth=False)  # they are visible by then
-        self._models = len(files.model_fds)
         self._fds: list[int] = []
         self.refused: CacheReason | None = None
         """Why nothing will be written, if that is known already."""
         try:
-            if (self._models, len(files.data_fds)) != home.counts:
+            if (len(files.model_fds), len(files.data_fds)) != home.counts:
                 raise CacheRejected(CacheReason.BAD_FD, "another number of files")
             for fd in (*files.model_fds, *files.data_fds):
                 check_fd(fd)
+            for fd in files.fds:
                 self._fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0))
         except CacheRejected as error:
             self.refused = error.reason
@@ -68,13 +68,14 @@ class LateSave:
         try:
             if self.refused is not None or not self._fds:
                 return SaveResult(False, self.refused or CacheReason.IO_ERROR)
-            for fd in self._fds:
+            count = sum(self._home.counts)
+            for fd in self._fds[:count]:
                 if check_fd(fd).st_nlink == 0:  # the client may have changed the flags since
                     return SaveResult(False, CacheReason.MISSING)  # the client has removed the entry
                 own.append(_opened_again(fd))
             for fd in own:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-            files = replace(self._files, model_fds=tuple(own[: self._models]), data_fds=tuple(own[self._models :]))
+            files = self._files.with_fds([*own, *self._fds[count:]])
             return self._home.save(files, payloads, compiled=compiled)
         except CacheRejected as error:
             return SaveResult(False, error.reason)

@@ -1,12 +1,17 @@
-"""Where the files of compilations are: in a cache directory, in one as NNAPI has it, or open already."""
+"""Where the files of compilations are: in a cache directory, in one as NNAPI has it, or open already.
+
+A source offers what it has, one after the other: entries to be restored, then room for a new one. It goes on only
+while nothing came of an offer, and closes the files of an offer when it goes on or is closed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from ..cache import (
@@ -28,12 +33,12 @@ from ..devices import CacheFiles, CompileJob, Device, PreparedModel
 from ..errors import DeadObject, InvalidArgument, NNBurstError
 from ..model import Lifetime, Model
 
-__all__ = ["Attempt", "CacheSource", "DescriptorCache", "DirectoryCache", "FlatCache", "Job", "cache_source"]
+__all__ = ["CacheSource", "DescriptorCache", "DirectoryCache", "Entry", "FlatCache", "Job", "Room", "cache_source"]
 
 _PATIENCE = 30.0
-"""Seconds to wait for somebody else who compiles the same."""
+"""Seconds to wait for another process that compiles the same."""
 _REFUSALS = (CacheReason.DECLINED, CacheReason.TOO_BIG, CacheReason.NOT_WORTH_IT)
-"""What a device says against saving a model; after a few times nobody asks again."""
+"""What a device says against saving a model; after a few times it is not asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,47 +55,63 @@ class Job:
         return self.device.get_number_of_cache_files_needed()
 
 
-class Attempt(Protocol):
-    """What a source can do for a compilation."""
+def _nothing() -> None:
+    pass
 
-    seen: set[str]
-    """Generations that were looked at."""
 
-    def restore(self) -> bool:
-        """Look again at what there is. True: the model is there, nothing needs to be compiled."""
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Files of an earlier compilation.
 
-    def compile(self, files: CacheFiles | None) -> PreparedModel:
-        """Compile, and save if there are files.
+    Attributes:
+        files: Open files.
+        generation: Which save wrote them, if the source knows.
+        close: Closes them before the source does.
+    """
 
-        Raises:
-            NNBurstError: Compiling failed.
-        """
+    files: CacheFiles
+    generation: str = ""
+    close: Callable[[], None] = _nothing
+
+
+def _said(prepared: PreparedModel, compile_ms: float) -> CacheReason:
+    """Return what the device says; one that says nothing may have saved or not."""
+    return CacheReason.DECLINED if prepared.cache_result is None else prepared.cache_result.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Files for a new entry; the last offer of a source.
+
+    Attributes:
+        files: Open files, new or to be overwritten.
+        keep: Makes an entry of what was compiled into them, which took so many milliseconds, with the save. Returns
+            what came of it.
+    """
+
+    files: CacheFiles
+    keep: Callable[[PreparedModel, float], CacheReason] = _said
 
 
 class CacheSource(Protocol):
     """Where the files of compilations are."""
 
-    def token(self, job: Job) -> bytes:
-        """Return the token for the device."""
-
-    def fingerprint(self, job: Job) -> bytes:
-        """Return what is expected to be in the files, or empty."""
-
-    def existing(self, job: Job, token: bytes) -> Generator[tuple[CacheFiles, str], None, None]:
-        """Open what there is, the newest first, with its generation; the iterator closes it.
+    def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
+        """Offer entries to be restored, the newest first, then room for a new one.
 
         Raises:
-            CacheRejected: There is nothing, or nothing that can be opened.
+            CacheRejected: There is no room: compile without files.
         """
 
-    def compile(self, job: Job, token: bytes, attempt: Attempt) -> CacheReason:
-        """Compile into files that are new or empty, or without any, and say what became of them.
+    def note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
+        """Count what came of an entry; forget one that is spoilt.
 
-        HIT: somebody else compiled the same meanwhile, and that was restored.
+        Args:
+            reason: HIT, or why it was refused.
+            entry: Which.
+            nbytes: Of its files, after a hit.
+            hit_ms: Milliseconds that restoring it took, after a hit.
         """
-
-    def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
-        """Count an outcome, with the size of an entry that was used; forget one that was not accepted."""
 
 
 class DirectoryCache:
@@ -106,17 +127,11 @@ class DirectoryCache:
         self._cache = cache
         self._given = token
         self._always = always
-        self._was_refused = False
-        self._fingerprint: bytes | None = None
 
-    def fingerprint(self, job: Job) -> bytes:
-        if self._fingerprint is None:
-            self._fingerprint = model_fingerprint(job.model)
-        return self._fingerprint
-
-    def token(self, job: Job) -> bytes:
+    def token(self, job: Job, fingerprint: bytes) -> bytes:
+        """Return the token that the device is given."""
         return device_token_v2(
-            self._given if self._given is not None else self.fingerprint(job),
+            self._given if self._given is not None else fingerprint,
             device=job.device.name,
             version=job.device.version_string,
             epoch=job.device.cache_epoch,
@@ -126,101 +141,101 @@ class DirectoryCache:
             files=job.counts,
         )
 
-    def existing(self, job: Job, token: bytes) -> Generator[tuple[CacheFiles, str], None, None]:
-        for opened in self._cache.look_up(entry_name(token), job.counts):
-            with contextlib.closing(opened):
-                fds = tuple(opened.model_fds), tuple(opened.data_fds)
-                yield CacheFiles(*fds, token, self.fingerprint(job)), opened.generation
-
-    def compile(self, job: Job, token: bytes, attempt: Attempt) -> CacheReason:
+    def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
         try:
-            staged = self._staged(job, entry_name(token), attempt)
-        except CacheRejected as error:
-            self._was_refused = error.reason in _REFUSALS
-            attempt.compile(None)
-            return error.reason
-        if staged is None:
-            return CacheReason.HIT
-        with contextlib.closing(staged):
-            started = time.perf_counter()
-            fds, fingerprint = (tuple(staged.model_fds), tuple(staged.data_fds)), self.fingerprint(job)
-            files = CacheFiles(*fds, token, fingerprint, staged=True, only_if_worth=not self._always)
-            result = attempt.compile(files).cache_result
-            reason = CacheReason.DECLINED if result is None else result.reason
-            if reason in (CacheReason.SAVED, CacheReason.LATER) and _has_changed(job.model, fingerprint):
-                return CacheReason.CHANGED
-            if result is None or not result.saved:
-                if reason is CacheReason.LATER:
-                    self._publish_empty(staged, job)
-                    self._cache.enforce_limits()
-                    return reason
-                if reason in _REFUSALS:
-                    self._cache.index.decline(staged.entry, reason)
-                self._cache.give_up(reason)
-                return reason
-            if result.nbytes > self._cache.limits.max_entry_bytes > 0:
-                return CacheReason.TOO_BIG
-            compile_ms = (time.perf_counter() - started - result.seconds) * 1e3
-            info = EntryInfo(
-                staged.entry, result.generation.hex(), job.device.name, job.device.version_string,
-                job.device.cache_epoch.hex(), sum(job.counts), result.nbytes, int(time.time()),
-                compile_ms=max(0.0, compile_ms),
+            fingerprint = model_fingerprint(job.model)
+        except NNBurstError as error:
+            raise CacheRejected(CacheReason.NO_INFO, f"a constant cannot be read: {error}") from error
+        token = self.token(job, fingerprint)
+        entry, seen = entry_name(token), set[str]()
+
+        def files(models: Sequence[int], data: Sequence[int], place: int) -> CacheFiles:
+            return CacheFiles(
+                tuple(models), tuple(data), token, fingerprint, staged=True, only_if_worth=not self._always,
+                place_fds=(place,),
             )  # fmt: skip
-            try:
-                staged.publish(result.generation, info)
-                if not job.device.confirm_cache(token, result.generation):
-                    return CacheReason.NO_ROW  # the service has lost it; an older generation may be good
-                staged.finish()
-            except DeadObject:
-                raise
-            except (OSError, NNBurstError):
-                return CacheReason.IO_ERROR
-        self._cache.enforce_limits()
-        return CacheReason.SAVED
 
-    def _staged(self, job: Job, entry: str, attempt: Attempt) -> Staged | None:
-        """Make files for an entry, or return None if somebody else had it written meanwhile, and it was restored.
+        def existing() -> Iterator[Entry]:
+            with contextlib.suppress(CacheRejected), self._cache.place() as place:
+                for opened in self._cache.look_up(entry, job.counts):
+                    with contextlib.closing(opened):
+                        if opened.generation not in seen:
+                            seen.add(opened.generation)
+                            yield Entry(
+                                files(opened.model_fds, opened.data_fds, place), opened.generation, opened.close
+                            )
 
-        Raises:
-            CacheRejected: Somebody is writing it all the time, or nothing can be written.
-        """
+        yield from existing()
         until = time.monotonic() + _patience(job.asked.deadline_ns)
         for last in (False, True):
-            staged = self._cache.stage(entry, job.counts, patience=max(0.0, until - time.monotonic()))
-            with contextlib.ExitStack() as undo:
-                undo.callback(staged.close)
-                if staged.waited or self._cache.generations(entry) - attempt.seen:
-                    if not last:  # nobody else who waited has to wait for this, too
+            with contextlib.closing(self._staged(entry, job, until)) as staged:
+                if staged.waited or self._cache.generations(entry) - seen:  # written meanwhile by another process
+                    if not last:  # others who waited need not wait for this process, too
                         staged.close()
-                    if attempt.restore():
-                        return None
+                    yield from existing()
                     if not last:
                         continue
-                undo.pop_all()
-                break
-        return staged
+                with self._cache.place() as place:
+                    keep = partial(self._keep, job, token, fingerprint, staged)
+                    yield Room(files(staged.model_fds, staged.data_fds, place), keep)
+                return
 
-    def _publish_empty(self, staged: Staged, job: Job) -> None:
-        """Make files visible that the device has duplicates of and will fill: until then they are a cut-off save."""
-        generation = os.urandom(16)
-        info = EntryInfo(
-            staged.entry, generation.hex(), job.device.name, job.device.version_string,
-            job.device.cache_epoch.hex(), sum(job.counts), 0, int(time.time()),
-        )  # fmt: skip
-        with contextlib.suppress(OSError):
-            staged.publish(generation, info)
-            staged.finish()
+    def _staged(self, entry: str, job: Job, until: float) -> Staged:
+        try:
+            return self._cache.stage(entry, job.counts, patience=max(0.0, until - time.monotonic()))
+        except CacheRejected as error:
+            if error.reason not in (CacheReason.DISABLED, *_REFUSALS):  # a refusal was counted when it was made
+                self._cache.index.count(error.reason)
+            raise
 
-    def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
-        was_refused, self._was_refused = self._was_refused, False
-        if reason is CacheReason.DISABLED or was_refused:  # the latter was counted when it was tried
-            return
+    def _keep(
+        self, job: Job, token: bytes, fingerprint: bytes, staged: Staged, prepared: PreparedModel, compile_ms: float
+    ) -> CacheReason:
+        reason = self._published(job, token, fingerprint, staged, prepared, compile_ms)
         self._cache.index.count(reason)
+        if reason in (CacheReason.SAVED, CacheReason.LATER):
+            self._cache.enforce_limits()
+        elif reason in _REFUSALS:
+            self._cache.index.decline(staged.entry, reason)
+        self._cache.give_up(reason)
+        return reason
+
+    def _published(
+        self, job: Job, token: bytes, fingerprint: bytes, staged: Staged, prepared: PreparedModel, compile_ms: float
+    ) -> CacheReason:
+        result, reason = prepared.cache_result, _said(prepared, compile_ms)
+        later = reason is CacheReason.LATER  # the device has duplicates: until it writes, it is a save that was cut off
+        if result is None or not (result.saved or later):
+            return reason
+        if _has_changed(job.model, fingerprint):
+            return CacheReason.CHANGED
+        if result.nbytes > self._cache.limits.max_entry_bytes > 0:
+            return CacheReason.TOO_BIG
+        generation = os.urandom(16) if later else result.generation
+        info = EntryInfo(
+            staged.entry, generation.hex(), job.device.name, job.device.version_string, job.device.cache_epoch.hex(),
+            sum(job.counts), result.nbytes, int(time.time()),
+            compile_ms=0.0 if later else max(0.0, compile_ms - result.seconds * 1e3),
+        )  # fmt: skip
+        try:
+            staged.publish(generation, info)
+            if not later and not job.device.confirm_cache(token, generation):
+                return CacheReason.NO_ROW  # the service has lost it; an older generation may be good
+            staged.finish()
+        except DeadObject:
+            raise
+        except (OSError, NNBurstError):
+            return CacheReason.IO_ERROR
+        return reason
+
+    def note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
+        self._cache.index.count(reason)
+        name = entry_name(entry.files.token)
         if reason is CacheReason.HIT:
-            self._cache.index.hit(entry_name(token), nbytes)
-        elif generation and reason in SPOILT:  # whatever else went wrong, the entry is as good as it was
+            self._cache.index.hit(name, nbytes, hit_ms)
+        elif reason in SPOILT:  # whatever else went wrong, the entry is as good as it was
             with contextlib.suppress(OSError, CacheRejected):
-                self._cache.remove(entry_name(token), generation)
+                self._cache.remove(name, entry.generation)
 
 
 def _has_changed(model: Model, fingerprint: bytes) -> bool:
@@ -248,48 +263,38 @@ class FlatCache:
         self._directory = directory
         self._given = token
 
-    def fingerprint(self, job: Job) -> bytes:
-        return b""
+    @contextlib.contextmanager
+    def _open(self, job: Job, token: bytes, flags: int) -> Iterator[CacheFiles]:
+        with contextlib.ExitStack() as stack:
 
-    def token(self, job: Job) -> bytes:
-        return device_token_v1(
+            def opened(path: str, flags: int) -> int:
+                fd = os.open(path, os.O_CLOEXEC | flags, 0o600)
+                stack.callback(os.close, fd)
+                return fd
+
+            models, data = (
+                tuple(opened(os.path.join(self._directory, name), os.O_RDWR | os.O_NOFOLLOW | flags) for name in names)
+                for names in file_names(token, *job.counts)
+            )
+            yield CacheFiles(models, data, token, place_fds=(opened(self._directory or ".", os.O_DIRECTORY),))
+
+    def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
+        token = device_token_v1(
             self._given,
             job.device.name,
             job.device.version_string,
             int(job.asked.preference),
             PRIORITY_CODE[job.asked.priority],
         )
-
-    @contextlib.contextmanager
-    def _open(self, job: Job, token: bytes, flags: int) -> Iterator[CacheFiles]:
-        fds: tuple[list[int], list[int]] = ([], [])
+        with contextlib.suppress(OSError), self._open(job, token, 0) as files:
+            yield Entry(files)
         try:
-            for given, names in zip(fds, file_names(token, *job.counts), strict=True):
-                for name in names:
-                    path = os.path.join(self._directory, name)
-                    given.append(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600))
-            yield CacheFiles(tuple(fds[0]), tuple(fds[1]), token)
-        finally:
-            for fd in (*fds[0], *fds[1]):
-                os.close(fd)
-
-    def existing(self, job: Job, token: bytes) -> Generator[tuple[CacheFiles, str], None, None]:
-        try:
-            with self._open(job, token, 0) as files:
-                yield files, ""
+            with self._open(job, token, os.O_CREAT) as files:
+                yield Room(files)
         except OSError as error:
-            raise CacheRejected(CacheReason.MISSING, str(error)) from error
+            raise CacheRejected(CacheReason.IO_ERROR, f"{self._directory}: {error.strerror}") from error
 
-    def compile(self, job: Job, token: bytes, attempt: Attempt) -> CacheReason:
-        with contextlib.ExitStack() as stack:
-            try:
-                files = stack.enter_context(self._open(job, token, os.O_CREAT))
-            except OSError:
-                attempt.compile(None)
-                return CacheReason.IO_ERROR
-            return _saved(attempt.compile(files))
-
-    def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
+    def note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
         pass
 
 
@@ -321,43 +326,21 @@ class DescriptorCache:
             while fds:
                 os.close(fds.pop())
 
-    def fingerprint(self, job: Job) -> bytes:
-        return b""
-
-    def token(self, job: Job) -> bytes:
-        return self._given
-
-    @property
-    def _files(self) -> CacheFiles:
-        return CacheFiles(tuple(self._fds[0]), tuple(self._fds[1]), self._given)
-
-    def _fits(self, job: Job) -> bool:
-        return (len(self._fds[0]), len(self._fds[1])) == job.counts
-
-    def existing(self, job: Job, token: bytes) -> Generator[tuple[CacheFiles, str], None, None]:
-        if not self._fits(job):
+    def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
+        models, data = map(tuple, self._fds)
+        if (len(models), len(data)) != job.counts:
             raise CacheRejected(CacheReason.BAD_FD, "the device needs another number of files")
-        if not any(os.fstat(fd).st_size for fd in self._fds[0] + self._fds[1]):
-            raise CacheRejected(CacheReason.MISSING, "the files are empty")
-        yield self._files, ""
+        files = CacheFiles(models, data, self._given)
+        if any(os.fstat(fd).st_size for fd in (*models, *data)):
+            yield Entry(files)
+        yield Room(files)
 
-    def compile(self, job: Job, token: bytes, attempt: Attempt) -> CacheReason:
-        if not self._fits(job):
-            attempt.compile(None)
-            return CacheReason.BAD_FD
-        return _saved(attempt.compile(self._files))
-
-    def note(self, reason: CacheReason, token: bytes, generation: str = "", nbytes: int = 0) -> None:
+    def note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
         pass
 
 
-def _saved(prepared: PreparedModel) -> CacheReason:
-    """Return what the device says; one that says nothing may have saved or not."""
-    return CacheReason.DECLINED if prepared.cache_result is None else prepared.cache_result.reason
-
-
 def _patience(deadline_ns: int) -> float:
-    """Seconds to wait for somebody else; half of what is left, so that there is time to compile all the same."""
+    """Seconds to wait for another process; half of what is left, so that there is time to compile all the same."""
     if not deadline_ns:
         return _PATIENCE
     return min(_PATIENCE, max(0.0, (deadline_ns - time.monotonic_ns()) / 2e9))

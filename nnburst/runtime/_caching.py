@@ -1,4 +1,4 @@
-"""The runtime's part of compilation caching: when to ask for what, and what came of it.
+"""The runtime's part of compilation caching: restore what a source offers, else compile into the room that it makes.
 
 Workflows and fall-throughs are those of the facts sheet `caching.md` §1.4, §1.5: whatever a look-up brings but success,
 the model is compiled; only compiling can fail.
@@ -16,7 +16,16 @@ from ..cache import CacheReason, CacheRejected
 from ..devices import CacheFiles, PreparedModel
 from ..errors import DeadObject, ErrorStatus, NNBurstError
 from ..model import DeviceStatus
-from ._cache_sources import CacheSource, DescriptorCache, DirectoryCache, FlatCache, Job, cache_source
+from ._cache_sources import (
+    CacheSource,
+    DescriptorCache,
+    DirectoryCache,
+    Entry,
+    FlatCache,
+    Job,
+    Room,
+    cache_source,
+)
 
 __all__ = [
     "CacheReport",
@@ -69,99 +78,73 @@ NO_CACHE = CacheReport("DISABLED", CacheReason.NO_INFO)
 
 
 class _Attempt:
-    """One compilation with caching: what was tried, and what came of it. See `Attempt`."""
+    """One compilation with caching: what the device did with each offer of the source."""
 
-    def __init__(self, job: Job, source: CacheSource, token: bytes) -> None:
-        self._job, self._source, self._token = job, source, token
-        self.seen: set[str] = set()
+    def __init__(self, job: Job, source: CacheSource) -> None:
+        self._job, self._source = job, source
         self.prepared: PreparedModel | None = None
         self.nbytes = 0
         self.rejected: CacheReason | None = None
-        self.missing = CacheReason.MISSING
+        self.compile_ms = 0.0
         self.failed = False
-        """Whether it is compiling that failed."""
-        self._suspect: str | None = None
+        """Whether compiling failed."""
+        self._suspect: Entry | None = None
         """The entry that the device was restoring when its process ended."""
 
-    def restore(self) -> bool:
-        """Look at everything that there is until something is accepted. Nothing is raised."""
-        refusals: list[tuple[CacheReason, str]] = []
-        try:
-            with contextlib.closing(self._source.existing(self._job, self._token)) as candidates:
-                for files, generation in candidates:
-                    self.seen.add(generation)
-                    refused = self._restored(files, generation)
-                    if refused is None:
-                        break
-                    refusals.append((refused, generation))
-                    if refused is CacheReason.DEAD_SERVICE:
-                        break
-        except CacheRejected as error:
-            self.missing = error.reason
-        except Exception as error:
-            _log.warning("a cached compilation was not looked for: %s", error)
-            self.missing = CacheReason.IO_ERROR
-        for reason, generation in refusals:
-            if generation != self._suspect:
-                self.note(reason, generation)
-        self.rejected = refusals[-1][0] if refusals else self.rejected
-        return self.prepared is not None
+    def take(self, offer: Entry | Room) -> CacheReason | None:
+        """Use an offer; return what came of it, or None if the next one is needed."""
+        if isinstance(offer, Room):
+            return offer.keep(self.compile(offer.files), self.compile_ms)
+        if self.rejected is CacheReason.DEAD_SERVICE:
+            return None
+        started = time.perf_counter()
+        refused = self._restore(offer)
+        if refused is None:
+            self.nbytes = sum(os.fstat(fd).st_size for fd in (*offer.files.model_fds, *offer.files.data_fds))
+            self._note(CacheReason.HIT, offer, self.nbytes, _since(started))
+            return CacheReason.HIT
+        self.rejected = refused
+        offer.close()  # else it could not be removed
+        if offer is not self._suspect:
+            self._note(refused, offer)
+        return None
 
-    def _restored(self, files: CacheFiles, generation: str) -> CacheReason | None:
+    def _restore(self, entry: Entry) -> CacheReason | None:
         """Have the device restore an entry; return why it did not."""
-        job, alive = self._job, False
+        device, deadline_ns, alive = self._job.device, self._job.asked.deadline_ns, False
         with contextlib.suppress(Exception):  # a service that is stuck must not cost more than the deadline
-            alive = not job.asked.deadline_ns and job.device.status is not DeviceStatus.OFFLINE
+            alive = not deadline_ns and device.status is not DeviceStatus.OFFLINE
         try:
-            prepared = job.device.prepare_model_from_cache(files, job.asked.deadline_ns)
-            self.nbytes = sum(os.fstat(fd).st_size for fd in (*files.model_fds, *files.data_fds))
+            self.prepared = device.prepare_model_from_cache(entry.files, deadline_ns)
         except DeadObject:
             if not alive:  # it may have been dead before: the entry is to blame if the device works without it
-                self._suspect = generation
+                self._suspect = entry
             return CacheReason.DEAD_SERVICE
         except CacheRejected as error:
             return error.reason
         except NNBurstError as error:
             return _PASSING.get(error.status, CacheReason.IO_ERROR)
         except Exception as error:
-            _log.warning("%s could not restore a compilation: %s", job.device.name, error)
+            _log.warning("%s could not restore a compilation: %s", device.name, error)
             return CacheReason.IO_ERROR
-        self.prepared = prepared
         return None
 
     def compile(self, files: CacheFiles | None) -> PreparedModel:
         """Compile, and save if there are files; raises what the device raises."""
-        job = self._job
+        started = time.perf_counter()
         try:
-            prepared = job.device.prepare_model(job.model, replace(job.asked, cache=files))
+            prepared = self._job.device.prepare_model(self._job.model, replace(self._job.asked, cache=files))
         except BaseException:
             self.failed = True
             raise
-        self.prepared = prepared
+        self.prepared, self.compile_ms = prepared, _since(started)
         if self._suspect is not None:
-            self.note(CacheReason.DEAD_SERVICE, self._suspect)
+            self._note(CacheReason.DEAD_SERVICE, self._suspect)
         return prepared
 
-    def saved(self) -> CacheReason:
-        """Have the source compile. Whatever goes wrong with its files, the model is compiled.
-
-        Raises:
-            NNBurstError: Compiling failed, or the process of the device ended.
-        """
+    def _note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
         try:
-            return self._source.compile(self._job, self._token, self)
-        except Exception as error:
-            if self.failed or isinstance(error, DeadObject):
-                raise
-            _log.warning("a compilation was not kept: %s", error)
-            if self.prepared is None:
-                self.compile(None)
-            return CacheReason.IO_ERROR
-
-    def note(self, reason: CacheReason, generation: str = "", nbytes: int = 0) -> None:
-        """Tell the source of an outcome."""
-        try:
-            self._source.note(reason, self._token, generation, nbytes)
+            self._source.note(reason, entry, nbytes, hit_ms)
         except Exception as error:
             _log.warning("the outcome of a look-up was not noted: %s", error)
 
@@ -170,42 +153,41 @@ def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedMo
     """Restore a compilation if that works, else compile and save if that works.
 
     Raises:
-        NNBurstError: Compiling failed.
+        NNBurstError: Compiling failed, or the process of the device ended.
     """
-
-    def uncached(reason: CacheReason) -> tuple[PreparedModel, CacheReport]:
-        prepared = job.device.prepare_model(job.model, job.asked)
-        return prepared, replace(NO_CACHE, reason=reason)
-
     if source is None:
-        return uncached(CacheReason.NO_INFO)
+        return job.device.prepare_model(job.model, job.asked), NO_CACHE
     if not 0 < sum(job.counts) or max(job.counts) > _MOST_COUNT:
-        return uncached(CacheReason.UNSUPPORTED)
-    started = time.perf_counter()
+        return job.device.prepare_model(job.model, job.asked), replace(NO_CACHE, reason=CacheReason.UNSUPPORTED)
+    reason = CacheReason.IO_ERROR
+    attempt, started = _Attempt(job, source), time.perf_counter()
     try:
-        token = source.token(job)
-        source.fingerprint(job)
-    except NNBurstError:  # a constant that this process may not read: caching is off for this model
-        return uncached(CacheReason.NO_INFO)
-    attempt = _Attempt(job, source, token)
-    reason = CacheReason.HIT if attempt.restore() else None
-    lookup_ms, started = _since(started), time.perf_counter()
-    if reason is None:
-        reason = attempt.saved()
-    attempt.note(reason, nbytes=attempt.nbytes)
-    prepared = attempt.prepared
-    assert prepared is not None
+        with contextlib.closing(source.offers(job)) as offers:
+            for offer in offers:
+                found = attempt.take(offer)
+                if found is not None:
+                    reason = found
+                    break
+    except CacheRejected as error:
+        if attempt.failed:
+            raise
+        reason = error.reason
+    except Exception as error:
+        if attempt.failed or isinstance(error, DeadObject):
+            raise
+        _log.warning("a compilation was neither looked for nor kept: %s", error)
+    prepared = attempt.prepared or attempt.compile(None)
+    elapsed = _since(started)
     if reason is CacheReason.HIT:
-        return prepared, CacheReport("HIT", reason, None, attempt.nbytes, lookup_ms)
+        return prepared, CacheReport("HIT", reason, None, attempt.nbytes, elapsed)
     result = prepared.cache_result
-    outcome = "SAVED" if reason is CacheReason.SAVED else "REJECTED" if attempt.rejected else "NOT_SAVED"
-    report = CacheReport(
-        outcome, reason, attempt.rejected, result.nbytes if result and result.saved else 0, lookup_ms, _since(started),
-        result.seconds * 1e3 if result else 0.0,
+    outcome = "DISABLED"
+    if reason not in (CacheReason.DISABLED, CacheReason.NO_INFO):
+        outcome = "SAVED" if reason is CacheReason.SAVED else "REJECTED" if attempt.rejected else "NOT_SAVED"
+    return prepared, CacheReport(
+        outcome, reason, attempt.rejected, result.nbytes if result and result.saved else 0,
+        elapsed - attempt.compile_ms, attempt.compile_ms, result.seconds * 1e3 if result else 0.0,
     )  # fmt: skip
-    if attempt.missing is CacheReason.DISABLED:
-        report = replace(report, outcome="DISABLED", reason=CacheReason.DISABLED)
-    return prepared, report
 
 
 def _since(started: float) -> float:

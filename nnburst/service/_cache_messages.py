@@ -37,7 +37,7 @@ class CacheOutcome(Value, frozen=True):
 
 
 class PrepareModel(Message, tag="prepare_model", frozen=True):
-    """Descriptors: those of the pools, then the model cache files, then the data cache files."""
+    """Descriptors: those of the pools, then the model cache files, the data cache files, and their directory."""
 
     device: Id
     model: WireModel
@@ -50,7 +50,7 @@ class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True):
 
 
 class PrepareModelFromCache(Message, tag="prepare_model_from_cache", frozen=True):
-    """Descriptors: the model cache files, then the data cache files."""
+    """Descriptors: the model cache files, the data cache files, and their directory."""
 
     device: Id
     cache: CacheFiles

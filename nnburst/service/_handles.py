@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import replace
 from typing import cast
 
 import msgspec
@@ -167,17 +166,13 @@ def request_from_wire(wire: WireRequest, fds: FdBundle, owned: Container[int], a
 
 def cache_to_wire(files: CacheFiles) -> tuple[CacheFiles, list[int]]:
     """Return cache files with places among the descriptors of a message, and the descriptors (borrowed)."""
-    fds = [*files.model_fds, *files.data_fds]
-    places = tuple(range(len(fds)))
-    models = len(files.model_fds)
-    return replace(files, model_fds=places[:models], data_fds=places[models:]), fds
+    fds = list(files.fds)
+    return files.with_fds(range(len(fds))), fds
 
 
 def cache_from_wire(wire: CacheFiles, fds: FdBundle) -> CacheFiles:
     """Inverse of `cache_to_wire`. The descriptors belong to the caller."""
-    models = len(wire.model_fds)
-    taken = tuple(fds.take(models + len(wire.data_fds)))
-    return replace(wire, model_fds=taken[:models], data_fds=taken[models:])
+    return wire.with_fds(fds.take(len(wire.fds)))
 
 
 def queue_to_wire(queue: MQDescriptor) -> tuple[WireQueue, list[int]]:

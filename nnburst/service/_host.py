@@ -268,7 +268,7 @@ class HostedConnection:
             raise
         finally:
             if cache is not None:
-                FdBundle((*cache.model_fds, *cache.data_fds)).close()
+                FdBundle(cache.fds).close()
 
         owned = HostedModel(prepared, pools, charge)
         return PrepareModelReply(self.objects.add(owned, owned.dispose), _outcome(prepared.cache_result))
@@ -278,10 +278,10 @@ class HostedConnection:
         device = self._device(message.device)
         checked_token(message.cache.token)
         cache = cache_from_wire(message.cache, fds)
-        caches = (*cache.model_fds, *cache.data_fds)
         charge: Charge | None = None
         try:  # the private copies count like mappings
-            charge = self.ledger.charge(models=1, mapped_bytes=sum(check_fd(fd).st_size for fd in caches), fds=len(fds))
+            nbytes = sum(check_fd(fd).st_size for fd in (*cache.model_fds, *cache.data_fds))
+            charge = self.ledger.charge(models=1, mapped_bytes=nbytes, fds=len(fds))
             prepared = device.prepare_model_from_cache(cache, message.deadline_ns)
         except CacheRejected as error:
             if charge is not None:
@@ -292,7 +292,7 @@ class HostedConnection:
                 charge.release()
             raise
         finally:
-            FdBundle(caches).close()
+            FdBundle(cache.fds).close()
         owned = HostedModel(prepared, (), charge)
         return PrepareModelFromCacheReply(self.objects.add(owned, owned.dispose))
 

@@ -317,7 +317,7 @@ def _of_pools(pools: tuple[WireMemory, ...]) -> int:
 
 
 def _of_cache(files: CacheFiles | None) -> int:
-    return 0 if files is None else len(files.model_fds) + len(files.data_fds)
+    return 0 if files is None else len(files.fds)
 
 
 @dataclass(frozen=True, slots=True)

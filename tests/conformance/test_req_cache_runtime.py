@@ -399,6 +399,23 @@ def test_model_that_is_not_worth_it_is_not_written(start: Any, tmp_path: Path) -
 
 @pytest.mark.leaks("the trust store of a process stays open")
 @pytest.mark.parametrize("layout", ["native", "flat"])
+def test_two_directories_keep_one_model_each(start: Any, tmp_path: Path, layout: str) -> None:
+    """Each has a newest entry of its own."""
+    options = {"always": True} if layout == "native" else {}
+
+    def outcome(directory: Path) -> str:
+        directory.mkdir(exist_ok=True)
+        with start() as service, Compilation(model(), service.devices) as compilation:
+            compilation.set_caching(directory, TOKEN, layout=layout, **options)
+            compilation.finish()
+            return compilation.cache_report.outcome
+
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert [outcome(place) for place in (one, two, one, two, one)] == ["SAVED", "SAVED", "HIT", "HIT", "HIT"]
+
+
+@pytest.mark.leaks("the trust store of a process stays open")
+@pytest.mark.parametrize("layout", ["native", "flat"])
 def test_THR_12_token_that_is_used_for_two_models(start: Any, tmp_path: Path, layout: str) -> None:
     """Natively that is noticed; NNAPI's layout cannot know, so there the application answers for its tokens."""
     outcomes = []

@@ -128,7 +128,9 @@ def test_THR_27_wait_leaves_time_to_compile(tmp_path: Path) -> None:
     asked = CompileJob(deadline_ns=time.monotonic_ns() + 6_000_000_000)
     job = Job(create_device("nnburst-reference"), build(), asked)
     source = DirectoryCache(cache, bytes(32), always=True)
-    with contextlib.closing(Cache(tmp_path / "c", Limits(min_free=0)).stage(entry_name(source.token(job)), COUNTS)):
+    with contextlib.closing(
+        Cache(tmp_path / "c", Limits(min_free=0)).stage(entry_name(source.token(job, b"")), COUNTS)
+    ):
         prepared, report = compile_with_cache(job, source)
     assert waits.is_set()
     assert (report.outcome, report.reason) == ("NOT_SAVED", R.BUSY)

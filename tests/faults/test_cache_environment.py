@@ -274,7 +274,7 @@ def test_entry_that_is_written_late_counts_with_its_size(tmp_path: Path) -> None
     cache.enforce_limits()
     assert {info.entry for info in cache.entries()} == {name(2)}
     fill(cache, name(3), 30_000, nbytes=500)
-    cache.index.hit(name(3), 30_000)
+    cache.index.hit(name(3), 30_000, 1.0)
     (grown,) = (info for info in cache.index.all().values() if info.entry == name(3))
     assert (grown.hits, grown.nbytes) == (1, 30_000)
 

@@ -117,30 +117,27 @@ def test_generation_that_is_not_confirmed_replaces_nothing(tmp_path: Path) -> No
     assert compiled(ReferenceDevice(), tmp_path / "c") == "HIT/HIT/-"
 
 
-@pytest.mark.parametrize("what", ["existing", "compile before", "compile after", "note"])
+@pytest.mark.parametrize("what", ["look-up", "save", "note"])
 def test_source_with_a_bug_does_not_make_a_compilation_fail(tmp_path: Path, what: str) -> None:
     class Odd(DirectoryCache):
-        def existing(self, *args: Any) -> Any:
-            if what == "existing":
+        def offers(self, job: Job) -> Any:
+            if what == "look-up":
                 raise ValueError("odd")
-            return super().existing(*args)
+            yield from super().offers(job)
 
-        def compile(self, *args: Any) -> CacheReason:
-            if what == "compile before":
-                raise ValueError("odd")
-            reason = super().compile(*args)
-            if what == "compile after":
+        def _keep(self, *args: Any) -> CacheReason:
+            reason = super()._keep(*args)
+            if what == "save":
                 raise ValueError("odd")
             return reason
 
         def note(self, *args: Any) -> None:
-            if what == "note":
-                raise ValueError("odd")
+            raise ValueError("odd")
 
     device = ReferenceDevice()
     job = Job(device, build(), CompileJob())
     prepared, report = compile_with_cache(job, Odd(Cache(tmp_path / "c"), bytes(32), always=True))
-    assert report.outcome == ("NOT_SAVED" if what.startswith("compile") else "SAVED")
+    assert report.outcome == ("SAVED" if what == "note" else "NOT_SAVED")
     assert device.counters()["validations"] == 1
     prepared.close()
 
