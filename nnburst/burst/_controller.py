@@ -24,6 +24,7 @@ from ..errors import (
     error_for,
 )
 from ..fmq import MessageQueue
+from ..memory import check_open
 from ..model import NO_TIMING, BufferToken, ExecutionResult, MeasureTiming, RunOptions
 from ._endpoint import c_request, open_channel, python_result
 from ._interfaces import consistent_result
@@ -157,8 +158,6 @@ class ExecutionBurstController:
         if self._closed:
             raise BadState("the burst is closed; open another one")
         self._forget_dropped()
-        if any(getattr(pool, "closed", False) for pool in pools):
-            raise BadState("a memory of the request is closed")
         return self._slots.slots_for(pools)
 
     def compute(self, request: Request, *, measure: bool = False, timeout: float | None = None) -> ExecutionResult:
@@ -330,6 +329,7 @@ class BoundRequest:
         """
         out, turn = ffi.new("nnb_execution **"), self.turn
         for i, request in enumerate(requests):
+            check_open(request)
             raw, keep_alive = c_request(request, burst.slots_for(request.pools), measure=measure)  # type: ignore[arg-type]
             if i == 0:
                 check(lib.nnb_execution_create(out, burst._endpoint, raw), "bind")
@@ -399,6 +399,8 @@ class BoundRequest:
 
     def _settle(self, status: int) -> None:
         if self._wait(status):
+            for request in self.requests:
+                check_open(request)  # the service could not fetch what was closed before the first run
             final, shapes, _ = self.result
             message = _REFUSALS.get(final, f"the execution failed with {final.name}; launch(log_level='info') logs why")
             raise error_for(final, message, shapes)

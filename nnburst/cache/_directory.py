@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -33,8 +32,13 @@ __all__ = ["Cache", "Opened", "Staged"]
 _log = logging.getLogger("nnburst.cache")
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Compilation cache of nnburst; may be deleted at any time.\n"
 _DECLINED_OFTEN = 3
+_TRASH = "trash-"
 _HEX = set("0123456789abcdef")
 _OFF = (CacheReason.READ_ONLY, CacheReason.DISK_FULL)
+_BY_DESCRIPTOR = "/proc/self/fd/"
+_given_up: dict[tuple[object, ...], CacheReason] = {}
+"""Directories in which this process keeps nothing any more."""
+_warned_of: set[CacheReason] = set()
 
 
 class Opened:
@@ -147,7 +151,7 @@ class Cache:
         self._nowhere: CacheRejected | None = None
         try:
             place = root if root is not None and root != "" else default_cache_directory()
-            self._root = f"/proc/self/fd/{place}" if isinstance(place, int) else os.fsdecode(place)
+            self._root = f"{_BY_DESCRIPTOR}{place}" if isinstance(place, int) else os.fsdecode(place)
         except CacheRejected as error:  # said when somebody wants something of the cache
             self._root, self._nowhere = "", error
         if "\0" in self._root:
@@ -155,8 +159,6 @@ class Cache:
         self.limits = limits or Limits.from_environment()
         self.hook = hook
         self.index = Index(self._tree)
-        self._off: CacheReason | None = None
-        self._warned = threading.Lock()
 
     @property
     def path(self) -> str:
@@ -254,15 +256,25 @@ class Cache:
     def _check_on(self) -> None:
         if self.limits.max_bytes == 0 or os.environ.get("NNBURST_CACHE") == "0":
             raise CacheRejected(CacheReason.DISABLED, "caching is turned off")
-        if self._off is not None:
-            raise CacheRejected(self._off, "caching was given up for this directory")
+        reason = _given_up.get(self._identity)
+        if reason is not None:
+            raise CacheRejected(reason, "caching was given up for this directory")
 
     def give_up(self, reason: CacheReason) -> None:
-        """Stop caching in this directory if the reason will not go away; say so once."""
-        with self._warned:
-            if reason in _OFF and self._off is None:
-                self._off = reason
-                _log.warning("%s: caching is off for this process: %s", self._root, reason.value)
+        """Stop caching in this directory, in this process, if the reason will not go away. Warns once a reason."""
+        if reason in _OFF and _given_up.setdefault(self._identity, reason) is reason:
+            level = logging.DEBUG if reason in _warned_of else logging.WARNING
+            _warned_of.add(reason)
+            _log.log(level, "%s: caching is off for this process: %s", self._root, reason.value)
+
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        """Names the directory in this process; a number of a descriptor is used again, so its inode does."""
+        if self._root.startswith(_BY_DESCRIPTOR):
+            with suppress(OSError):
+                status = os.stat(self._root)
+                return status.st_dev, status.st_ino
+        return (os.path.abspath(self._root),)
 
     def stage(self, entry: str, counts: tuple[int, int], *, patience: float = 30.0) -> Staged:
         """Make empty files for an entry.
@@ -282,6 +294,7 @@ class Cache:
         staged = Staged(self, entry)
         try:
             with self._tree(create=True) as root:
+                self.sweep(self.litter())
                 self._make_room(root)
                 with suppress(FileExistsError):
                     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -350,7 +363,7 @@ class Cache:
             return -1
         try:
             with self._tree("objects", entry[:2]) as shard, self._tree("staging", create=True) as staging:
-                trash = f"trash-{os.urandom(8).hex()}"
+                trash = f"{_TRASH}{os.urandom(8).hex()}"
                 os.rename(f"{entry}.{generation}", trash, src_dir_fd=shard, dst_dir_fd=staging)
                 freed = remove_tree(staging, trash)
         except FileNotFoundError:
@@ -464,11 +477,14 @@ class Cache:
         return [info for info in self.entries() if info.entry.startswith(prefix.lower())] if prefix else []
 
     def litter(self) -> list[str]:
-        """Return what is left in `staging` of saves that were cut off more than an hour ago."""
-        old = time.time() - 3600
+        """Return what is left in `staging`: of removals, and of saves that were cut off more than an hour ago."""
+        old, found = time.time() - 3600, []
         with suppress(OSError, CacheRejected), self._tree("staging") as staging:
-            return [n for n in os.listdir(staging) if os.stat(n, dir_fd=staging, follow_symlinks=False).st_mtime < old]
-        return []
+            for name in os.listdir(staging):
+                with suppress(FileNotFoundError):  # the process that works there has just finished
+                    if name.startswith(_TRASH) or os.stat(name, dir_fd=staging, follow_symlinks=False).st_mtime < old:
+                        found.append(name)
+        return found
 
     def sweep(self, names: Sequence[str]) -> int:
         """Remove litter; returns the bytes."""

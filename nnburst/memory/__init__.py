@@ -13,7 +13,7 @@ from ._managed_gate import free_closed_buffers
 from ._managed_request import BufferSet, BufferUse, BufferView
 from ._managed_tokens import BufferTracker
 from ._memory import Memory
-from ._staging import OpenRequest, check_pools, open_request, read_constant, undecodable_pools
+from ._staging import OpenRequest, check_open, check_pools, open_request, read_constant, undecodable_pools
 
 __all__ = [
     "BACKINGS",
@@ -35,6 +35,7 @@ __all__ = [
     "Role",
     "check_file_system",
     "check_layout",
+    "check_open",
     "check_pools",
     "free_closed_buffers",
     "open_request",

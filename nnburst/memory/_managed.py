@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._core import ffi, lib
-from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
+from ..errors import GeneralFailure, InvalidArgument
 from ..model import Operand, combine_dimensions, is_fully_specified, operand_info
 from ._managed_gate import Outcome, Uses, gate
+from ._mapping import private_bytes
 
 if TYPE_CHECKING:
     from ._memory import Memory
@@ -58,12 +59,7 @@ class _Storage:
     _numbers = itertools.count(1)
 
     def __init__(self, nbytes: int) -> None:
-        try:
-            self.bytes: Array = np.zeros(nbytes, np.uint8)
-        except (MemoryError, ValueError, OverflowError):
-            raise ResourceExhausted(
-                f"no memory for a buffer of {nbytes} bytes; close buffers or make it smaller"
-            ) from None
+        self.bytes: Array = private_bytes(nbytes)
         self.number = next(self._numbers)
         """Never used again, as `id` would be."""
         self.owners = 1

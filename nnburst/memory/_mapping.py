@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any
 
 import numpy as np
 
 from .._core import ffi, lib
-from ..errors import GeneralFailure
+from ..errors import GeneralFailure, ResourceExhausted
 
-__all__ = ["Mapping"]
+__all__ = ["Mapping", "private_bytes"]
 
 
 class Mapping:
@@ -24,6 +25,7 @@ class Mapping:
 
     Raises:
         GeneralFailure: The object cannot be mapped like this.
+        ResourceExhausted: The process has no room for it, or the machine no memory.
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_mapping", "address", "size")
@@ -32,7 +34,8 @@ class Mapping:
         raw = ffi.new("nnb_mapping *")
         rc = lib.nnb_map(raw, fd, offset, size, prot)
         if rc < 0:
-            raise GeneralFailure(f"cannot map {size} bytes at {offset} of fd {fd}: {os.strerror(-rc)}")
+            kind = ResourceExhausted if rc == -errno.ENOMEM else GeneralFailure
+            raise kind(f"cannot map {size} bytes at {offset} of fd {fd}: {os.strerror(-rc)}")
         self._mapping = ffi.gc(raw, lib.nnb_unmap)
         self.address = int(ffi.cast("uintptr_t", raw.addr))
         self.size = size
@@ -51,3 +54,15 @@ class Mapping:
     def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """All of it as uint8; the array keeps the mapping alive."""
         return np.asarray(self)
+
+
+def private_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return so many zeroed bytes of this process alone.
+
+    Raises:
+        ResourceExhausted: There is no memory for them.
+    """
+    try:
+        return np.zeros(nbytes, np.uint8)
+    except (MemoryError, ValueError, OverflowError) as error:
+        raise ResourceExhausted(f"there is no memory for {nbytes} bytes") from error

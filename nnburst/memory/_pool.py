@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import FdSet, check, lib
-from ..errors import GeneralFailure, InvalidArgument
+from ..errors import BadState, GeneralFailure, InvalidArgument
 from ._descriptor import MemoryObject, examine, read_into, sync_dma_buf, write_from
 from ._file_system import check_file_system
 from ._image import ImageLayout, format_of, gather, plane_views, scatter
 from ._kinds import PROT_READ, PROT_WRITE, MemoryHandle
-from ._mapping import Mapping
+from ._mapping import Mapping, private_bytes
 
 __all__ = ["Pool"]
 
@@ -100,6 +100,8 @@ class Pool:
         Raises:
             BadState: The pool is closed.
         """
+        if self._fds.closed:
+            raise BadState(f"{self!r} is closed; keep a memory open as long as it is used")
         return self._fds.fds
 
     @property
@@ -172,7 +174,7 @@ class Pool:
             BadState: The pool is closed.
         """
         element, lengths, nbytes = self._region(dtype, shape, offset, tensor=True)
-        out = np.empty(nbytes, np.uint8)
+        out = private_bytes(nbytes)
         self.copy_out(offset, out)
         return out.view(element).reshape(lengths)
 
@@ -196,7 +198,7 @@ class Pool:
         elif self.image is None:
             read_into(self.fds[0], self.offset + offset, target)
         else:
-            raw = np.empty(self.span, np.uint8)
+            raw = private_bytes(self.span)
             read_into(self.fds[0], 0, raw)
             gather(self.image, plane_views(self.image, raw), self._tensor(target))
 
@@ -212,7 +214,7 @@ class Pool:
         elif self.image is None:
             write_from(self.fds[0], self.offset + offset, source)
         else:
-            raw = np.empty(self.span, np.uint8)  # with what lies between the rows
+            raw = private_bytes(self.span)  # with what lies between the rows
             read_into(self.fds[0], 0, raw)
             scatter(self.image, plane_views(self.image, raw), self._tensor(source))
             write_from(self.fds[0], 0, raw)

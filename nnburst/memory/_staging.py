@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import GeneralFailure, InvalidArgument
+from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import BufferToken, DataLocation, MemoryLike, Request, RequestArgument
-from ._mapping import Mapping
+from ._mapping import Mapping, private_bytes
 from ._memory import Memory
 
-__all__ = ["OpenRequest", "check_pools", "open_request", "read_constant", "undecodable_pools"]
+__all__ = ["OpenRequest", "check_open", "check_pools", "open_request", "read_constant", "undecodable_pools"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -28,7 +28,7 @@ def undecodable_pools(pools: Iterable[MemoryLike | BufferToken]) -> dict[int, Ge
             try:
                 pool.check_usable()
             except GeneralFailure as error:
-                failures[index] = error
+                failures[index] = error.with_traceback(None)  # whose frames would keep the pools until a collection
     return failures
 
 
@@ -40,6 +40,19 @@ def check_pools(pools: Iterable[MemoryLike | BufferToken], of_what: str) -> None
     """
     for index, error in undecodable_pools(pools).items():
         raise GeneralFailure(f"pool {index} of the {of_what}: {error}") from error
+
+
+def check_open(request: Request) -> None:
+    """Refuse a request one of whose memories is closed.
+
+    Raises:
+        BadState: It is the memory of that input or output.
+    """
+    for kind, arguments in (("input", request.inputs), ("output", request.outputs)):
+        for i, argument in enumerate(arguments):
+            pool = None if argument.has_no_value else request.pools[argument.location.pool_index]
+            if getattr(pool, "closed", False):
+                raise BadState(f"the memory of {kind} {i} is closed: {pool!r}; keep it open until the last run")
 
 
 def read_constant(pool: MemoryLike, dtype: npt.DTypeLike, dims: tuple[int, ...], offset: int) -> Array:
@@ -126,7 +139,7 @@ class OpenRequest:
     def open_argument(self, memory: Memory, location: DataLocation, *, write: bool, rights: bool) -> _Region:
         """Open one argument; `rights` tells whether the request writes to the pool anywhere."""
         if memory.image is not None:
-            private = np.zeros(memory.image.tight_size, np.uint8)
+            private = private_bytes(memory.image.tight_size)
             (self._outputs if write else self._inputs).append((memory, 0, private))
             return _Region(private)
         if memory.mappable:
@@ -140,7 +153,7 @@ class OpenRequest:
                 raw = raw[:]
                 raw.flags.writeable = False
             return _Region(raw)
-        private = np.zeros(location.length, np.uint8)  # a short result must not carry what lay here before
+        private = private_bytes(location.length)  # a short result must not carry what lay here before
         (self._outputs if write else self._inputs).append((memory, location.offset, private))
         return _Region(private)
 

@@ -23,7 +23,7 @@ from ..errors import (
     OutputInsufficientSize,
     ResourceExhausted,
 )
-from ..memory import Memory
+from ..memory import Memory, check_open
 from ..model import (
     UINT64_MAX,
     BufferToken,
@@ -572,6 +572,7 @@ class Execution(BoundRequest):
     def _without_burst(self) -> None:
         measure = MeasureTiming.YES if self._measure else MeasureTiming.NO
         request = self._laid_out().requests[self.turn]
+        check_open(request)
         result = self._prepared.execute_synchronously(request, RunOptions(measure, deadline_after(self._timeout)))
         status = self._ran_elsewhere(result)
         if status:
