@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -44,15 +44,8 @@ def checked_token(token: object) -> bytes:
     return bytes(token)
 
 
-def device_token_v1(
-    token: bytes,
-    device: str,
-    version: str,
-    preference: int,
-    priority: int,
-    operations: Iterable[tuple[int, int]] | None = None,
-) -> bytes:
-    """Derive a device's token as NNAPI does: one SHA-256 over the plain concatenation.
+def device_token_v1(token: bytes, device: str, version: str, preference: int, priority: int) -> bytes:
+    """Derive a device's token as NNAPI does for a model in one piece: one SHA-256 over the plain concatenation.
 
     Args:
         token: Of the application, 32 bytes.
@@ -60,14 +53,11 @@ def device_token_v1(
         version: Its version string.
         preference: 0, 1 or 2.
         priority: 90, 100 or 110; see `PRIORITY_CODE`.
-        operations: (source model, operation) of each operation of a step, or None if the plan has one step.
 
     Returns:
         32 bytes.
     """
     digest = hashlib.sha256(checked_token(token))
-    for source, operation in operations or ():
-        digest.update(struct.pack("<Ii", source, operation))
     digest.update(device.encode() + version.encode())
     digest.update(struct.pack("<ii", preference, priority))
     return digest.digest()
@@ -83,8 +73,6 @@ def device_token_v2(
     priority: int,
     relaxed: bool,
     files: tuple[int, int],
-    operations: Iterable[tuple[int, int]] | None = None,
-    hints: Sequence[tuple[str, bytes]] = (),
 ) -> bytes:
     """Derive a device's token from tagged fields of explicit length, so that no two lists of fields read the same."""
     digest = hashlib.sha256()
@@ -95,16 +83,12 @@ def device_token_v2(
 
     field("label", b"nnburst-token-v2")
     field("app", checked_token(token))
-    field("plan", b"compound" if operations is not None else b"simple")
-    field("operations", b"".join(struct.pack("<Ii", *pair) for pair in operations or ()))
     field("device", device.encode())
     field("version", version.encode())
     field("epoch", epoch)
     field("preference", struct.pack("<i", preference))
     field("priority", struct.pack("<i", priority))
     field("relaxed", bytes([relaxed]))
-    for name, value in sorted(hints):
-        field("hint", struct.pack("<H", len(name.encode())) + name.encode() + value)
     field("files", struct.pack("<II", *files))
     return digest.digest()
 

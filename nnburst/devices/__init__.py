@@ -7,7 +7,7 @@ from ._caching import DeviceCacheHome, build_epoch
 from ._common import check_preparation
 from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 from ._registry import create_device, device_names
-from ._resilient import ResilientDevice, check_device
+from ._resilient import ResilientDevice, check_device, checked_model
 from .noop import NoopDevice, NoopPreparedModel
 from .reference import ReferenceDevice, ReferencePreparedModel
 
@@ -29,6 +29,7 @@ __all__ = [
     "build_epoch",
     "check_device",
     "check_preparation",
+    "checked_model",
     "create_device",
     "device_names",
 ]

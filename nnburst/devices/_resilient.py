@@ -27,7 +27,7 @@ from ..model import (
 )
 from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 
-__all__ = ["ResilientDevice", "check_device"]
+__all__ = ["ResilientDevice", "check_device", "checked_model"]
 
 _log = logging.getLogger(__name__)
 _MOST_FILES = 32
@@ -49,6 +49,17 @@ def check_device(device: Device) -> None:
         raise GeneralFailure(f"{device.name} cannot tell how many cache files it needs: {error}") from error
     if not all(isinstance(count, int) and 0 <= count <= _MOST_FILES for count in counts) or len(counts) != 2:
         raise GeneralFailure(f"{device.name} wants {counts} cache files; 0 to {_MOST_FILES} of each kind are possible")
+
+
+def checked_model(device: Device, prepared: PreparedModel | None) -> PreparedModel:
+    """Return what a device has prepared.
+
+    Raises:
+        GeneralFailure: There is none, although the device gave no error.
+    """
+    if prepared is None:
+        raise GeneralFailure(f"{device.name} gave no prepared model")
+    return prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +219,7 @@ class ResilientDevice(Device):
         return self._prepared(lambda device: device.prepare_model_from_cache(cache, deadline_ns))
 
     def _prepared(self, call: Callable[[Device], PreparedModel]) -> PreparedModel:
-        prepared = self._call(call)
-        if prepared is None:  # a device of somebody else's may answer so
-            raise GeneralFailure(f"{self.name} gave no prepared model")
-        return prepared
+        return checked_model(self, self._call(call))
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:
         return self._call(lambda device: device.confirm_cache(token, generation))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..cache import CacheRejected, SaveResult, check_fd, checked_token
-from ..devices import Buffer, CacheFiles, Device, check_device
+from ..devices import Buffer, CacheFiles, Device, check_device, checked_model
 from ..errors import (
     BadState,
     DeviceUnavailable,
@@ -261,7 +261,7 @@ class HostedConnection:
             if message.job.cache is not None:
                 cache = cache_from_wire(message.job.cache, fds)
                 checked_token(cache.token)
-            prepared = device.prepare_model(model, replace(message.job, cache=cache))
+            prepared = checked_model(device, device.prepare_model(model, replace(message.job, cache=cache)))
         except BaseException:
             close_all(pools)
             charge.release()
@@ -282,7 +282,7 @@ class HostedConnection:
         try:  # the private copies count like mappings
             nbytes = sum(check_fd(fd).st_size for fd in (*cache.model_fds, *cache.data_fds))
             charge = self.ledger.charge(models=1, mapped_bytes=nbytes, fds=len(fds))
-            prepared = device.prepare_model_from_cache(cache, message.deadline_ns)
+            prepared = checked_model(device, device.prepare_model_from_cache(cache, message.deadline_ns))
         except CacheRejected as error:
             if charge is not None:
                 charge.release()

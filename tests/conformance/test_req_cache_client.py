@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,16 @@ import nnburst
 from nnburst.cache import CacheReason, CacheRejected
 from nnburst.devices import CacheFiles, CompileJob, Device, PreparedModel, ResilientDevice, check_device
 from nnburst.devices.reference import ReferenceDevice
-from nnburst.errors import BadState, DeadObject, DeviceUnavailable, ErrorStatus, GeneralFailure, NNBurstError
+from nnburst.errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+)
 from nnburst.model import (
     BufferDesc,
     BufferRole,
@@ -28,7 +38,7 @@ from nnburst.model import (
     OperandType,
     OperationType,
 )
-from nnburst.service import ServiceHost
+from nnburst.service import ServiceConnection, ServiceHost
 
 TOKEN = bytes(32)
 
@@ -313,6 +323,78 @@ def test_REQ_CACHE_098_099_100_device_that_comes_back_changed_is_invalid(change:
     resilient.close()
     with pytest.raises(BadState):
         resilient.prepare_model(model())
+
+
+# ---- across a connection --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remote() -> Iterator[tuple[Fake, Device]]:
+    """A device behind the control plane, and what the client sees of it."""
+    device = Fake()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    host = ServiceHost([device])
+    host.serve(theirs)
+    with ServiceConnection(ours) as connection:
+        yield device, connection.devices[0]
+    host.close()
+
+
+REMOTE_CALLS: dict[str, Callable[[Device, CacheFiles], PreparedModel]] = {
+    "REQ_CACHE_059_to_062_prepare_model": lambda device, files: device.prepare_model(model()),
+    "REQ_CACHE_066_to_069_from_cache": lambda device, files: device.prepare_model_from_cache(files),
+    "REQ_CACHE_073_to_076_with_files": lambda device, files: device.prepare_model(model(), CompileJob(cache=files)),
+}
+every_remote_call = pytest.mark.parametrize("call", REMOTE_CALLS.values(), ids=REMOTE_CALLS.keys())
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[CacheFiles]:
+    fds = tuple(os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2))
+    yield CacheFiles(fds[:1], fds[1:], TOKEN)
+    for fd in fds:
+        os.close(fd)
+
+
+@every_remote_call
+@pytest.mark.parametrize(
+    "error",
+    [GeneralFailure("the reason"), DeviceUnavailable("busy"), InvalidArgument("odd"), MissedDeadline("late")],
+    ids=lambda error: type(error).__name__,
+)
+def test_error_of_a_device_crosses_the_connection(
+    remote: tuple[Fake, Device], files: CacheFiles, call: Any, error: NNBurstError
+) -> None:
+    device, proxy = remote
+    device.fails = error
+    with pytest.raises(type(error), match=str(error)) as found:
+        call(proxy, files)
+    assert found.value.status is error.status
+    device.fails = None
+    call(proxy, files).close()
+    assert len([what for what in device.asked if what != "counts"]) == 2  # nothing was tried again
+
+
+@every_remote_call
+def test_no_model_and_no_error_is_a_general_failure_across_the_connection(
+    remote: tuple[Fake, Device], files: CacheFiles, call: Any
+) -> None:
+    device, proxy = remote
+    device.result = None
+    with pytest.raises(GeneralFailure):
+        call(proxy, files)
+
+
+@pytest.mark.parametrize("reason", [R for R in CacheReason if R.value.startswith("BAD_")])
+def test_REQ_CACHE_067_reason_of_a_rejection_crosses_the_connection(
+    remote: tuple[Fake, Device], files: CacheFiles, reason: CacheReason
+) -> None:
+    device, proxy = remote
+    device.fails = CacheRejected(reason, "why")
+    with pytest.raises(CacheRejected, match=rf"^why \[{reason.value}\]$") as found:
+        proxy.prepare_model_from_cache(files)
+    assert found.value.reason is reason
+    assert found.value.status is ErrorStatus.GENERAL_FAILURE
 
 
 # ---- real processes -------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,12 +175,6 @@ def test_flat_files_have_the_names_of_the_golden_vector(tmp_path: Path) -> None:
     token = device_token_v1(TOKEN, "deviceA", "1.0", 1, 100)
     assert token.hex() == "b7d3c20936d7dc524392f924c777b789cf3f506defaef830e320444a96110328"
     assert file_names(token, 1, 0)[0] == ["HLDNCMJAGDHNMNCFDECJJPECHMHHHLJIPMPDAFNGPOOKIPADDOACEEKEGJBBDAIC10"]
-    assert device_token_v1(TOKEN, "deviceA", "1.0", 1, 100, [(0, 0)]).hex() == (
-        "d2f39d025e08288e971f02ac0a37aba43589d5a7ea0bb9ac93d30e2bffa44b7f"
-    )
-    assert device_token_v1(bytes(range(32)), "deviceB", "UNKNOWN", 2, 90, [(0, 0), (0, 2)]).hex() == (
-        "e6624396394879cedf068579505591179c31854aa375ff13ad1374fadbc085da"
-    )
     device = Recorder((2, 12))
     finish(device, tmp_path, "flat")
     models, data = file_names(device.tokens[0], 2, 12)
@@ -186,47 +182,104 @@ def test_flat_files_have_the_names_of_the_golden_vector(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
-BASE: dict[str, Any] = {
-    "device": "a-b",
-    "version": "1",
-    "epoch": bytes(32),
-    "preference": 1,
-    "priority": 100,
-    "relaxed": False,
-    "files": (1, 1),
-}
-V1 = ("device", "version", "preference", "priority", "operations")
-CHANGES = {
-    "REQ_CACHE_028_034_name": {"device": "a-c"},
-    "REQ_CACHE_029_035_version": {"version": "2"},
-    "REQ_CACHE_030_036_preference_0": {"preference": 0},
-    "REQ_CACHE_030_036_preference_2": {"preference": 2},
-    "REQ_CACHE_031_037_priority_90": {"priority": 90},
-    "REQ_CACHE_031_037_priority_110": {"priority": 110},
-    "REQ_CACHE_039_first_operation": {"operations": [(0, 0)]},
-    "REQ_CACHE_039_second_operation": {"operations": [(0, 1)]},
-    "REQ_CACHE_040_then": {"operations": [(1, 0)]},
-    "REQ_CACHE_040_else": {"operations": [(2, 0)]},
-    "epoch": {"epoch": bytes([1]) * 32},
-    "relaxed": {"relaxed": True},
-    "files": {"files": (1, 2)},
-    "hint": {"hints": [("a", b"b")]},
-    "THR_13_other_cut": {"device": "a-b1", "version": ""},
-}
+def several_operations() -> Model:
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (2,))
+    y = b.add(OperationType.ADD, [x, b.constant(np.ones(2, np.float32)), b.scalar(0)])
+    b.output("y", b.add(OperationType.MUL, [y, x, b.scalar(0)]))
+    return b.build()
 
 
-def test_REQ_CACHE_028_to_040_tokens_differ_in_everything_that_counts() -> None:
-    tokens = {name: device_token_v2(TOKEN, **{**BASE, **change}) for name, change in {"base": {}, **CHANGES}.items()}
-    tokens["REQ_CACHE_032_038"] = device_token_v2(bytes([1]) * 32, **BASE)
-    assert len(set(tokens.values())) == len(tokens)
-    for _ in range(10):
-        assert device_token_v2(TOKEN, **BASE) == tokens["base"]
-    plain = {
-        name: {k: v for k, v in {**BASE, **change}.items() if k in V1}
-        for name, change in CHANGES.items()
-        if "REQ" in name
+BODIES = {"simple": model, "several_operations": several_operations}
+
+
+def token_given(
+    directory: Path,
+    layout: str,
+    body: Model,
+    *,
+    name: str = "test-recorder",
+    version: str = "1",
+    epoch: bytes = bytes(32),
+    counts: tuple[int, int] = (1, 1),
+    token: bytes | None = TOKEN,
+    preference: str = "fast_single_answer",
+    priority: str = "medium",
+) -> bytes:
+    """Return the token that reaches a device."""
+
+    class Device(Recorder):
+        version_string = version
+        cache_epoch = epoch
+
+    device = Device(counts, name=name)
+    directory.mkdir(exist_ok=True)
+    with Compilation(body, [device]) as compilation:
+        if token is None:
+            compilation.set_caching_auto(directory, always=True)
+        else:
+            compilation.set_caching(directory, token, layout=layout)
+        compilation.set_preference(preference)
+        compilation.set_priority(priority)
+        compilation.finish()
+    (given,) = device.tokens
+    return given
+
+
+@LAYOUTS
+@pytest.mark.parametrize("body", BODIES)
+def test_REQ_CACHE_028_to_038_token_of_the_device_depends_on_everything_that_counts(
+    tmp_path: Path, layout: str, body: str
+) -> None:
+    """The second body stands for what NNAPI cuts in parts; here a device is given the whole model."""
+    changes: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        "028 034": {"name": "test-other"},
+        "029 035": {"version": "2"},
+        "030 036 low power": {"preference": "low_power"},
+        "030 036 sustained": {"preference": "sustained_speed"},
+        "031 037 low": {"priority": "low"},
+        "031 037 high": {"priority": "high"},
+        "032 038": {"token": bytes([1]) * 32},
+        "THR-13": {"name": "test-recorder1", "version": "0"},
     }
-    assert len({device_token_v1(TOKEN, **given) for given in plain.values()}) == len(plain)
+    if layout == "native":
+        changes |= {"epoch": {"epoch": bytes([1]) * 32}, "files": {"counts": (1, 2)}}
+    built = BODIES[body]()
+    tokens = {name: token_given(tmp_path / name, layout, built, **change) for name, change in changes.items()}
+    assert len(set(tokens.values())) == len(changes), tokens
+    for n in range(3):
+        assert token_given(tmp_path / str(n), layout, built) == tokens["nothing"]
+
+
+def test_REQ_CACHE_039_model_and_its_parts_have_tokens_of_their_own(tmp_path: Path) -> None:
+    """Parts are models of their own here, and the tokens are made from the models."""
+    first = model()
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (2,))
+    b.output("y", b.add(OperationType.MUL, [x, x, b.scalar(0)]))
+    tokens = {token_given(tmp_path, "native", body, token=None) for body in (several_operations(), first, b.build())}
+    assert len(tokens) == 3
+
+
+BASE: dict[str, Any] = {
+    "device": "a-b", "version": "1", "epoch": bytes(32), "preference": 1, "priority": 100, "relaxed": False,
+    "files": (1, 1),
+}  # fmt: skip
+
+
+def test_token_v2_is_what_it_is() -> None:
+    """Each field has its length in the digest; entries of another token would never be found again."""
+    digest = hashlib.sha256()
+    fields: list[tuple[bytes, bytes]] = [
+        (b"label", b"nnburst-token-v2"), (b"app", TOKEN), (b"device", b"a-b"), (b"version", b"1"),
+        (b"epoch", bytes(32)), (b"preference", struct.pack("<i", 1)), (b"priority", struct.pack("<i", 100)),
+        (b"relaxed", b"\0"), (b"files", struct.pack("<II", 1, 1)),
+    ]  # fmt: skip
+    for name, value in fields:
+        digest.update(struct.pack("<HQ", len(name), len(value)) + name + value)
+    assert device_token_v2(TOKEN, **BASE) == digest.digest()
+    assert device_token_v2(TOKEN, **{**BASE, "relaxed": True}) != digest.digest()
 
 
 def test_REQ_CACHE_027_033_no_token_of_the_application_no_token_for_the_device(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """A device that stops at a step. Loaded by service children through an entry point that the tests write.
 
-NNBURST_TEST_STOP names the step: prepare, supported, execute, burst, plan; NNBURST_TEST_FIFO the pipe that is told when
-it is reached. NNBURST_TEST_HOW says what happens there: "wait", "spin", which holds the interpreter lock for ever, or
-"exit", which ends the process with status 7 and tells nothing.
+NNBURST_TEST_STOP names the step: prepare, restore, supported, execute, burst, plan; NNBURST_TEST_FIFO the pipe that is
+told when it is reached. NNBURST_TEST_HOW says what happens there: "wait", "spin", which holds the interpreter lock for
+ever, or "exit", which ends the process with status 7 and tells nothing.
 """
 
 from __future__ import annotations
@@ -78,6 +78,13 @@ class HookDevice(Device):
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
         stop_at("supported")
         return (True,) * len(model.main.operations)
+
+    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
+        return 1, 1
+
+    def prepare_model_from_cache(self, *_: Any) -> PreparedModel:
+        stop_at("restore")
+        return HookModel()
 
     def prepare_model(self, model: Model, *_: Any) -> PreparedModel:
         stop_at("prepare")

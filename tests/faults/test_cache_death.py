@@ -1,0 +1,50 @@
+"""A service that is killed while it compiles or restores: the call in flight is told, and does not hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fault_support import Background, Steps, tiny_model
+
+from nnburst.devices import CacheFiles, CompileJob, Device, PreparedModel
+from nnburst.errors import DeadObject, ErrorStatus
+from nnburst.service import start_child
+
+Call = Callable[[Device, CacheFiles], PreparedModel]
+CALLS: dict[str, tuple[str, Call]] = {
+    "REQ_CACHE_065_prepare_model": ("prepare", lambda device, files: device.prepare_model(tiny_model())),
+    "REQ_CACHE_072_from_cache": ("restore", lambda device, files: device.prepare_model_from_cache(files)),
+    "REQ_CACHE_079_with_files": (
+        "prepare",
+        lambda device, files: device.prepare_model(tiny_model(), CompileJob(cache=files)),
+    ),
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[CacheFiles]:
+    fds = tuple(os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2))
+    yield CacheFiles(fds[:1], fds[1:], bytes(32))
+    for fd in fds:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(("step", "call"), CALLS.values(), ids=CALLS.keys())
+def test_service_killed_during_the_call_is_a_dead_object(
+    tmp_path: Path, files: CacheFiles, step: str, call: Call
+) -> None:
+    steps = Steps(tmp_path / "steps")
+    with start_child(devices=("test-hooks",), env=steps.env(step)) as connection:
+        device = connection.devices[0]
+        running = Background(lambda: call(device, files))
+        steps.wait()  # the service is inside the call
+        os.kill(connection.pid, signal.SIGKILL)
+        error = running.result()
+        assert isinstance(error, DeadObject)
+        assert error.status is ErrorStatus.DEAD_OBJECT
+        with pytest.raises(DeadObject):
+            call(device, files)
