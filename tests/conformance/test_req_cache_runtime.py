@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -347,6 +348,31 @@ def test_files_that_the_caller_has_open(tmp_path: Path, good: bool) -> None:
         assert not good or set(device.tokens) <= {TOKEN}
     for fd in fds:
         os.close(fd)  # still ours
+
+
+@pytest.mark.parametrize("how", ["finished", "failed", "replaced", "turned off"])
+def test_duplicates_of_descriptors_are_closed_when_they_are_not_needed_any_more(tmp_path: Path, how: str) -> None:
+    class Broken(Recorder):
+        def prepare_model(self, *args: Any, **kwargs: Any) -> Any:
+            raise GeneralFailure("does not compile")
+
+    fds = [os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2)]
+    device = Broken() if how == "failed" else Recorder()
+    compilation = Compilation(model(), [device])
+    before = set(os.listdir("/proc/self/fd"))
+    compilation.set_caching_from_fds(fds[:1], fds[1:], TOKEN)
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 2
+    if how in ("finished", "failed"):
+        with contextlib.suppress(GeneralFailure):
+            compilation.finish()
+    elif how == "replaced":
+        compilation.set_caching(tmp_path / "c", TOKEN)
+    else:
+        compilation.set_cache_source(None)
+    assert set(os.listdir("/proc/self/fd")) == before
+    compilation.close()
+    for fd in fds:
+        os.close(fd)
 
 
 def test_F11_error_of_the_compiler_is_the_error(tmp_path: Path) -> None:

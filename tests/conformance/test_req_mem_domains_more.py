@@ -361,6 +361,28 @@ def test_REQ_MEM_109_closing_during_a_run_frees_the_bytes_after_it() -> None:
         running.admit()
 
 
+def test_what_was_made_over_the_bytes_is_used_again_without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until something moves; then it is looked at once, and settled again."""
+    buffer, use = managed()
+    uses, looks = BufferSet([use]), []
+    real = uses._admit_with_care
+    monkeypatch.setattr(uses, "_admit_with_care", lambda: (looks.append(1), real())[1])
+    assert uses.admit() is None
+    uses.keep("made")
+    uses.commit(())
+    for _ in range(3):
+        assert uses.admit() == "made"
+        uses.commit(())
+    assert len(looks) == 1
+    other, _ = managed()
+    other.close()  # something moved, though not what is used here
+    for _ in range(3):
+        assert uses.admit() == "made"
+        uses.commit(())
+    assert len(looks) == 2
+    buffer.close()
+
+
 # ---- many users -------------------------------------------------------------------------------------------------
 
 

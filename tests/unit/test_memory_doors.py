@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import glob
 import mmap
 import os
 import pickle
+import struct
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import shared_memory
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument
-from nnburst.memory import BACKINGS, FORMATS, PROT_READ, ImageLayout, Memory, check_layout
+from nnburst.memory import BACKINGS, FORMATS, PROT_READ, ImageLayout, Memory, _backings, check_layout
 
 PAGE = mmap.PAGESIZE
 NAME = f"nnburst-doors-{os.getpid()}"
@@ -135,6 +139,18 @@ def test_mmap_is_a_source_with_its_offset_and_rights(offset: int, access: int) -
                 assert memory.buffer.readonly == (access == mmap.ACCESS_READ)
 
 
+def test_mmap_is_told_from_another_object_of_the_same_name() -> None:
+    fds = [os.memfd_create("twin", 0) for _ in range(2)]
+    for fd, content in zip(fds, (b"one", b"two"), strict=True):
+        os.ftruncate(fd, PAGE)
+        os.pwrite(fd, content, 0)
+    for fd, content in zip(fds, (b"one", b"two"), strict=True):
+        with mmap.mmap(fd, PAGE) as source, Memory.from_mmap(source) as memory:
+            assert bytes(memory.buffer[:3]) == content
+    for fd in fds:
+        os.close(fd)
+
+
 def test_mmap_that_nobody_else_could_see_is_no_source() -> None:
     with tempfile.TemporaryFile() as file:
         file.truncate(PAGE)
@@ -202,18 +218,74 @@ def test_blob_says_what_it_was_made_from_and_cannot_be_truncated() -> None:
             assert other.array("u1", (5000,)).sum() == 5000
 
 
+def free_huge_pages() -> int:
+    with open("/proc/meminfo") as file:
+        return next((int(line.split()[1]) for line in file if line.startswith("HugePages_Free:")), 0)
+
+
+def may_open(path: str) -> bool:
+    return os.access(path, os.R_OK | os.W_OK)
+
+
+AVAILABLE: dict[str, Callable[[], bool]] = {
+    "dma-heap": lambda: any(map(may_open, glob.glob("/dev/dma_heap/*"))),
+    "udmabuf": lambda: may_open("/dev/udmabuf"),
+    "hugetlb": lambda: free_huge_pages() > 0,
+    "memfd": lambda: True,
+}
+
+
 @pytest.mark.parametrize("backing", BACKINGS)
-def test_a_backing_is_given_or_the_machine_has_none(backing: str) -> None:
-    try:
-        memory = Memory.hardware_buffer_blob(5000, backing=backing)
-    except GeneralFailure as error:
-        assert backing != "memfd"
-        assert backing in str(error)
+def test_a_backing_is_given_exactly_if_the_machine_has_it(backing: str) -> None:
+    if not AVAILABLE[backing]():
+        with pytest.raises(GeneralFailure, match=rf"no buffer of 5000 bytes could be made \({backing}: "):
+            Memory.hardware_buffer_blob(5000, backing=backing)
         return
-    with memory:
+    with Memory.hardware_buffer_blob(5000, backing=backing) as memory:
         assert (memory.backing, memory.mappable) == (backing, True)
         memory.write(np.ones(5000, np.uint8))
         assert memory.read("u1", (5000,)).sum() == 5000
+
+
+def test_a_dma_heap_is_asked_for_whole_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """There may be no heap on this machine: a file stands for it, a memfd for what it gives."""
+    given, asked = os.memfd_create("dma"), []
+
+    def ioctl(fd: int, code: int, request: bytearray) -> int:
+        asked.append((os.readlink(f"/proc/self/fd/{fd}"), code, struct.unpack("=QIIQ", request)))
+        request[:] = struct.pack("=QIIQ", 0, given, 0, 0)
+        return 0
+
+    (tmp_path / "reserved").touch()
+    (tmp_path / "system").touch()
+    monkeypatch.setattr(glob, "glob", lambda pattern: [str(tmp_path / "reserved"), str(tmp_path / "system")])
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    before = set(os.listdir("/proc/self/fd"))
+    assert _backings.allocate(PAGE + 1, "dma-heap") == (given, "dma-heap")
+    assert _backings.allocate(1, None) == (given, "dma-heap")
+    wanted = os.O_RDWR | os.O_CLOEXEC
+    assert asked == [(str(tmp_path / "system"), 0xC0184800, (pages, 0, wanted, 0)) for pages in (2 * PAGE, PAGE)]
+    assert set(os.listdir("/proc/self/fd")) == before
+    os.close(given)
+
+
+def test_udmabuf_is_given_a_memfd_that_cannot_shrink(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real, given, asked = os.open, os.memfd_create("dma"), []
+    (tmp_path / "maker").touch()
+
+    def ioctl(fd: int, code: int, request: bytes) -> int:
+        memfd, flags, offset, size = struct.unpack("=IIQQ", request)
+        asked.append((code, flags, offset, size, os.fstat(memfd).st_size, fcntl.fcntl(memfd, fcntl.F_GET_SEALS)))
+        return given
+
+    maker = str(tmp_path / "maker")
+    monkeypatch.setattr(os, "open", lambda path, *rest: real(maker if path == "/dev/udmabuf" else path, *rest))
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    before = set(os.listdir("/proc/self/fd"))
+    assert _backings.allocate(PAGE + 1, "udmabuf") == (given, "udmabuf")
+    assert asked == [(0x40187542, 1, 0, 2 * PAGE, 2 * PAGE, fcntl.F_SEAL_SHRINK)]
+    assert set(os.listdir("/proc/self/fd")) == before
+    os.close(given)
 
 
 def test_unknown_backings_and_sizes_are_refused() -> None:
