@@ -502,3 +502,13 @@ def test_many_threads_on_one_cache(tmp_path: Path) -> None:
         thread.join()
     assert not failures
     rig.close()
+
+
+def test_THR_17_limit_of_an_entry_counts_all_its_files(rig: Rig) -> None:
+    """Each file alone is small enough."""
+    nbytes = rig.save().nbytes
+    with rig.files() as fds:
+        assert contents(rig.device_cache(most_bytes=nbytes).load(TOKEN, *fds)) == (MODEL, DATA)
+        with pytest.raises(CacheRejected) as error:
+            rig.device_cache(most_bytes=nbytes - 1).load(TOKEN, *fds)
+        assert error.value.reason is R.TOO_BIG
