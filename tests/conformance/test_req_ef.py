@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from queue_peer import wait_until_asleep
 
 from nnburst.errors import MissedDeadline
 from nnburst.fmq import NOT_EMPTY, NOT_FULL, EventFlag, MessageQueue
@@ -40,6 +42,8 @@ def test_REQ_EF_001_reader_is_woken_by_the_writer(queue: MessageQueue, other_thr
         return data
 
     result = other_thread(reader)
+    wait_until_asleep(os.getpid())
+    assert not result.done()
     assert queue.write(np.arange(64, dtype=np.uint8))
     flag.wake(NOT_EMPTY)
     assert result.result(LONG).tolist() == list(range(64))

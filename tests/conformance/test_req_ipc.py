@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from queue_peer import PeerError, QueuePeer
+from queue_peer import PeerError, QueuePeer, wait_until_asleep
 
 from nnburst._core import ffi, lib
 from nnburst.errors import GeneralFailure, InvalidArgument
@@ -96,6 +96,7 @@ def test_REQ_IPC_001_write_reaches_a_blocked_reader_and_a_full_write_follows(
     queue: MessageQueue, peer: QueuePeer
 ) -> None:
     peer.start("read_blocking", 0, 64, TIMEOUT)
+    wait_until_asleep(peer.pid)
     queue.write_blocking(numbers(64), TIMEOUT)
     queue.write_blocking(numbers(CAPACITY), TIMEOUT)
     assert peer.finish() == 1
@@ -103,6 +104,7 @@ def test_REQ_IPC_001_write_reaches_a_blocked_reader_and_a_full_write_follows(
 
 def test_REQ_IPC_002_the_same_with_default_bits_and_no_timeout(queue: MessageQueue, peer: QueuePeer) -> None:
     peer.start("read_blocking", 0, 64, TIMEOUT)
+    wait_until_asleep(peer.pid)
     queue.write_blocking(numbers(64))
     queue.write_blocking(numbers(CAPACITY), TIMEOUT)
     assert peer.finish() == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -293,33 +295,31 @@ def test_REQ_MODEL_066_concurrent_executions_with_different_shapes(device: Devic
     where = sample.model.main.operands[index].location
     raw = sample.model.operand_values[where.offset : where.offset + where.length]
     weights = np.frombuffer(raw, np.float32).reshape(2, 4)
-    problems: list[str] = []
+    batches = (1, 2, 3, 17)
+    together = threading.Barrier(len(batches), timeout=60)
 
     def work(batch: int) -> None:
-        x = np.random.default_rng(batch).normal(size=(batch, 4)).astype(np.float32)
+        rng = np.random.default_rng(batch)
+        x = rng.normal(size=(batch, 4)).astype(np.float32)
         request, memory = make_request(sample.model, (x,), [(batch, 2)])
+        given = memory.array(np.float32, (batch, 4), request.inputs[0].location.offset)
         result = memory.array(np.float32, (batch, 2), request.outputs[0].location.offset)
-        if way == "sync":
+        with memory, contextlib.ExitStack() as stack:
+            run = prepared.execute_synchronously
+            if way == "burst":
+                run = stack.enter_context(ExecutionBurstController.create(prepared, channel_length=256)).compute
             for _ in range(20):
-                status, shapes, _ = prepared.execute_synchronously(request)
-                if status is not ErrorStatus.NONE or shapes[0].dimensions != (batch, 2):
-                    problems.append(f"{batch}: {status} {shapes}")
-        else:
-            with ExecutionBurstController.create(prepared, channel_length=256) as burst:
-                for _ in range(20):
-                    status, shapes, _ = burst.compute(request)
-                    if status is not ErrorStatus.NONE or shapes[0].dimensions != (batch, 2):
-                        problems.append(f"{batch}: {status} {shapes}")
-        if not np.allclose(result, x @ weights.T, atol=1e-5):
-            problems.append(f"{batch}: wrong result")
-        memory.close()
+                given[:] = rng.normal(size=(batch, 4))
+                result[:] = np.nan
+                together.wait()
+                status, shapes, _ = run(request)
+                assert status is ErrorStatus.NONE
+                assert [shape.dimensions for shape in shapes] == [(batch, 2)]
+                np.testing.assert_allclose(result, given @ weights.T, atol=1e-5)
 
-    threads = [threading.Thread(target=work, args=(batch,)) for batch in (1, 2, 3, 17)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert problems == []
+    with ThreadPoolExecutor(len(batches)) as pool:
+        for outcome in [pool.submit(work, batch) for batch in batches]:
+            outcome.result()  # raises what the thread raised
     prepared.close()
 
 

@@ -305,6 +305,33 @@ def test_unknown_slots_are_fetched_in_one_sorted_call(memory: Memory) -> None:
         each.close()
 
 
+def test_server_asks_for_all_unknown_slots_at_once_in_ascending_order(memory: Memory) -> None:
+    asked: list[list[int]] = []
+
+    class Records(BurstCallback):
+        def __init__(self, inner: BurstCallback) -> None:
+            self.inner = inner
+
+        def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory, ...]]:
+            asked.append(list(slots))
+            return self.inner.get_memories(slots)
+
+    model = LocalModel()
+    model.callback = Records
+    with (
+        ExecutionBurstController.create(model) as controller,
+        Memory.ashmem(4096) as second,
+        Memory.ashmem(4096) as third,
+        Memory.ashmem(4096) as fourth,
+    ):
+        arguments = adder_request(memory)
+        bind(controller, Request(arguments.inputs, arguments.outputs, (memory, second, third, fourth)))  # slots 0 to 3
+        run = bind(controller, Request(arguments.inputs, arguments.outputs, (fourth, memory, third)))
+        run.run()
+        bind(controller, Request(arguments.inputs, arguments.outputs, (second, third, memory))).run()
+    assert asked == [[0, 2, 3], [1]]
+
+
 # ---- executors that fail ----------------------------------------------------------------------------------------
 
 
@@ -488,6 +515,81 @@ def test_listener_cannot_close_its_own_burst(model: LocalModel, memory: Memory) 
                 raise BadState from error
         model.executor.during = lambda: None
         execution.run()
+
+
+# ---- hostile clients --------------------------------------------------------------------------------------------
+
+
+class BareServer:
+    """A server of a burst, with the client's ends of both channels in the hands of a test."""
+
+    def __init__(self, window: float, result_length: int = 1024) -> None:
+        self.requests, self.results = MessageQueue(DATUM, 1024), MessageQueue(DATUM, result_length)
+        self.executor_closed = threading.Event()
+        executor = Adder()
+        executor.close = self.executor_closed.set  # type: ignore[method-assign]
+        with self.requests.descriptor as request, self.results.descriptor as result:
+            self.server = ExecutionBurstServer.create(SlotTable(), request, result, executor, polling_window=window)
+
+    def ask(self) -> None:
+        """Send an ill-formed packet, which is answered with two datums, and wait until the server has taken it."""
+        assert self.requests.write(np.zeros(2, DATUM))
+        self.requests.event_flag.wake(2)
+        assert wait_until(lambda: not self.server.alive or not self.requests.available_to_read)
+
+    def has_ended(self) -> bool:
+        """Whether the listener has ended and given everything back, by itself."""
+        return wait_until(lambda: not self.server.alive) and self.executor_closed.is_set()
+
+    def __enter__(self) -> BareServer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.server.close()
+        self.requests.close()
+        self.results.close()
+
+
+@WINDOWS
+@pytest.mark.parametrize("forged", [1, 24 * 1027, 2**63, 2**64 - 24])
+@pytest.mark.parametrize("whose", ["the client's", "the server's"])
+def test_request_counter_that_a_client_forges_ends_the_listener(window: float, whose: str, forged: int) -> None:
+    with BareServer(window) as bare:
+        bare.ask()
+        assert wait_until(lambda: bare.results.available_to_read == 2)
+        if whose == "the client's":
+            lib.nnb_mq_write_counter(bare.requests.handle)[0] = forged
+            bare.requests.event_flag.wake(2)
+        else:
+            lib.nnb_mq_read_counter(bare.requests.handle)[0] = forged
+            bare.ask()
+        assert bare.has_ended()
+        assert bare.results.available_to_read == 2
+
+
+@WINDOWS
+@pytest.mark.parametrize("whose", ["the client's", "the server's"])
+def test_result_counter_that_a_client_forges_ends_the_listener(window: float, whose: str) -> None:
+    with BareServer(window, result_length=4) as bare:
+        bare.ask()
+        assert wait_until(lambda: bare.results.available_to_read == 2)
+        counter = lib.nnb_mq_read_counter if whose == "the client's" else lib.nnb_mq_write_counter
+        counter(bare.results.handle)[0] = 24 * 7
+        bare.ask()
+        bare.ask()  # the first look at the client's counter is when the ring seems full
+        assert bare.has_ended()
+
+
+@WINDOWS
+def test_client_that_takes_no_answers_ends_the_listener(window: float) -> None:
+    with BareServer(window, result_length=4) as bare:
+        for answers in (2, 4):
+            bare.ask()
+            assert wait_until(lambda answers=answers: bare.results.available_to_read == answers)
+            assert bare.server.alive
+        bare.ask()
+        assert bare.has_ended()
+        assert bare.results.available_to_read == 4
 
 
 # ---- hostile services -------------------------------------------------------------------------------------------

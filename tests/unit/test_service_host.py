@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
+import socket
 import threading
 import time
 from typing import Any
 
 import numpy as np
 import pytest
-from service_support import WATCHDOG, Answers, FakeDevice, in_process, raw_peer, socket_pair, tiny_model
+from service_support import WATCHDOG, Answers, FakeDevice, in_process, open_fds, raw_peer, socket_pair, tiny_model
 
-from nnburst.burst import BurstCallback
+from nnburst.burst import BurstCallback, ExecutionBurstController
 from nnburst.devices import CompileJob
 from nnburst.errors import (
     BadState,
@@ -22,6 +24,7 @@ from nnburst.errors import (
     GeneralFailure,
     InvalidArgument,
     MissedDeadline,
+    NNBurstError,
     OutputInsufficientSize,
     ResourceExhausted,
 )
@@ -308,7 +311,34 @@ def test_REQ_CLI_004_no_context_gives_no_burst(monkeypatch: pytest.MonkeyPatch) 
         assert hosted.ledger.used["bursts"] == 0
 
 
-def test_REQ_CLI_005_REQ_CLI_008_a_failing_transport_gives_no_burst() -> None:
+@pytest.mark.parametrize(("number", "status"), [(errno.EIO, 2), (errno.ETOOMANYREFS, 7)], ids=["EIO", "ETOOMANYREFS"])
+def test_REQ_CLI_005_REQ_CLI_008_a_failing_transport_gives_no_burst(
+    monkeypatch: pytest.MonkeyPatch, number: int, status: int
+) -> None:
+    send = socket.socket.sendmsg
+
+    def failing(sock: socket.socket, data: Any, ancillary: Any = (), *rest: Any) -> int:
+        if ancillary and sum(len(fds) for _, _, fds in ancillary) == 2:  # those of the two channels
+            raise OSError(number, os.strerror(number))
+        return send(sock, data, ancillary, *rest)
+
+    device = FakeDevice()
+    with in_process([device]) as (client, host):
+        model = client.devices[0].prepare_model(tiny_model())
+        before = open_fds()
+        monkeypatch.setattr(socket.socket, "sendmsg", failing)
+        with pytest.raises(NNBurstError, match=os.strerror(number)) as caught:
+            ExecutionBurstController.create(model)
+        assert caught.value.status == status
+        assert open_fds() == before
+        assert not device.contexts
+        (hosted,) = host.connections
+        assert hosted.ledger.used["bursts"] == 0
+        monkeypatch.undo()
+        assert configure(model, Callback()) is not None, "the connection goes on"
+
+
+def test_channel_whose_descriptor_is_not_open_gives_no_burst() -> None:
     with in_process([FakeDevice()]) as (client, _):
         model = client.devices[0].prepare_model(tiny_model())
         a, b = queues()
