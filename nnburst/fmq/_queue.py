@@ -50,7 +50,7 @@ class MessageQueue:
         ring_fd: Put the ring into this memory object (from its beginning); it is duplicated. The counters stay in
             memory of the queue's own.
         exclusive: False lets several objects, of several threads or processes, take turns as the writer (reader). Each
-            call then reads the counters again, which takes about twice as long.
+            call then reads the counters again, which takes C about twice as long.
 
     Raises:
         InvalidArgument: The element type, the count or the memory object cannot be used.
