@@ -553,7 +553,9 @@ class BareServer:
 @WINDOWS
 @pytest.mark.parametrize("forged", [1, 24 * 1027, 2**63, 2**64 - 24])
 @pytest.mark.parametrize("whose", ["the client's", "the server's"])
-def test_request_counter_that_a_client_forges_ends_the_listener(window: float, whose: str, forged: int) -> None:
+def test_request_counter_that_a_client_forges_ends_the_listener(
+    window: float, whose: str, forged: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with BareServer(window) as bare:
         bare.ask()
         assert wait_until(lambda: bare.results.available_to_read == 2)
@@ -565,6 +567,7 @@ def test_request_counter_that_a_client_forges_ends_the_listener(window: float, w
             bare.ask()
         assert bare.has_ended()
         assert bare.results.available_to_read == 2
+    assert caplog.messages == ["burst ended: the client corrupted the shared counters"]
 
 
 @WINDOWS
@@ -581,7 +584,7 @@ def test_result_counter_that_a_client_forges_ends_the_listener(window: float, wh
 
 
 @WINDOWS
-def test_client_that_takes_no_answers_ends_the_listener(window: float) -> None:
+def test_client_that_takes_no_answers_ends_the_listener(window: float, caplog: pytest.LogCaptureFixture) -> None:
     with BareServer(window, result_length=4) as bare:
         for answers in (2, 4):
             bare.ask()
@@ -590,6 +593,14 @@ def test_client_that_takes_no_answers_ends_the_listener(window: float) -> None:
         bare.ask()
         assert bare.has_ended()
         assert bare.results.available_to_read == 4
+    assert caplog.messages == ["burst ended: the client takes no results"]
+
+
+def test_burst_that_is_closed_is_no_error_to_log(caplog: pytest.LogCaptureFixture) -> None:
+    with BareServer(0.0) as bare:
+        bare.ask()
+    assert not bare.server.alive
+    assert not caplog.messages
 
 
 # ---- hostile services -------------------------------------------------------------------------------------------

@@ -433,3 +433,35 @@ def test_readers_without_write_access_cannot_map_it_for_writing() -> None:
                 assert reader.read_only
                 assert queue.write([1, 2]), "whoever had it mapped goes on"
                 assert reader.read(2).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("field", "limit"), [("flags", 2**32), ("fd_index", 2**32), ("offset", 2**32), ("extent", 2**64)]
+)
+def test_grantor_holds_every_number_of_its_format_and_no_other(field: str, limit: int) -> None:
+    good = Grantor(0, 0, 0, 8)._asdict()
+    for value in (0, limit - 1):
+        with MQDescriptor([tuple((good | {field: value}).values())], [], 4, 1) as descriptor:
+            assert getattr(descriptor.grantors[0], field) == value
+    for value in (-1, limit):
+        with pytest.raises(InvalidArgument, match=f"grantor 0: {field}"):
+            MQDescriptor([tuple((good | {field: value}).values())], [], 4, 1)
+
+
+@pytest.mark.parametrize("name", ["quantum", "flags"])
+def test_descriptor_refuses_numbers_outside_of_its_format(name: str) -> None:
+    good = {"quantum": 4, "flags": 1}
+    for value in (0, 2**31 - 1):
+        with MQDescriptor([], [], **(good | {name: value})) as descriptor:
+            assert getattr(descriptor, name) == value
+    for value in (-1, 2**31):
+        with pytest.raises(InvalidArgument, match=name):
+            MQDescriptor([], [], **(good | {name: value}))
+
+
+def test_repr_tells_what_it_is() -> None:
+    with MessageQueue("u4", 8, flavour="unsynchronized") as queue, queue.descriptor as descriptor:
+        assert repr(queue) == "MessageQueue(uint32, 8, flavour='unsynchronized')"
+        assert repr(descriptor) == f"MQDescriptor(quantum=4, flags=2, grantors=5, fds={list(descriptor.fds)})"
+    assert repr(queue) == "MessageQueue(closed)"
+    assert repr(descriptor) == "MQDescriptor(quantum=4, flags=2, grantors=5, fds=closed)"
