@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import struct
@@ -33,7 +34,7 @@ from nnburst.burst import (
     SlotTable,
     default_polling_window,
 )
-from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError
+from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted
 from nnburst.fmq import Flavour, MessageQueue, MQDescriptor
 from nnburst.memory import Memory
 from nnburst.model import DataLocation, MeasureTiming, OutputShape, Request, RequestArgument, RunOptions, Timing
@@ -303,6 +304,23 @@ def test_unknown_slots_are_fetched_in_one_sorted_call(memory: Memory) -> None:
     assert table.get_memories([1])[0] is ErrorStatus.INVALID_ARGUMENT
     for each in memories:
         each.close()
+
+
+def test_last_slot_number_is_used_and_none_beyond_it() -> None:
+    table = SlotTable()
+    table._numbers = itertools.count(2**31 - 1)
+    with Memory.ashmem(64) as last, Memory.ashmem(64) as beyond:
+        assert table.slots_for([last]) == [2**31 - 1]
+        with pytest.raises(ResourceExhausted, match="another"):
+            table.slots_for([beyond])
+        assert len(table) == 1
+
+
+def test_what_an_executor_a_context_and_a_callback_must_have() -> None:
+    assert BurstContext.__abstractmethods__ == {"free_memory", "close"}
+    assert BurstCallback.__abstractmethods__ == {"get_memories"}
+    entries = {"is_cache_entry_present", "add_cache_entry", "remove_cache_entry"}
+    assert entries < BurstExecutorWithCache.__abstractmethods__
 
 
 def test_server_asks_for_all_unknown_slots_at_once_in_ascending_order(memory: Memory) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from nnburst._core import lib
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline
-from nnburst.fmq import Grantor, MessageQueue, MQDescriptor
+from nnburst.fmq import Flavour, Grantor, MessageQueue, MQDescriptor
 
 
 def maps() -> int:
@@ -459,9 +459,21 @@ def test_descriptor_refuses_numbers_outside_of_its_format(name: str) -> None:
             MQDescriptor([], [], **(good | {name: value}))
 
 
-def test_repr_tells_what_it_is() -> None:
+def test_queue_tells_what_it_is() -> None:
     with MessageQueue("u4", 8, flavour="unsynchronized") as queue, queue.descriptor as descriptor:
+        assert (queue.dtype, queue.quantum, queue.capacity) == (np.dtype("u4"), 4, 8)
+        assert queue.flavour is Flavour.UNSYNCHRONIZED
         assert repr(queue) == "MessageQueue(uint32, 8, flavour='unsynchronized')"
         assert repr(descriptor) == f"MQDescriptor(quantum=4, flags=2, grantors=5, fds={list(descriptor.fds)})"
     assert repr(queue) == "MessageQueue(closed)"
     assert repr(descriptor) == "MQDescriptor(quantum=4, flags=2, grantors=5, fds=closed)"
+
+
+@pytest.mark.parametrize("count", [-1, 2**64])
+def test_count_that_is_no_64_bit_number_is_refused(count: int) -> None:
+    with MessageQueue("u1", 4) as queue:
+        for call in (queue.begin_read, queue.begin_write, queue.read, lambda n: MessageQueue("u1", n)):
+            with pytest.raises(InvalidArgument):
+                call(count)
+        with pytest.raises(InvalidArgument, match="capacity"):
+            queue.begin_write(2**64 - 1)
