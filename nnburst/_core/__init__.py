@@ -6,11 +6,13 @@ from ._errno import check, checked_timeout, deadline_after, header_digest, is_re
 from ._fds import FdSet, close_fds
 from ._leaving import LEAVING, Leaving, abandon_when_forked, deadline_within, time_left, within
 from ._nnburst import ffi, lib
+from ._one_process import OneProcess
 
 __all__ = [
     "LEAVING",
     "FdSet",
     "Leaving",
+    "OneProcess",
     "abandon_when_forked",
     "check",
     "checked_timeout",

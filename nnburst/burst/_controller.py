@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from .._core import Leaving, check, checked_timeout, deadline_after, ffi, lib
+from .._core import Leaving, OneProcess, check, checked_timeout, deadline_after, ffi, lib
 from ..errors import (
     BadState,
     DeadObject,
@@ -66,7 +66,7 @@ class BurstCapable(Protocol):
     def end_reason(self) -> str: ...
 
 
-class ExecutionBurstController:
+class ExecutionBurstController(OneProcess):
     """One burst on a prepared model: one execution at a time, each one packet there and one back.
 
     Thread-safe in that a second concurrent execution gets `BadState`. Context manager.
@@ -305,7 +305,7 @@ def _not_bound(pointer: object) -> int:
     raise BadState("the execution is not bound to a burst; use compute() or burst_compute()")
 
 
-class BoundRequest:
+class BoundRequest(OneProcess):
     """A request that is bound to a burst; `run` as often as you like. Made by `ExecutionBurstController.bind`."""
 
     __slots__ = ("_burst", "_elsewhere", "_measure", "_pointer", "_run", "_timeout", "requests")

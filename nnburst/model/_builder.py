@@ -14,7 +14,7 @@ from ..errors import BadState, InvalidArgument
 from ._lookup import view_operation
 from ._memory_like import MemoryLike
 from ._operand_types import HalVersion, operand_info, operand_nbytes, type_name
-from ._operation_types import operation_name
+from ._operation_types import operation_name, require_operation
 from ._types import DataLocation, Lifetime, Model, Operand, Operation, Subgraph, SymmPerChannelQuantParams
 from ._validate import check_operand, validate_model
 
@@ -115,6 +115,8 @@ class GraphBuilder:
             InvalidArgument: Type, dimensions and quantisation do not belong together.
         """
         self._require_open()
+        if not isinstance(type, int):
+            raise InvalidArgument(f"type={type!r}: give a member of OperandType, such as OperandType.TENSOR_FLOAT32")
         dims = tuple(int(size) for size in dimensions)
         operand = Operand(type, dims, 0, float(scale), int(zero_point), extra_params=extra_params)
         try:
@@ -198,6 +200,7 @@ class GraphBuilder:
             InvalidArgument: An index is unknown or the operands do not fit the operation.
         """
         self._require_open()
+        require_operation(type)
         operation = Operation(type, tuple(map(int, inputs)), tuple(map(int, outputs)))
         for index in (*operation.inputs, *operation.outputs):
             self._require_index(index)

@@ -12,7 +12,7 @@ from ._builder import INLINE_LIMIT, PoolFactory
 from ._constants import ConstantBuilder
 from ._lookup import view_operation
 from ._operand_types import OPERANDS, OperandType, operand_info, type_name
-from ._operation_types import FusedActivation, OperationType, PaddingScheme, operation_name
+from ._operation_types import FusedActivation, OperationType, PaddingScheme, operation_name, require_operation
 from ._operation_view import OutputSpec, UnknownYet
 from ._types import Model, Operation, SymmPerChannelQuantParams
 
@@ -131,6 +131,7 @@ class ModelBuilder(ConstantBuilder):
         Raises:
             InvalidArgument: The inputs do not fit the operation, or something cannot be inferred.
         """
+        require_operation(operation)
         indexes = tuple(self._index(value) for value in inputs)
         name = operation_name(operation)
         try:

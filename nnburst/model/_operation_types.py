@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import enum
 
+from ..errors import InvalidArgument
 from ._operand_types import HalVersion, is_extension
 
-__all__ = ["FusedActivation", "OperationType", "PaddingScheme", "operation_name", "operation_since"]
+__all__ = [
+    "FusedActivation",
+    "OperationType",
+    "PaddingScheme",
+    "operation_name",
+    "operation_since",
+    "require_operation",
+]
 
 
 class FusedActivation(enum.IntEnum):
@@ -146,6 +154,16 @@ def operation_since(operation: OperationType) -> HalVersion:
     if operation is OperationType.OEM_OPERATION:
         return HalVersion.V1_0
     return next(version for first, version in _FIRST_CODE_OF_VERSION if operation >= first)
+
+
+def require_operation(code: object) -> None:
+    """Check that something is the code of an operation, known or not.
+
+    Raises:
+        InvalidArgument: It is not even a number.
+    """
+    if not isinstance(code, int):
+        raise InvalidArgument(f"{code!r}: give a member of OperationType, such as OperationType.RELU")
 
 
 def operation_name(code: int) -> str:

@@ -79,7 +79,9 @@ class NodeArg:
             isinstance(want, int) or have == 0 for want, have in zip(self.shape, shape, strict=True)
         )
         if not (self.may_be_empty and implied):
-            raise InvalidArgument(f"{self.name!r} would be empty: shape {tuple(shape)} for {self.shape}")
+            raise InvalidArgument(
+                f"{self.name!r} has no elements (shape {tuple(shape)}), which this model cannot take; leave the run out"
+            )
         return True
 
     def check(self, value: npt.ArrayLike) -> np.ndarray[Any, np.dtype[Any]]:

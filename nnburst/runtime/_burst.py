@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from .._core import OneProcess
 from ..burst import BurstStats, ExecutionBurstController
 from ..errors import InvalidArgument
 from ..memory import Memory
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Burst"]
 
 
-class Burst:
+class Burst(OneProcess):
     """Announces that executions will come in rapid succession. One runs at a time. Context manager.
 
     Args:

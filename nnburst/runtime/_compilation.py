@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
-from .._core import checked_timeout, deadline_within, within
+from .._core import OneProcess, checked_timeout, deadline_within, within
 from ..cache import Cache, Limits, checked_token
 from ..devices import CompileJob, Device, PreparedModel
 from ..errors import BadState, GeneralFailure, InvalidArgument
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Compilation", "member"]
 
 
-class Compilation:
+class Compilation(OneProcess):
     """A model on its way to a prepared model. Set what you need, then `finish` once. Context manager.
 
     Args:

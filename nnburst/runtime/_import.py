@@ -16,7 +16,7 @@ from ..memory import PROT_READ, Memory
 from ..model import DataLocation, ImportedModel, Lifetime, Model
 from ._service import DEFAULT_DEVICES, Service
 
-__all__ = ["devices_for", "imported"]
+__all__ = ["check_source", "devices_for", "imported"]
 
 _FORMATS = {".onnx": ("onnx", "nnburst-onnxruntime")}
 """Suffix of a file: its format, and the device that reads it."""
@@ -83,6 +83,22 @@ def imported(service: Service, name: str | None, source: str | bytes) -> Iterato
             directory = os.path.dirname(os.path.abspath(source))
         others = [stack.enter_context(_open(other, directory)) for other in found.files[1:]]
         yield device, replace(found, model=_with_pools(found.model, (file, *others)))
+
+
+def check_source(model: object) -> None:
+    """Check what a session is asked to run.
+
+    Raises:
+        InvalidArgument: It is of another type.
+    """
+    if isinstance(model, Model | str | os.PathLike | bytes):
+        return
+    kind = type(model).__name__
+    if hasattr(model, "SerializeToString"):
+        raise InvalidArgument(f"model is a {kind}; give its bytes, model.SerializeToString(), or the path of its file")
+    if isinstance(model, bytearray | memoryview):
+        raise InvalidArgument(f"model is a {kind}; give bytes(model)")
+    raise InvalidArgument(f"expected a path, the bytes of a file, or a Model of nnburst.ModelBuilder, got {kind}")
 
 
 def _in_memory(data: bytes) -> Memory:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .._core import is_real
+from .._core import OneProcess, is_real
 from ..devices import Buffer, Device
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from ..memory import Memory
@@ -185,7 +185,7 @@ class MemoryDesc:
             raise BadState("the description is finished; make another one")
 
 
-class DeviceMemory:
+class DeviceMemory(OneProcess):
     """Made by `MemoryDesc.create_memory`: a buffer of a device, or shared memory in its place. Context manager.
 
     It is used whole, and only in the roles that it was described for. Its contents are undefined until `copy_memory`

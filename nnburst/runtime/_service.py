@@ -8,7 +8,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
-from .._core import Leaving
+from .._core import Leaving, OneProcess
 from ..devices import Device, ResilientDevice, create_device
 from ..errors import BadState, DeviceUnavailable, InvalidArgument
 from ..model import ExecutionPreference, Priority
@@ -59,8 +59,10 @@ class _LocalBackend:
         self._leaving()
 
 
-class Service:
+class Service(OneProcess):
     """Hosts devices; several sessions may share one. Made by `launch` or `in_process`. Context manager."""
+
+    _instead = "launch one in each process"
 
     def __init__(self, backend: _Backend, what: str) -> None:
         """Use `launch` or `in_process`."""

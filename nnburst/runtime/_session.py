@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._core import Leaving, checked_timeout, within
+from .._core import Leaving, OneProcess, checked_timeout, within
 from ..burst import BurstStats
 from ..errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
 from ..model import ExecutionPreference, ImportedModel, Model, Priority
@@ -20,7 +20,7 @@ from ._burst import Burst
 from ._caching import CacheReport, CacheSource, cache_source
 from ._compilation import Compilation, member
 from ._execution import Execution
-from ._import import devices_for, imported
+from ._import import check_source, devices_for, imported
 from ._service import Service, launch
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _MOST_RERUNS = 8
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Session:
+class Session(OneProcess):
     """A model, compiled and ready to run in a service process, through a burst.
 
     Thread-safe in that a second concurrent `run` gets `BadState`: open one session per thread; sessions may share a
@@ -69,6 +69,8 @@ class Session:
         MissedDeadline: Opening took too long.
     """
 
+    _instead = "open one in each process, on a service of that process"
+
     def __init__(
         self,
         model: Model | str | os.PathLike[str] | bytes,
@@ -83,10 +85,7 @@ class Session:
         cache_dir: str | os.PathLike[str] | None = None,
         token: bytes | None = None,
     ) -> None:
-        if not isinstance(model, Model | str | os.PathLike | bytes):
-            raise InvalidArgument(
-                f"model is {type(model).__name__}; give the path of a file, or a Model of nnburst.ModelBuilder"
-            )
+        check_source(model)
         wish = member(ExecutionPreference, preference, "preference")
         rank = member(Priority, priority, "priority")
         self._timeout = checked_timeout(timeout)

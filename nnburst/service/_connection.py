@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from types import TracebackType
 
+from .._core import OneProcess
 from ..devices import Device
 from ..errors import GeneralFailure
 from ._callbacks import CallbackRegistry
@@ -45,7 +46,7 @@ def _end_all() -> None:
         connection.close()
 
 
-class ServiceConnection:
+class ServiceConnection(OneProcess):
     """A service, seen from a client. Usable as a context manager, which closes it.
 
     Args:

@@ -51,6 +51,20 @@ def test_session_of_its_own_answers_as_onnxruntime_does(tmp_path: Path) -> None:
         assert session.stats.fallbacks == 0
 
 
+def test_classifier_with_a_map_says_how_to_export_it(service: nnburst.Service) -> None:
+    maps = helper.make_sequence_type_proto(
+        helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(FLOAT, []))
+    )
+    node_ = helper.make_node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
+    whole = helper.make_graph(
+        [node_], "classifier", [helper.make_tensor_value_info("x", FLOAT, [1, 2])], [helper.make_value_info("y", maps)]
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(whole, opset_imports=opsets, ir_version=8)
+    with pytest.raises(GeneralFailure, match=r"output 'y' has type 'sequence'.*export it without ZipMap"):
+        service.session(model.SerializeToString())
+
+
 def test_service_writes_nothing_into_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, home = save(mlp(16, 2), tmp_path / "mlp.onnx"), tmp_path / "home"
     home.mkdir()

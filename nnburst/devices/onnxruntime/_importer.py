@@ -121,7 +121,8 @@ def _argument(value: Any, kind: str) -> Argument:
     what = value.type.WhichOneof("value")
     if what != "tensor_type":
         said = (what or "value without a type").removesuffix("_type").replace("_", " ")
-        raise GeneralFailure(f"{place} has type {said!r}; only dense tensors of numbers can be passed to a model")
+        hint = " (a classifier: export it without ZipMap)" if said == "sequence" else ""
+        raise GeneralFailure(f"{place} has type {said!r}; only dense tensors of numbers can be passed{hint}")
     tensor = value.type.tensor_type
     shape = _shape(tensor)
     if shape is not None and len(shape) > HIGHEST_RANK:

@@ -1,0 +1,181 @@
+"""What people get wrong: one sentence each, with the way out. What a message recommends exists."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import inspect
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnburst
+import nnburst.fmq
+from nnburst import InvalidArgument, Memory, ModelBuilder, OperandType, OperationType
+from nnburst.burst import ExecutionBurstController
+from nnburst.devices import create_device
+from nnburst.devices.function import FunctionDevice
+from nnburst.devices.onnxruntime import OnnxRuntimeDevice
+from nnburst.devices.reference import ReferenceDevice
+from nnburst.service import start_child
+
+PACKAGE = Path(nnburst.__file__).parent
+
+
+def relu_model(shape: tuple[int, ...] = (2, 3)) -> nnburst.Model:
+    b = ModelBuilder()
+    b.output("y", b.add(OperationType.RELU, [b.input("x", OperandType.TENSOR_FLOAT32, shape)]))
+    return b.build()
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[nnburst.Service]:
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        yield service
+
+
+def kept(service: nnburst.Service) -> Iterator[tuple[str, Any]]:
+    """Yield one of each object that belongs to its process, with what its message recommends."""
+    with service.session(relu_model()) as session, session.bind() as execution, Memory.ashmem(64) as memory:
+        yield "open one in each process", session
+        yield "in each process", execution
+        yield "Memory.mmap_fd", memory
+    yield "launch one in each process", service
+    with nnburst.Compilation(relu_model(), service) as compilation:
+        compilation.finish()
+        yield "in each process", compilation
+        with nnburst.Burst(compilation) as burst:
+            yield "in each process", burst
+    with start_child(["nnburst-noop"]) as connection:
+        yield "in each process", connection
+        prepared = connection.devices[0].prepare_model(relu_model())
+        with ExecutionBurstController.create(prepared) as controller:
+            yield "in each process", controller
+
+
+@pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_objects_of_one_process_say_what_to_do_instead(service: nnburst.Service, how: Callable[[Any], Any]) -> None:
+    for remedy, thing in kept(service):
+        with pytest.raises(InvalidArgument, match=rf"{type(thing).__name__} objects belong to the process.*{remedy}"):
+            how(thing)
+
+
+class ModelProto:
+    """Looks like onnx.ModelProto."""
+
+    def SerializeToString(self) -> bytes:
+        return b""
+
+
+MODELS = {
+    "proto": (ModelProto(), r"model is a ModelProto; give its bytes, model\.SerializeToString\(\)"),
+    "bytearray": (bytearray(b"x"), r"model is a bytearray; give bytes\(model\)"),
+    "array": (np.zeros(3), r"expected a path, the bytes of a file, or a Model .* got ndarray"),
+}
+
+
+@pytest.mark.parametrize("what", MODELS)
+def test_model_of_another_type(service: nnburst.Service, what: str) -> None:
+    model, message = MODELS[what]
+    with pytest.raises(InvalidArgument, match=message):
+        service.session(model)
+
+
+def test_text_in_place_of_a_type() -> None:
+    b = ModelBuilder()
+    with pytest.raises(InvalidArgument, match=r"type='float32': give a member of OperandType, such as OperandType\."):
+        b.input("x", "float32", (1, 4))  # type: ignore[arg-type]
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (1, 4))
+    with pytest.raises(InvalidArgument, match=r"'RELU': give a member of OperationType, such as OperationType\."):
+        b.add("RELU", [x])  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="give a member of OperationType"):
+        b.add_operation("RELU", [x], [x])  # type: ignore[arg-type]
+
+
+def test_arrays_of_another_type_and_arrays_without_elements(service: nnburst.Service) -> None:
+    with service.session(relu_model((0, 3))) as session:
+        with pytest.raises(InvalidArgument, match=r"'x' is float32, got bool; convert it with \.astype\('float32'\)"):
+            session.run(None, {"x": np.zeros((2, 3), bool)})
+        with pytest.raises(InvalidArgument, match=r"'x' has no elements \(shape \(0, 3\)\).*; leave the run out"):
+            session.run(None, {"x": np.zeros((0, 3), np.float32)})
+
+
+@pytest.mark.parametrize("call", ["session", "bind", "launch"])
+def test_option_with_a_typing_error(service: nnburst.Service, call: str) -> None:
+    with (
+        service.session(relu_model()) as session,
+        pytest.raises(TypeError, match="unexpected keyword argument 'timout'"),
+    ):
+        {
+            "session": lambda: service.session(relu_model(), timout=1),
+            "bind": lambda: session.bind(timout=1),
+            "launch": lambda: nnburst.launch(timout=1),
+        }[call]()
+
+
+# ---- what messages recommend ---------------------------------------------------------------------------------------
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Yield file and text of all strings outside of the command line, with … for what is put in; no docstrings."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if "cli" in path.relative_to(PACKAGE).parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                node.value.value = ""  # a docstring
+            elif isinstance(node, ast.JoinedStr):
+                yield path.name, "".join(str(p.value) if isinstance(p, ast.Constant) else "…" for p in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                yield path.name, node.value
+
+
+def options() -> set[str]:
+    """Names of the parameters of everything that users call, and of the options of devices."""
+    things = [*(getattr(room, name) for room in (nnburst, nnburst.fmq) for name in room.__all__), start_child]
+    things += [ReferenceDevice, OnnxRuntimeDevice, FunctionDevice]
+    found: set[str] = set()
+    for thing in things:
+        for member in [thing, *(getattr(thing, inner) for inner in dir(thing) if not inner.startswith("_"))]:
+            if callable(member):
+                with contextlib.suppress(ValueError):  # builtins
+                    found |= inspect.signature(member).parameters.keys()
+    return found
+
+
+def test_options_that_messages_name_exist() -> None:
+    named = {
+        (option, file)
+        for file, text in texts()
+        if not text.startswith(("PRAGMA", "<"))  # of a database, or how an object shows itself
+        for option in re.findall(r"(?<![\w.-])([a-z_]{3,})=(?![=\d(])", text)
+    }
+    known = options()
+    assert {"timeout", "log_level"} <= {option for option, _ in named}
+    assert not {(option, file) for option, file in named if option not in known}
+
+
+def test_functions_that_messages_name_exist() -> None:
+    known = set(nnburst.__all__) | {name for part in nnburst.__all__ for name in dir(getattr(nnburst, part))}
+    named = {
+        (name, file)
+        for file, text in texts()
+        for name in re.findall(r"\b(?:nnburst|Memory|Session)\.([A-Za-z_]\w+)", text)
+    }
+    assert named
+    modules = {path.stem for path in PACKAGE.rglob("*")} | {"devices", "cache"}
+    assert not {(name, file) for name, file in named if name not in known | modules}
+
+
+def test_devices_that_messages_name_exist() -> None:
+    names = {
+        name for _, text in texts() for name in re.findall(r"\bnnburst-(?:reference|onnxruntime|function|noop)\b", text)
+    }
+    for name in names:
+        create_device(name).close()
