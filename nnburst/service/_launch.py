@@ -97,7 +97,8 @@ def _start(
         try:
             return ServiceConnection(ours, peer_pidfd=pidfd, timeout=timeout, on_end=partial(_reap, process))
         except DeadObject as error:
-            raise DeviceUnavailable(f"no service for {', '.join(names)}: {error}{_said(errors)}") from error
+            how = str(error).partition(": ")[2] or error
+            raise DeviceUnavailable(f"no service for {', '.join(names)}: {how}{_said(errors)}") from error
         except MissedDeadline as error:
             raise MissedDeadline(f"the service process did not start within {timeout} s{_said(errors)}") from error
     finally:
