@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ PAGES = [
     *sorted(ROOT.glob("*.md")),
     *(path for part in ("docs", "examples", "nnburst", "tests") for path in sorted((ROOT / part).rglob("*.md"))),
 ]
-WIDTH = 120
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 
@@ -43,21 +41,6 @@ def test_examples_of_a_page_run_as_written(page: str, tmp_path: Path, monkeypatc
             [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
         )
         assert done.returncode == 0, done.stderr
-
-
-def prose(page: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a page and their numbers, without tables and what is between fences."""
-    fenced = False
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-        if line.lstrip().startswith("```"):
-            fenced = not fenced
-        elif not fenced and not line.startswith("|"):
-            yield number, line
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_lines_of_prose_end_before_the_margin(page: Path) -> None:
-    assert [number for number, line in prose(page) if len(line) > WIDTH] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

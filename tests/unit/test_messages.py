@@ -17,7 +17,7 @@ import pytest
 
 import nnburst
 import nnburst.fmq
-from nnburst import InvalidArgument, Memory, ModelBuilder, OperandType, OperationType
+from nnburst import InvalidArgument, ModelBuilder, OperandType, OperationType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device
 from nnburst.devices.function import FunctionDevice
@@ -42,10 +42,9 @@ def service() -> Iterator[nnburst.Service]:
 
 def kept(service: nnburst.Service) -> Iterator[tuple[str, Any]]:
     """Yield one of each object that belongs to its process, with what its message recommends."""
-    with service.session(relu_model()) as session, session.bind() as execution, Memory.ashmem(64) as memory:
+    with service.session(relu_model()) as session, session.bind() as execution:
         yield "open one in each process", session
         yield "in each process", execution
-        yield "Memory.mmap_fd", memory
     yield "launch one in each process", service
     with nnburst.Compilation(relu_model(), service) as compilation:
         compilation.finish()
