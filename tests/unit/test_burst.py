@@ -32,6 +32,7 @@ from nnburst.burst import (
     ExecutionBurstServer,
     ExecutionResult,
     SlotTable,
+    _controller,
     default_polling_window,
 )
 from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted
@@ -416,6 +417,19 @@ def test_request_larger_than_the_channel_runs_without_the_burst(model: LocalMode
 def test_channel_of_a_length_that_is_no_use_is_refused(model: LocalModel, length: int) -> None:
     with pytest.raises(InvalidArgument, match="4 to 65536 datums"):
         ExecutionBurstController.create(model, channel_length=length)
+
+
+def test_server_is_closed_if_the_client_s_end_cannot_be_made(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ResourceExhausted("no memory")
+
+    monkeypatch.setattr(_controller, "_open_client", fail)
+    with pytest.raises(ResourceExhausted, match="no memory"):
+        ExecutionBurstController.create(model)
+    assert model.server is not None
+    assert not model.server.alive
 
 
 # ---- deadlines and death ----------------------------------------------------------------------------------------
