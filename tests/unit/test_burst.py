@@ -711,10 +711,27 @@ def test_malformed_result_is_a_failure_and_the_burst_lives(memory: Memory, packe
             if expected is None:
                 execution.run()
             else:
-                with pytest.raises(expected):
+                with pytest.raises(expected) as caught:
                     execution.run()
+                assert "corrupted" not in str(caught.value)
             thread.join(PATIENCE)
         assert controller.stats.malformed == 1
+
+
+@WINDOWS
+def test_malformed_result_while_late_ones_are_due_ends_the_burst(memory: Memory, window: float) -> None:
+    service = SilentService()
+    with ExecutionBurstController.create(service, polling_window=window) as controller:
+        execution = bind(controller, adder_request(memory))
+        execution.timeout = 0.01
+        with pytest.raises(MissedDeadline):
+            execution.run()
+        execution.timeout = PATIENCE
+        thread = answered_by(service, lambda: service.answer(bytes(24)))
+        for _ in range(2):  # nobody can tell any more which answer is whose
+            with pytest.raises(GeneralFailure, match="corrupted"):
+                execution.run()
+        thread.join(PATIENCE)
 
 
 def test_unasked_result_is_dropped(memory: Memory) -> None:

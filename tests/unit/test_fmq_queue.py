@@ -477,3 +477,13 @@ def test_count_that_is_no_64_bit_number_is_refused(count: int) -> None:
                 call(count)
         with pytest.raises(InvalidArgument, match="capacity"):
             queue.begin_write(2**64 - 1)
+
+
+def test_reset_forgets_what_a_writer_of_an_unsynchronized_queue_announced() -> None:
+    with MessageQueue("u1", 8, flavour="unsynchronized") as queue, queue.descriptor as descriptor:
+        for _ in range(5):
+            queue.write([0] * 8)
+        with MessageQueue.attach(descriptor, reset=True) as writer, MessageQueue.attach(descriptor) as reader:
+            assert writer.write([1, 2])
+            assert reader.read(2).tolist() == [1, 2]
+            assert reader.overruns == 0
