@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._errno import check, checked_timeout, deadline_after, header_digest, is_real
+from ._errno import check, checked_timeout, deadline_after, header_digest, is_real, system
 from ._fds import FdSet, close_fds
 from ._leaving import LEAVING, Leaving, abandon_when_forked, deadline_within, time_left, within
 from ._nnburst import ffi, lib
@@ -23,6 +23,7 @@ __all__ = [
     "header_digest",
     "is_real",
     "lib",
+    "system",
     "time_left",
     "within",
 ]

@@ -6,6 +6,8 @@ import errno
 import numbers
 import os
 import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 from ..errors import (
     BadState,
@@ -18,7 +20,10 @@ from ..errors import (
 )
 from ._nnburst import ffi, lib
 
-__all__ = ["check", "checked_timeout", "deadline_after", "header_digest"]
+__all__ = ["check", "checked_timeout", "deadline_after", "header_digest", "system"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _ERRORS: dict[int, type[NNBurstError]] = {
     errno.EBADF: InvalidArgument,
@@ -70,6 +75,23 @@ def check(rc: int, what: str = "") -> int:
     reason = _MEANINGS.get(-rc) or os.strerror(-rc)
     name = errno.errorcode.get(-rc, str(-rc))
     raise _ERRORS.get(-rc, GeneralFailure)(f"{what}: {reason} [{name}]" if what else f"{reason} [{name}]")
+
+
+def system(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Make a system call of `os` or `socket`.
+
+    Raises:
+        ResourceExhausted: The process has no descriptor, memory or room for it; the message names the call.
+        GeneralFailure: It is refused otherwise, for example by a sandbox.
+    """
+    try:
+        return call(*args, **kwargs)
+    except OSError as error:
+        number = error.errno or 0
+        kind = ResourceExhausted if _ERRORS.get(number) is ResourceExhausted else GeneralFailure
+        name = errno.errorcode.get(number, str(number))
+        blocked = "; a sandbox must allow it" if number in (errno.EPERM, errno.ENOSYS, errno.EACCES) else ""
+        raise kind(f"the system call {call.__name__} failed: {os.strerror(number)} [{name}]{blocked}") from error
 
 
 def is_real(value: object) -> bool:

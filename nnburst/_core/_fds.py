@@ -6,6 +6,7 @@ import collections
 import contextlib
 import fcntl
 import os
+import sys
 from collections.abc import Iterable
 from multiprocessing import reduction
 from typing import Any, Protocol, TypeVar
@@ -102,8 +103,8 @@ class FdSet:
         close_fds(self._fds)
 
     def __del__(self) -> None:
-        # A constructor that failed leaves no attribute; at interpreter exit the kernel closes.
-        if getattr(self, "_fds", None) and close_fds is not None:
+        # A constructor that failed leaves no attribute; at interpreter exit, when modules are gone, the kernel closes.
+        if getattr(self, "_fds", None) and not sys.is_finalizing():
             self.close()
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from types import TracebackType
 
-from .._core import OneProcess
+from .._core import LEAVING, FdSet, OneProcess
 from ..devices import Device
 from ..errors import GeneralFailure
 from ._callbacks import CallbackRegistry
@@ -77,9 +77,16 @@ class ServiceConnection(OneProcess):
             if on_end is not None:
                 on_end(seconds)
 
-        connection = Connection(
-            sock, Side.CLIENT, callbacks, peer_pidfd=peer_pidfd, workers=2, on_end=ended, name="nnburst-client"
-        )
+        try:
+            connection = Connection(
+                sock, Side.CLIENT, callbacks, peer_pidfd=peer_pidfd, workers=2, on_end=ended, name="nnburst-client"
+            )
+        except BaseException:  # there is no connection that could end
+            sock.close()
+            FdSet(() if peer_pidfd is None else (peer_pidfd,)).close()
+            if on_end is not None:
+                on_end(LEAVING)
+            raise
         try:
             _open[id(connection)] = connection
             connection.start()

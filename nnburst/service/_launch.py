@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from .. import _safe_path
-from .._core import LEAVING, checked_timeout
+from .._core import LEAVING, checked_timeout, system, time_left
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ._connection import ServiceConnection
 
@@ -72,16 +72,17 @@ def start_child(
             return _start(names, limit, dict(os.environ if env is None else env), level, stderr)
     except NNBurstError:  # some of which are OSErrors, too
         raise
-    except OSError as error:
-        raise ResourceExhausted(f"the service process cannot be started: {error}") from error
+    except (OSError, MemoryError) as error:
+        raise ResourceExhausted(f"the service process cannot be started: {str(error) or 'out of memory'}") from error
 
 
 def _start(
     names: Sequence[str], timeout: float | None, env: dict[str, str], level: int, stderr: int
 ) -> ServiceConnection:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    errors = os.memfd_create("nnburst-child-stderr", os.MFD_CLOEXEC)
+    timeout = time_left(timeout)
+    errors = system(os.memfd_create, "nnburst-child-stderr", os.MFD_CLOEXEC)
     try:
+        ours, theirs = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             with theirs:
                 process = _spawn(names, theirs.fileno(), errors, env, level, stderr)
@@ -89,7 +90,7 @@ def _start(
             ours.close()
             raise
         try:
-            pidfd = os.pidfd_open(process.pid)
+            pidfd = system(os.pidfd_open, process.pid)
         except BaseException:
             ours.close()
             _reap(process, LEAVING)
@@ -100,7 +101,7 @@ def _start(
             how = str(error).partition(": ")[2] or error
             raise DeviceUnavailable(f"no service for {', '.join(names)}: {how}{_said(errors)}") from error
         except MissedDeadline as error:
-            raise MissedDeadline(f"the service process did not start within {timeout} s{_said(errors)}") from error
+            raise MissedDeadline(f"the service process did not start within {timeout:.3g} s{_said(errors)}") from error
     finally:
         os.close(errors)
 
@@ -108,6 +109,10 @@ def _start(
 def _spawn(
     names: Sequence[str], sock: int, errors: int, env: dict[str, str], level: int, stderr: int
 ) -> subprocess.Popen[bytes]:
+    if not sys.executable:
+        raise DeviceUnavailable(
+            "no service process: sys.executable does not name an interpreter that could run it; use in_process()"
+        )
     if not any(name in env for name in _THREAD_VARIABLES):
         env.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
     for name, value in _DEFAULTS.items():

@@ -19,7 +19,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-from .._core import FdSet
+from .._core import FdSet, system
 
 __all__ = ["Inbox"]
 
@@ -31,7 +31,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
-        self._bell: FdSet | None = FdSet((os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),))
+        self._bell: FdSet | None = FdSet((system(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),))
 
     def fileno(self) -> int:
         """What is readable when there is something to do."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
-from .._core import FdSet
+from .._core import FdSet, system
 from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from ._protocol import MAX_BODY, MAX_FDS, MAX_INLINE, Malformed
 
@@ -114,10 +114,7 @@ class Packet:
 
 def _spill(body: bytes) -> int:
     """Return a memfd that holds `body` and can never change again."""
-    try:
-        fd = os.memfd_create("nnburst-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError as error:
-        raise ResourceExhausted(f"memfd_create for a message of {len(body)} bytes: {error.strerror}") from error
+    fd = system(os.memfd_create, "nnburst-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(body)
         while view:

@@ -1,0 +1,106 @@
+"""What a program in a sandbox sees: system calls that are refused, no interpreter, little address space."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+import nnburst
+from nnburst._core import system
+from nnburst.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, ResourceExhausted
+
+NUMBERS = {"memfd_create": 319, "eventfd2": 290, "pidfd_open": 434, "socketpair": 53, "sched_getaffinity": 204}
+"""Of x86-64."""
+
+BLOCK = """
+import ctypes, os, struct, sys, threading
+import numpy as np
+import nnburst
+import nnburst.service
+from nnburst.errors import NNBurstError
+number = int(sys.argv[1])
+code = [
+    (0x20, 0, 0, 0),  # load the number of the call
+    (0x15, 0, 1, number),  # is it this one?
+    (0x06, 0, 0, 0x00050000 | 1),  # EPERM
+    (0x06, 0, 0, 0x7FFF0000),  # allowed
+]
+program = b"".join(struct.pack("HBBI", *row) for row in code)
+buffer = ctypes.create_string_buffer(program)
+class Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+arguments = Filter(len(code), ctypes.addressof(buffer))
+b = nnburst.ModelBuilder()
+x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (4,))
+b.output("y", b.add(nnburst.OperationType.RELU, [x]))
+model = b.build()
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(arguments), 0, 0):
+    print("no filter")
+    sys.exit()
+before = len(os.listdir("/proc/self/fd"))
+try:
+    with nnburst.launch(devices=["nnburst-reference"]) as service, service.session(model) as session:
+        session.run(None, {"x": np.ones(4, np.float32)})
+    print("works")
+except NNBurstError as error:
+    print(type(error).__name__, error)
+try:
+    raise AssertionError(f"a child is left: {os.waitpid(-1, os.WNOHANG)}")
+except ChildProcessError:
+    pass
+assert len(os.listdir("/proc/self/fd")) == before
+assert threading.active_count() == 1
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of the calls are those of x86-64")
+@pytest.mark.parametrize("name", NUMBERS)
+def test_system_call_that_is_refused_is_named(name: str) -> None:
+    command = [sys.executable, "-c", BLOCK, str(NUMBERS[name])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    if done.stdout.strip() == "no filter":
+        pytest.skip("this system has no filters of system calls")
+    if name == "sched_getaffinity":
+        assert done.stdout.strip() == "works"
+    else:
+        assert name.rstrip("2") in done.stdout
+        assert "EPERM" in done.stdout
+        assert done.stdout.split()[0] in ("GeneralFailure", "DeviceUnavailable")
+
+
+def test_errors_of_system_calls_are_typed_and_name_the_call() -> None:
+    def failing(error: OSError) -> None:
+        raise error
+
+    failing.__name__ = "frob"
+    with pytest.raises(GeneralFailure, match=r"frob failed: .*\[ENOSYS\]; a sandbox must allow it"):
+        system(failing, OSError(38, "x"))
+    with pytest.raises(ResourceExhausted, match=r"frob failed: .*\[EMFILE\]$"):
+        system(failing, OSError(24, "x"))
+    with pytest.raises(GeneralFailure, match=r"frob failed: .*\[EIO\]$"):
+        system(failing, OSError(5, "x"))
+    assert system(os.getpid) == os.getpid()
+
+
+def test_program_without_an_interpreter_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for nothing in (None, ""):
+        monkeypatch.setattr(sys, "executable", nothing)
+        with pytest.raises(DeviceUnavailable, match=r"sys\.executable"):
+            nnburst.launch()
+
+
+def test_no_memory_for_a_service_is_a_resource_that_is_exhausted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def starved(*arguments: object, **options: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(subprocess, "Popen", starved)
+    with pytest.raises(ResourceExhausted, match="cannot be started: out of memory"):
+        nnburst.launch()
+    with pytest.raises(InvalidArgument):
+        nnburst.launch(devices=[])
