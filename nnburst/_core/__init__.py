@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._errno import check, checked_timeout, deadline_after, header_digest, is_real, system
 from ._fds import FdSet, close_fds
-from ._leaving import LEAVING, Leaving, abandon_when_forked, deadline_within, time_left, within
+from ._leaving import LEAVING, Leaving, ProcessLock, abandon_when_forked, deadline_within, time_left, within
 from ._nnburst import ffi, lib
 from ._one_process import OneProcess
 
@@ -13,6 +13,7 @@ __all__ = [
     "FdSet",
     "Leaving",
     "OneProcess",
+    "ProcessLock",
     "abandon_when_forked",
     "check",
     "checked_timeout",

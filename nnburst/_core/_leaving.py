@@ -27,6 +27,7 @@ import contextlib
 import contextvars
 import math
 import os
+import threading
 import time
 import weakref
 from collections import deque
@@ -35,7 +36,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from ..errors import NNBurstError
 
-__all__ = ["LEAVING", "Leaving", "abandon_when_forked", "deadline_within", "time_left", "within"]
+__all__ = ["LEAVING", "Leaving", "ProcessLock", "abandon_when_forked", "deadline_within", "time_left", "within"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -142,19 +143,55 @@ class _Inherited(Protocol):
 
 
 _inherited: weakref.WeakValueDictionary[int, _Inherited] = weakref.WeakValueDictionary()
+_whole: weakref.WeakValueDictionary[int, threading.RLock] = weakref.WeakValueDictionary()
+_forking = threading.Lock()
+_held: list[threading.RLock] = []
 
 
-def abandon_when_forked(thing: _Inherited) -> None:
+def abandon_when_forked(thing: _Inherited, whole: threading.RLock | None = None) -> None:
     """Have ``thing.abandon()`` called in each forked child, where only the thread that forked goes on.
 
-    It must not wait for anything: a lock that another thread held stays held, so it replaces its locks.
+    Args:
+        thing: What is inherited. `abandon` must not wait: a lock that another thread held stays held, so it makes new
+            ones.
+        whole: A lock that is taken while the process forks, so that what it guards is not half changed in the child. No
+            other lock may be waited for below it.
     """
+    if whole is not None:
+        _whole[id(whole)] = whole
     _inherited[id(thing)] = thing
 
 
-def _abandon_all() -> None:
+class ProcessLock:
+    """A re-entrant lock of the whole process; a forked child has a new one. To be used as ``with x.lock:``."""
+
+    def __init__(self) -> None:
+        self.abandon()
+        abandon_when_forked(self)
+
+    def abandon(self) -> None:
+        """Make it; anew in a forked child, where the thread that holds it may not be."""
+        # Reentrant, because an object that the collector finds meanwhile may need it, too.
+        self.lock = threading.RLock()
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    for lock in filter(None, (ref() for ref in _whole.valuerefs())):
+        lock.acquire()
+        _held.append(lock)
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().release()
+    _forking.release()
+
+
+def _after_fork_in_child() -> None:
+    _after_fork()
     for thing in filter(None, (ref() for ref in _inherited.valuerefs())):
         thing.abandon()
 
 
-os.register_at_fork(after_in_child=_abandon_all)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 
+from .._core import abandon_when_forked
 from ._file import BlobFileError, pack_blobs, read_blob_file, write_blob_file
 from ._table import Allocator, BlobCache, Policy, Writable
 
@@ -46,8 +47,8 @@ class NNCache:
         self._dirty = False
         self._failures = 0
         """In a row."""
-        with _all_lock:
-            _all.add(self)
+        _all[id(self)] = self
+        abandon_when_forked(self, self._lock)
 
     @classmethod
     def get(cls) -> NNCache:
@@ -136,8 +137,8 @@ class NNCache:
             self._timer.daemon = True  # does not keep the process; `_save_all` saves what is left
             self._timer.start()
 
-    def _in_child(self) -> None:
-        """After a fork: threads and their timers are the parent's, and so is what was not saved yet."""
+    def abandon(self) -> None:
+        """In a forked child: threads and their timers are the parent's, and so is what was not saved yet."""
         self._saving, self._timer, self._dirty = threading.Lock(), None, False
 
     def _stop_timer(self) -> None:
@@ -167,43 +168,12 @@ class NNCache:
             _log.warning("%s: starting with an empty cache: %s", self._filename, error)
 
 
-_all: weakref.WeakSet[NNCache] = weakref.WeakSet()
-_all_lock = threading.Lock()
-_forking = threading.Lock()
-_held: list[NNCache] = []
-"""Those that are locked while the process forks, so that the child's are not half changed."""
-
-
-def _every() -> list[NNCache]:
-    with _all_lock:
-        return list(_all)
-
-
-def _before_fork() -> None:
-    _forking.acquire()
-    for cache in _every():
-        cache._lock.acquire()
-        _held.append(cache)
-
-
-def _after_fork_in_parent() -> None:
-    while _held:
-        _held.pop()._lock.release()
-    _forking.release()
-
-
-def _after_fork_in_child() -> None:
-    global _all_lock
-    _all_lock = threading.Lock()
-    for cache in _held:
-        cache._in_child()
-    _after_fork_in_parent()
+_all: weakref.WeakValueDictionary[int, NNCache] = weakref.WeakValueDictionary()
 
 
 def _save_all() -> None:
-    for cache in _every():
+    for cache in filter(None, (ref() for ref in _all.valuerefs())):
         cache.terminate()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 atexit.register(_save_all)

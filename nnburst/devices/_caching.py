@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from .. import _core
+from .._core import ProcessLock
 from ..cache import (
     CacheReason,
     CacheRejected,
@@ -94,7 +94,7 @@ class DeviceCacheHome:
         """
         directory = default_state_directory()
         key = os.getpid(), directory  # a forked child must not use the database of its parent
-        with _opening:
+        with _opening.lock:
             if key not in self._caches:
                 self._caches[key] = DeviceCache(
                     _store(directory),
@@ -170,23 +170,14 @@ class DeviceCacheHome:
 
 
 _stores: dict[tuple[int, Path], TrustStore] = {}
-_opening = threading.RLock()
+_opening = ProcessLock()
 """Held while stores and caches are looked up and opened."""
-
-
-def _renew_lock() -> None:
-    """In a forked child the thread that holds the lock may not be there."""
-    global _opening
-    _opening = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _store(directory: Path) -> TrustStore:
     """One store per directory for all devices of the process."""
     key = os.getpid(), directory
-    with _opening:
+    with _opening.lock:
         if key not in _stores:
             _stores[key] = TrustStore(directory)
         return _stores[key]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from typing import Any
 
 import numpy as np
 
-from .._core import ffi, lib
+from .._core import abandon_when_forked, ffi, lib
 from ..errors import BadState
 
 __all__ = ["CLOSED", "Handle", "ring_array"]
@@ -25,7 +23,12 @@ class Handle:
 
     def __init__(self, pointer: Any) -> None:
         self.pointer = None if pointer is None else ffi.gc(pointer, lib.nnb_mq_close)
-        _handles.add(self)
+        abandon_when_forked(self)
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        if self.pointer is not None:
+            lib.nnb_mq_inherit(self.pointer)
 
     def live(self) -> Any:
         """The pointer.
@@ -38,17 +41,7 @@ class Handle:
         return self.pointer
 
 
-_handles: weakref.WeakSet[Handle] = weakref.WeakSet()
 CLOSED = Handle(None)
-
-
-def _after_fork_in_child() -> None:
-    for handle in list(_handles):
-        if handle.pointer is not None:
-            lib.nnb_mq_inherit(handle.pointer)
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class _RingMemory:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .._core import check, ffi, lib
+from .._core import ProcessLock, check, ffi, lib
 from ..errors import InvalidArgument, ResourceExhausted
 
 __all__ = ["Gate", "Outcome", "Uses", "free_closed_buffers", "gate"]
@@ -35,22 +33,17 @@ class Outcome:
     LOST: int = lib.NNB_LOST
 
 
-class Gate:
+class Gate(ProcessLock):
     """The state of all buffers of the process, and a lock for what Python knows of their bytes."""
 
     def __init__(self) -> None:
+        super().__init__()
         out = ffi.new("nnb_gate **")
         check(lib.nnb_gate_create(out), "cannot make the gate of the buffers")
         self.handle = out[0]
         """Lives as long as the process."""
         self.closed: list[_Closed] = []
         """Buffers to free once nobody uses them."""
-        self.renew_lock()
-
-    def renew_lock(self) -> None:
-        """Make the lock; anew in a forked child, where the thread that holds it may not be."""
-        # Reentrant, because an object that the garbage collector finds meanwhile may close its buffer.
-        self.lock = threading.RLock()
 
     @property
     def moves(self) -> int:
@@ -74,7 +67,6 @@ class Gate:
 
 
 gate = Gate()
-os.register_at_fork(after_in_child=gate.renew_lock)
 
 
 class Uses:

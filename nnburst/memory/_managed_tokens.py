@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import collections
-import os
-import threading
 
+from .._core import ProcessLock
 from ..errors import InvalidArgument, ResourceExhausted
 from ._managed import ManagedBuffer
 
@@ -16,11 +15,11 @@ _GENERATIONS = 1 << 11  # 20 + 11 bits: a token is a positive int32
 _RESTING = 64
 
 
-class _Tokens:
+class _Tokens(ProcessLock):
     """Numbers of buffers: a slot, and how often the slot was used before. Unlike each other in the whole process."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # the garbage collector may close a buffer meanwhile
+        super().__init__()
         self._generations = [0]  # slot 0 is never used, so that no token is 0
         self._free: collections.deque[int] = collections.deque()
 
@@ -30,7 +29,7 @@ class _Tokens:
         Raises:
             ResourceExhausted: Too many are in use.
         """
-        with self._lock:
+        with self.lock:
             if len(self._free) > _RESTING or (self._free and len(self._generations) == 1 << _SLOT_BITS):
                 slot = self._free.popleft()  # freed slots rest, so that numbers come again as late as possible
                 self._generations[slot] = (self._generations[slot] + 1) % _GENERATIONS
@@ -43,16 +42,11 @@ class _Tokens:
 
     def give_back(self, token: int) -> None:
         """The buffer is gone; the number comes again after 2**11 uses of its slot."""
-        with self._lock:
+        with self.lock:
             self._free.append(token & ((1 << _SLOT_BITS) - 1))
-
-    def renew_lock(self) -> None:
-        """In a forked child: a thread that is not there any more may hold it."""
-        self._lock = threading.RLock()
 
 
 _tokens = _Tokens()
-os.register_at_fork(after_in_child=_tokens.renew_lock)
 
 
 class BufferTracker:

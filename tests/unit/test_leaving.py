@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst._core import Leaving, time_left, within
+from nnburst._core import Leaving, ProcessLock, abandon_when_forked, time_left, within
 from nnburst.errors import BadState, InvalidArgument, MissedDeadline
 from nnburst.model import DeviceStatus, Model, ModelBuilder, OperandType, OperationType
 from nnburst.runtime import _session
@@ -188,7 +188,6 @@ def test_exception_of_a_signal_handler_does_not_skip_the_step_that_it_met() -> N
 
 
 def test_forked_child_abandons_what_it_inherits() -> None:
-    from nnburst._core import abandon_when_forked
 
     class Thing:
         where = 0
@@ -424,3 +423,56 @@ def test_storm_of_interrupts_over_close_leaves_nothing(seed: int) -> None:
     command = [sys.executable, "-W", "ignore", "-c", STORM, str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == "nothing left", done.stderr
+
+
+def test_lock_of_the_process_that_another_thread_holds_is_free_in_a_forked_child() -> None:
+    lock = ProcessLock()
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock.lock:
+            held.set()
+            go_on.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(20)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(not lock.lock.acquire(timeout=5))
+    go_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_what_a_lock_keeps_whole_is_whole_in_a_forked_child() -> None:
+    class Pair:
+        first = second = 0
+
+        def abandon(self) -> None:
+            pass
+
+    pair, lock = Pair(), threading.RLock()
+    abandon_when_forked(pair, lock)
+    stop, changing = threading.Event(), threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            with lock:
+                pair.first += 1
+                changing.set()
+                time.sleep(0.001)
+                pair.second += 1
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    assert changing.wait(20)
+    statuses = []
+    for _ in range(20):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(pair.first != pair.second or not lock.acquire(blocking=False))
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    stop.set()
+    thread.join()
+    assert statuses == [0] * 20
