@@ -13,6 +13,7 @@ from ..model import ExecutionPreference
 from ._arguments import answer_length, solve_shapes
 from ._compilation import Compilation
 from ._execution import Execution
+from ._service import closes_with
 from ._state import make_states
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Burst(OneProcess):
             polling_window=polling_window,
             result_channel_length=answer_length(compilation.outputs),
         )
+        closes_with(compilation.device, self)
 
     @property
     def controller(self) -> ExecutionBurstController:
@@ -120,6 +122,10 @@ class Burst(OneProcess):
     def forget(self, pool: Memory | BufferToken) -> bool:
         """As `free_memory`, for what stands in requests; after `close` there is nothing to forget."""
         return not self._controller.closed and self._controller.free_memory(pool)
+
+    def refuse(self) -> None:
+        """Run nothing any more; an execution in flight gets `BadState`. Waits for nothing."""
+        self._controller.refuse()
 
     def close(self) -> None:
         """End the burst; in any order relative to memories. Idempotent."""

@@ -23,7 +23,7 @@ from ._caching import (
     Job,
     compile_with_cache,
 )
-from ._service import Service
+from ._service import Service, closes_with
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -65,6 +65,7 @@ class Compilation(OneProcess):
         self._timeout: float | None = None
         self._finished = False
         self._prepared: PreparedModel | None = None
+        self._refuses = False
         self._device: Device | None = None
         self._cache: CacheSource | None = None
         self._report: CacheReport | None = None
@@ -128,6 +129,7 @@ class Compilation(OneProcess):
                 job = Job(device, self.model, CompileJob(self._preference, self._priority, deadline_within(0)))
                 self._prepared, self._report = compile_with_cache(job, self._cache)
                 self._device = device
+                closes_with(device, self)
                 return
             operations = zip(self.model.main.operations, supported, strict=True)
             missing = {operation_name(operation.type) for operation, known in operations if not known}
@@ -266,8 +268,8 @@ class Compilation(OneProcess):
         Raises:
             BadState: Not finished, or it failed, or it is closed.
         """
-        if self._prepared is None:
-            raise BadState("the compilation is not finished, has failed or is closed")
+        if self._prepared is None or self._refuses:
+            raise BadState("the compilation is not finished, has failed or is closed, or its service is")
         return self._prepared
 
     @property
@@ -276,6 +278,10 @@ class Compilation(OneProcess):
         if self._device is None:
             raise BadState("the compilation is not finished or has failed")
         return self._device
+
+    def refuse(self) -> None:
+        """Begin nothing any more. Waits for nothing."""
+        self._refuses = True
 
     def close(self) -> None:
         """Release the prepared model. Idempotent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ..model import Model
     from ._session import Session
 
-__all__ = ["DEFAULT_DEVICES", "Service", "in_process", "launch"]
+__all__ = ["DEFAULT_DEVICES", "Service", "closes_with", "in_process", "launch"]
 
 DEFAULT_DEVICES: Sequence[str] = (
     "nnburst-reference",
@@ -38,6 +39,21 @@ class _Backend(Protocol):
     def alive(self) -> bool: ...
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]: ...
     def close(self) -> None: ...
+
+
+class _Opened(Protocol):
+    def refuse(self) -> None: ...
+    def close(self) -> None: ...
+
+
+_services: weakref.WeakKeyDictionary[Device, weakref.ref[Service]] = weakref.WeakKeyDictionary()
+
+
+def closes_with(device: Device, thing: _Opened) -> None:
+    """Have something closed when the service of its device is."""
+    service = _services.get(device, lambda: None)()
+    if service is not None:
+        service._opened[id(thing)] = thing
 
 
 class _LocalBackend:
@@ -69,6 +85,10 @@ class Service(OneProcess):
         self._backend = backend
         self._what = what
         self._closed = False
+        self._opened: weakref.WeakValueDictionary[int, _Opened] = weakref.WeakValueDictionary()
+        self._leaving: Leaving | None = None
+        for device in backend.devices:
+            _services[device] = weakref.ref(self)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -132,9 +152,13 @@ class Service(OneProcess):
         )
 
     def close(self) -> None:
-        """End the service and everything that it runs. Idempotent."""
+        """End the service and everything that it runs: what was opened on it is closed, too. Idempotent."""
         self._closed = True
-        self._backend.close()  # which does nothing again, unless it was interrupted
+        opened = list(filter(None, (ref() for ref in self._opened.valuerefs())))
+        self._leaving = self._leaving or Leaving(
+            *(thing.refuse for thing in opened), self._backend.close, *(thing.close for thing in opened)
+        )
+        self._leaving()
 
     def _check_open(self) -> None:
         if self._closed:

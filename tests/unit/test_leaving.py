@@ -476,3 +476,48 @@ def test_what_a_lock_keeps_whole_is_whole_in_a_forked_child() -> None:
     stop.set()
     thread.join()
     assert statuses == [0] * 20
+
+
+# ---- what was opened on a service ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["a service", "in process"])
+def test_what_was_opened_on_a_service_ends_with_it(where: str) -> None:
+    service = (nnburst.launch if where == "a service" else nnburst.in_process)(devices=["nnburst-reference"])
+    before = threading.active_count() - (2 if where == "a service" else 0)
+    session = service.session(relu())
+    bound = session.bind()
+    compilation = nnburst.Compilation(relu(), service.devices)
+    compilation.finish()
+    burst = nnburst.Burst(compilation)
+    execution = nnburst.Execution(compilation, reusable=True)
+    execution.set_input(0, ONE)
+    execution.set_output(0, np.zeros(4, np.float32))
+    uses: dict[str, Callable[[], object]] = {
+        "Session.run": lambda: session.run(None, {"x": ONE}),
+        "Execution.run": bound.run,
+        "Session.bind": session.bind,
+        "compute": execution.compute,
+        "burst_compute": lambda: execution.burst_compute(burst),
+        "Burst": lambda: nnburst.Burst(compilation),
+        "session": lambda: service.session(relu()),
+    }
+    for name, use in uses.items():
+        if name != "session":
+            use()
+    service.close()
+    for name, use in uses.items():
+        with pytest.raises(BadState):
+            use()
+            pytest.fail(name)
+    for thing in (bound, burst, compilation, session, service):
+        thing.close()
+    assert threading.active_count() <= max(before, 1)
+
+
+def test_service_does_not_keep_what_is_dropped() -> None:
+    with nnburst.in_process(devices=["nnburst-reference"]) as service:
+        for _ in range(3):
+            service.session(relu())
+        gc.collect()
+        assert not service._opened
