@@ -92,7 +92,7 @@ def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direc
 
 
 def pools_from_wire(
-    handles: Sequence[WireMemory], fds: FdBundle, owned: Container[int], allow_direct: bool = False
+    handles: Sequence[WireMemory], fds: FdBundle, owned: Container[int], allow_direct: bool
 ) -> tuple[Memory | BufferToken, ...]:
     """Build the pools of a request: memories, and buffers whose tokens are in `owned`.
 
@@ -158,7 +158,7 @@ def request_to_wire(request: Request) -> tuple[WireRequest, list[int]]:
     return WireRequest(inputs=request.inputs, outputs=request.outputs, pools=handles), fds
 
 
-def request_from_wire(wire: WireRequest, fds: FdBundle, owned: Container[int], allow_direct: bool = False) -> Request:
+def request_from_wire(wire: WireRequest, fds: FdBundle, owned: Container[int], allow_direct: bool) -> Request:
     """Inverse of `request_to_wire`. The pools belong to the caller. Raises as `pools_from_wire`."""
     pools = pools_from_wire(wire.pools, fds, owned, allow_direct)
     return Request(inputs=wire.inputs, outputs=wire.outputs, pools=pools)

@@ -20,6 +20,7 @@ import nnburst
 from nnburst.errors import BadState, GeneralFailure, MissedDeadline, ResourceExhausted
 from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, RequestArgument, RunOptions
 from nnburst.service import ServiceHost, _owner, _pending, _protocol, start_child
+from nnburst.service._objects import ObjectTable
 from nnburst.service._packets import FdBundle, Kind, receive
 from nnburst.service._protocol import Side
 
@@ -403,3 +404,140 @@ def test_any_number_of_things_may_be_dropped_at_once() -> None:
             time.sleep(0.01)
         assert {m.object for m in service.seen if isinstance(m, _protocol.Release)} == set(range(count))
         assert client.alive
+
+
+# ---- limits and the end --------------------------------------------------------------------------------------------
+
+
+def test_releases_leave_room_for_calls_and_keep_to_the_limit_of_the_other_side() -> None:
+    """Beside many calls that wait, and not beyond what the other side takes."""
+    with raw_peer(Side.CLIENT) as (end, sock):
+        threads = [threading.Thread(target=_call_quietly, args=(end,)) for _ in range(100)]
+        for thread in threads:
+            thread.start()
+        sock.settimeout(WATCHDOG)
+        for _ in threads:
+            sock.recv(1000)
+        for number in range(300):
+            end.forget(_protocol.Release(number))
+        sock.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            sock.recv(1000)
+        end.hang_up()
+        for thread in threads:
+            thread.join(WATCHDOG)
+
+
+def _call_quietly(end: Any) -> None:
+    with contextlib.suppress(BadState):
+        end.call(_protocol.Goodbye(), timeout=WATCHDOG)
+
+
+def test_what_is_served_is_counted_until_it_is_answered() -> None:
+    served = _pending.ServedCalls()
+    for _ in range(3000):
+        served.enter()
+        served.leave()
+    for _ in range(2 * _pending.MAX_PENDING):
+        served.enter()
+    with pytest.raises(_protocol.Malformed, match="too many"):
+        served.enter()
+    served = _pending.ServedCalls()
+    for _ in range(8):
+        served.enter(253)
+    served.enter(2048 - 8 * 253)
+    with pytest.raises(_protocol.Malformed, match="too many"):
+        served.enter(1)
+    served.leave(253)
+    served.enter(253)
+    served.enter(0, is_long=True)
+    with pytest.raises(_protocol.Malformed, match="two long"):
+        served.enter(0, is_long=True)
+    served.leave(0, is_long=True)
+    served.enter(0, is_long=True)
+
+
+def test_answer_that_comes_as_the_deadline_passes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = _pending.PendingCall.wait
+
+    def late(self: _pending.PendingCall, timeout: float | None) -> bool:
+        assert wait(self, WATCHDOG)
+        return False
+
+    with connected() as (client, _):
+        monkeypatch.setattr(_pending.PendingCall, "wait", late)
+        assert client.call(_protocol.Goodbye(), timeout=WATCHDOG)[0] == _protocol.Done()
+
+
+def test_requests_that_a_busy_peer_does_not_read_do_not_end_the_connection() -> None:
+    """Unlike answers: those it has asked for."""
+    with raw_peer(Side.CLIENT, send_timeout=0.05) as (end, sock):
+        junk = bytes(1000)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                end._sock.send(junk)
+        end.forget(_protocol.Release(7))
+        with pytest.raises(MissedDeadline, match="does not read"):
+            end.call(_protocol.Goodbye(), timeout=0.3)
+        assert end.alive
+        sock.settimeout(WATCHDOG)
+        while (data := sock.recv(2000)) == junk:
+            pass
+        assert _protocol.decode_request(data[8:], Side.SERVICE)[1] == _protocol.Release(7)
+
+
+def test_close_says_that_a_handler_is_still_busy() -> None:
+    go_on, entered = threading.Event(), threading.Event()
+
+    def stuck(message: object, fds: FdBundle) -> _protocol.Done:
+        entered.set()
+        go_on.wait(WATCHDOG)
+        return _protocol.Done()
+
+    with connected(service=Answers(on_goodbye=stuck)) as (client, service):
+        thread = threading.Thread(target=_call_quietly, args=(client,))
+        thread.start()
+        assert entered.wait(WATCHDOG)
+        client.hang_up()
+        assert not service.close(1.5)
+        go_on.set()
+        thread.join(WATCHDOG)
+
+
+def test_forked_child_has_no_descriptor_of_a_connection() -> None:
+    with connected() as (client, service):
+        numbers = [client._sock.fileno(), service._sock.fileno(), client._inbox.fileno(), service._inbox.fileno()]
+        pid = os.fork()
+        if pid == 0:
+            os._exit(bool(set(numbers) & open_fds()))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert set(numbers) <= open_fds()
+        client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+
+
+def test_object_whose_end_fails_keeps_no_other_from_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    table = ObjectTable()
+    ended: list[int] = []
+    for number in range(3):
+        table.add(number, lambda number=number: ended.append(number) or 1 // (number - 1))  # type: ignore[misc]
+    table.close()
+    assert ended == [2, 1, 0]
+    assert "releasing 1 failed" in caplog.text
+
+
+def test_long_message_for_which_there_is_no_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    def answer(message: object, fds: FdBundle) -> _protocol.ExecuteReply:
+        return _protocol.ExecuteReply(0, (), _protocol.Timing())
+
+    with connected(service=Answers(on_execute=answer)) as (client, _):
+        client.call(LONG, timeout=WATCHDOG)
+        before = open_fds()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", full)
+            with pytest.raises(ResourceExhausted, match="No space"):
+                client.call(LONG, timeout=WATCHDOG)
+        assert open_fds() == before
+        client.call(LONG, timeout=WATCHDOG)

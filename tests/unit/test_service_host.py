@@ -41,8 +41,9 @@ from nnburst.model import (
     RunOptions,
     Timing,
 )
-from nnburst.service import Quotas, ServiceConnection, ServiceHost, _protocol
-from nnburst.service._handles import model_to_wire
+from nnburst.service import Quotas, ServiceConnection, ServiceHost, _protocol, _proxies
+from nnburst.service._handles import memories_from_wire, model_to_wire
+from nnburst.service._packets import FdBundle
 from nnburst.service._protocol import Side
 
 
@@ -607,7 +608,7 @@ def test_another_major_version_is_refused_by_the_service(monkeypatch: pytest.Mon
     host = ServiceHost([])
     host.serve(b)
     monkeypatch.setattr("nnburst.service._connection.VERSION", (3, 0))
-    with pytest.raises(GeneralFailure, match=r"version 3\.0"):
+    with pytest.raises(GeneralFailure, match=r"version 3\.0 of the control protocol and the service [0-2]\.\d+:"):
         ServiceConnection(a)
     host.close()
 
@@ -669,6 +670,24 @@ def test_a_hostile_pool_is_an_error_reply() -> None:
         assert model.execute_synchronously(a_request(pool))[0] is ErrorStatus.NONE
         (hosted,) = host.connections
         assert hosted.ledger.used["fds"] == 0
+
+
+def test_pools_of_which_one_is_malformed_are_closed_at_once() -> None:
+    good, bad = _protocol.WireMemory("ashmem", 64, 3, 0), _protocol.WireMemory("no-such-kind", 64, 3, 0)
+    with Memory.ashmem(64) as memory:
+        before = open_fds()
+        fds = FdBundle.duplicate(memory.fds * 2)
+        with pytest.raises(InvalidArgument) as caught, fds:
+            memories_from_wire((good, bad), fds)
+        assert caught.traceback  # which would keep them alive
+        assert open_fds() == before
+
+
+def test_dimensions_that_no_message_carries_are_the_caller_s_error() -> None:
+    assert _proxies._in_range([0, 1, 2**32 - 1]) == (0, 1, 2**32 - 1)
+    for size in (-1, 2**32):
+        with pytest.raises(InvalidArgument, match="32 bits"):
+            _proxies._in_range([1, size])
 
 
 def test_a_hostile_queue_is_an_error_reply() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnburst.devices import CacheFiles, CompileJob
-from nnburst.errors import InvalidArgument
+from nnburst.errors import GeneralFailure, InvalidArgument
 from nnburst.model import (
     BufferRole,
     Capabilities,
@@ -198,7 +198,7 @@ TOO_MUCH = {
     "outputs of an operation": lambda: _model_with(operations=[{"type": 0, "inputs": [], "outputs": [0] * MANY}]),
     "inputs of a model": lambda: _model_with(input_indexes=[0] * MANY),
     "outputs of a model": lambda: _model_with(output_indexes=[0] * MANY),
-    "pools": lambda: _request_with(pools=[{"kind": "", "size": 0, "prot": 0, "offset": 0}] * (_protocol.MAX_FDS + 1)),
+    "pools": lambda: _request_with(pools=[_POOL] * (_protocol.MAX_FDS + 1)),
     "inputs of a request": lambda: _request_with(inputs=[{}] * MANY),
     "axes of an argument": lambda: _request_with(inputs=[{"dimensions": [1] * 65}]),
 }
@@ -226,6 +226,74 @@ def test_axes_of_a_shape_that_a_service_tells_are_limited() -> None:
         else:
             with pytest.raises(Malformed, match="length"):
                 _protocol.decode_reply(execute, body)
+
+
+EDGES = {
+    "token of a pool": (_request_with, lambda n: {"pools": [{**_POOL, "token": n}]}, 0, 2**31 - 1),
+    "rights of a pool": (_request_with, lambda n: {"pools": [{**_POOL, "prot": n}]}, 0, 255),
+    "descriptors of a pool": (_request_with, lambda n: {"pools": [{**_POOL, "n_fds": n}]}, 0, 8),
+}
+_POOL = {"kind": "", "size": 0, "prot": 0, "offset": 0}
+
+
+@pytest.mark.parametrize("what", EDGES)
+def test_numbers_of_requests_are_read_up_to_their_limits(what: str) -> None:
+    make, changes, least, most = EDGES[what]
+    for number in (least, most):
+        _protocol.decode_request(msgspec.msgpack.encode(make(**changes(number))), Side.SERVICE)
+    for number in (least - 1, most + 1):
+        with pytest.raises(Malformed):
+            _protocol.decode_request(msgspec.msgpack.encode(make(**changes(number))), Side.SERVICE)
+
+
+REPLIES = {
+    "status of an execution": (
+        _protocol.Execute,
+        lambda n: {"call": "execute.reply", "status": n, "output_shapes": [], "timing": {}},
+        0,
+        8,
+    ),
+    "status of memories": (_protocol.GetMemories, lambda n: {"call": "get_memories.reply", "status": n}, 0, 8),
+    "token": (_protocol.Allocate, lambda n: {"call": "allocate.reply", "buffer": 1, "token": n}, 1, 2**31 - 1),
+    "number": (_protocol.Allocate, lambda n: {"call": "allocate.reply", "buffer": n, "token": 1}, 0, 2**32 - 1),
+}
+
+
+@pytest.mark.parametrize("what", REPLIES)
+def test_numbers_of_replies_are_read_up_to_their_limits(what: str) -> None:
+    request, make, least, most = REPLIES[what]
+    call = CALL_BY_REQUEST[request]
+    for number in (least, most):
+        _protocol.decode_reply(call, msgspec.msgpack.encode(make(number)))
+    for number in (least - 1, most + 1):
+        with pytest.raises(Malformed):
+            _protocol.decode_reply(call, msgspec.msgpack.encode(make(number)))
+
+
+def test_status_of_an_error_is_one_that_may_be_sent() -> None:
+    for status in range(1, 9):
+        _protocol.decode_error(_protocol.encode(_protocol.ErrorReply(status, "")))
+    for status in (0, 9):
+        with pytest.raises(Malformed):
+            _protocol.decode_error(_protocol.encode(_protocol.ErrorReply(status, "")))
+
+
+def test_text_of_an_error_is_whole_or_ends_where_it_was_cut() -> None:
+    for length in (0, 1, 4096):
+        assert _protocol.error_reply(GeneralFailure("x" * length)).message == "x" * length
+    cut = _protocol.error_reply(GeneralFailure("x" * 4097)).message
+    assert (len(cut), cut[:-1], cut[-1]) == (4096, "x" * 4095, "…")
+
+
+def test_messages_cannot_be_changed() -> None:
+    pending: list[type] = [msgspec.Struct]
+    structs = []
+    while pending:
+        found = [kind for kind in pending.pop().__subclasses__() if kind.__module__.startswith("nnburst.service")]
+        structs += found
+        pending += found
+    assert len(structs) > 2 * len(CALLS)
+    assert [kind.__name__ for kind in structs if not kind.__struct_config__.frozen] == []
 
 
 def _peak(action: Callable[[], object]) -> int:
