@@ -8,8 +8,8 @@ from __future__ import annotations
 from ._connection import ServiceConnection
 from ._host import HostedConnection, ServiceHost
 from ._launch import start_child
-from ._objects import Quotas
 from ._proxies import RemoteBuffer, RemoteBurstContext, RemoteDevice, RemotePreparedModel
+from ._quotas import Quotas
 
 __all__ = [
     "HostedConnection",

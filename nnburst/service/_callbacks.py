@@ -7,7 +7,7 @@ import weakref
 
 from ..burst import BurstCallback
 from ..errors import ErrorStatus, InvalidArgument
-from ._handles import pools_to_wire
+from ._marshal import pools_to_wire
 from ._packets import FdBundle
 from ._protocol import MAX_FDS, GetMemories, GetMemoriesReply
 

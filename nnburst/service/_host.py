@@ -25,7 +25,8 @@ from ..errors import (
 from ..memory import Memory, check_pools
 from ..model import NO_TIMING, BufferDesc
 from ._cache_messages import CacheOutcome
-from ._handles import (
+from ._hosted import HostedBuffer, HostedBurst, HostedModel, SlotMemories, close_all, limited_window
+from ._marshal import (
     cache_from_wire,
     descriptor_from_wire,
     memories_from_wire,
@@ -34,8 +35,7 @@ from ._handles import (
     request_from_wire,
     total_size,
 )
-from ._hosted import HostedBuffer, HostedBurst, HostedModel, SlotMemories, close_all, limited_window
-from ._objects import Charge, Ledger, ObjectTable, Quotas
+from ._object_table import ObjectTable
 from ._packets import FdBundle
 from ._protocol import (
     VERSION,
@@ -78,6 +78,7 @@ from ._protocol import (
     WireMemory,
     WireQueue,
 )
+from ._quotas import Charge, Ledger, Quotas
 from ._transport import Connection
 
 __all__ = ["HostedConnection", "ServiceHost"]

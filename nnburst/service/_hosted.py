@@ -10,9 +10,9 @@ from ..devices import Buffer, PreparedModel
 from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError
 from ..memory import Memory, check_pools
 from ..model import BufferToken
-from ._handles import pools_from_wire, total_size
-from ._objects import Charge, Ledger
+from ._marshal import pools_from_wire, total_size
 from ._protocol import GetMemories, GetMemoriesReply
+from ._quotas import Charge, Ledger
 from ._transport import Connection
 
 __all__ = ["HostedBuffer", "HostedBurst", "HostedModel", "SlotMemories", "close_all", "limited_window"]

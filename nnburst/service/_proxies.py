@@ -29,7 +29,7 @@ from ..model import (
     failure_of,
 )
 from ._callbacks import CallbackHolder, CallbackRegistry
-from ._handles import cache_to_wire, model_from_wire, model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
+from ._marshal import cache_to_wire, model_from_wire, model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
 from ._protocol import (
     Allocate,
     ConfigureBurst,

@@ -23,7 +23,7 @@ from nnburst.errors import DeadObject, ErrorStatus, ResourceExhausted
 from nnburst.memory import Memory
 from nnburst.model import DeviceStatus, ExecutionPreference, MeasureTiming, Priority, RunOptions
 from nnburst.service import HostedConnection, ServiceConnection, ServiceHost, start_child
-from nnburst.service._handles import model_to_wire
+from nnburst.service._marshal import model_to_wire
 from nnburst.service._protocol import (
     CALLS,
     VERSION,

@@ -20,7 +20,7 @@ import nnburst
 from nnburst.errors import BadState, GeneralFailure, MissedDeadline, ResourceExhausted
 from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, RequestArgument, RunOptions
 from nnburst.service import ServiceHost, _owner, _pending, _protocol, start_child
-from nnburst.service._objects import ObjectTable
+from nnburst.service._object_table import ObjectTable
 from nnburst.service._packets import FdBundle, Kind, receive
 from nnburst.service._protocol import Side
 

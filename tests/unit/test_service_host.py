@@ -42,7 +42,7 @@ from nnburst.model import (
     Timing,
 )
 from nnburst.service import Quotas, ServiceConnection, ServiceHost, _protocol, _proxies
-from nnburst.service._handles import memories_from_wire, model_to_wire
+from nnburst.service._marshal import memories_from_wire, model_to_wire
 from nnburst.service._packets import FdBundle
 from nnburst.service._protocol import Side
 

@@ -34,7 +34,7 @@ from nnburst.model import (
     Timing,
 )
 from nnburst.service import ServiceHost, _cache_messages, _callbacks, _host, _protocol
-from nnburst.service._handles import model_from_wire
+from nnburst.service._marshal import model_from_wire
 from nnburst.service._packets import FdBundle
 from nnburst.service._protocol import CALL_BY_REQUEST, CALLS, Malformed, Side
 from nnburst.service._wire import referenced_from_wire
