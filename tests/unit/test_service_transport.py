@@ -448,6 +448,48 @@ def test_REQ_MODEL_076_second_answer_to_a_call_closes_the_connection() -> None:
         assert end.end_reason.startswith("malformed")
 
 
+_POOL = _protocol.WireMemory("ashmem", 1, 3, 0)
+WRONG_REPLIES = {
+    "fewer descriptors": lambda n: (
+        header(1, 0, 1, n) + _protocol.encode(_protocol.GetMemoriesReply(0, (_POOL, _POOL))),
+        1,
+    ),
+    "surplus descriptors": lambda n: (
+        header(1, 0, 2, n) + _protocol.encode(_protocol.GetMemoriesReply(0, (_POOL,))),
+        2,
+    ),
+    "an error with descriptors": lambda n: (header(2, 0, 1, n) + _protocol.encode(_protocol.ErrorReply(4, "no")), 1),
+    "an error that is none": lambda n: (header(2, 0, 0, n) + _protocol.encode(_protocol.GetMemoriesReply(0)), 0),
+    "a number that was not given": lambda n: (
+        header(1, 0, 0, n + 1) + _protocol.encode(_protocol.GetMemoriesReply(0)),
+        0,
+    ),
+    "cut off": lambda n: (header(1, 0, 0, n) + _protocol.encode(_protocol.GetMemoriesReply(0))[:-1], 0),
+    "with more behind it": lambda n: (header(1, 0, 0, n) + _protocol.encode(_protocol.GetMemoriesReply(0)) + b"\0", 0),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_REPLIES)
+def test_wrong_reply_ends_the_connection_and_its_descriptors_are_closed(what: str) -> None:
+    with raw_peer(Side.SERVICE) as (end, sock):
+        before = open_fds()
+
+        def answer() -> None:
+            data, n_fds = WRONG_REPLIES[what](struct.unpack_from("<BBHI", sock.recv(1000))[3])
+            fds = null_fds(n_fds)
+            raw_send(sock, data, fds)
+            for fd in fds:
+                os.close(fd)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(DeadObject, match="malformed"):
+            end.call(_protocol.GetMemories(1, (1,)), timeout=WATCHDOG)
+        thread.join(WATCHDOG)
+        assert end.wait_ended(WATCHDOG)
+        assert not open_fds() - before
+
+
 def test_a_peer_that_does_not_read_replies_is_dropped() -> None:
     answer = Answers(on_hello=lambda m, fds: _protocol.HelloReply((1, 0), 1, "x" * 256))
     with raw_peer(Side.SERVICE, answer, send_timeout=0.05) as (end, sock):
