@@ -7,9 +7,10 @@ import operator
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .._core import OneProcess, is_real
+from .._core import Leaving, OneProcess, is_real
 from ..devices import Buffer, Device
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from ..memory import Memory
@@ -209,6 +210,7 @@ class DeviceMemory(OneProcess):
         self._memory = memory
         self._initialised = False
         self._closed = False
+        self._leaving = Leaving()
         self._bursts: weakref.WeakSet[Burst] = weakref.WeakSet()
 
     # ---- looking ---------------------------------------------------------------------------------------------
@@ -328,13 +330,12 @@ class DeviceMemory(OneProcess):
 
     def close(self) -> None:
         """Give the memory back, also in the bursts that know it. Idempotent."""
-        if self._closed:
-            return
-        pool = self.pool
-        self._closed, self._initialised = True, False
-        for burst in list(self._bursts):
-            burst.forget(pool)
-        (self._buffer or self._memory).close()  # type: ignore[union-attr]  # one of the two is there
+        if not self._closed:
+            pool, own = self.pool, self._buffer or self._memory
+            assert own is not None
+            self._leaving = Leaving(*(partial(burst.forget, pool) for burst in list(self._bursts)), own.close)
+            self._closed, self._initialised = True, False
+        self._leaving()
 
     def __enter__(self) -> DeviceMemory:
         return self

@@ -21,11 +21,12 @@ import pytest
 
 import nnburst
 from nnburst._core import Leaving, ProcessLock, abandon_when_forked, time_left, within
-from nnburst.errors import BadState, InvalidArgument, MissedDeadline
+from nnburst.errors import BadState, InvalidArgument, MissedDeadline, ResourceExhausted
 from nnburst.model import DeviceStatus, Model, ModelBuilder, OperandType, OperationType
 from nnburst.runtime import _session
 from nnburst.service import _launch, _transport
 from nnburst.service._pending import PendingCall
+from nnburst.service._protocol import ListDevices
 
 ONE = np.ones(4, np.float32)
 PACKAGE = str(Path(nnburst.__file__).parent)
@@ -360,6 +361,31 @@ def test_session_whose_close_is_interrupted_at_any_line_leaves_nothing(where: st
         while len(os.listdir(f"/proc/{service.pid}/fd")) > there + 2 and time.monotonic() < deadline:
             time.sleep(0.005)
         assert len(os.listdir(f"/proc/{service.pid}/fd")) <= there + 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_memory_of_a_device_whose_close_is_interrupted_at_any_line_is_given_back(service: nnburst.Service) -> None:
+    with (
+        nnburst.Compilation(relu(), service.devices) as compilation,
+    ):
+        compilation.finish()
+        host_side = service.devices[0]
+
+        def open_one() -> nnburst.runtime.DeviceMemory:
+            desc = nnburst.MemoryDesc()
+            desc.add_input_role(compilation, 0, 1.0)
+            desc.finish()
+            return desc.create_memory()
+
+        lines = interrupt_everywhere(open_one, lambda memory: memory.close())
+        assert lines > 10
+        wire = host_side._connection  # type: ignore[attr-defined]
+        wire.call(ListDevices(), timeout=20)
+        with pytest.raises(ResourceExhausted, match="1024"):  # as many as if none was ever made
+            kept = []
+            for _ in range(1025):
+                kept.append(open_one())
+        assert len(kept) == 1024
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
