@@ -6,7 +6,7 @@ import enum
 import math
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -127,29 +127,6 @@ class Execution(BoundRequest):
         InvalidArgument: It is no `Compilation`.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_arguments",
-        "_copies",
-        "_feeds",
-        "_finalizer",
-        "_is_shared",
-        "_keep",
-        "_known",
-        "_layout",
-        "_leaving",
-        "_lock",
-        "_operands",
-        "_prepared",
-        "_progress",
-        "_sizes",
-        "_states",
-        "compilation",
-        "inputs",
-        "outputs",
-        "reusable",
-    )
-
     def __init__(self, compilation: Compilation, *, reusable: bool = False) -> None:
         if not isinstance(compilation, Compilation):
             raise InvalidArgument("an execution needs a Compilation")
@@ -171,6 +148,7 @@ class Execution(BoundRequest):
         self._is_shared = False
         self._states: dict[str, State] = {}
         self._sizes = Sizes((), ())
+        self._told: Set[str] = frozenset()  # outputs of which the model's own file says what no run confirms
         self._feeds: tuple[tuple[str, np.dtype[Any], tuple[int, ...], Array], ...] = ()
         self._copies: tuple[Callable[[], Array], ...] | None = None
         self._keep: object = None
@@ -197,25 +175,29 @@ class Execution(BoundRequest):
             burst: The burst.
             sizes: Shapes of all arguments.
             states: By the name of their inputs.
-            rooms: Bytes by name of an output whose shape is not known; 4096 for others.
+            rooms: Bytes by name of an output of which only a run tells the shape, whatever the model says; 4096 for
+                others whose shape is not known.
             measure: Whether `timing` is filled.
             keep: Kept alive by this execution.
         """
         inputs, outputs = self.compilation.inputs, self.compilation.outputs
         self._is_shared = self.reusable = True
-        self._states, self._sizes, self._keep = dict(states), sizes, keep
+        said = {node.name for node, shape in zip(outputs, sizes.outputs, strict=True) if shape is not None}
+        self._told = said & rooms.keys()
+        known = (None if n.name in rooms else shape for n, shape in zip(outputs, sizes.outputs, strict=True))
+        self._states, self._sizes, self._keep = dict(states), Sizes(sizes.inputs, tuple(known)), keep
         read = {state.target.name: state.tokens for state in states.values()}
         written = {state.source.name: state.tokens[::-1] for state in states.values()}
         for i, (node, shape) in enumerate(zip(inputs, sizes.inputs, strict=True)):
             self._arguments["input"][i] = _shared(node, shape, read.get(node.name), 0)
-        for i, (node, known) in enumerate(zip(outputs, sizes.outputs, strict=True)):
-            room = rooms.get(node.name, _FIRST_GUESS) if known is None else 1
-            self._arguments["output"][i] = _shared(node, known, written.get(node.name), room)
+        for i, (node, size) in enumerate(zip(outputs, self._sizes.outputs, strict=True)):
+            room = rooms.get(node.name, _FIRST_GUESS) if size is None else 1
+            self._arguments["output"][i] = _shared(node, size, written.get(node.name), room)
         layout = self._laid_out()
         self.inputs = MappingProxyType(_arrays(inputs, sizes.inputs, layout.inputs, read))
-        self.outputs = MappingProxyType(_arrays(outputs, sizes.outputs, layout.outputs, written))
+        self.outputs = MappingProxyType(_arrays(outputs, self._sizes.outputs, layout.outputs, written))
         self._feeds = tuple((name, view.dtype, view.shape, view) for name, view in self.inputs.items())
-        if None not in sizes.outputs and all(math.prod(shape or ()) for shape in sizes.outputs):
+        if all(shape is not None and 0 not in shape for shape in self._sizes.outputs):
             self._copies = tuple(self.outputs[node.name].copy for node in outputs if node.name in self.outputs)
         self._measure = measure
         self._bind(burst.controller)
@@ -267,13 +249,14 @@ class Execution(BoundRequest):
         """Return the bytes that each output needs which had too little room in the last run.
 
         Raises:
-            OutputInsufficientSize: One of them cannot have more, since its shape is known.
+            OutputInsufficientSize: One of them cannot have more, since the model knows its shape. What a file says of
+                shapes may be wrong.
         """
         rooms = {}
         nodes = zip(self.compilation.outputs, self._sizes.outputs, error.output_shapes, strict=True)
         for node, known, shape in nodes:
             if not shape.is_sufficient:
-                if known is not None:
+                if known is not None and not node.may_be_empty:
                     raise error
                 have = self.outputs[node.name].nbytes
                 rooms[node.name] = max(math.prod(shape.dimensions) * node.dtype.itemsize, min(2 * have, _UINT32))
@@ -606,7 +589,8 @@ class Execution(BoundRequest):
         if len(shapes) != len(nodes):
             raise GeneralFailure(f"the service told {len(shapes)} shapes for {len(nodes)} outputs")
         for node, argument, shape in zip(nodes, self._in_order("output"), shapes, strict=True):
-            dims, declared, room = shape.dimensions, argument.dimensions or node.shape, _UINT32
+            dims, room = shape.dimensions, _UINT32
+            declared = None if node.name in self._told else argument.dimensions or node.shape
             fits = len(dims) <= _HIGHEST_RANK
             if shape.is_sufficient:
                 room = argument.room or argument.length or _UINT32

@@ -37,6 +37,7 @@ from nnburst.model import (
     OperandType,
     OperationType,
     OutputShape,
+    Request,
     Timing,
 )
 from nnburst.runtime import MemoryDesc, Service
@@ -142,10 +143,11 @@ def test_refused_run_leaves_nothing_in_the_way_of_the_next(
 class Scripted(PreparedModel):
     def __init__(self) -> None:
         self.result: tuple[ErrorStatus, tuple[OutputShape, ...], Timing] = (ErrorStatus.NONE, (), Timing())
+        self.answer: Callable[[Request], Any] | None = None
         self.windows: list[float | None] = []
 
-    def execute_synchronously(self, *args: Any, **kwargs: Any) -> Any:
-        return self.result
+    def execute_synchronously(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.answer(request) if self.answer is not None else self.result
 
     def configure_execution_burst(
         self, callback: BurstCallback, request_channel: Any, result_channel: Any, polling_window: float | None = None
@@ -171,6 +173,10 @@ class ScriptedDevice(Device):
 
     def import_model(self, source: str, pools: Any = ()) -> ImportedModel:
         """What RELU is with dimensions that are not known: ``n×4``, ``m``, or of open rank."""
+        if source == "name:same":
+            return ImportedModel(relu((0, 0)), ("",), (("n", 4),), (("n", 4),))
+        if source == "name:fixed":
+            return ImportedModel(relu((2, 4)), ("",), ((2, 4),), ((2, 4),))
         shape = {"name:n×4": ("n", 4), "name:m": ("m",), "name:open": None}[source]
         return ImportedModel(relu(tuple(0 for _ in shape or (1, 1))), ("",), (shape,), (shape and ("k", *shape[1:]),))
 
@@ -248,6 +254,36 @@ def test_output_that_never_fits_ends(scripted: tuple[Service, Scripted]) -> None
         prepared.result = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, (OutputShape((4,), False),), Timing()
         with pytest.raises(OutputInsufficientSize):
             session.run(None, {"x": ONE})
+
+
+@pytest.mark.parametrize("model", ["same", "fixed"])
+@pytest.mark.parametrize("real", [(1, 4), (3, 4), (2, 5), (24,)], ids=str)
+def test_shape_that_a_file_says_wrongly_is_that_of_the_run(
+    scripted: tuple[Service, Scripted], model: str, real: tuple[int, ...]
+) -> None:
+    """The file's names, or its numbers: a device answers what there is, and has room for it from then on."""
+    service, prepared = scripted
+    answers: list[Any] = []
+
+    def answer(request: Request) -> Any:
+        (output,) = request.outputs
+        fits = output.location.length >= 4 * int(np.prod(real)) and answers != [] and output.dimensions == ()
+        if fits:
+            request.pools[0].array(np.float32, real, output.location.offset)[...] = 7  # type: ignore[union-attr]
+        answers.append(fits)
+        return (
+            (ErrorStatus.NONE if fits else ErrorStatus.OUTPUT_INSUFFICIENT_SIZE),
+            (OutputShape(real, fits),),
+            Timing(),
+        )
+
+    prepared.answer = answer
+    with service.session(model) as session:
+        for _ in range(3):
+            (y,) = session.run(None, {"x": np.ones((2, 4), np.float32)})
+            assert (y.shape, y.dtype) == (real, np.float32)
+            assert (y == 7).all()
+        assert answers == [False, True, True, True]
 
 
 # ---- preference, priority, options ---------------------------------------------------------------------------------
