@@ -126,8 +126,9 @@ def c_result(result: ExecutionResult) -> tuple[CData, list[object]]:
     out.status = int(status)
     out.n_shapes, out.n_dims = len(shapes), len(dims)
     out.shapes, out.dims = rows, c_dims
-    out.time_on_device = min(timing.time_on_device, UINT64_MAX)
-    out.time_in_driver = min(timing.time_in_driver, UINT64_MAX)
+    for field in ("time_on_device", "time_in_driver"):
+        micros = getattr(timing, field)
+        setattr(out, field, UINT64_MAX if micros is None else min(micros, UINT64_MAX))
     return out, [rows, c_dims]
 
 
@@ -140,4 +141,5 @@ def python_result(raw: CData) -> ExecutionResult:
         shapes = tuple(
             OutputShape(tuple(dims[r.first_dim : r.first_dim + r.rank]), bool(r.is_sufficient)) for r in rows
         )
-    return consistent_result(ErrorStatus(raw.status), shapes, Timing(raw.time_on_device, raw.time_in_driver))
+    times = (None if micros == UINT64_MAX else micros for micros in (raw.time_on_device, raw.time_in_driver))
+    return consistent_result(ErrorStatus(raw.status), shapes, Timing(*times))

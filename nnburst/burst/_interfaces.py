@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..errors import ErrorStatus
 from ..model import (
-    UINT64_MAX,
     BufferToken,
     ExecutionResult,
     MeasureTiming,
@@ -46,8 +45,9 @@ def consistent_result(status: ErrorStatus, shapes: tuple[OutputShape, ...], timi
         status = ErrorStatus.GENERAL_FAILURE
     if status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
         shapes = ()
-    known = UINT64_MAX not in (timing.time_on_device, timing.time_in_driver)
-    if status is not ErrorStatus.NONE or (known and timing.time_on_device > timing.time_in_driver):
+    on_device, in_driver = timing.time_on_device, timing.time_in_driver
+    contradicts = on_device is not None and in_driver is not None and on_device > in_driver
+    if status is not ErrorStatus.NONE or contradicts:
         timing = Timing()
     return status, shapes, timing
 

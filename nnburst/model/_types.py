@@ -225,10 +225,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Durations in microseconds; ``UINT64_MAX`` means not available."""
+    """Durations in microseconds; None is not known (``UINT64_MAX`` in the packets of a burst)."""
 
-    time_on_device: int = UINT64_MAX
-    time_in_driver: int = UINT64_MAX
+    time_on_device: int | None = None
+    time_in_driver: int | None = None
 
 
 NO_TIMING = Timing()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ..burst import BurstStats, ExecutionBurstController
+from ..devices import Buffer, Device, PreparedModel
+from ..model import BufferToken, ExecutionPreference, ExecutionResult, OutputShape, Priority, Timing
 from ._burst import Burst
 from ._caching import CacheReport
 from ._compilation import Compilation
@@ -12,17 +15,28 @@ from ._service import Service, in_process, launch
 from ._session import NodeArg, Session
 
 __all__ = [
+    "Buffer",
+    "BufferToken",
     "Burst",
+    "BurstStats",
     "CacheReport",
     "Compilation",
+    "Device",
     "DeviceMemory",
     "Duration",
     "Event",
     "Execution",
+    "ExecutionBurstController",
+    "ExecutionPreference",
+    "ExecutionResult",
     "MemoryDesc",
     "NodeArg",
+    "OutputShape",
+    "PreparedModel",
+    "Priority",
     "Service",
     "Session",
+    "Timing",
     "copy_memory",
     "in_process",
     "launch",

@@ -25,7 +25,6 @@ from ..errors import (
 )
 from ..memory import Memory, check_open
 from ..model import (
-    UINT64_MAX,
     BufferToken,
     ExecutionResult,
     MeasureTiming,
@@ -652,7 +651,7 @@ class Execution(BoundRequest):
             raise BadState("no duration: the execution failed, or timing was not asked for")
         on_device = which in (Duration.ON_HARDWARE, Duration.FENCED_ON_HARDWARE)
         micros = timing.time_on_device if on_device else timing.time_in_driver
-        return None if micros == UINT64_MAX else micros * 1000
+        return None if micros is None else micros * 1000
 
     # ---- life ------------------------------------------------------------------------------------------------
 

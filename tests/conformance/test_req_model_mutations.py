@@ -215,7 +215,7 @@ def test_REQ_MODEL_045_050_bad_constants_fail_cleanly(device: Device, name: str)
             outcome = run(prepared, model, (x,), [(1, 3, 3, 1)], way)
             assert outcome.status in (ErrorStatus.GENERAL_FAILURE, ErrorStatus.INVALID_ARGUMENT)
             assert outcome.shapes == ()
-            assert outcome.timing.time_on_device == 2**64 - 1
+            assert outcome.timing.time_on_device is None
         prepared.close()
     assert device.status is DeviceStatus.AVAILABLE
     sample = SAMPLES["three_adds"]()  # the device has survived
