@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from .._core import Leaving, OneProcess, check, checked_timeout, deadline_after, ffi, lib
+from .._core import Leaving, OneProcess, check, checked_timeout, deadline_after, ffi, lib, within
 from ..errors import (
     BadState,
     DeadObject,
@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..fmq import MessageQueue
 from ..memory import check_open
-from ..model import NO_TIMING, BufferToken, ExecutionResult, MeasureTiming, RunOptions
+from ..model import NO_TIMING, BufferToken, ExecutionResult, Failure, MeasureTiming, RunOptions, reason_of
 from ._endpoint import c_request, open_channel, python_result
 from ._interfaces import consistent_result
 from ._slots import SlotTable
@@ -45,6 +45,8 @@ __all__ = ["BoundRequest", "BurstStats", "ExecutionBurstController"]
 
 _RESTART = -errno.ERESTART
 _NO_ROOM = -errno.ENOBUFS
+_LONGEST_ASKING = 1.0
+"""Seconds to wait for the reason of a failure."""
 
 
 class BurstCapable(Protocol):
@@ -392,7 +394,8 @@ class BoundRequest(OneProcess):
 
     def _ran_elsewhere(self, result: ExecutionResult) -> int:
         """Take the result of a run that did not go through the channel for that of the last run."""
-        self._elsewhere = result = consistent_result(*result)
+        reason, result = reason_of(result), consistent_result(*result)
+        self._elsewhere = Failure(result[0], reason, result[1]) if reason else result
         if self._burst is not None:
             lib.nnb_execution_ran_elsewhere(self._pointer, int(result[0]))
         return int(result[0])
@@ -401,9 +404,21 @@ class BoundRequest(OneProcess):
         if self._wait(status):
             for request in self.requests:
                 check_open(request)  # the service could not fetch what was closed before the first run
-            final, shapes, _ = self.result
+            final, shapes, _ = result = self.result
+            reason = self._reason() if result is not self._elsewhere else reason_of(result)
             message = _REFUSALS.get(final, f"the execution failed with {final.name}; launch(log_level='info') logs why")
+            if reason and final is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+                message = f"the execution failed with {final.name}: {reason}"
             raise error_for(final, message, shapes)
+
+    def _reason(self) -> str:
+        """Ask the service why the last run failed; empty if it does not answer soon."""
+        assert self._burst is not None
+        try:
+            limit = _LONGEST_ASKING if self._timeout is None else min(self._timeout, _LONGEST_ASKING)
+            return within(limit, self._burst._context.failure_reason)
+        except NNBurstError:
+            return ""
 
     def _fail(self, number: int) -> int:
         self._elsewhere = None

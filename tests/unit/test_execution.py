@@ -61,10 +61,11 @@ WAITING = """
 import threading
 from nnburst.devices.function import Tensor, declare
 
-refused = threading.Event()
+entered, refused = threading.Event(), threading.Event()
 
 @declare(inputs=[Tensor("x", "float32", ("n",))], outputs=[Tensor("y", "float32", ("n",))])
 def until_refused(x):
+    entered.set()
     assert refused.wait(30), "the other call was neither answered nor refused"
     return x + 1
 """
@@ -116,6 +117,71 @@ def test_two_threads_race_run_and_one_is_refused_without_waiting(
         sys.setswitchinterval(interval)
     assert {tuple(sorted(pair)) for pair in zip(*outcomes, strict=True)} == {("refused", "right")}
     assert len(outcomes[0]) == rounds
+
+
+def test_run_is_refused_without_waiting_wherever_another_one_overtakes_it(
+    until_refused: tuple[nnburst.Session, threading.Event],
+) -> None:
+    """One thread stops before each line of `Session.run` in turn, while another one runs."""
+    session, refused = until_refused
+    entered = sys.modules["waiting_function"].entered
+    stopped_at: set[str] = set()
+    refused.set()
+    session.run(None, {"x": ONE})
+    for line in range(1, 200):
+        refused.clear()
+        entered.clear()
+        stopped, go_on, outcomes = threading.Event(), threading.Event(), list[str]()
+        stop = _stop_before(line, stopped, go_on, stopped_at)
+        overtaken = threading.Thread(target=_run_traced, args=(session, refused, outcomes, stop))
+        overtaken.start()
+        while not stopped.is_set() and not entered.is_set():
+            stopped.wait(0.001)
+        if not stopped.is_set():  # it came to the service: all lines before that have been tried
+            go_on.set()
+            refused.set()
+            overtaken.join()
+            break
+        other = threading.Thread(target=_run_traced, args=(session, refused, outcomes, None))
+        other.start()
+        assert entered.wait(PATIENCE)
+        go_on.set()
+        overtaken.join()
+        other.join()
+        assert sorted(outcomes) == ["refused", "right"], f"before line {line} of the call"
+    assert len(stopped_at) > 10
+
+
+def _run_traced(session: nnburst.Session, refused: threading.Event, outcomes: list[str], trace: Any) -> None:
+    sys.settrace(trace)
+    try:
+        session.run(None, {"x": ONE})
+        outcomes.append("right")
+    except BadState:
+        outcomes.append("refused")
+        refused.set()
+    except NNBurstError as error:
+        outcomes.append(str(error))
+    finally:
+        sys.settrace(None)
+
+
+def _stop_before(line: int, stopped: threading.Event, go_on: threading.Event, seen: set[str]) -> Any:
+    """Return a trace function that waits before the nth line in `nnburst.runtime`."""
+    left = [line]
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        if "/nnburst/runtime/" not in frame.f_code.co_filename and "/nnburst/burst/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                seen.add(f"{frame.f_code.co_name}:{frame.f_lineno}")
+                stopped.set()
+                assert go_on.wait(PATIENCE)
+        return trace
+
+    return trace
 
 
 def test_refused_run_leaves_nothing_in_the_way_of_the_next(
