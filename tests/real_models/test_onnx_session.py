@@ -438,3 +438,31 @@ def test_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_bad_option_of_the_device_is_refused(options: str) -> None:
     with pytest.raises(InvalidArgument, match=options.partition("=")[0]):
         nnburst.in_process(devices=[f"nnburst-onnxruntime:{options}"])
+
+
+# -- symbolic dimensions -----------------------------------------------------------------------------------------------
+
+
+def test_symbolic_batch_is_bound_by_its_name(service: nnburst.Service) -> None:
+    model = mlp(16, 2, "batch")
+    with service.session(model.SerializeToString()) as session, session.bind(shapes={"batch": 3}) as bound:
+        x = rows(3)
+        (expected,) = session.run(None, {"x": x})
+        bound.inputs["x"][:] = x
+        for _ in range(2):
+            bound.run()
+            assert (bound.outputs["y"].shape, bound.outputs["y"].dtype) == (expected.shape, expected.dtype)
+            assert np.array_equal(bound.outputs["y"], expected)
+        assert bound.output_shapes == ()  # the service has nothing to tell
+        with pytest.raises(InvalidArgument, match=r"bind\(shapes=\{'batch'"):
+            session.bind()
+
+
+def test_session_keeps_executions_of_several_batches(service: nnburst.Service, tmp_path: Path) -> None:
+    path = save(mlp(16, 1, "batch"), tmp_path / "m.onnx")
+    with service.session(path) as session:
+        for n in (1, 8, 1, 8, 1, 3, 8):
+            x = rows(n)
+            assert np.array_equal(session.run(None, {"x": x})[0], in_process(path, {"x": x})[0])
+        assert len(session.burst.controller._slots) == 3
+        assert session.stats.fallbacks == 0

@@ -31,6 +31,7 @@ from nnburst.fmq import MessageQueue
 from nnburst.memory import Memory
 from nnburst.model import (
     Capabilities,
+    Failure,
     ImportedModel,
     Model,
     ModelBuilder,
@@ -719,3 +720,59 @@ def test_memory_that_is_closed_is_named() -> None:
         memory.close()
         with pytest.raises(BadState, match="a memory of the request is closed"):
             execution.burst_compute(session.burst)
+
+
+# ---- what a session asks of the cache, and why a run failed --------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [{"preference": "sustained_speed"}, {"priority": "high"}], ids=str)
+@pytest.mark.parametrize("token", [None, b"t" * 32], ids=["automatic", "given"])
+def test_cached_compilation_is_for_its_preference_and_priority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], token: bytes | None
+) -> None:
+    """Also under a token of the application's own, which says that it is the same: the fingerprint knows better."""
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+
+        def outcome(preference: str = "low_power", priority: str = "low") -> str:
+            with Compilation(relu(), service) as compilation:
+                compilation.set_preference(preference)
+                compilation.set_priority(priority)
+                if token is None:
+                    compilation.set_caching_auto(tmp_path / "cache", always=True)
+                else:
+                    compilation.set_caching(tmp_path / "cache", token, always=True)
+                compilation.finish()
+                return compilation.cache_report.outcome
+
+        assert [outcome(), outcome()] == ["SAVED", "HIT"]
+        assert [outcome(**change), outcome(**change), outcome()] == ["SAVED", "HIT", "HIT"]
+
+
+def test_reason_of_a_failure_is_in_the_exception(scripted: tuple[Service, Scripted]) -> None:
+    service, prepared = scripted
+    prepared.answer = lambda request: Failure(ErrorStatus.GENERAL_FAILURE, "the third weight is odd")
+    with service.session(relu()) as session:
+        step = Execution(session.compilation, reusable=True)
+        step.set_input(0, ONE)
+        step.set_output(0, np.zeros(4, np.float32))
+        with pytest.raises(GeneralFailure, match="GENERAL_FAILURE: the third weight is odd"):
+            step.compute()
+
+
+def test_reason_of_a_failure_on_the_burst_is_asked_for(scripted: tuple[Service, Scripted]) -> None:
+    service, prepared = scripted
+    prepared.result = ErrorStatus.INVALID_ARGUMENT, (), Timing()
+    with service.session(relu()) as session:
+        context = session.burst.controller._context
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(context), "failure_reason", lambda self: "input 0 has no memory")
+            with pytest.raises(InvalidArgument, match="INVALID_ARGUMENT: input 0 has no memory"):
+                session.run(None, {"x": ONE})
+
+            def silent(self: object) -> str:
+                raise MissedDeadline("no answer")
+
+            patch.setattr(type(context), "failure_reason", silent)
+            with pytest.raises(InvalidArgument, match="the service refused the request"):
+                session.run(None, {"x": ONE})
