@@ -103,6 +103,10 @@ class BurstContext(abc.ABC):
     def free_memory(self, slot: int) -> None:
         """Forget a slot and every plan that uses it. An unknown slot is no error (REQ-MODEL-051)."""
 
+    def failure_reason(self) -> str:
+        """Say why the last execution failed that did; empty if that is not known."""
+        return ""
+
     def forget_memory(self, slot: int) -> None:
         """As `free_memory`, but do not wait until it is forgotten."""
         self.free_memory(slot)

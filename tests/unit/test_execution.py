@@ -718,7 +718,7 @@ def test_memory_that_is_closed_is_named() -> None:
         execution.set_input_from_memory(0, memory, 0, 16)
         execution.set_output(0, np.zeros(4, np.float32))
         memory.close()
-        with pytest.raises(BadState, match="a memory of the request is closed"):
+        with pytest.raises(BadState, match="the memory of input 0 is closed"):
             execution.burst_compute(session.burst)
 
 
