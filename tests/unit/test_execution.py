@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,13 @@ from nnburst.fmq import MessageQueue
 from nnburst.memory import Memory
 from nnburst.model import (
     Capabilities,
+    DataLocation,
     Failure,
     ImportedModel,
+    Lifetime,
     Model,
     ModelBuilder,
+    Operand,
     OperandType,
     OperationType,
     OutputShape,
@@ -42,6 +47,7 @@ from nnburst.model import (
     Timing,
 )
 from nnburst.runtime import MemoryDesc, Service
+from nnburst.runtime._import import _with_pools
 from nnburst.runtime._service import _LocalBackend
 
 PATIENCE = 30.0
@@ -459,7 +465,6 @@ def test_zero_is_what_is_ready_now(until_refused: tuple[nnburst.Session, threadi
 
 
 def test_opening_on_a_service_that_does_not_answer_has_a_deadline() -> None:
-    import os
     import signal
 
     with nnburst.launch(devices=["nnburst-reference"]) as service:
@@ -776,3 +781,42 @@ def test_reason_of_a_failure_on_the_burst_is_asked_for(scripted: tuple[Service, 
             patch.setattr(type(context), "failure_reason", silent)
             with pytest.raises(InvalidArgument, match="the service refused the request"):
                 session.run(None, {"x": ONE})
+
+
+# ---- what is left behind, and what a device may say of files -------------------------------------------------------
+
+
+def test_arguments_that_cannot_be_laid_out_leave_no_memory(scripted: tuple[Service, Scripted]) -> None:
+    """Also while the exception, with all its frames, is still at hand."""
+    service, _ = scripted
+    with Compilation(relu(), service) as compilation:
+        compilation.finish()
+        desc = MemoryDesc()
+        desc.add_output_role(compilation, 0)
+        desc.finish()
+        memory = desc.create_memory()
+        execution = Execution(compilation, reusable=True)
+        execution.set_input(0, ONE)
+        execution.set_output_from_memory(0, memory)
+        memory.close()
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(BadState, match="closed") as caught:
+            execution.compute()
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert caught.value.__traceback__ is not None
+
+
+@pytest.mark.parametrize(("index", "length"), [(0, 32), (1, 0), (2, 0)])
+def test_file_of_an_imported_model_is_used_whole_where_the_device_names_one(index: int, length: int) -> None:
+    b = ModelBuilder()
+    x = b.input("x", F, (4,))
+    b.output("y", b.add(OperationType.RELU, [x]))
+    model = b.build()
+    constant = Operand(
+        F, (8,), lifetime=Lifetime.CONSTANT_REFERENCE, location=DataLocation(pool_index=index, offset=0, length=0)
+    )
+    model = replace(model, main=replace(model.main, operands=(*model.main.operands, constant)))
+    with Memory.ashmem(32) as file:
+        (*others, found) = _with_pools(model, (file,)).main.operands
+        assert found.location == DataLocation(index, 0, length)
+        assert tuple(others) == model.main.operands[:-1]
