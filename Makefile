@@ -6,6 +6,8 @@
 #   make conformance-onnx  ONNX's own suite through a burst, beside onnxruntime in process
 #   make lint      ruff, mypy --strict
 #   make sanitize  the C tests under ASan+UBSan and TSan
+#   make prove     the C core under the model checkers that are on the PATH (GenMC, Spin); ARGS: names of programs
+#   make prove-mutants  the same over a core with every memory order weakened in turn
 #   make ext       only (re)build the C extension in place
 #   make clean     remove everything that the targets above made
 
@@ -18,7 +20,7 @@ SOURCES := $(wildcard csrc/*.c csrc/*.h nnburst/_core/*.h) nnburst/_core/_build.
 # --no-build-isolation: the build uses the setuptools and cffi of the environment, so a rebuild downloads nothing.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable
 
-.PHONY: demo test bench regress conformance-onnx lint sanitize ext clean
+.PHONY: demo test bench regress conformance-onnx lint sanitize prove prove-mutants ext clean
 
 demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
@@ -43,6 +45,12 @@ lint: $(VENV)/.stamp-ext $(VENV)/.stamp-dev
 sanitize:
 	$(MAKE) -C tests/c check SANITIZE=address,undefined
 	$(MAKE) -C tests/c check SANITIZE=thread
+
+prove:
+	$(PYTHON) tests/model/prove.py $(ARGS)
+
+prove-mutants:
+	$(PYTHON) tests/model/mutate.py $(ARGS)
 
 ext: $(VENV)/.stamp-ext
 

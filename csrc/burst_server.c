@@ -5,7 +5,8 @@
  * A plan is the bytes of a request packet that the executor has bound. Looking one up is a comparison with the plan
  * that followed the last one last time, which finds repetition and any fixed cycle (two buffers used in turn), then a
  * hash. Only the listener thread adds plans and only it reads their bytes; another thread may drop one (its slot was
- * freed) by clearing `live`. `lock` orders adding against dropping.
+ * freed) by clearing `live`. `lock` orders adding against dropping; `live` itself orders nothing: a client that frees
+ * a slot sends no request for it after the answer that it is gone.
  *
  * A plan that uses driver-managed buffers is admitted to them here, between its look-up and its run, and leaves them
  * before its answer is sent, so that the usual case costs the interpreter nothing.
@@ -240,7 +241,7 @@ static uint32_t hash_packet(const uint8_t *packet, uint32_t n)
 
 static int matches(const nnb_server *s, const plan *p)
 {
-    return nnb_load32_acquire(&p->live) && p->n == s->n &&
+    return nnb_load32_relaxed(&p->live) && p->n == s->n &&
            !memcmp(p->packet, s->packet, (size_t)s->n * NNB_DATUM_SIZE);
 }
 
@@ -283,7 +284,7 @@ static int identify(nnb_server *s)
     pthread_mutex_lock(&s->lock);
     s->frees_at_receive = s->frees;
     uint32_t id = choose_victim(s);
-    nnb_store32_release(&s->plans[id].live, 0); /* its callable is about to be replaced */
+    nnb_store32_relaxed(&s->plans[id].live, 0); /* its callable is about to be replaced */
     pthread_mutex_unlock(&s->lock);
     return NNB_PLAN_NEW | (int)id;
 }
@@ -325,7 +326,7 @@ int nnb_server_keep_plan(nnb_server *s, uint32_t id)
         p->measure = s->decoded.measure;
         nnb_uses_destroy(p->uses);
         p->uses = NULL;
-        nnb_store32_release(&p->live, 1);
+        nnb_store32_relaxed(&p->live, 1);
         p->next = id; /* most often a request is repeated */
         follow(s, id);
         rc = 0;
@@ -356,7 +357,7 @@ int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids)
         plan *p = &s->plans[i];
         for (uint32_t k = 0; nnb_load32_relaxed(&p->live) && k < p->n_slots; k++)
             if (p->slots[k] == slot) {
-                nnb_store32_release(&p->live, 0);
+                nnb_store32_relaxed(&p->live, 0);
                 ids[n++] = i;
             }
     }

@@ -85,7 +85,9 @@ int64_t nnb_fd_filesystem(int fd) {
 
 /* ---- the guard table ------------------------------------------------------------------------------------------ */
 
+#ifndef GUARDS
 #define GUARDS 4096
+#endif
 
 /* Life of an entry: `turn` modulo 3; each step adds one, so that a value never comes back. */
 enum { GUARD_FREE, GUARD_CLAIMED, GUARD_ARMED, GUARD_STATES };
@@ -134,8 +136,10 @@ typedef struct guarded {
 static int look_at(guard *g, guarded *out) {
     uint64_t turn = nnb_load_acquire(&g->turn); /* SYNC POINT: guard_add <-> absorb */
     if (turn % GUARD_STATES != GUARD_ARMED) return 0;
-    *out = (guarded){nnb_load_relaxed(&g->base), nnb_load_relaxed(&g->end), nnb_load_relaxed(&g->granule),
-                     (int)nnb_load_relaxed(&g->prot)};
+    out->base = nnb_load_relaxed(&g->base);
+    out->end = nnb_load_relaxed(&g->end);
+    out->granule = nnb_load_relaxed(&g->granule);
+    out->prot = (int)nnb_load_relaxed(&g->prot);
     nnb_fence_acquire(); /* SYNC POINT: guard_add <-> absorb */
     return nnb_load_relaxed(&g->turn) == turn; /* else another thread is rewriting it for its own mapping */
 }

@@ -35,8 +35,6 @@
 
 #define MAX_FDS 16u
 
-enum { ROLE_WRITER = 1, ROLE_READER = 2 };
-
 /* ---- open / close --------------------------------------------------------------------------------------------- */
 
 static int overlap(const nnb_grantor *a, const nnb_grantor *b)
@@ -92,31 +90,39 @@ static void unmap_fds(nnb_mq *q)
         nnb_unmap(&q->maps[f]);
 }
 
+/* As it is in shared memory now, as if nothing had been seen of the peer: each takes a look at the peer's counter
+ * before it touches what that gives it. The fields of the writer and of the reader are apart, since one handle may
+ * write in one thread and read in another. */
 static void adopt_w(nnb_mq *q)
 {
-    q->own_w = q->seen_w = nnb_load_acquire(q->w);
+    q->own_w = nnb_load_relaxed(q->w);
     q->w_off = q->own_w % q->size;
+    q->seen_r = q->own_w - q->size;
 }
 
 static void adopt_r(nnb_mq *q)
 {
-    q->own_r = q->seen_r = nnb_load_acquire(q->r);
+    q->own_r = nnb_load_relaxed(q->r);
     q->r_off = q->own_r % q->size;
+    q->seen_w = q->own_r;
 }
 
 /* With the first write (read) an exclusive handle takes the role, with the counter as it is then: another handle may
  * have had the role before. */
-static void take_role(nnb_mq *q, uint32_t role)
+static void become_writer(nnb_mq *q)
 {
-    if (q->roles & role || !(q->options & NNB_MQ_EXCLUSIVE))
+    if (q->is_writer || !(q->options & NNB_MQ_EXCLUSIVE))
         return;
-    q->roles |= role;
-    if (role == ROLE_WRITER)
-        adopt_w(q);
-    else
-        adopt_r(q);
-    q->seen_w = q->own_r; /* both as if nothing had been seen of the peer */
-    q->seen_r = q->own_w - q->size;
+    q->is_writer = 1;
+    adopt_w(q);
+}
+
+static void become_reader(nnb_mq *q)
+{
+    if (q->is_reader || !(q->options & NNB_MQ_EXCLUSIVE))
+        return;
+    q->is_reader = 1;
+    adopt_r(q);
 }
 
 int nnb_mq_open(nnb_mq **out, const nnb_grantor *grantors, uint32_t n_grantors, const int *fds, uint32_t n_fds,
@@ -165,9 +171,9 @@ int nnb_mq_open(nnb_mq **out, const nnb_grantor *grantors, uint32_t n_grantors, 
 #undef AT
     if (options & NNB_MQ_RESET) {
         if (q->intent)
-            nnb_store_release(q->intent, 0);
-        nnb_store_release(q->r, 0);
-        nnb_store_release(q->w, 0);
+            nnb_store_relaxed(q->intent, 0);
+        nnb_store_relaxed(q->r, 0);
+        nnb_store_relaxed(q->w, 0);
     }
     adopt_w(q);
     adopt_r(q);
@@ -185,7 +191,7 @@ void nnb_mq_close(nnb_mq *q)
     free(q);
 }
 
-void nnb_mq_inherit(nnb_mq *q) { q->roles = 0; }
+void nnb_mq_inherit(nnb_mq *q) { q->is_writer = q->is_reader = 0; }
 
 uint64_t nnb_mq_capacity(const nnb_mq *q) { return q->capacity; }
 uint32_t nnb_mq_quantum(const nnb_mq *q) { return q->quantum; }
@@ -204,7 +210,7 @@ typedef struct view {
 static view look(nnb_mq *q, int own_is_w)
 {
     view v;
-    if (q->roles & (own_is_w ? ROLE_WRITER : ROLE_READER)) {
+    if (own_is_w ? q->is_writer : q->is_reader) {
         /* SYNC POINTS: commit_write <-> available_to_read, commit_read <-> available_to_write */
         v.w = own_is_w ? q->own_w : nnb_load_acquire(q->w);
         v.r = own_is_w ? nnb_load_acquire(q->r) : q->own_r;
@@ -234,7 +240,7 @@ static int64_t used_bytes(nnb_mq *q, const view *v)
 static int fix_overflow(nnb_mq *q, uint64_t w)
 {
     q->own_r = w - (q->capacity / 2) * q->quantum;
-    nnb_store_release(q->r, q->own_r);
+    nnb_store_relaxed(q->r, q->own_r);
     return -EOVERFLOW;
 }
 
@@ -278,7 +284,7 @@ int nnb_mq_begin_write(nnb_mq *q, uint64_t count, nnb_mq_region *tx)
         return -EROFS;
     if (count > q->capacity)
         return -EMSGSIZE;
-    take_role(q, ROLE_WRITER);
+    become_writer(q);
     view v = look(q, 1);
     if (q->flavour == NNB_SYNCHRONIZED) {
         int64_t used = used_bytes(q, &v);
@@ -322,7 +328,7 @@ int nnb_mq_begin_read(nnb_mq *q, uint64_t count, nnb_mq_region *tx)
     q->tx_read = 0;
     if (count > q->capacity)
         return -EMSGSIZE;
-    take_role(q, ROLE_READER);
+    become_reader(q);
     view v = look(q, 0);
     if (q->flavour == NNB_SYNCHRONIZED) {
         int64_t used = used_bytes(q, &v);
@@ -354,7 +360,7 @@ int nnb_mq_commit_read(nnb_mq *q, uint64_t count)
     q->tx_read = 0;
     if (q->flavour == NNB_UNSYNCHRONIZED) {
         nnb_fence_acquire(); /* SYNC POINT: write_intent <-> overtaken */
-        uint64_t w = nnb_load_acquire(q->w);
+        uint64_t w = nnb_load_relaxed(q->w);
         uint64_t limit = q->intent ? nnb_load_relaxed(q->intent) : w;
         if (w - q->own_r > q->size || (limit > w && limit - q->own_r > q->size))
             return fix_overflow(q, w);
@@ -382,7 +388,7 @@ static int read_exclusive(nnb_mq *q, uint8_t *to, uint64_t count)
     uint64_t bytes = count * q->quantum;
     if (count > q->capacity)
         return -EMSGSIZE;
-    take_role(q, ROLE_READER);
+    become_reader(q);
     if (q->seen_w - q->own_r < bytes || q->corrupt) {
         int64_t there = nnb_mq_poll(q);
         if (there < 0 || q->corrupt)
@@ -402,7 +408,7 @@ int nnb_mq_write(nnb_mq *q, const void *data, uint64_t count)
     if (is_exclusive(q)) {
         if (count > q->capacity)
             return -EMSGSIZE;
-        take_role(q, ROLE_WRITER);
+        become_writer(q);
         return nnb_mq_put(q, data, count * q->quantum);
     }
     int rc = nnb_mq_begin_write(q, count, &tx);

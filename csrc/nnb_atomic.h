@@ -20,8 +20,9 @@
  *     enough: it is no fence, so the load of W may be taken before the bit is cleared.
  *
  *   SYNC POINT wake <-> consume
- *     A side that always sets the bit (a blocking write, a hang-up) needs no fence: setting and clearing are
- *     read-modify-writes of one word. If the clearing comes second, it sees the bit and what was stored before.
+ *     A side that always sets the bit (a blocking write, a hang-up) needs no fence: setting (release) and clearing
+ *     (acquire) are read-modify-writes of one word. If the clearing comes second, it sees the bit and all that was
+ *     stored before.
  *
  *   SYNC POINT write_intent <-> overtaken   (unsynchronized queues in our own layout)
  *     The writer announces the bytes it is about to overwrite (relaxed store + release fence), then overwrites. A
@@ -30,10 +31,10 @@
  *
  *   SYNC POINT hang_up <-> waiter
  *     The watcher stores the private flag with release, then sets a bit in the event word and wakes. The waiter loads
- *     the flag with acquire in every round.
+ *     the flag with acquire in every round, and so sees what the watcher knew.
  *
  *   SYNC POINT guard_add <-> absorb   (memory_map.c; the fields of an entry, like a sequence lock)
- *     The owner claims the entry (a step of `turn`), passes a release fence and writes the fields, then arms the entry (a
+ *     The owner claims the entry (a step of `turn`), passes a release fence, writes the fields and arms the entry (a
  *     step of `turn` with release). The handler loads `turn` with acquire, reads the fields, passes an acquire fence
  *     and looks at `turn` again: if it read a field of the next owner, it sees that the turn has passed.
  *
@@ -74,8 +75,14 @@ static inline int nnb_cas32_relaxed(nnb_a32 *p, uint32_t from, uint32_t to)
 {
     return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_relaxed, memory_order_relaxed);
 }
-static inline uint32_t nnb_or32(nnb_a32 *p, uint32_t v) { return atomic_fetch_or(p, v); }
-static inline uint32_t nnb_and32(nnb_a32 *p, uint32_t v) { return atomic_fetch_and(p, v); }
+static inline uint32_t nnb_or32_release(nnb_a32 *p, uint32_t v)
+{
+    return atomic_fetch_or_explicit(p, v, memory_order_release);
+}
+static inline uint32_t nnb_and32_acquire(nnb_a32 *p, uint32_t v)
+{
+    return atomic_fetch_and_explicit(p, v, memory_order_acquire);
+}
 static inline uint32_t nnb_swap32_acquire(nnb_a32 *p, uint32_t v)
 {
     return atomic_exchange_explicit(p, v, memory_order_acquire);

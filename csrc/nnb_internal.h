@@ -29,7 +29,7 @@ struct nnb_mq {
     uint32_t quantum;
     uint32_t flavour;
     uint32_t options;
-    uint32_t roles; /* exclusive handles: what this one has done, ROLE_WRITER or ROLE_READER */
+    int is_writer, is_reader; /* exclusive handles: what this one has done */
     int corrupt; /* sticky */
     int read_only;
     nnb_a64 *w, *r; /* shared; for an unsynchronized queue r points at own_r */

@@ -52,6 +52,7 @@ int main(void)
         *nnb_mq_read_counter(p.request) = forged[i];
         CHECK_EQ(nnb_server_try(p.server, 1), -EBADMSG);
         CHECK_EQ(nnb_server_try(p.server, 1), -EBADMSG);
+        nnb_execution_abandon(e);
         nnb_execution_destroy(e);
         end_pair(&p);
 
@@ -61,6 +62,7 @@ int main(void)
         CHECK(nnb_server_try(p.server, 1) >= 0);
         *nnb_mq_write_counter(p.result) = forged[i];
         CHECK_EQ(nnb_server_reply(p.server), -EBADMSG);
+        nnb_execution_abandon(e);
         nnb_execution_destroy(e);
         end_pair(&p);
 

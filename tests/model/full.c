@@ -1,0 +1,61 @@
+/* Three packets through a ring with room for two, which is full at the start; the third fills the ring. The sender sleeps
+ * until there is room (NOT_FULL): a first packet less wakes it in vain. The receiver sleeps while the ring is empty. */
+#define STEP 8
+#include "model.h"
+
+#include "event_flag.c"
+
+#include "message_queue.c"
+
+#include "burst_channel.c"
+
+#define PACKETS 3
+#define DATUMS 2
+static ring shared;
+static nnb_mq sending, receiving;
+static nnb_channel receiver;
+static const uint8_t packets[PACKETS][2 * DATUMS * NNB_DATUM_SIZE] = {
+    {[8] = 2, [24] = 1}, {[8] = 2, [24] = 2}, {[8] = 4, [24] = 3}};
+
+static int send_one(int i)
+{
+    int rc;
+    do
+        rc = nnb_mq_write_blocking(&sending, packets[i], packets[i][8], NNB_EVENT_NOT_FULL, NNB_EVENT_NOT_EMPTY, 0, NULL);
+    while (rc == -ERESTART);
+    return rc;
+}
+
+static void *send(void *unused)
+{
+    assert(send_one(PACKETS - 1) == 0);
+    return unused;
+}
+
+static void *receive(void *unused)
+{
+    uint8_t packet[2 * DATUMS * NNB_DATUM_SIZE];
+    for (uint32_t i = 1; i <= PACKETS; i++) {
+        int rc;
+        do
+            rc = nnb_channel_wait(&receiver, packet, 0);
+        while (rc == -ERESTART);
+        assert(rc == packets[i - 1][8] && packet[NNB_DATUM_SIZE] == i);
+        nnb_fence_seq_cst();
+        nnb_channel_notify_not_full(&receiver);
+    }
+    return unused;
+}
+
+int main(void)
+{
+    attach(&sending, &shared, NNB_DATUM_SIZE, 2 * DATUMS, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
+    attach(&receiving, &shared, NNB_DATUM_SIZE, 2 * DATUMS, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
+    assert(nnb_channel_init(&receiver, &receiving, 8, 0) == 0);
+    for (int i = 0; i < PACKETS - 1; i++)
+        assert(send_one(i) == 0);
+    pthread_t a, b;
+    pthread_create(&a, NULL, send, NULL);
+    pthread_create(&b, NULL, receive, NULL);
+    return 0;
+}

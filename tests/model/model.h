@@ -1,0 +1,188 @@
+/* What the kernel and the C library do for the core, as the model checker should see it.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Each program includes this first and then the real files of csrc. The names that it replaces are those of system and
+ * library calls; everything that has a memory order is the product's own. A copy is made byte by byte, and each byte is
+ * an access that races are looked for on. Time stands still: no wait ends because of a slice or a deadline, so a wake-up
+ * that is lost is a thread that sleeps for ever, which the checker reports (--check-liveness).
+ */
+#ifndef MODEL_H
+#define MODEL_H
+
+#define _GNU_SOURCE
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <genmc.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef F_SEAL_SHRINK
+#define F_SEAL_SHRINK 2
+#endif
+
+#ifndef ECANCELED
+#define ECANCELED 125
+#endif
+#ifndef _SC_PAGESIZE
+#define _SC_PAGESIZE 30
+#endif
+
+static __thread int model_errno;
+#define errno model_errno
+
+/* ---- memory ---------------------------------------------------------------------------------------------------- */
+
+/* Memory is modelled in steps of four bytes, of which the first is accessed: enough to see a race and a stale value of
+ * every word, and every number of a program is below 256. */
+#ifndef STEP
+#define STEP 4
+#endif
+
+static void model_copy(uint8_t *to, const uint8_t *from, size_t n)
+{
+    for (size_t i = 0; i < n; i += STEP)
+        to[i] = from[i];
+}
+static void model_copy_i32(int32_t *to, const int32_t *from, size_t n)
+{
+    for (size_t i = 0; i < n / sizeof *to; i++)
+        to[i] = from[i];
+}
+static void model_get32(uint32_t *to, const uint8_t *from, size_t n) { *to = from[0]; }
+static void model_get64(uint64_t *to, const uint8_t *from, size_t n) { *to = from[0]; }
+static void model_put32(uint8_t *to, const uint32_t *from, size_t n) { to[0] = (uint8_t)*from; }
+static void model_put64(uint8_t *to, const uint64_t *from, size_t n) { to[0] = (uint8_t)*from; }
+static void model_fill(uint8_t *to, int value, size_t n)
+{
+    for (size_t i = 0; i < n; i += STEP)
+        to[i] = (uint8_t)value;
+}
+static int model_compare(const uint8_t *a, const uint8_t *b, size_t n)
+{
+    for (size_t i = 0; i < n; i += STEP)
+        if (a[i] != b[i])
+            return 1;
+    return 0;
+}
+/* clang-format off */
+#define memcpy(to, from, n)                                  \
+    _Generic((to),                                           \
+        int32_t *: model_copy_i32,                           \
+        uint32_t *: model_get32,                             \
+        uint64_t *: model_get64,                             \
+        uint8_t *: _Generic((from),                          \
+            uint32_t *: model_put32,                         \
+            uint64_t *: model_put64,                         \
+            const uint8_t *: model_copy,                    \
+            uint8_t *: model_copy,                           \
+            default: model_copy))((void *)(to), (const void *)(from), n)
+#define memset(to, value, n) \
+    _Generic((to), uint8_t *: model_fill((void *)(to), value, n), default: (void)0) /* structures are fresh: zero */
+/* clang-format on */
+#define memcmp(a, b, n) model_compare(a, b, n)
+
+/* What comes zeroed is taken from static memory, so that nothing has to write the zeros. The checker looks after each byte
+ * of it, so a program says how much it needs. */
+#ifndef PAGES
+#define PAGES 1
+#define PAGE 8
+#endif
+static _Alignas(16) uint8_t model_pages[PAGES][PAGE];
+static int model_next_page;
+#define calloc(n, size) ((void *)model_pages[model_next_page++])
+#define mmap(address, length, ...) ((void *)model_pages[model_next_page++])
+#define realloc(old, size) malloc(size)
+#define munmap(address, length) 0
+#define madvise(base, length, advice) 0
+#define __builtin_ia32_pause() ((void)0)
+
+/* Blocks until the condition holds; an error if it never does. */
+#define AWAIT(condition)                \
+    do {                                \
+        __VERIFIER_loop_begin();        \
+        __VERIFIER_spin_start();        \
+        __VERIFIER_spin_end(condition); \
+    } while (0)
+
+/* ---- threads --------------------------------------------------------------------------------------------------- */
+
+/* Every wait ends with a broadcast: none times out, none ends for no reason. */
+typedef struct pthread_cond {
+    _Atomic uint32_t broadcasts; /* under the mutex */
+} pthread_cond_t;
+typedef int pthread_condattr_t;
+typedef int pthread_once_t;
+
+static int model_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
+{
+    uint32_t before = atomic_load_explicit(&cond->broadcasts, memory_order_relaxed);
+    pthread_mutex_unlock(mutex);
+    AWAIT(atomic_load_explicit(&cond->broadcasts, memory_order_relaxed) != before);
+    pthread_mutex_lock(mutex);
+    return 0;
+}
+#define pthread_cond_timedwait(cond, mutex, until) ((void)(until), model_cond_wait(cond, mutex))
+#define pthread_cond_broadcast(cond) atomic_fetch_add_explicit(&(cond)->broadcasts, 1, memory_order_relaxed)
+#define pthread_cond_init(cond, attributes) ((void)(attributes))
+#define pthread_condattr_init(attributes) (*(attributes) = 0)
+#define pthread_condattr_setclock(attributes, clock) ((void)0)
+#define pthread_condattr_destroy(attributes) ((void)0)
+#define pthread_atfork(prepare, parent, child) ((void)(prepare), (void)(parent), (void)(child), 0)
+#define pthread_once(once, function) ((void)(function))
+
+#include "nnb_internal.h"
+
+/* ---- futex ------------------------------------------------------------------------------------------------------ */
+
+static long model_futex_wait(nnb_a32 *word, uint32_t value, uint32_t mask)
+{
+    if (atomic_load_explicit(word, memory_order_relaxed) != value) {
+        errno = EAGAIN;
+        return -1;
+    }
+    AWAIT(atomic_load_explicit(word, memory_order_relaxed) & mask);
+    return 0;
+}
+
+#define syscall(number, ...) model_##number(__VA_ARGS__)
+#define model_SYS_futex(word, op, value, timeout, other, mask) \
+    ((op) == FUTEX_WAIT_BITSET ? model_futex_wait((nnb_a32 *)(word), value, mask) : 0)
+
+/* The kernel's own timer and the thread of beat.c only bring sleepers back to look again. */
+#define nnb_beat_enter(sleeper, word) ((sleeper)->beaten = 0, 0)
+#define nnb_beat_leave(sleeper) ((void)0)
+
+#define clock_gettime(clock, t) ((t)->tv_sec = 0, (t)->tv_nsec = 0)
+
+/* ---- queues: what nnb_mq_open makes, without files --------------------------------------------------------------- */
+
+typedef struct ring {
+    nnb_a64 r, w, intent;
+    nnb_a32 event;
+    uint8_t bytes[216] __attribute__((aligned(8)));
+} ring;
+
+static void attach(nnb_mq *q, ring *ring, uint32_t quantum, uint32_t elements, uint32_t flavour, uint32_t options)
+{
+    q->ring = ring->bytes;
+    q->quantum = quantum;
+    q->capacity = elements;
+    q->size = (uint64_t)quantum * elements;
+    q->flavour = flavour;
+    q->options = options;
+    q->w = &ring->w;
+    q->r = flavour == NNB_SYNCHRONIZED ? &ring->r : &q->private_r;
+    q->intent = flavour == NNB_SYNCHRONIZED ? NULL : &ring->intent;
+    q->event = (uint32_t *)&ring->event;
+}
+
+#endif

@@ -1,0 +1,207 @@
+"""Weakens every memory order of the C core in turn and asks whether the programs here find it: ``make prove-mutants``.
+
+A mutant is one call in ``csrc`` with the next weaker order (or each of several), or without its fence. It is caught if
+some program fails on it that proves the real sources. ``mutants.md`` is what the last whole run has found; a mutant
+that none catches has its reason there, or the run fails. ``bench.c`` measures and runs in no product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import checker
+
+TABLE = checker.HERE / "mutants.md"
+LEAST_CAUGHT = 0.95
+QUICK = ("wander", "adopt", "hang_up", "busy", "guard", "unsynchronized", "blocking", "plans", "channel", "full")
+
+# Order of each word of nnb_atomic.h -> the weaker ones to try. "" is a fence that is not there.
+WEAKER = {
+    "nnb_load_acquire": ("nnb_load_relaxed",),
+    "nnb_load32_acquire": ("nnb_load32_relaxed",),
+    "nnb_store_release": ("nnb_store_relaxed",),
+    "nnb_store32_release": ("nnb_store32_relaxed",),
+    "nnb_add_release": ("nnb_add_relaxed",),
+    "nnb_cas_acquire": ("nnb_cas_relaxed",),
+    "nnb_swap32_acquire": ("nnb_swap32_relaxed",),
+    "nnb_or32_release": ("nnb_or32_relaxed",),
+    "nnb_and32_acquire": ("nnb_and32_relaxed",),
+    "nnb_fence_seq_cst": ("nnb_fence_acq_rel", "nnb_fence_acquire", "nnb_fence_release", ""),
+    "nnb_fence_acquire": ("",),
+    "nnb_fence_release": ("",),
+}
+# What the header lacks because the product needs it nowhere.
+EXTRA = """
+static inline int nnb_cas_relaxed(nnb_a64 *p, uint64_t from, uint64_t to)
+{
+    return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_relaxed, memory_order_relaxed);
+}
+static inline uint32_t nnb_swap32_relaxed(nnb_a32 *p, uint32_t v)
+{
+    return atomic_exchange_explicit(p, v, memory_order_relaxed);
+}
+static inline uint32_t nnb_or32_relaxed(nnb_a32 *p, uint32_t v)
+{
+    return atomic_fetch_or_explicit(p, v, memory_order_relaxed);
+}
+static inline uint32_t nnb_and32_relaxed(nnb_a32 *p, uint32_t v)
+{
+    return atomic_fetch_and_explicit(p, v, memory_order_relaxed);
+}
+static inline void nnb_fence_acq_rel(void) { atomic_thread_fence(memory_order_acq_rel); }
+"""
+CALL = re.compile(r"\b(" + "|".join(WEAKER) + r")\(")
+FUNCTION = re.compile(r"^[a-z][\w \*]*?\b(\w+)\(")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    file: str
+    function: str
+    which: int  # among the calls of that function
+    call: str
+    weaker: str
+    start: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        """Stays the same when lines move."""
+        return f"{self.file}:{self.function}#{self.which} {self.call} -> {self.weaker or 'none'}"
+
+
+def mutants() -> list[Mutant]:
+    """Every order of the core, each in every weaker form."""
+    found: list[Mutant] = []
+    for path in sorted(checker.CORE.glob("*.[ch]")):
+        if path.name in ("nnb_atomic.h", "bench.c"):
+            continue
+        function, which, offset = "", 0, 0
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if head := FUNCTION.match(line.rstrip()):
+                function, which = head.group(1), 0
+            for call in CALL.finditer(line):
+                which += 1
+                for weaker in WEAKER[call.group(1)]:
+                    place = (offset + call.start(), offset + call.end() - 1)
+                    found.append(Mutant(path.name, function, which, call.group(1), weaker, *place))
+            offset += len(line)
+    return found
+
+
+def make(mutant: Mutant, core: Path) -> None:
+    """Write a copy of the core with the mutant in it."""
+    shutil.copytree(checker.CORE, core)
+    text = (core / mutant.file).read_text(encoding="utf-8")
+    changed = text[: mutant.start] + (mutant.weaker or "(void)") + text[mutant.end :]
+    if not mutant.weaker:  # `nnb_fence_x();` becomes `(void)(0);`
+        changed = changed.replace("(void)()", "(void)(0)", 1)
+    (core / mutant.file).write_text(changed, encoding="utf-8")
+    header = core / "nnb_atomic.h"
+    text = header.read_text(encoding="utf-8")
+    place = text.rindex("#endif")
+    header.write_text(text[:place] + EXTRA + text[place:], encoding="utf-8")
+
+
+def includes(program: str) -> set[str]:
+    """The files that a program includes, itself or through another program."""
+    names = set(re.findall(r'#include "(\w+\.[ch])"', (checker.HERE / f"{program}.c").read_text(encoding="utf-8")))
+    for other in names & {f"{name}.c" for name in checker.PROGRAMS}:
+        names |= includes(other.removesuffix(".c"))
+    return names
+
+
+def programs_for(file: str) -> list[str]:
+    """The programs that a mutant in that file is shown to, the quick ones first."""
+    names = sorted(checker.PROGRAMS, key=lambda name: QUICK.index(name) if name in QUICK else len(QUICK))
+    return [name for name in names if file.endswith(".h") or file in includes(name)]
+
+
+def hunt(mutant: Mutant, timeout: float) -> tuple[str, str]:
+    """What became of it ("caught", "survived", "unbuilt") and by what."""
+    with tempfile.TemporaryDirectory() as scratch:
+        core = Path(scratch) / "csrc"
+        make(mutant, core)
+        slow = []
+        for model in checker.MODELS:
+            for program in programs_for(mutant.file):
+                outcome = checker.genmc(program, model, core, timeout)
+                if outcome.verdict == "error":
+                    return "caught", f"{program} ({model})"
+                if outcome.verdict == "broken":
+                    return "unbuilt", f"{program}: {outcome.detail}"
+                if outcome.verdict == "timeout":
+                    slow.append(f"{program} ({model})")
+    return "survived", f"not finished: {', '.join(slow)}" if slow else ""
+
+
+def reasons() -> dict[str, str]:
+    """What the table says of mutants that survive."""
+    rows = (line.strip("| \n").split(" | ") for line in TABLE.read_text(encoding="utf-8").splitlines())
+    return {row[0].strip("`"): row[2].strip() for row in rows if len(row) == 3 and row[1] == "survived"}
+
+
+def weaken(only: str, timeout: float) -> bool:
+    """Hunt the mutants whose names contain `only`; whether enough are caught and the others have a reason."""
+    chosen = [mutant for mutant in mutants() if only in mutant.name]
+    known, caught, unexplained = reasons(), 0, 0
+    for mutant in chosen:
+        start = time.monotonic()
+        what, by = hunt(mutant, timeout)
+        if what == "caught":
+            caught += 1
+        elif what == "survived" and mutant.name in known:
+            by = known[mutant.name]
+        else:
+            unexplained += 1
+            by = f"NO REASON GIVEN. {by}"
+        print(f"| `{mutant.name}` | {what} | {by} |", flush=True)
+        print(f"{time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    if chosen:
+        print(f"{caught} of {len(chosen)} caught ({caught / len(chosen):.1%}), {unexplained} without a reason")
+    return not unexplained and (bool(only) or caught >= LEAST_CAUGHT * len(chosen))
+
+
+def break_protocols(only: str) -> bool:
+    """Leave out, one after the other, what each protocol model cannot do without; whether Spin finds all of them."""
+    ok = True
+    for protocol in checker.PROTOCOLS:
+        text = (checker.HERE / f"{protocol}.pml").read_text(encoding="utf-8")
+        for fault in re.findall(r"#ifdef (FAULT_\w+)", text):
+            if only in fault:
+                outcome = checker.spin(protocol, fault)
+                ok &= outcome.verdict == "error"
+                print(f"| `{protocol}.pml:{fault}` | {'caught' if outcome.verdict == 'error' else 'survived'} | Spin |")
+    return ok
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Weakens every memory order of the C core and asks what finds it.")
+    parser.add_argument("only", nargs="?", default="", help="part of the names of the mutants to make")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one program")
+    parser.add_argument("--list", action="store_true", help="name the mutants and make none")
+    options = parser.parse_args()
+    if options.list:
+        print(*(mutant.name for mutant in mutants() if options.only in mutant.name), sep="\n")
+        return 0
+    ok = True
+    if lacking := checker.missing("spin", "cc"):
+        print(f"skipped the protocol model: {' and '.join(lacking)} not on the PATH")
+    else:
+        ok &= break_protocols(options.only)
+    if checker.missing("genmc"):
+        print("skipped the memory orders: genmc is not on the PATH")
+    else:
+        ok &= weaken(options.only, options.timeout)
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
