@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from ..model import ExecutionResult
 from ._controller import BoundRequest, BurstStats, ExecutionBurstController
-from ._executor import DefaultBurstExecutor, PlanBurstExecutor
+from ._executor import SlotExecutor
 from ._interfaces import (
-    BoundPlan,
     BurstCallback,
     BurstContext,
     BurstExecutorWithCache,
-    GuardedPlan,
+    Kernel,
     SupportsExecute,
     consistent_result,
 )
@@ -22,19 +21,17 @@ from ._window import CHANNEL_LENGTH, DATUM, default_polling_window
 __all__ = [
     "CHANNEL_LENGTH",
     "DATUM",
-    "BoundPlan",
     "BoundRequest",
     "BurstCallback",
     "BurstContext",
     "BurstExecutorWithCache",
     "BurstStats",
-    "DefaultBurstExecutor",
     "ExecutionBurstController",
     "ExecutionBurstServer",
     "ExecutionResult",
-    "GuardedPlan",
-    "PlanBurstExecutor",
+    "Kernel",
     "ServerStats",
+    "SlotExecutor",
     "SlotTable",
     "SupportsExecute",
     "consistent_result",

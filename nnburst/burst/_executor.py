@@ -1,4 +1,4 @@
-"""Executors that remember the memory of each slot and bind requests with somebody else's help."""
+"""The executor that remembers the memory of each slot; requests are bound by whoever made it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgument
-from ..model import BufferToken, ExecutionResult, MeasureTiming, Request, RunOptions
-from ._interfaces import BoundPlan, BurstExecutorWithCache, SupportsExecute
+from ..model import BufferToken, MeasureTiming, Request, RunOptions
+from ._interfaces import BurstExecutorWithCache, Kernel
 
 if TYPE_CHECKING:
     from ..memory import Memory
 
-__all__ = ["DefaultBurstExecutor", "PlanBurstExecutor"]
+__all__ = ["SlotExecutor"]
 
 
-class PlanBurstExecutor(BurstExecutorWithCache):
+class SlotExecutor(BurstExecutorWithCache):
     """Puts the memories of its slots into a request and has it bound.
 
     Args:
         bind: Checks a request that carries its pools and returns what runs it; raises as `BurstExecutorWithCache.bind`.
     """
 
-    def __init__(self, bind: Callable[[Request, MeasureTiming], BoundPlan]) -> None:
+    def __init__(self, bind: Callable[[Request, RunOptions], Kernel]) -> None:
         self._bind = bind
         self._entries: dict[int, Memory | BufferToken] = {}
 
@@ -36,29 +36,12 @@ class PlanBurstExecutor(BurstExecutorWithCache):
     def remove_cache_entry(self, slot: int) -> None:
         self._entries.pop(slot, None)
 
-    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
+    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
         try:
             pools = tuple(self._entries[slot] for slot in slots)
         except KeyError as error:
             raise InvalidArgument(f"slot {error.args[0]} names no memory; it was freed") from error
-        return self._bind(replace(request, pools=pools), measure)
+        return self._bind(replace(request, pools=pools), RunOptions(measure))
 
     def close(self) -> None:
         self._entries.clear()
-
-
-class DefaultBurstExecutor(PlanBurstExecutor):
-    """Runs each request through `execute_synchronously`; keeps the memories, but nothing that is derived from them.
-
-    Args:
-        prepared_model: Kept alive by this object.
-    """
-
-    def __init__(self, prepared_model: SupportsExecute) -> None:
-        def bind(request: Request, measure: MeasureTiming) -> BoundPlan:
-            def run() -> ExecutionResult:
-                return prepared_model.execute_synchronously(request, RunOptions(measure))
-
-            return run
-
-        super().__init__(bind)

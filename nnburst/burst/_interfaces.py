@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ErrorStatus
 from ..model import (
@@ -22,17 +22,21 @@ if TYPE_CHECKING:
     from ..memory import Memory
 
 __all__ = [
-    "BoundPlan",
     "BurstCallback",
     "BurstContext",
     "BurstExecutorWithCache",
-    "GuardedPlan",
+    "Kernel",
     "SupportsExecute",
     "consistent_result",
 ]
 
-BoundPlan = Callable[[], ExecutionResult | None]
-"""A request that is already decoded, checked and bound to arrays. ``None`` means: NONE, no shapes, no timing."""
+Kernel = Callable[[], ExecutionResult | None]
+"""Runs a request that is decoded, checked and bound to arrays. ``None`` means: NONE, no shapes, no timing.
+
+What fails it may be raised. A kernel with an attribute `gate`, a `BufferSet`, admits itself to driver-managed buffers
+(facts sheet `memory.md` §5.3) and commits; a burst does both in C, and calls `gate.current` in between, once nothing
+has to be checked or made anew.
+"""
 
 
 def consistent_result(status: ErrorStatus, shapes: tuple[OutputShape, ...], timing: Timing) -> ExecutionResult:
@@ -50,28 +54,6 @@ def consistent_result(status: ErrorStatus, shapes: tuple[OutputShape, ...], timi
     if status is not ErrorStatus.NONE or contradicts:
         timing = Timing()
     return status, shapes, timing
-
-
-@runtime_checkable
-class GuardedPlan(Protocol):
-    """A bound plan with arguments in driver-managed buffers (facts sheet `memory.md` §5.3).
-
-    Calling it admits the execution to its buffers, runs it, and commits. A burst does the first and the last in C
-    once nothing has to be checked or made anew.
-    """
-
-    @property
-    def uses(self) -> Any:
-        """The ``nnb_uses *`` to admit it to, or None if that must be left to the plan."""
-
-    @property
-    def admitted(self) -> BoundPlan | None:
-        """What only runs it, or None. Changes in calls of the plan, and to None when a buffer is freed."""
-
-    def when_freed(self, forget: Callable[[], None]) -> None:
-        """Have a function called when a buffer is freed: from then on nobody may hold what `admitted` was."""
-
-    def __call__(self) -> ExecutionResult | None: ...
 
 
 class BurstCallback(abc.ABC):
@@ -122,6 +104,7 @@ class BurstContext(abc.ABC):
 class BurstExecutorWithCache(abc.ABC):
     """Runs the requests of one burst and keeps what is worth keeping between them.
 
+    Implement `bind`, or `execute` to look at each request anew. An `execute` of one's own is what a burst calls.
     Never called concurrently, except for `remove_cache_entry`, which may come from the control plane while an
     execution runs.
     """
@@ -142,26 +125,31 @@ class BurstExecutorWithCache(abc.ABC):
     def remove_cache_entry(self, slot: int) -> None:
         """Forget a slot; nothing happens if it is not present."""
 
-    @abc.abstractmethod
-    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
+    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
         """Check a request and return a callable that runs it; it is called once per identical packet.
 
         Args:
             request: Arguments; ``request.pools`` is empty, ``pool_index`` indexes `slots`.
             slots: Slot of each pool. All are present.
-            measure: Whether the plan must return a `Timing` with ``time_on_device``.
+            measure: Whether results must carry a `Timing` with ``time_on_device``.
 
         Raises:
             NNBurstError: The request cannot run; the client receives the error's status.
         """
+        raise NotImplementedError("an executor implements bind or execute")
 
     def execute(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> ExecutionResult:
-        """Run a request once: `bind` and call."""
+        """Run a request once: `bind` and call. Arguments as `bind`."""
         result = self.bind(request, slots, measure)()
         return (ErrorStatus.NONE, (), Timing()) if result is None else result
 
     def close(self) -> None:
         """Release every entry. Idempotent."""
+
+
+def implements(executor: BurstExecutorWithCache, name: str) -> bool:
+    """Whether an executor has a method of its own in place of one that it need not have."""
+    return getattr(getattr(executor, name), "__func__", None) is not getattr(BurstExecutorWithCache, name)
 
 
 class SupportsExecute(Protocol):

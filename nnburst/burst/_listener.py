@@ -7,14 +7,15 @@ import errno
 import logging
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .._core import ffi, lib, time_left
 from ..errors import BadState, ErrorStatus, InvalidArgument, NNBurstError, ResourceExhausted
-from ..memory import free_closed_buffers
-from ..model import NO_TIMING, ExecutionResult, MeasureTiming
+from ..memory import BufferSet, free_closed_buffers
+from ..model import ExecutionResult, MeasureTiming, failure_of, reason_of
 from ._endpoint import c_result, python_request
-from ._interfaces import BoundPlan, BurstCallback, BurstExecutorWithCache, GuardedPlan
+from ._interfaces import BurstCallback, BurstExecutorWithCache, Kernel, implements
 from ._stats import ServerStats, server_stats
 
 if TYPE_CHECKING:
@@ -43,9 +44,12 @@ class Listener:
     def __init__(self, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
         self._callback = callback
         self._executor = executor
+        self._executes = implements(executor, "execute")
         self._endpoint = endpoint
-        self._plans: list[BoundPlan] = [self._rebind] * MAX_PLANS
-        self._guarded: dict[int, GuardedPlan] = {}
+        self._plans: list[Kernel] = [self._rebind] * MAX_PLANS
+        self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
+        self.reason = ""
+        """Why the last execution failed that did."""
         # Guards the executor's slot entries. Held for dictionary work only, never across a call to the client.
         # Reentrant: in the client's process a signal handler may free over a call that does.
         self._slots_lock = threading.RLock()
@@ -69,7 +73,7 @@ class Listener:
         finally:
             self._final_stats = server_stats(self._endpoint)
             self._endpoint = ffi.NULL  # destroyed with the last reference
-            self._plans, self._guarded = [], {}
+            self._plans, self._gated = [], {}
             _LISTENERS.discard(self)
             self._executor.close()
 
@@ -92,15 +96,17 @@ class Listener:
                 else:
                     break
             except NNBurstError as error:
-                _log.info("request refused: %s", error)
-                self._answer((error.status, (), NO_TIMING))
-            except BaseException:  # also SystemExit: a client must not wait for a thread that has left
-                _log.exception("the executor failed; the client gets GENERAL_FAILURE")
-                self._answer((ErrorStatus.GENERAL_FAILURE, (), NO_TIMING))
+                _log.info("an execution failed: %s", error)
+                self._answer(failure_of(error))
+            except BaseException as error:  # also SystemExit: a client must not wait for a thread that has left
+                _log.exception("an execution failed")
+                self._answer(failure_of(error))
         if plan != -errno.EPIPE:
             _log.error("burst ended: %s", _ENDINGS.get(-plan, errno.errorcode.get(-plan, str(plan))))
 
     def _answer(self, result: ExecutionResult) -> None:
+        if result[0] is not ErrorStatus.NONE:
+            self.reason = reason_of(result)
         raw, keep_alive = c_result(result)
         lib.nnb_server_set_result(self._endpoint, raw)
         del keep_alive
@@ -111,48 +117,47 @@ class Listener:
             # Refused if a slot was freed meanwhile: then the plan runs this once and is not found again.
             kept = lib.nnb_server_keep_plan(self._endpoint, plan_id) == 0
             self._plans[plan_id] = plan if kept else self._rebind
-            self._guarded.pop(plan_id, None)
-            if kept and isinstance(plan, GuardedPlan):
-                self._guard(plan_id, plan)
-        self._run_guarded(plan_id, plan)
+            self._gated.pop(plan_id, None)
+            gate = getattr(plan, "gate", None)
+            if kept and isinstance(gate, BufferSet) and gate.fixed:
+                self._guard(plan_id, plan, gate)
+        self._run_gated(plan_id, plan)
 
-    def _guard(self, plan_id: int, plan: GuardedPlan) -> None:
-        uses = plan.uses
-        if uses is None:
-            return
-        server, guarded = weakref.ref(self), weakref.ref(plan)
+    def _guard(self, plan_id: int, plan: Kernel, gate: BufferSet) -> None:
+        listener, guarded = weakref.ref(self), weakref.ref(gate)
 
         def forget() -> None:
-            this = server()
+            this = listener()
             # Another plan may have the id by now.
-            if this is not None and this._guarded.get(plan_id) is guarded() is not None:
+            if this is not None and plan_id in this._gated and this._gated[plan_id][1] is guarded():
                 this._plans[plan_id] = this._rebind
 
-        self._guarded[plan_id] = plan
-        plan.when_freed(forget)
-        lib.nnb_server_guard_plan(self._endpoint, plan_id, uses)
+        self._gated[plan_id] = plan, gate
+        gate.when_freed(forget)
+        lib.nnb_server_guard_plan(self._endpoint, plan_id, gate.handle)
 
     def _answer_guarded(self, plan_id: int) -> None:
         """The plan's buffers are in use, without contents, or not where they were."""
-        self._run_guarded(plan_id, self._guarded.get(plan_id, self._rebind))
+        plan, _ = self._gated.get(plan_id, (self._rebind, None))
+        self._run_gated(plan_id, plan)
 
-    def _run_guarded(self, plan_id: int, plan: BoundPlan) -> None:
-        """Run a plan that enters its buffers itself. From then on, also if it failed, C does; see `GuardedPlan`."""
+    def _run_gated(self, plan_id: int, plan: Kernel) -> None:
+        """Run a plan that enters its buffers itself. From then on, also if it failed, C does; see `Kernel`."""
         try:
             result = plan()
             if result is not None:
                 self._answer(result)
         finally:
-            if plan_id in self._guarded:
+            if plan_id in self._gated:
                 self._take_admitted(plan_id)
 
     def _take_admitted(self, plan_id: int) -> None:
         with self._plans_lock:
-            plan = self._guarded.get(plan_id)
-            admitted = None if plan is None else plan.admitted
-            if plan is not None and admitted is not None:
+            gate = self._gated[plan_id][1] if plan_id in self._gated else None
+            admitted = None if gate is None else gate.current
+            if gate is not None and admitted is not None:
                 self._plans[plan_id] = admitted
-                if plan.admitted is not admitted:  # a buffer was freed meanwhile
+                if gate.current is not admitted:  # a buffer was freed meanwhile
                     self._plans[plan_id] = self._rebind
 
     def _rebind(self) -> ExecutionResult | None:
@@ -160,19 +165,22 @@ class Listener:
         lib.nnb_server_forgo(self._endpoint)  # the new plan enters its buffers itself
         return self._bind_request()()
 
-    def _bind_request(self) -> BoundPlan:
+    def _bind_request(self) -> Kernel:
         request, slots, measure = python_request(lib.nnb_server_request(self._endpoint))
         self._ensure_present(slots)
         return self._bind(request, slots, MeasureTiming.YES if measure else MeasureTiming.NO)
 
-    def _bind(self, request: Request, slots: list[int], measure: MeasureTiming) -> BoundPlan:
+    def _bind(self, request: Request, slots: list[int], measure: MeasureTiming) -> Kernel:
         for kind, arguments in (("input", request.inputs), ("output", request.outputs)):
             for i, argument in enumerate(arguments):
                 if not argument.has_no_value and argument.location.pool_index >= len(slots):
                     raise InvalidArgument(
                         f"{kind} {i}: pool {argument.location.pool_index} of a request with {len(slots)} pools"
                     )
-        return self._executor.bind(request, slots, measure)
+        executor = self._executor
+        if self._executes:
+            return partial(executor.execute, request, slots, measure)
+        return executor.bind(request, slots, measure)
 
     def _ensure_present(self, slots: Iterable[int]) -> None:
         """Fetch the memories of unknown slots, all in one call (facts sheet §5.4)."""
@@ -204,7 +212,7 @@ class Listener:
                 self._freed_meanwhile.add(slot)
             self._executor.remove_cache_entry(slot)
         # Held by this frame, too: the burst may end meanwhile.
-        endpoint, plans, guarded = self._endpoint, self._plans, self._guarded
+        endpoint, plans, gated = self._endpoint, self._plans, self._gated
         if not endpoint or not plans:
             return
         with self._plans_lock:
@@ -212,7 +220,7 @@ class Listener:
             ids = ffi.new("uint32_t[]", lib.NNB_MAX_PLANS)
             for i in range(lib.nnb_server_free_slot(endpoint, slot, ids)):
                 plans[ids[i]] = self._rebind
-                guarded.pop(ids[i], None)
+                gated.pop(ids[i], None)
 
     def hang_up(self) -> None:
         """End the burst without waiting. Takes no lock, for finalisers."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from .._core import check, ffi, lib
 from ..errors import InvalidArgument
+from ..model import ExecutionResult, Request, RunOptions
 from ._endpoint import open_channel
-from ._executor import DefaultBurstExecutor
-from ._interfaces import BurstCallback, BurstContext, BurstExecutorWithCache
+from ._executor import SlotExecutor
+from ._interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, Kernel, implements
 from ._listener import MAX_PLANS, Listener
 from ._window import window_ns
 
@@ -43,8 +44,8 @@ class ExecutionBurstServer(BurstContext):
             request_channel: Synchronized queue of 24-byte datums with an event word, in sealed memory. The
                 descriptors stay with the caller. Whatever is in the queues is erased.
             result_channel: Likewise.
-            executor: Runs the requests; or a prepared model, which is then wrapped in an executor that caches
-                nothing. Kept alive until the burst ends.
+            executor: Runs the requests, through `execute` if it has one of its own, else through `bind`. Or a prepared
+                model: then nothing is kept between requests but their memories. Kept alive until the burst ends.
             polling_window: Seconds to poll before sleeping; None for the default of the two ends' CPUs, 0 to never
                 poll.
 
@@ -56,7 +57,9 @@ class ExecutionBurstServer(BurstContext):
         if not isinstance(executor, BurstExecutorWithCache):
             if not hasattr(executor, "execute_synchronously"):
                 raise InvalidArgument("executor must be a BurstExecutorWithCache or a prepared model")
-            executor = DefaultBurstExecutor(executor)
+            executor = _executor_of(executor)
+        if not implements(executor, "bind") and not implements(executor, "execute"):
+            raise InvalidArgument(f"{type(executor).__name__} implements neither bind nor execute; a burst needs one")
         window = window_ns(polling_window, callback.cpus)
         request = open_channel(request_channel, "request channel", reset=True)
         try:
@@ -72,6 +75,9 @@ class ExecutionBurstServer(BurstContext):
         """Use `create`."""
         self._listener = listener
         weakref.finalize(self, listener.hang_up).atexit = False  # dropped: the burst ends all the same
+
+    def failure_reason(self) -> str:
+        return self._listener.reason
 
     def free_memory(self, slot: int) -> None:
         self._listener.free_memory(slot)
@@ -92,3 +98,15 @@ class ExecutionBurstServer(BurstContext):
     def alive(self) -> bool:
         """Whether the listener thread still serves requests."""
         return self._listener.alive
+
+
+def _executor_of(prepared_model: SupportsExecute) -> SlotExecutor:
+    """Return an executor that has each request run by `execute_synchronously`."""
+
+    def bind(request: Request, options: RunOptions) -> Kernel:
+        def run() -> ExecutionResult:
+            return prepared_model.execute_synchronously(request, options)
+
+        return run
+
+    return SlotExecutor(bind)

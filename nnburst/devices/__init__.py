@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from ._buffers import LocalBuffer, allocate_buffer, bind_buffers
+from ._buffers import LocalBuffer
 from ._caching import DeviceCacheHome, build_epoch
 from ._common import check_preparation
 from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
+from ._local import LocalDevice, LocalModel
+from ._plan import Plan
 from ._registry import create_device, device_names
 from ._resilient import ResilientDevice, check_device, checked_model
 from .noop import NoopDevice, NoopPreparedModel
@@ -18,14 +20,15 @@ __all__ = [
     "Device",
     "DeviceCacheHome",
     "LocalBuffer",
+    "LocalDevice",
+    "LocalModel",
     "NoopDevice",
     "NoopPreparedModel",
+    "Plan",
     "PreparedModel",
     "ReferenceDevice",
     "ReferencePreparedModel",
     "ResilientDevice",
-    "allocate_buffer",
-    "bind_buffers",
     "build_epoch",
     "check_device",
     "check_preparation",

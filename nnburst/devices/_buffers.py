@@ -16,6 +16,7 @@ from ..model import (
     BufferRole,
     BufferToken,
     DataLocation,
+    ExecutionResult,
     Model,
     Operand,
     Request,
@@ -25,7 +26,7 @@ from ..model import (
 )
 from ._interfaces import Buffer
 
-__all__ = ["BoundBuffers", "LocalBuffer", "LocalModel", "allocate_buffer", "bind_buffers", "next_model_number"]
+__all__ = ["BoundBuffers", "LocalBuffer", "allocate_buffer", "bind_buffers", "next_model_number"]
 
 _numbers = itertools.count(1)
 _UINT32 = 2**32 - 1
@@ -37,8 +38,8 @@ def next_model_number() -> int:
 
 
 @runtime_checkable
-class LocalModel(Protocol):
-    """What allocation needs to know of a prepared model."""
+class _HasRoles(Protocol):
+    """What allocation needs to know of a prepared model of this process."""
 
     @property
     def model(self) -> Model: ...
@@ -118,9 +119,9 @@ class _RoleCase:
         return self.prepared_models[self.role.model_index]
 
     @property
-    def local(self) -> LocalModel:
+    def local(self) -> _HasRoles:
         prepared = self.prepared
-        assert isinstance(prepared, LocalModel)
+        assert isinstance(prepared, _HasRoles)
         return prepared
 
     @property
@@ -151,7 +152,7 @@ _ROLE_RULES: tuple[_Rule, ...] = (
         lambda case: f"names model {case.role.model_index} of {len(case.prepared_models)}",
     ),
     (
-        lambda case: isinstance(case.prepared, LocalModel) and case.prepared.tracker is case.tracker,
+        lambda case: isinstance(case.prepared, _HasRoles) and case.prepared.tracker is case.tracker,
         lambda case: "names a prepared model that is not one of this device",
     ),
     (
@@ -240,13 +241,13 @@ def _meta(operand: Operand) -> tuple[object, ...]:
 class BoundBuffers:
     """The buffers of one request, found once; the request keeps them alive whatever happens to their tokens."""
 
-    __slots__ = ("_buffers", "_request", "outputs", "set")
+    __slots__ = ("_buffers", "_main", "_outputs", "_request", "set")
 
-    def __init__(self, prepared: LocalModel, request: Request) -> None:
+    def __init__(self, prepared: _HasRoles, request: Request) -> None:
+        self._main = prepared.model.main
         self._request = request
         self._buffers: dict[tuple[bool, int], ManagedBuffer] = {}
-        self.outputs: list[int] = []
-        """Positions of the outputs that are in buffers."""
+        self._outputs: list[int] = []  # positions of those that are in buffers
         uses: list[BufferUse] = []
         for pool in request.pools:  # also one that no argument uses
             if isinstance(pool, BufferToken):
@@ -261,7 +262,7 @@ class BoundBuffers:
                 buffer = self._buffers[is_input, index] = prepared.tracker.resolve(pool.token)
                 uses.append(BufferUse(buffer, Role(prepared.number, is_input, index), argument.dimensions))
                 if not is_input:
-                    self.outputs.append(index)
+                    self._outputs.append(index)
         self.set = BufferSet(uses)
 
     def with_views(self) -> Request:
@@ -280,8 +281,19 @@ class BoundBuffers:
             )
         return Request(tuple(arguments[True]), tuple(arguments[False]), tuple(pools))
 
+    def written(self, result: ExecutionResult | None) -> list[tuple[int, ...]]:
+        """Return the dimensions of the outputs in buffers after a run: those that it told, or that were known."""
+        if result is not None and result[1]:
+            return [result[1][position].dimensions for position in self._outputs]
+        known = []
+        for position in self._outputs:
+            declared = self._main.operands[self._main.output_indexes[position]].dimensions
+            given = combine_dimensions(declared, self._request.outputs[position].dimensions)
+            known.append(combine_dimensions(given, self._buffers[False, position].initial_dimensions))
+        return known
 
-def bind_buffers(prepared: LocalModel, request: Request) -> BoundBuffers | None:
+
+def bind_buffers(prepared: _HasRoles, request: Request) -> BoundBuffers | None:
     """Find the buffers of a valid request; None if it names none.
 
     Raises:

@@ -14,7 +14,7 @@ __all__ = ["create_device", "device_names"]
 _GROUP = "nnburst.devices"
 
 _BUILT_IN = {
-    "nnburst-reference": ("nnburst.devices.reference", "ReferenceDevice"),
+    "nnburst-reference": ("nnburst.devices.reference", "reference_device"),
     "nnburst-onnxruntime": ("nnburst.devices.onnxruntime", "OnnxRuntimeDevice"),
     "nnburst-function": ("nnburst.devices.function", "FunctionDevice"),
     "nnburst-noop": ("nnburst.devices.noop", "NoopDevice"),

@@ -14,9 +14,7 @@ def edges(image):
 
 from __future__ import annotations
 
-import logging
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,21 +22,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..burst import ExecutionResult
-from ..errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError
+from ..burst import Kernel
+from ..errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, OutputInsufficientSize
 from ..memory import BufferTracker
 from ..model import (
     NO_TIMING,
-    BufferDesc,
-    BufferRole,
     BufferToken,
-    Capabilities,
     DataLocation,
+    ExecutionResult,
     Extension,
     ExtensionOperandType,
     ImportedModel,
     Lifetime,
-    MeasureTiming,
     MemoryLike,
     Model,
     OpenShape,
@@ -47,26 +42,20 @@ from ..model import (
     OutputShape,
     Request,
     RequestArgument,
+    RunOptions,
     Subgraph,
-    Timing,
     combine_dimensions,
     extension_code,
     extension_prefix,
     is_fully_specified,
-    validate_model,
 )
-from ._buffers import LocalBuffer, allocate_buffer
-from ._common import build_version, check_preparation, cpu_capabilities, deadline_passed
 from ._elements import element_of, element_types, operand_code
-from ._interfaces import CompileJob, Device, PreparedModel
-from ._planned import PlannedModel
+from ._local import LocalDevice, LocalModel
 
 if TYPE_CHECKING:
     from ..memory import Memory
 
 __all__ = ["Declaration", "FunctionDevice", "FunctionModel", "Tensor", "declare"]
-
-_log = logging.getLogger(__name__)
 
 EXTENSION_NAME = "org.nnburst.function"
 _NAME, _CALL = 0, 0
@@ -141,7 +130,7 @@ def declare(
     return decorate
 
 
-class FunctionDevice(Device):
+class FunctionDevice(LocalDevice):
     """Runs the functions that it was started with.
 
     Args:
@@ -152,8 +141,8 @@ class FunctionDevice(Device):
     """
 
     def __init__(self, call: str = "") -> None:
+        super().__init__()
         self._functions: dict[str, Callable[..., Any]] = {}
-        self._tracker = BufferTracker()
         for target in filter(None, call.split("+")):
             function = _load(target)
             self._functions[declaration_of(function).name] = function
@@ -163,24 +152,13 @@ class FunctionDevice(Device):
         """``nnburst-function``."""
         return "nnburst-function"
 
-    @property
-    def version_string(self) -> str:
-        """Version of the package; what the functions do is their own business."""
-        return build_version()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The CPU baseline."""
-        return cpu_capabilities()
-
     def get_supported_extensions(self) -> tuple[Extension, ...]:
         """``org.nnburst.function``."""
         return (_EXTENSION,)
 
-    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
-        """A model of one CALL of a function that is there; see `Device.get_supported_operations`."""
-        validate_model(model)
-        return tuple(self._find(model) is not None for _ in model.main.operations)
+    def why_not(self, model: Model, operation: Operation) -> str:
+        """A model of one CALL of a function that is there."""
+        return "" if self._find(model) else f"models are one CALL of {sorted(self._functions)}, as imported"
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
         """Describe a function; see `Device.import_model`."""
@@ -195,24 +173,11 @@ class FunctionDevice(Device):
             tuple(tensor.shape for tensor in declaration.outputs),
         )
 
-    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> FunctionModel:
-        """Find the function; see `Device.prepare_model`."""
-        validate_model(model)
-        check_preparation(job)
+    def compile(self, model: Model) -> FunctionModel:
+        """Find the function."""
         function = self._find(model)
-        if function is None:
-            raise GeneralFailure(f"{self.name} runs models of one CALL of {sorted(self._functions)}, as imported")
+        assert function is not None
         return FunctionModel(model, function, self._tracker)
-
-    def allocate(
-        self,
-        desc: BufferDesc,
-        prepared_models: Sequence[PreparedModel],
-        input_roles: Sequence[BufferRole],
-        output_roles: Sequence[BufferRole],
-    ) -> LocalBuffer:
-        """Any NNAPI type; see `Device.allocate`."""
-        return allocate_buffer(self._tracker, desc, prepared_models, input_roles, output_roles)
 
     def _find(self, model: Model) -> Callable[..., Any] | None:
         """The function of a model, if the model is just what `import_model` gives for it."""
@@ -222,7 +187,7 @@ class FunctionDevice(Device):
         return function if function is not None and model.main == _model(declaration_of(function)).main else None
 
 
-class FunctionModel(PlannedModel):
+class FunctionModel(LocalModel):
     """A function that is ready to run."""
 
     def __init__(self, model: Model, function: Callable[..., Any], tracker: BufferTracker) -> None:
@@ -230,55 +195,28 @@ class FunctionModel(PlannedModel):
         self.function = function
         self.declaration = declaration_of(function)
 
-    def plan(self, request: Request, measure: MeasureTiming) -> _Plan:
-        """Bind a request; see `PlannedModel.plan`."""
-        return _Plan(self, request, measure)
+    def bind(self, request: Request, options: RunOptions) -> Kernel:
+        """Make the arrays of the inputs once, and find where the results belong."""
+        function, declared = self.function, self.declaration
+        inputs = [_view(*row, request) for row in zip(declared.inputs, request.inputs, strict=True)]
+        outputs = [_Target(*row, request) for row in zip(declared.outputs, request.outputs, strict=True)]
+        is_open = any(target.is_open for target in outputs)
 
-
-class _Plan:
-    """One request: the arrays of the inputs are made once, the results are copied to where they belong."""
-
-    def __init__(self, prepared: FunctionModel, request: Request, measure: MeasureTiming) -> None:
-        self._function = prepared.function
-        self._measure = measure == MeasureTiming.YES
-        declared = prepared.declaration
-        self._inputs = [_view(*row, request) for row in zip(declared.inputs, request.inputs, strict=True)]
-        self._outputs = [_Target(*row, request) for row in zip(declared.outputs, request.outputs, strict=True)]
-        self._shapes: list[tuple[int, ...]] = [()] * len(self._outputs)
-
-    def __call__(self) -> ExecutionResult | None:
-        """Run without a deadline."""
-        return self.run(0)
-
-    def run(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once; see `InnerPlan.run`."""
-        if deadline_passed(deadline_ns):
-            return ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING
-        started = time.monotonic_ns()
-        try:
-            answer = self._function(*self._inputs)
+        def run() -> ExecutionResult | None:
+            answer = function(*inputs)
             results = answer if isinstance(answer, tuple) else (answer,)
-            arrays = [target.checked(result) for target, result in zip(self._outputs, results, strict=True)]
-        except NNBurstError as error:
-            _log.info("%s: %s", self._function, error)
-            return error.status, (), NO_TIMING
-        except Exception:
-            _log.exception("%s failed", self._function)
-            return ErrorStatus.GENERAL_FAILURE, (), NO_TIMING
-        self._shapes = [array.shape for array in arrays]
-        fits = [target.store(array) for target, array in zip(self._outputs, arrays, strict=True)]
-        shapes = tuple(map(OutputShape, self._shapes, fits))
-        if not all(fits):
-            return ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, NO_TIMING
-        is_open = any(target.is_open for target in self._outputs)
-        if not is_open and not self._measure:
-            return None
-        timing = Timing((time.monotonic_ns() - started) // 1000) if self._measure else NO_TIMING
-        return ErrorStatus.NONE, shapes if is_open else (), timing
+            if len(results) != len(outputs):
+                raise GeneralFailure(f"{declared.name} returned {len(results)} results for {len(outputs)} outputs")
+            arrays = [target.checked(result) for target, result in zip(outputs, results, strict=True)]
+            fits = [target.store(array) for target, array in zip(outputs, arrays, strict=True)]
+            if not is_open and all(fits):
+                return None
+            shapes = tuple(OutputShape(array.shape, fit) for array, fit in zip(arrays, fits, strict=True))
+            if not all(fits):
+                raise OutputInsufficientSize(f"a result of {declared.name} needs more room", output_shapes=shapes)
+            return ErrorStatus.NONE, shapes, NO_TIMING
 
-    def output_dimensions(self, position: int) -> tuple[int, ...]:
-        """Dimensions of an output after a run."""
-        return self._shapes[position]
+        return run
 
 
 class _Target:

@@ -16,7 +16,7 @@ from model_support import SAMPLES, make_request
 import nnburst
 from nnburst.cache import CacheReason, model_fingerprint
 from nnburst.devices import CacheFiles, CompileJob, PreparedModel
-from nnburst.devices.reference import ReferenceDevice
+from nnburst.devices.reference import ReferenceDevice, StagedReferenceDevice
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
 from nnburst.model import Model, ModelBuilder, OperandType, OperationType
@@ -49,7 +49,7 @@ def build(memory: Memory) -> Model:
     return b.build()
 
 
-class Written(ReferenceDevice):
+class _Written:
     """Somebody writes the weights while the model is compiled, and may put the old ones back."""
 
     def __init__(self, memory: Memory, put_back: bool, checks: bool = True, **options: Any) -> None:
@@ -60,10 +60,18 @@ class Written(ReferenceDevice):
         self.memory.write(BAD, 0)
         if job.cache is not None and not self.checks:  # a device that saves whatever it has
             job = replace(job, cache=replace(job.cache, fingerprint=b"", only_if_worth=False))
-        prepared = super().prepare_model(model, job)
+        prepared = super().prepare_model(model, job)  # type: ignore[misc]
         if self.put_back:
             self.memory.write(GOOD, 0)
         return prepared
+
+
+class Written(_Written, ReferenceDevice):
+    pass
+
+
+class WrittenLater(_Written, StagedReferenceDevice):
+    pass
 
 
 def compiled(device: Any, model: Model, directory: Path, runs: int = 1) -> tuple[Any, float]:
@@ -98,7 +106,7 @@ def test_THR_12_weights_that_are_written_while_they_are_compiled(
 @pytest.mark.parametrize("how", ["jit", "multistage"])
 def test_THR_12_late_save_of_weights_that_were_written(tmp_path: Path, memory: Memory, how: str) -> None:
     model = build(memory)
-    device = Written(memory, True, compilation=how, after=1)
+    device = WrittenLater(memory, True, compilation=how, after=1)
     _, y = compiled(device, model, tmp_path / "c", runs=3)
     assert y == 7 * SIZE
     assert device.counters()["saves"] == 0
@@ -150,7 +158,7 @@ def test_later_stage_keeps_the_fingerprint_of_the_earlier(tmp_path: Path, memory
     model = build(memory)
     fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT, 0o600) for name in ("model", "data")]
     given = CacheFiles(tuple(fds[:1]), tuple(fds[1:]), bytes(32))
-    device = ReferenceDevice(compilation="multistage", after=1)
+    device = StagedReferenceDevice("multistage", after=1)
     device.prepare_model(model, CompileJob(cache=given)).close()
     restored = device.prepare_model_from_cache(replace(given, fingerprint=b"q" * 32))
     request, pool = make_request(model, [X], [(1, SIZE)])

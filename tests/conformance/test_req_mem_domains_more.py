@@ -218,8 +218,8 @@ def test_state_copied_inside_the_device_after_each_run_uses_two_storages_and_two
     device = create_device("nnburst-reference")
     prepared = device.prepare_model(relu_model())
     made = []
-    open_plan = prepared._open  # type: ignore[attr-defined]
-    monkeypatch.setattr(prepared, "_open", lambda *args: made.append(args) or open_plan(*args))
+    bind = prepared.bind  # type: ignore[attr-defined]
+    monkeypatch.setattr(prepared, "bind", lambda *args: made.append(args) or bind(*args))
     state, following = (in_out(device, prepared) for _ in range(2))
     with Memory.ashmem(NBYTES) as memory, ExecutionBurstController.create(prepared) as burst:
         memory.array(np.float32, SHAPE)[:] = 3

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from nnburst.burst import BoundPlan, BurstCallback, BurstContext, BurstExecutorWithCache
+from nnburst.burst import BurstCallback, BurstContext, BurstExecutorWithCache, Kernel
 from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
@@ -45,7 +45,7 @@ class HookExecutor(BurstExecutorWithCache):
     def remove_cache_entry(self, slot: int) -> None:
         self.memories.pop(slot, None)
 
-    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
+    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
         return lambda: stop_at("plan")
 
 

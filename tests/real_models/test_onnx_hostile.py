@@ -18,11 +18,11 @@ from nnburst import GeneralFailure
 from nnburst.devices.onnxruntime import OnnxRuntimeDevice
 from nnburst.devices.onnxruntime._graph import SessionSettings, compile_graph
 from nnburst.devices.onnxruntime._importer import import_graph
+from nnburst.devices.onnxruntime._kernel import BoundGraph
 from nnburst.devices.onnxruntime._packed import load_graph, pack, read_contents
-from nnburst.devices.onnxruntime._plan import OnnxPlan
 from nnburst.devices.onnxruntime._snapshots import exposed_arguments
-from nnburst.memory import Memory
-from nnburst.model import DataLocation, MeasureTiming, Request, RequestArgument
+from nnburst.memory import Memory, open_request
+from nnburst.model import DataLocation, Request, RequestArgument
 
 INT64, BOOL, UINT8, INT8 = TensorProto.INT64, TensorProto.BOOL, TensorProto.UINT8, TensorProto.INT8
 N = 200_000
@@ -133,8 +133,8 @@ def bound_in_place(proto: Any) -> set[str]:
             size = int(np.prod([d.dim_value for d in value.type.tensor_type.shape.dim])) * dtype.itemsize
             arguments.append(RequestArgument(False, DataLocation(0, 1024 * i, size)))
         n = len(imported.input_names)
-        plan = prepared._open(Request(tuple(arguments[:n]), tuple(arguments[n:]), (pool,)), MeasureTiming.NO)
-        assert isinstance(plan, OnnxPlan)
+        opened = open_request(Request(tuple(arguments[:n]), tuple(arguments[n:]), (pool,)))
+        plan = BoundGraph(prepared.graph, prepared.model, opened.request)
         mapped = pool.map_for(writable=True).bytes()
         kept = [array for array in plan._kept if array.size]
         found = {name for name, array in zip(names, kept, strict=True) if np.shares_memory(array, mapped)}

@@ -23,7 +23,6 @@ from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
 from nnburst._core import lib
 from nnburst.burst import (
     DATUM,
-    BoundPlan,
     BoundRequest,
     BurstCallback,
     BurstContext,
@@ -31,6 +30,7 @@ from nnburst.burst import (
     ExecutionBurstController,
     ExecutionBurstServer,
     ExecutionResult,
+    Kernel,
     SlotTable,
     _controller,
     default_polling_window,
@@ -64,7 +64,7 @@ class Adder(BurstExecutorWithCache):
     def remove_cache_entry(self, slot: int) -> None:
         self.memories.pop(slot, None)
 
-    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
+    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
         self.bound += 1
         (x,), (y,) = request.inputs, request.outputs
         xs = self.memories[slots[x.location.pool_index]].array(np.float32, (4,), x.location.offset)
@@ -244,7 +244,7 @@ def test_memory_freed_while_its_slot_is_fetched_is_not_kept(memory: Memory) -> N
 
 def test_memory_freed_while_a_plan_is_bound_does_not_stay_in_the_plan(memory: Memory) -> None:
     class FreesInBind(Adder):
-        def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> BoundPlan:
+        def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
             plan = super().bind(request, slots, measure)
             for slot in slots:
                 model.server.free_memory(slot)

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from nnburst.burst import ExecutionBurstController, ExecutionBurstServer
-from nnburst.devices import Buffer, create_device
-from nnburst.devices._buffer_plan import BufferPlan
-from nnburst.errors import InvalidArgument, NNBurstError
-from nnburst.memory import Memory
+from nnburst.devices import Buffer, Plan, ReferencePreparedModel, create_device
+from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError
+from nnburst.memory import BufferSet, Memory
 from nnburst.model import (
     BufferDesc,
     BufferRole,
@@ -40,17 +39,17 @@ class Rig:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.servers: list[ExecutionBurstServer] = []
         self.careful = 0
-        create, call = ExecutionBurstServer.create, BufferPlan.__call__
+        create, call = ExecutionBurstServer.create, Plan.__call__
 
-        def counted(plan: BufferPlan, deadline_ns: int = 0) -> Any:
-            self.careful += 1
-            return call(plan, deadline_ns)
+        def counted(plan: Plan) -> Any:
+            self.careful += plan.gate is not None
+            return call(plan)
 
         def remembered(*args: Any, **kwargs: Any) -> ExecutionBurstServer:
             self.servers.append(create(*args, **kwargs))
             return self.servers[-1]
 
-        monkeypatch.setattr(BufferPlan, "__call__", counted)
+        monkeypatch.setattr(Plan, "__call__", counted)
         monkeypatch.setattr(ExecutionBurstServer, "create", remembered)
         b = ModelBuilder()
         x = b.input("x", OperandType.TENSOR_FLOAT32, SHAPE)
@@ -181,8 +180,8 @@ def test_plan_that_is_dropped_between_look_up_and_call_is_bound_again(rig: Rig) 
 def test_buffer_of_a_plan_whose_place_was_taken_ends_no_other_plan(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """More requests than a server keeps; then what is called when a buffer of a forgotten one is freed."""
     forget: list[Any] = []
-    when_freed = BufferPlan.when_freed
-    monkeypatch.setattr(BufferPlan, "when_freed", lambda plan, call: (forget.append(call), when_freed(plan, call))[1])
+    when_freed = BufferSet.when_freed
+    monkeypatch.setattr(BufferSet, "when_freed", lambda gate, call: (forget.append(call), when_freed(gate, call))[1])
     role = [BufferRole(0, 0)]
     others = [rig.device.allocate(BufferDesc(), [rig.prepared], role, role) for _ in range(70)]
     for other in others:  # pushes the plans before it out, one by one
@@ -222,32 +221,28 @@ def test_open_dimensions_are_committed_by_the_plan() -> None:
 
 
 @pytest.mark.parametrize("when", ["first run", "first run after the input moved"])
-@pytest.mark.parametrize("error", [SystemExit, MemoryError])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(SystemExit, ErrorStatus.GENERAL_FAILURE), (MemoryError, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)],
+)
 def test_plan_that_raises_once_costs_one_run(
-    when: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    when: str, error: type[BaseException], status: ErrorStatus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was admitted in C before or is from then on, and to the bytes that are there now."""
     bad = False
-    make = BufferPlan.__init__
+    bind = ReferencePreparedModel.bind
 
-    class Raising:
-        def __init__(self, plan: Any) -> None:
-            self.plan = plan
-            self.output_dimensions = plan.output_dimensions
+    def raising(prepared: ReferencePreparedModel, request: Request, options: Any) -> Any:
+        kernel = bind(prepared, request, options)
 
-        def __call__(self) -> Any:
-            return self.run(0)
-
-        def run(self, deadline_ns: int) -> Any:
+        def run() -> Any:
             if bad:
                 raise error("enough")
-            return self.plan.run(deadline_ns)
+            return kernel()
 
-    monkeypatch.setattr(
-        BufferPlan,
-        "__init__",
-        lambda self, buffers, inner: make(self, buffers, lambda request: Raising(inner(request))),
-    )
+        return run
+
+    monkeypatch.setattr(ReferencePreparedModel, "bind", raising)
     rig = Rig(monkeypatch)
     other = rig.device.allocate(BufferDesc(), [rig.prepared], [BufferRole(0, 0)], [])
     with rig.burst, Memory.ashmem(NBYTES) as memory:
@@ -258,7 +253,7 @@ def test_plan_that_raises_once_costs_one_run(
         other.copy_from(memory)
         rig.buffers[0].copy_buffer(other)
         bad = True
-        with pytest.raises(NNBurstError, match="GENERAL_FAILURE"):
+        with pytest.raises(NNBurstError, match=status.name):
             rig.turns[0].run()
         bad = False
         for _ in range(3):
@@ -269,13 +264,13 @@ def test_plan_that_raises_once_costs_one_run(
 def test_buffer_that_is_freed_while_its_plan_is_handed_to_c_is_not_used_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`admitted` is read, then the buffer is freed, then what was read is stored: it has to go again."""
-    admitted = BufferPlan.admitted.fget
-    assert admitted is not None
+    """`current` is read, then the buffer is freed, then what was read is stored: it has to go again."""
+    current = BufferSet.current.fget
+    assert current is not None
     freed = threading.Event()
 
-    def read_then_freed(plan: BufferPlan) -> Any:
-        found = admitted(plan)
+    def read_then_freed(gate: BufferSet) -> Any:
+        found = current(gate)
         if found is not None and not freed.is_set():
             freed.set()
             rig.buffers[1].close()
@@ -285,7 +280,7 @@ def test_buffer_that_is_freed_while_its_plan_is_handed_to_c_is_not_used_again(
     bytes_of_it = storage(rig.buffers[1])
     rig.buffers[0].copy_buffer(rig.buffers[1])  # so that the plan is made and handed over anew
     rig.write(1)
-    monkeypatch.setattr(BufferPlan, "admitted", property(read_then_freed))
+    monkeypatch.setattr(BufferSet, "current", property(read_then_freed))
     rig.turns[0].run()
     with pytest.raises(NNBurstError):
         rig.turns[0].run()  # answered after the listener has freed what was closed

@@ -7,12 +7,14 @@ import time
 import numpy as np
 import pytest
 
+from nnburst.burst import Kernel
 from nnburst.devices import ReferenceDevice, ReferencePreparedModel
 from nnburst.errors import BadState, ErrorStatus, GeneralFailure, InvalidArgument
 from nnburst.memory import Memory
 from nnburst.model import (
     NO_TIMING,
     DataLocation,
+    ExecutionResult,
     MeasureTiming,
     Model,
     ModelBuilder,
@@ -20,6 +22,8 @@ from nnburst.model import (
     OperationType,
     Request,
     RequestArgument,
+    RunOptions,
+    failure_of,
 )
 
 T, O = OperandType, OperationType  # noqa: E741
@@ -44,9 +48,17 @@ def request_on(memory: Memory, *regions: tuple[int, int], outputs: int = 1) -> R
     return Request(arguments[:-outputs], arguments[-outputs:], (memory,))
 
 
+def answer(kernel: Kernel) -> ExecutionResult | None:
+    """What a client gets."""
+    try:
+        return kernel()
+    except Exception as error:
+        return failure_of(error)
+
+
 def test_a_plan_reads_its_inputs_anew_in_every_run() -> None:
     with Memory.ashmem(128) as memory:
-        plan = prepare(relu_chain(3)).bind(request_on(memory, (0, 16), (64, 16)), NO)
+        plan = prepare(relu_chain(3)).plan(request_on(memory, (0, 16), (64, 16))).call
         x, y = memory.array(np.float32, (4,)), memory.array(np.float32, (4,), 64)
         for value in (1.0, -1.0, 2.5):
             x[:] = value
@@ -56,7 +68,7 @@ def test_a_plan_reads_its_inputs_anew_in_every_run() -> None:
 
 def test_timed_plan_reports_time_on_device_only() -> None:
     with Memory.ashmem(128) as memory:
-        plan = prepare(relu_chain(1)).bind(request_on(memory, (0, 16), (64, 16)), YES)
+        plan = prepare(relu_chain(1)).plan(request_on(memory, (0, 16), (64, 16)), RunOptions(YES)).call
         started = time.monotonic_ns()
         status, shapes, timing = plan()
         assert status is ErrorStatus.NONE
@@ -76,20 +88,21 @@ def test_misaligned_regions_work() -> None:
 
 def test_deadline_is_looked_at_between_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     with Memory.ashmem(128) as memory:
-        plan = prepare(relu_chain(3)).bind(request_on(memory, (0, 16), (64, 16)), NO)
+        prepared, request = prepare(relu_chain(3)), request_on(memory, (0, 16), (64, 16))
+        plan = prepared.plan(request, RunOptions(deadline_ns=50)).call
         ran = []
         plan._steps = [lambda step=step: (ran.append(1), step()) for step in plan._steps]
         clock = iter([1, 2, 99])
         monkeypatch.setattr("nnburst.devices._common.time.monotonic_ns", lambda: next(clock))
-        assert plan.run(50) == (ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING)
+        assert answer(plan) == (ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING)
         assert len(ran) == 2
         monkeypatch.undo()
-        assert plan.run(0) is None
+        assert prepared.plan(request)() is None
 
 
 def test_what_a_kernel_raises_is_a_status() -> None:
     with Memory.ashmem(128) as memory:
-        plan = prepare(relu_chain(2)).bind(request_on(memory, (0, 16), (64, 16)), NO)
+        plan = prepare(relu_chain(2)).plan(request_on(memory, (0, 16), (64, 16))).call
 
         def broken() -> None:
             raise ZeroDivisionError
@@ -99,9 +112,9 @@ def test_what_a_kernel_raises_is_a_status() -> None:
 
         good = plan._steps
         plan._steps = [*good, broken]
-        assert plan() == (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+        assert answer(plan) == (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
         plan._steps = [starved, *good]
-        assert plan() == (ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, (), NO_TIMING)
+        assert answer(plan) == (ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, (), NO_TIMING)
         plan._steps = good
         assert plan() is None
 
@@ -117,7 +130,7 @@ def reshape_by_input() -> Model:
 
 def test_a_shape_that_is_an_input_is_read_in_every_run() -> None:
     with Memory.ashmem(256) as memory:
-        plan = prepare(reshape_by_input()).bind(request_on(memory, (0, 24), (64, 8), (128, 24)), NO)
+        plan = prepare(reshape_by_input()).plan(request_on(memory, (0, 24), (64, 8), (128, 24))).call
         x, shape = memory.array(np.float32, (6,)), memory.array(np.int32, (2,), 64)
         x[:] = np.arange(6)
         for target in ((2, 3), (3, -1), (6, 1)):
@@ -128,16 +141,16 @@ def test_a_shape_that_is_an_input_is_read_in_every_run() -> None:
             assert shapes[0].dimensions == wanted.shape
             np.testing.assert_array_equal(memory.array(np.float32, wanted.shape, 128), wanted)
         shape[:] = (4, 2)
-        assert plan() == (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+        assert answer(plan) == (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
         shape[:] = (1, 6)
         assert plan()[0] is ErrorStatus.NONE
 
 
 def test_too_small_output_of_a_late_shape() -> None:
     with Memory.ashmem(256) as memory:
-        plan = prepare(reshape_by_input()).bind(request_on(memory, (0, 24), (64, 8), (128, 23)), NO)
+        plan = prepare(reshape_by_input()).plan(request_on(memory, (0, 24), (64, 8), (128, 23))).call
         memory.array(np.int32, (2,), 64)[:] = (2, 3)
-        status, shapes, timing = plan()
+        status, shapes, timing = answer(plan)
         assert status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
         assert [(shape.dimensions, shape.is_sufficient) for shape in shapes] == [((3, 2), False)]
         assert timing == NO_TIMING
@@ -146,7 +159,7 @@ def test_too_small_output_of_a_late_shape() -> None:
 
 def test_larger_output_region_than_needed_is_fine_when_dimensions_are_open() -> None:
     with Memory.ashmem(256) as memory:
-        plan = prepare(reshape_by_input()).bind(request_on(memory, (0, 24), (64, 8), (128, 100)), NO)
+        plan = prepare(reshape_by_input()).plan(request_on(memory, (0, 24), (64, 8), (128, 100))).call
         memory.array(np.int32, (2,), 64)[:] = (2, 3)
         assert plan()[0] is ErrorStatus.NONE
 
@@ -161,7 +174,7 @@ def test_result_that_contradicts_the_request_fails_the_execution() -> None:
         wrong = Request(request.inputs, (RequestArgument(False, request.outputs[0].location, (3, 2)),), (memory,))
         prepared = prepare(b.build())
         with pytest.raises(GeneralFailure, match="RESHAPE"):
-            prepared.bind(wrong, NO)
+            prepared.plan(wrong)
         assert prepared.execute_synchronously(wrong)[0] is ErrorStatus.GENERAL_FAILURE
         assert prepared.execute_synchronously(request)[0] is ErrorStatus.NONE
 
@@ -185,9 +198,9 @@ def test_what_is_derived_from_constants_is_made_once() -> None:
     prepared = prepare(b.build())
     with Memory.ashmem(128) as memory:
         request = request_on(memory, (0, 12), (64, 8))
-        prepared.bind(request, NO)
+        prepared.plan(request)
         first = dict(prepared._derived)
-        prepared.bind(request, NO)
+        prepared.plan(request)
         assert first
         assert all(prepared._derived[key] is value for key, value in first.items())
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ...burst import BoundPlan
+from ...burst import Kernel
 from ...devices import create_device
 from ...errors import ErrorStatus, GeneralFailure, NNBurstError, error_for
 from ...memory import Memory
@@ -79,7 +79,7 @@ class InProcessContender(Contender):
         self._request = Request(inputs, outputs, (self._memory,))
         self._executor = self._prepared.burst_executor()
         if self._executor is None:
-            self._plan: BoundPlan = lambda: self._prepared.execute_synchronously(self._request)
+            self._plan: Kernel = lambda: self._prepared.execute_synchronously(self._request)
         else:  # what the service would run
             self._executor.add_cache_entry(self._memory, SLOT)
             self._plan = self._executor.bind(Request(inputs, outputs), [SLOT], MeasureTiming.NO)

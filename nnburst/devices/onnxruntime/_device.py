@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 
@@ -12,11 +11,8 @@ import numpy as np
 
 from ...cache import CacheReason, CacheRejected, SaveResult, model_fingerprint
 from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
-from ...memory import BufferTracker, Memory, check_pools, read_constant
+from ...memory import Memory, read_constant
 from ...model import (
-    BufferDesc,
-    BufferRole,
-    Capabilities,
     Extension,
     ImportedModel,
     Lifetime,
@@ -26,18 +22,17 @@ from ...model import (
     combine_dimensions,
     extension_code,
     extension_prefix,
-    validate_model,
 )
-from .._buffers import LocalBuffer, allocate_buffer
 from .._caching import DeviceCacheHome, build_epoch
-from .._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
+from .._common import build_version, deadline_passed
 from .._elements import operand_code
-from .._interfaces import CacheFiles, CompileJob, Device, PreparedModel
+from .._interfaces import CacheFiles
+from .._local import LocalDevice, LocalModel
 from ._graph import Bytes, Graph, GraphStore, SessionSettings, compile_graph, content_digest
 from ._importer import Argument, import_graph
 from ._library import give_memory_back, require_extra
 from ._packed import FORMAT, load_graph, pack, read_contents
-from ._prepared import OnnxPreparedModel
+from ._prepared import OnnxPreparedModel, Source
 from ._types import EXTENSION, EXTENSION_NAME, FILE, GRAPH
 
 __all__ = ["OnnxRuntimeDevice"]
@@ -50,27 +45,7 @@ _MOST_VERDICTS = 4096
 """Models of which a device remembers that keeping them does not pay."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Private copies of a model's files.
-
-    Attributes:
-        data: The model file.
-        files: Its external files by name, in the order of the operands.
-        digest: Of all of them.
-    """
-
-    data: bytes
-    files: dict[str, Bytes]
-    digest: bytes
-
-    def by_operand(self, model: Model) -> dict[int, Bytes]:
-        """Return the contents of the constants of the model that refer to the files."""
-        contents = (np.frombuffer(self.data, np.uint8), *self.files.values())
-        return dict(zip(model.main.operations[0].inputs, contents, strict=False))
-
-
-class OnnxRuntimeDevice(Device):
+class OnnxRuntimeDevice(LocalDevice):
     """Runs ONNX graphs on the CPU. A model is one operation GRAPH of the extension ``org.nnburst.onnx``.
 
     Args:
@@ -82,17 +57,18 @@ class OnnxRuntimeDevice(Device):
         InvalidArgument: An option is no such number.
     """
 
+    _cache: DeviceCacheHome
+
     def __init__(self, threads: str = "0", spinning: str = "0") -> None:
         require_extra()
+        super().__init__(DeviceCacheHome(self.name, lambda: self.cache_epoch, 1, 1))
         if not threads.isdecimal() or int(threads) > 1024 or spinning not in ("0", "1"):
             raise InvalidArgument(
                 f"threads={threads}, spinning={spinning}: threads is 0 (one per processor) to 1024, spinning 0 or 1"
             )
         self._settings = SessionSettings(int(threads), spinning == "1")
-        self._tracker = BufferTracker()
         self._graphs = GraphStore()
         self._not_worth: set[bytes] = set()
-        self._cache = DeviceCacheHome(self.name, lambda: self.cache_epoch, 1, 1)
 
     @property
     def name(self) -> str:
@@ -104,24 +80,14 @@ class OnnxRuntimeDevice(Device):
         """Versions of the package and of ONNX Runtime."""
         return _version()
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """The CPU baseline."""
-        return cpu_capabilities()
-
     def get_supported_extensions(self) -> tuple[Extension, ...]:
         """``org.nnburst.onnx``."""
         return (EXTENSION,)
 
-    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
-        """A model of one GRAPH whose files can be read; see `Device.get_supported_operations`."""
-        validate_model(model)
+    def why_not(self, model: Model, operation: Operation) -> str:
+        """A model of one GRAPH."""
         alone = len(model.main.operations) == 1 and not model.referenced
-        readable = readable_operations(model)
-        return tuple(
-            alone and can_read and _is_graph(model, operation)
-            for operation, can_read in zip(model.main.operations, readable, strict=True)
-        )
+        return "" if alone and _is_graph(model, operation) else f"models are one GRAPH of {EXTENSION_NAME}"
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
         """Read the file of an ONNX model; see `Device.import_model`."""
@@ -131,39 +97,29 @@ class OnnxRuntimeDevice(Device):
         give_memory_back(pools[0].size)
         return imported
 
-    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> OnnxPreparedModel:
-        """Compile a graph, or share the one of somebody who prepared the same files; see `Device.prepare_model`."""
-        validate_model(model)
-        check_preparation(job)
-        check_pools(model.pools, "model")
-        if not all(self.get_supported_operations(model)):
-            raise GeneralFailure(f"{self.name} runs models of one GRAPH of {EXTENSION_NAME} whose files can be read")
+    def compile(self, model: Model) -> OnnxPreparedModel:
+        """Compile a graph, or share the one of somebody who prepared the same files."""
+        source = _read_files(model)
         try:
-            source = _read_files(model)
-            prepared = self._compile(model, source, job.deadline_ns)
-            if job.cache is not None:
-                prepared.note_saved(self._save(prepared, source, job.cache))
-            return prepared
-        finally:
-            source = _Source(b"", {}, b"")
+            graph = self._graphs.get(source.digest, lambda: compile_graph(source.data, source.files, self._settings))
+            _check_arguments(model, graph)
+            return OnnxPreparedModel(model, graph, self._tracker, source)
+        except BaseException:
             give_memory_back(sum(pool.size for pool in model.pools))
+            raise
 
-    def _compile(self, model: Model, source: _Source, deadline_ns: int) -> OnnxPreparedModel:
-        graph = self._graphs.get(source.digest, lambda: compile_graph(source.data, source.files, self._settings))
-        _check_arguments(model, graph)
-        if deadline_passed(deadline_ns):
-            raise MissedDeadline("the preparation finished after its deadline")
-        return OnnxPreparedModel(model, graph, self._tracker)
-
-    def _save(self, prepared: OnnxPreparedModel, source: _Source, cache: CacheFiles) -> SaveResult:
+    def save(self, prepared: LocalModel, files: CacheFiles, seconds: float | None) -> SaveResult:
         """Write the optimised graph and its weights into cache files."""
+        assert isinstance(prepared, OnnxPreparedModel)
+        source = prepared.source
+        assert source is not None
 
         def payloads() -> tuple[tuple[bytes], tuple[memoryview]] | None:
-            if cache.only_if_worth and source.digest in self._not_worth:
+            if files.only_if_worth and source.digest in self._not_worth:
                 raise CacheRejected(CacheReason.NOT_WORTH_IT, "that was measured before")
-            seconds = prepared.graph.seconds if cache.only_if_worth else None
+            compiling = prepared.graph.seconds if files.only_if_worth else None
             try:
-                packed = pack(prepared.model, source.data, source.files, self._settings, seconds)
+                packed = pack(prepared.model, source.data, source.files, self._settings, compiling)
             except CacheRejected as error:
                 if error.reason is CacheReason.NOT_WORTH_IT:
                     if len(self._not_worth) >= _MOST_VERDICTS:
@@ -179,17 +135,13 @@ class OnnxRuntimeDevice(Device):
             return (packed.model,), (packed.data.data,)
 
         result = self._cache.save(
-            cache,
+            files,
             payloads,
             compiled=lambda: model_fingerprint(prepared.model, copies=source.by_operand(prepared.model)),
         )
         if result.saved:  # who loads it while this model is there shares its weights
-            self._graphs.put(_cached_key(cache.token, result.generation), prepared.graph)
+            self._graphs.put(_cached_key(files.token, result.generation), prepared.graph)
         return result
-
-    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
-        """One for the graph, one for its weights."""
-        return self._cache.counts
 
     @property
     def cache_epoch(self) -> bytes:
@@ -207,20 +159,6 @@ class OnnxRuntimeDevice(Device):
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
         return OnnxPreparedModel(contents.model, graph, self._tracker)
-
-    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
-        """See `Device.confirm_cache`."""
-        return self._cache.get().confirm(token, generation)
-
-    def allocate(
-        self,
-        desc: BufferDesc,
-        prepared_models: Sequence[PreparedModel],
-        input_roles: Sequence[BufferRole],
-        output_roles: Sequence[BufferRole],
-    ) -> LocalBuffer:
-        """Any NNAPI type, also with open dimensions; see `Device.allocate`."""
-        return allocate_buffer(self._tracker, desc, prepared_models, input_roles, output_roles)
 
 
 @cache
@@ -244,7 +182,7 @@ def _read_file(pool: MemoryLike, offset: int, length: int) -> bytes:
     return read_constant(pool, np.uint8, (length,), offset).tobytes()
 
 
-def _read_files(model: Model) -> _Source:
+def _read_files(model: Model) -> Source:
     """Return private copies of the model file and of its external files by name.
 
     Raises:
@@ -277,7 +215,7 @@ def _read_files(model: Model) -> _Source:
         raise InvalidArgument("the operands of GRAPH after its files are the inputs of the model, in their order")
     if tuple(operation.outputs) != tuple(model.main.output_indexes):
         raise InvalidArgument("the results of GRAPH are the outputs of the model, in their order")
-    return _Source(data, files, content_digest(data, files))
+    return Source(data, files, content_digest(data, files))
 
 
 def _check_arguments(model: Model, graph: Graph) -> None:

@@ -1,36 +1,54 @@
-"""A prepared model: a graph, shared with others like it, and plans made from it."""
+"""A prepared model: a graph, shared with others like it."""
 
 from __future__ import annotations
 
-from ...burst import BoundPlan
-from ...cache import SaveResult
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...burst import Kernel
 from ...errors import BadState
 from ...memory import BufferTracker
-from ...model import MeasureTiming, Model, Request
-from .._common import InnerPlan
-from .._planned import PlannedModel
-from ._graph import Graph
-from ._plan import OnnxPlan
+from ...model import Model, Request, RunOptions
+from .._local import LocalModel
+from ._graph import Bytes, Graph
+from ._kernel import BoundGraph
+from ._library import give_memory_back
 
-__all__ = ["OnnxPreparedModel"]
+__all__ = ["OnnxPreparedModel", "Source"]
 
 
-class OnnxPreparedModel(PlannedModel):
-    """A model with a GRAPH operation."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Private copies of a model's files.
 
-    def __init__(self, model: Model, graph: Graph, tracker: BufferTracker) -> None:
+    Attributes:
+        data: The model file.
+        files: Its external files by name, in the order of the operands.
+        digest: Of all of them.
+    """
+
+    data: bytes
+    files: dict[str, Bytes]
+    digest: bytes
+
+    def by_operand(self, model: Model) -> dict[int, Bytes]:
+        """Return the contents of the constants of the model that refer to the files."""
+        contents = (np.frombuffer(self.data, np.uint8), *self.files.values())
+        return dict(zip(model.main.operations[0].inputs, contents, strict=False))
+
+
+class OnnxPreparedModel(LocalModel):
+    """A model with a GRAPH operation.
+
+    Attributes:
+        source: What it was compiled from, until the device needs it no more.
+    """
+
+    def __init__(self, model: Model, graph: Graph, tracker: BufferTracker, source: Source | None = None) -> None:
         super().__init__(model, tracker)
         self._graph: Graph | None = graph
-        self._result: SaveResult | None = None
-
-    @property
-    def cache_result(self) -> SaveResult | None:
-        """See `PreparedModel.cache_result`."""
-        return self._result
-
-    def note_saved(self, result: SaveResult) -> None:
-        """Called by the device once, before anybody else has the model."""
-        self._result = result
+        self.source = source
 
     @property
     def graph(self) -> Graph:
@@ -43,14 +61,14 @@ class OnnxPreparedModel(PlannedModel):
             raise BadState("the prepared model is closed")
         return self._graph
 
-    def plan(self, request: Request, measure: MeasureTiming) -> OnnxPlan:
-        """Bind the graph to a request; see `PlannedModel.plan`."""
-        return OnnxPlan(self, request, measure)
+    def bind(self, request: Request, options: RunOptions) -> Kernel:
+        """Bind the graph to the arrays of a request."""
+        return BoundGraph(self.graph, self.model, request).kernel
 
-    def shortcut(self, plan: InnerPlan) -> BoundPlan:
-        """The call into ONNX Runtime alone, if there is nothing before or after it."""
-        direct = plan.direct if isinstance(plan, OnnxPlan) else None
-        return plan if direct is None else direct
+    def forget_source(self) -> None:
+        """Let go of the copies of the files."""
+        self.source = None
+        give_memory_back(sum(pool.size for pool in self.model.pools))
 
     def close(self) -> None:
         """Let go of the graph; plans that are bound stay usable."""

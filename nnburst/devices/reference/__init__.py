@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from .device import ReferenceDevice
 from .prepared import ReferencePreparedModel
+from .stages import StagedReferenceDevice, reference_device
 
-__all__ = ["ReferenceDevice", "ReferencePreparedModel"]
+__all__ = ["ReferenceDevice", "ReferencePreparedModel", "StagedReferenceDevice", "reference_device"]

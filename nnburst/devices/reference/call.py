@@ -94,6 +94,9 @@ class KernelCall(OperationView):
     * `real` and `real_out` are real values in float32, or float64 if quantised; conversions are steps of their own.
       What the kernel leaves in `real_out` is clamped by the fused activation and stored after its last step.
     * `centred` is stored value minus zero point, for exact integer arithmetic in float64.
+
+    How a kernel asks for a constant declares what it needs of it: with `centred`, and with `real` if that converts, it
+    has an array of its own from then on, which is kept in cache files in place of the constant.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class KernelCall(OperationView):
         is_known: Callable[[int], bool],
         is_constant: Callable[[int], bool],
         derived: Callable[[Hashable, Callable[[], Any]], Any],
+        reads: set[int],
     ) -> None:
         snapshots: dict[int, Array] = {}
 
@@ -119,6 +123,7 @@ class KernelCall(OperationView):
             """Return a parameter's value, copied once: a client may change it between two looks."""
             if not is_known(index):
                 return None
+            reads.add(index)
             if index not in snapshots:
                 snapshots[index] = arrays[index].copy()
             return snapshots[index]
@@ -128,6 +133,7 @@ class KernelCall(OperationView):
         self._omitted = omitted
         self._is_constant = is_constant
         self._derived = derived
+        self._reads = reads
         self._steps: list[Step] = []
         self._tail: list[Step] = []
 
@@ -160,8 +166,10 @@ class KernelCall(OperationView):
     # -- stored values ----------------------------------------------------------------------------------------
 
     def array(self, name: str, which: int = 0) -> Array:
-        """Return an input's stored values."""
-        return self._arrays[self.index(name, which)]
+        """Return an input's stored values; of a constant, this declares that they are needed in every run."""
+        index = self.index(name, which)
+        self._reads.add(index)
+        return self._arrays[index]
 
     def out(self, which: int = 0) -> Array:
         """Return an output's array of stored values."""
@@ -193,6 +201,7 @@ class KernelCall(OperationView):
         index, dtype = self.index(name, which), self.real_dtype
         operand, source = self._operands[index], self._arrays[index]
         if source.dtype == dtype:
+            self._reads.add(index)
             return source
         if self._is_constant(index):
             return np.asarray(self.derived(("real", index), lambda: _decoded(source, operand, dtype)))
@@ -211,7 +220,8 @@ class KernelCall(OperationView):
             name: The input.
             arrange: Makes a view of the stored values, e.g. a transposed one.
         """
-        index, source = self.index(name), arrange(self.array(name))
+        index = self.index(name)
+        source = arrange(self._arrays[index])
         if self._is_constant(index):
             return np.asarray(self.derived(("centred", index), lambda: self._centred_copy(name, source)))
         buffer = np.empty(source.shape, self.real_dtype)

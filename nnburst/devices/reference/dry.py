@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy as np
 from ...errors import NNBurstError
 from ...model import (
     DataLocation,
-    MeasureTiming,
     Request,
     RequestArgument,
     is_extension,
@@ -18,7 +16,7 @@ from ...model import (
     operand_info,
     operand_nbytes,
 )
-from .plan import Plan
+from .program import Program
 
 if TYPE_CHECKING:
     from .prepared import ReferencePreparedModel
@@ -29,14 +27,6 @@ _MOST_BYTES = 1 << 30
 """Of arguments; what needs more is bound with its first request."""
 _LARGE = 1 << 16
 """Bytes from which it matters whether a constant is kept."""
-
-
-def _references(array: np.ndarray[Any, np.dtype[Any]]) -> int:
-    """References to an array and to its bytes: a view of a view refers to whoever owns these, not to the view."""
-    count, owner = sys.getrefcount(array), array
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
-    return count if owner is array else count + sys.getrefcount(owner)
 
 
 class _Blank:
@@ -55,8 +45,8 @@ def bind_for_nothing(prepared: ReferencePreparedModel) -> frozenset[int]:
     """Bind all operations once, if the model leaves no dimension open, and let go of the result.
 
     Returns:
-        Large constants that no operation looks at once it has made its own of them: nothing that was bound refers to
-        their values. Operations that are bound later take what was made, and the constant only for its shape.
+        Large constants whose stored values no operation needs: each has made its own of them, as its kernel declares
+        (see `KernelCall`). Operations that are bound later take what was made, and the constant only for its shape.
     """
     main = prepared.model.main
     arguments: list[list[RequestArgument]] = []
@@ -77,18 +67,11 @@ def bind_for_nothing(prepared: ReferencePreparedModel) -> frozenset[int]:
             pools.append(_Blank(nbytes))
     if sum(pool.size for pool in pools) > _MOST_BYTES:
         return frozenset()
-    before = {index: _references(value) for index, value in prepared.constants.items()}
     try:
-        plan = Plan(prepared, Request(tuple(arguments[0]), tuple(arguments[1]), tuple(pools)), MeasureTiming.NO)
+        program = Program(prepared, Request(tuple(arguments[0]), tuple(arguments[1]), tuple(pools)))
     except (NNBurstError, MemoryError):
         return frozenset()  # the request that has the same fate says so
-    if not plan.is_bound:
+    if not program.is_bound:
         return frozenset()
-    unneeded = set()
-    for index in prepared.constants:
-        users = {position for position, operation in enumerate(main.operations) if index in operation.inputs}
-        # The plan's table of arrays is one more reference; a step that uses the values would be another.
-        unused = _references(prepared.constants[index]) == before[index] + 1
-        if prepared.constants[index].nbytes >= _LARGE and unused and users <= prepared.who_made_their_own(index):
-            unneeded.add(index)
-    return frozenset(unneeded)
+    large = (index for index, value in prepared.constants.items() if value.nbytes >= _LARGE)
+    return frozenset(large) - program.reads

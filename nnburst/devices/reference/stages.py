@@ -1,15 +1,143 @@
-"""Compiling in stages: part of the work is done, and saved, only when executions show that it is worth it."""
+"""Compiling in stages, for a device that would rather begin than finish: nothing of the reference device knows of it.
+
+Part of the work is done, and saved, only when executions show that it is worth it.
+"""
 
 from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
-from ...burst import ExecutionResult
-from .._common import InnerPlan
+from ...burst import Kernel
+from ...cache import CacheReason, SaveResult, VerifiedEntry
+from ...errors import InvalidArgument
+from ...model import ExecutionResult, Model, Request, RunOptions
+from .._interfaces import CacheFiles
+from .._late import LateSave
+from .._local import LocalModel
+from .device import ReferenceDevice
+from .prepared import ReferencePreparedModel
 
-__all__ = ["CountedPlan", "LaterStage"]
+__all__ = ["StagedReferenceDevice", "reference_device"]
+
+_AFTER = {"jit": 1, "multistage": 3}
+
+
+def reference_device(compilation: str = "ahead", after: str | int = "") -> ReferenceDevice:
+    """Return a reference device.
+
+    Args:
+        compilation: ``ahead``: everything is done when a model is prepared; else see `StagedReferenceDevice`.
+        after: Likewise.
+
+    Raises:
+        InvalidArgument: No such way to compile, or no such number.
+    """
+    if compilation not in ("ahead", *_AFTER):
+        raise InvalidArgument(f"compilation={compilation!r}; choose one of {', '.join(('ahead', *_AFTER))}")
+    if after and not (str(after).isdigit() and int(after) > 0):
+        raise InvalidArgument(f"after={after!r}; give the number of executions, 1 or more")
+    return ReferenceDevice() if compilation == "ahead" else StagedReferenceDevice(compilation, int(after or 0))
+
+
+class StagedReferenceDevice(ReferenceDevice):
+    """Prepares models without transforming their weights.
+
+    Args:
+        compilation: ``jit``: weights are transformed with the first execution, and cache files written after it.
+            ``multistage``: cache files are written at once without transformed weights, and again with them after some
+            executions.
+        after: Executions after which the later stage begins; 0 for 1 with ``jit``, 3 with ``multistage``.
+    """
+
+    def __init__(self, compilation: str = "jit", after: int = 0) -> None:
+        super().__init__()
+        self._is_jit = compilation == "jit"
+        self._after = after or _AFTER[compilation]
+
+    def compile(self, model: Model) -> StagedModel:
+        """Copy the constants."""
+        self.count(validations=1)
+        return StagedModel.compile(model, self._tracker, lower=False)
+
+    def save(self, prepared: LocalModel, files: CacheFiles, seconds: float | None) -> SaveResult:
+        """Save now, unless that is left to the later stage."""
+        assert isinstance(prepared, StagedModel)
+        late = LateSave(self._cache, files)
+        self._save_later(prepared, late, prepared.fingerprint)
+        return (
+            SaveResult(False, late.refused or CacheReason.LATER)
+            if self._is_jit
+            else super().save(prepared, files, None)
+        )
+
+    def restore(self, entry: VerifiedEntry, cache: CacheFiles) -> StagedModel:
+        """Go on where an earlier stage was saved."""
+        prepared = StagedModel.restore(entry.model[0], entry.data[0], self._tracker)
+        if not self._is_jit and not prepared.is_lowered:
+            # What the entry was made from, not what this client believes; all zeros is a fingerprint like any other.
+            self._save_later(prepared, LateSave(self._cache, replace(cache, fingerprint=entry.fingerprint)), None)
+        return prepared
+
+    def _save_later(self, prepared: StagedModel, late: LateSave, compiled: Callable[[], bytes] | None) -> None:
+        """Have weights transformed, and the files written with them, after some executions.
+
+        Args:
+            prepared: The model.
+            late: Its files.
+            compiled: Makes the fingerprint of what was compiled; None if its constants come from verified files.
+        """
+        weak, checks = weakref.ref(prepared), compiled is not None
+
+        def work() -> None:
+            model = weak()
+            if model is None:
+                return
+            model.lower()
+            result = late.save(model.packed, model.fingerprint if checks else None)
+            model.note_saved(result)
+            self.count(lowerings=1, transformations=model.transformations, saves=int(result.saved))
+
+        weakref.finalize(prepared, late.close)
+        prepared.stage = LaterStage(self._after, work)
+
+
+class StagedModel(ReferencePreparedModel):
+    """A model that counts its executions if there is another stage.
+
+    Attributes:
+        stage: What comes after some executions; set before anybody else has the model.
+    """
+
+    stage: LaterStage | None = None
+
+    def bind(self, request: Request, options: RunOptions) -> Kernel:
+        kernel, stage = super().bind(request, options), self.stage
+        if stage is None:
+            return kernel
+
+        def counted() -> ExecutionResult | None:
+            try:
+                return kernel()
+            finally:
+                stage.ran()
+
+        return counted
+
+    def forget_source(self) -> None:
+        """The later stage compares it with what the client said."""
+        if self.stage is None:
+            super().forget_source()
+
+    def close(self) -> None:
+        """Release the constants. A later stage that has begun is finished first."""
+        stage, self.stage = self.stage, None
+        if stage is not None:
+            stage.close()
+        super().close()
 
 
 class LaterStage:
@@ -43,25 +171,3 @@ class LaterStage:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-
-
-class CountedPlan:
-    """A plan that tells of each run."""
-
-    def __init__(self, plan: InnerPlan, stage: LaterStage) -> None:
-        self._plan = plan
-        self._stage = stage
-
-    def __call__(self) -> ExecutionResult | None:
-        """Run without a deadline."""
-        return self.run(0)
-
-    def run(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once; as the plan inside."""
-        result = self._plan.run(deadline_ns)
-        self._stage.ran()
-        return result
-
-    def output_dimensions(self, position: int) -> tuple[int, ...]:
-        """Dimensions of an output after a run."""
-        return self._plan.output_dimensions(position)

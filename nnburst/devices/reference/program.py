@@ -10,20 +10,18 @@ and the rest of the operations are bound anew in every run, when their inputs ha
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...burst import ExecutionResult
-from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
+from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, OutputInsufficientSize
 from ...memory import BufferView
 from ...model import (
     NO_TIMING,
     BufferToken,
     DataLocation,
+    ExecutionResult,
     Lifetime,
-    MeasureTiming,
     MemoryLike,
     Operand,
     Operation,
@@ -31,7 +29,6 @@ from ...model import (
     OutputSpec,
     Request,
     RequestArgument,
-    Timing,
     UnknownYet,
     combine_dimensions,
     is_fully_specified,
@@ -45,27 +42,31 @@ from .kernels import KERNELS
 if TYPE_CHECKING:
     from .prepared import ReferencePreparedModel
 
-__all__ = ["Plan"]
+__all__ = ["Program"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Plan:
-    """One request on one prepared model. Not for concurrent use: its temporaries are its own.
+class Program:
+    """The calls of one request on one prepared model. Not for concurrent use: its temporaries are its own.
 
     Args:
         prepared: The model.
         request: A request that `validate_request` accepted.
-        measure: Whether results carry the time on the device.
+        deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, checked between operations; 0 for none.
+
+    Attributes:
+        reads: Constants whose stored values are used, when operations are bound or in each run.
 
     Raises:
         InvalidArgument: An output lies in memory that cannot be written.
         GeneralFailure: The operations do not fit together, or a required argument is omitted.
     """
 
-    def __init__(self, prepared: ReferencePreparedModel, request: Request, measure: MeasureTiming) -> None:
+    def __init__(self, prepared: ReferencePreparedModel, request: Request, deadline_ns: int = 0) -> None:
         self._prepared = prepared
-        self._measure = measure == MeasureTiming.YES
+        self._deadline_ns = deadline_ns
+        self.reads: set[int] = set()
         main = prepared.model.main
         self._operations = main.operations
         self._operands = main.operands
@@ -82,52 +83,21 @@ class Plan:
         self._bound = self._bind_operations()
 
     def __call__(self) -> ExecutionResult | None:
-        """Run without a deadline."""
-        return self.run(0)
-
-    def run(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once.
-
-        Args:
-            deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, checked between operations; 0 for none.
-
-        Returns:
-            None for NONE without shapes and timing, else (status, shapes, timing). Never raises for what the
-            execution does.
-        """
-        started = time.monotonic_ns() if self._measure else 0
-        try:
-            with np.errstate(all="ignore"):
-                if deadline_ns:
-                    self._run_until(deadline_ns)
-                elif self._bound == len(self._operations):
-                    if self._insufficient:
-                        return self._too_small()
-                    for step in self._steps:
-                        step()
-                else:
-                    self._run_until(0)
-        except NNBurstError as error:
-            return error.status, (), NO_TIMING
-        except MemoryError:
-            return ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, (), NO_TIMING
-        except Exception:  # whatever a kernel meets must reach the client as a status
-            return ErrorStatus.GENERAL_FAILURE, (), NO_TIMING
+        """Run once; see `nnburst.devices._plan.Bind`."""
+        with np.errstate(all="ignore"):
+            if self._deadline_ns or not self.is_bound:
+                self._run_until(self._deadline_ns)
+            elif not self._insufficient:
+                for step in self._steps:
+                    step()
         if self._insufficient:
-            return self._too_small()
-        if not self._reports_shapes and not self._measure:
-            return None
-        timing = Timing((time.monotonic_ns() - started) // 1000) if self._measure else NO_TIMING
-        return ErrorStatus.NONE, self._shapes() if self._reports_shapes else (), timing
+            raise OutputInsufficientSize("an output needs more room", output_shapes=self._shapes())
+        return (ErrorStatus.NONE, self._shapes(), NO_TIMING) if self._reports_shapes else None
 
     @property
     def is_bound(self) -> bool:
         """Whether all operations are bound, so that a run binds nothing."""
         return self._bound == len(self._operations)
-
-    def output_dimensions(self, position: int) -> tuple[int, ...]:
-        """Dimensions of an output after a run."""
-        return tuple(self._arrays[self._prepared.model.main.output_indexes[position]].shape)
 
     # -- binding ----------------------------------------------------------------------------------------------
 
@@ -168,7 +138,7 @@ class Plan:
 
     def _bind_operation(self, position: int, *, eager: bool) -> list[Step]:
         operation = self._operations[position]
-        prepared = self._prepared  # the closures below must not hold the plan: a cycle would keep its mappings
+        prepared = self._prepared  # the closures below must not hold the program: a cycle would keep its mappings
         row, match = prepared.matches[position]
         try:
             self._require_inputs(operation, match.omittable)
@@ -182,6 +152,7 @@ class Plan:
                 is_known=(lambda index: True) if eager else prepared.constants.__contains__,
                 derived=lambda key, make: prepared.derived((position, key), make),
                 is_constant=prepared.constants.__contains__,
+                reads=self.reads,
             )
             specs = call.infer()
             if not row.zero_sized and any(self._arrays[i].size == 0 for i in operation.inputs if i in self._arrays):
@@ -245,9 +216,6 @@ class Plan:
             OutputShape(self._arrays[index].shape, index not in self._insufficient)
             for index in self._prepared.model.main.output_indexes
         )
-
-    def _too_small(self) -> ExecutionResult:
-        return ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, self._shapes(), NO_TIMING
 
 
 def _require_time(deadline_ns: int) -> None:

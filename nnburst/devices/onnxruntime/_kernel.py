@@ -1,47 +1,39 @@
-"""A request bound to a graph: ONNX Runtime's own binding, onto the mapped pools where `_snapshots` allows it."""
+"""A graph bound to a request: ONNX Runtime's own binding, onto the mapped pools where `_snapshots` allows it."""
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ...burst import ExecutionResult
-from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError
+from ...burst import Kernel
+from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, OutputInsufficientSize
 from ...memory import BufferView
 from ...model import (
     HIGHEST_RANK,
     NO_TIMING,
     BufferToken,
-    MeasureTiming,
+    ExecutionResult,
     MemoryLike,
+    Model,
     Operand,
     OutputShape,
     Request,
     RequestArgument,
-    Timing,
     combine_dimensions,
     is_fully_specified,
 )
-from .._common import deadline_passed
 from .._elements import is_scalar
 from ._graph import Graph
 from ._importer import Argument
 from ._snapshots import copied_always
 
-if TYPE_CHECKING:
-    from ._prepared import OnnxPreparedModel
-
-__all__ = ["OnnxPlan"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["BoundGraph"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _CPU = "cpu"
@@ -59,24 +51,22 @@ class _Open:
     dimensions: tuple[int, ...]
 
 
-class OnnxPlan:
-    """One request on one prepared model. Not for concurrent use.
+class BoundGraph:
+    """A graph bound to the arrays of one request. Not for concurrent use.
 
     Args:
-        prepared: The model.
+        graph: The graph.
+        model: Its model.
         request: A request that `validate_request` accepted, its memory open.
-        measure: Whether results carry the time on the device.
 
     Raises:
         InvalidArgument: An argument has not the bytes that its type and dimensions need, or cannot be written.
         GeneralFailure: An argument is omitted that has to be there.
     """
 
-    def __init__(self, prepared: OnnxPreparedModel, request: Request, measure: MeasureTiming) -> None:
-        graph: Graph = prepared.graph
-        main = prepared.model.main
+    def __init__(self, graph: Graph, model: Model, request: Request) -> None:
+        main = model.main
         self._graph = graph
-        self._measure = measure == MeasureTiming.YES
         self._kept: list[Bytes] = []  # ONNX Runtime gets addresses only
         self._copied_in: list[tuple[Bytes, Bytes]] = []
         self._copied_out: list[tuple[Bytes, Bytes]] = []
@@ -97,7 +87,6 @@ class OnnxPlan:
         if all(argument.has_no_value for argument in request.outputs):
             raise GeneralFailure("every output is omitted; there is nothing to run")
         self._run = _runner(graph, self._binding) if self._order else _run_nothing
-        self._is_plain = not (self._measure or self._has_open_shapes)
         self._complete = self._with_copies()
 
     # -- binding -------------------------------------------------------------------------------------------------------
@@ -193,10 +182,10 @@ class OnnxPlan:
         return run_and_copy
 
     @property
-    def direct(self) -> Callable[[], ExecutionResult | None] | None:
-        """What runs the plan with nothing to tell afterwards, or None if there is more to it."""
-        if not self._is_plain:
-            return None
+    def kernel(self) -> Kernel:
+        """What runs it: the call into ONNX Runtime and copies alone, if there is nothing to tell afterwards."""
+        if self._has_open_shapes:
+            return self._run_open
         run, kept = self._complete, self._kept
 
         def run_bound(kept: object = kept) -> None:
@@ -209,53 +198,21 @@ class OnnxPlan:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def __call__(self) -> ExecutionResult | None:
-        """Run without a deadline."""
-        if not self._is_plain:
-            return self.run(0)
-        try:
-            self._complete()
-        except Exception as error:
-            _log.info("ONNX Runtime: %s", error)
-            return ErrorStatus.GENERAL_FAILURE, (), NO_TIMING
-        return None
-
-    def run(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once.
-
-        Args:
-            deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, looked at before the run; 0 for none.
-
-        Returns:
-            None for NONE without shapes and timing, else (status, shapes, timing). Never raises for what the
-            execution does.
-        """
-        if deadline_passed(deadline_ns):
-            return ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING
+    def _run_open(self) -> ExecutionResult:
+        """Run, and tell the shapes that came out."""
         for output in self._open:  # or what the last run allocated would be used again, whatever its dimensions
             self._binding.bind_output(output.argument.name, _CPU)
-        started = time.monotonic_ns()
         try:
             self._complete()
-            timing = Timing((time.monotonic_ns() - started) // 1000) if self._measure else NO_TIMING
-            if self._open:
-                self._fetch()
-        except NNBurstError as error:
-            return error.status, (), NO_TIMING
         except MemoryError:
-            return ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, (), NO_TIMING
+            raise
         except Exception as error:
-            _log.info("ONNX Runtime: %s", error)
-            return ErrorStatus.GENERAL_FAILURE, (), NO_TIMING
+            raise GeneralFailure(f"ONNX Runtime: {error}") from None
+        if self._open:
+            self._fetch()
         if self._insufficient:
-            return ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, self._result_shapes(), NO_TIMING
-        if self._is_plain:
-            return None
-        return ErrorStatus.NONE, self._result_shapes() if self._has_open_shapes else (), timing
-
-    def output_dimensions(self, position: int) -> tuple[int, ...]:
-        """Dimensions of an output after a run."""
-        return self._shapes[position]
+            raise OutputInsufficientSize("an output needs more room", output_shapes=self._result_shapes())
+        return ErrorStatus.NONE, self._result_shapes(), NO_TIMING
 
     def _result_shapes(self) -> tuple[OutputShape, ...]:
         return tuple(OutputShape(shape, i not in self._insufficient) for i, shape in enumerate(self._shapes))
