@@ -11,7 +11,6 @@ from ._interfaces import (
     BurstExecutorWithCache,
     Kernel,
     SupportsExecute,
-    consistent_result,
 )
 from ._server import ExecutionBurstServer
 from ._slots import SlotTable
@@ -34,6 +33,5 @@ __all__ = [
     "SlotExecutor",
     "SlotTable",
     "SupportsExecute",
-    "consistent_result",
     "default_polling_window",
 ]

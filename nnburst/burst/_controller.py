@@ -25,9 +25,17 @@ from ..errors import (
 )
 from ..fmq import MessageQueue
 from ..memory import check_open
-from ..model import NO_TIMING, BufferToken, ExecutionResult, Failure, MeasureTiming, RunOptions, reason_of
+from ..model import (
+    NO_TIMING,
+    BufferToken,
+    ExecutionResult,
+    Failure,
+    MeasureTiming,
+    RunOptions,
+    consistent_result,
+    reason_of,
+)
 from ._endpoint import c_request, open_channel, python_result
-from ._interfaces import consistent_result
 from ._slots import SlotTable
 from ._stats import BurstStats, client_stats
 from ._window import CHANNEL_LENGTH, DATUM, window_ns
@@ -380,7 +388,7 @@ class BoundRequest(OneProcess):
         except BaseException:
             lib.nnb_execution_abandon(self._pointer)
             raise
-        return self.result
+        return self._explained(self.result)
 
     def _wait(self, status: int) -> int:
         """Wait for the end and return the status, or raise."""
@@ -394,8 +402,7 @@ class BoundRequest(OneProcess):
 
     def _ran_elsewhere(self, result: ExecutionResult) -> int:
         """Take the result of a run that did not go through the channel for that of the last run."""
-        reason, result = reason_of(result), consistent_result(*result)
-        self._elsewhere = Failure(result[0], reason, result[1]) if reason else result
+        self._elsewhere = result = consistent_result(*result, reason_of(result))
         if self._burst is not None:
             lib.nnb_execution_ran_elsewhere(self._pointer, int(result[0]))
         return int(result[0])
@@ -404,21 +411,25 @@ class BoundRequest(OneProcess):
         if self._wait(status):
             for request in self.requests:
                 check_open(request)  # the service could not fetch what was closed before the first run
-            final, shapes, _ = result = self.result
-            reason = self._reason() if result is not self._elsewhere else reason_of(result)
+            result = self._explained(self.result)
+            final, shapes, _ = result
+            reason = reason_of(result)
             message = _REFUSALS.get(final, f"the execution failed with {final.name}; launch(log_level='info') logs why")
             if reason and final is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
                 message = f"the execution failed with {final.name}: {reason}"
             raise error_for(final, message, shapes)
 
-    def _reason(self) -> str:
-        """Ask the service why the last run failed; empty if it does not answer soon."""
-        assert self._burst is not None
+    def _explained(self, result: ExecutionResult) -> ExecutionResult:
+        """Ask the server why an execution failed: a packet has no room for a sentence."""
+        status, shapes, _ = result
+        told = status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) or result is self._elsewhere
+        if told or self._burst is None:
+            return result
+        limit = _LONGEST_ASKING if self._timeout is None else min(self._timeout, _LONGEST_ASKING)
         try:
-            limit = _LONGEST_ASKING if self._timeout is None else min(self._timeout, _LONGEST_ASKING)
-            return within(limit, self._burst._context.failure_reason)
-        except NNBurstError:
-            return ""
+            return Failure(status, within(limit, self._burst._context.failure_reason), shapes)
+        except NNBurstError:  # the status has to do
+            return result
 
     def _fail(self, number: int) -> int:
         self._elsewhere = None

@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING
 from .._core import check, ffi, lib
 from ..errors import ErrorStatus, InvalidArgument
 from ..fmq import Flavour
-from ..model import UINT64_MAX, DataLocation, ExecutionResult, OutputShape, Request, RequestArgument, Timing
-from ._interfaces import consistent_result
+from ..model import (
+    UINT64_MAX,
+    DataLocation,
+    ExecutionResult,
+    OutputShape,
+    Request,
+    RequestArgument,
+    Timing,
+    consistent_result,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,6 @@ from ..model import (
     BufferToken,
     ExecutionResult,
     MeasureTiming,
-    OutputShape,
     Request,
     RunOptions,
     Timing,
@@ -27,7 +26,6 @@ __all__ = [
     "BurstExecutorWithCache",
     "Kernel",
     "SupportsExecute",
-    "consistent_result",
 ]
 
 Kernel = Callable[[], ExecutionResult | None]
@@ -37,23 +35,6 @@ What fails it may be raised. A kernel with an attribute `gate`, a `BufferSet`, a
 (facts sheet `memory.md` §5.3) and commits; a burst does both in C, and calls `gate.current` in between, once nothing
 has to be checked or made anew.
 """
-
-
-def consistent_result(status: ErrorStatus, shapes: tuple[OutputShape, ...], timing: Timing) -> ExecutionResult:
-    """Drop what a result may not carry, whoever sent it (REQ-MODEL-077).
-
-    OUTPUT_INSUFFICIENT_SIZE without shapes is a general failure. Shapes go with other errors, times with every error
-    and when they contradict each other.
-    """
-    if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and not shapes:
-        status = ErrorStatus.GENERAL_FAILURE
-    if status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
-        shapes = ()
-    on_device, in_driver = timing.time_on_device, timing.time_in_driver
-    contradicts = on_device is not None and in_driver is not None and on_device > in_driver
-    if status is not ErrorStatus.NONE or contradicts:
-        timing = Timing()
-    return status, shapes, timing
 
 
 class BurstCallback(abc.ABC):
@@ -86,7 +67,11 @@ class BurstContext(abc.ABC):
         """Forget a slot and every plan that uses it. An unknown slot is no error (REQ-MODEL-051)."""
 
     def failure_reason(self) -> str:
-        """Say why the last execution failed that did; empty if that is not known."""
+        """Say why the last execution failed that did; empty if that is not known, or was asked before.
+
+        Raises:
+            NNBurstError: The server cannot be asked.
+        """
         return ""
 
     def forget_memory(self, slot: int) -> None:

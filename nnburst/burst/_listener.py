@@ -48,8 +48,7 @@ class Listener:
         self._endpoint = endpoint
         self._plans: list[Kernel] = [self._rebind] * MAX_PLANS
         self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
-        self.reason = ""
-        """Why the last execution failed that did."""
+        self._reason = ""
         # Guards the executor's slot entries. Held for dictionary work only, never across a call to the client.
         # Reentrant: in the client's process a signal handler may free over a call that does.
         self._slots_lock = threading.RLock()
@@ -106,7 +105,7 @@ class Listener:
 
     def _answer(self, result: ExecutionResult) -> None:
         if result[0] is not ErrorStatus.NONE:
-            self.reason = reason_of(result)
+            self._reason = reason_of(result)
         raw, keep_alive = c_result(result)
         lib.nnb_server_set_result(self._endpoint, raw)
         del keep_alive
@@ -192,7 +191,7 @@ class Listener:
         try:
             status, memories = self._callback.get_memories(unknown)
             if status is not ErrorStatus.NONE:
-                raise NNBurstError(f"the client has no memory for some of the slots {unknown}", status=status)
+                raise NNBurstError(f"the client has freed a memory of the request (slots {unknown})", status=status)
             if len(memories) != len(unknown):
                 raise NNBurstError(f"the client sent {len(memories)} memories for {len(unknown)} slots")
             with self._slots_lock:
@@ -221,6 +220,11 @@ class Listener:
             for i in range(lib.nnb_server_free_slot(endpoint, slot, ids)):
                 plans[ids[i]] = self._rebind
                 gated.pop(ids[i], None)
+
+    def take_reason(self) -> str:
+        """Return why the last execution failed that did, once."""
+        reason, self._reason = self._reason, ""
+        return reason
 
     def hang_up(self) -> None:
         """End the burst without waiting. Takes no lock, for finalisers."""

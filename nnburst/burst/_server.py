@@ -77,7 +77,7 @@ class ExecutionBurstServer(BurstContext):
         weakref.finalize(self, listener.hang_up).atexit = False  # dropped: the burst ends all the same
 
     def failure_reason(self) -> str:
-        return self._listener.reason
+        return self._listener.take_reason()
 
     def free_memory(self, slot: int) -> None:
         self._listener.free_memory(slot)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from functools import cache
 from importlib import metadata
-from typing import NewType, Protocol
+from typing import NewType
 
 import numpy as np
 
-from ..burst import ExecutionResult
 from ..errors import InvalidArgument, MissedDeadline
 from ..memory import undecodable_pools
 from ..model import (
@@ -25,7 +24,6 @@ from ..model import (
 from ._interfaces import CompileJob
 
 __all__ = [
-    "InnerPlan",
     "OwnBytes",
     "build_version",
     "check_preparation",
@@ -33,19 +31,6 @@ __all__ = [
     "deadline_passed",
     "readable_operations",
 ]
-
-
-class InnerPlan(Protocol):
-    """A request bound to arrays of one device: what is inside plans that copy or admit. One run at a time."""
-
-    def __call__(self) -> ExecutionResult | None:
-        """Run without a deadline."""
-
-    def run(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once; None for NONE without shapes and timing. Never raises for what the execution does."""
-
-    def output_dimensions(self, position: int) -> tuple[int, ...]:
-        """Dimensions of an output after a run."""
 
 
 OwnBytes = NewType("OwnBytes", bytes)

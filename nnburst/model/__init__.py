@@ -30,7 +30,7 @@ from ._operand_types import (
 from ._operation_types import FusedActivation, OperationType, PaddingScheme, operation_name, operation_since
 from ._operation_view import OperationView, OutputSpec, UnknownYet
 from ._operations import OPERATIONS, OperationInfo
-from ._running import ExecutionResult, Failure, RunOptions, failure_of, reason_of
+from ._running import ExecutionResult, Failure, RunOptions, consistent_result, failure_of, reason_of
 from ._signature import Match, Param, Signature, match_signature
 from ._types import (
     MAX_OPERANDS,
@@ -119,6 +119,7 @@ __all__ = [
     "UnknownYet",
     "WindowGeometry",
     "combine_dimensions",
+    "consistent_result",
     "element_count",
     "extension_code",
     "extension_operand_type",

@@ -10,7 +10,7 @@ import msgspec
 from ..errors import ErrorStatus, NNBurstError
 from ._types import NO_TIMING, MeasureTiming, OutputShape, Timing
 
-__all__ = ["ExecutionResult", "Failure", "RunOptions", "failure_of", "reason_of"]
+__all__ = ["ExecutionResult", "Failure", "RunOptions", "consistent_result", "failure_of", "reason_of"]
 
 ExecutionResult = tuple[ErrorStatus, tuple[OutputShape, ...], Timing]
 """(status, one shape per output or empty, timing). A `Failure` says more."""
@@ -55,12 +55,33 @@ def failure_of(error: BaseException) -> Failure:
     GENERAL_FAILURE.
     """
     if isinstance(error, NNBurstError):
-        sendable = ErrorStatus.NONE < error.status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
-        status = error.status if sendable else ErrorStatus.GENERAL_FAILURE
-        return Failure(status, str(error), tuple(getattr(error, "output_shapes", ())))
+        return Failure(_sendable(error.status), str(error), tuple(getattr(error, "output_shapes", ())))
     if isinstance(error, MemoryError):
         return Failure(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, f"no memory for this execution: {error}")
     return Failure(ErrorStatus.GENERAL_FAILURE, f"{type(error).__name__}: {error}")
+
+
+def _sendable(status: ErrorStatus) -> ErrorStatus:
+    """A status as a client may get it: only a surviving side can say that the other is dead."""
+    return status if status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT else ErrorStatus.GENERAL_FAILURE
+
+
+def consistent_result(
+    status: ErrorStatus, shapes: tuple[OutputShape, ...], timing: Timing, reason: str = ""
+) -> ExecutionResult:
+    """Drop what a result may not carry, whoever sent it (REQ-MODEL-077).
+
+    OUTPUT_INSUFFICIENT_SIZE without shapes is a general failure. Shapes go with other errors, times with every error
+    and when they contradict each other.
+    """
+    status = _sendable(status)
+    if status is ErrorStatus.NONE:
+        on_device, in_driver = timing.time_on_device, timing.time_in_driver
+        contradicts = on_device is not None and in_driver is not None and on_device > in_driver
+        return status, shapes, NO_TIMING if contradicts else timing
+    if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and shapes:
+        return Failure(status, reason, shapes)
+    return Failure(ErrorStatus.GENERAL_FAILURE if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE else status, reason)
 
 
 def reason_of(result: ExecutionResult) -> str:

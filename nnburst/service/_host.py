@@ -17,13 +17,12 @@ from ..devices import Buffer, CacheFiles, Device, check_device, checked_model
 from ..errors import (
     BadState,
     DeviceUnavailable,
-    ErrorStatus,
     GeneralFailure,
     NNBurstError,
     ResourceExhausted,
 )
 from ..memory import Memory, check_pools
-from ..model import NO_TIMING, BufferDesc
+from ..model import BufferDesc, consistent_result, reason_of
 from ._cache_messages import CacheOutcome
 from ._hosted import HostedBuffer, HostedBurst, HostedModel, SlotMemories, close_all, limited_window
 from ._marshal import (
@@ -54,6 +53,8 @@ from ._protocol import (
     Done,
     Execute,
     ExecuteReply,
+    FailureReason,
+    FailureReasonReply,
     FreeMemory,
     GetDeviceCounters,
     GetDeviceCountersReply,
@@ -77,6 +78,7 @@ from ._protocol import (
     Side,
     WireMemory,
     WireQueue,
+    sendable,
 )
 from ._quotas import Charge, Ledger, Quotas
 from ._transport import Connection
@@ -314,19 +316,12 @@ class HostedConnection:
                 request = request_from_wire(message.request, fds, self.tokens, self._same_user)
                 pools = [pool for pool in request.pools if isinstance(pool, Memory)]
                 check_pools(pools, "request")
-                status, shapes, timing = model.prepared.execute_synchronously(request, message.options)
+                result = model.prepared.execute_synchronously(request, message.options)
         finally:
             close_all(pools)
             charge.release()
-        if status > ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT:
-            status = ErrorStatus.GENERAL_FAILURE
-        # The table of model.md §4.3: who has shapes, who has times.
-        with_shapes = status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE)
-        return ExecuteReply(
-            status=int(status),
-            output_shapes=tuple(shapes) if with_shapes else (),
-            timing=timing if status is ErrorStatus.NONE else NO_TIMING,
-        )
+        status, shapes, timing = consistent_result(*result)
+        return ExecuteReply(int(status), tuple(shapes), timing, sendable(reason_of(result)))
 
     def on_configure_execution_burst(self, message: ConfigureBurst, fds: FdBundle) -> ConfigureBurstReply:
         """Serve a burst; it keeps its model alive."""
@@ -361,6 +356,11 @@ class HostedConnection:
         burst = HostedBurst(context, callback, charge, let_go)
         cpus = tuple(context.cpus)
         return ConfigureBurstReply(burst=self.objects.add(burst, burst.dispose, burst.hang_up), cpus=cpus)
+
+    def on_failure_reason(self, message: FailureReason, fds: FdBundle) -> FailureReasonReply:
+        """Say why a run of a burst failed."""
+        with self.objects.lease(message.burst, HostedBurst, "burst") as burst:
+            return FailureReasonReply(sendable(burst.failure_reason()))
 
     def on_free_memory(self, message: FreeMemory, fds: FdBundle) -> Done:
         """Forget a slot of a burst."""

@@ -89,6 +89,9 @@ class HostedBurst:
         self._charge = charge
         self._let_go = let_go
 
+    def failure_reason(self) -> str:
+        return self._context.failure_reason()
+
     def free_memory(self, slot: int) -> None:
         self._context.free_memory(slot)
         self._memories.forget(slot)

@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from ..devices import CacheFiles
-from ..errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError
-from ..model import BufferRole, DeviceStatus, RunOptions, Timing
+from ..errors import GeneralFailure, InvalidArgument, NNBurstError
+from ..model import BufferRole, DeviceStatus, RunOptions, Timing, failure_of
 from ._cache_messages import (
     ConfirmCache,
     ConfirmCacheReply,
@@ -73,6 +73,8 @@ __all__ = [
     "ErrorReply",
     "Execute",
     "ExecuteReply",
+    "FailureReason",
+    "FailureReasonReply",
     "FreeMemory",
     "GetDeviceCounters",
     "GetDeviceCountersReply",
@@ -109,6 +111,7 @@ __all__ = [
     "encode_reply",
     "encode_request",
     "error_reply",
+    "sendable",
 ]
 
 VERSION = (2, 0)
@@ -211,6 +214,7 @@ class ExecuteReply(Message, tag="execute.reply", frozen=True):
     status: Annotated[int, msgspec.Meta(ge=0, le=8)]
     output_shapes: Shapes
     timing: Timing
+    reason: Text = ""
 
 
 Roles = Annotated[tuple[BufferRole, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
@@ -288,6 +292,16 @@ class GetMemories(Message, tag="get_memories", frozen=True):
 class GetMemoriesReply(Message, tag="get_memories.reply", frozen=True):
     status: Annotated[int, msgspec.Meta(ge=0, le=8)]
     memories: Pools = ()
+
+
+class FailureReason(Message, tag="failure_reason", frozen=True):
+    """Why the last execution of a burst failed that did: a packet has no room for a sentence."""
+
+    burst: Id
+
+
+class FailureReasonReply(Message, tag="failure_reason.reply", frozen=True):
+    reason: Text
 
 
 class FreeMemory(Message, tag="free_memory", frozen=True):
@@ -379,6 +393,7 @@ CALLS: tuple[Call, ...] = (
         side=Side.CLIENT,
         reply_fds=lambda m: _of_pools(m.memories),
     ),
+    Call(FailureReason, FailureReasonReply, "on_failure_reason"),
     Call(FreeMemory, Done, "on_free_memory"),
     Call(Allocate, AllocateReply, "on_allocate"),
     Call(CopyTo, CopyToReply, "on_copy_to", request_fds=lambda m: m.memory.n_fds),
@@ -492,10 +507,11 @@ def decode_error(body: bytes) -> ErrorReply:
 
 def error_reply(error: NNBurstError) -> ErrorReply:
     """Return what stands for an exception on the wire; statuses that are never sent become GENERAL_FAILURE."""
-    sendable = ErrorStatus.NONE < error.status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
-    text = str(error).encode(errors="backslashreplace").decode()  # a file name may hold what UTF-8 cannot carry
-    return ErrorReply(
-        status=int(error.status if sendable else ErrorStatus.GENERAL_FAILURE),
-        message=text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…",
-        output_shapes=tuple(getattr(error, "output_shapes", ())),
-    )
+    failure = failure_of(error)
+    return ErrorReply(status=int(failure[0]), message=sendable(failure.reason), output_shapes=failure[1])
+
+
+def sendable(text: str) -> str:
+    """Return a sentence that a message can carry: not too long, and without what UTF-8 cannot carry."""
+    text = text.encode(errors="backslashreplace").decode()  # a file name may hold such things
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"

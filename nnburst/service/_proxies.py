@@ -22,6 +22,7 @@ from ..model import (
     DeviceType,
     ExecutionResult,
     Extension,
+    Failure,
     ImportedModel,
     Model,
     Request,
@@ -40,6 +41,7 @@ from ._protocol import (
     CopyTo,
     DeviceInfo,
     Execute,
+    FailureReason,
     FreeMemory,
     GetDeviceCounters,
     GetDeviceStatus,
@@ -322,7 +324,10 @@ class RemotePreparedModel(_Remote, PreparedModel):
             raise
         except NNBurstError as error:
             return failure_of(error)
-        return ErrorStatus(reply.status), reply.output_shapes, reply.timing
+        status = ErrorStatus(reply.status)
+        if status is not ErrorStatus.NONE:
+            return Failure(status, reply.reason, reply.output_shapes)
+        return status, reply.output_shapes, reply.timing
 
     def configure_execution_burst(
         self,
@@ -392,6 +397,11 @@ class RemoteBurstContext(_Remote, BurstContext):
     def cpus(self) -> frozenset[int]:
         """As the service has told."""
         return self._cpus
+
+    def failure_reason(self) -> str:
+        reply, _ = self._connection.call(FailureReason(burst=self.number), timeout=_SHORT)
+        reason: str = reply.reason
+        return reason
 
     def free_memory(self, slot: int) -> None:
         """Have the service forget a slot.

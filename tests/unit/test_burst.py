@@ -383,6 +383,48 @@ def test_exception_of_an_executor_becomes_a_status(
         execution.run()
 
 
+def test_execute_of_an_executor_runs_each_request(memory: Memory) -> None:
+    class LooksEachTime(Adder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.executed: list[MeasureTiming] = []
+
+        def execute(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> ExecutionResult:
+            self.executed.append(measure)
+            assert super().execute(request, slots, measure) == (ErrorStatus.NONE, (), Timing())
+            return ErrorStatus.NONE, (), Timing(time_on_device=5)
+
+    model = LocalModel(LooksEachTime())
+    with ExecutionBurstController.create(model) as controller:
+        execution = controller.bind(adder_request(memory), measure=True)
+        for runs in range(1, 4):
+            memory.array(np.float32, (4,))[:] = runs
+            execution.run()
+            assert execution.timing.time_on_device == 5
+            assert (memory.array(np.float32, (4,), 64) == runs + 1).all()
+            assert model.executor.executed == [MeasureTiming.YES] * runs
+
+
+def test_executor_that_implements_only_execute_serves_a_burst(memory: Memory) -> None:
+    class OnlyExecutes(Adder):
+        bind = BurstExecutorWithCache.bind
+
+        def execute(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> ExecutionResult:
+            return Adder.bind(self, request, slots, measure)() or (ErrorStatus.NONE, (), Timing())
+
+    with ExecutionBurstController.create(LocalModel(OnlyExecutes())) as controller:
+        controller.bind(adder_request(memory)).run()
+        assert (memory.array(np.float32, (4,), 64) == memory.array(np.float32, (4,)) + 1).all()
+
+
+def test_executor_that_implements_neither_is_refused() -> None:
+    class Idle(Adder):
+        bind = BurstExecutorWithCache.bind
+
+    with pytest.raises(InvalidArgument, match="Idle implements neither bind nor execute"):
+        ExecutionBurstController.create(LocalModel(Idle()))
+
+
 def test_shapes_and_timing_arrive_and_do_not_stick(model: LocalModel, memory: Memory) -> None:
     shapes = (OutputShape((2, 2)), OutputShape(()), OutputShape((7,), False))
     with ExecutionBurstController.create(model) as controller:

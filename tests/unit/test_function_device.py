@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,12 @@ import pytest
 
 import nnburst
 from nnburst import DeviceUnavailable, GeneralFailure, InvalidArgument, OutputInsufficientSize
+from nnburst.burst import ExecutionBurstController
+from nnburst.devices import create_device
 from nnburst.devices.function import Tensor, declare
+from nnburst.errors import ErrorStatus
+from nnburst.memory import Memory
+from nnburst.model import NO_TIMING, DataLocation, Request, RequestArgument, reason_of
 
 SOURCE = '''
 import numpy as np
@@ -115,12 +122,78 @@ def test_state_stays_in_the_device(service: nnburst.Service) -> None:
         assert step.get_state()["h_in"].tolist() == [[8.0] * 4]
 
 
-@pytest.mark.parametrize("how", [0, 1, 2, 3])
-def test_function_that_fails_or_breaks_its_word_is_a_general_failure(service: nnburst.Service, how: int) -> None:
-    with service.session("broken") as session:
-        with pytest.raises(GeneralFailure):
-            session.run(None, {"how": np.int32([how])})
-        assert session.run(None, {"how": np.int32([4])})[0].tolist() == [7]
+@pytest.mark.parametrize("way", ["session", "bound", "compute", "burst_compute"])
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        (0, "KeyError: 'oh no'"),
+        (1, r"output 'y' is float64 \[1\], but is declared as float32 \[1\]"),
+        (2, r"output 'y' is float32 \[1, 1\], but is declared as float32 \[1\]"),
+        (3, "broken returned 2 results for 1 outputs"),
+    ],
+)
+def test_function_that_fails_or_breaks_its_word_says_how(
+    service: nnburst.Service, how: int, reason: str, way: str
+) -> None:
+    """The sentence reaches the exception on every path, each time, and nothing of it remains."""
+    good, bad = np.int32([4]), np.int32([how])
+    if way in ("session", "bound"):
+        with service.session("broken") as session, session.bind() as execution:
+
+            def run(given: np.ndarray) -> float:
+                if way == "session":
+                    return float(session.run(None, {"how": given})[0][0])
+                execution.inputs["how"][:] = given
+                execution.run()
+                return float(execution.outputs["y"][0])
+
+            for _ in range(2):
+                with pytest.raises(GeneralFailure, match=f"GENERAL_FAILURE.*{reason}"):
+                    run(bad)
+                assert run(good) == 7
+        return
+    device = service.device("nnburst-function")
+    with nnburst.Compilation(device.import_model("name:broken").model, [device]) as compilation:
+        compilation.finish()
+        with nnburst.Burst(compilation) as burst:
+            for given in (bad, good):
+                y = np.zeros(1, np.float32)
+                execution = nnburst.Execution(compilation)
+                execution.set_input(0, given)
+                execution.set_output(0, y)
+                compute = execution.compute if way == "compute" else lambda: execution.burst_compute(burst)  # noqa: B023
+                if given is good:
+                    compute()
+                    assert y[0] == 7
+                else:
+                    with pytest.raises(GeneralFailure, match=f"GENERAL_FAILURE.*{reason}"):
+                        compute()
+
+
+def test_result_of_a_failed_run_carries_the_reason(service: nnburst.Service) -> None:
+    device = service.device("nnburst-function")
+    with (
+        contextlib.closing(device.prepare_model(device.import_model("name:broken").model)) as prepared,
+        Memory.ashmem(8) as memory,
+        ExecutionBurstController.create(prepared) as burst,
+    ):
+        places = (RequestArgument(location=DataLocation(0, at, 4)) for at in (0, 4))
+        request = Request((next(places),), (next(places),), (memory,))
+        for run in (prepared.execute_synchronously, burst.compute):
+            result = run(request)
+            assert result == (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+            assert reason_of(result) == "KeyError: 'oh no'"
+
+
+@pytest.mark.parametrize("name", ["nnburst-function", "nnburst-onnxruntime"])
+def test_model_that_a_device_cannot_run_is_refused_with_the_name_of_the_operation(name: str) -> None:
+    if name == "nnburst-onnxruntime" and find_spec("onnxruntime") is None:
+        pytest.skip("needs the extra nnburst[onnx]")
+    b = nnburst.ModelBuilder()
+    x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (4,))
+    b.output("y", b.softmax(x))
+    with pytest.raises(GeneralFailure, match=rf"{name} cannot run operation 0 \(SOFTMAX\): models are one "):
+        create_device(name).prepare_model(b.build())
 
 
 def test_unknown_name_says_what_there_is(service: nnburst.Service) -> None:
