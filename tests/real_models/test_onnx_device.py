@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_support import FLOAT, RNG, TensorProto, graph, mlp, node, onnx
+from onnx_support import FLOAT, RNG, TensorProto, graph, in_process, mlp, node, onnx
 
+import nnburst
 from nnburst.devices import CompileJob, Device, create_device
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.memory import Memory
@@ -284,3 +285,16 @@ def test_extension_is_described_with_sizes_and_types(device: Device) -> None:
         for is_tensor in (True, False):
             assert by_name[name, is_tensor] == np.dtype(name).itemsize
     assert len({row.type for row in extension.operand_types}) == len(extension.operand_types)
+
+
+@pytest.mark.parametrize("declared", [(2, 4), (2, 2), (6,)])
+def test_output_that_is_declared_with_another_shape_than_it_has_is_computed_all_the_same(
+    declared: tuple[int, ...],
+) -> None:
+    model = graph([node("Relu", ["x"], ["y"])], [("x", FLOAT, (2, 3))], [("y", FLOAT, declared)], {"w": np.ones(9)})
+    x = np.float32([[-1, 2, 3], [4, -5, 6]])
+    assert in_process(model.SerializeToString(), {"x": x})[0].shape == (2, 3)
+    with nnburst.in_process(devices=["nnburst-onnxruntime:threads=1"]) as service:
+        with service.session(model.SerializeToString()) as session:
+            (y,) = session.run(None, {"x": x})
+    assert y.tolist() == np.maximum(x, 0).tolist()
