@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from types import TracebackType
 
-from .._core import LEAVING, FdSet, OneProcess
+from .._core import LEAVING, OneProcess
 from ..devices import Device
 from ..errors import GeneralFailure
 from ._callbacks import CallbackRegistry
@@ -83,7 +83,6 @@ class ServiceConnection(OneProcess):
             )
         except BaseException:  # there is no connection that could end
             sock.close()
-            FdSet(() if peer_pidfd is None else (peer_pidfd,)).close()
             if on_end is not None:
                 on_end(LEAVING)
             raise

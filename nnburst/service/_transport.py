@@ -98,12 +98,12 @@ class Connection:
         on_end: Callable[[float], None] | None = None,
         name: str = "nnburst",
     ) -> None:
+        self._pidfd = FdSet(() if peer_pidfd is None else (peer_pidfd,))  # owned also if this fails
         sock.setblocking(False)
         self._sock = sock
         self._side = side
         self._handlers = {call: getattr(handler, call.handler) for call in CALLS if call.side is side}
         self._admit: Callable[[Call], None] | None = getattr(handler, "admit", None)
-        self._pidfd = FdSet(() if peer_pidfd is None else (peer_pidfd,))
         self.send_timeout = send_timeout
         self._on_end = on_end
         self._inbox = Inbox()
