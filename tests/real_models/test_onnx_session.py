@@ -466,3 +466,34 @@ def test_session_keeps_executions_of_several_batches(service: nnburst.Service, t
             assert np.array_equal(session.run(None, {"x": x})[0], in_process(path, {"x": x})[0])
         assert len(session.burst.controller._slots) == 3
         assert session.stats.fallbacks == 0
+
+
+DOUBLED = {
+    "number": ((2, 4), (2, 4)),
+    "name": (("n", 4), ("n", 4)),
+    "rank": ((2, 4), (8,)),
+    "smaller": ((2, 4), (9, 4)),
+}
+
+
+@pytest.mark.parametrize("case", DOUBLED)
+def test_shape_that_the_file_says_wrongly_is_the_real_one(service: nnburst.Service, tmp_path: Path, case: str) -> None:
+    """As in ONNX Runtime, which only warns."""
+    says, out = DOUBLED[case]
+    nodes = [node("Concat", ["x", "x"], ["y"], axis=0), node("Relu", ["x"], ["z"])]
+    path = save(graph(nodes, [("x", FLOAT, says)], [("y", FLOAT, out), ("z", FLOAT, says)]), tmp_path / "m.onnx")
+    for _ in range(2):  # the second session meets a graph that is known
+        with service.session(path) as session:
+            for seed in range(3):
+                x = rows(2, 4) + seed
+                y, z = session.run(None, {"x": x})
+                assert (y.shape, y.dtype) == ((4, 4), np.float32)
+                assert np.array_equal(y, np.concatenate([x, x]))
+                assert np.array_equal(z, np.maximum(x, 0))
+            with session.bind(shapes={"x": (2, 4)}) as bound:
+                bound.inputs["x"][:] = x
+                bound.run()
+                if bound.output_shapes:  # else the graph tells the shape before a run
+                    assert bound.output_shapes[0].dimensions == (4, 4)
+                y = bound.outputs["y"].view(np.float32).reshape(-1)[:16].reshape(4, 4)
+                assert np.array_equal(y, np.concatenate([x, x]))

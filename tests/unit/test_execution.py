@@ -820,3 +820,13 @@ def test_file_of_an_imported_model_is_used_whole_where_the_device_names_one(inde
         (*others, found) = _with_pools(model, (file,)).main.operands
         assert found.location == DataLocation(index, 0, length)
         assert tuple(others) == model.main.operands[:-1]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float64, np.float16, ">f4"])
+def test_array_of_another_type_is_refused(scripted: tuple[Service, Scripted], dtype: Any) -> None:
+    service, _ = scripted
+    with service.session(relu()) as session:
+        execution = Execution(session.compilation)
+        for give in (execution.set_input, execution.set_output):
+            with pytest.raises(InvalidArgument, match="is float32, got"):
+                give(0, np.zeros(4, dtype))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...burst import Kernel
-from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, OutputInsufficientSize
+from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ...memory import BufferView
 from ...model import (
     HIGHEST_RANK,
@@ -71,6 +71,8 @@ class BoundGraph:
         self._copied_in: list[tuple[Bytes, Bytes]] = []
         self._copied_out: list[tuple[Bytes, Bytes]] = []
         self._open: list[_Open] = []
+        self._named: dict[int, tuple[Argument, tuple[int, ...], Bytes]] = {}
+        """Outputs that ONNX Runtime writes itself, though only the request says their shape, by position."""
         self._inputs: dict[str, tuple[tuple[int, ...], Bytes]] = {}
         self._shapes: list[tuple[int, ...]] = [()] * len(request.outputs)
         self._has_open_shapes = False
@@ -149,6 +151,8 @@ class BoundGraph:
             self._copied_out.append((region, private))
             region = private
         self._shapes[position] = dims
+        if _needed(node, operand, operand.dimensions) is None:
+            self._named[position] = node, dims, region
         self._bind(self._binding.bind_output, node, dims, region)
 
     def _pass_on(self, output: _Open) -> None:
@@ -186,13 +190,13 @@ class BoundGraph:
         """What runs it: the call into ONNX Runtime and copies alone, if there is nothing to tell afterwards."""
         if self._has_open_shapes:
             return self._run_open
-        run, kept = self._complete, self._kept
+        run, failed, kept = self._complete, self._failed, self._kept
 
         def run_bound(kept: object = kept) -> None:
             try:
                 run()
             except Exception as error:
-                raise GeneralFailure(f"ONNX Runtime: {error}") from None
+                raise failed(error) from None
 
         return run_bound
 
@@ -207,12 +211,39 @@ class BoundGraph:
         except MemoryError:
             raise
         except Exception as error:
-            raise GeneralFailure(f"ONNX Runtime: {error}") from None
+            raise self._failed(error) from None
         if self._open:
             self._fetch()
         if self._insufficient:
             raise OutputInsufficientSize("an output needs more room", output_shapes=self._result_shapes())
         return ErrorStatus.NONE, self._result_shapes(), NO_TIMING
+
+    def _failed(self, error: Exception) -> NNBurstError:
+        """Return what a failure of ONNX Runtime is for the client: too little room, if a request says a shape wrongly.
+
+        That is so where a file has one name for two sizes. ONNX Runtime refuses to write to a region of another shape
+        than the one that comes out; a graph has no effects, so it may run again with regions of ONNX Runtime's own.
+        """
+        failure = GeneralFailure(f"ONNX Runtime: {error}")
+        if not self._named:
+            return failure
+        try:
+            for node, _, _ in self._named.values():
+                self._binding.bind_output(node.name, _CPU)
+            self._run()
+            values = zip(self._order, self._binding.get_outputs(), strict=True)
+            shapes = {position: tuple(value.shape()) for position, value in values}
+        except Exception:
+            return failure
+        finally:
+            for node, dims, region in self._named.values():
+                self._binding.bind_output(node.name, _CPU, 0, node.element.number, list(dims), region.ctypes.data)
+        wrong = {i for i, (_, dims, _) in self._named.items() if shapes[i] != dims}
+        if not wrong or any(len(shape) > HIGHEST_RANK for shape in shapes.values()):
+            return failure
+        small = {o.position for o in self._open if math.prod(shapes[o.position]) * o.argument.element.itemsize > o.room}
+        real = (OutputShape(shapes.get(i, shape), i not in wrong | small) for i, shape in enumerate(self._shapes))
+        return OutputInsufficientSize("an output has another shape than the request says", output_shapes=tuple(real))
 
     def _result_shapes(self) -> tuple[OutputShape, ...]:
         return tuple(OutputShape(shape, i not in self._insufficient) for i, shape in enumerate(self._shapes))
