@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 
 #include "burst_pair.h"
+#include "nnb_channel.h"
 
 static int waits, wakes;
 static void (*before_wait)(void);
@@ -83,10 +84,14 @@ int main(void)
     nnb_execution_destroy(e);
     end_pair(&p);
 
-    /* the client dies after the server's last look */
+    /* the client dies after the server's last look: its end is woken, and need not wait for the next beat */
     begin(0);
     before_wait = hang_up_server;
     CHECK_EQ(nnb_server_next(p.server), -EPIPE);
+    CHECK_EQ(waits, 1);
+    CHECK(__atomic_load_n(p.request->event, __ATOMIC_SEQ_CST) & NNB_EVENT_HANG_UP);
+    hang_up_client();
+    CHECK(__atomic_load_n(p.result->event, __ATOMIC_SEQ_CST) & NNB_EVENT_HANG_UP);
     end_pair(&p);
 
     /* a zero window never polls: one futex wait per answer that is not there yet, and a wake from the other side */

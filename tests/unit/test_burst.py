@@ -174,6 +174,17 @@ def test_zero_window_sleeps_for_every_answer(model: LocalModel, memory: Memory) 
         assert controller.stats.sleeps >= before + 5
 
 
+def test_neither_end_sleeps_within_the_polling_window(model: LocalModel, memory: Memory) -> None:
+    with ExecutionBurstController.create(model, polling_window=PATIENCE) as controller:
+        execution = bind(controller, adder_request(memory))
+        for _ in range(3):
+            model.executor.during = lambda: time.sleep(0.005)
+            execution.run()
+            time.sleep(0.005)
+        assert controller.stats.sleeps == 0
+        assert model.server.stats.sleeps == 0
+
+
 def test_several_bound_executions_keep_their_plans(model: LocalModel, memory: Memory) -> None:
     with ExecutionBurstController.create(model) as controller:
         executions = [bind(controller, adder_request(memory, 64 * (i + 1))) for i in range(20)]
