@@ -6,7 +6,7 @@
  * a fifth of a round trip on one core. But three things can happen between a thread's last look and its sleep that
  * set no bit, or whose bit a hostile peer may take back: a signal, whose handler an interpreter runs only once we
  * return to it; a handle that another thread closes; a hang-up. One thread per process wakes all sleepers without
- * setting a bit; each finds nothing and returns. It rests while nobody sleeps.
+ * setting a bit; each finds nothing and returns. It rests while no thread sleeps.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -21,9 +21,9 @@
 #include "nnb_internal.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t somebody = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t arrival = PTHREAD_COND_INITIALIZER;
 static nnb_sleeper *sleepers;
-static uint64_t slept; /* how often anybody has gone to sleep */
+static uint64_t slept; /* how often a thread has gone to sleep */
 static int running, resting;
 
 static void *beat(void *unused)
@@ -34,7 +34,7 @@ static void *beat(void *unused)
     for (;;) {
         resting = 1;
         while (!sleepers && slept == seen) /* a thread that sleeps again and again need not wake us each time */
-            pthread_cond_wait(&somebody, &lock);
+            pthread_cond_wait(&arrival, &lock);
         resting = 0;
         seen = slept;
         pthread_mutex_unlock(&lock);
@@ -52,7 +52,7 @@ static void *beat(void *unused)
 static void forget_all(void)
 {
     pthread_mutex_init(&lock, NULL);
-    pthread_cond_init(&somebody, NULL);
+    pthread_cond_init(&arrival, NULL);
     sleepers = NULL;
     running = resting = 0;
 }
@@ -91,7 +91,7 @@ int nnb_beat_enter(nnb_sleeper *s, uint32_t *word)
         sleepers = s;
         slept++;
         if (resting)
-            pthread_cond_signal(&somebody);
+            pthread_cond_signal(&arrival);
     }
     pthread_mutex_unlock(&lock);
     return rc;

@@ -175,7 +175,7 @@ static int run(bench *b, void *(*client)(void *), void *(*server)(void *))
     if (rc == 0) {
         rc = start_thread(&threads[0], b->cpu[0], client, b);
         if (rc) {
-            fail(b, rc); /* the server leaves the barrier, finds nobody and gives up */
+            fail(b, rc); /* the server leaves the barrier, finds no client and gives up */
             pthread_barrier_wait(&b->start);
         } else {
             pthread_join(threads[0], NULL);

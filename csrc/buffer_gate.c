@@ -22,7 +22,7 @@
 
 struct nnb_gate {
     pthread_mutex_t lock;
-    pthread_cond_t left; /* somebody left while others wait */
+    pthread_cond_t left; /* a user left while others wait */
     uint32_t waiting;
     uint64_t moves;
     nnb_buffer *all; /* alive */

@@ -1,8 +1,8 @@
-/* One end of one burst channel: send, receive with a polling window, then futex (facts sheet burst.md section 4).
+/* One end of one burst channel: send, receive with a polling window, then futex.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * While both ends poll, the event word does not move: NOT_EMPTY was set by the first send and nobody consumes it, so a
+ * While both ends poll, the event word does not move: NOT_EMPTY was set by the first send and is not consumed, so a
  * send is ring bytes, one store of W, a fence, and a load that hits the cache. A receiver that goes to sleep
  * consumes the bit first; the next send then sets it and wakes.
  */
@@ -77,7 +77,7 @@ static uint32_t announced(const nnb_channel *ch, const uint8_t *datum, uint64_t 
 
 /* Whether what follows the first packet is a sequence of whole packets. Packets are published whole, so anything else
  * means that the first one lied about its size too. The peer may change the bytes later: each packet is
- * checked again, on its private copy, when its turn comes. What was walked over once is not walked over again: however
+ * checked again, on its private copy, when its turn comes. Packets that were walked over once are not walked over again: however
  * many packets wait, each costs one look. */
 static int rest_is_packets(nnb_channel *ch, uint64_t n, uint64_t datums)
 {

@@ -312,7 +312,7 @@ int nnb_server_keep_plan(nnb_server *s, uint32_t id)
     memcpy(packet, s->packet, (size_t)s->n * NNB_DATUM_SIZE);
     memcpy(slots, s->decoded.pools, s->decoded.n_pools * sizeof(int32_t));
     pthread_mutex_lock(&s->lock);
-    int rc = -ESTALE; /* a slot was freed while the plan was being bound: it may hold what is gone */
+    int rc = -ESTALE; /* a slot was freed while the plan was being bound: it may hold a memory that is gone */
     if (s->frees == s->frees_at_receive) {
         uint8_t *old_packet = p->packet;
         int32_t *old_slots = p->slots;
@@ -402,7 +402,7 @@ static int settle(nnb_server *s, int got)
     return id;
 }
 
-/* Nobody is there to take the answers to what is still in the ring. */
+/* The requests that are still in the ring have no taker for their answers. */
 static int is_hung_up(nnb_server *s) { return nnb_load32_acquire(&s->request.hung_up) != 0; }
 
 int nnb_server_try(nnb_server *s, uint32_t spins)

@@ -1,4 +1,4 @@
-/* FmqRequestDatum / FmqResultDatum <-> structs (facts sheet burst.md section 3).
+/* FmqRequestDatum / FmqResultDatum <-> structs.
  *
  * SPDX-License-Identifier: Apache-2.0
  *

@@ -1,4 +1,4 @@
-/* Event flag: a futex word whose bits are sticky notifications (facts sheet burst.md section 2).
+/* Event flag: a futex word whose bits are sticky notifications.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -46,7 +46,7 @@ int nnb_event_wake(uint32_t *word, uint32_t mask)
         return 0;
     uint32_t old = nnb_or32_release((nnb_a32 *)word, mask); /* SYNC POINT: wake <-> consume */
     if ((old & mask) == mask)
-        return 0; /* all were pending: whoever waits for them has not slept since */
+        return 0; /* all were pending: their waiters have not slept since */
     return futex(word, FUTEX_WAKE_BITSET, INT_MAX, NULL, mask) < 0 ? -errno : 1;
 }
 

@@ -48,7 +48,7 @@ int nnb_memfd_create(const char *name, uint64_t size, int seals) {
     if (size == 0) return -EINVAL;
     if (size > INT64_MAX) return -EOVERFLOW;
     int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-    /* Before Linux 6.3 the flag is unknown: the memfd is then merely executable, which nobody relies on. */
+    /* Before Linux 6.3 the flag is unknown: the memfd is then merely executable, which nothing relies on. */
     if (fd < 0 && errno == EINVAL) fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return -errno;
     if (ftruncate(fd, (off_t)size) != 0 || fcntl(fd, F_ADD_SEALS, seals) != 0) {

@@ -1,4 +1,4 @@
-/* Fast message queue: a lock-free circular FIFO in shared memory (facts sheet burst.md section 1).
+/* Fast message queue: a lock-free circular FIFO in shared memory.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -248,7 +248,7 @@ int64_t nnb_mq_available_to_read(nnb_mq *q)
 {
     view v = look(q, 0);
     if (q->flavour == NNB_UNSYNCHRONIZED)
-        /* More than the capacity is normal here (overtaken); more than 2^63 bytes is nobody's history. */
+        /* More than the capacity is normal here (overtaken); more than 2^63 bytes has never been written. */
         return v.w < v.r || v.w - v.r > INT64_MAX ? -EBADMSG : (int64_t)((v.w - v.r) / q->quantum);
     int64_t used = used_bytes(q, &v);
     return used < 0 ? used : used / (int64_t)q->quantum;

@@ -8,7 +8,7 @@
  *
  *   SYNC POINT commit_write <-> available_to_read
  *     The writer fills ring bytes, then stores W with release. The reader loads W with acquire, then reads the bytes.
- *     One store publishes a whole packet: who sees one element of it sees all of it.
+ *     One store publishes a whole packet: a reader of one element of it sees all of it.
  *
  *   SYNC POINT commit_read <-> available_to_write
  *     The reader has finished reading, then stores R with release. The writer loads R with acquire, then overwrites.

@@ -34,7 +34,7 @@ int nnb_channel_send(nnb_channel *ch, const uint8_t *packet, uint32_t n);
 void nnb_channel_notify_not_full(nnb_channel *ch);
 
 /* Copies the next packet out (room for the whole ring) and returns its datums. -EAGAIN: nothing there (try);
- * -EPROTO: what was there is not a sequence of packets and has been thrown away; -EBADMSG, -EPIPE; wait also
+ * -EPROTO: the bytes were not a sequence of packets and have been thrown away; -EBADMSG, -EPIPE; wait also
  * -ETIMEDOUT, -ERESTART. */
 int nnb_channel_try(nnb_channel *ch, uint8_t *packet, uint32_t spins);
 int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns);

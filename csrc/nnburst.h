@@ -56,7 +56,7 @@ uint64_t nnb_map_faults(const nnb_mapping *m);
 /* From now on a write to these whole pages of this process is a fault. -EINVAL: not page-aligned; -ENOMEM. */
 int nnb_make_read_only(void *address, uint64_t length);
 
-/* ---- event_flag.c: a 32-bit word in shared memory, each bit a sticky notification (burst.md section 2) -------- */
+/* ---- event_flag.c: a 32-bit word in shared memory, each bit a sticky notification -------- */
 
 /* Sets the bits of `mask`; wakes every waiter on a bit that was not pending. Returns 1 if that took a system call, 0
  * if every bit was pending already or mask is 0. */
@@ -73,7 +73,7 @@ int nnb_event_wait_retry(uint32_t *word, uint32_t mask, uint32_t *state, uint64_
 
 uint64_t nnb_now_ns(void); /* CLOCK_MONOTONIC */
 
-/* ---- message_queue.c: FMQ (burst.md section 1) ----------------------------------------------------------------- */
+/* ---- message_queue.c: FMQ ----------------------------------------------------------------- */
 
 #define NNB_SYNCHRONIZED 1u   /* one writer, one reader; never loses */
 #define NNB_UNSYNCHRONIZED 2u /* one writer, many readers; overwrites */
@@ -146,7 +146,7 @@ int nnb_mq_commit_write(nnb_mq *q, uint64_t count);
 int nnb_mq_begin_read(nnb_mq *q, uint64_t count, nnb_mq_region *tx);
 int nnb_mq_commit_read(nnb_mq *q, uint64_t count);
 
-/* begin + copy + commit; all or nothing; wake nobody. Return 0 or the errors above. count 0 succeeds. */
+/* begin + copy + commit; all or nothing; no waiter is woken. Return 0 or the errors above. count 0 succeeds. */
 int nnb_mq_write(nnb_mq *q, const void *data, uint64_t count);
 int nnb_mq_read(nnb_mq *q, void *data, uint64_t count);
 
@@ -158,7 +158,7 @@ int nnb_mq_read_blocking(nnb_mq *q, void *data, uint64_t count, uint32_t read_no
 int nnb_mq_write_blocking(nnb_mq *q, const void *data, uint64_t count, uint32_t read_notification,
                           uint32_t write_notification, uint64_t deadline_ns, uint32_t *word);
 
-/* ---- burst_wire.c: FmqRequestDatum / FmqResultDatum (burst.md section 3) -------------------------------------- */
+/* ---- burst_wire.c: FmqRequestDatum / FmqResultDatum -------------------------------------- */
 
 #define NNB_DATUM_SIZE 24
 #define NNB_MIN_CHANNEL 4u      /* datums; the smallest channel that is accepted */
@@ -288,7 +288,7 @@ typedef struct nnb_buffer_state {
 int nnb_buffer_create(nnb_buffer **out, nnb_gate *g);
 void nnb_buffer_destroy(nnb_buffer *b); /* requests that use it keep it */
 void nnb_buffer_look(nnb_buffer *b, nnb_buffer_state *out);
-/* Nobody is admitted any more; who uses it goes on. Idempotent. */
+/* No more users are admitted; those at work go on. Idempotent. */
 void nnb_buffer_close(nnb_buffer *b);
 
 /* The buffers of one request, each at most once. -ENOMEM. */
@@ -298,7 +298,7 @@ nnb_uses *nnb_uses_share(nnb_uses *u); /* one more nnb_uses_destroy is needed */
 void nnb_uses_destroy(nnb_uses *u);
 /* Takes all buffers or none. 0, -ESHUTDOWN: one was closed; -EAGAIN: one was in use until the deadline (0: now). */
 int nnb_uses_enter(nnb_uses *u, uint64_t deadline_ns);
-/* What was made over the buffers when the gate had so many moves is good until there are more. */
+/* Views made over the buffers at this number of moves are good until there are more. */
 void nnb_uses_settle(nnb_uses *u, uint64_t moves);
 /* The quick way in: 1 and taken, if nothing moved, nothing is in use and all that is read has contents; else 0. */
 int nnb_uses_admit(nnb_uses *u);
@@ -340,7 +340,7 @@ int nnb_server_keep_plan(nnb_server *s, uint32_t id);
 /* From now on the plan is admitted to its buffers before nnb_server_next returns it, and leaves them when it is answered:
  * committed if the status is NONE, else lost. */
 int nnb_server_guard_plan(nnb_server *s, uint32_t id, nnb_uses *uses);
-/* Leaves the buffers of the request at hand as they are; whoever runs it has to enter them. */
+/* Leaves the buffers of the request at hand as they are; its runner has to enter them. */
 void nnb_server_forgo(nnb_server *s);
 /* Drops the plans that use a slot and writes their ids (room for NNB_MAX_PLANS). Any thread. Returns how many. */
 int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids);

@@ -1,7 +1,7 @@
 """Camera-like frames from a memory ring that another process writes.
 
 The "camera" process draws a bright spot into the slots of one shared memory pool, in turn, and says through a message
-queue which slot has a new frame. It waits for nobody, as a camera does. Here each slot has a request that was bound
+queue which slot has a new frame. It does not wait, as a camera does not. Here each slot has a request that was bound
 once; the service reads the pixels where the camera put them, and nothing is copied on the way. Every slot begins with
 a number that is odd while the camera draws: a frame that was overwritten meanwhile is noticed and not counted.
 

@@ -1,6 +1,6 @@
 """Error statuses and the exceptions that carry them.
 
-Every failure that a caller can see is an `NNBurstError` with a `.status` (facts sheet `model.md` §4.1). The second
+Every failure that a caller can see is an `NNBurstError` with a `.status`. The second
 base class of each exception is the builtin that describes the situation, so ``except ValueError`` works too.
 """
 

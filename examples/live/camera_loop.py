@@ -89,7 +89,7 @@ class OpenCvCamera:
         self._capture = cv2.VideoCapture(number)
 
     def film(self, frame: np.ndarray[Any, np.dtype[np.float32]]) -> int:
-        """Write one frame; what is on it nobody knows."""
+        """Write one frame; its content does not matter."""
         ok, picture = self._capture.read()
         if not ok:
             raise SystemExit("the camera gives no pictures")

@@ -65,7 +65,7 @@ def check(rc: int, what: str = "") -> int:
 
     Args:
         rc: What a function of the C core returned.
-        what: The beginning of the message: what was tried, on what.
+        what: The beginning of the message: the attempt and its object.
 
     Raises:
         NNBurstError: `rc` is negative; `GeneralFailure` unless the errno has a better match.

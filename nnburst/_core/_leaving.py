@@ -5,7 +5,7 @@ Four verbs, which mean the same everywhere:
 * ``close`` waits and gives everything back, on both sides. Idempotent. What an interrupted one left, the next one does.
 * ``hang_up`` ends it at once and waits for nothing: from any thread, a signal handler, a finaliser.
 * ``forget`` lets go of one thing and does not wait until the service has done so, too.
-* ``abandon`` is for what a forked child inherits: its copies go, what they belong to stays with the parent.
+* ``abandon`` is for objects that a forked child inherits: its copies go, the originals stay with the parent.
 
 **Time.** ``within(seconds, function)`` gives one deadline to all that a function waits for, however deep; a wait asks
 `time_left` how long it may last. To leave takes `LEAVING` seconds at most: a connection counts them from the first
@@ -90,7 +90,7 @@ def deadline_within(deadline_ns: int) -> int:
 
 
 class Leaving:
-    """What is left to do of a ``close``: call it to do it.
+    """The remaining steps of a ``close``: call it to take them.
 
     Each step is done at least once, in order, though another one failed. An `NNBurstError` of a step is dropped: the
     other side is gone or does not answer, and what it held goes with it. Another exception is raised when all is done.

@@ -1,4 +1,4 @@
-"""How blobs are kept in a file (facts sheet `caching.md` §5.3, §5.4): everything explicit, nothing left unset.
+"""How blobs are kept in a file: everything explicit, nothing left unset.
 
 ::
 
@@ -71,7 +71,7 @@ def unpack_blobs(
     """
     raw = bytes(data)
     if len(raw) < _START:
-        raise BlobFileError(f"{len(raw)} bytes are no blob file")
+        raise BlobFileError(f"these {len(raw)} bytes are not a blob file")
     magic, version, device, count, zero, length, build_digest = _HEAD.unpack_from(raw)
     if magic != _MAGIC:
         raise BlobFileError("no blob file")
@@ -104,7 +104,7 @@ def _entries(rest: memoryview, count: int) -> list[tuple[bytes, bytes]]:
 
 
 def write_blob_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replace a file as a whole: whoever reads it, and whatever ends meanwhile, there is the old one or the new one.
+    """Replace a file as a whole: readers see the old one or the new one, whatever ends meanwhile.
 
     Raises:
         OSError: It could not be written; the old one is still there.
@@ -148,7 +148,7 @@ def read_blob_file(path: str | os.PathLike[str], most: int) -> bytes:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise BlobFileError(f"{os.fspath(path)!r} is no private file of this user")
+            raise BlobFileError(f"{os.fspath(path)!r} is not a private file of this user")
         if status.st_size > most:
             raise BlobFileError(f"{os.fspath(path)!r} has {status.st_size} bytes; at most {most}")
         data = bytearray()

@@ -1,6 +1,6 @@
-"""The blob cache of a process, kept in a file between runs (facts sheet `caching.md` §5.1).
+"""The blob cache of a process, kept in a file between runs.
 
-For devices that cache independently of the runtime. What is stored is saved four seconds later, all of it at once;
+For devices that cache independently of the runtime. Stored blobs are saved four seconds later, all of it at once;
 `flush` saves now, `terminate` saves and lets go, and so does the end of the process. A save that fails is repeated.
 """
 
@@ -29,7 +29,7 @@ class NNCache:
 
     Args:
         build: Text that differs for builds of the device that do not understand each other's blobs.
-        key: Secret of the device; with it nobody else can make a file that is accepted. Empty: damage is noticed,
+        key: Secret of the device; with it no other program can make a file that is accepted. Empty: damage is noticed,
             intent is not, so the file belongs where only the device can write.
     """
 
@@ -134,11 +134,11 @@ class NNCache:
         """Save in a while, unless that is planned already; with the lock held."""
         if self._filename and self._cache is not None and self._timer is None:
             self._timer = threading.Timer(min(_SECONDS * 2**self._failures, _MOST_SECONDS), self._save_later)
-            self._timer.daemon = True  # does not keep the process; `_save_all` saves what is left
+            self._timer.daemon = True  # does not keep the process; `_save_all` saves the rest
             self._timer.start()
 
     def abandon(self) -> None:
-        """In a forked child: threads and their timers are the parent's, and so is what was not saved yet."""
+        """In a forked child: threads and their timers are the parent's, and so are unsaved blobs."""
         self._saving, self._timer, self._dirty = threading.Lock(), None, False
 
     def _stop_timer(self) -> None:
@@ -159,7 +159,7 @@ class NNCache:
 
     def _load(self, cache: BlobCache, max_total: int) -> None:
         try:
-            # The smallest entries, of two bytes, take ten in the file; what is larger than that cannot be ours.
+            # The smallest entries, of two bytes, take ten in the file; a larger file cannot be ours.
             data = read_blob_file(self._filename, 5 * max_total + 4096)
             cache.unflatten(data, build=self._build, key=self._key)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A bounded table of blobs by key, for devices that cache on their own (facts sheet `caching.md` §5.1, §5.2)."""
+"""A bounded table of blobs by key, for devices that cache on their own."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class BlobCache:
     def set(self, key: bytes, value: bytes) -> None:
         """Store a value, or do nothing if key, value or both are empty or too large.
 
-        What was stored under the key stays if the new value is too large. A value need not be there afterwards: under
+        The old value stays if the new one is too large. A value need not be there afterwards: under
         `Capacity.HALVE` it may be dropped, and later ones may push it out.
         """
         if not (0 < len(key) <= self.max_key and 0 < len(value) <= self.max_value):

@@ -1,4 +1,4 @@
-"""Bursts: executions over fast message queues, with memory named by slot (facts sheet `burst.md`)."""
+"""Bursts: executions over fast message queues, with memory named by slot."""
 
 from __future__ import annotations
 

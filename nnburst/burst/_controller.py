@@ -1,4 +1,4 @@
-"""The client of a burst: slots, executions, fallback and death (facts sheet `burst.md` §6)."""
+"""The client of a burst: slots, executions, fallback and death."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class ExecutionBurstController(OneProcess):
             InvalidArgument: A length or window is out of range.
             NNBurstError: The model cannot serve a burst; the error's status says why.
         """
-        window_ns(polling_window, ())  # what is wrong with it is said before anything is made
+        window_ns(polling_window, ())  # a wrong one is refused before anything is made
         lengths = (channel_length, channel_length if result_channel_length is None else result_channel_length)
         least, most = lib.NNB_MIN_CHANNEL, lib.NNB_MAX_CHANNEL
         if not all(least <= length <= most for length in lengths):
@@ -282,7 +282,7 @@ _CONTROLLERS: weakref.WeakValueDictionary[int, ExecutionBurstController] = weakr
 
 
 def _hang_up_all() -> None:
-    """At interpreter exit servers end; whoever still runs an execution afterwards must not wait for one."""
+    """At interpreter exit servers end; an execution that still runs afterwards must not wait for one."""
     for controller in filter(None, (ref() for ref in _CONTROLLERS.valuerefs())):
         lib.nnb_client_hang_up(controller._endpoint)
 

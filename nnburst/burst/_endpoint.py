@@ -35,7 +35,7 @@ def open_channel(descriptor: MQDescriptor, what: str, *, reset: bool) -> CData:
     Args:
         descriptor: Of a synchronized queue of 24-byte datums with an event word, in sealed memory.
         what: Name of the channel in error messages.
-        reset: Whether to empty it: true for the server, which attaches before the client may send (REQ §1.5).
+        reset: Whether to empty it: true for the server, which attaches before the client may send.
 
     Raises:
         InvalidArgument: The descriptor describes no such queue.

@@ -1,4 +1,4 @@
-"""What the two ends of a burst ask of each other (facts sheet `burst.md` §5)."""
+"""What the two ends of a burst ask of each other."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class BurstContext(abc.ABC):
 
     @abc.abstractmethod
     def free_memory(self, slot: int) -> None:
-        """Forget a slot and every plan that uses it. An unknown slot is no error (REQ-MODEL-051)."""
+        """Forget a slot and every plan that uses it. An unknown slot is not an error (REQ-MODEL-051)."""
 
     def failure_reason(self) -> str:
         """Say why the last execution failed that did; empty if that is not known, or was asked before.
@@ -83,11 +83,11 @@ class BurstContext(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End the burst and release what it holds. Idempotent."""
+        """End the burst and release its memories and plans. Idempotent."""
 
 
 class BurstExecutorWithCache(abc.ABC):
-    """Runs the requests of one burst and keeps what is worth keeping between them.
+    """Runs the requests of one burst and keeps mappings and bound requests between them.
 
     Implement `bind`, or `execute` to look at each request anew. An `execute` of one's own is what a burst calls.
     Never called concurrently, except for `remove_cache_entry`, which may come from the control plane while an

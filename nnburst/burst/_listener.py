@@ -1,4 +1,4 @@
-"""The listener thread of a burst's server: the loop, the slot table and the bound plans (facts sheet `burst.md` §5)."""
+"""The listener thread of a burst's server: the loop, the slot table and the bound plans."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class Listener:
         return executor.bind(request, slots, measure)
 
     def _ensure_present(self, slots: Iterable[int]) -> None:
-        """Fetch the memories of unknown slots, all in one call (facts sheet §5.4)."""
+        """Fetch the memories of unknown slots, all in one call."""
         with self._slots_lock:
             unknown = sorted(slot for slot in set(slots) if not self._executor.is_cache_entry_present(slot))
             if not unknown:

@@ -1,4 +1,4 @@
-"""The server of a burst, as its client holds it (facts sheet `burst.md` §5)."""
+"""The server of a burst, as its client holds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's slot table: which memory a slot names (facts sheet `burst.md` §6.1)."""
+"""The client's slot table: which memory a slot names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SlotTable(BurstCallback):
             mine = next(self._numbers)
             if mine > _LAST_SLOT:
                 raise ResourceExhausted("this burst has used every slot number; close it and open another")
-            self._memories[mine] = memory  # before anybody can name it
+            self._memories[mine] = memory  # before its name can come back
             slot = self._slots.setdefault(memory, mine)
             if slot != mine:
                 del self._memories[mine]

@@ -23,7 +23,7 @@ class BurstStats:
         sleeps: Futex waits; none while results arrive within the polling window.
         wakes: Futex wakes; none while the service polls.
         malformed: Results that were refused.
-        dropped: Results that came after their request had been given up, or that nobody asked for.
+        dropped: Results that came after their request had been given up, or that were not asked for.
         fallbacks: Executions that took the path without a burst because the channel had no room.
     """
 

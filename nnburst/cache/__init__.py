@@ -1,4 +1,4 @@
-"""Compilation caching that a service can trust although the client owns the files (facts sheet `caching.md`)."""
+"""Compilation caching that a service can trust although the client owns the files."""
 
 from __future__ import annotations
 

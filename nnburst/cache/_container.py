@@ -1,4 +1,4 @@
-"""One cache file: a header, the payload, and an authentication code over both (facts sheet `caching.md` §8.5).
+"""One cache file: a header, the payload, and an authentication code over both.
 
 ::
 
@@ -113,7 +113,7 @@ def digest_of(payload: memoryview | bytes, ready: Callable[[int], None] | None =
             top.update(one(start))
         return top.digest()
     with ThreadPoolExecutor(1) as helper:
-        # The helper hashes what was read while this thread reads on, and hashes itself when it is ahead.
+        # The helper hashes the bytes read so far while this thread reads on, and hashes itself when it is ahead.
         pending = []
         for start in starts:
             if ready is not None:

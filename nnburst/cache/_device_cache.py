@@ -1,4 +1,4 @@
-"""What a device uses to write cache files and to believe them again (facts sheet `caching.md` §2, §3, §8.5-8.7)."""
+"""What a device uses to write cache files and to believe them again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SaveResult:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedEntry:
-    """The payloads of an entry, private and sealed; nobody can change them any more.
+    """The payloads of an entry, private and sealed: they cannot change any more.
 
     Attributes:
         model: Read-only views, one per model file. They keep the memory.
@@ -72,10 +72,10 @@ class DeviceCache:
     """The cache of one device. Thread safe.
 
     Args:
-        store: Remembers what is trusted; shared by all devices of a service.
+        store: Remembers the trusted generations; shared by all devices of a service.
         device: Name of the device.
         epoch: 32 bytes that differ between any two builds of the device that do not read each other's files.
-        model_files: Files that hold what is executed, 0 … 32.
+        model_files: Files with the executable part, 0 … 32.
         data_files: Files that hold constants, 0 … 32.
         most_bytes: Bytes that an entry may have.
         announce: Tell the store that this is the build that runs, so that it forgets entries of others.
@@ -134,7 +134,7 @@ class DeviceCache:
         """Write an entry into files of the client. Whatever happens is in the result, never an exception.
 
         Digests are computed and remembered before the first byte is written, from the buffers that are written, so
-        that a file that somebody changes meanwhile is rejected later (THR-10).
+        that a file that changes meanwhile is rejected later (THR-10).
 
         Args:
             token: 32 bytes that name the entry.
@@ -286,7 +286,7 @@ class DeviceCache:
             self._check_header(header, kind, i, token, first)
         record = self._store.get(token, self._device, first.generation)
         if record is None:
-            raise CacheRejected(CacheReason.ROLLED_BACK, "the files are older than what was saved last")
+            raise CacheRejected(CacheReason.ROLLED_BACK, "the files are older than the last save")
         if [(file.kind, file.index) for file in record.files] != places:
             raise CacheRejected(CacheReason.BAD_MAC, "the entry has another number of files")
         for header, file in zip(headers, record.files, strict=True):
@@ -342,7 +342,7 @@ def check_entry(store: TrustStore | None, epochs: Mapping[str, str], info: Entry
     headers = [read_header(fd, _MOST_BYTES) for fd in fds]
     counts = [sum(header.kind == kind for header in headers) for kind in (_MODEL, _DATA)]
     if not headers or max(counts) > _MOST_FILES or any(header.count != counts[header.kind - 1] for header in headers):
-        raise CacheRejected(CacheReason.PARTIAL_SET, f"{len(headers)} files, which is not what they say themselves")
+        raise CacheRejected(CacheReason.PARTIAL_SET, f"{len(headers)} files, but their headers say another number")
     first = headers[0]
     if info.device in epochs and first.epoch.hex() != epochs[info.device]:
         raise CacheRejected(CacheReason.BAD_EPOCH, "written by another build of the device")

@@ -1,4 +1,4 @@
-"""The directory where a client keeps the files of its compilations (facts sheet `caching.md` §8.4, §8.7, §8.10).
+"""The directory where a client keeps the files of its compilations.
 
 ::
 
@@ -42,7 +42,7 @@ _warned_of: set[CacheReason] = set()
 
 
 class Opened:
-    """An entry that is open; nobody removes it meanwhile."""
+    """An entry that is open; it is not removed meanwhile."""
 
     def __init__(self, generation: str, model_fds: list[int], data_fds: list[int], held: Lock) -> None:
         self.generation = generation
@@ -59,10 +59,10 @@ class Opened:
 
 
 class Staged:
-    """An entry that is being written: empty files that nobody else sees.
+    """An entry that is being written: empty files that others do not see yet.
 
     Attributes:
-        waited: Whether somebody else was writing before.
+        waited: Whether another process was writing before.
     """
 
     def __init__(self, cache: Cache, entry: str) -> None:
@@ -114,7 +114,7 @@ class Staged:
         self.close()
 
     def close(self) -> None:
-        """Let go; what was not published is removed. Idempotent."""
+        """Let go; unpublished files are removed. Idempotent."""
         fds, self.model_fds, self.data_fds = [*self.model_fds, *self.data_fds], [], []
         for fd in (*fds, self._fd):
             if fd >= 0:
@@ -134,7 +134,7 @@ class Cache:
 
     Args:
         root: The directory; made with mode 0700 when something is saved. Or a descriptor of it.
-        limits: What it may take.
+        limits: How much it may take.
         hook: Called with the name of each step of a publication, for tests of what happens if it ends there.
 
     Raises:
@@ -152,7 +152,7 @@ class Cache:
         try:
             place = root if root is not None and root != "" else default_cache_directory()
             self._root = f"{_BY_DESCRIPTOR}{place}" if isinstance(place, int) else os.fsdecode(place)
-        except CacheRejected as error:  # said when somebody wants something of the cache
+        except CacheRejected as error:  # raised when something is asked of the cache
             self._root, self._nowhere = "", error
         if "\0" in self._root:
             raise InvalidArgument(f"the cache directory {self._root!r} cannot be a path: it contains a NUL")
@@ -282,7 +282,7 @@ class Cache:
         Args:
             entry: Its name.
             counts: Of model and data files.
-            patience: Seconds to wait for somebody else who is writing it.
+            patience: Seconds to wait for another process that is writing it.
 
         Raises:
             CacheRejected: BUSY, DISK_FULL, READ_ONLY, …: compile without saving.
@@ -357,7 +357,7 @@ class Cache:
             remove_tree(staging, name)
 
     def remove(self, entry: str, generation: str, *, patience: float = 0.0) -> int:
-        """Remove a generation that nobody uses. Returns the bytes, or -1 if somebody does."""
+        """Remove a generation that is not in use. Returns the bytes, or -1 if it is."""
         held = self._lock(entry, "pub", shared=False, patience=patience)
         if held is None:
             return -1
@@ -374,7 +374,7 @@ class Cache:
         return freed
 
     def enforce_limits(self) -> None:
-        """Evict what is worth least, if there is too much. Never raises: the entry that was saved is good."""
+        """Evict the least valuable entries, if there are too many. Never raises: the entry that was saved is good."""
         from ._eviction import prune
 
         limits = self.limits
@@ -410,7 +410,7 @@ class Cache:
     def entries(self) -> list[EntryInfo]:
         """Return all entries that are there, with what the index or else the entry itself says of them.
 
-        Sizes and pins are what they are, and the index learns of what it did not know.
+        Sizes and pins come from the files, and the index learns of entries that it did not know.
 
         Raises:
             CacheRejected: The directory cannot be read.
@@ -439,7 +439,7 @@ class Cache:
             self.index.learn(changed, gone, complete=complete)
 
     def _measured(self, known: Mapping[tuple[str, str], EntryInfo]) -> list[EntryInfo]:
-        """Return what is noted, with the size of what had none: a late save does not tell how large it became."""
+        """Return the notes, with sizes where they had none: a late save does not tell how large it became."""
         found = []
         for info in known.values():
             nbytes = info.nbytes
@@ -494,7 +494,7 @@ class Cache:
 
 
 def _generations(shard: int, entry: str) -> list[str]:
-    """Names of what there is of an entry."""
+    """Names of the generations of an entry."""
     return [name for name in os.listdir(shard) if name.startswith(entry + ".")]
 
 

@@ -1,4 +1,4 @@
-"""Which entries of a cache directory go first (facts sheet `caching.md` §8.10)."""
+"""Which entries of a cache directory go first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HALF_LIFE = 14 * 86400.0
 
 @dataclass
 class Pruned:
-    """What a pass removed, in entries and bytes by class, and what it could not."""
+    """Entries and bytes that a pass removed, by class, and entries that it could not."""
 
     entries: dict[str, int] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
@@ -57,7 +57,7 @@ def prune(
     dry_run: bool = False,
     remove: Callable[[EntryInfo], int] | None = None,
 ) -> Pruned:
-    """Remove what is stale, left over or expired, then what is worth least until the rest fits.
+    """Remove stale, leftover and expired entries, then the least valuable ones until the rest fits.
 
     Args:
         cache: The directory.
@@ -65,7 +65,7 @@ def prune(
         max_age: Seconds since the last use, instead of its limit.
         epochs: Hex epoch by device name; entries of another epoch are stale.
         everything: Remove all.
-        force: Also what is pinned.
+        force: Pinned entries, too.
         dry_run: Only say what would go.
         remove: Does it; returns the bytes or -1 if an entry is in use.
     """

@@ -47,7 +47,7 @@ def directory(path: str | os.PathLike[str], *, create: bool) -> int:
     """Open a directory of this user's own.
 
     Raises:
-        CacheRejected: It belongs to somebody else, or others may write to it.
+        CacheRejected: It belongs to another user, or others may write to it.
         OSError: It cannot be opened or made.
     """
     if create:
@@ -82,7 +82,7 @@ def _checked(fd: int, name: str) -> int:
     status = os.fstat(fd)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         os.close(fd)
-        raise CacheRejected(CacheReason.UNSAFE_PATH, f"{name} belongs to somebody else, or others may write to it")
+        raise CacheRejected(CacheReason.UNSAFE_PATH, f"{name} belongs to another user, or others may write to it")
     return fd
 
 
@@ -98,7 +98,7 @@ def open_file(parent: int, name: str) -> int:
     ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or not ours:
         os.close(fd)
-        raise CacheRejected(CacheReason.UNSAFE_PATH, f"{name} is no private file with one name")
+        raise CacheRejected(CacheReason.UNSAFE_PATH, f"{name} is not a private file with a single name")
     return fd
 
 
@@ -121,7 +121,7 @@ class Lock:
 
 
 def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> Lock | None:
-    """Take a lock, or return None if somebody else has it all the time.
+    """Take a lock, or return None if another holder has it all the time.
 
     Args:
         parent: Directory of the lock files.

@@ -1,4 +1,4 @@
-"""What is known of the entries of a cache directory: for people and for eviction, never for trust.
+"""Notes on the entries of a cache directory: for people and for eviction, never for trust.
 
 Everything in it can be found again by looking at the directory, so damage and loss cost nothing but counts.
 """
@@ -72,7 +72,7 @@ class EntryInfo:
 
         Args:
             values: By attribute.
-            known: What is certain, or a default that is better than the usual.
+            known: Certain values, or better defaults than the usual.
         """
         given = {name: values[name] for name in _COLUMNS if name in values and _is_sound(name, values[name])}
         return cls(**{**known, **given})
@@ -101,7 +101,7 @@ _SCHEMA = (
 
 
 class _Unusable(Exception):
-    """The file is no index of this version."""
+    """The file is not an index of this version."""
 
 
 class Index:
@@ -159,7 +159,7 @@ class Index:
         self._use(work, None)
 
     def all(self) -> dict[tuple[str, str], EntryInfo]:
-        """Return what is noted, by entry and generation. What makes no sense is forgotten, to be found again."""
+        """Return the notes, by entry and generation. Nonsense is forgotten, to be found again."""
 
         def work(database: sqlite3.Connection) -> dict[tuple[str, str], EntryInfo]:
             found = {}
@@ -186,9 +186,9 @@ class Index:
         """Note what the directory has told.
 
         Args:
-            infos: What is there and was noted otherwise or not at all.
+            infos: Entries that were noted differently or not at all.
             gone: Entries and generations that are not there any more.
-            complete: There is nothing else, but for what was noted meanwhile.
+            complete: There are no other entries, but for those noted meanwhile.
         """
         rows = [[getattr(info, name) for name in _COLUMNS] for info in infos]
 
@@ -254,11 +254,11 @@ def _connected(place: int) -> sqlite3.Connection:
     """Open the database of a directory, or make it; never through a link (THR-14).
 
     Raises:
-        _Unusable: What is there is something else.
+        _Unusable: The file is something else.
         OSError: It cannot be made.
     """
     try:
-        # Nobody may open and close an existing one: that would undo the locks of other threads.
+        # An existing one must not be opened and closed: that would undo the locks of other threads.
         os.close(os.open(_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place))
     except FileExistsError:
         status = os.stat(_NAME, dir_fd=place, follow_symlinks=False)
@@ -269,7 +269,7 @@ def _connected(place: int) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA synchronous=OFF")  # losing counts costs nothing
         if database.execute("PRAGMA user_version").fetchone() != (_VERSION,):
-            database.execute("BEGIN IMMEDIATE")  # somebody else may make it just now
+            database.execute("BEGIN IMMEDIATE")  # another process may be making it
             if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
                 for statement in _SCHEMA:
                     database.execute(statement)
@@ -283,7 +283,7 @@ def _connected(place: int) -> sqlite3.Connection:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether an error comes from what is in the file, not from the disk, a lock or a lack of descriptors."""
+    """Whether an error comes from the contents of the file, not from the disk, a lock or a lack of descriptors."""
     if isinstance(error, sqlite3.OperationalError):
         return any(words in str(error) for words in ("no such column", "no such table", "values were supplied"))
     return isinstance(error, _Unusable) or type(error) is sqlite3.DatabaseError

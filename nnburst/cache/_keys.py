@@ -1,4 +1,4 @@
-"""The secret that makes cache files believable, kept where no client writes (facts sheet `caching.md` §8.6)."""
+"""The secret that makes cache files believable, kept where no client writes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MasterKey:
             directory: Descriptor of the service's state directory.
 
         Raises:
-            CacheRejected: The file is a link, somebody else's, or open to others; or it cannot be made.
+            CacheRejected: The file is a link, another user's, or open to others; or it cannot be made.
         """
         try:
             try:
@@ -58,7 +58,7 @@ class MasterKey:
 
 
 def _create(directory: int) -> None:
-    """Publish a complete key by a link, so that nobody ever reads half of one; who comes second uses the first's."""
+    """Publish a complete key by a link, so that no reader sees half of one; the second to come uses the first's."""
     name = f"key.{os.getpid()}.{os.urandom(4).hex()}"
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:

@@ -1,4 +1,4 @@
-"""What a cache directory may take (facts sheet `caching.md` §8.10)."""
+"""What a cache directory may take."""
 
 from __future__ import annotations
 
@@ -60,4 +60,4 @@ class Limits:
 @cache
 def _warn_of(given: str) -> None:
     """Say once that a value is not understood."""
-    _log.warning("NNBURST_CACHE_MAX_BYTES=%r is no size and does not count; give a number, or one like 500M", given)
+    _log.warning("NNBURST_CACHE_MAX_BYTES=%r is not a size and is ignored; give a number, or one like 500M", given)

@@ -1,4 +1,4 @@
-"""Where things are kept if nobody says where (facts sheet `caching.md` §8.4, §8.6)."""
+"""Where things are kept by default."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def default_state_directory() -> Path:
 
 
 def _given(variable: str) -> Path | None:
-    """A variable of our own; not one that somebody else may have set for a privileged process."""
+    """A variable of our own; not one that another user may have set for a privileged process."""
     given = os.environ.get(variable)
     return Path(given) if given and os.getuid() == os.geteuid() else None
 
@@ -46,7 +46,7 @@ def _home() -> Path:
     if not os.path.isabs(home):
         try:
             home = pwd.getpwuid(os.getuid()).pw_dir
-        except KeyError:  # a container with a user id that nobody has heard of
+        except KeyError:  # a container with a user id without a name
             home = ""
     if not os.path.isabs(home):
         raise CacheRejected(

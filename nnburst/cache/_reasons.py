@@ -1,4 +1,4 @@
-"""Why a cache entry was used, written, or neither (facts sheet `caching.md` §8.9)."""
+"""Why a cache entry was used, written, or neither."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CacheReason(str, enum.Enum):
     LATER = "LATER"
     """The device writes the files after the first executions."""
     NO_INFO = "NO_INFO"
-    """Nobody asked for caching."""
+    """Caching was not asked for."""
     UNSUPPORTED = "UNSUPPORTED"
     """The device has no cache files."""
     DISABLED = "DISABLED"
@@ -39,11 +39,11 @@ class CacheReason(str, enum.Enum):
     TOKEN_COLLISION = "TOKEN_COLLISION"
     """The token was used for another model."""
     BAD_FD = "BAD_FD"
-    """A descriptor is no plain file that can be read and written, or there are too few or too many."""
+    """A descriptor is not a plain file that can be read and written, or there are too few or too many."""
     REMOTE_FILES = "REMOTE_FILES"
     """The files are on a file system that could block the service for ever; see ``NNBURST_REMOTE_FILES``."""
     UNSAFE_PATH = "UNSAFE_PATH"
-    """A link, or somebody else's file."""
+    """A link, or another user's file."""
     NO_ROW = "NO_ROW"
     """The trust store does not know the entry."""
     KEY_CHANGED = "KEY_CHANGED"
@@ -55,7 +55,7 @@ class CacheReason(str, enum.Enum):
     DISK_FULL = "DISK_FULL"
     TOO_BIG = "TOO_BIG"
     CHANGED = "CHANGED"
-    """Constants were written while the model was compiled: what was compiled is not what was asked for."""
+    """Constants were written while the model was compiled: the result is not the model that was asked for."""
     NOT_WORTH_IT = "NOT_WORTH_IT"
     """Compiling is faster than verifying would be."""
     DECLINED = "DECLINED"
@@ -72,7 +72,7 @@ SPOILT = frozenset(
         "ROLLED_BACK", "TOKEN_COLLISION", "NO_ROW", "KEY_CHANGED", "TOO_BIG", "DEAD_SERVICE",
     )
 )  # fmt: skip
-"""What is wrong with an entry itself: it is refused again the next time, and nothing is lost with it."""
+"""Defects of the entry itself: it would be refused again, and nothing is lost with it."""
 
 _STATUS = {
     CacheReason.DEADLINE: ErrorStatus.MISSED_DEADLINE_TRANSIENT,

@@ -69,7 +69,7 @@ def place_of(fd: int) -> bytes:
 
 
 def check_not_locked(fd: int) -> None:
-    """Find out whether a late save is writing to a file just now (facts sheet `caching.md` §4).
+    """Find out whether a late save is writing to a file just now.
 
     Raises:
         CacheRejected: Reason BUSY.
@@ -77,13 +77,13 @@ def check_not_locked(fd: int) -> None:
     try:
         found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
     except OSError:
-        return  # what is wrong with the descriptor is said by `check_fd`
+        return  # `check_fd` says why the descriptor is wrong
     if _LOCK.unpack(found)[0] != fcntl.F_UNLCK:
         raise CacheRejected(CacheReason.BUSY, "the entry is being written")
 
 
 class SealedCopy:
-    """The bytes of one file at one moment, in memory that nobody can change.
+    """The bytes of one file at one moment, in memory that cannot change.
 
     Attributes:
         header: As the file has it; not authentic by itself.

@@ -1,4 +1,4 @@
-"""Names of cache entries: tokens, fingerprints of models, file names (facts sheet `caching.md` §1.2, §1.3, §8.3)."""
+"""Names of cache entries: tokens, fingerprints of models, file names."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def model_fingerprint(
     """Return 32 bytes that differ between any two models that compute different things.
 
     Memory and files that constants refer to can be written at any time. A device that compiled private copies of them
-    finds out with `copies` what it has really compiled.
+    finds out with `copies` which contents it has really compiled.
 
     Args:
         model: The model.

@@ -1,7 +1,7 @@
 """What the service remembers of the files that clients keep: which generation of an entry is the right one.
 
 The authentication code of a file says that this service wrote it. Only this store says that it is the newest: without
-it an old file could be put back (facts sheet `caching.md` §3, §8.6).
+it an old file could be put back.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_ROWS = 20_000
 _FILE = struct.Struct("<HHQ32s")
 _SUFFIXES = ("", "-wal", "-shm")
 _MOST_DAMAGED = 3
-"""Databases that were set aside, for whoever wants to know why."""
+"""Databases that were set aside, for a later look at why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class TrustStore:
             raise CacheRejected(CacheReason.NO_STORE, "another process is repairing the trust store")
         try:
             try:
-                self._database = self._connected(directory)  # somebody else was first
+                self._database = self._connected(directory)  # another process was first
                 return
             except sqlite3.DatabaseError as error:
                 if not _is_damage(error):
@@ -159,7 +159,7 @@ class TrustStore:
             os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory))
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise CacheRejected(CacheReason.NO_STORE, f"{self._path} is no file of this user's own")
+            raise CacheRejected(CacheReason.NO_STORE, f"{self._path} does not belong to this user")
         self._identity = status.st_dev, status.st_ino
         database = sqlite3.connect(self._path, timeout=10, isolation_level=None, check_same_thread=False)
         try:
@@ -185,7 +185,7 @@ class TrustStore:
         return database
 
     def _is_elsewhere(self) -> bool:
-        """Whether another process has set the database aside, or somebody has removed it."""
+        """Whether the database was set aside by another process, or removed."""
         try:
             status = os.lstat(self._path)
         except FileNotFoundError:
@@ -240,10 +240,10 @@ class TrustStore:
         )  # fmt: skip
 
     def get(self, token: bytes, device: str, generation: bytes) -> Record | None:
-        """Return what is known of a generation that counts, or None.
+        """Return the record of a generation that counts, or None.
 
         Raises:
-            CacheRejected: Somebody changed the row, or the store cannot be read.
+            CacheRejected: The row was changed, or the store cannot be read.
         """
         with self._using() as database:
             return self._got(database, token, device, generation)
@@ -262,7 +262,7 @@ class TrustStore:
         records = tuple(FileRecord(*_FILE.unpack_from(files, at)) for at in range(0, len(files), _FILE.size))
         record = Record(token, device, generation, epoch, fingerprint, records, bool(live), created, place)
         if not hmac.compare_digest(record.row_mac(self._row_key), mac):
-            raise CacheRejected(CacheReason.NO_ROW, "a row of the trust store was changed by somebody else")
+            raise CacheRejected(CacheReason.NO_ROW, "a row of the trust store was changed from outside")
         if not record.live and created < time.time() - _PENDING_SECONDS:
             return None
         return record
@@ -275,7 +275,7 @@ class TrustStore:
 
     def confirm(self, token: bytes, device: str, generation: bytes) -> bool:
         """A client has published a generation: from now on no other counts in its place. False if it is not known."""
-        with self._using() as database:  # all at once: what was replaced or revoked meanwhile does not come back
+        with self._using() as database:  # all at once: replaced or revoked generations do not come back
             record = self._got(database, token, device, generation)
             if record is None:
                 return False

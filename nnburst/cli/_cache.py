@@ -1,4 +1,4 @@
-"""`nnburst cache`: what is in a cache directory, whether it is still good, and how to get rid of it."""
+"""`nnburst cache`: list, check and remove the entries of a cache directory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _scaled(what: str, units: dict[str, int]) -> Callable[[click.Context, click.
         number = scaled(value, units)
         if number is None:
             known = ", ".join(filter(None, units))
-            raise click.BadParameter(f"{value!r} is no {what}; give a number, with a unit if you like: {known}")
+            raise click.BadParameter(f"expected a {what}, got {value!r}: a number, with or without one of {known}")
         return number
 
     return read
@@ -52,7 +52,7 @@ def _scaled(what: str, units: dict[str, int]) -> Callable[[click.Context, click.
 def cache(context: click.Context, directory: Path | None) -> None:
     """Look after compilations that are kept in files.
 
-    Nothing here can do harm to a program that runs: entries that are in use are left alone, and what is removed is
+    No command harms a running program: entries in use are left alone, and a removed entry is
     compiled again when it is needed.
     """
     from ..cache import Cache
@@ -109,7 +109,7 @@ def _worth(row: dict[str, Any]) -> str:
 @click.option("--stale", is_flag=True, help="Only entries of builds of devices that are not here.")
 @click.pass_obj
 def ls(directory: Cache, as_json: bool, device: str | None, sort: str, stale: bool) -> None:
-    """List the entries. Needs no service and believes what they say of themselves."""
+    """List the entries as their headers describe them. Needs no service."""
     with _readable(directory):
         known = {key for key, _ in directory.index.all()}
         infos = directory.entries()
@@ -196,12 +196,12 @@ def verify(directory: Cache, quick: bool, fix: bool, as_json: bool, ids: tuple[s
 
 
 @cache.command("prune")
-@click.option("--max-bytes", callback=_scaled("size", _SIZE), help="Until so much is left, e.g. 500M.")
-@click.option("--max-age", callback=_scaled("age", _AGE), help="What was not used for so long, e.g. 30d.")
+@click.option("--max-bytes", callback=_scaled("size", _SIZE), help="Entries until that much is left, e.g. 500M.")
+@click.option("--max-age", callback=_scaled("age", _AGE), help="Entries that were not used for that long, e.g. 30d.")
 @click.option("--stale", is_flag=True, help="Entries of builds of devices that are not here.")
 @click.option("--orphans", is_flag=True, help="Leftovers of saves that were cut off.")
 @click.option("--all", "everything", is_flag=True, help="Everything.")
-@click.option("--force", is_flag=True, help="Also what is pinned.")
+@click.option("--force", is_flag=True, help="Pinned entries, too.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.pass_obj
 def prune_command(

@@ -19,7 +19,7 @@ def why_not(path: Path) -> str:
         if path.is_dir():
             return "it is a directory"
         if not parent.is_dir():
-            return f"{parent} is no directory" if parent.exists() else f"there is no directory {parent}"
+            return f"{parent} is not a directory" if parent.exists() else f"there is no directory {parent}"
         if path.exists():
             return "" if os.access(path, os.W_OK) else "it is read-only"
         return "" if os.access(parent, os.W_OK | os.X_OK) else f"nothing may be written in {parent}"

@@ -82,7 +82,7 @@ def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], s
 
     Args:
         arguments: Open dimensions become 1.
-        shapes: By name, where that is not what is wanted.
+        shapes: By name, where other shapes are wanted.
         seed: Other numbers for another seed.
 
     Raises:

@@ -182,7 +182,7 @@ _ROLE_RULES: tuple[_Rule, ...] = (
         ),
     ),
 )
-"""What must hold for each role, in this order, and what to say if it does not (facts sheet `memory.md` §5.1)."""
+"""What must hold for each role, in this order, and what to say if it does not."""
 
 
 def allocate_buffer(
@@ -192,7 +192,7 @@ def allocate_buffer(
     input_roles: Sequence[BufferRole],
     output_roles: Sequence[BufferRole],
 ) -> LocalBuffer:
-    """Check a request for a buffer (facts sheet `memory.md` §5.1) and make it.
+    """Check a request for a buffer and make it.
 
     Args:
         tracker: Of the device.

@@ -110,7 +110,7 @@ class DeviceCacheHome:
 
         Raises:
             InvalidArgument: The token has not 32 bytes.
-            CacheRejected: The files are not exactly what was saved last under the token.
+            CacheRejected: The files are not exactly those saved last under the token.
         """
         token = checked_token(files.token)
         return self.get().load(token, files.model_fds, files.data_fds, fingerprint=files.fingerprint)
@@ -134,7 +134,7 @@ class DeviceCacheHome:
             files: Where, under which token, and what the client says of them.
             payloads: Makes the contents of the model files and of the data files; None: this model is not cached.
             seconds: What compiling took, for files that are only wanted if they are faster; None if that is clear.
-            compiled: Makes the fingerprint of what was compiled; see `nnburst.cache.model_fingerprint`.
+            compiled: Makes the fingerprint of the compiled contents; see `nnburst.cache.model_fingerprint`.
         """
         started = time.perf_counter()
         result = self._saved(files, payloads, seconds, compiled)

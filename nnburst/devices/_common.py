@@ -41,7 +41,7 @@ would not be the same. The importer parses once, drops what it does not know, an
 """
 
 _NEVER = 2**63 - 1
-"""A deadline at or beyond it means none (facts sheet `model.md` §4.4)."""
+"""A deadline at or beyond it means none."""
 
 
 @cache
@@ -75,7 +75,7 @@ def check_preparation(job: CompileJob) -> None:
 
 
 def readable_operations(model: Model) -> tuple[bool, ...]:
-    """Say for each operation of the main subgraph whether its constants can be read (facts sheet `memory.md` §2.3)."""
+    """Say for each operation of the main subgraph whether its constants can be read."""
     bad = undecodable_pools(model.pools)
 
     def lost(index: int) -> bool:

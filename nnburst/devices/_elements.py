@@ -97,7 +97,7 @@ def element_type(key: int | str, place: str) -> ElementType:
 
     Args:
         key: ``TensorProto.DataType``, or ONNX Runtime's name.
-        place: What it is the type of, for the message.
+        place: The argument, for the message.
 
     Raises:
         GeneralFailure: Elements have no size of their own (strings), or no whole number of bytes.

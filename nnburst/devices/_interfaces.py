@@ -1,4 +1,4 @@
-"""The waist of the system: what every device and prepared model can do (facts sheet `model.md` §4).
+"""The waist of the system: what every device and prepared model can do.
 
 A local device and the proxy of a device in another process implement the same two classes, so everything above
 works in one process or across two.
@@ -115,7 +115,7 @@ class PreparedModel(abc.ABC):
             options: How.
 
         Returns:
-            The table of `model.md` §4.3. Errors of the request or of the execution are a status, not an exception.
+            Status, output shapes, timing. Errors of the request or of the execution are a status, not an exception.
         """
 
     def configure_execution_burst(
@@ -163,7 +163,7 @@ class PreparedModel(abc.ABC):
 
 
 class Buffer(abc.ABC):
-    """A driver-managed buffer (facts sheet `memory.md` §5). Context manager; closing frees it once nobody uses it.
+    """A driver-managed buffer. Context manager; closing frees it once it is no longer used.
 
     Attributes:
         timeout: Seconds that a copy may take if the device is in another process, then `MissedDeadline`; None for no
@@ -209,10 +209,10 @@ class Buffer(abc.ABC):
         """
 
     def account_to(self, account: Callable[[int], None]) -> None:
-        """Have somebody told of the bytes that the buffer takes, now and each time that it grows.
+        """Have a function told of the bytes that the buffer takes, now and each time that it grows.
 
         Args:
-            account: Gets the number of bytes that come on top; what it raises keeps the buffer from growing.
+            account: Gets the number of bytes that come on top; an exception of it keeps the buffer from growing.
         """
 
     @abc.abstractmethod
@@ -259,7 +259,7 @@ class Device(abc.ABC):
         """Say for each operation of the main subgraph whether the device can run it.
 
         Raises:
-            InvalidArgument: The model breaks a rule of `model.md` §3.2.
+            InvalidArgument: The model breaks a rule of `validate_model`.
         """
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
@@ -278,7 +278,7 @@ class Device(abc.ABC):
 
         Raises:
             InvalidArgument: The file is not of this format.
-            GeneralFailure: The device does not read this format, has no such model, or cannot run what is in it.
+            GeneralFailure: The device does not read this format, has no such model, or cannot run its contents.
         """
         raise GeneralFailure(f"{self.name} does not import {source!r}")
 
@@ -347,7 +347,7 @@ class Device(abc.ABC):
             output_roles: Outputs that it may be.
 
         Raises:
-            InvalidArgument: A row of `memory.md` §5.1 is broken.
+            InvalidArgument: The models, the roles or the dimensions break a rule.
             GeneralFailure: The device cannot allocate this, or anything.
         """
         raise GeneralFailure(f"{self.name} cannot allocate buffers; use shared memory")

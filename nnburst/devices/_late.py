@@ -1,4 +1,4 @@
-"""Saving a compilation after the call that brought the files has returned (facts sheet `caching.md` §4)."""
+"""Saving a compilation after the call that brought the files has returned."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LateSave:
         payloads: Callable[[], tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]] | None],
         compiled: Callable[[], bytes] | None = None,
     ) -> SaveResult:
-        """Write the entry in place of what is there. Nothing is raised; the result says what came of it.
+        """Write the entry in place of the old one. Nothing is raised; the result tells the outcome.
 
         Args:
             payloads: As `DeviceCacheHome.save`.

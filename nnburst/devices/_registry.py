@@ -49,7 +49,7 @@ def create_device(spec: str) -> Device:
         spec: One of `device_names`; options follow after a colon: ``"nnburst-onnxruntime:threads=2,spinning=1"``.
 
     Raises:
-        DeviceUnavailable: There is no such device, or what it needs is not installed.
+        DeviceUnavailable: There is no such device, or a library that it needs is not installed.
         InvalidArgument: The device has no such option.
         GeneralFailure: The entry point does not give a `Device` of that name.
     """

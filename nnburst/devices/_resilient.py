@@ -1,7 +1,7 @@
 """A device whose process may die: it is connected again, once, and only if it is still the same device.
 
-The facts sheet `caching.md` §1.6 describes the rule: after a reconnection name, version, type, extensions,
-capabilities and cache files are compared with what they were. A device that changed is invalid for whoever holds it,
+The rule: after a reconnection name, version, type, extensions,
+capabilities and cache files are compared with what they were. A device that changed is invalid for its holder,
 because tokens, models and decisions of the caller were made for the other one; a new object has to be made.
 """
 
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 def check_device(device: Device) -> None:
-    """Check what a device says of itself before it is offered to anybody.
+    """Check what a device says of itself before it is offered.
 
     Raises:
         GeneralFailure: The counts of its cache files are out of range, or it cannot tell them.
@@ -135,10 +135,10 @@ class ResilientDevice(Device):
         return device
 
     def recover(self, failed: Device) -> Device:
-        """Replace a device whose process has died, unless somebody else already did.
+        """Replace a device whose process has died, unless that was done already.
 
         Raises:
-            GeneralFailure: What was connected is another device; this object is invalid from now on.
+            GeneralFailure: The new connection leads to another device; this object is invalid from now on.
             NNBurstError: It cannot be connected.
         """
         replaced: list[Device] = []
@@ -160,7 +160,7 @@ class ResilientDevice(Device):
             return call(device)
         except (DeadObject, BadState) as death:
             if isinstance(death, BadState) and self._device is device:
-                raise  # not because somebody else has replaced and closed it
+                raise  # not because another thread has replaced and closed it
             try:
                 device = self.recover(device)
             except GeneralFailure:
@@ -203,7 +203,7 @@ class ResilientDevice(Device):
 
     @property
     def status(self) -> DeviceStatus:
-        """OFFLINE while nobody has found out that the process is gone."""
+        """OFFLINE until a call finds out that the process is gone."""
         return self.current.status
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
@@ -246,7 +246,7 @@ class ResilientDevice(Device):
 
 
 def _close(device: Device) -> None:
-    """Close a device that nobody uses any more; what is left of it may fail at that."""
+    """Close a device that is no longer used; that may fail, since the device is broken."""
     try:
         device.close()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Fast message queues: lock-free FIFOs in shared memory, with a futex event flag (facts sheet `burst.md` §1, §2)."""
+"""Fast message queues: lock-free FIFOs in shared memory, with a futex event flag."""
 
 from __future__ import annotations
 

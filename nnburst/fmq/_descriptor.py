@@ -1,4 +1,4 @@
-"""What a peer needs to attach to a queue: where everything is, in which files (facts sheet `burst.md` §1.4)."""
+"""What a peer needs to attach to a queue: where everything is, in which files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Flavour(enum.IntEnum):
     SYNCHRONIZED = lib.NNB_SYNCHRONIZED
     """One writer, one reader; a write that does not fit fails."""
     UNSYNCHRONIZED = lib.NNB_UNSYNCHRONIZED
-    """One writer, many readers; a write always succeeds, a slow reader loses what was overwritten."""
+    """One writer, many readers; a write always succeeds, a slow reader loses overwritten elements."""
 
 
 class Layout(enum.IntEnum):

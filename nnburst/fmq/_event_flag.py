@@ -1,4 +1,4 @@
-"""A word of sticky notification bits that processes wake each other with (facts sheet `burst.md` §2)."""
+"""A word of sticky notification bits that processes wake each other with."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class EventFlag:
         self._word, self._owner = _find_word(source, offset)
 
     def wake(self, mask: int) -> None:
-        """Set bits and wake everybody who waits for one that was not set already. No system call if all were set.
+        """Set bits and wake all waiters for one that was not set already. No system call if all were set.
 
         Args:
             mask: Bits; 0 does nothing.

@@ -16,7 +16,7 @@ class Handle:
     """An ``nnb_mq *`` that is closed when nothing refers to it any more.
 
     A queue, the NumPy views on its ring and a call that waits in another thread each hold one reference, so closing
-    the queue never unmaps memory that somebody still looks at.
+    the queue never unmaps memory that a view still shows.
     """
 
     __slots__ = ("__weakref__", "pointer")

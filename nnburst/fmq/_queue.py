@@ -1,4 +1,4 @@
-"""A FIFO of NumPy elements in shared memory (facts sheet `burst.md` §1)."""
+"""A FIFO of NumPy elements in shared memory."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ class MessageQueue:
         exclusive: bool = True,
         sealed: bool = False,
     ) -> MessageQueue:
-        """Join a queue that somebody else made.
+        """Join a queue that another object or process made.
 
         Args:
             descriptor: Its descriptor; stays with the caller.
             dtype: Element type; None for the descriptor's own, or raw bytes of the quantum's size.
-            flavour: What is expected; None accepts either.
+            flavour: The expected one; None accepts either.
             reset: Set the counters to zero, which throws away what waits in the queue.
             exclusive: See the class.
             sealed: Refuse memory that its maker could truncate.
@@ -128,7 +128,7 @@ class MessageQueue:
             raise InvalidArgument(f"flags {descriptor.flags} name no flavour")
         kind = Flavour(descriptor.flags)
         if flavour is not None and member(Flavour, flavour, "flavour") is not kind:
-            raise InvalidArgument(f"the queue is {kind.name.lower()}, not what was expected")
+            raise InvalidArgument(f"expected a queue of the other flavour, got {kind.name.lower()}")
         queue = cls.__new__(cls)
         queue._handle = CLOSED
         options = open_options(reset=reset, exclusive=exclusive, sealed=sealed)
@@ -249,7 +249,7 @@ class MessageQueue:
         return check(rc, "MessageQueue")
 
     def write(self, data: Any) -> bool:
-        """Append elements, all or none. Wakes nobody.
+        """Append elements, all or none. Wakes no waiter.
 
         Args:
             data: An array of the element type, a bytes-like object, or what NumPy can turn into elements.
@@ -266,7 +266,7 @@ class MessageQueue:
         return rc == 0 or self._explain(rc, f"write of {array.size} elements")
 
     def read(self, count: int = 1, *, out: Elements | None = None) -> Elements | None:
-        """Take elements from the front, all or none. Wakes nobody.
+        """Take elements from the front, all or none. Wakes no waiter.
 
         Args:
             count: How many; ignored if `out` is given.

@@ -1,4 +1,4 @@
-"""Zero-copy access to the ring of a queue (facts sheet `burst.md` §1.6)."""
+"""Zero-copy access to the ring of a queue."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ class MemTransaction:
             raise InvalidArgument(f"{count} elements at slot {start} exceed a transaction of {len(self)}")
 
     def commit(self, count: int | None = None) -> bool:
-        """Publish what was written, or give back what was read.
+        """Publish the written elements, or give back the read ones.
 
         Args:
             count: Only the first `count` elements; None for all.
 
         Returns:
-            False if the writer of an unsynchronized queue overtook this reader meanwhile: what was read is void.
+            False if the writer of an unsynchronized queue overtook this reader meanwhile: the elements read are void.
 
         Raises:
             InvalidArgument: `count` is larger than the transaction.

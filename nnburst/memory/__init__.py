@@ -1,4 +1,4 @@
-"""Memory pools: shared memory that client and service both reach (facts sheet `memory.md` §2, §3)."""
+"""Memory pools: shared memory that client and service both reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory as a driver would share it: the first backing that this machine has (`memory.md` §3.1)."""
+"""Memory as a driver would share it: the first backing that this machine has."""
 
 from __future__ import annotations
 

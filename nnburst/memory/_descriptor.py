@@ -1,4 +1,4 @@
-"""What a file descriptor names, and hence how its bytes may be reached (`memory.md` §3.2)."""
+"""What a file descriptor names, and hence how its bytes may be reached."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNUSABLE = {
     stat.S_IFBLK: "a block device",
 }
 _ANONYMOUS = 0
-"""File type of what is no file in any directory: dma-bufs, but also eventfds, epolls and the like."""
+"""File type of objects that lie in no directory: dma-bufs, but also eventfds, epolls and the like."""
 
 _DMA_BUF_SYNC = 0x40086200
 _SYNC_END = 4
@@ -40,7 +40,7 @@ class MemoryObject:
 
     Attributes:
         size: Bytes, when it was looked at.
-        fixed: Nobody can change the size: it may be mapped.
+        fixed: The size cannot change: it may be mapped.
         can_fail: An access may fault all the same; huge pages can run out.
         dma_buf: CPU access must be bracketed, see `sync_dma_buf`.
         writable: The descriptor allows a shared writable mapping.
@@ -70,7 +70,7 @@ def examine(fd: int) -> MemoryObject:
         dma_buf = filesystem == _DMA_BUF
         if kind == _ANONYMOUS and not dma_buf:
             raise GeneralFailure(f"fd {fd} has no bytes that could be mapped")
-        # The seals first: once the size is fixed, what is read next stays true.
+        # The seals first: once the size is fixed, later answers stay true.
         sealed = lib.nnb_seals(fd) & lib.NNB_SEALS_FIXED_SIZE == lib.NNB_SEALS_FIXED_SIZE
         access = flags & os.O_ACCMODE
         if access == os.O_WRONLY or flags & getattr(os, "O_PATH", 0):
@@ -101,7 +101,7 @@ def read_into(fd: int, offset: int, target: Array) -> None:
     while view:
         count = _retry(os.preadv, fd, [view], offset)
         if count == 0:
-            raise GeneralFailure(f"the memory object ended at byte {offset}: somebody truncated it")
+            raise GeneralFailure(f"the memory object ended at byte {offset}: it was truncated")
         view, offset = view[count:], offset + count
 
 

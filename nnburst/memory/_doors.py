@@ -92,7 +92,7 @@ def fd_of_shared_memory(shared: SharedMemory) -> int:
 def locate_mmap(mapped: mmap.mmap) -> tuple[int, int, int]:
     """Find the descriptor that a mapping was made with. Return (fd, borrowed; offset in the object; rights).
 
-    The mmap module keeps a duplicate of the descriptor but tells nobody its number: the kernel's list of mappings
+    The mmap module keeps a duplicate of the descriptor but does not tell its number: the kernel's list of mappings
     names the object, and among our descriptors is one of the same.
     """
     try:
@@ -110,7 +110,7 @@ def locate_mmap(mapped: mmap.mmap) -> tuple[int, int, int]:
     rights, offset, inode = fields[1], int(fields[2], 16) + address - int(first, 16), int(fields[4])
     path = fields[5].rstrip("\n") if len(fields) > 5 else ""
     if "s" not in rights:
-        raise InvalidArgument("the mmap is private: what is written to it, nobody else sees. Map it shared")
+        raise InvalidArgument("the mmap is private: no other process sees what is written to it. Map it shared")
     prot = (PROT_READ if "r" in rights else 0) | (PROT_WRITE if "w" in rights else 0)
     needed = os.O_RDWR if prot & PROT_WRITE else os.O_RDONLY
     for entry in os.listdir("/proc/self/fd"):

@@ -58,7 +58,7 @@ _LOCAL = {
 }
 """File systems that this machine serves, by their names among the mounts, with their magic numbers.
 
-The last three hold no files, which is said by whoever needs one.
+The last three hold no files, which the caller that needs one says.
 """
 _OVERLAY = 0x794C7630
 

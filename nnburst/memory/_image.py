@@ -1,4 +1,4 @@
-"""Strided images: pixel formats, layouts, and the copies between an image and an NHWC tensor (`memory.md` §3.1)."""
+"""Strided images: pixel formats, layouts, and the copies between an image and an NHWC tensor."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class ImageLayout:
     @property
     def _layer_end(self) -> int:
         form = _BY_FOURCC.get(self.fourcc)
-        if form is None:  # nothing will be read; what it takes of a quota is guessed
+        if form is None:  # nothing will be read; its part of a quota is guessed
             return max((offset + self.height * pitch for offset, pitch in self.planes), default=0)
         return max(
             offset + (rows - 1) * pitch + row_bytes
@@ -154,7 +154,7 @@ def _plane_sizes(layout: ImageLayout, form: PixelFormat) -> list[tuple[int, int]
 
 
 def check_layout(layout: ImageLayout) -> None:
-    """Refuse a layout that contradicts itself. An unknown format is no contradiction: see `format_of`.
+    """Refuse a layout that contradicts itself. An unknown format is not a contradiction: see `format_of`.
 
     Raises:
         InvalidArgument: A number is out of range, or rows, planes or layers overlap.

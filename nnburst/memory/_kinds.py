@@ -1,4 +1,4 @@
-"""The plain value that stands for a memory pool on the wire, and what makes one well-formed (`memory.md` §2.1)."""
+"""The plain value that stands for a memory pool on the wire, and what makes one well-formed."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class MemoryHandle:
 
     Attributes:
         kind: A key of `KINDS`.
-        size: Bytes; 0 for a ``"hardware_buffer"``, whose bytes nobody addresses one by one.
+        size: Bytes; 0 for a ``"hardware_buffer"``, whose bytes are not addressed one by one.
         prot: PROT_READ and/or PROT_WRITE.
         offset: First byte in the object.
-        direct: The owner asks to have the pool mapped although somebody could truncate it.
+        direct: The owner asks to have the pool mapped although it could be truncated.
         backing: What a ``"hardware_buffer_blob"`` was made from; for people.
         image: Layout of a ``"hardware_buffer"``.
     """

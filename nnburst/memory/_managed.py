@@ -1,4 +1,4 @@
-"""A driver-managed buffer: its state, its storage, and who uses it at the moment (facts sheet `memory.md` §5)."""
+"""A driver-managed buffer: its state, its storage, and its users at the moment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Made:
-    """What somebody made over the bytes of the buffers of one request, by where these are."""
+    """What was made over the bytes of the buffers of one request, by where these are."""
 
     def __init__(self) -> None:
         self.also_forget: Callable[[], None] = _nothing
@@ -44,7 +44,7 @@ def _nothing() -> None:
 
 
 class Role(NamedTuple):
-    """Who may use a buffer as what. Prepared models are numbered and numbers are never used again."""
+    """The roles in which a buffer may be used. Prepared models are numbered and numbers are never used again."""
 
     model: int
     is_input: bool
@@ -128,7 +128,7 @@ class ManagedBuffer:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody is admitted any more."""
+        """Whether no more requests are admitted."""
         return bool(self._look().is_closed)
 
     # -- storage ----------------------------------------------------------------------------------------------
@@ -145,14 +145,14 @@ class ManagedBuffer:
 
     @property
     def shared(self) -> bool:
-        """Whether another buffer has the same storage; then whoever writes takes another one first."""
+        """Whether another buffer has the same storage; then a writer takes another one first."""
         return self._storage.owners > 1
 
     def account_to(self, account: Callable[[int], None]) -> None:
-        """Have somebody told of the bytes that the buffer takes, now and each time that it grows.
+        """Have a function told of the bytes that the buffer takes, now and each time that it grows.
 
         Args:
-            account: Gets the number of bytes that come on top; what it raises keeps the buffer from growing.
+            account: Gets the number of bytes that come on top; an exception of it keeps the buffer from growing.
         """
         self._account = account
         self._reserve(self._storage.bytes.nbytes)
@@ -178,7 +178,7 @@ class ManagedBuffer:
         return self._storage.bytes
 
     def _move(self, storage: _Storage) -> _Storage:
-        """Take another storage and return the old one, which somebody else may still own."""
+        """Take another storage and return the old one, which another buffer may still own."""
         with gate.lock:
             old, self._storage = self._storage, storage
             old.owners -= 1
@@ -186,7 +186,7 @@ class ManagedBuffer:
         return old
 
     def close(self) -> None:
-        """Admit nobody any more, and give the storage back as soon as nobody uses it. Idempotent."""
+        """Admit no more requests, and give the storage back as soon as it is no longer used. Idempotent."""
         with gate.lock:
             if not self.closed:
                 lib.nnb_buffer_close(self.handle)
@@ -194,7 +194,7 @@ class ManagedBuffer:
                     gate.closed.append(self)
 
     def drop(self) -> bool:
-        """Give the storage of a closed buffer back, unless somebody uses it. Under the gate's lock."""
+        """Give the storage of a closed buffer back, unless it is in use. Under the gate's lock."""
         if not self._look().is_idle:
             return False
         self._storage.owners -= 1
@@ -208,7 +208,7 @@ class ManagedBuffer:
         return True
 
     def register(self, made: Made) -> None:
-        """Have what was made over the bytes forgotten when they are given back."""
+        """Forget the views over the bytes when they are given back."""
         with gate.lock:
             self._made.add(made)
 

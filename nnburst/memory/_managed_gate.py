@@ -1,4 +1,4 @@
-"""Who uses which driver-managed buffer at the moment: the Python face of ``csrc/buffer_gate.c``."""
+"""The users of each driver-managed buffer at the moment: the Python face of ``csrc/buffer_gate.c``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SLICE_NS = 100_000_000
 
 
 class _Closed(Protocol):
-    """A buffer that was closed while somebody used it."""
+    """A buffer that was closed while in use."""
 
     def drop(self) -> bool:
-        """Free it if nobody uses it any more, and say so."""
+        """Free it if it is no longer used, and say so."""
 
 
 class Outcome:
@@ -43,7 +43,7 @@ class Gate(ProcessLock):
         self.handle = out[0]
         """Lives as long as the process."""
         self.closed: list[_Closed] = []
-        """Buffers to free once nobody uses them."""
+        """Buffers to free once they are no longer used."""
 
     @property
     def moves(self) -> int:
@@ -111,6 +111,6 @@ class Uses:
 
 
 def free_closed_buffers() -> None:
-    """Free the buffers that were closed while somebody used them and are not used any more."""
+    """Free the buffers that were closed while in use and are not used any more."""
     with gate.lock:
         gate.closed = [buffer for buffer in gate.closed if not buffer.drop()]

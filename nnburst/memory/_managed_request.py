@@ -1,6 +1,6 @@
 """The driver-managed buffers of one request: the only code that admits a request and commits or fails its outputs.
 
-Every way to execute goes through it, so the states of buffers (facts sheet `memory.md` §5.3) are kept in one place.
+Every way to execute goes through it, so the states of buffers are kept in one place.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class BufferSet:
         """Whether the outputs always have the shapes that their buffers were allocated for."""
         self._uses = Uses([buffer.handle for buffer in self._reading], [buffer.handle for buffer in self._writing])
         self.handle = self._uses.handle
-        """For whoever admits the request in C, if the set is `fixed`."""
+        """For the code that admits the request in C, if the set is `fixed`."""
         self._moves = 0
         self._made = Made()
         for buffer in self._all:
@@ -107,7 +107,7 @@ class BufferSet:
         """Keep the buffers for one execution; it must end with `commit` or `fail`.
 
         Returns:
-            What was given to `keep` while the buffers' bytes were where they are now, or None.
+            The object given to `keep` while the buffers' bytes were where they are now, or None.
 
         Raises:
             InvalidArgument: An input's contents have other dimensions than the request says, or a buffer was closed.
@@ -140,7 +140,7 @@ class BufferSet:
             raise
 
     def keep(self, made: Any) -> None:
-        """Remember what was made over the buffers' bytes. Only while admitted."""
+        """Remember views made over the buffers' bytes. Only while admitted."""
         if len(self._made.by_layout) >= _MOST_LAYOUTS:
             self._made.by_layout.clear()
         self._made.by_layout[self._layout()] = self._made.current = made
@@ -152,7 +152,7 @@ class BufferSet:
         return self._made.current
 
     def when_freed(self, forget: Callable[[], None]) -> None:
-        """Have a function called, from any thread, when a buffer is freed: then nobody may hold what was made."""
+        """Have a function called, from any thread, when a buffer is freed: then views over it must not be held."""
         self._made.also_forget = forget
 
     def _layout(self) -> Hashable:

@@ -1,4 +1,4 @@
-"""Tokens: how clients name driver-managed buffers (facts sheet `memory.md` §5.2)."""
+"""Tokens: how clients name driver-managed buffers."""
 
 from __future__ import annotations
 

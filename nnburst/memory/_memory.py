@@ -40,8 +40,8 @@ class Memory(Pool):
     Made by `ashmem`, `mmap_fd`, `posix_shm`, `hardware_buffer_blob`, `hardware_buffer`, `from_shared_memory`,
     `from_mmap`, `from_dlpack` or `from_handle`. Usable in forked children.
 
-    Whoever made a pool may look at it with `array`, `buffer` and the like. A device uses `read`, `write` and what
-    `nnburst.memory.open_request` gives: they map what nobody can truncate, and copy the rest (`docs/memory.md`).
+    The maker of a pool may look at it with `array`, `buffer` and the like. A device uses `read`, `write` and what
+    `nnburst.memory.open_request` gives: they map what cannot be truncated, and copy the rest (`docs/memory.md`).
     """
 
     __slots__ = ()
@@ -54,7 +54,7 @@ class Memory(Pool):
 
     @classmethod
     def ashmem(cls, size: int, name: str = "nnburst") -> Memory:
-        """Create zeroed shared memory whose size nobody can change.
+        """Create zeroed shared memory of a size that cannot change.
 
         Args:
             size: Bytes, at least 1.
@@ -113,7 +113,7 @@ class Memory(Pool):
 
     @staticmethod
     def unlink_posix_shm(name: str) -> None:
-        """Remove the name; whoever has the memory open keeps it.
+        """Remove the name; processes that have the memory open keep it.
 
         Raises:
             InvalidArgument: There is no such object.
@@ -178,7 +178,7 @@ class Memory(Pool):
         """Use the memory of a ``multiprocessing.shared_memory.SharedMemory``, without a copy.
 
         Args:
-            shared: Stays with the caller, who also unlinks it.
+            shared: Stays with the caller, which also unlinks it.
             direct: As in `mmap_fd`.
 
         Raises:
@@ -311,11 +311,11 @@ class Memory(Pool):
         if self._fds.closed:
             raise BadState("the memory pool is closed; take views before closing it")
         if self.image is not None and not image:
-            raise InvalidArgument("an image is no row of bytes; use planes(), read() or write()")
+            raise InvalidArgument("an image is not one row of bytes; use planes(), read() or write()")
         if not self._map_prot:
             raise InvalidArgument("the pool was made with prot 0: it can be passed on, but not looked at")
         if self._foreign and not self.mappable:
-            raise GeneralFailure("whoever sent this memory could truncate it; use read() and write(), which copy")
+            raise GeneralFailure("the sender of this memory could truncate it; use read() and write(), which copy")
         writable = bool(self._map_prot & PROT_WRITE)
         if self._mapping is None or self._writable != writable:
             # What can be written must be readable too: NumPy has no write-only arrays.

@@ -14,7 +14,7 @@ __all__ = ["open_shared", "unlink_shared"]
 def _slashed(name: str) -> str:
     bare = name.removeprefix("/")
     if not bare or "/" in bare or "\0" in bare or len(os.fsencode(bare)) > 250:
-        raise InvalidArgument(f"{name!r} is no name of shared memory: 1 to 250 bytes without slashes are")
+        raise InvalidArgument(f"expected a name of 1 to 250 bytes without slashes, got {name!r}")
     return "/" + bare
 
 

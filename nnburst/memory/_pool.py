@@ -1,4 +1,4 @@
-"""What every kind of memory pool has in common: what it is, and how a device reaches its bytes (`memory.md` §3.2)."""
+"""The common part of every kind of memory pool: its description, and how a device reaches its bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Pool:
-    """The part of `Memory` that devices use: they map what nobody can truncate, and copy the rest."""
+    """The part of `Memory` that devices use: they map what cannot be truncated, and copy the rest."""
 
     __slots__ = (
         "__weakref__",
@@ -111,7 +111,7 @@ class Pool:
 
     @property
     def sealed(self) -> bool:
-        """Whether nobody can change the size of the object any more."""
+        """Whether the size of the object can no longer change."""
         return all(
             check(lib.nnb_seals(fd), f"seals of fd {fd}") & lib.NNB_SEALS_FIXED_SIZE == lib.NNB_SEALS_FIXED_SIZE
             for fd in self.fds
@@ -137,7 +137,7 @@ class Pool:
 
     @property
     def faults(self) -> int:
-        """How many accesses found that somebody had truncated the object. They saw zeros; their result is void."""
+        """How many accesses found that the object had been truncated. They saw zeros; their result is void."""
         return 0 if self._mapping is None else self._mapping.faults
 
     # -- doors for devices ---------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Pool:
 
         Raises:
             InvalidArgument: The part exceeds the pool, or the pool does not allow to read it.
-            GeneralFailure: The object cannot be read, or somebody truncated it.
+            GeneralFailure: The object cannot be read, or was truncated.
             BadState: The pool is closed.
         """
         element, lengths, nbytes = self._region(dtype, shape, offset, tensor=True)
@@ -235,7 +235,7 @@ class Pool:
         return mapping
 
     def evict(self, mapping: Mapping) -> None:
-        """Let go of a mapping, because it was truncated. The next use maps what there is then."""
+        """Let go of a mapping, because it was truncated. The next use maps the object anew."""
         if self._mapping is mapping:
             self._mapping, self._writable, self._object = None, False, None
 
@@ -293,7 +293,7 @@ class Pool:
 
     def _layout(self) -> ImageLayout:
         if self.image is None:
-            raise InvalidArgument(f"{self.kind} memory is no image")
+            raise InvalidArgument(f"expected an image, got {self.kind} memory")
         return self.image
 
     def _tensor(self, raw: Array) -> Array:
@@ -334,4 +334,4 @@ class Pool:
             self.end_access(write=writing)
         if mapping.faults:
             self.evict(mapping)
-            raise GeneralFailure("somebody truncated the memory object while it was copied")
+            raise GeneralFailure("the memory object was truncated while it was copied")

@@ -1,4 +1,4 @@
-"""The regions of a request as a device may touch them: mapped with the least rights, or copied (`memory.md` §3.2)."""
+"""The regions of a request as a device may touch them: mapped with the least rights, or copied."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def undecodable_pools(pools: Iterable[MemoryLike | BufferToken]) -> dict[int, Ge
 
 
 def check_pools(pools: Iterable[MemoryLike | BufferToken], of_what: str) -> None:
-    """Refuse pools that a device can neither map nor copy (`memory.md` §2.3).
+    """Refuse pools that a device can neither map nor copy.
 
     Raises:
         GeneralFailure: One of them.
@@ -114,7 +114,7 @@ class OpenRequest:
             memory.copy_out(offset, private)
 
     def after_run(self, succeeded: bool) -> None:
-        """Deliver staged outputs, and find out whether somebody truncated what is mapped.
+        """Deliver staged outputs, and find out whether anything mapped was truncated.
 
         Args:
             succeeded: Whether there are outputs to deliver.
@@ -131,7 +131,7 @@ class OpenRequest:
         for memory, mapping in victims:
             memory.evict(mapping)
         if victims:
-            raise GeneralFailure("somebody truncated a memory object during the execution; its results are void")
+            raise GeneralFailure("a memory object was truncated during the execution; its results are void")
         if succeeded:
             for memory, offset, private in self._outputs:
                 memory.copy_in(offset, private)
@@ -161,7 +161,7 @@ class OpenRequest:
 def open_request(request: Request) -> OpenRequest:
     """Open the memory of a request that `validate_request` accepted.
 
-    What nobody can truncate is mapped, read-only if the request only reads it. The rest gets private memory of the size
+    What cannot be truncated is mapped, read-only if the request only reads it. The rest gets private memory of the size
     of the argument, which `OpenRequest.before_run` and `OpenRequest.after_run` exchange with the object.
 
     Raises:

@@ -1,4 +1,4 @@
-"""IF and WHILE: rule V16 (facts sheet `model.md` §3.5)."""
+"""IF and WHILE: rule V16."""
 
 from __future__ import annotations
 

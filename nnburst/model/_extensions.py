@@ -1,4 +1,4 @@
-"""What extensions add to models: types of their own, and models that a device reads from files (`model.md` §1, §4)."""
+"""What extensions add to models: types of their own, and models that a device reads from files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ImportedModel:
     """A model as a device read it from files.
 
     Attributes:
-        model: Without pools, unless whoever imported it attached them.
+        model: Without pools, unless the importer attached them.
         files: What each pool must be: the empty name is the file that was imported, the others are beside it.
         input_shapes: One per input, with symbolic dimensions.
         output_shapes: One per output.

@@ -32,7 +32,7 @@ def view_operation(
         operation: The operation.
         operands: The operands of its subgraph.
         version: `HalVersion` of the model.
-        dims_of: Returns what is known of an operand's dimensions; default: what the operand says.
+        dims_of: Returns the known dimensions of an operand; default: those of the operand itself.
         value_of: Returns an operand's stored value if it is known.
         partial: See `OperationView`.
         with_outputs: See `match_signature`.

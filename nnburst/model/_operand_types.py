@@ -1,4 +1,4 @@
-"""Operand types and what each of them means (facts sheet `model.md` §1)."""
+"""Operand types and what each of them means."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class OperandInfo:
 
     Attributes:
         type: The operand type.
-        short: Its name in signatures (`model.md` §1).
+        short: Its name in signatures.
         since: First HAL version that knows it.
         dtype: NumPy type of an element in memory. Booleans are ``uint8``: any byte but 0 is true, which is not a
             legal ``bool_`` array. None where the service defines the contents.

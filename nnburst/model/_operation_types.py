@@ -1,4 +1,4 @@
-"""Operation codes (facts sheet `model.md` §2)."""
+"""Operation codes."""
 
 from __future__ import annotations
 

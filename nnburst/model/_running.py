@@ -69,7 +69,7 @@ def _sendable(status: ErrorStatus) -> ErrorStatus:
 def consistent_result(
     status: ErrorStatus, shapes: tuple[OutputShape, ...], timing: Timing, reason: str = ""
 ) -> ExecutionResult:
-    """Drop what a result may not carry, whoever sent it (REQ-MODEL-077).
+    """Drop what a result may not carry (REQ-MODEL-077).
 
     OUTPUT_INSUFFICIENT_SIZE without shapes is a general failure. Shapes go with other errors, times with every error
     and when they contradict each other.

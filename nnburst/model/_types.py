@@ -1,4 +1,4 @@
-"""Enumerations and plain values of models and requests (facts sheet `model.md` §1, §3.1, §4.1)."""
+"""Enumerations and plain values of models and requests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ UINT64_MAX = 2**64 - 1
 
 
 class Lifetime(enum.IntEnum):
-    """Where an operand's value lives (`model.md` §3.1)."""
+    """Where an operand's value lives."""
 
     TEMPORARY_VARIABLE = 0
     SUBGRAPH_INPUT = 1

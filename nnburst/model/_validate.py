@@ -1,4 +1,4 @@
-"""Validation of models: rules V1 to V15 of the facts sheet (`model.md` §3.2)."""
+"""Validation of models: rules V1 to V15."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _subgraphs(model: Model) -> Iterator[tuple[str, Subgraph]]:
 def _check_pools(model: Model, version: HalVersion) -> None:
     for i, pool in enumerate(model.pools):
         if not isinstance(pool, MemoryLike):
-            raise InvalidArgument(f"V14: pool {i} is no memory")
+            raise InvalidArgument(f"V14: expected a Memory as pool {i}")
         since = POOL_KINDS.get(pool.kind)
         if since is None or version < since:
             raise InvalidArgument(f"V14: pool {i} has kind {pool.kind!r}, which a model may not use")
@@ -148,7 +148,7 @@ def check_operand(operand: Operand, version: HalVersion = HalVersion.V1_3) -> No
     """Check type, rank, size, scale, zero point and extra parameters of an operand (rule V2).
 
     Raises:
-        InvalidArgument: A rule of `model.md` §1 is violated.
+        InvalidArgument: A rule about operands is broken.
     """
     check_dimensions(operand.dimensions)
     if is_extension(operand.type):
@@ -215,7 +215,7 @@ def _check_location(model: Model, operand: Operand) -> None:
     elif operand.lifetime not in tuple(Lifetime):
         raise InvalidArgument(f"unknown lifetime {operand.lifetime}")
     elif location != _NOWHERE:
-        raise InvalidArgument(f"{location} of an operand that is no constant must be all 0")
+        raise InvalidArgument(f"{location} of an operand that is not a constant must be all 0")
 
 
 def _check_constant(model: Model, operand: Operand) -> None:

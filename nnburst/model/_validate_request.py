@@ -1,4 +1,4 @@
-"""Validation of requests (facts sheets `model.md` §3.3, `memory.md` §4.2)."""
+"""Validation of requests."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _inside_the_pool(case: _Case) -> None:
 
 
 def _with_the_rights(case: _Case) -> None:
-    """Upstream would take a fault inside the service (`memory.md` §2.3)."""
+    """Upstream would take a fault inside the service."""
     given, needed = getattr(case.pool, "prot", _READ | _WRITE), _READ | _WRITE if case.written else _READ
     if needed & ~given:
         raise case.refuse(f"needs rights {needed} (1 read, 2 write), but its memory was shared with {given}")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["NodeArg", "Sizes", "answer_length", "imported_arguments", "model_arguments", "solve_shapes"]
 
 _BITS = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
-"""Types that NumPy knows through a library only; their arrays are taken for what they are: the bits of numbers."""
+"""Types that NumPy knows through a library only; their arrays are taken as the bits of numbers."""
 _HIGHEST_RANK = 64
 _MOST_DATUMS = 1 << 16
 """Of a channel."""
@@ -163,7 +163,7 @@ def answer_length(outputs: Sequence[NodeArg]) -> int:
     """Return how many datums the result channel of a burst needs, so that the dimensions of all outputs fit.
 
     An answer has two datums, and, where an output's shape is known only after a run, one for each output and one for
-    each dimension (facts sheet `burst.md` §3).
+    each dimension.
     """
     if not any(argument.is_open for argument in outputs):
         return CHANNEL_LENGTH
@@ -198,7 +198,7 @@ def solve_shapes(
         given: Complete shapes by name of an argument, sizes by name of a dimension.
 
     Raises:
-        InvalidArgument: A name is unknown, a shape is missing, or what is given contradicts itself or the model.
+        InvalidArgument: A name is unknown, a shape is missing, or the arguments contradict each other or the model.
     """
     every = (*inputs, *outputs)
     shapes, said = _sorted_out(every, given)
@@ -237,7 +237,7 @@ def solve_shapes(
 def _sorted_out(
     arguments: Sequence[NodeArg], given: Mapping[str, int | Sequence[int]]
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Return what was given for arguments and what for dimensions."""
+    """Split the given values into those for arguments and those for dimensions."""
     names = {argument.name for argument in arguments}
     dimensions = {size for argument in arguments for size in argument.shape or () if isinstance(size, str)}
     shapes: dict[str, tuple[int, ...]] = {}

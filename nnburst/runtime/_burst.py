@@ -1,4 +1,4 @@
-"""A burst on a compilation (facts sheet `burst.md` §7)."""
+"""A burst on a compilation."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ class DescriptorCache:
 
 
 def _patience(deadline_ns: int) -> float:
-    """Seconds to wait for another process; half of what is left, so that there is time to compile all the same."""
+    """Seconds to wait for another process: half of the remaining time, which leaves time to compile."""
     if not deadline_ns:
         return _PATIENCE
     return min(_PATIENCE, max(0.0, (deadline_ns - time.monotonic_ns()) / 2e9))

@@ -1,6 +1,6 @@
 """The runtime's part of compilation caching: restore what a source offers, else compile into the room that it makes.
 
-Workflows and fall-throughs are those of the facts sheet `caching.md` §1.4, §1.5: whatever a look-up brings but success,
+Whatever a look-up brings but success,
 the model is compiled; only compiling can fail.
 """
 
@@ -56,7 +56,7 @@ class CacheReport:
 
     Attributes:
         outcome: ``HIT``, ``SAVED``, ``NOT_SAVED`` (compiled, nothing written), ``REJECTED`` (files were there and not
-            accepted; compiled and not saved) or ``DISABLED`` (nobody asked, or the device does not cache).
+            accepted; compiled and not saved) or ``DISABLED`` (not asked for, or the device does not cache).
         reason: More precisely.
         rejected: Why files that were there were not accepted; None if there were none, or they were.
         nbytes: Of the files that were used or written.

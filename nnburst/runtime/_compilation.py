@@ -1,4 +1,4 @@
-"""Compiling a model step by step: the NNAPI life cycle (facts sheet `model.md` §5)."""
+"""Compiling a model step by step: the NNAPI life cycle."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ class Compilation(OneProcess):
 
     @property
     def names_devices(self) -> bool:
-        """Whether whoever made it chose the devices, rather than a service."""
+        """Whether the caller chose the devices, rather than a service."""
         return self._names_devices
 
     @property

@@ -1,4 +1,4 @@
-"""Copies between memories of every sort: shared, in a device, described (facts sheet `memory.md` §5.9)."""
+"""Copies between memories of every sort: shared, in a device, described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The execution: arguments for a compiled model, and the ways to run them (facts sheet `model.md` §5)."""
+"""The execution: arguments for a compiled model, and the ways to run them."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Execution(BoundRequest):
         measure: bool,
         keep: object,
     ) -> None:
-        """Put every argument that is no state into shared arrays, and bind the request. Called by `Burst.bind`.
+        """Put every argument that is not a state into shared arrays, and bind the request. Called by `Burst.bind`.
 
         Args:
             burst: The burst.
@@ -267,7 +267,7 @@ class Execution(BoundRequest):
         """Set the state for the next run.
 
         Args:
-            values: Arrays by *input* name; what is left out becomes zero (the zero point, if quantised).
+            values: Arrays by *input* name; inputs that are left out become zero (the zero point, if quantised).
 
         Raises:
             InvalidArgument: A name, dtype or shape is wrong; the state is as it was then.
@@ -494,7 +494,7 @@ class Execution(BoundRequest):
         self._finish(self._begin(), partial(self._through, burst))
 
     def _begin(self) -> _State:
-        """Claim the execution for one run; return what it was before."""
+        """Claim the execution for one run; return its former state."""
         with self._lock:
             self._check_not_closed()
             if self._progress is _State.RUNNING:
@@ -544,7 +544,7 @@ class Execution(BoundRequest):
         return [self._arguments[kind][i] for i in range(len(self._arguments[kind]))]
 
     def _note_outputs(self, shapes: tuple[OutputShape, ...] | None) -> None:
-        """Tell the memories of devices that were outputs what they hold now; None: nothing."""
+        """Tell the device memories among the outputs their contents now; None: none."""
         for index, argument in self._arguments["output"].items():
             for memory in argument.memories:
                 if isinstance(memory, DeviceMemory):
@@ -617,7 +617,7 @@ class Execution(BoundRequest):
         Raises:
             BadState: No run has ended, or it failed otherwise than for lack of room.
             InvalidArgument: No such output, or it is a scalar.
-            OutputInsufficientSize: Its region was too small; ``output_shapes`` carries what is needed.
+            OutputInsufficientSize: Its region was too small; ``output_shapes`` has the needed dimensions.
         """
         status, shapes, _ = self._completed()
         operand = self._operand("output", index)

@@ -47,7 +47,7 @@ def _format(source: str | bytes) -> tuple[str, str]:
         return _FORMATS[Path(path).suffix.lower()]
     except KeyError:
         raise InvalidArgument(
-            f"{path!r} is no file that a device reads ({', '.join(_FORMATS)}); a model by its name needs service="
+            f"no device reads {path!r} ({', '.join(_FORMATS)}); a model by its name needs service="
         ) from None
 
 

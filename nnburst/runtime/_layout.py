@@ -29,7 +29,7 @@ class Argument:
         offset: Of the region in that memory, in bytes.
         length: Of the region; 0 for the whole of a memory of a device.
         dimensions: As in a request: empty means "as in the model".
-        array: What is copied to the room before a run (input), or from it afterwards (output).
+        array: Copied to the room before a run (input), or from it afterwards (output).
     """
 
     room: int = 0

@@ -1,4 +1,4 @@
-"""Memory described by what it will be used for: the NNAPI way to a memory domain (facts sheet `memory.md` §5.9)."""
+"""Memory described by what it will be used for: the NNAPI way to a memory domain."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class MemoryDesc:
         Raises:
             BadState: The description is finished.
             InvalidArgument: The compilation is not finished or has failed; index or frequency is wrong; the role is
-                there already; type, quantisation or dimensions contradict what is there. Nothing changes then.
+                there already; type, quantisation or dimensions contradict the other roles. Nothing changes then.
         """
         self._add("input", compilation, index, frequency)
 
@@ -109,7 +109,7 @@ class MemoryDesc:
 
         Raises:
             BadState: The description is finished.
-            InvalidArgument: They contradict the roles or what was said before, or the roles are scalars.
+            InvalidArgument: They contradict the roles or earlier dimensions, or the roles are scalars.
         """
         try:
             given = tuple(operator.index(size) for size in dimensions)
@@ -151,7 +151,7 @@ class MemoryDesc:
         refusal: NNBurstError
         try:
             buffer, memory = self._allocate(), None
-        except (BadState, DeadObject, MissedDeadline):  # nobody refused
+        except (BadState, DeadObject, MissedDeadline):  # no device refused
             raise
         except NNBurstError as error:
             refusal = error
@@ -171,7 +171,7 @@ class MemoryDesc:
         }
         prepared = [compilation.prepared_model for compilation in compilations]
         buffer = device.allocate(BufferDesc(self._dimensions), prepared, roles["input"], roles["output"])
-        if buffer is None or buffer.token <= 0:  # a device of somebody else's may answer so
+        if buffer is None or buffer.token <= 0:  # a device from elsewhere may answer so
             raise GeneralFailure(f"{device.name} gave no usable buffer")
         return buffer
 
@@ -253,7 +253,7 @@ class DeviceMemory(OneProcess):
         assert self._buffer is not None
         return BufferToken(self._buffer.token)
 
-    # ---- rules of executions (facts sheet `memory.md` §5.8) ---------------------------------------------------
+    # ---- rules of executions ---------------------------------------------------
 
     def check_use(
         self, compilation: Compilation, kind: str, index: int, region: tuple[int, int], dimensions: tuple[int, ...]
@@ -268,7 +268,7 @@ class DeviceMemory(OneProcess):
         if region != (0, 0):
             raise InvalidArgument(f"{kind} {index}: memory of a device is used whole; offset and length must be 0")
         if not any(role.is_use(compilation, kind, index) for role in self._roles):
-            raise InvalidArgument(f"{kind} {index} of this compilation is no role of the memory")
+            raise InvalidArgument(f"{kind} {index} of this compilation is not a role of the memory")
         try:
             combine_dimensions(self._initial, dimensions)
         except InvalidArgument as error:
@@ -301,7 +301,7 @@ class DeviceMemory(OneProcess):
         try:
             self._current = combine_dimensions(self._initial, dimensions)
         except InvalidArgument as error:
-            raise GeneralFailure(f"what was written does not fit the memory's description: {error}") from None
+            raise GeneralFailure(f"the output does not fit the memory's description: {error}") from None
         self._initialised = True
 
     def check_source(self, other: DeviceMemory) -> None:

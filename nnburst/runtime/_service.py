@@ -179,7 +179,7 @@ class Service(OneProcess):
 
 
 class _Restarting:
-    """A service child that is started again when somebody needs it after it has died."""
+    """A service child that is started again when it is needed after it has died."""
 
     def __init__(self, start: Callable[[], _Backend]) -> None:
         self._start = start
@@ -192,7 +192,7 @@ class _Restarting:
 
     def _device(self, index: int) -> Device:
         with self._lock:
-            # Who comes again for the same process has found it dead, perhaps before anybody else noticed.
+            # A caller that comes again for the same process has found it dead, perhaps before others noticed.
             if self._given.get(index) is self._backend and not self._closed:
                 dead, self._backend = self._backend, self._start()
                 dead.close()

@@ -274,7 +274,7 @@ class Session(OneProcess):
 
     @property
     def burst(self) -> Burst:
-        """What it runs through."""
+        """The burst that it runs through."""
         return self._burst
 
     @property
@@ -306,7 +306,7 @@ class Session(OneProcess):
 
     def close(self) -> None:
         """Release the burst and the model; a service of the session's own ends. Idempotent."""
-        # A service of its own goes first: then nothing waits for what it still does.
+        # A service of its own goes first: then nothing waits for its unfinished work.
         self._leaving = self._leaving or Leaving(
             self._burst.controller.refuse,
             self._owned.close if self._owned is not None else lambda: None,

@@ -1,4 +1,4 @@
-"""State: an output whose value is an input of the next run, kept in the device (facts sheet `memory.md` §5, §7)."""
+"""State: an output whose value is an input of the next run, kept in the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service's side of the control plane: devices, and for each connection what it owns."""
+"""The service's side of the control plane: devices, and the objects of each connection."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class ServiceHost:
             self._ending.append(hosted)
 
     def close(self) -> None:
-        """End all connections, release what they own, close the devices. Idempotent."""
+        """End all connections, release their objects, close the devices. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -181,7 +181,7 @@ class HostedConnection:
         )
 
     def wait_ended(self, timeout: float | None = None) -> bool:
-        """Wait until the client is gone and what it owned is released."""
+        """Wait until the client is gone and its objects are released."""
         return self.connection.wait_ended(timeout)
 
     def close(self) -> None:
@@ -304,7 +304,7 @@ class HostedConnection:
         return ConfirmCacheReply(self._device(message.device).confirm_cache(message.token, message.generation))
 
     def on_get_device_counters(self, message: GetDeviceCounters, fds: FdBundle) -> GetDeviceCountersReply:
-        """Ask a device what it has done."""
+        """Return a device's counters."""
         return GetDeviceCountersReply(dict(self._device(message.device).counters()))
 
     def on_execute(self, message: Execute, fds: FdBundle) -> ExecuteReply:

@@ -109,7 +109,7 @@ class HostedBurst:
 
 
 class SlotMemories(BurstCallback):
-    """The client's `BurstCallback` as the burst's server sees it; counts what it brings in."""
+    """The client's `BurstCallback` as the burst's server sees it; counts the memories that it brings in."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from ._connection import ServiceConnection
 __all__ = ["start_child"]
 
 _DEFAULTS = {
-    # What is large goes back to the system when it is freed: glibc raises this by itself, up to 32 MiB, and keeps more.
+    # Large blocks go back to the system when they are freed: glibc raises this by itself, up to 32 MiB, and keeps more.
     "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
     "ORT_DISABLE_TELEMETRY": "1",
 }

@@ -97,7 +97,7 @@ def pools_from_wire(
     """Build the pools of a request: memories, and buffers whose tokens are in `owned`.
 
     Raises:
-        InvalidArgument: As `memories_from_wire`, or a token belongs to somebody else.
+        InvalidArgument: As `memories_from_wire`, or a token belongs to another connection.
     """
     for wire in handles:
         if wire.token and wire.token not in owned:

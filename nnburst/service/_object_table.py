@@ -28,7 +28,7 @@ class _Entry:
 
 
 class ObjectTable:
-    """Objects by number. An object is disposed of once it is removed *and* nobody uses it any more.
+    """Objects by number. An object is disposed of once it is removed *and* no longer used.
 
     Numbers are never used again. Nothing is called under the lock.
     """

@@ -9,7 +9,7 @@ or after. No handler ever runs in the owner, which is not the main thread, so it
 steps that has to be right for each of them being the last. What the owner must not do is wait for an answer; a
 finaliser that the collector runs in it only posts.
 
-When the owner has ended, whoever posts does the job, in its own thread: such jobs only say that it is over.
+When the owner has ended, a thread that posts does the job itself: such jobs only say that it is over.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Inbox:
         self._bell: FdSet | None = FdSet((system(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),))
 
     def fileno(self) -> int:
-        """What is readable when there is something to do."""
+        """A descriptor that is readable when there is something to do."""
         assert self._bell is not None
         return self._bell.fds[0]
 
@@ -45,11 +45,11 @@ class Inbox:
         if bell is None:
             self._do_all()
         else:
-            with contextlib.suppress(BlockingIOError):  # it rings for longer than anybody could count
+            with contextlib.suppress(BlockingIOError):  # it has rung more often than it can count
                 os.eventfd_write(bell.fds[0], 1)
 
     def do_all(self) -> None:
-        """Do what was posted. For the owner."""
+        """Do the posted jobs. For the owner."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fileno())
         self._do_all()
@@ -63,7 +63,7 @@ class Inbox:
             job()
 
     def end(self) -> None:
-        """The owner ends; what is posted from now on is done at once."""
+        """The owner ends; jobs posted from now on are done at once."""
         self._bell = None
         self._do_all()
 

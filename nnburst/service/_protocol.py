@@ -5,7 +5,7 @@ and one row; the transport, the host and the proxies look everything else up in 
 names, wrong types, unknown fields and counts beyond the limits below are `Malformed`, which ends the connection.
 
 Bytes of tensors never travel in a message. A pool is a `WireMemory` plus its descriptors; only constants of at most
-128 bytes are inline, in `WireModel.operand_values` (facts sheet `memory.md` §1.4).
+128 bytes are inline, in `WireModel.operand_values`.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ class FreeMemory(Message, tag="free_memory", frozen=True):
 
 
 class Release(Message, tag="release", frozen=True):
-    """Lets go of a prepared model, a burst or a buffer. An unknown number is no error: release is idempotent."""
+    """Lets go of a prepared model, a burst or a buffer. An unknown number is not an error: release is idempotent."""
 
     object: Id
 

@@ -79,7 +79,7 @@ class _Remote:
 
     @property
     def connection(self) -> Connection:
-        """What it is reached through."""
+        """The connection that it is reached through."""
         return self._connection
 
     @property
@@ -336,7 +336,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         result_channel: MQDescriptor,
         polling_window: float | None = None,
     ) -> RemoteBurstContext:
-        """Have the service serve a burst on this model (facts sheet `burst.md` §5.1).
+        """Have the service serve a burst on this model.
 
         Args:
             callback: Asked for the memory of slots that the service does not know; called from another thread.

@@ -50,7 +50,7 @@ class Ledger:
 
     @property
     def used(self) -> dict[str, int]:
-        """What is in use now, by name of the quota."""
+        """Amounts in use now, by name of the quota."""
         with self._lock:
             return dict(self._used)
 
@@ -65,7 +65,7 @@ class Ledger:
                 if self._used[name] + amount > self._limits[name]:
                     raise ResourceExhausted(
                         f"this connection may own {self._limits[name]} {name}, has {self._used[name]} and wants "
-                        f"{amount} more: close what is not needed, or raise the service's quota"
+                        f"{amount} more: close objects that are not needed, or raise the service's quota"
                     )
             for name, amount in amounts.items():
                 self._used[name] += amount

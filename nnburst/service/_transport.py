@@ -1,8 +1,9 @@
 """A connection: calls in both directions over one SOCK_SEQPACKET socket, and the peer's death.
 
 One thread owns a connection (why: see `_owner`). It sends, receives, completes the calls of this side, hands those of
-the other side to a few worker threads (so a long `prepare_model` delays nobody), and watches the peer's pidfd. However
-a connection ends, it runs `_finish` once: pending calls fail, then every death listener is called once, then `on_end`.
+the other side to a few worker threads (so a long `prepare_model` delays no other call), and watches the peer's pidfd.
+However a connection ends, it runs `_finish` once: pending calls fail, then every death listener is called once, then
+`on_end`.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ _EXIT_PATIENCE = 0.2
 
 
 def exit_of_child(pidfd: int) -> str:
-    """Say how a process ended that has just closed its socket; empty if it lives on or is no child of this one."""
+    """Say how a process ended that has just closed its socket; empty if it lives on or is not a child of this one."""
     try:
-        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)  # raises if it is no child
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)  # raises unless it is a child
         ended = select.poll()
         ended.register(pidfd, select.POLLIN)
         ended.poll(_EXIT_PATIENCE * 1000)
@@ -262,7 +263,7 @@ class Connection:
         try:
             self._inbox.post(partial(self._begin, pending))
             answered = pending.wait(timeout)
-        except BaseException:  # of a signal handler: the reply is nobody's now
+        except BaseException:  # of a signal handler: the reply has no taker now
             if not self._give_up(pending):
                 pending.discard()
             raise
@@ -334,7 +335,7 @@ class Connection:
                 was_full = not was_full
                 poll.modify(self._sock.fileno(), select.POLLIN | (select.POLLOUT if was_full else 0))
             if not ready.isdisjoint(self._pidfd.fds):
-                # What it said before it died still counts.
+                # Messages from before its death still count.
                 with contextlib.suppress(BlockingIOError):
                     while True:
                         self._receive()
@@ -390,7 +391,7 @@ class Connection:
         kind = BadState if self._closed else DeadObject
         return kind(f"{pending.call.name} was not answered: {self._stop_reason}")
 
-    # -- the owner: what is posted to it -------------------------------------------------------------------------------
+    # -- the owner: posted jobs --------------------------------------------------------------------------------
 
     def _leave(self, farewell: Message | None) -> None:
         if self._ended or self._farewell is not None:
@@ -445,7 +446,7 @@ class Connection:
             self._leave_by = math.inf
 
     def _withdraw(self, pending: PendingCall) -> None:
-        """Its caller has given up. What was sent keeps its place until it is answered."""
+        """Its caller has given up. A request that was sent keeps its place until it is answered."""
         if not pending.is_sent:
             self._calls.remove(pending)
             if pending.outgoing is not None:
@@ -456,7 +457,7 @@ class Connection:
     # -- the owner: sending --------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        """Send what there is, as far as the socket takes it."""
+        """Send the queued messages, as far as the socket takes them."""
         for pending in self._calls.admit():
             try:
                 self._outbox.append(pending.pack())
@@ -586,7 +587,7 @@ class Connection:
             return None
         except NNBurstError as error:
             refusal = error
-        except BaseException as error:  # also SystemExit from somebody's function: the peer must not wait for ever
+        except BaseException as error:  # also SystemExit of a user's function: the peer must not wait for ever
             _log.exception("%s failed", call.name)
             refusal = GeneralFailure(f"{call.name} failed: {type(error).__name__}: {error}")
         fds.close()

@@ -87,7 +87,7 @@ Pools = Annotated[tuple[WireMemory, ...], msgspec.Meta(max_length=MAX_FDS)]
 
 
 class WireGrantor(Value, frozen=True):
-    """One region of a queue, in bytes (facts sheet `burst.md` §1.4)."""
+    """One region of a queue, in bytes."""
 
     flags: Id
     fd_index: Id

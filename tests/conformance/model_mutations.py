@@ -1,4 +1,4 @@
-"""Mutations of valid models, each at every possible place (facts sheet `model.md` §6)."""
+"""Mutations of valid models, each at every possible place."""
 
 from __future__ import annotations
 

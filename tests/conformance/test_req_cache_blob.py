@@ -1,4 +1,4 @@
-"""REQ-CACHE 101 … 136: the blob cache, for all policies, and the defects E1 … E12 that it lacks (`caching.md` §5)."""
+"""REQ-CACHE 101 … 136: the blob cache, for all policies, and the defects E1 … E12 that it lacks."""
 
 from __future__ import annotations
 

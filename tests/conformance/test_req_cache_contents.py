@@ -1,4 +1,4 @@
-"""An entry says what it was really made from, also if memory is written meanwhile (`caching.md` §3.2, §8.7)."""
+"""An entry says what it was really made from, also if memory is written meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""REQ-CACHE 001 … 020: what a device does with cache files, in this process and in a service (`caching.md` §6)."""
+"""REQ-CACHE 001 … 020: what a device does with cache files, in this process and in a service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""REQ-CACHE 021 … 051: when the runtime asks a device for what, with which files and token (`caching.md` §1, §6)."""
+"""REQ-CACHE 021 … 051: when the runtime asks a device for what, with which files and token."""
 
 from __future__ import annotations
 

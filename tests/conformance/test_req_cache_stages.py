@@ -1,4 +1,4 @@
-"""Compiling at the first execution, and in two stages, with files that are written later (`caching.md` §4, §8.12)."""
+"""Compiling at the first execution, and in two stages, with files that are written later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""REQ-EF of facts sheet burst.md §9: event flags and blocking transfers between two threads."""
+"""REQ-EF: event flags and blocking transfers between two threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""REQ-FMQ of facts sheet burst.md §9: queues in one process, for every layout, one and two memory objects.
+"""REQ-FMQ: queues in one process, for every layout, one and two memory objects.
 
 Upstream's "invalid queue" is an exception here; upstream's "fails" is False or None. Deliberate deviations are said in
 the test's docstring.

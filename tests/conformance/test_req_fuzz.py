@@ -1,4 +1,4 @@
-"""REQ-FUZZ-001 of facts sheet burst.md §9: whatever a peer writes into a queue's memory, no crash and no over-read.
+"""REQ-FUZZ-001: whatever a peer writes into a queue's memory, no crash and no over-read.
 
 Runs in a child process each, so that a crash is a failed test and not the end of the test run.
 """

@@ -1,4 +1,4 @@
-"""REQ-IPC of facts sheet burst.md §9: both ends of a queue in processes of their own, for every layout."""
+"""REQ-IPC: both ends of a queue in processes of their own, for every layout."""
 
 from __future__ import annotations
 

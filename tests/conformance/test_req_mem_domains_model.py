@@ -1,4 +1,4 @@
-"""Buffers against a model of them: any sequence of copies and executions, wanted or refused (`memory.md` §5.3)."""
+"""Buffers against a model of them: any sequence of copies and executions, wanted or refused."""
 
 from __future__ import annotations
 

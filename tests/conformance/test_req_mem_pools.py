@@ -224,7 +224,7 @@ def test_REQ_MEM_045_046_lifetimes_that_contradict_the_lists(device: Device, num
 
 @both_ways
 def test_undecodable_pools_fail_where_they_are_used(device: Device, way: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """Facts sheet §2.3: false for the operations, GENERAL_FAILURE for preparation and execution."""
+    """False for the operations, GENERAL_FAILURE for preparation and execution."""
     model = sum_model()
     (whole,) = model.pools
     with open(tmp_path / "short", "w+b") as file, Memory.mmap_fd(file.fileno(), whole.size) as lost:

@@ -1,4 +1,4 @@
-"""What an error of a look-up says about the entry, and what becomes of the compilation (`caching.md` §1.5)."""
+"""What an error of a look-up says about the entry, and what becomes of the compilation."""
 
 from __future__ import annotations
 

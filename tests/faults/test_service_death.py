@@ -1,4 +1,4 @@
-"""Kills at every step of the control plane and of a burst, in both directions (design §4, Death)."""
+"""Kills at every step of the control plane and of a burst, in both directions."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_files_that_cannot_be_written_are_found_before_anything_runs(tmp_path: P
     places = {
         tmp_path / "none" / "y": f"there is no directory {tmp_path / 'none'}",
         tmp_path: "it is a directory",
-        tmp_path / "file" / "y": f"{tmp_path / 'file'} is no directory",
+        tmp_path / "file" / "y": f"{tmp_path / 'file'} is not a directory",
         tmp_path / ("n" * 300): "too long",
     }
     if os.geteuid():
@@ -111,7 +111,7 @@ def test_run_says_what_is_wrong(model: str, tmp_path: Path) -> None:
         assert isinstance(done.exception, SystemExit), arguments
         assert message in done.output
     assert "no-such.onnx" in nnburst("run", str(tmp_path / "no-such.onnx")).output
-    assert "no file that a device reads" in nnburst("run", str(tmp_path / "bad.npy")).output
+    assert "no device reads" in nnburst("run", str(tmp_path / "bad.npy")).output
 
 
 def test_bench_measures_five_contenders_side_by_side(model: str, tmp_path: Path) -> None:

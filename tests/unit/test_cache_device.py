@@ -1,4 +1,4 @@
-"""What a device believes of cache files: the rows THR of the threat model, on real files (`caching.md` §3.2)."""
+"""What a device believes of cache files: the rows THR of the threat model, on real files."""
 
 from __future__ import annotations
 

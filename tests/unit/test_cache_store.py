@@ -1,4 +1,4 @@
-"""The trust store when it is damaged, replaced or shared, and what it is asked before memory is (`caching.md` §8.6)."""
+"""The trust store when it is damaged, replaced or shared, and what it is asked before memory is."""
 
 from __future__ import annotations
 

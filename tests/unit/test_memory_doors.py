@@ -1,4 +1,4 @@
-"""Ways in and out of a pool without a copy, named memory, blobs and images (facts sheet memory.md §3.1, §3.3)."""
+"""Ways in and out of a pool without a copy, named memory, blobs and images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory pools: views, ownership, hostile handles, truncation (facts sheet memory.md §2.1, §3.1–§3.3)."""
+"""Memory pools: views, ownership, hostile handles, truncation."""
 
 from __future__ import annotations
 

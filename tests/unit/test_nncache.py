@@ -1,4 +1,4 @@
-"""When `NNCache` saves: at the end of a process, after a failure, in a forked child (`caching.md` §5.1)."""
+"""When `NNCache` saves: at the end of a process, after a failure, in a forked child."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def stored(real: Array, scale: float, zero_point: int, type_: OperandType) -> Ar
 
 
 def padding_of(size: int, filter_: int, stride: int, dilation: int, padding: Any, axis: int) -> tuple[int, int]:
-    """Return (head, output size) of an axis, from the text of the facts sheet."""
+    """Return (head, output size) of an axis, as the operation is defined."""
     extent = (filter_ - 1) * dilation + 1
     if padding == "same":
         out = math.ceil(size / stride)

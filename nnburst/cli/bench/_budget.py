@@ -49,12 +49,12 @@ BUDGET: tuple[_Promise, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One promise and what was measured.
+    """One promise and the measured value.
 
     Attributes:
         text: The promise.
         ratio: Median of the rounds' ratios; NaN if one of its rows did not run.
-        limit: What is promised.
+        limit: The promised value.
         outcome: ``pass``, ``miss`` or ``not measured``.
     """
 

@@ -92,12 +92,12 @@ def _payloads(axes: Any, rows: Sequence[tuple[Case, Result]]) -> None:
 
 
 def write_figure(path: Path, cases: Sequence[Case], results: Mapping[str, Result], caption: str) -> None:
-    """Draw what was measured into a PNG file.
+    """Draw the measurements into a PNG file.
 
     Args:
         path: Where to write.
         cases: The rows.
-        results: What was measured; rows that did not run are left out.
+        results: Measurements; rows that did not run are left out.
         caption: One line on the conditions.
 
     Raises:

@@ -204,7 +204,7 @@ class ModelReport:
     results: Mapping[str, Result]
 
     def ratios(self) -> dict[str, float]:
-        """Median of each contender over that of `InferenceSession.run`; NaN for who did not run."""
+        """Median of each contender over that of `InferenceSession.run`; NaN for one that did not run."""
         reference = self.results[_REFERENCE]
         return {
             key: result.ratio_to(reference) if result.rounds else float("nan") for key, result in self.results.items()

@@ -72,7 +72,7 @@ class Report:
     Attributes:
         conditions: Machine, placement and amount, by name.
         cases: The rows in order.
-        results: What was measured, by key.
+        results: Measurements, by key.
         verdicts: The budget.
     """
 

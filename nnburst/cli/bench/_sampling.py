@@ -1,4 +1,4 @@
-"""Samples: how one is taken, and what is said about many."""
+"""Samples: how one is taken, and statistics of many."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Result:
     """Everything that is known about one row.
 
     Attributes:
-        rounds: What was measured; empty if the row did not run.
+        rounds: Measurements; empty if the row did not run.
         note: Why it did not run, or what the reader must know.
     """
 

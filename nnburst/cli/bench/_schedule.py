@@ -95,7 +95,7 @@ def run(
 
     Args:
         cases: The rows.
-        bench: What they share.
+        bench: Shared by all rows.
         plan: How much to measure.
         stack: What has been set up is undone with it.
         progress: Called with the name of what comes next, once per row set up and once per turn.

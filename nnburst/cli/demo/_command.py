@@ -84,7 +84,7 @@ def _run(digits: Digits, passes: int, device: str, polling_window: float | None)
 
 
 class _Advance:
-    """Draws the bar when asked: a drawing thread would disturb what is measured."""
+    """Draws the bar when asked: a drawing thread would disturb the measurement."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress, self._task = progress, progress.add_task("", total=total)

@@ -1,4 +1,4 @@
-"""Runs the contenders in turns and keeps what they took and what they answered."""
+"""Runs the contenders in turns and keeps their times and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nnburst doctor`: what this machine offers a burst, and what to do about what it lacks."""
+"""`nnburst doctor`: check whether this machine suits bursts, and recommend remedies."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _MARKS = {Level.OK: "[green]ok[/]", Level.WARN: "[yellow]warn[/]", Level.FAIL: "
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def doctor(as_json: bool) -> None:
-    """Check what this machine offers a burst, and say what to do about what it lacks.
+    """Check whether this machine suits bursts, and recommend remedies.
 
     Opens each device in a service and imports each extra. Exits with 1 if nnburst cannot work here. The last line reads
     "doctor: ok=… warn=… fail=…".

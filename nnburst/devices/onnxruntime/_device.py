@@ -98,7 +98,7 @@ class OnnxRuntimeDevice(LocalDevice):
         return imported
 
     def compile(self, model: Model) -> OnnxPreparedModel:
-        """Compile a graph, or share the one of somebody who prepared the same files."""
+        """Compile a graph, or share the one that was made from the same files."""
         source = _read_files(model)
         try:
             graph = self._graphs.get(source.digest, lambda: compile_graph(source.data, source.files, self._settings))
@@ -139,7 +139,7 @@ class OnnxRuntimeDevice(LocalDevice):
             payloads,
             compiled=lambda: model_fingerprint(prepared.model, copies=source.by_operand(prepared.model)),
         )
-        if result.saved:  # who loads it while this model is there shares its weights
+        if result.saved:  # a model that is loaded from it meanwhile shares its weights
             self._graphs.put(_cached_key(files.token, result.generation), prepared.graph)
         return result
 
@@ -197,7 +197,7 @@ def _read_files(model: Model) -> Source:
     for index in operation.inputs[: len(operation.inputs) - len(model.main.input_indexes)]:
         operand = operands[index]
         if operand.type != code or operand.lifetime != Lifetime.CONSTANT_REFERENCE:
-            raise InvalidArgument(f"operand {index} of GRAPH is no file: a constant of type {code:#x} in a pool")
+            raise InvalidArgument(f"operand {index} of GRAPH is not a file: a constant of type {code:#x} in a pool")
         location, pool = operand.location, model.pools[operand.location.pool_index]
         length = location.length or pool.size - location.offset
         try:

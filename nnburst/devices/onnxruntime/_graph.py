@@ -1,4 +1,4 @@
-"""A compiled graph: one ONNX Runtime session, shared by everybody who prepared the same files."""
+"""A compiled graph: one ONNX Runtime session, shared by all models that were prepared from the same files."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def content_digest(data: bytes, files: Mapping[str, Bytes]) -> bytes:
 
 
 class GraphStore:
-    """The graphs that are in use, by what they were made from, so that weights exist once."""
+    """The graphs in use, by the files that they were made from, so that weights exist once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,7 +124,7 @@ class GraphStore:
         self._making: weakref.WeakValueDictionary[bytes, _Turn] = weakref.WeakValueDictionary()
 
     def get(self, key: bytes, make: Callable[[], Graph]) -> Graph:
-        """Return the graph of a key; who comes while it is being made waits for it."""
+        """Return the graph of a key; callers that come while it is being made wait for it."""
         with self._lock:
             turn = self._making.setdefault(key, _Turn())
         with turn.lock:
@@ -222,7 +222,7 @@ def _external_bytes(tensor: Any, location: str, files: Mapping[str, Bytes]) -> B
         offset = int(entries.get("offset", 0))
         length = int(entries.get("length", content.nbytes - offset))
     except ValueError:
-        raise InvalidArgument(f"tensor {tensor.name!r}: offset or length is no number") from None
+        raise InvalidArgument(f"tensor {tensor.name!r}: offset or length is not a number") from None
     if offset < 0 or length < 0 or offset + length > content.nbytes:
         raise InvalidArgument(
             f"tensor {tensor.name!r} ends at byte {offset + length} of {location!r}, which has {content.nbytes}"

@@ -58,7 +58,7 @@ class Argument:
 
 
 def parse(data: bytes) -> Any:
-    """Return a ``ModelProto`` of what is known of a model file; fields that this version does not know are dropped.
+    """Return the known part of a model file as a ``ModelProto``; fields that this version does not know are dropped.
 
     Raises:
         InvalidArgument: The bytes are no ONNX model.

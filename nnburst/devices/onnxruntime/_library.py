@@ -46,7 +46,7 @@ def onnxruntime() -> Any:
     """Return the module `onnxruntime`; raises as `require_extra`."""
     require_extra()
     module = import_module("onnxruntime")
-    module.set_default_logger_severity(3)  # what it warns of is normal: initialisers it removes, shapes it infers
+    module.set_default_logger_severity(3)  # its warnings are normal: initialisers it removes, shapes it infers
     return module
 
 

@@ -273,7 +273,7 @@ def _optimised(
     proto = parse((directory / "graph.onnx").read_bytes())
     weights = directory / _WEIGHTS
     raw: Bytes = np.fromfile(weights, np.uint8) if weights.exists() else np.zeros(0, np.uint8)
-    # Inputs whose initializers were folded away are still there; nobody can give them any more.
+    # Inputs whose initializers were folded away are still there; they can no longer be given.
     inputs = [value for value in proto.graph.input if value.name in names]
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
@@ -333,7 +333,7 @@ class Contents:
 
 
 def read_contents(model: memoryview, data: memoryview) -> Contents:
-    """Read what `pack` made. Both are trusted: whoever calls has verified that this device wrote them.
+    """Read what `pack` made. Both are trusted: the caller has verified that this device wrote them.
 
     Raises:
         CacheRejected: They are something else.
@@ -373,7 +373,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings) 
     for tensor, value in zip(packed.tensors, values, strict=True):
         options.add_initializer(tensor.name, value)  # used where it lies, and instead of what the graph says
     with tempfile.TemporaryDirectory(prefix="nnburst-load-", dir=_temporary_directory(1 << 16)) as directory:
-        # The graph says that they are in a file, which must exist and be large enough. Nobody reads it: it is holes.
+        # The graph says that they are in a file, which must exist and be large enough. It is never read: it is holes.
         with open(os.path.join(directory, _WEIGHTS), "wb") as file:
             file.truncate(max(packed.file_size, 1))
         options.add_session_config_entry(FILES_OF_MODELS, directory)

@@ -1,8 +1,8 @@
 """Which arguments of a graph are copied around each run, because their client could change them during it.
 
-ONNX Runtime checks a value and then uses it, as if nobody else could write there. Where a value is only data, a change
-in between makes a wrong result for whoever changed it. Where it is an index, a size, a condition or what decides the
-order of a sort, the change leads outside of an array. Two rules keep that from happening:
+ONNX Runtime checks a value and then uses it, as if no other process could write there. Where a value is only data, a
+change in between makes a wrong result for the one that made it. Where it is an index, a size, a condition or what
+decides the order of a sort, the change leads outside of an array. Two rules keep that from happening:
 
 * Integers of 32 and 64 bits and booleans, which is what ONNX has for such purposes, are copied, in and out: an output
   may be read again by other nodes of the graph.
@@ -35,7 +35,7 @@ _DATA = frozenset(
     Squeeze Sub Sum Swish Tan Tanh ThresholdedRelu Tile Transpose Trilu Unsqueeze Where Xor
     """.split()
 )
-"""Operators for which an element that is no index type is data and nothing else."""
+"""Operators for which an element type other than an index type is data and nothing else."""
 
 _DIVISIONS = frozenset(("Div", "Mod"))
 """Likewise, unless the elements are integers: these are looked at for zeros first."""

@@ -1,4 +1,4 @@
-"""Binding a model to arrays that nobody fills, to have operations make now what they make from constants."""
+"""Binding a model to arrays that are never filled, to have operations derive arrays from constants now."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bind_for_nothing(prepared: ReferencePreparedModel) -> frozenset[int]:
 
     Returns:
         Large constants whose stored values no operation needs: each has made its own of them, as its kernel declares
-        (see `KernelCall`). Operations that are bound later take what was made, and the constant only for its shape.
+        (see `KernelCall`). Operations bound later take the derived array, and the constant only for its shape.
     """
     main = prepared.model.main
     arguments: list[list[RequestArgument]] = []

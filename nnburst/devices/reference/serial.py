@@ -121,7 +121,7 @@ def pack(
         matches: One per operation.
         constants: By operand.
         derived: By (operation, kind) or (operation, (kind, operand)).
-        unneeded: Operands whose values nobody looks at again.
+        unneeded: Operands whose values are not looked at again.
     """
     if model.referenced or model.extension_name_to_prefix or len(matches) != len(model.main.operations):
         return None

@@ -88,7 +88,7 @@ class StagedReferenceDevice(ReferenceDevice):
         Args:
             prepared: The model.
             late: Its files.
-            compiled: Makes the fingerprint of what was compiled; None if its constants come from verified files.
+            compiled: Makes the fingerprint of the compiled contents; None if its constants come from verified files.
         """
         weak, checks = weakref.ref(prepared), compiled is not None
 
