@@ -13,9 +13,9 @@ from ._extensions import (
     extension_operand_type,
     extension_prefix,
 )
-from ._infer import slice_bounds
 from ._lookup import view_operation
 from ._memory_like import MemoryLike
+from ._methods import METHODS
 from ._model_builder import ModelBuilder
 from ._operand_types import (
     OPERANDS,
@@ -60,12 +60,14 @@ from ._types import (
 )
 from ._validate import POOL_KINDS, validate_model
 from ._validate_request import validate_request
-from ._window import Axis, WindowGeometry, image_dims, window_geometry
+from ._window import Axis, WindowGeometry, image_dims, transposed_axes, window_geometry
+from .rows.shape import pad_widths, slice_bounds, strided_slices
 
 __all__ = [
     "HIGHEST_RANK",
     "INLINE_LIMIT",
     "MAX_OPERANDS",
+    "METHODS",
     "NO_TIMING",
     "OPERANDS",
     "OPERATIONS",
@@ -133,9 +135,12 @@ __all__ = [
     "operand_nbytes",
     "operation_name",
     "operation_since",
+    "pad_widths",
     "provide_pools",
     "reason_of",
     "slice_bounds",
+    "strided_slices",
+    "transposed_axes",
     "type_name",
     "validate_model",
     "validate_request",

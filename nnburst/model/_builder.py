@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..errors import BadState, InvalidArgument
 from ._lookup import view_operation
 from ._memory_like import MemoryLike
-from ._operand_types import HalVersion, operand_info, operand_nbytes, type_name
+from ._operand_types import HalVersion, OperandType, operand_info, operand_nbytes, type_name
 from ._operation_types import operation_name, require_operation
 from ._types import DataLocation, Lifetime, Model, Operand, Operation, Subgraph, SymmPerChannelQuantParams
 from ._validate import check_operand, validate_model
@@ -53,7 +53,14 @@ class _FromMemory:
     length: int
 
 
-_Value = Array | _FromMemory | None
+@dataclass(frozen=True, slots=True)
+class _FromModel:
+    """A subgraph, by its place among the referenced ones of the model."""
+
+    number: int
+
+
+_Value = Array | _FromMemory | _FromModel | None
 
 
 class GraphBuilder:
@@ -89,6 +96,7 @@ class GraphBuilder:
         self._outputs: list[int] = []
         self._input_names: tuple[str, ...] = ()
         self._output_names: tuple[str, ...] = ()
+        self._models: list[Model] = []
         self._finished = False
 
     # -- operands ---------------------------------------------------------------------------------------------
@@ -167,6 +175,19 @@ class GraphBuilder:
             raise InvalidArgument(f"operand {index}: bytes {offset} … {offset + length} are not in {memory.size}")
         self._values[index] = _FromMemory(memory, offset, length)
 
+    def set_operand_value_from_model(self, index: int, model: Model) -> None:
+        """Make an operand of type SUBGRAPH refer to the main subgraph of another model; the model is copied in.
+
+        Raises:
+            InvalidArgument: The operand has another type.
+        """
+        operand = self._open_operand(index)
+        if operand.type != OperandType.SUBGRAPH:
+            raise InvalidArgument(f"operand {index} is {type_name(operand.type)}; only a SUBGRAPH refers to a model")
+        number = sum(1 + len(other.referenced) for other in self._models)
+        self._models.append(model)
+        self._values[index] = _FromModel(number)
+
     def _fitting(self, index: int, operand: Operand, value: npt.ArrayLike) -> Array:
         info = operand_info(operand.type)
         place = f"operand {index} ({info.type.name} {list(operand.dimensions)})"
@@ -241,7 +262,9 @@ class GraphBuilder:
         self._finished = True
         operations = self._sorted_operations()
         operands, inline, pools = self._placed_operands(operations)
+        referenced, inline, pools = _linked(self._models, inline, pools)
         model = Model(
+            referenced=referenced,
             main=Subgraph(tuple(operands), tuple(operations), tuple(self._inputs), tuple(self._outputs)),
             operand_values=inline,
             pools=pools,
@@ -296,6 +319,8 @@ class GraphBuilder:
             value = self._values.get(index)
             if isinstance(value, _FromMemory):
                 location = DataLocation(_position(pools, value.memory), value.offset, value.length)
+            elif isinstance(value, _FromModel):
+                location = DataLocation(0, value.number, 0)
             elif value is not None and value.nbytes <= self._inline_limit:
                 inline.extend(bytes(-len(inline) % 4))
                 location = DataLocation(0, len(inline), value.nbytes)
@@ -341,6 +366,8 @@ class GraphBuilder:
             value = self._values[index]
             if value is None:
                 return Lifetime.NO_VALUE
+            if isinstance(value, _FromModel):
+                return Lifetime.SUBGRAPH
             if isinstance(value, _FromMemory) or value.nbytes > self._inline_limit:
                 return Lifetime.CONSTANT_REFERENCE
             return Lifetime.CONSTANT_COPY
@@ -350,6 +377,8 @@ class GraphBuilder:
     def _constant_value(self, index: int) -> Array | None:
         """Return an operand's constant, or None if it has none."""
         value = self._values.get(index)
+        if isinstance(value, _FromModel):
+            return None
         if isinstance(value, _FromMemory):
             operand = self._operands[index]
             dtype = operand_info(operand.type).dtype
@@ -374,6 +403,35 @@ class GraphBuilder:
         if index in self._inputs or index in self._outputs:
             raise InvalidArgument(f"operand {index} is an input or output; it cannot be a constant")
         return self._operands[index]
+
+
+def _linked(
+    models: Sequence[Model], inline: bytes, pools: tuple[MemoryLike, ...]
+) -> tuple[tuple[Subgraph, ...], bytes, tuple[MemoryLike, ...]]:
+    """Return the subgraphs of models with their constants behind those of the model that refers to them."""
+    subgraphs: list[Subgraph] = []
+    for model in models:
+        inline += bytes(-len(inline) % 4)
+        shifts = {
+            Lifetime.CONSTANT_COPY: DataLocation(0, len(inline), 0),
+            Lifetime.CONSTANT_REFERENCE: DataLocation(len(pools), 0, 0),
+            Lifetime.SUBGRAPH: DataLocation(0, len(subgraphs) + 1, 0),
+        }
+        for subgraph in (model.main, *model.referenced):
+            operands = tuple(_shifted(operand, shifts.get(Lifetime(operand.lifetime))) for operand in subgraph.operands)
+            subgraphs.append(replace(subgraph, operands=operands))
+        inline += model.operand_values
+        pools += model.pools
+    return tuple(subgraphs), inline, pools
+
+
+def _shifted(operand: Operand, by: DataLocation | None) -> Operand:
+    if by is None:
+        return operand
+    at = operand.location
+    return replace(
+        operand, location=replace(at, pool_index=at.pool_index + by.pool_index, offset=at.offset + by.offset)
+    )
 
 
 def _position(pools: list[MemoryLike], memory: MemoryLike) -> int:

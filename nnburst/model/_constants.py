@@ -164,7 +164,7 @@ class ConstantBuilder(GraphBuilder):
 
     def omitted(self, type: OperandType) -> int:
         """Add an optional input that has no value."""
-        index = self.add_operand(type)
+        index = self.add_operand(type, scale=1.0 if operand_info(type).is_quantised else 0.0)
         self.set_operand_value(index, None)
         return index
 

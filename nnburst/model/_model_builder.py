@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from ..errors import InvalidArgument
 from ._builder import INLINE_LIMIT, PoolFactory
-from ._constants import ConstantBuilder
 from ._lookup import view_operation
+from ._methods import OperationMethods, activation_code
 from ._operand_types import OPERANDS, OperandType, operand_info, type_name
-from ._operation_types import FusedActivation, OperationType, PaddingScheme, operation_name, require_operation
-from ._operation_view import OutputSpec, UnknownYet
+from ._operation_types import OperationType, PaddingScheme, operation_name, require_operation
+from ._operation_view import OperationView, OutputSpec, UnknownYet
 from ._types import Model, Operation, SymmPerChannelQuantParams
 
 __all__ = ["ModelBuilder"]
@@ -24,14 +26,10 @@ Value = int | Array
 Pair = int | tuple[int, int]
 Padding = str | tuple[tuple[int, int], tuple[int, int]]
 
-_ACTIVATIONS: dict[str | None, FusedActivation] = {
-    None: FusedActivation.NONE,
-    **{activation.name.lower(): activation for activation in FusedActivation},
-}
 _SCHEMES = {"same": PaddingScheme.SAME, "valid": PaddingScheme.VALID}
 
 
-class ModelBuilder(ConstantBuilder):
+class ModelBuilder(OperationMethods):
     """Builds a model from arrays.
 
     Methods return operand indexes, which are the arguments of later calls; arrays become constants::
@@ -129,29 +127,90 @@ class ModelBuilder(ConstantBuilder):
             The output's operand index.
 
         Raises:
+            InvalidArgument: The inputs do not fit the operation, it has several outputs, or something cannot be
+                inferred.
+        """
+        given = None if dimensions is None else (tuple(dimensions),)
+        outputs = self.add_all(operation, inputs, types=(type,), dimensions=given, quantisations=((scale, zero_point),))
+        if len(outputs) != 1:
+            raise InvalidArgument(f"{operation_name(operation)} has {len(outputs)} outputs; use add_all()")
+        return outputs[0]
+
+    def add_all(
+        self,
+        operation: OperationType,
+        inputs: Sequence[Value],
+        *,
+        count: int | None = None,
+        types: Sequence[OperandType | None] = (),
+        dimensions: Sequence[Sequence[int]] | None = None,
+        quantisations: Sequence[tuple[float | None, int | None]] = (),
+    ) -> tuple[int, ...]:
+        """Add an operation with any number of outputs, which are inferred.
+
+        Args:
+            operation: What to compute.
+            inputs: Operand indexes (scalars through `scalar`) or arrays, in the order of the signature.
+            count: Number of outputs, if the operation leaves a choice; default: the fewest.
+            types: Output types; None or missing: what is inferred.
+            dimensions: Output dimensions if they cannot be inferred; 0 for unknown ones.
+            quantisations: Scale and zero point of each output, where the operation leaves a choice.
+
+        Returns:
+            The operand index of each output.
+
+        Raises:
             InvalidArgument: The inputs do not fit the operation, or something cannot be inferred.
         """
         require_operation(operation)
-        indexes = tuple(self._index(value) for value in inputs)
-        name = operation_name(operation)
+        indexes, name = tuple(self._index(value) for value in inputs), operation_name(operation)
         try:
-            spec = self._inferred(operation, indexes, type, None if dimensions is None else tuple(dimensions))
+            specs = self._inferred(operation, indexes, types, dimensions, count)
         except UnknownYet as error:
             raise InvalidArgument(f"{name}: {error}; give dimensions= (0 for unknown ones)") from None
         except InvalidArgument as error:
             raise InvalidArgument(f"{name}: {error}") from None
-        info = operand_info(spec.type)
-        scale = spec.scale if scale is None else scale
-        zero_point = spec.zero_point if zero_point is None else zero_point
-        if info.is_quantised and scale is None:
-            raise InvalidArgument(f"{name}: an output of {info.type.name} needs scale= (and zero_point=)")
-        output = self.add_operand(spec.type, spec.dimensions, scale=scale or 0.0, zero_point=zero_point or 0)
+        before = len(self._operands)
         try:
-            self.add_operation(operation, indexes, (output,))
+            for spec, (scale, zero_point) in zip_longest(specs, quantisations[: len(specs)], fillvalue=(None, None)):
+                assert isinstance(spec, OutputSpec)
+                scale = spec.scale if scale is None else scale
+                zero_point = spec.zero_point if zero_point is None else zero_point
+                if operand_info(spec.type).is_quantised and scale is None:
+                    raise InvalidArgument(f"{name}: an output of {spec.type.name} needs scale= (and zero_point=)")
+                self.add_operand(spec.type, spec.dimensions, scale=scale or 0.0, zero_point=zero_point or 0)
+            outputs = tuple(range(before, len(self._operands)))
+            self.add_operation(operation, indexes, outputs)
         except InvalidArgument:
-            self._operands.pop()
+            del self._operands[before:]
             raise
-        return output
+        return outputs
+
+    def branch(self, condition: Value, then: Model, otherwise: Model, values: Sequence[Value]) -> tuple[int, ...]:
+        """Add an IF.
+
+        Args:
+            condition: TENSOR_BOOL8 of one element.
+            then: Runs if it is true; its inputs are the values, its outputs the results.
+            otherwise: Runs if it is false; the same inputs and outputs.
+            values: As many as the models have inputs.
+        """
+        operands = [self._index(condition), *map(self._subgraph, (then, otherwise)), *map(self._index, values)]
+        return self._with_outputs_of(OperationType.IF, operands, then, len(then.main.output_indexes))
+
+    def loop(
+        self, condition: Model, body: Model, values: Sequence[Value], outputs: int | None = None
+    ) -> tuple[int, ...]:
+        """Add a WHILE.
+
+        Args:
+            condition: Says from the values, by a TENSOR_BOOL8 of one element, whether the body runs once more.
+            body: Makes the first of the next values from the values.
+            values: At the beginning, as many as both models have inputs.
+            outputs: How many of what the body makes are results; default: all.
+        """
+        operands = [*map(self._subgraph, (condition, body)), *map(self._index, values)]
+        return self._with_outputs_of(OperationType.WHILE, operands, body, outputs or len(body.main.output_indexes))
 
     def conv_2d(
         self,
@@ -318,30 +377,43 @@ class ModelBuilder(ConstantBuilder):
         self,
         operation: OperationType,
         inputs: tuple[int, ...],
-        type: OperandType | None,
-        dimensions: tuple[int, ...] | None,
-    ) -> OutputSpec:
+        types: Sequence[OperandType | None],
+        dimensions: Sequence[Sequence[int]] | None,
+        count: int | None,
+    ) -> list[OutputSpec]:
         view = view_operation(
             Operation(operation, inputs, ()),
             self._current_operands(),
             value_of=self._constant_value,
             with_outputs=False,
         )
-        if view is None:
-            if type is None or dimensions is None:
-                raise InvalidArgument("its output cannot be inferred; give type= and dimensions=")
-            return OutputSpec(type, dimensions)
+        specs: list[OutputSpec] = []
         try:
-            specs = view.infer()
+            if view is not None:
+                specs = list(view.infer())[: count or _fewest_outputs(view)]
         except UnknownYet:
             if dimensions is None:
                 raise
-            specs = (OutputSpec(type or view.data_type, dimensions, *view.output_quantisation()),)
-        if len(specs) != 1:
-            raise InvalidArgument(f"it has {len(specs)} outputs; use add_operand and add_operation")
-        spec = specs[0]
-        dims = spec.dimensions if dimensions is None else dimensions
-        return OutputSpec(type or spec.type, dims, spec.scale, spec.zero_point)
+        if view is None and (dimensions is None or not types or None in types):
+            raise InvalidArgument("its output cannot be inferred; give type= and dimensions=")
+        if dimensions is not None:
+            known = specs or [OutputSpec(_output_type(view), (), *_quantisation(view))] * len(dimensions)
+            specs = [replace(spec, dimensions=tuple(dims)) for spec, dims in zip(known, dimensions, strict=True)]
+        chosen = [*types, *[None] * len(specs)]
+        return [replace(spec, type=kind or spec.type) for spec, kind in zip(specs, chosen, strict=False)]
+
+    def _subgraph(self, model: Model) -> int:
+        index = self.add_operand(OperandType.SUBGRAPH)
+        self.set_operand_value_from_model(index, model)
+        return index
+
+    def _with_outputs_of(
+        self, operation: OperationType, inputs: Sequence[int], model: Model, count: int
+    ) -> tuple[int, ...]:
+        inner = [model.main.operands[index] for index in model.main.output_indexes[:count]]
+        outputs = [self.add_operand(o.type, o.dimensions, scale=o.scale, zero_point=o.zero_point) for o in inner]
+        self.add_operation(operation, inputs, outputs)
+        return tuple(outputs)
 
     def _bias(self, x: int, filter: int, bias: Value | None, channel_dim: int) -> int:
         """Return a bias of the type and scale that x and the filter ask for (`model.md` §2.6)."""
@@ -365,9 +437,7 @@ class ModelBuilder(ConstantBuilder):
         return self.constant(values.astype(np.int32), OperandType.TENSOR_INT32, scale=scale)
 
     def _activation(self, activation: str | None) -> int:
-        if activation not in _ACTIVATIONS:
-            raise InvalidArgument(f"activation is {activation!r}; it must be one of {list(_ACTIVATIONS)}")
-        return self.scalar(int(_ACTIVATIONS[activation]))
+        return self.scalar(activation_code(activation))
 
     def _window(self, padding: Padding, stride: Pair) -> list[int]:
         stride_h, stride_w = _pair(stride)
@@ -387,6 +457,20 @@ class ModelBuilder(ConstantBuilder):
         if (dilation_h, dilation_w) != (1, 1):
             return [self.scalar(layout == "NCHW"), self.scalar(dilation_w), self.scalar(dilation_h)]
         return [self.scalar(True)] if layout == "NCHW" else []
+
+
+def _fewest_outputs(view: OperationView) -> int | None:
+    """Return how many outputs an operation has at least, None if that depends on its inputs."""
+    forms = view.row.outputs
+    return None if any(param.variadic for param in forms[0]) else min(len(form) for form in forms)
+
+
+def _output_type(view: OperationView | None) -> OperandType:
+    return OperandType.TENSOR_FLOAT32 if view is None else view.data_type
+
+
+def _quantisation(view: OperationView | None) -> tuple[float | None, int | None]:
+    return (None, None) if view is None else view.output_quantisation()
 
 
 def _pair(value: Pair) -> tuple[int, int]:

@@ -130,9 +130,24 @@ class OperationView:
             raise InvalidArgument(f"{name} is {number}; it must be at least {least}")
         return number
 
-    def number(self, name: str) -> float:
-        """Return a floating point scalar input."""
-        return float(self.value(name).reshape(-1)[0])
+    def integers(self, name: str) -> list[int]:
+        """Return the elements of an integer tensor."""
+        return [int(number) for number in self.value(name).reshape(-1)]
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        """Return a floating point scalar input, or the default if it is not in the list."""
+        return float(self.value(name).reshape(-1)[0]) if self.count(name) else default
+
+    def axes(self, name: str, rank: int) -> tuple[int, ...]:
+        """Return the elements of a tensor of axes, counted from the front, ascending, each once.
+
+        Raises:
+            InvalidArgument: One is not in [-rank, rank).
+        """
+        axes = self.integers(name)
+        if any(not -rank <= axis < rank for axis in axes):
+            raise InvalidArgument(f"{name} {axes} are not all axes of rank {rank}")
+        return tuple(sorted({axis % rank for axis in axes}))
 
     def axis(self, name: str, rank: int, default: int = -1) -> int:
         """Return an axis counted from the front.
@@ -152,7 +167,8 @@ class OperationView:
             InvalidArgument: The inputs do not fit together.
             UnknownYet: Something that decides the shape is not known.
         """
-        return self.row.infer(self)
+        specs, count = self.row.infer(self), len(self.operation.outputs)
+        return specs[:count] if count else specs
 
     def check(self, version: HalVersion) -> None:
         """Check ranks and quantisation (the part of V8 that concerns values of operands).
@@ -175,10 +191,10 @@ class OperationView:
         out = self.output()
         if rule is None or not operand_info(out.type).is_quantised:
             return
-        if rule == "same":
-            x = self.operand("x")
-            wanted = (x.scale, x.zero_point)
-        elif isinstance(rule, str) or self.data_type not in rule:
+        if isinstance(rule, str):
+            source = self.operand(rule)
+            wanted = (source.scale, source.zero_point)
+        elif self.data_type not in rule:
             return
         else:
             wanted = rule[self.data_type]
@@ -193,12 +209,10 @@ class OperationView:
         rule = self.row.output_quantisation
         if not self.info.is_quantised:
             return None, None
-        if rule == "same":
-            x = self.operand("x")
-            return x.scale, x.zero_point
-        if rule is None or isinstance(rule, str):
-            return None, None
-        return rule.get(self.data_type, (None, None))
+        if isinstance(rule, str):
+            source = self.operand(rule)
+            return source.scale, source.zero_point
+        return (None, None) if rule is None else rule.get(self.data_type, (None, None))
 
     def channel_scales(self, name: str) -> tuple[tuple[float, ...], int] | None:
         """Return (scales, channel dimension) of a per-channel operand, else None."""

@@ -4,17 +4,17 @@ A form is written as in the facts sheet (`model.md` §2): names with kinds in or
 
     x:T filter:W bias:B scheme:i32 stride_w:i32 stride_h:i32 act:i32 [nchw:bool@1.2 [dilation_w:i32 dilation_h:i32]]
 
-Kinds: ``T`` the row's data type; ``fx`` a float scalar (f16 if T is F16, else f32); ``W`` a filter (like T, or Q8C if T
-is Q8 or Q8S); ``B`` a bias (like T if T is float, else I32); otherwise the short names of the operand table, ``|``
-between alternatives. ``T+`` is one or more, ``@1.2`` the first version of an option or type, ``I32?`` an input that may
-be omitted (present in the list, but without a value).
+Kinds: ``T`` the row's data type; ``any`` every type; a kind of `_FOLLOWS`, which depends on T (``fx`` a float scalar,
+``W`` a filter, ``B`` a bias …); otherwise the short names of the operand table, ``|`` between alternatives. ``T+`` is
+one or more, ``T*`` none or more, ``@1.2`` the first version of an option or type, ``I32?`` an input that may be omitted
+(present in the list, but without a value). Output lists are written in the same way.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgument
@@ -24,12 +24,33 @@ if TYPE_CHECKING:
     from ._operation_view import OperationView, OutputSpec
     from ._types import Operand, Operation
 
-__all__ = ["Match", "Param", "Signature", "match_signature", "signature"]
+__all__ = ["Match", "Param", "Signature", "match_signature", "signature", "types_of"]
 
 _BY_SHORT = {info.short: info.type for info in OPERANDS.values()}
 _VERSIONS = {"1.0": HalVersion.V1_0, "1.1": HalVersion.V1_1, "1.2": HalVersion.V1_2, "1.3": HalVersion.V1_3}
-_TOKEN = re.compile(r"(?P<name>\w+):(?P<kinds>[\w|.@]+?)(?P<suffix>[+?]?)(?:@(?P<since>\d\.\d))?$")
-_QUANT8 = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
+_TOKEN = re.compile(r"(?P<name>\w+):(?P<kinds>[\w|.@]+?)(?P<suffix>[+?*]?)(?:@(?P<since>\d\.\d))?$")
+_T = OperandType
+_QUANT8 = (_T.TENSOR_QUANT8_ASYMM, _T.TENSOR_QUANT8_ASYMM_SIGNED)
+_CASTS = (_T.TENSOR_FLOAT32, _T.TENSOR_FLOAT16, _T.TENSOR_INT32, _T.TENSOR_QUANT8_ASYMM)
+_TENSOR_OF = {_T.FLOAT32: _T.TENSOR_FLOAT32, _T.FLOAT16: _T.TENSOR_FLOAT16, _T.INT32: _T.TENSOR_INT32}
+
+
+def _for_quant8(*types: OperandType) -> dict[OperandType, tuple[OperandType, ...]]:
+    return dict.fromkeys(_QUANT8, types)
+
+
+_FOLLOWS: dict[str, Mapping[OperandType, tuple[OperandType, ...]]] = {
+    "fx": {kind: (_T.FLOAT16 if kind is _T.TENSOR_FLOAT16 else _T.FLOAT32,) for kind in OperandType},
+    "fill": dict.fromkeys(_QUANT8, (_T.INT32,)) | {_T.TENSOR_FLOAT32: (_T.FLOAT32,), _T.TENSOR_FLOAT16: (_T.FLOAT16,)},
+    "filled": {scalar: (tensor,) for scalar, tensor in _TENSOR_OF.items()},
+    "W": {kind: (kind, _T.TENSOR_QUANT8_SYMM_PER_CHANNEL) for kind in _QUANT8},
+    "B": _for_quant8(_T.TENSOR_INT32),
+    "box": _for_quant8(_T.TENSOR_QUANT16_ASYMM),
+    "anchor": _for_quant8(_T.TENSOR_QUANT16_SYMM),
+    "delta": {_T.TENSOR_QUANT16_ASYMM: _QUANT8},
+    "cast": dict.fromkeys((*_CASTS,), _CASTS),
+}
+"""Kinds that depend on T: its row gives the types, and T itself where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +61,23 @@ class Param:
     kinds: tuple[tuple[str, HalVersion], ...]
     since: HalVersion = HalVersion.V1_0
     may_be_omitted: bool = False
+    least: int = 1
     variadic: bool = False
 
     def accepts(self, operand_type: int, data_type: OperandType | None, version: HalVersion) -> bool:
         """Whether an operand of `operand_type` can stand here when the data type is `data_type`."""
-        return any(operand_type in _types_of(kind, data_type) and version >= since for kind, since in self.kinds)
+        return any(operand_type in types_of(kind, data_type) and version >= since for kind, since in self.kinds)
 
 
-def _types_of(kind: str, data_type: OperandType | None) -> tuple[OperandType, ...]:
+def types_of(kind: str, data_type: OperandType | None) -> tuple[OperandType, ...]:
     """Return the operand types that a kind stands for."""
     if kind in _BY_SHORT:
         return (_BY_SHORT[kind],)
+    if kind == "any":
+        return tuple(OperandType)
     if data_type is None:
         return ()
-    if kind == "fx":
-        return (OperandType.FLOAT16 if data_type is OperandType.TENSOR_FLOAT16 else OperandType.FLOAT32,)
-    if kind == "W" and data_type in _QUANT8:
-        return (data_type, OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL)
-    if kind == "B" and data_type in _QUANT8:
-        return (OperandType.TENSOR_INT32,)
-    return (data_type,)
+    return _FOLLOWS.get(kind, {}).get(data_type, (data_type,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +87,26 @@ class Signature:
     Attributes:
         forms: Every accepted input list, options expanded.
         types: Data types that T may be, with the first version that has them.
-        outputs: One entry per output.
+        outputs: Every accepted output list, options expanded.
         infer: Computes the outputs from the inputs; raises `InvalidArgument` when they do not fit together.
         ranks: Smallest and largest rank of an input, by name; checked when the rank is known.
-        output_quantisation: "same" as input x, a mapping type → (scale, zero point), or None for any.
+        output_quantisation: Of the first output: the name of an input that it shares it with, a mapping type →
+            (scale, zero point), or None for any.
         check: Further rules on the operands of a model, or None.
         zero_sized: Whether inputs may have a dimension that really is 0.
+        measured: Whether the sizes of the outputs depend on the values of the inputs, so that a device finds them by
+            computing.
     """
 
     forms: tuple[tuple[Param, ...], ...]
     types: Mapping[OperandType, HalVersion]
-    outputs: tuple[Param, ...]
+    outputs: tuple[tuple[Param, ...], ...]
     infer: Callable[[OperationView], tuple[OutputSpec, ...]]
     ranks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     output_quantisation: str | Mapping[OperandType, tuple[float, int]] | None = None
     check: Callable[[OperationView, HalVersion], None] | None = None
     zero_sized: bool = True
+    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +132,8 @@ def _param(token: str) -> Param:
         _kinds(found["kinds"]),
         _VERSIONS[found["since"] or "1.0"],
         may_be_omitted=found["suffix"] == "?",
-        variadic=found["suffix"] == "+",
+        least=0 if found["suffix"] == "*" else 1,
+        variadic=found["suffix"] in ("+", "*"),
     )
 
 
@@ -122,7 +145,7 @@ def _expand(form: str) -> list[tuple[Param, ...]]:
         since = params[-1].since if params else HalVersion.V1_0
         for param in map(_param, level.split()):
             later = max(since, param.since)
-            params.append(Param(param.name, param.kinds, later, param.may_be_omitted, param.variadic))
+            params.append(replace(param, since=later))
             since = later
         expansions.append(tuple(params))
     return expansions
@@ -132,11 +155,12 @@ def signature(
     forms: str | Sequence[str],
     types: str,
     infer: Callable[[OperationView], tuple[OutputSpec, ...]],
-    outputs: str = "out:T",
+    outputs: str | Sequence[str] = "out:T",
     ranks: Mapping[str, tuple[int, int]] | None = None,
     output_quantisation: str | Mapping[OperandType, tuple[float, int]] | None = None,
     check: Callable[[OperationView, HalVersion], None] | None = None,
     zero_sized: bool = True,
+    measured: bool = False,
 ) -> Signature:
     """Build a table row from text; see the module's docstring for the language.
 
@@ -144,37 +168,42 @@ def signature(
         forms: One or more input lists.
         types: Data types, e.g. ``"F32 F16@1.2 Q8 Q8S@1.3"``.
         infer: See `Signature`.
-        outputs: Output list.
+        outputs: One or more output lists.
         ranks: See `Signature`.
         output_quantisation: See `Signature`.
         check: See `Signature`.
         zero_sized: See `Signature`.
+        measured: See `Signature`.
     """
-    texts = [forms] if isinstance(forms, str) else forms
-    expanded = [expansion for text in texts for expansion in _expand(text)]
     kinds = [_kinds(word)[0] for word in types.split()]
     return Signature(
-        forms=tuple(expanded),
+        forms=_expand_all(forms),
         types={_BY_SHORT[kind]: since for kind, since in kinds},
-        outputs=tuple(map(_param, outputs.split())),
+        outputs=_expand_all(outputs),
         infer=infer,
         ranks=dict(ranks or {}),
         output_quantisation=output_quantisation,
         check=check,
         zero_sized=zero_sized,
+        measured=measured,
     )
+
+
+def _expand_all(texts: str | Sequence[str]) -> tuple[tuple[Param, ...], ...]:
+    return tuple(form for text in ([texts] if isinstance(texts, str) else texts) for form in _expand(text))
 
 
 def _spread(form: tuple[Param, ...], count: int) -> list[Param] | None:
     """Return one parameter per input, repeating the variadic one, or None if the count cannot fit."""
+    many = next((param for param in form if param.variadic), None)
     extra = count - len(form)
-    if extra == 0:
-        return list(form)
-    if extra < 0 or not any(param.variadic for param in form):
+    if many is None or extra == 0:
+        return list(form) if extra == 0 else None
+    if 1 + extra < many.least:
         return None
     spread: list[Param] = []
     for param in form:
-        spread += [param] * (1 + extra if param.variadic else 1)
+        spread += [param] * (1 + extra if param is many else 1)
     return spread
 
 
@@ -216,7 +245,7 @@ def match_signature(
 
 
 def _counts(row: Signature) -> str:
-    counts = sorted({len(form) for form in row.forms})
+    counts = sorted({sum(param.least for param in form) for form in row.forms})
     more = " or more" if any(param.variadic for form in row.forms for param in form) else ""
     return ", ".join(map(str, counts)) + more
 
@@ -242,7 +271,7 @@ def _first_problem(
         if version < param.since:
             return position, f"input {position} ({param.name}) needs a later HAL version than {version.name}"
         if not param.accepts(operand_type, data_type, version):
-            wanted = " or ".join(t.name for kind, _ in param.kinds for t in _types_of(kind, data_type))
+            wanted = " or ".join(t.name for kind, _ in param.kinds for t in types_of(kind, data_type))
             return position, f"input {position} ({param.name}) is {type_name(operand_type)}, not {wanted}"
     return None
 
@@ -250,12 +279,16 @@ def _first_problem(
 def _check_outputs(
     row: Signature, operation: Operation, operands: Sequence[Operand], data_type: OperandType, version: HalVersion
 ) -> None:
-    if len(operation.outputs) != len(row.outputs):
-        raise InvalidArgument(f"{len(operation.outputs)} outputs, but it gives {len(row.outputs)}")
-    for position, (param, index) in enumerate(zip(row.outputs, operation.outputs, strict=True)):
+    count = len(operation.outputs)
+    spreads = [(form, _spread(form, count)) for form in row.outputs if all(version >= param.since for param in form)]
+    spread = next((spread for _, spread in spreads if spread is not None), None)
+    if spread is None:
+        given = " or ".join(str(len(form)) for form, _ in spreads)
+        raise InvalidArgument(f"{count} outputs, but it gives {given}")
+    for position, (param, index) in enumerate(zip(spread, operation.outputs, strict=True)):
         found = operands[index].type
         if not param.accepts(found, data_type, version):
-            wanted = " or ".join(t.name for kind, _ in param.kinds for t in _types_of(kind, data_type))
+            wanted = " or ".join(t.name for kind, _ in param.kinds for t in types_of(kind, data_type))
             raise InvalidArgument(f"output {position} is {type_name(found)}, not {wanted}")
 
 

@@ -8,7 +8,7 @@ from ..errors import InvalidArgument
 from ._operation_types import PaddingScheme
 from ._operation_view import OperationView
 
-__all__ = ["Axis", "WindowGeometry", "image_dims", "window_geometry"]
+__all__ = ["Axis", "WindowGeometry", "image_dims", "transposed_axes", "window_geometry"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,52 @@ def _axis(view: OperationView, size: int, filter_size: int, stride_name: str, si
     if size < 1 or out < 1:
         raise InvalidArgument(f"a window of {extent} does not fit into {size} elements padded by {head} and {tail}")
     return Axis(size, filter_size, stride, dilation, head, tail, out)
+
+
+def _transposed_axis(
+    view: OperationView, size: int, filter_size: int, stride_name: str, sides: tuple[str, str], given: int | None
+) -> Axis:
+    """An axis of a transposed convolution: `size` is that of the image, `out` that of the larger result."""
+    stride = view.integer(stride_name, least=1)
+    if filter_size < 1:
+        raise InvalidArgument(f"the filter is {filter_size} wide; it must be at least 1")
+    if view.partial and size == 0:
+        return Axis(0, filter_size, stride, 1, 0, 0, 0)
+    extent = (size - 1) * stride + filter_size
+    if given is None:
+        head, tail = (view.integer("pad_" + side, least=0) for side in sides)
+        out = extent - head - tail
+    else:
+        scheme, out = view.integer("scheme"), given
+        if scheme not in tuple(PaddingScheme):
+            raise InvalidArgument(f"padding scheme {scheme} is neither 1 (SAME) nor 2 (VALID)")
+        head = max(0, extent - out) // 2 if scheme == PaddingScheme.SAME else 0
+        tail = extent - out - head
+    if size < 1 or out < 1:
+        raise InvalidArgument(f"{size} steps of a window of {filter_size} leave {out} elements")
+    return Axis(size, filter_size, stride, 1, head, tail, out)
+
+
+def transposed_axes(view: OperationView, filter_height: int, filter_width: int) -> WindowGeometry:
+    """Return the geometry of a transposed convolution; `tail` may be negative, where nothing reaches.
+
+    Raises:
+        InvalidArgument: A number is out of range or nothing is left of the result.
+    """
+    batch, height, width, channels, nchw = image_dims(view)
+    given: tuple[int | None, int | None] = (None, None)
+    if view.count("out_shape"):
+        shape = view.integers("out_shape")
+        if len(shape) != 4:
+            raise InvalidArgument(f"out_shape {shape} must have 4 entries")
+        given = (shape[2], shape[3]) if nchw else (shape[1], shape[2])
+    return WindowGeometry(
+        batch,
+        channels,
+        _transposed_axis(view, height, filter_height, "stride_h", ("top", "bottom"), given[0]),
+        _transposed_axis(view, width, filter_width, "stride_w", ("left", "right"), given[1]),
+        nchw,
+    )
 
 
 def window_geometry(view: OperationView, filter_height: int, filter_width: int) -> WindowGeometry:

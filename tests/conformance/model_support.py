@@ -286,6 +286,49 @@ def optional_input() -> Sample:
     return Sample(b.build(), (x,), (x.transpose()[:, 0, :].copy(),), atol=0)
 
 
+def reductions() -> Sample:
+    """PAD, MEAN, GATHER, GREATER, SELECT."""
+    x = _rng().normal(size=(2, 3, 4)).astype(np.float32)
+    b = ModelBuilder()
+    i = b.input("x", T.TENSOR_FLOAT32, x.shape)
+    m = b.mean(b.pad(i, [[0, 0], [1, 0], [0, 2]]), [1], keep=1)
+    g = b.gather(m, 2, [0, 3, 5])
+    b.output("y", b.select(b.greater(g, b.neg(g)), g, b.exp(g)))
+    mean = np.pad(x, [(0, 0), (1, 0), (0, 2)]).mean(1, keepdims=True)[:, :, [0, 3, 5]]
+    return Sample(b.build(), (x,), (np.where(mean > -mean, mean, np.exp(mean)),))
+
+
+def quant_images() -> Sample:
+    """SPACE_TO_DEPTH, RESIZE_NEAREST_NEIGHBOR, PRELU, ARGMAX, of quantised data."""
+    x = _rng().integers(0, 256, (1, 4, 4, 1)).astype(np.uint8)
+    b = ModelBuilder()
+    h = b.space_to_depth(b.input("x", T.TENSOR_QUANT8_ASYMM, x.shape, scale=0.5, zero_point=100), 2)
+    h = b.resize_nearest_neighbor(h, 4, 2)
+    slope = b.constant(np.full(4, 2, np.uint8), scale=0.25)
+    h = b.prelu(h, slope, scale=0.5, zero_point=90)
+    b.output("y", h)
+    b.output("most", b.argmax(h, -1))
+    parts = np.concatenate([x[:, i::2, j::2] for i in range(2) for j in range(2)], -1)[:, :, [0, 0, 1, 1]]
+    real = (parts.astype(float) - 100) * 0.5
+    real = np.where(real > 0, real, 0.5 * real)
+    stored = np.clip(np.trunc(real / 0.5 + np.copysign(0.5, real)) + 90, 0, 255).astype(np.uint8)
+    return Sample(b.build(), (x,), (stored, stored.argmax(-1)), atol=1)
+
+
+def recurrent() -> Sample:
+    """RNN, with two outputs."""
+    rng = _rng()
+    x, w, r = rng.normal(size=(2, 3)), rng.normal(size=(4, 3)), rng.normal(size=(4, 4))
+    bias, state = rng.normal(size=4), rng.normal(size=(2, 4))
+    x, w, r, bias, state = (a.astype(np.float32) for a in (x, w, r, bias, state))
+    b = ModelBuilder()
+    i, s = b.input("x", T.TENSOR_FLOAT32, x.shape), b.input("state", T.TENSOR_FLOAT32, state.shape)
+    for name, index in zip(("next", "y"), b.rnn(i, w, r, bias, s, 4), strict=True):
+        b.output(name, index)
+    wanted = np.tanh(x @ w.T + state @ r.T + bias)
+    return Sample(b.build(), (x, state), (wanted, wanted))
+
+
 def unknown_batch() -> Sample:
     """A dimension that only the request knows; FULLY_CONNECTED."""
     x = _rng().normal(size=(3, 4)).astype(np.float32)
@@ -309,6 +352,9 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
         int_arithmetic,
         average_and_l2,
         optional_input,
+        reductions,
+        quant_images,
+        recurrent,
         unknown_batch,
     )
 }

@@ -156,10 +156,10 @@ def test_REQ_MODEL_013_what_is_not_supported_is_not_prepared(device: Device) -> 
 
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (2,))
-    b.output("y", b.add(OperationType.RANDOM_MULTINOMIAL, [x], type=OperandType.TENSOR_INT32, dimensions=(2,)))
+    b.output("y", b.add(OperationType.OEM_OPERATION, [x], type=OperandType.TENSOR_INT32, dimensions=(2,)))
     model = b.build()
     assert device.get_supported_operations(model) == (False,)
-    with pytest.raises(GeneralFailure, match="RANDOM_MULTINOMIAL"):
+    with pytest.raises(GeneralFailure, match="OEM_OPERATION"):
         device.prepare_model(model)
 
 

@@ -111,8 +111,8 @@ def _if_model(*, condition: int = T.TENSOR_BOOL8, outer: tuple[int, ...] = (2,),
     return Model(main, (_branch(), _branch()))
 
 
-def test_REQ_MODEL_042_valid_if_is_accepted_though_not_supported(device: Device) -> None:
-    assert device.get_supported_operations(_if_model()) == (False,)
+def test_REQ_MODEL_042_valid_if_is_accepted(device: Device) -> None:
+    assert device.get_supported_operations(_if_model()) == (True,)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def _while_model(condition_type: int = T.TENSOR_BOOL8, body_outputs: int = 1) ->
 
 
 def test_REQ_MODEL_042_while(device: Device) -> None:
-    assert device.get_supported_operations(_while_model()) == (False,)
+    assert device.get_supported_operations(_while_model()) == (True,)
     assert accepts(device, _while_model(condition_type=T.TENSOR_FLOAT32)) == []
     assert accepts(device, _while_model(body_outputs=2)) == []
 

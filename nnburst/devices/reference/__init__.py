@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .device import ReferenceDevice
+from .device import RUNS, ReferenceDevice
 from .prepared import ReferencePreparedModel
 from .stages import StagedReferenceDevice, reference_device
 
-__all__ = ["ReferenceDevice", "ReferencePreparedModel", "StagedReferenceDevice", "reference_device"]
+__all__ = ["RUNS", "ReferenceDevice", "ReferencePreparedModel", "StagedReferenceDevice", "reference_device"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from ...errors import ResourceExhausted
 from ...model import (
     FusedActivation,
     Match,
@@ -112,6 +115,8 @@ class KernelCall(OperationView):
         is_constant: Callable[[int], bool],
         derived: Callable[[Hashable, Callable[[], Any]], Any],
         reads: set[int],
+        most_bytes: int,
+        place: Callable[[int, tuple[int, ...]], None] | None = None,
     ) -> None:
         snapshots: dict[int, Array] = {}
 
@@ -134,6 +139,8 @@ class KernelCall(OperationView):
         self._is_constant = is_constant
         self._derived = derived
         self._reads = reads
+        self._most_bytes = most_bytes
+        self._place = place
         self._steps: list[Step] = []
         self._tail: list[Step] = []
 
@@ -151,11 +158,29 @@ class KernelCall(OperationView):
         """Return what is derived from constants of this operation; made once per prepared model."""
         return self._derived(key, make)
 
+    def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Return an array for a kernel's own use whose size follows from parameters, such as padding.
+
+        Raises:
+            ResourceExhausted: It is larger than all results may be.
+        """
+        if math.prod(shape) * np.dtype(dtype).itemsize > self._most_bytes:
+            raise ResourceExhausted(f"{list(shape)} elements of working memory are more than {self._most_bytes} bytes")
+        return np.empty(shape, dtype)
+
     # -- steps ------------------------------------------------------------------------------------------------
 
     def do(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Append a call."""
         self._steps.append(partial(function, *args, **kwargs))
+
+    def compute(self, function: Callable[..., Any], *arrays: Array) -> None:
+        """Append a call whose result becomes the real values of the output."""
+        self.do(_assign, self.real_out(), function, arrays)
+
+    def move(self, function: Callable[..., Any], *arrays: Array) -> None:
+        """Append a call whose result becomes the stored values of the output."""
+        self.do(_assign, self.out(), function, arrays)
 
     def finished_steps(self) -> list[Step]:
         """Hand over the steps, with those that store the results last. Once: kept here too, they would form a cycle."""
@@ -174,6 +199,11 @@ class KernelCall(OperationView):
     def out(self, which: int = 0) -> Array:
         """Return an output's array of stored values."""
         return self._arrays[self.operation.outputs[which]]
+
+    def place(self, which: int, dims: tuple[int, ...]) -> None:
+        """Give an output its array, once a measured operation knows how large it is."""
+        assert self._place is not None
+        self._place(self.operation.outputs[which], dims)
 
     def clamp_out(self) -> None:
         """Append the fused activation on stored values of the output."""
@@ -240,9 +270,9 @@ class KernelCall(OperationView):
         else:
             self.do(np.subtract, source, self.real_dtype(zero_point), target)
 
-    def real_out(self) -> Array:
-        """Return the array for the real values of the output; dense."""
-        out, operand = self.out(), self.output()
+    def real_out(self, which: int = 0) -> Array:
+        """Return the array for the real values of an output; dense."""
+        out, operand = self.out(which), self.output(which)
         info = operand_info(operand.type)
         code = self.integer("act") if self.count("act") else int(FusedActivation.NONE)
         low, high = activation_limits(operand, code)
@@ -265,6 +295,10 @@ class KernelCall(OperationView):
         self._clamp(self._tail, buffer, low, high)
         self._tail.append(partial(np.copyto, out, buffer, "unsafe"))
         return buffer
+
+
+def _assign(out: Array, function: Callable[..., Any], arrays: tuple[Array, ...]) -> None:
+    out[...] = function(*arrays)
 
 
 def _decoded(source: Array, operand: Operand, dtype: Any) -> Array:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 from ...cache import SaveResult, VerifiedEntry
 from ...errors import MissedDeadline
-from ...model import Model, Operation
+from ...model import Model, OperandType, Operation, operation_name
 from .._caching import DeviceCacheHome, build_epoch
 from .._common import deadline_passed
 from .._interfaces import CacheFiles
 from .._local import LocalDevice, LocalModel
+from .graph import CONTROL_FLOW
 from .kernels import KERNELS
 from .prepared import ReferencePreparedModel
 from .serial import FORMAT
 
-__all__ = ["ReferenceDevice"]
+__all__ = ["RUNS", "ReferenceDevice"]
 
+RUNS = frozenset((*KERNELS, *CONTROL_FLOW))
+"""Every operation that the device runs."""
 _COUNTERS = ("validations", "lowerings", "transformations", "saves", "loads")
 
 
@@ -42,8 +46,11 @@ class ReferenceDevice(LocalDevice):
         return "nnburst-reference"
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Whether there is a kernel."""
-        return "" if operation.type in KERNELS else "it is not built"
+        """Whether there is a kernel; control flow runs if everything that it refers to does."""
+        if operation.type not in RUNS:
+            return "it is not built"
+        missing = {inner.type for inner in _reached(model, operation)} - RUNS
+        return f"{', '.join(sorted(map(operation_name, missing)))} in a subgraph of it is not built" if missing else ""
 
     def compile(self, model: Model) -> ReferencePreparedModel:
         """Copy the constants and lower the graph."""
@@ -80,3 +87,16 @@ class ReferenceDevice(LocalDevice):
         """Validations, lowerings and transformations of weights; saves and loads of cache files."""
         with self._counting:
             return dict(self._counters)
+
+
+def _reached(model: Model, operation: Operation) -> Iterator[Operation]:
+    """Yield the operations of every subgraph that an operation of the main one refers to, however deep."""
+    seen, todo = set(), [(model.main, operation)]
+    while todo:
+        subgraph, outer = todo.pop()
+        for operand in map(subgraph.operands.__getitem__, outer.inputs):
+            target = operand.location.offset
+            if operand.type == OperandType.SUBGRAPH and target not in seen:
+                seen.add(target)
+                yield from model.referenced[target].operations
+                todo += [(model.referenced[target], inner) for inner in model.referenced[target].operations]

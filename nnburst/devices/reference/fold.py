@@ -18,6 +18,7 @@ from ...model import (
     DataLocation,
     Lifetime,
     Operand,
+    OperationType,
     Request,
     RequestArgument,
     is_extension,
@@ -34,6 +35,8 @@ _MOST_GROWTH = 4
 _ALWAYS = 1 << 16
 """Bytes that they may have in any case."""
 
+_RANDOM = (OperationType.RANDOM_MULTINOMIAL,)
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -49,6 +52,8 @@ def fold_constants(compiled: Compiled, run: Callable[[Compiled, Request], bool])
     most = max(_ALWAYS, _MOST_GROWTH * sum(sizes.values()))
     folded: list[int] = []
     for position, operation in enumerate(main.operations):
+        if operation.type in _RANDOM:
+            continue
         if not all(i in sizes or main.operands[i].lifetime is Lifetime.NO_VALUE for i in operation.inputs):
             continue
         results = {index: _fixed_size(main.operands[index]) for index in operation.outputs}

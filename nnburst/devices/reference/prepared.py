@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,16 +14,20 @@ from ...memory import BufferTracker, read_constant
 from ...model import (
     HalVersion,
     Lifetime,
+    Match,
     Model,
     Operand,
     Request,
     RunOptions,
+    Signature,
+    Subgraph,
     operand_info,
     view_operation,
 )
 from .._local import LocalModel
 from .dry import bind_for_nothing
 from .fold import fold_constants
+from .graph import Graph
 from .program import Program
 from .serial import Compiled, pack, unpack
 
@@ -51,6 +56,11 @@ class ReferencePreparedModel(LocalModel):
         self._derived: dict[Hashable, Any] = dict(compiled.derived)
         self._unneeded: frozenset[int] = frozenset()
         self._source = compiled
+        self._referenced: list[Graph] = []
+        for subgraph in self.model.referenced:
+            kept: dict[Hashable, Any] = {}
+            constants, matches = _constants(self.model, subgraph), _matches(subgraph)
+            self._referenced.append(Graph(subgraph, constants, matches, partial(_kept, kept), self._referenced))
 
     @classmethod
     def compile(cls: type[_M], model: Model, tracker: BufferTracker | None = None, *, lower: bool = True) -> _M:
@@ -65,16 +75,7 @@ class ReferencePreparedModel(LocalModel):
             tracker: Buffers of the device.
             lower: Whether to fold and bind now; else nothing is folded, and the rest is done with the first requests.
         """
-        constants = {
-            index: _constant(model, operand)
-            for index, operand in enumerate(model.main.operands)
-            if operand.lifetime in (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
-        }
-        matches = tuple(
-            (view.row, view.match)
-            for operation in model.main.operations
-            if (view := view_operation(operation, model.main.operands, HalVersion.V1_3)) is not None
-        )
+        constants, matches = _constants(model, model.main), _matches(model.main)
         compiled = Compiled(model, constants, {}, matches)
         prepared = cls(fold_constants(compiled, _run_once) if lower else compiled, tracker)
         prepared._source = compiled
@@ -120,13 +121,16 @@ class ReferencePreparedModel(LocalModel):
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return what `make` returned for the key the first time. Two threads may both make it; one result is kept."""
-        if key not in self._derived:
-            return self._derived.setdefault(key, make())
-        return self._derived[key]
+        return _kept(self._derived, key, make)
+
+    @property
+    def graph(self) -> Graph:
+        """The main subgraph, to be bound."""
+        return Graph(self.model.main, self.constants, self.matches, self.derived, self._referenced)
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
         """Bind the operations to the arrays of a request."""
-        return Program(self, request, options.deadline_ns)
+        return Program(self, request, options)
 
     def close(self) -> None:
         """Release the constants; plans that are bound stay usable."""
@@ -138,6 +142,24 @@ class ReferencePreparedModel(LocalModel):
 
 def _run_once(compiled: Compiled, request: Request) -> bool:
     return Program(ReferencePreparedModel(compiled), request)() is None
+
+
+def _kept(kept: dict[Hashable, Any], key: Hashable, make: Callable[[], Any]) -> Any:
+    """Return the value of a key, made if it is not there. Two threads may both make it; one result is kept."""
+    return kept[key] if key in kept else kept.setdefault(key, make())
+
+
+def _constants(model: Model, subgraph: Subgraph) -> dict[int, Array]:
+    return {
+        index: _constant(model, operand)
+        for index, operand in enumerate(subgraph.operands)
+        if operand.lifetime in (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
+    }
+
+
+def _matches(subgraph: Subgraph) -> tuple[tuple[Signature, Match], ...]:
+    views = (view_operation(operation, subgraph.operands, HalVersion.V1_3) for operation in subgraph.operations)
+    return tuple((view.row, view.match) for view in views if view is not None)
 
 
 def _constant(model: Model, operand: Operand) -> Array:

@@ -1,15 +1,17 @@
-"""Functions of one number, and SOFTMAX."""
+"""Functions of one tensor that keep its shape: activations, elementary functions, conversions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ....model import OperandType
 from ..call import KernelCall, encode_table
 
-__all__ = ["clamp", "logistic", "softmax", "tanh", "unary"]
+__all__ = ["cast", "clamp", "convert", "elu", "hard_swish", "logistic", "reciprocal_root", "unary"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Function = Callable[[Array, Array], Any]
@@ -31,6 +33,8 @@ def unary(function: Function) -> Callable[[KernelCall], None]:
         if call.info.is_quantised:
             table = call.derived("table", lambda: through_table(call))
             call.do(table.take, call.array("x").view(np.uint8), None, call.out(), "clip")
+        elif call.data_type is OperandType.TENSOR_INT32:
+            call.do(function, call.array("x"), call.out())
         else:
             call.do(function, call.real("x"), call.real_out())
 
@@ -56,20 +60,33 @@ def logistic(x: Array, out: Array) -> None:
     np.reciprocal(out, out=out)
 
 
-def tanh(x: Array, out: Array) -> None:
-    """Hyperbolic tangent."""
-    np.tanh(x, out=out)
+def reciprocal_root(x: Array, out: Array) -> None:
+    """1 / sqrt(x)."""
+    np.sqrt(x, out=out)
+    np.reciprocal(out, out=out)
 
 
-def softmax(call: KernelCall) -> None:
-    """exp(beta (x - max)) / sum, along an axis."""
-    x, out = call.real("x"), call.real_out()
-    axis, beta = call.axis("axis", x.ndim), call.real_dtype(call.number("beta"))
-    reduced = np.empty([1 if i == axis else size for i, size in enumerate(x.shape)], x.dtype)
-    call.do(np.maximum.reduce, x, axis, None, reduced, True)
-    call.do(np.subtract, x, reduced, out)
-    if beta != 1:
-        call.do(np.multiply, out, beta, out)
-    call.do(np.exp, out, out)
-    call.do(np.add.reduce, out, axis, None, reduced, True)
-    call.do(np.divide, out, reduced, out)
+def hard_swish(x: Array, out: Array) -> None:
+    """x clamp(x + 3, 0, 6) / 6."""
+    np.multiply(x, np.clip(x + x.dtype.type(3), 0, 6) / x.dtype.type(6), out=out)
+
+
+def elu(call: KernelCall) -> None:
+    """x, or alpha (exp(x) - 1) below 0."""
+    alpha = call.real_dtype(call.number("alpha"))
+    call.compute(lambda x: np.where(x >= 0, x, alpha * np.expm1(x)), call.real("x"))
+
+
+def convert(call: KernelCall) -> None:
+    """QUANTIZE, DEQUANTIZE: `real` and `real_out` know both representations."""
+    call.do(partial(np.copyto, casting="same_kind"), call.real_out(), call.real("x"))
+
+
+def cast(call: KernelCall) -> None:
+    """CAST of stored values: quantisation is ignored; integers are cut to their range, fractions dropped."""
+    x, dtype = call.array("x"), call.out().dtype
+    if dtype.kind == "f" or dtype == x.dtype:
+        call.move(lambda x: x, x)
+        return
+    bounds = np.iinfo(dtype)
+    call.move(lambda x: np.clip(np.nan_to_num(x.astype(np.float64), nan=0.0), bounds.min, bounds.max).astype(dtype), x)

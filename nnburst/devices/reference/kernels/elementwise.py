@@ -1,15 +1,19 @@
-"""Arithmetic of two tensors with broadcasting."""
+"""Functions of two tensors, element by element, with broadcasting; SELECT."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from ....errors import GeneralFailure
 from ....model import OperandType
 from ..call import KernelCall
 
-__all__ = ["binary"]
+__all__ = ["binary", "comparison", "divide", "logical", "logical_not", "prelu", "select"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def binary(function: np.ufunc) -> Callable[[KernelCall], None]:
@@ -17,8 +21,68 @@ def binary(function: np.ufunc) -> Callable[[KernelCall], None]:
 
     def kernel(call: KernelCall) -> None:
         if call.data_type is OperandType.TENSOR_INT32:
-            call.do(function, call.array("a"), call.array("b"), call.out())
+            call.do(function, call.array("a"), call.array("b"), out=call.out())
         else:
-            call.do(function, call.real("a"), call.real("b"), call.real_out())
+            call.do(function, call.real("a"), call.real("b"), out=call.real_out())
 
     return kernel
+
+
+def divide(call: KernelCall) -> None:
+    """DIV: integers are rounded down; a division of an integer by zero fails the execution."""
+    if call.data_type is not OperandType.TENSOR_INT32:
+        call.do(np.divide, call.real("a"), call.real("b"), call.real_out())
+        return
+
+    def function(a: Array, b: Array) -> Array:
+        b = b.copy()
+        if not b.all():
+            raise GeneralFailure("DIV: an integer is divided by 0")
+        return np.asarray(np.floor_divide(a, b))
+
+    call.move(function, call.array("a"), call.array("b"))
+
+
+def comparison(function: np.ufunc) -> Callable[[KernelCall], None]:
+    """Return the kernel of a comparison: of real values if quantised, of truth values if boolean."""
+
+    def kernel(call: KernelCall) -> None:
+        if call.data_type is OperandType.TENSOR_BOOL8:
+            call.move(lambda a, b: function(a != 0, b != 0), call.array("a"), call.array("b"))
+        elif call.data_type is OperandType.TENSOR_INT32:
+            call.move(function, call.array("a"), call.array("b"))
+        else:
+            call.move(function, call.real("a"), call.real("b"))
+
+    return kernel
+
+
+def logical(function: np.ufunc) -> Callable[[KernelCall], None]:
+    """Return the kernel of a function of two truth values; every byte but 0 is true."""
+
+    def kernel(call: KernelCall) -> None:
+        call.move(function, call.array("a"), call.array("b"))
+
+    return kernel
+
+
+def logical_not(call: KernelCall) -> None:
+    """LOGICAL_NOT."""
+    call.move(np.logical_not, call.array("a"))
+
+
+def prelu(call: KernelCall) -> None:
+    """x, or alpha x below 0."""
+    call.compute(lambda x, alpha: np.where(x >= 0, x, alpha * x), call.real("x"), call.real("alpha"))
+
+
+def select(call: KernelCall) -> None:
+    """Elements of a where the condition is true, else of b."""
+
+    def function(condition: Array, a: Array, b: Array) -> Array:
+        return np.where(condition != 0, a, b)
+
+    if call.info.is_quantised:
+        call.compute(function, call.array("cond"), call.real("a"), call.real("b"))
+    else:
+        call.move(function, call.array("cond"), call.array("a"), call.array("b"))

@@ -26,7 +26,8 @@ def _padded(call: KernelCall, image: Array, g: WindowGeometry, filler: Any) -> A
     """Return the image, or a copy with `filler` around it that a step fills."""
     if g.height.is_plain and g.width.is_plain:
         return image
-    padded = np.full(padded_shape(g), filler, image.dtype)
+    padded = call.scratch(padded_shape(g), image.dtype)
+    padded.fill(filler)
     call.do(np.copyto, within(padded, g), image)
     return padded
 

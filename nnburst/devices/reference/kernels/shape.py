@@ -6,22 +6,37 @@ from typing import Any
 
 import numpy as np
 
-from ....model import slice_bounds
+from ....errors import GeneralFailure
+from ....model import pad_widths, slice_bounds, strided_slices
 from ..call import KernelCall, encode_table
 
-__all__ = ["concatenation", "copy", "slice_", "transpose"]
+__all__ = [
+    "channel_shuffle",
+    "concatenation",
+    "copy",
+    "fill",
+    "gather",
+    "pad",
+    "rank",
+    "require_indexes",
+    "slice_",
+    "split",
+    "strided_slice",
+    "tile",
+    "transpose",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def copy(call: KernelCall) -> None:
-    """RESHAPE, SQUEEZE: the same elements in the same order."""
+    """RESHAPE, SQUEEZE, EXPAND_DIMS: the same elements in the same order."""
     call.do(np.copyto, call.out().reshape(-1), call.array("x").reshape(-1))
 
 
 def transpose(call: KernelCall) -> None:
     """TRANSPOSE: without a permutation the axes are reversed."""
-    perm = tuple(int(i) for i in call.value("perm").reshape(-1)) if call.given("perm") else None
+    perm = tuple(call.integers("perm")) if call.given("perm") else None
     call.do(np.copyto, call.out(), call.array("x").transpose(perm))
 
 
@@ -30,6 +45,14 @@ def slice_(call: KernelCall) -> None:
     x = call.array("x")
     box = tuple(slice(first, first + length) for first, length in slice_bounds(call, x.shape))
     call.do(np.copyto, call.out(), x[box])
+
+
+def strided_slice(call: KernelCall) -> None:
+    """STRIDED_SLICE: every so many elements of each axis."""
+    x, out = call.array("x"), call.out()
+    ranges, _ = strided_slices(call, x.shape)
+    box = tuple(slice(r.start, r.stop if r.stop >= 0 else None, r.step) for r in ranges)
+    call.move(lambda x: x[box].reshape(out.shape), x)
 
 
 def concatenation(call: KernelCall) -> None:
@@ -49,3 +72,66 @@ def concatenation(call: KernelCall) -> None:
 
 def _look_up(table: Array, codes: Array, out: Array) -> None:
     out[...] = table[codes]
+
+
+def split(call: KernelCall) -> None:
+    """SPLIT: equal parts of an axis."""
+    x, count = call.array("x"), call.integer("parts")
+    for which, part in enumerate(np.split(x, count, call.axis("axis", x.ndim))):
+        call.do(np.copyto, call.out(which), part)
+
+
+def tile(call: KernelCall) -> None:
+    """TILE: x again and again."""
+    multiples = call.integers("multiples")
+    call.move(lambda x: np.tile(x, multiples), call.array("x"))
+
+
+def pad(call: KernelCall) -> None:
+    """PAD with the zero of the type, PAD_V2 with a value, which for quantised data is a stored one."""
+    x, out = call.array("x"), call.out()
+    value: Any = call.operand("x").zero_point if call.info.is_quantised else 0
+    if call.count("value"):
+        value = call.value("value").reshape(-1)[0]
+    pads = pad_widths(call, x.ndim)
+    inside = out[tuple(slice(before, before + size) for (before, _), size in zip(pads, x.shape, strict=True))]
+    call.do(out.fill, value)
+    call.do(np.copyto, inside, x)
+
+
+def require_indexes(indexes: Array, size: int, what: str) -> Array:
+    """Return a private copy of indexes after checking that all are in [0, size)."""
+    mine = indexes.copy()
+    if mine.size and not (mine.min() >= 0 and mine.max() < size):
+        raise GeneralFailure(f"{what}: an index is not in 0 … {size - 1}")
+    return mine
+
+
+def gather(call: KernelCall) -> None:
+    """GATHER: an axis replaced by the elements that indices name."""
+    x = call.array("x")
+    axis = call.axis("axis", x.ndim)
+
+    def function(x: Array, indices: Array) -> Array:
+        return np.take(x, require_indexes(indices, x.shape[axis], "GATHER"), axis)
+
+    call.move(function, x, call.array("indices"))
+
+
+def channel_shuffle(call: KernelCall) -> None:
+    """CHANNEL_SHUFFLE: an axis seen as [groups, rest], transposed."""
+    x, groups = call.array("x"), call.integer("groups")
+    axis = call.axis("axis", x.ndim)
+    split_ = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
+    call.move(lambda x: x.reshape(split_).swapaxes(axis, axis + 1).reshape(x.shape), x)
+
+
+def fill(call: KernelCall) -> None:
+    """FILL: one value everywhere."""
+    out = call.out()
+    call.do(lambda value: out.fill(value.reshape(-1)[0]), call.array("value"))
+
+
+def rank(call: KernelCall) -> None:
+    """RANK: how many axes x has."""
+    call.do(call.out().fill, call.array("x").ndim)

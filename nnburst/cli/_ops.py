@@ -1,0 +1,152 @@
+"""`nnburst ops`: the operations that models are made of, what they take, and which devices run them."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ..model import Param
+
+__all__ = ["OperationRow", "operation_rows", "ops", "render_page"]
+
+_WIDTH = 118
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRow:
+    """What there is to know about one operation.
+
+    Attributes:
+        name: Of the operation.
+        code: Its number in a model.
+        since: First HAL version that has it.
+        types: Data types that T may be, with their first version if it is a later one.
+        inputs: Every input list; options in brackets are expanded.
+        outputs: Every output list.
+        zero_sized: Whether inputs may have a dimension of size 0.
+        method: Of `ModelBuilder`; empty for control flow.
+        devices: That run it.
+    """
+
+    name: str
+    code: int
+    since: str
+    types: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    zero_sized: bool
+    method: str
+    devices: tuple[str, ...]
+
+
+def operation_rows() -> list[OperationRow]:
+    """Return a row for every operation of the table, by name."""
+    from ..devices.reference import RUNS, ReferenceDevice
+    from ..model import METHODS, OPERANDS, OPERATIONS, ModelBuilder, OperationType
+
+    methods = {method.operation: method.name for method in METHODS}
+    methods |= {OperationType.IF: "branch", OperationType.WHILE: "loop"}
+    device, rows = ReferenceDevice().name, []
+    for operation, entry in OPERATIONS.items():
+        row = entry.signature
+        if row is None:
+            continue
+        name = entry.type.name
+        made = methods.get(entry.type, name.lower())
+        kinds = [
+            OPERANDS[kind].short + (f" ({_version(first)})" if first > entry.since else "")
+            for kind, first in row.types.items()
+        ]
+        rows.append(
+            OperationRow(
+                name,
+                int(operation),
+                _version(entry.since),
+                ("any",) if len(kinds) > 16 else tuple(kinds),
+                tuple(" ".join(map(_text, form)) for form in row.forms),
+                tuple(" ".join(map(_text, form)) for form in row.outputs),
+                row.zero_sized,
+                made if hasattr(ModelBuilder, made) else "",
+                (device,) if operation in RUNS else (),
+            )
+        )
+    return sorted(rows, key=lambda row: row.name)
+
+
+def _version(number: int) -> str:
+    return f"{number // 10}.{number % 10}"
+
+
+def _text(param: Param) -> str:
+    kinds = "|".join(kind for kind, _ in param.kinds)
+    suffix = "?" if param.may_be_omitted else ("+" if param.least else "*") if param.variadic else ""
+    return f"{param.name}:{kinds}{suffix}"
+
+
+_PAGE = """# Operations
+
+Made by `nnburst ops --markdown` from the operation table in `nnburst/model/rows/`; a test compares the two.
+
+Every operation below runs on the reference device, `nnburst-reference`. Other devices run what their own page says;
+the ONNX Runtime device takes whole graphs (see [onnx.md](onnx.md)).
+
+Types are written short: F32, F16, I32 and B8 are tensors of floats, halves, integers and truth values; Q8 and Q8S are
+bytes with scale and zero point, unsigned and signed; Q8Y, Q8C, Q16S and Q16A are the symmetric, per-channel and 16-bit
+ones. Small letters (f32, f16, i32, bool) are scalars. A number in brackets is the first HAL version with a type, if it
+is later than the operation. Results may take 64 times the bytes of a request and of the constants of its model, and
+256 MiB in any case; more is RESOURCE_EXHAUSTED.
+
+"method" is that of `ModelBuilder`, whose arguments have the names of the list below. A dot under "0" says that inputs
+may have a dimension of size 0.
+
+| operation | code | since | data types | 0 | method |
+|---|---|---|---|---|---|
+"""
+
+_LISTS = """
+## Inputs and outputs
+
+`T` is the data type; `fx` is f16 if that is F16, else f32; `W` a filter (also Q8C), `B` a bias (I32 if quantised);
+`box` are coordinates (Q16A if quantised), `anchor` likewise Q16S. `?` may be omitted, `+` is one or more, `*` none or
+more. The longest list is shown where trailing inputs are options.
+
+```text
+"""
+
+
+def render_page() -> str:
+    """Return the text of `docs/operations.md`."""
+    lines, lists = [_PAGE], [_LISTS]
+    for row in operation_rows():
+        types, zero = ", ".join(row.types), "·" if row.zero_sized else ""
+        lines.append(f"| {row.name} | {row.code} | {row.since} | {types} | {zero} | {row.method} |\n")
+        longest = [form for form in row.inputs if not any(other.startswith(form + " ") for other in row.inputs)]
+        for form in longest:
+            text = f"{row.name}: {form} → {max(row.outputs, key=len)}"
+            lists += textwrap.wrap(text, _WIDTH, subsequent_indent="    ") + [""]
+    return "".join(lines) + lists[0] + "\n".join(line for line in lists[1:] if line) + "\n```\n"
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON list.")
+@click.option("--markdown", is_flag=True, help="The page of the documentation.")
+def ops(as_json: bool, markdown: bool) -> None:
+    """List the operations that models are made of."""
+    if as_json:
+        click.echo(json.dumps([asdict(row) for row in operation_rows()], indent=2))
+        return
+    if markdown:
+        click.echo(render_page(), nl=False)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("operation", "code", "since", "data types", "method", "devices")
+    for row in operation_rows():
+        table.add_row(row.name, str(row.code), row.since, ", ".join(row.types), row.method, ", ".join(row.devices))
+    Console().print(table)

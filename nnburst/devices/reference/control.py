@@ -1,0 +1,75 @@
+"""IF and WHILE: subgraphs that are bound and run when the values that they depend on are there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import MissedDeadline
+from ...model import Operation, combine_dimensions
+from .graph import Binding, Limits
+
+__all__ = ["run_if", "run_while"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_Value = Array | None
+"""None for a value that is omitted."""
+
+
+def run_if(outer: Binding, operation: Operation, limits: Limits) -> None:
+    """Run one of two subgraphs on the values after them."""
+    condition, then, otherwise, *values = operation.inputs
+    chosen = then if _is_true(outer.arrays[condition]) else otherwise
+    results = _run_subgraph(outer, chosen, [_value(outer, index) for index in values], limits)
+    _give(outer, operation, results)
+
+
+def run_while(outer: Binding, operation: Operation, limits: Limits) -> None:
+    """Run a body as long as a condition holds; its results are the first of its next inputs.
+
+    Raises:
+        MissedDeadline: The loop took longer than it may.
+    """
+    condition, body, *indexes = operation.inputs
+    values = [_value(outer, index) for index in indexes]
+    end = time.monotonic_ns() + limits.loop_ns
+    while _is_true(_run_subgraph(outer, condition, values, limits)[0]):
+        if time.monotonic_ns() >= end:
+            raise MissedDeadline(f"a WHILE ran for more than {limits.loop_ns / 1e9:g} s; raise the loop timeout")
+        results = _run_subgraph(outer, body, values, limits)
+        values[: len(results)] = results
+    _give(outer, operation, values)
+
+
+def _is_true(condition: Array) -> bool:
+    return bool(condition.reshape(-1)[0])
+
+
+def _value(outer: Binding, index: int) -> _Value:
+    return None if index in outer.omitted else outer.arrays[index]
+
+
+def _run_subgraph(outer: Binding, reference: int, values: Sequence[_Value], limits: Limits) -> list[Array]:
+    """Run the subgraph that an operand refers to; return its outputs."""
+    referenced = outer.graph.referenced
+    graph = referenced[outer.graph.subgraph.operands[reference].location.offset]
+    inner = Binding(graph, limits.nbytes)
+    for index, value in zip(graph.subgraph.input_indexes, values, strict=True):
+        if value is None:
+            inner.omitted.add(index)
+        else:
+            combine_dimensions(graph.subgraph.operands[index].dimensions, value.shape)
+            inner.arrays[index] = value
+    inner.run(0, limits)
+    return [inner.arrays[index] for index in graph.subgraph.output_indexes]
+
+
+def _give(outer: Binding, operation: Operation, results: Sequence[_Value]) -> None:
+    """Copy results to the outputs of an operation."""
+    for index, result in zip(operation.outputs, results, strict=False):
+        assert result is not None  # an output of a body is a value
+        outer.place(index, result.shape)
+        outer.arrays[index][...] = result

@@ -1,0 +1,232 @@
+"""Binding the operations of one subgraph to arrays.
+
+A `Graph` is what preparation knows of a subgraph; a `Binding` is one use of it: every operand has an array, given by a
+request or by the operation around it, or made when the operation that writes it is bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
+from ...model import (
+    DataLocation,
+    Lifetime,
+    Match,
+    MemoryLike,
+    Operand,
+    Operation,
+    OperationType,
+    OutputSpec,
+    Signature,
+    Subgraph,
+    UnknownYet,
+    operand_info,
+    operation_name,
+)
+from .._common import deadline_passed
+from .call import KernelCall, Step
+from .kernels import KERNELS
+
+__all__ = ["CONTROL_FLOW", "LONGEST_LOOP_NS", "Binding", "Graph", "Limits", "map_argument"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+CONTROL_FLOW = (OperationType.IF, OperationType.WHILE)
+LONGEST_LOOP_NS = 15_000_000_000
+"""What a WHILE may take at most, whatever is asked for."""
+_LEAST_MEMORY = 1 << 28
+_MEMORY_FACTOR = 64
+"""Results of the operations of a subgraph may take so many times the bytes of request and constants, and 256 MiB in
+any case; kernels use up to eight times the size of what they compute on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What preparation knows of a subgraph.
+
+    Attributes:
+        subgraph: Operands, operations, inputs and outputs.
+        constants: Value of each constant operand, read-only.
+        matches: Signature and matched inputs of each operation.
+        derived: Returns what an operation made from constants, or makes it.
+        referenced: All subgraphs that operations may refer to.
+    """
+
+    subgraph: Subgraph
+    constants: Mapping[int, Array]
+    matches: tuple[tuple[Signature, Match], ...]
+    derived: Callable[[Hashable, Callable[[], Any]], Any]
+    referenced: Sequence[Graph] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far an execution may go.
+
+    Attributes:
+        nbytes: Of the results of one subgraph's operations.
+        deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds; 0 is none.
+        loop_ns: Nanoseconds that one WHILE may take.
+    """
+
+    nbytes: int
+    deadline_ns: int = 0
+    loop_ns: int = 2_000_000_000
+
+    @classmethod
+    def for_bytes(cls, nbytes: int) -> Limits:
+        """Return the limits of an execution with so many bytes of arguments and constants."""
+        return cls(max(_LEAST_MEMORY, _MEMORY_FACTOR * nbytes))
+
+    def require_time(self) -> None:
+        """Raise `MissedDeadline` once the deadline has passed."""
+        if deadline_passed(self.deadline_ns):
+            raise MissedDeadline("the execution's deadline has passed")
+
+
+class Binding:
+    """A subgraph whose operands have arrays, as far as it is bound. Not for concurrent use.
+
+    Attributes:
+        arrays: By operand.
+        omitted: Operands without a value.
+        regions: Where results go that do not get an array of their own.
+        expected: What model and request say of each operand's dimensions.
+        insufficient: Results that are larger than their regions, with their dimensions.
+        reads: Constants whose stored values are used, when operations are bound or in each run.
+    """
+
+    def __init__(self, graph: Graph, nbytes: int) -> None:
+        operands = graph.subgraph.operands
+        self.graph = graph
+        self.arrays: dict[int, Array] = dict(graph.constants)
+        self.omitted = {i for i, operand in enumerate(operands) if operand.lifetime == Lifetime.NO_VALUE}
+        self.regions: dict[int, tuple[MemoryLike, DataLocation]] = {}
+        self.expected = [operand.dimensions for operand in operands]
+        self.insufficient: dict[int, tuple[int, ...]] = {}
+        self.reads: set[int] = set()
+        self._most = nbytes
+        self._taken: dict[int, int] = {}
+
+    def run(self, start: int, limits: Limits) -> None:
+        """Bind and run the operations from `start` on, one after the other.
+
+        Raises:
+            NNBurstError: An operation fails, or the limits are reached.
+        """
+        for position in range(start, len(self.graph.subgraph.operations)):
+            limits.require_time()
+            for step in self.bind(position, limits):
+                step()
+
+    def bind(self, position: int, limits: Limits | None) -> list[Step]:
+        """Give an operation's results their arrays and return the calls that compute them.
+
+        Args:
+            position: The operation.
+            limits: None while only constants have values; else all inputs have theirs, and control flow is run.
+
+        Raises:
+            UnknownYet: It needs a value that is not known.
+            GeneralFailure: The operation does not fit its inputs.
+        """
+        operation, eager = self.graph.subgraph.operations[position], limits is not None
+        row, match = self.graph.matches[position]
+        try:
+            self._require_inputs(operation, match.omittable)
+            if operation.type in CONTROL_FLOW:
+                return self._run_control_flow(operation, limits)
+            call = self._call(position, eager)
+            specs = call.infer()
+            if not row.zero_sized and any(self.arrays[i].size == 0 for i in operation.inputs if i in self.arrays):
+                raise InvalidArgument("it takes no zero-sized inputs")
+            if row.measured and not eager:
+                raise UnknownYet("its results are measured")
+            if not row.measured:
+                for index, spec in zip(operation.outputs, specs, strict=True):
+                    self._place_spec(index, spec)
+                if all(self.arrays[index].size == 0 for index in operation.outputs):
+                    return []
+            KERNELS[operation.type](call)
+            return call.finished_steps()
+        except UnknownYet:
+            raise
+        except InvalidArgument as error:
+            raise GeneralFailure(f"operation {position} ({operation_name(operation.type)}): {error}") from error
+
+    def _call(self, position: int, eager: bool) -> KernelCall:
+        graph = self.graph  # the closures must not hold the binding: a cycle would keep its mappings
+        row, match = graph.matches[position]
+        return KernelCall(
+            graph.subgraph.operations[position],
+            graph.subgraph.operands,
+            row,
+            match,
+            arrays=self.arrays,
+            omitted=self.omitted,
+            is_known=(lambda index: True) if eager else graph.constants.__contains__,
+            derived=lambda key, make: graph.derived((position, key), make),
+            is_constant=graph.constants.__contains__,
+            reads=self.reads,
+            most_bytes=self._most,
+            place=self.place if row.measured else None,
+        )
+
+    def _run_control_flow(self, operation: Operation, limits: Limits | None) -> list[Step]:
+        if limits is None:
+            raise UnknownYet("control flow is run, not bound")
+        from .control import run_if, run_while
+
+        (run_if if operation.type == OperationType.IF else run_while)(self, operation, limits)
+        return []
+
+    def _require_inputs(self, operation: Operation, omittable: frozenset[int]) -> None:
+        for position, index in enumerate(operation.inputs):
+            if index in self.omitted and position not in omittable:
+                raise InvalidArgument(f"input {position} has no value, but the operation needs one")
+
+    def _place_spec(self, index: int, spec: OutputSpec) -> None:
+        self.place(index, spec.dimensions)
+
+    def place(self, index: int, dims: tuple[int, ...]) -> None:
+        """Give a result its array, after checking that it has the dimensions that model and request say.
+
+        Raises:
+            InvalidArgument: It has others.
+            ResourceExhausted: The results of the subgraph take too much memory.
+        """
+        operand, expected = self.graph.subgraph.operands[index], self.expected[index]
+        if expected and (
+            len(expected) != len(dims) or any(e not in (0, d) for e, d in zip(expected, dims, strict=True))
+        ):
+            raise InvalidArgument(
+                f"the result has dimensions {list(dims)}, but operand {index} is declared as {list(expected)}"
+            )
+        info = operand_info(operand.type)
+        nbytes = math.prod(dims) * info.element_size
+        if index in self.regions:
+            pool, location = self.regions[index]
+            if nbytes <= location.length:
+                self.insufficient.pop(index, None)
+                self.arrays[index] = map_argument(pool, operand, dims, location)
+                return
+            self.insufficient[index] = dims
+        self._taken[index] = nbytes
+        if sum(self._taken.values()) > self._most:
+            raise ResourceExhausted(f"results take more than {self._most} bytes; the last has dimensions {list(dims)}")
+        self.arrays[index] = np.empty(dims, info.dtype)
+
+
+def map_argument(pool: MemoryLike, operand: Operand, dims: tuple[int, ...], location: DataLocation) -> Array:
+    """Return the array of an argument of a request."""
+    dtype = operand_info(operand.type).dtype
+    if dtype is None:
+        raise GeneralFailure("an operand of a type without defined contents cannot be an argument")
+    if 0 in dims:
+        return np.empty(dims, dtype)
+    return pool.array(dtype, dims, location.offset)

@@ -1,0 +1,85 @@
+"""Normalisations along an axis or over an image. Sums are in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..call import KernelCall
+
+__all__ = [
+    "instance_normalization",
+    "l2_normalization",
+    "local_response_normalization",
+    "log_softmax",
+    "softmax",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def softmax(call: KernelCall) -> None:
+    """exp(beta (x - max)) / sum, along an axis."""
+    x, out = call.real("x"), call.real_out()
+    axis, beta = call.axis("axis", x.ndim), call.real_dtype(call.number("beta"))
+    reduced = np.empty([1 if i == axis else size for i, size in enumerate(x.shape)], x.dtype)
+    call.do(np.maximum.reduce, x, axis, None, reduced, True)
+    call.do(np.subtract, x, reduced, out)
+    if beta != 1:
+        call.do(np.multiply, out, beta, out)
+    call.do(np.exp, out, out)
+    call.do(np.add.reduce, out, axis, None, reduced, True)
+    call.do(np.divide, out, reduced, out)
+
+
+def log_softmax(call: KernelCall) -> None:
+    """beta x - log sum exp(beta x), along an axis."""
+    axis, beta = call.axis("axis", call.array("x").ndim), call.number("beta")
+
+    def function(x: Array) -> Array:
+        scaled = (x - x.max(axis, keepdims=True)).astype(np.float64) * beta
+        return np.asarray(scaled - np.log(np.exp(scaled).sum(axis, keepdims=True)))
+
+    call.compute(function, call.real("x"))
+
+
+def l2_normalization(call: KernelCall) -> None:
+    """x / sqrt(sum of squares), along an axis; zeros stay zeros."""
+    axis = call.axis("axis", call.array("x").ndim)
+
+    def function(x: Array) -> Array:
+        norm = np.sqrt(np.square(x, dtype=np.float64).sum(axis, keepdims=True))
+        return np.asarray(x / np.where(norm == 0, 1, norm))
+
+    call.compute(function, call.real("x"))
+
+
+def local_response_normalization(call: KernelCall) -> None:
+    """x / (bias + alpha sum of squares)^beta; the sum is over a window of 2 radius + 1 elements of an axis."""
+    size = call.array("x").shape[axis := call.axis("axis", call.array("x").ndim)]
+    radius = min(call.integer("radius", least=0), size)
+    bias, alpha, beta = (call.number(name) for name in ("bias", "alpha", "beta"))
+    first = np.maximum(np.arange(size) - radius, 0)
+    last = np.minimum(np.arange(size) + radius + 1, size)
+
+    def function(x: Array) -> Array:
+        squares = np.moveaxis(np.square(x, dtype=np.float64), axis, -1)
+        summed = np.concatenate([np.zeros((*squares.shape[:-1], 1)), squares.cumsum(-1)], -1)
+        window = np.moveaxis(summed[..., last] - summed[..., first], -1, axis)
+        return np.asarray(x / (bias + alpha * window) ** beta)
+
+    call.compute(function, call.real("x"))
+
+
+def instance_normalization(call: KernelCall) -> None:
+    """gamma (x - mean) / sqrt(variance + epsilon) + beta, over height and width."""
+    over = (2, 3) if call.integer("nchw") else (1, 2)
+    gamma, beta, epsilon = (call.number(name) for name in ("gamma", "beta", "epsilon"))
+
+    def function(x: Array) -> Array:
+        centred = x - x.mean(over, np.float64, keepdims=True)
+        variance = np.square(centred).mean(over, keepdims=True)
+        return np.asarray(gamma * centred / np.sqrt(variance + epsilon) + beta)
+
+    call.compute(function, call.real("x"))

@@ -1,0 +1,150 @@
+"""Functions of one tensor that keep its shape: activations, elementary functions, normalisations, conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...errors import InvalidArgument
+from .._operand_types import HalVersion, OperandType
+from .._operation_types import OperationType
+from .._operation_view import OperationView, OutputSpec
+from .._signature import Signature, signature
+from .._window import image_dims
+from ._common import (
+    FLOAT,
+    FLOAT_QUANT8,
+    FLOAT_QUANT8_LATE,
+    LATE_FLOAT,
+    LATE_FLOAT_QUANT8,
+    RANK_1_TO_4,
+    SIGNED_UNIT,
+    UNIT,
+    Outputs,
+    infer_same_shape,
+    like_data,
+)
+
+__all__ = ["ROWS"]
+
+
+def _infer_softmax(view: OperationView) -> Outputs:
+    """Shape of x; beta must be positive, the axis must exist."""
+    dims = view.dims("x")
+    view.axis("axis", len(dims))
+    if not view.number("beta") > 0:
+        raise InvalidArgument(f"beta is {view.number('beta'):g}; it must be positive")
+    return like_data(view, dims)
+
+
+def _check_softmax(view: OperationView, version: HalVersion) -> None:
+    """Before HAL 1.2 only ranks 2 and 4."""
+    rank = len(view.operand("x").dimensions)
+    if version < HalVersion.V1_2 and rank not in (0, 2, 4):
+        raise InvalidArgument(f"x has rank {rank}; before HAL 1.2 it must be 2 or 4")
+
+
+def _check_rank_4_before_1_2(view: OperationView, version: HalVersion) -> None:
+    rank = len(view.operand("x").dimensions)
+    if version < HalVersion.V1_2 and rank not in (0, 4):
+        raise InvalidArgument(f"x has rank {rank}; before HAL 1.2 it must be 4")
+
+
+def _infer_along_axis(view: OperationView) -> Outputs:
+    """Shape of x; the axis must exist."""
+    dims = view.dims("x")
+    view.axis("axis", len(dims))
+    return like_data(view, dims)
+
+
+def _infer_local_response(view: OperationView) -> Outputs:
+    view.integer("radius", least=0)
+    return _infer_along_axis(view)
+
+
+def _infer_image(view: OperationView) -> Outputs:
+    image_dims(view)
+    return infer_same_shape(view)
+
+
+def _infer_quantize(view: OperationView) -> Outputs:
+    """The output operand says to what."""
+    return (OutputSpec(OperandType.TENSOR_QUANT8_ASYMM, view.dims("x")),)
+
+
+def _infer_dequantize(view: OperationView) -> Outputs:
+    """Float of either precision."""
+    return (OutputSpec(OperandType.TENSOR_FLOAT32, view.dims("x")),)
+
+
+def _map(
+    types: str,
+    quantisation: str | Mapping[OperandType, tuple[float, int]] | None = None,
+    *,
+    form: str = "x:T",
+    zero_sized: bool = False,
+    ranks: Mapping[str, tuple[int, int]] = RANK_1_TO_4,
+) -> Signature:
+    return signature(
+        form, types, infer_same_shape, ranks=ranks, output_quantisation=quantisation, zero_sized=zero_sized
+    )
+
+
+_O = OperationType
+
+ROWS: dict[OperationType, Signature] = {
+    _O.ABS: _map("F32 F16 I32@1.3", ranks={}),
+    _O.CAST: signature(
+        "x:T",
+        "F32 F16 I32 Q8 B8@1.3 Q16A@1.3 Q16S@1.3 Q8S@1.3 Q8Y@1.3",
+        infer_same_shape,
+        outputs="out:cast",
+        zero_sized=False,
+    ),
+    _O.DEQUANTIZE: signature(
+        "x:T", "Q8 Q8Y@1.2 Q8C@1.2 Q8S@1.3", _infer_dequantize, outputs="out:F16@1.2|F32", ranks=RANK_1_TO_4
+    ),
+    _O.ELU: _map(LATE_FLOAT, form="x:T alpha:fx", ranks={}),
+    _O.EXP: _map(LATE_FLOAT, ranks={}),
+    _O.FLOOR: _map(FLOAT),
+    _O.HARD_SWISH: _map(LATE_FLOAT_QUANT8, zero_sized=True, ranks={}),
+    _O.INSTANCE_NORMALIZATION: signature(
+        "x:T gamma:fx beta:fx epsilon:fx nchw:bool", LATE_FLOAT, _infer_image, ranks={"x": (4, 4)}, zero_sized=False
+    ),
+    _O.L2_NORMALIZATION: signature(
+        "x:T [axis:i32@1.2]",
+        FLOAT_QUANT8_LATE,
+        _infer_along_axis,
+        ranks=RANK_1_TO_4,
+        output_quantisation=SIGNED_UNIT,
+        check=_check_rank_4_before_1_2,
+        zero_sized=False,
+    ),
+    _O.LOCAL_RESPONSE_NORMALIZATION: signature(
+        "x:T radius:i32 bias:fx alpha:fx beta:fx [axis:i32@1.2]",
+        FLOAT,
+        _infer_local_response,
+        ranks=RANK_1_TO_4,
+        check=_check_rank_4_before_1_2,
+        zero_sized=False,
+    ),
+    _O.LOG: _map(LATE_FLOAT, ranks={}),
+    _O.LOG_SOFTMAX: signature("x:T beta:fx axis:i32", LATE_FLOAT, _infer_softmax, zero_sized=False),
+    _O.LOGISTIC: _map(FLOAT_QUANT8, UNIT, zero_sized=True),
+    _O.NEG: _map("F32 F16 I32", ranks={}),
+    _O.QUANTIZE: signature("x:T", LATE_FLOAT, _infer_quantize, outputs="out:Q8S@1.3|Q8", ranks=RANK_1_TO_4),
+    _O.RELU: _map(FLOAT_QUANT8, "x", zero_sized=True),
+    _O.RELU1: _map(FLOAT_QUANT8, "x", zero_sized=True),
+    _O.RELU6: _map(FLOAT_QUANT8, "x", zero_sized=True),
+    _O.RSQRT: _map(LATE_FLOAT, ranks={}),
+    _O.SIN: _map(LATE_FLOAT, ranks={}),
+    _O.SOFTMAX: signature(
+        "x:T beta:fx [axis:i32@1.2]",
+        FLOAT_QUANT8,
+        _infer_softmax,
+        ranks=RANK_1_TO_4,
+        output_quantisation=UNIT,
+        check=_check_softmax,
+    ),
+    _O.SQRT: _map(LATE_FLOAT, ranks={}),
+    _O.TANH: _map(FLOAT_QUANT8_LATE, SIGNED_UNIT, zero_sized=True),
+}

@@ -1,0 +1,27 @@
+"""IF and WHILE: what they take and give is what their subgraphs say (rule V16)."""
+
+from __future__ import annotations
+
+from .._operand_types import OPERANDS
+from .._operation_types import OperationType
+from .._operation_view import OperationView, UnknownYet
+from .._signature import Signature, signature
+from ._common import Outputs
+
+__all__ = ["ROWS"]
+
+
+def _infer_from_subgraphs(view: OperationView) -> Outputs:
+    raise UnknownYet("its outputs are those of its subgraphs; give their types and dimensions")
+
+
+_EVERY = " ".join(info.short for info in OPERANDS.values())
+
+ROWS: dict[OperationType, Signature] = {
+    OperationType.IF: signature(
+        "condition:T then:sub else:sub values:any*", "B8", _infer_from_subgraphs, outputs="out:any+"
+    ),
+    OperationType.WHILE: signature(
+        "condition:sub body:sub first:T values:any*", _EVERY, _infer_from_subgraphs, outputs="out:any+"
+    ),
+}

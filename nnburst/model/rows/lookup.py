@@ -1,0 +1,87 @@
+"""Tables of rows, hashing, random draws."""
+
+from __future__ import annotations
+
+from ...errors import InvalidArgument
+from .._operand_types import HalVersion, OperandType
+from .._operation_types import OperationType
+from .._operation_view import OperationView, OutputSpec
+from .._signature import Signature, signature
+from ._common import FLOAT, I32, LATE_FLOAT, Outputs, like_data, require_equal
+
+__all__ = ["ROWS"]
+
+
+def _infer_embedding(view: OperationView) -> Outputs:
+    return like_data(view, view.dims("lookups") + view.dims("values")[1:])
+
+
+def _infer_hashtable(view: OperationView) -> Outputs:
+    lookups, keys, values = view.dims("lookups"), view.dims("keys"), view.dims("values")
+    require_equal("the number of keys", keys[0], values[0], view.partial)
+    hits = OutputSpec(OperandType.TENSOR_QUANT8_ASYMM, lookups, 1.0, 0)
+    return (*like_data(view, lookups + values[1:]), hits)
+
+
+def _check_hits(view: OperationView, version: HalVersion) -> None:
+    hits = view.output(1)
+    if (hits.scale, hits.zero_point) != (1.0, 0):
+        raise InvalidArgument(f"the hits have scale {hits.scale:g}, zero point {hits.zero_point}; they must be 1 and 0")
+
+
+def _infer_projection(view: OperationView) -> Outputs:
+    """One number for each hash, or one for each bit."""
+    kind, (count, bits) = view.integer("kind"), view.dims("hash")
+    if kind not in (1, 2, 3):
+        raise InvalidArgument(f"kind is {kind}; it must be 1 (sparse, deprecated), 2 (dense) or 3 (sparse)")
+    if bits > 32:
+        raise InvalidArgument(f"hashes of {bits} bits do not fit into 32")
+    if (kind == 2) != view.given("weight"):
+        raise InvalidArgument("a dense projection needs weights, a sparse one takes none")
+    if view.given("weight"):
+        require_equal("the number of weights", view.dims("weight")[0], view.dims("input")[0], view.partial)
+    return (OutputSpec(I32, (count * bits if kind == 2 else count,)),)
+
+
+def _infer_multinomial(view: OperationView) -> Outputs:
+    return (OutputSpec(I32, (view.dims("logits")[0], view.integer("samples", least=1))),)
+
+
+_O = OperationType
+
+ROWS: dict[OperationType, Signature] = {
+    _O.EMBEDDING_LOOKUP: signature(
+        "lookups:I32 values:T",
+        "F32 I32@1.2 Q8@1.2 F16@1.3 Q8S@1.3",
+        _infer_embedding,
+        ranks={"lookups": (1, 1)},
+        output_quantisation="values",
+        zero_sized=False,
+    ),
+    _O.HASHTABLE_LOOKUP: signature(
+        "lookups:I32 keys:I32 values:T",
+        "F32 I32 Q8",
+        _infer_hashtable,
+        outputs="out:T hits:Q8",
+        ranks={"lookups": (1, 1), "keys": (1, 1)},
+        output_quantisation="values",
+        check=_check_hits,
+        zero_sized=False,
+    ),
+    _O.LSH_PROJECTION: signature(
+        "hash:T input:F32|F16@1.2|I32|Q8 weight:T? kind:i32",
+        FLOAT,
+        _infer_projection,
+        outputs="out:I32",
+        ranks={"hash": (2, 2), "weight": (1, 1)},
+        zero_sized=False,
+    ),
+    _O.RANDOM_MULTINOMIAL: signature(
+        "logits:T samples:i32 seeds:I32",
+        LATE_FLOAT,
+        _infer_multinomial,
+        outputs="out:I32",
+        ranks={"logits": (2, 2), "seeds": (1, 1)},
+        zero_sized=False,
+    ),
+}

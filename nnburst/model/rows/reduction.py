@@ -1,0 +1,69 @@
+"""Reductions over axes, arguments of extremes, TOPK_V2."""
+
+from __future__ import annotations
+
+from ...errors import InvalidArgument
+from .._operation_types import OperationType
+from .._operation_view import OperationView, OutputSpec
+from .._signature import Signature, signature
+from ._common import FLOAT_QUANT8, I32, LATE_FLOAT, LATE_FLOAT_INT_QUANT8, LATE_FLOAT_QUANT8, Outputs, like_data
+
+__all__ = ["ROWS"]
+
+
+def _infer_reduction(view: OperationView) -> Outputs:
+    """Without axes nothing is reduced; when no axis is left the result has the shape [1]."""
+    dims, keep = view.dims("x"), view.integer("keep") > 0
+    axes = view.axes("axes", len(dims))
+    kept = tuple(1 if i in axes else size for i, size in enumerate(dims) if keep or i not in axes)
+    return like_data(view, kept or (1,))
+
+
+def _infer_argument(view: OperationView) -> Outputs:
+    """The axis goes; the only one leaves [1]."""
+    dims = view.dims("x")
+    axis = view.axis("axis", len(dims))
+    return (OutputSpec(I32, dims[:axis] + dims[axis + 1 :] or (1,)),)
+
+
+def _infer_topk(view: OperationView) -> Outputs:
+    dims, k = view.dims("x"), view.integer("k", least=1)
+    if k > dims[-1] and not (view.partial and dims[-1] == 0):
+        raise InvalidArgument(f"k is {k}, but the last axis has {dims[-1]} elements")
+    dims = (*dims[:-1], k)
+    return (*like_data(view, dims), OutputSpec(I32, dims))
+
+
+def _reduction(types: str, keep: str, quantisation: str | None = None) -> Signature:
+    return signature(
+        f"x:T axes:I32 keep:{keep}",
+        types,
+        _infer_reduction,
+        ranks={"x": (1, 4), "axes": (1, 1)},
+        output_quantisation=quantisation,
+        zero_sized=False,
+    )
+
+
+_ARGUMENT = signature("x:T axis:i32", LATE_FLOAT_INT_QUANT8, _infer_argument, outputs="out:I32", zero_sized=False)
+_O = OperationType
+
+ROWS: dict[OperationType, Signature] = {
+    _O.ARGMAX: _ARGUMENT,
+    _O.ARGMIN: _ARGUMENT,
+    _O.MEAN: _reduction(FLOAT_QUANT8, "i32", "x"),
+    _O.REDUCE_ALL: _reduction("B8", "bool"),
+    _O.REDUCE_ANY: _reduction("B8", "bool"),
+    _O.REDUCE_MAX: _reduction(LATE_FLOAT_QUANT8, "bool", "x"),
+    _O.REDUCE_MIN: _reduction(LATE_FLOAT_QUANT8, "bool", "x"),
+    _O.REDUCE_PROD: _reduction(LATE_FLOAT, "bool"),
+    _O.REDUCE_SUM: _reduction(LATE_FLOAT, "bool"),
+    _O.TOPK_V2: signature(
+        "x:T k:i32",
+        LATE_FLOAT_INT_QUANT8,
+        _infer_topk,
+        outputs="values:T indices:I32",
+        output_quantisation="x",
+        zero_sized=False,
+    ),
+}

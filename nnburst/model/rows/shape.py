@@ -1,0 +1,308 @@
+"""Operations that move elements without changing them."""
+
+from __future__ import annotations
+
+from ...errors import InvalidArgument
+from .._dimensions import element_count
+from .._operand_types import OPERANDS, HalVersion, OperandType
+from .._operation_types import OperationType
+from .._operation_view import OperationView, OutputSpec
+from .._signature import Signature, signature
+from ._common import (
+    FLOAT_QUANT8,
+    LATE_FLOAT_INT_QUANT8,
+    LATE_FLOAT_QUANT8,
+    RANK_1_TO_4,
+    Outputs,
+    added,
+    infer_same_shape,
+    like_data,
+    require_equal,
+)
+
+__all__ = ["ROWS", "check_zero_point_before_1_2", "pad_widths", "slice_bounds", "strided_slices"]
+
+
+def _infer_concatenation(view: OperationView) -> Outputs:
+    """Equal dimensions but for the axis, where sizes add up."""
+    shapes = [view.dims("x", which) for which in range(view.count("x"))]
+    first = shapes[0]
+    axis = view.axis("axis", len(first))
+    dims = list(first)
+    for shape in shapes[1:]:
+        if len(shape) != len(first):
+            raise InvalidArgument(f"ranks {len(first)} and {len(shape)} cannot be concatenated")
+        for i, size in enumerate(shape):
+            if i != axis:
+                require_equal(f"dimension {i} of an input", size, dims[i], view.partial)
+                dims[i] = max(dims[i], size)
+    along = [shape[axis] for shape in shapes]
+    dims[axis] = 0 if view.partial and 0 in along else sum(along)
+    return like_data(view, tuple(dims))
+
+
+def _check_concatenation(view: OperationView, version: HalVersion) -> None:
+    """Before HAL 1.2 quantised inputs share the output's quantisation."""
+    if version >= HalVersion.V1_2 or not view.info.is_quantised:
+        return
+    out = view.output()
+    for which in range(view.count("x")):
+        x = view.operand("x", which)
+        if (x.scale, x.zero_point) != (out.scale, out.zero_point):
+            raise InvalidArgument("before HAL 1.2 every input must have the output's scale and zero point")
+
+
+def _infer_reshape(view: OperationView) -> Outputs:
+    """One -1 stands for what is left."""
+    dims, target = view.dims("x"), view.integers("shape")
+    if any(size < -1 for size in target) or target.count(-1) > 1:
+        raise InvalidArgument(f"shape {target} may have one -1 and no other negative size")
+    if view.partial and 0 in dims:
+        return like_data(view, tuple(max(size, 0) for size in target))
+    count, known = element_count(dims), element_count([size for size in target if size != -1])
+    if -1 in target:
+        if known == 0 or count % known:
+            raise InvalidArgument(f"{count} elements cannot be reshaped to {target}")
+        target[target.index(-1)] = count // known
+    elif count != known:
+        raise InvalidArgument(f"{count} elements cannot be reshaped to {target}")
+    return like_data(view, tuple(target))
+
+
+def _infer_transpose(view: OperationView) -> Outputs:
+    """Without a permutation the axes are reversed."""
+    dims = view.dims("x")
+    perm = view.integers("perm") if view.given("perm") else list(range(len(dims)))[::-1]
+    if sorted(perm) != list(range(len(dims))):
+        raise InvalidArgument(f"perm {perm} is no permutation of {len(dims)} axes")
+    return like_data(view, tuple(dims[i] for i in perm))
+
+
+def slice_bounds(view: OperationView, dims: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return (first, length) for each axis of a SLICE; a size of -1 reaches to the end."""
+    begin, size = view.integers("begin"), view.integers("size")
+    if not len(begin) == len(size) == len(dims):
+        raise InvalidArgument(f"begin and size have {len(begin)} and {len(size)} entries for rank {len(dims)}")
+    bounds = []
+    for axis, (first, length, total) in enumerate(zip(begin, size, dims, strict=True)):
+        known = total > 0 or not view.partial
+        length = total - first if length == -1 and known else max(length, 0) if length == -1 else length
+        if first < 0 or length < 0 or (known and first + length > total):
+            raise InvalidArgument(f"elements {first} … {first + length} of axis {axis} are not all in {total}")
+        bounds.append((first, length))
+    return bounds
+
+
+def _infer_slice(view: OperationView) -> Outputs:
+    """A box out of x."""
+    return like_data(view, tuple(length for _, length in slice_bounds(view, view.dims("x"))))
+
+
+def strided_slices(view: OperationView, dims: tuple[int, ...]) -> tuple[tuple[range, ...], tuple[int, ...]]:
+    """Return the positions that a STRIDED_SLICE takes of each axis, and the axes that it drops."""
+    parts = [view.integers(name) for name in ("begin", "end", "strides")]
+    if any(len(part) != len(dims) for part in parts):
+        raise InvalidArgument(f"begin, end and strides have {[len(p) for p in parts]} entries for rank {len(dims)}")
+    no_begin, no_end, shrink = (view.integer(name) for name in ("begin_mask", "end_mask", "shrink_mask"))
+    ranges = []
+    for axis, (begin, end, stride, size) in enumerate(zip(*parts, dims, strict=True)):
+        if stride == 0:
+            raise InvalidArgument(f"the stride of axis {axis} is 0")
+        part = slice(None if no_begin >> axis & 1 else begin, None if no_end >> axis & 1 else end, stride)
+        ranges.append(range(*part.indices(size)))
+        taken = len(ranges[-1])
+        if shrink >> axis & 1 and not (view.partial and size == 0) and (stride < 0 or taken != 1):
+            raise InvalidArgument(f"axis {axis} is dropped, but {taken} elements by steps of {stride} are taken")
+    return tuple(ranges), tuple(axis for axis in range(len(dims)) if shrink >> axis & 1)
+
+
+def _infer_strided_slice(view: OperationView) -> Outputs:
+    """Dropped axes vanish; when none is left the result has the shape [1]."""
+    ranges, dropped = strided_slices(view, view.dims("x"))
+    return like_data(view, tuple(len(part) for axis, part in enumerate(ranges) if axis not in dropped) or (1,))
+
+
+def _infer_squeeze(view: OperationView) -> Outputs:
+    """Without axes every dimension of size 1 goes; nothing left becomes [1]."""
+    dims = view.dims("x")
+    if view.given("axes"):
+        axes: tuple[int, ...] = view.axes("axes", len(dims))
+        for i in axes:
+            require_equal(f"squeezed dimension {i}", dims[i], 1, view.partial)
+    elif view.partial and 0 in dims:
+        return like_data(view, ())
+    else:
+        axes = tuple(i for i, size in enumerate(dims) if size == 1)
+    return like_data(view, tuple(size for i, size in enumerate(dims) if i not in axes) or (1,))
+
+
+def _infer_expand_dims(view: OperationView) -> Outputs:
+    dims = view.dims("x")
+    axis = view.axis("axis", len(dims) + 1)
+    return like_data(view, (*dims[:axis], 1, *dims[axis:]))
+
+
+def pad_widths(view: OperationView, rank: int, name: str = "pads") -> list[tuple[int, int]]:
+    """Return (before, after) for each axis of a [rank, 2] tensor."""
+    numbers = view.integers(name)
+    if len(numbers) != 2 * rank or any(number < 0 for number in numbers):
+        raise InvalidArgument(f"{name} {numbers} must be {2 * rank} numbers that are not negative")
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def check_zero_point_before_1_2(view: OperationView, version: HalVersion) -> None:
+    """Before HAL 1.2 quantised data is padded only if its zero point is 0."""
+    if version < HalVersion.V1_2 and view.info.is_quantised and view.operand("x").zero_point:
+        raise InvalidArgument(f"x has zero point {view.operand('x').zero_point}; before HAL 1.2 it must be 0")
+
+
+def _infer_pad(view: OperationView) -> Outputs:
+    dims = view.dims("x")
+    pads = pad_widths(view, len(dims))
+    return like_data(view, tuple(added(view, n, before + after) for n, (before, after) in zip(dims, pads, strict=True)))
+
+
+def _infer_gather(view: OperationView) -> Outputs:
+    """The axis is replaced by the axes of the indices."""
+    dims = view.dims("x")
+    axis = view.axis("axis", len(dims))
+    return like_data(view, dims[:axis] + view.dims("indices") + dims[axis + 1 :])
+
+
+def _infer_split(view: OperationView) -> Outputs:
+    dims, count = view.dims("x"), view.integer("parts", least=1)
+    axis = view.axis("axis", len(dims))
+    if dims[axis] % count:
+        raise InvalidArgument(f"axis {axis} has {dims[axis]} elements, which cannot be split into {count}")
+    outputs = len(view.operation.outputs)
+    if outputs not in (0, count):
+        raise InvalidArgument(f"there are {outputs} outputs for {count} parts")
+    return like_data(view, *[(*dims[:axis], dims[axis] // count, *dims[axis + 1 :])] * count)
+
+
+def _infer_tile(view: OperationView) -> Outputs:
+    dims, multiples = view.dims("x"), view.integers("multiples")
+    if len(multiples) != len(dims) or any(number < 1 for number in multiples):
+        raise InvalidArgument(f"multiples {multiples} must be {len(dims)} positive numbers")
+    return like_data(view, tuple(size * number for size, number in zip(dims, multiples, strict=True)))
+
+
+def _infer_channel_shuffle(view: OperationView) -> Outputs:
+    dims, groups = view.dims("x"), view.integer("groups", least=1)
+    axis = view.axis("axis", len(dims))
+    if dims[axis] % groups:
+        raise InvalidArgument(f"axis {axis} has {dims[axis]} elements, which cannot be split into {groups} groups")
+    return infer_same_shape(view)
+
+
+def _infer_fill(view: OperationView) -> Outputs:
+    dims = tuple(view.integers("dims"))
+    if any(size < 0 for size in dims):
+        raise InvalidArgument(f"dims {list(dims)} has a negative size")
+    element_count(dims)
+    (kind,) = (t for t in OPERANDS if OPERANDS[t].short == view.info.short.upper())
+    return (OutputSpec(OperandType(kind), dims),)
+
+
+def _infer_rank(view: OperationView) -> Outputs:
+    view.dims("x")
+    return (OutputSpec(OperandType.INT32, ()),)
+
+
+_TENSORS = " ".join(info.short for info in OPERANDS.values() if not info.is_scalar and info.type < 10000)
+_O = OperationType
+
+ROWS: dict[OperationType, Signature] = {
+    _O.CHANNEL_SHUFFLE: signature(
+        "x:T groups:i32 axis:i32",
+        LATE_FLOAT_QUANT8,
+        _infer_channel_shuffle,
+        ranks=RANK_1_TO_4,
+        output_quantisation="x",
+        zero_sized=False,
+    ),
+    _O.CONCATENATION: signature(
+        "x:T+ axis:i32", FLOAT_QUANT8, _infer_concatenation, ranks=RANK_1_TO_4, check=_check_concatenation
+    ),
+    _O.EXPAND_DIMS: signature(
+        "x:T axis:i32", LATE_FLOAT_INT_QUANT8, _infer_expand_dims, output_quantisation="x", zero_sized=False
+    ),
+    _O.FILL: signature(
+        "dims:I32 value:T", "f32 f16 i32", _infer_fill, outputs="out:filled", ranks={"dims": (1, 1)}, zero_sized=False
+    ),
+    _O.GATHER: signature(
+        "x:T axis:i32 indices:I32", LATE_FLOAT_INT_QUANT8, _infer_gather, output_quantisation="x", zero_sized=False
+    ),
+    _O.PAD: signature(
+        "x:T pads:I32",
+        FLOAT_QUANT8,
+        _infer_pad,
+        ranks={"x": (1, 4), "pads": (2, 2)},
+        output_quantisation="x",
+        check=check_zero_point_before_1_2,
+        zero_sized=False,
+    ),
+    _O.PAD_V2: signature(
+        "x:T pads:I32 value:fill",
+        LATE_FLOAT_QUANT8,
+        _infer_pad,
+        ranks={"x": (1, 4), "pads": (2, 2)},
+        output_quantisation="x",
+        zero_sized=False,
+    ),
+    _O.RANK: signature("x:T", _TENSORS, _infer_rank, outputs="out:i32"),
+    _O.RESHAPE: signature(
+        "x:T shape:I32",
+        FLOAT_QUANT8,
+        _infer_reshape,
+        ranks={"x": (1, 4), "shape": (1, 1)},
+        output_quantisation="x",
+        zero_sized=False,
+    ),
+    _O.SLICE: signature(
+        "x:T begin:I32 size:I32",
+        LATE_FLOAT_INT_QUANT8,
+        _infer_slice,
+        ranks={"begin": (1, 1), "size": (1, 1)},
+        output_quantisation="x",
+    ),
+    _O.SPLIT: signature(
+        "x:T axis:i32 parts:i32",
+        LATE_FLOAT_INT_QUANT8,
+        _infer_split,
+        outputs="out:T+",
+        output_quantisation="x",
+        zero_sized=False,
+    ),
+    _O.SQUEEZE: signature(
+        "x:T axes:I32?",
+        FLOAT_QUANT8,
+        _infer_squeeze,
+        ranks={"x": (1, 4), "axes": (1, 1)},
+        output_quantisation="x",
+        zero_sized=False,
+    ),
+    _O.STRIDED_SLICE: signature(
+        "x:T begin:I32 end:I32 strides:I32 begin_mask:i32 end_mask:i32 shrink_mask:i32",
+        FLOAT_QUANT8,
+        _infer_strided_slice,
+        ranks={"x": (1, 4), "begin": (1, 1), "end": (1, 1), "strides": (1, 1)},
+        output_quantisation="x",
+        zero_sized=False,
+    ),
+    _O.TILE: signature(
+        "x:T multiples:I32",
+        LATE_FLOAT_INT_QUANT8,
+        _infer_tile,
+        ranks={"multiples": (1, 1)},
+        output_quantisation="x",
+        zero_sized=False,
+    ),
+    _O.TRANSPOSE: signature(
+        "x:T perm:I32?",
+        FLOAT_QUANT8,
+        _infer_transpose,
+        ranks={"x": (1, 4), "perm": (1, 1)},
+        output_quantisation="x",
+    ),
+}

@@ -1,0 +1,263 @@
+"""Running one operation in every data type, and comparing it with a function of real numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nnburst.devices import ReferenceDevice
+from nnburst.errors import ErrorStatus
+from nnburst.memory import Memory
+from nnburst.model import (
+    DataLocation,
+    Lifetime,
+    Model,
+    ModelBuilder,
+    OperandType,
+    OperationType,
+    Request,
+    RequestArgument,
+    RunOptions,
+    operand_info,
+    operand_nbytes,
+)
+
+T, O = OperandType, OperationType  # noqa: E741
+Array = np.ndarray[Any, np.dtype[Any]]
+F32, F16, I32 = T.TENSOR_FLOAT32, T.TENSOR_FLOAT16, T.TENSOR_INT32
+Q8, Q8S, B8 = T.TENSOR_QUANT8_ASYMM, T.TENSOR_QUANT8_ASYMM_SIGNED, T.TENSOR_BOOL8
+FLOATS, QUANTS = (F32, F16), (Q8, Q8S)
+REALS = (*FLOATS, *QUANTS)
+HALF = 5 / 1024
+
+
+@dataclass(frozen=True)
+class Fx:
+    """A floating point scalar, half where the data is."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Box:
+    """Coordinates: like the data if it is floating point, else in eighths of a pixel."""
+
+    value: Array
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A tensor or scalar of a type of its own."""
+
+    value: Any
+    type: OperandType
+
+
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def quantisation(kind: OperandType, *values: Array) -> tuple[float, int]:
+    """A scale and zero point with which a type can hold the values."""
+    info = operand_info(kind)
+    if not info.is_quantised:
+        return 0.0, 0
+    bounds = np.iinfo(info.dtype)
+    low, high = min(0.0, *(float(v.min()) for v in values)), max(1e-3, *(float(v.max()) for v in values))
+    scale = float(np.float32((high - low) / 250))
+    return scale, int(bounds.min + 2 + round(-low / scale))
+
+
+def encoded(real: Array, kind: OperandType, scale: float, zero_point: int) -> Array:
+    info = operand_info(kind)
+    if not info.is_quantised:
+        return np.asarray(real).astype(info.dtype)
+    bounds = np.iinfo(info.dtype)
+    steps = np.asarray(real, np.float64) / scale
+    stored = np.sign(steps) * np.floor(np.abs(steps) + 0.5) + zero_point
+    return np.clip(stored, bounds.min, bounds.max).astype(info.dtype)
+
+
+def decoded(stored: Array, scale: float, zero_point: int) -> Array:
+    return (stored.astype(np.float64) - zero_point) * scale if scale else stored.astype(np.float64)
+
+
+def run_model(
+    model: Model, inputs: Sequence[Array], *, loop_timeout_ns: int = 0
+) -> tuple[ErrorStatus, list[Array], Any]:
+    """Run a model in process; outputs have the dimensions that are reported, or those of the model."""
+    main = model.main
+    outs = [main.operands[index] for index in main.output_indexes]
+    rooms = [operand_nbytes(operand.type, operand.dimensions) or 1 << 16 for operand in outs]
+    sizes = [*(max(1, array.nbytes) for array in inputs), *rooms]
+    offsets = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)]).tolist()
+    with Memory.ashmem(offsets[-1]) as memory:
+        spots = [DataLocation(0, offset, size) for offset, size in zip(offsets, sizes, strict=False)]
+        arguments = []
+        for array, spot, index in zip(inputs, spots, main.input_indexes, strict=False):
+            memory.array(array.dtype, array.shape, spot.offset)[...] = array
+            known = operand_info(main.operands[index].type).is_scalar
+            arguments.append(RequestArgument(False, spot, () if known else array.shape))
+        arguments += [RequestArgument(True)] * (len(main.input_indexes) - len(inputs))
+        results = tuple(RequestArgument(False, spot) for spot in spots[len(inputs) :])
+        prepared = ReferenceDevice().prepare_model(model)
+        request = Request(tuple(arguments), results, (memory,))
+        status, shapes, _ = prepared.execute_synchronously(request, RunOptions(loop_timeout_ns=loop_timeout_ns))
+        outputs = []
+        for which, index in enumerate(main.output_indexes):
+            operand = main.operands[index]
+            dims = shapes[which].dimensions if shapes else operand.dimensions
+            dtype, where = operand_info(operand.type).dtype, spots[len(inputs) + which].offset
+            empty = status is not ErrorStatus.NONE or 0 in dims
+            outputs.append(np.empty(dims, dtype) if empty else memory.array(dtype, dims, where).copy())
+        prepared.close()
+        return status, outputs, shapes
+
+
+def with_everything_late(model: Model, inputs: Sequence[Array]) -> tuple[Model, list[Array]]:
+    """Make every constant an input, and leave all dimensions of outputs open."""
+    operands, arrays, indexes = list(model.main.operands), list(inputs), list(model.main.input_indexes)
+    for index, operand in enumerate(operands):
+        dtype = operand_info(operand.type).dtype
+        if index in model.main.output_indexes:
+            operands[index] = replace(operand, dimensions=(0,) * len(operand.dimensions))
+        elif operand.lifetime in (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE) and dtype is not None:
+            where = operand.location
+            if operand.lifetime == Lifetime.CONSTANT_COPY:
+                raw = model.operand_values[where.offset : where.offset + where.length]
+                value = np.frombuffer(raw, dtype).reshape(operand.dimensions)
+            else:
+                value = model.pools[where.pool_index].array(dtype, operand.dimensions, where.offset)
+            operands[index] = replace(operand, lifetime=Lifetime.SUBGRAPH_INPUT, location=DataLocation())
+            arrays.append(value)
+            indexes.append(index)
+    main = replace(model.main, operands=tuple(operands), input_indexes=tuple(indexes))
+    return replace(model, main=main, input_names=(), output_names=()), arrays
+
+
+def with_omitted_inputs(model: Model) -> Model:
+    """Make every operand without a value an input, which requests then omit."""
+    operands, missing = list(model.main.operands), []
+    for index, operand in enumerate(operands):
+        if operand.lifetime == Lifetime.NO_VALUE:
+            operands[index] = replace(operand, lifetime=Lifetime.SUBGRAPH_INPUT)
+            missing.append(index)
+    main = replace(model.main, operands=tuple(operands), input_indexes=(*model.main.input_indexes, *missing))
+    return replace(model, main=main, input_names=(), output_names=())
+
+
+class Case:
+    """One use of an operation: arrays of floats are tensors of T, which are inputs of the model."""
+
+    def __init__(self, operation: OperationType, *arguments: Any) -> None:
+        self.operation = operation
+        self.arguments = arguments
+
+    def run(
+        self,
+        kind: OperandType,
+        wanted: Callable[..., Any] | None = None,
+        *,
+        types: Sequence[OperandType | None] = (),
+        count: int | None = None,
+        shared: bool = False,
+        constant: bool = False,
+        quantisations: Sequence[tuple[float, int]] = (),
+    ) -> tuple[list[Array], list[Array], list[Any]]:
+        """Run it with T = kind.
+
+        Returns:
+            Stored outputs, their real values, and what `wanted` makes of the real inputs.
+        """
+        b, inputs, reals = ModelBuilder(), [], []
+        floats = [a for a in self.arguments if isinstance(a, np.ndarray) and a.dtype == np.float64]
+        common = quantisation(kind, *floats) if shared and floats else None
+        operands: list[Any] = []
+        for position, argument in enumerate(self.arguments):
+            quant, stored = (0.0, 0), None
+            if argument is None:
+                operands.append(b.omitted(kind))
+                continue
+            if isinstance(argument, Fx):
+                half = T.FLOAT16 if kind == F16 else T.FLOAT32
+                reals.append(float(np.float16(argument.value)) if kind == F16 else float(np.float32(argument.value)))
+                operands.append(b.scalar(argument.value, half))
+                continue
+            if isinstance(argument, bool | int):
+                operands.append(b.scalar(argument))
+                continue
+            if isinstance(argument, Typed):
+                its, value = argument.type, np.asarray(argument.value)
+                if operand_info(its).is_scalar:
+                    operands.append(b.scalar(argument.value, its))
+                    continue
+                stored = value.astype(operand_info(its).dtype)
+            elif isinstance(argument, Box):
+                its = kind if kind in FLOATS else T.TENSOR_QUANT16_ASYMM
+                quant = (0.0, 0) if kind in FLOATS else (0.125, 0)
+                stored = encoded(argument.value, its, *quant)
+            elif argument.dtype.kind == "i":
+                operands.append(b.constant(argument.astype(np.int32)))
+                continue
+            else:
+                its = kind
+                quant = common or quantisation(kind, argument)
+                stored = encoded(argument, its, *quant)
+            if isinstance(argument, Typed) and constant:
+                operands.append(b.constant(stored, its))
+            else:
+                operands.append(b.input(f"x{position}", its, stored.shape, scale=quant[0], zero_point=quant[1]))
+                inputs.append(stored)
+            reals.append(decoded(stored, *quant) if its not in (I32, B8) else stored)
+        expected = [] if wanted is None else wanted(*reals)
+        expected = list(expected) if isinstance(expected, tuple | list) else [expected]
+        given = list(quantisations)
+        if not given and kind in QUANTS:
+            given = [quantisation(kind, np.asarray(e, np.float64)) if np.size(e) else (0.1, 0) for e in expected]
+            if self.operation.name in SAME_QUANTISATION or self.operation.name in FIXED_QUANTISATION:
+                given = []
+        outs = b.add_all(self.operation, operands, types=types, count=count, quantisations=given)
+        for which, out in enumerate(outs):
+            b.output(f"y{which}", out)
+        model = b.build()
+        status, outputs, _ = run_model(model, inputs)
+        assert status is ErrorStatus.NONE, status
+        if self.operation.name != "RANDOM_MULTINOMIAL":
+            again, late, _ = run_model(*with_everything_late(model, inputs))
+            assert again is ErrorStatus.NONE, "as inputs"
+            _, omitted, _ = run_model(with_omitted_inputs(model), inputs)
+            assert [out.tobytes() for out in omitted] == [out.tobytes() for out in outputs], "omitted by the request"
+            for now, then in zip(outputs, late, strict=True):
+                assert now.shape == then.shape
+                assert now.tobytes() == then.tobytes(), "constants as inputs, outputs without dimensions"
+        quants = [(model.main.operands[i].scale, model.main.operands[i].zero_point) for i in model.main.output_indexes]
+        values = [decoded(out, *quant) for out, quant in zip(outputs, quants, strict=True)]
+        self.steps = [quant[0] for quant in quants]
+        return outputs, values, expected
+
+    def check(self, wanted: Callable[..., Any], kinds: Sequence[OperandType] = REALS, **options: Any) -> None:
+        """Compare with `wanted` in each type: real values of the inputs in, real values of the outputs out."""
+        for kind in kinds:
+            outputs, values, expected = self.run(kind, wanted, **options)
+            for out, found, want, step in zip(outputs, values, expected, self.steps, strict=False):
+                want = np.asarray(want, np.float64)
+                assert out.shape == want.shape, (kind.name, out.shape, want.shape)
+                if out.dtype == np.float16 or kind == F16:
+                    tolerance = {"atol": HALF, "rtol": HALF}
+                elif step:
+                    tolerance = {"atol": 1.01 * step, "rtol": 0}
+                else:
+                    tolerance = {"atol": 1e-5, "rtol": 1e-6}
+                np.testing.assert_allclose(found, want, err_msg=kind.name, **tolerance)
+
+
+SAME_QUANTISATION = set(
+    "AVERAGE_POOL_2D MAX_POOL_2D RELU RELU1 RELU6 RESHAPE SQUEEZE EXPAND_DIMS TRANSPOSE SLICE STRIDED_SLICE SPLIT TILE "
+    "PAD PAD_V2 GATHER CHANNEL_SHUFFLE MEAN REDUCE_MAX REDUCE_MIN TOPK_V2 DEPTH_TO_SPACE SPACE_TO_DEPTH "
+    "BATCH_TO_SPACE_ND SPACE_TO_BATCH_ND RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR EMBEDDING_LOOKUP HASHTABLE_LOOKUP "
+    "ROI_POOLING BOX_WITH_NMS_LIMIT GENERATE_PROPOSALS".split()
+)
+FIXED_QUANTISATION = {"LOGISTIC", "SOFTMAX", "TANH", "L2_NORMALIZATION"}

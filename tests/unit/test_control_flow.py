@@ -1,0 +1,375 @@
+"""IF and WHILE on the reference device: in process and in a service, nested, with growing tensors, without end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from operation_support import B8, F32, I32, Array, O, T, run_model
+
+from nnburst.burst import ExecutionBurstController
+from nnburst.devices import create_device
+from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument
+from nnburst.memory import Memory
+from nnburst.model import (
+    DataLocation,
+    Lifetime,
+    Model,
+    ModelBuilder,
+    Operand,
+    Operation,
+    Request,
+    RequestArgument,
+    Subgraph,
+)
+from nnburst.service import start_child
+
+L = Lifetime
+
+
+class Values:
+    """The bytes of the constants of all subgraphs."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def add(self, array: Array) -> DataLocation:
+        where = DataLocation(0, len(self.data), array.nbytes)
+        self.data += array.tobytes() + bytes(-array.nbytes % 4)
+        return where
+
+
+def graph(
+    values: Values,
+    inputs: Sequence[Operand],
+    make: Callable[[Callable[..., int], Sequence[int]], Sequence[int]],
+) -> Subgraph:
+    """Build a subgraph; `make(add, inputs)` adds operations and returns the outputs.
+
+    ``add(operation, arguments, output)`` takes operand indexes and arrays (constants), and an operand for the output.
+    """
+    operands = [replace(operand, lifetime=L.SUBGRAPH_INPUT) for operand in inputs]
+    operations: list[Operation] = []
+
+    def index_of(argument: Any) -> int:
+        if isinstance(argument, int):
+            return argument
+        if isinstance(argument, Operand):
+            operands.append(argument)
+        else:
+            array = np.asarray(argument)
+            kind = {"f": (F32, T.FLOAT32), "i": (I32, T.INT32), "b": (B8, T.BOOL)}[array.dtype.kind][array.ndim == 0]
+            dtype = {"f": np.float32, "i": np.int32, "b": np.uint8}[array.dtype.kind]
+            where = values.add(array.astype(dtype))
+            operands.append(Operand(kind, array.shape, lifetime=L.CONSTANT_COPY, location=where))
+        return len(operands) - 1
+
+    def add(operation: int, arguments: Sequence[Any], *outputs: Operand) -> int:
+        indexes = tuple(index_of(argument) for argument in arguments)
+        first = len(operands)
+        operands.extend(outputs)
+        operations.append(Operation(operation, indexes, tuple(range(first, len(operands)))))
+        return first
+
+    outs = tuple(make(add, range(len(inputs))))
+    for index in outs:
+        operands[index] = replace(operands[index], lifetime=L.SUBGRAPH_OUTPUT)
+    counts = [sum(operation.inputs.count(i) for operation in operations) for i in range(len(operands))]
+    counted = [replace(operand, number_of_consumers=n) for operand, n in zip(operands, counts, strict=True)]
+    return Subgraph(tuple(counted), tuple(operations), tuple(range(len(inputs))), outs)
+
+
+def sub(number: int) -> Operand:
+    return Operand(T.SUBGRAPH, lifetime=L.SUBGRAPH, location=DataLocation(0, number))
+
+
+ONE, PAIR, TRUTH = Operand(F32, (1,)), Operand(F32, (2,)), Operand(B8, (1,))
+COUNT = Operand(I32, (1,))
+
+
+def if_model() -> Model:
+    """y = c ? x + 1 : -x."""
+    values = Values()
+    then = graph(values, [PAIR], lambda add, i: [add(O.ADD, [i[0], np.float32([1.0]), np.array(0)], PAIR)])
+    other = graph(values, [PAIR], lambda add, i: [add(O.NEG, [i[0]], PAIR)])
+    main = graph(values, [TRUTH, PAIR], lambda add, i: [add(O.IF, [i[0], sub(0), sub(1), i[1]], PAIR)])
+    return Model(main, (then, other), bytes(values.data))
+
+
+@pytest.mark.parametrize("truth", [0, 1, 200])
+def test_REQ_MODEL_042_if_runs_one_branch(truth: int) -> None:
+    x = np.float32([3, -4])
+    status, (y,), _ = run_model(if_model(), [np.uint8([truth]), x])
+    assert status is ErrorStatus.NONE
+    np.testing.assert_array_equal(y, x + 1 if truth else -x)
+
+
+def counting_model(most: float = 5.0, step: float = 1.0) -> Model:
+    """While x[0] < most: x += step, n += 1. Gives n; x is carried but not given."""
+    values = Values()
+    condition = graph(values, [COUNT, ONE], lambda add, i: [add(O.LESS, [i[1], np.float32([most])], TRUTH)])
+    body = graph(
+        values,
+        [COUNT, ONE],
+        lambda add, i: [
+            add(O.ADD, [i[0], np.int32([1]), np.array(0)], COUNT),
+            add(O.ADD, [i[1], np.float32([step]), np.array(0)], ONE),
+        ],
+    )
+    main = graph(values, [COUNT, ONE], lambda add, i: [add(O.WHILE, [sub(0), sub(1), i[0], i[1]], COUNT)])
+    return Model(main, (condition, body), bytes(values.data))
+
+
+@pytest.mark.parametrize(("start", "steps"), [(0.0, 5), (3.5, 2), (9.0, 0)])
+def test_REQ_MODEL_042_while_repeats_its_body(start: float, steps: int) -> None:
+    status, (n,), _ = run_model(counting_model(), [np.int32([7]), np.float32([start])])
+    assert status is ErrorStatus.NONE
+    assert n.tolist() == [7 + steps]  # none: the initial value
+
+
+def test_while_inside_if_inside_while() -> None:
+    """While n < 3: n += 1; x = n odd ? double it until it is over 100 : x + 1."""
+    values = Values()
+    less = graph(values, [COUNT, ONE], lambda add, i: [add(O.LESS, [i[0], np.int32([3])], TRUTH)])
+    below = graph(values, [ONE], lambda add, i: [add(O.LESS, [i[0], np.float32([100.0])], TRUTH)])
+    double = graph(values, [ONE], lambda add, i: [add(O.ADD, [i[0], i[0], np.array(0)], ONE)])
+    loop = graph(values, [ONE], lambda add, i: [add(O.WHILE, [sub(1), sub(2), i[0]], ONE)])
+    plus = graph(values, [ONE], lambda add, i: [add(O.ADD, [i[0], np.float32([1.0]), np.array(0)], ONE)])
+
+    def body(add: Any, i: Sequence[int]) -> Sequence[int]:
+        n = add(O.ADD, [i[0], np.int32([1]), np.array(0)], COUNT)
+        odd = add(O.EQUAL, [n, np.int32([2])], TRUTH)
+        even = add(O.LOGICAL_NOT, [odd], TRUTH)
+        return [n, add(O.IF, [even, sub(3), sub(4), i[1]], ONE)]
+
+    main = graph(values, [COUNT, ONE], lambda add, i: [add(O.WHILE, [sub(0), sub(5), i[0], i[1]], COUNT, ONE)])
+
+    def outputs(add: Any, i: Sequence[int]) -> Sequence[int]:
+        first = add(O.WHILE, [sub(0), sub(5), i[0], i[1]], COUNT, ONE)
+        return [first, first + 1]
+
+    main = graph(values, [COUNT, ONE], outputs)
+    model = Model(main, (less, below, double, loop, plus, graph(values, [COUNT, ONE], body)), bytes(values.data))
+    status, (n, x), _ = run_model(model, [np.int32([0]), np.float32([3])])
+    assert status is ErrorStatus.NONE
+    assert n.tolist() == [3]
+    assert x.tolist() == [193.0]  # 3, 6, 12, 24, 48, 96, 192; 193; over 100 already
+
+
+def growing_model() -> Model:
+    """While n < 4: n += 1, x = [x, x]. Gives x, whose size nobody knows before."""
+    values = Values()
+    any_ = Operand(F32, (0,))
+    condition = graph(values, [any_, COUNT], lambda add, i: [add(O.LESS, [i[1], np.int32([4])], TRUTH)])
+    body = graph(
+        values,
+        [any_, COUNT],
+        lambda add, i: [
+            add(O.CONCATENATION, [i[0], i[0], np.array(0)], any_),
+            add(O.ADD, [i[1], np.int32([1]), np.array(0)], COUNT),
+        ],
+    )
+    main = graph(values, [any_, COUNT], lambda add, i: [add(O.WHILE, [sub(0), sub(1), i[0], i[1]], any_)])
+    return Model(main, (condition, body), bytes(values.data))
+
+
+def test_tensors_that_grow_report_their_size() -> None:
+    status, (x,), shapes = run_model(growing_model(), [np.float32([1, 2]), np.int32([0])])
+    assert status is ErrorStatus.NONE
+    assert shapes[0].dimensions == (32,)
+    np.testing.assert_array_equal(x, np.tile(np.float32([1, 2]), 16))
+
+
+def test_tensors_that_grow_for_ever_exhaust_what_they_may_take() -> None:
+    model = growing_model()
+    status, _, _ = run_model(model, [np.float32([1, 2]), np.int32([-(2**20)])])
+    assert status in (ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT)
+
+
+def test_REQ_MODEL_063_a_loop_without_end_stops_at_its_timeout() -> None:
+    endless = counting_model(step=0.0)
+    started = time.monotonic()
+    status, _, _ = run_model(endless, [np.int32([0]), np.float32([0])], loop_timeout_ns=1_000_000)
+    assert status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    started = time.monotonic()
+    status, _, _ = run_model(endless, [np.int32([0]), np.float32([0])])
+    assert status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    assert time.monotonic() - started >= 2  # the default
+
+
+def request_for(inputs: Sequence[Array], room: int) -> tuple[Request, Memory]:
+    sizes = [array.nbytes for array in inputs]
+    offsets = np.cumsum([0, *(64 for _ in sizes)]).tolist()
+    memory = Memory.ashmem(offsets[-1] + room)
+    for array, offset in zip(inputs, offsets, strict=False):
+        memory.array(array.dtype, array.shape, offset)[...] = array
+    arguments = [
+        RequestArgument(False, DataLocation(0, o, a.nbytes), a.shape) for a, o in zip(inputs, offsets, strict=False)
+    ]
+    out = RequestArgument(False, DataLocation(0, offsets[-1], room))
+    return Request(tuple(arguments), (out,), (memory,)), memory
+
+
+def test_REQ_MODEL_063_through_a_burst_while_another_client_runs() -> None:
+    endless, fair = counting_model(step=0.0), if_model()
+    done: list[int] = []
+    connection = start_child(devices=("nnburst-reference",))
+    try:
+        device = connection.devices[0]
+        stuck, quick = device.prepare_model(endless), device.prepare_model(fair)
+        request, memory = request_for([np.int32([0]), np.float32([0])], 4)
+        other, more = request_for([np.uint8([1]), np.float32([3, 4])], 8)
+        with memory, more, ExecutionBurstController.create(quick) as burst:
+            statuses: list[ErrorStatus] = []
+
+            def run() -> None:
+                with ExecutionBurstController.create(stuck) as endless_burst:
+                    statuses.append(endless_burst.compute(request)[0])
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            while thread.is_alive():
+                burst.compute(other)
+                done.append(int(more.array(np.float32, (2,), 128)[0]))
+            thread.join()
+            assert statuses == [ErrorStatus.MISSED_DEADLINE_TRANSIENT]
+        assert len(done) > 10
+        assert set(done) == {4}
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("make", [if_model, counting_model, growing_model])
+def test_a_service_gives_what_the_device_gives_in_process(make: Callable[[], Model]) -> None:
+    model = make()
+    inputs = {
+        if_model: [np.uint8([0]), np.float32([1, 2])],
+        counting_model: [np.int32([1]), np.float32([0.5])],
+        growing_model: [np.float32([5]), np.int32([2])],
+    }[make]
+    _, wanted, _ = run_model(model, inputs)
+    connection = start_child(devices=("nnburst-reference",))
+    try:
+        prepared = connection.devices[0].prepare_model(model)
+        request, memory = request_for(inputs, wanted[0].nbytes)
+        with memory, ExecutionBurstController.create(prepared) as burst:
+            for _ in range(3):
+                assert burst.compute(request)[0] is ErrorStatus.NONE
+            found = memory.array(wanted[0].dtype, wanted[0].shape, 128)
+            assert found.tobytes() == wanted[0].tobytes()
+        prepared.close()
+    finally:
+        connection.close()
+
+
+def test_REQ_MODEL_064_an_omitted_condition_fails() -> None:
+    model = if_model()
+    operands = list(model.main.operands)
+    operands[0] = replace(operands[0], lifetime=L.NO_VALUE)
+    main = replace(model.main, operands=tuple(operands), input_indexes=(1,))
+    device = create_device("nnburst-reference")
+    try:
+        prepared = device.prepare_model(replace(model, main=main))
+    except GeneralFailure:
+        return
+    request, memory = request_for([np.float32([1, 2])], 8)
+    with memory:
+        assert prepared.execute_synchronously(request)[0] is ErrorStatus.GENERAL_FAILURE
+
+
+def test_control_flow_is_supported_only_if_all_of_it_is() -> None:
+    model = if_model()
+    other = model.referenced[1]
+    oem = replace(other, operations=(replace(other.operations[0], type=O.OEM_OPERATION),))
+    device = create_device("nnburst-reference")
+    assert device.get_supported_operations(model) == (True,)
+    assert device.get_supported_operations(replace(model, referenced=(model.referenced[0], oem))) == (False,)
+
+
+def test_deeply_nested_control_flow_fails_cleanly() -> None:
+    values = Values()
+    innermost = graph(values, [TRUTH, ONE], lambda add, i: [add(O.NEG, [i[1]], ONE)])
+    depth = 2000
+    graphs = [
+        graph(values, [TRUTH, ONE], lambda add, i, n=n: [add(O.IF, [i[0], sub(n), sub(n), i[0], i[1]], ONE)])
+        for n in range(1, depth)
+    ]
+    main = graph(values, [TRUTH, ONE], lambda add, i: [add(O.IF, [i[0], sub(0), sub(0), i[0], i[1]], ONE)])
+    model = Model(main, (*graphs, innermost), bytes(values.data))
+    status, _, _ = run_model(model, [np.uint8([1]), np.float32([1])])
+    assert status is ErrorStatus.GENERAL_FAILURE
+    shallow = Model(main, (graph(values, [TRUTH, ONE], lambda add, i: [add(O.NEG, [i[1]], ONE)]),), b"")
+    status, (y,), _ = run_model(shallow, [np.uint8([1]), np.float32([1])])
+    assert y.tolist() == [-1]
+
+
+def part(make: Callable[[ModelBuilder, int], int], *, large: bool = False) -> Model:
+    """A model of one input [2] and what `make` makes of it; `large` gives it a constant in a pool."""
+    b = ModelBuilder()
+    x = b.input("x", F32, (2,))
+    y = make(b, x)
+    b.output("y", b.mul(y, b.reduce_max(np.ones((100, 2), np.float32), [0])) if large else y)
+    return b.build()
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_control_flow_is_built_from_models(large: bool) -> None:
+    double = part(lambda b, x: b.mul(x, np.float32([2])), large=large)
+    below = ModelBuilder()
+    i = below.input("x", F32, (2,))
+    below.output("y", below.reduce_any(below.less(i, np.float32([50])), [0]))
+    looped = ModelBuilder()
+    (y,) = looped.loop(below.build(), double, [looped.input("x", F32, (2,))])
+    looped.output("y", looped.plus(y, np.float32([1000])))
+    outer = ModelBuilder()
+    condition, x = outer.input("c", B8, (1,)), outer.input("x", F32, (2,))
+    (z,) = outer.branch(condition, looped.build(), part(lambda b, x: b.neg(x), large=large), [x])
+    outer.output("z", outer.plus(z, np.float32([0.5])))
+    model = outer.build()
+    assert len(model.referenced) == 4
+    for truth, wanted in ((1, [1096.5, 1128.5]), (0, [-2.5, -3.5])):
+        status, (found,), _ = run_model(model, [np.uint8([truth]), np.float32([3, 4])])
+        assert status is ErrorStatus.NONE
+        assert found.tolist() == wanted
+    for pool in model.pools:
+        pool.close()  # type: ignore[attr-defined]
+
+
+def test_only_a_subgraph_refers_to_a_model() -> None:
+    b = ModelBuilder()
+    index = b.add_operand(F32, (2,))
+    with pytest.raises(InvalidArgument, match="only a SUBGRAPH"):
+        b.set_operand_value_from_model(index, part(lambda b, x: b.neg(x)))
+    double = part(lambda b, x: b.mul(x, np.float32([2])))
+    b = ModelBuilder()
+    with pytest.raises(InvalidArgument, match="V16"):
+        b.output("y", b.branch(b.input("c", B8, (1,)), double, double, [b.input("x", F32, (3,))])[0])
+        b.build()
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_padding_that_needs_more_memory_than_a_request_may_take(pool: bool) -> None:
+    b = ModelBuilder()
+    x, wide = b.input("x", F32, (1, 1, 1, 1)), 2**20
+    padding = ((wide - 1, 0), (wide - 1, 0))
+    if pool:
+        y = b.max_pool_2d(x, wide, stride=1, padding=padding)
+    else:
+        y = b.conv_2d(x, np.ones((1, 1, 1, 1), np.float32), stride=wide, padding=((wide, 0), (wide, 0)))
+    b.output("y", y)
+    status, _, _ = run_model(b.build(), [np.ones((1, 1, 1, 1), np.float32)])
+    assert status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+
+
+def test_relaxed_models_give_the_same() -> None:
+    b = ModelBuilder(relaxed=True)
+    x = b.input("x", F32, (3,))
+    b.output("y", b.add(O.EXP, [x]))
+    status, (y,), _ = run_model(b.build(), [np.float32([0, 1, 2])])
+    assert status is ErrorStatus.NONE
+    np.testing.assert_allclose(y, np.exp([0, 1, 2]), rtol=5 / 1024)

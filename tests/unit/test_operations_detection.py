@@ -1,0 +1,246 @@
+"""Object detection on the reference device against loops over boxes, bins and samples."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from operation_support import F16, F32, FLOATS, I32, QUANTS, REALS, Array, Box, Case, Fx, O, T, Typed, rng, run_model
+
+from nnburst.errors import ErrorStatus
+from nnburst.model import ModelBuilder
+
+X = rng(1).normal(size=(2, 8, 10, 3))
+REGIONS = np.array([[0.0, 0, 20, 16], [3.5, 2, 9.25, 11], [8, 8, 8, 8], [1, 0.5, 6, 15.5]])
+OWNERS = Typed([0, 1, 1, 0], I32)
+
+
+def bilinear(image: Array, y: float, x: float) -> Array:
+    y, x = min(max(y, 0), image.shape[0] - 1), min(max(x, 0), image.shape[1] - 1)
+    total = np.zeros(image.shape[2])
+    for r, c in itertools.product(range(image.shape[0]), range(image.shape[1])):
+        total += max(0, 1 - abs(y - r)) * max(0, 1 - abs(x - c)) * image[r, c]
+    return total
+
+
+@pytest.mark.parametrize("samples", [(2, 3), (0, 0)])
+def test_roi_align(samples: tuple[int, int]) -> None:
+    def wanted(x: Array, regions: Array, owners: Array, ratio_h: float, ratio_w: float) -> Array:
+        out = np.zeros((len(regions), 3, 2, x.shape[3]))
+        for n, (x1, y1, x2, y2) in enumerate(regions / [ratio_w, ratio_h, ratio_w, ratio_h]):
+            h, w = max(y2 - y1, 1), max(x2 - x1, 1)
+            down, right = samples[0] or math.ceil(h / 3), samples[1] or math.ceil(w / 2)
+            for i, j in itertools.product(range(3), range(2)):
+                taken = [
+                    bilinear(x[owners[n]], y1 + (i + (p + 0.5) / down) * h / 3, x1 + (j + (q + 0.5) / right) * w / 2)
+                    for p, q in itertools.product(range(down), range(right))
+                ]
+                out[n, i, j] = np.mean(taken, 0)
+        return out
+
+    tail = (3, 2, Fx(2.0), Fx(2.0), *samples)
+    Case(O.ROI_ALIGN, X, Box(REGIONS), OWNERS, *tail, False).check(wanted)
+    Case(O.ROI_ALIGN, X.transpose(0, 3, 1, 2), Box(REGIONS), OWNERS, *tail, True).check(
+        lambda x, *rest: wanted(x.transpose(0, 2, 3, 1), *rest).transpose(0, 3, 1, 2), (F32,)
+    )
+
+
+def test_roi_pooling() -> None:
+    def wanted(x: Array, regions: Array, owners: Array, ratio_h: float, ratio_w: float) -> Array:
+        out = np.zeros((len(regions), 3, 2, x.shape[3]))
+        for n, box in enumerate(regions / [ratio_w, ratio_h, ratio_w, ratio_h]):
+            x1, y1, x2, y2 = (math.floor(v + 0.5) for v in box)
+            h, w = max(y2 - y1 + 1, 1) / 3, max(x2 - x1 + 1, 1) / 2
+            for i, j in itertools.product(range(3), range(2)):
+                rows = slice(max(math.floor(y1 + i * h), 0), min(math.ceil(y1 + (i + 1) * h), 8))
+                columns = slice(max(math.floor(x1 + j * w), 0), min(math.ceil(x1 + (j + 1) * w), 10))
+                part = x[owners[n], rows, columns]
+                out[n, i, j] = part.max((0, 1)) if part.size else 0
+        return out
+
+    Case(O.ROI_POOLING, X, Box(REGIONS), OWNERS, 3, 2, Fx(2.0), Fx(2.0), False).check(wanted)
+
+
+@pytest.mark.parametrize(
+    ("region", "owner"),
+    [([0, 0, 21, 5], 0), ([5, 0, 4, 5], 0), ([0, 5, 4, 4], 0), ([0, 0, 4, 4], 2), ([0, 0, 4, 4], -1)],
+)
+def test_bad_regions_fail_the_execution(region: list[int], owner: int) -> None:
+    for operation, samples in ((O.ROI_ALIGN, (0, 0)), (O.ROI_POOLING, ())):
+        case = Case(
+            operation, X, Box(np.array([region], float)), Typed([owner], I32), 2, 2, Fx(2.0), Fx(2.0), *samples, False
+        )
+        with pytest.raises(AssertionError, match=str(ErrorStatus.GENERAL_FAILURE.value)):
+            case.run(F32)
+
+
+def test_box_transform() -> None:
+    regions = np.array([[10.0, 5, 30, 25], [0, 0, 8, 4]])
+    deltas = rng(2).normal(size=(2, 8)) * 0.3
+    image = np.array([[30.0, 40], [20, 10]])
+
+    def wanted(roi: Array, delta: Array, owners: Array, image: Array) -> Array:
+        out = np.zeros((2, 8))
+        for n, k in itertools.product(range(2), range(2)):
+            x1, y1, x2, y2 = roi[n]
+            dx, dy, dw, dh = delta[n, 4 * k : 4 * k + 4]
+            w, h = x2 - x1, y2 - y1
+            cx, cy = x1 + w / 2 + dx * w, y1 + h / 2 + dy * h
+            w, h = w * math.exp(dw), h * math.exp(dh)
+            height, width = image[owners[n]]
+            out[n, 4 * k : 4 * k + 4] = [
+                *(min(max(v, 0), e) for v, e in zip((cx - w / 2, cy - h / 2), (width, height), strict=True)),
+                *(min(max(v, 0), e) for v, e in zip((cx + w / 2, cy + h / 2), (width, height), strict=True)),
+            ]
+        return out
+
+    # The first is compared in float16 too coarsely to be worth it: coordinates of 40 have steps of 1/32.
+    Case(O.AXIS_ALIGNED_BBOX_TRANSFORM, regions, deltas, Typed([0, 1], I32), image).check(wanted, (F32,))
+    b = ModelBuilder()
+    kind = T.TENSOR_QUANT16_ASYMM
+    roi = b.input("roi", kind, (2, 4), scale=0.125)
+    delta = b.input("delta", T.TENSOR_QUANT8_ASYMM_SIGNED, (2, 8), scale=0.01)
+    arguments = [roi, delta, b.input("batch", I32, (2,)), b.input("image", kind, (2, 2), scale=0.125)]
+    b.output("y", b.add(O.AXIS_ALIGNED_BBOX_TRANSFORM, arguments))
+    stored = np.int8(np.round(deltas * 100))
+    data = [np.uint16(regions * 8), stored, np.int32([0, 1]), np.uint16(image * 8)]
+    status, (found,), _ = run_model(b.build(), data)
+    assert status is ErrorStatus.NONE
+    assert np.abs(found / 8 - wanted(regions, stored * 0.01, [0, 1], image)).max() <= 0.125  # type: ignore[arg-type]
+
+
+BOXES = np.array([[0.0, 0, 10, 10], [1, 1, 11, 11], [20, 20, 30, 30], [0, 0, 10, 9], [21, 20, 30, 30]])
+
+
+def iou(a: Array, b: Array) -> float:
+    w, h = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    common = max(w, 0) * max(h, 0)
+    total = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - common
+    return float(common / total) if total > 0 else 0.0
+
+
+@pytest.mark.parametrize("kernel", [0, 1, 2])
+@pytest.mark.parametrize("most", [-1, 3])
+def test_boxes_are_suppressed_class_by_class(kernel: int, most: int) -> None:
+    scores = np.array([[0.1, 0.9, 0.3], [0.0, 0.85, 0.6], [0.2, 0.7, 0.1], [0.3, 0.8, 0.55], [0.1, 0.2, 0.9]])
+    boxes = np.concatenate([BOXES, BOXES, BOXES + 1], 1)
+    owners = [0, 0, 0, 1, 1]
+    threshold, overlap, sigma, least = 0.15, 0.4, 0.5, 0.3
+
+    def wanted(scores: Array, boxes: Array, *_: Any) -> list[tuple[int, int, float, Array]]:
+        found = []
+        for image in (0, 1):
+            mine = []
+            for kind in (1, 2):
+                left = [[scores[n, kind], n] for n in range(5) if owners[n] == image and scores[n, kind] > threshold]
+                while left:
+                    left.sort(key=lambda row: -row[0])
+                    score, n = left.pop(0)
+                    box = boxes[n, 4 * kind : 4 * kind + 4]
+                    mine.append((image, kind, score, box))
+                    for row in left:
+                        v = iou(box, boxes[row[1], 4 * kind : 4 * kind + 4])
+                        hard = 1 if v < overlap else 0
+                        row[0] *= (hard, 1 if v < overlap else 1 - v, math.exp(-v * v / sigma))[kernel]
+                    left = [row for row in left if row[0] >= (1e-9 if kernel == 0 else least)]
+            mine = sorted(mine, key=lambda row: -row[2])[: most if most >= 0 else None]
+            found += sorted(mine, key=lambda row: (row[1], -row[2]))
+        return found
+
+    case = Case(
+        O.BOX_WITH_NMS_LIMIT, scores, Box(boxes), Typed(owners, I32), Fx(threshold), most, kernel, Fx(overlap),
+        Fx(sigma), Fx(least),
+    )  # fmt: skip
+    for kind in REALS:
+        rows: list[Any] = []
+        outputs, values, _ = case.run(kind, lambda *reals, rows=rows: rows.extend(wanted(*reals)) or np.zeros(0))
+        assert outputs[2].tolist() == [k for _, k, _, _ in rows], kind.name
+        assert outputs[3].tolist() == [image for image, *_ in rows]
+        np.testing.assert_allclose(values[0], [s for _, _, s, _ in rows], atol=0.005)
+        np.testing.assert_allclose(values[1], [b for *_, b in rows], atol=0.07)
+
+
+def test_nothing_above_the_threshold_gives_empty_outputs() -> None:
+    scores, boxes = np.full((2, 2), 0.1), np.tile(BOXES[:2], (1, 2))
+    case = Case(O.BOX_WITH_NMS_LIMIT, scores, Box(boxes), Typed([0, 0], I32), Fx(0.5), -1, 0, Fx(0.5), Fx(1), Fx(0))
+    outputs, _, _ = case.run(F32)
+    assert [out.shape for out in outputs] == [(0,), (0, 4), (0,), (0,)]
+
+
+@pytest.mark.parametrize("nchw", [False, True])
+def test_proposals(nchw: bool) -> None:
+    draw = rng(3)
+    scores, deltas = draw.uniform(0, 1, (2, 2, 3, 2)), draw.normal(size=(2, 2, 3, 8)) * 0.2
+    anchors, image = np.array([[-4.0, -4, 4, 4], [-8, -3, 8, 3]]), np.array([[40.0, 50], [20, 30]])
+    before, after, overlap, smallest, ratio = 8, 5, 0.3, 2.0, (10.0, 12.0)
+    found: list[tuple[int, float, Array]] = []
+    for n in range(2):
+        boxes = []
+        for i, j, a in itertools.product(range(2), range(3), range(2)):
+            x1, y1, x2, y2 = anchors[a] + [j * ratio[1], i * ratio[0]] * 2
+            dx, dy, dw, dh = deltas[n, i, j, 4 * a : 4 * a + 4]
+            cx, cy = (x1 + x2) / 2 + dx * (x2 - x1), (y1 + y2) / 2 + dy * (y2 - y1)
+            w, h = (x2 - x1) * math.exp(dw), (y2 - y1) * math.exp(dh)
+            box = np.array([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2])
+            boxes.append((scores[n, i, j, a], np.clip(box, 0, [*image[n][::-1], *image[n][::-1]])))
+        boxes = sorted(boxes, key=lambda row: -row[0])[:before]
+        boxes = [(s, b) for s, b in boxes if b[2] - b[0] > smallest and b[3] - b[1] > smallest]
+        taken: list[tuple[float, Array]] = []
+        for s, box in boxes:
+            if len(taken) < after and all(iou(box, other) < overlap for _, other in taken):
+                taken.append((s, box))
+        found += [(n, s, box) for s, box in taken]
+    x = [array.transpose(0, 3, 1, 2) if nchw else array for array in (scores, deltas)]
+    tail = (Fx(ratio[0]), Fx(ratio[1]), before, after, Fx(overlap), Fx(smallest), nchw)
+    outputs, values, _ = Case(O.GENERATE_PROPOSALS, *x, anchors, image, *tail).run(F32)
+    assert outputs[2].tolist() == [n for n, *_ in found]
+    np.testing.assert_allclose(values[0], [s for _, s, _ in found], atol=1e-5)
+    np.testing.assert_allclose(values[1], [b for *_, b in found], atol=1e-4)
+
+
+@pytest.mark.parametrize("nchw", [False, True])
+def test_key_points_of_parabolas(nchw: bool) -> None:
+    """On a paraboloid the fit is exact, wherever its top is between the cells."""
+    size, tops = 6, [(2.3, 3.4), (1.75, 4.0)]
+    rows, columns = np.mgrid[:size, :size]
+    heat = np.stack([5 - (rows - r) ** 2 / 4 - (columns - c) ** 2 / 8 for r, c in tops], -1)[None]
+    boxes = np.array([[8.0, 4, 20, 28]])
+    x = heat.transpose(0, 3, 1, 2) if nchw else heat
+
+    def wanted(*_: Any) -> tuple[Array, Array]:
+        points = [[8 + (c + 0.5) / size * 12, 4 + (r + 0.5) / size * 24] for r, c in tops]
+        return np.full((1, 2), 5.0), np.array([points])
+
+    Case(O.HEATMAP_MAX_KEYPOINT, x, Box(boxes), nchw).check(wanted, (F32,))
+    for kind in (F16, *QUANTS):
+        made = [] if kind == F16 else [(0.03, 0), (0.125, 0)]
+        _, values, expected = Case(O.HEATMAP_MAX_KEYPOINT, x, Box(boxes), nchw).run(kind, wanted, quantisations=made)
+        np.testing.assert_allclose(values[1], expected[1], atol=0.6)
+
+
+@pytest.mark.parametrize("regular", [True, False])
+@pytest.mark.parametrize("background", [True, False])
+def test_detection_postprocessing(regular: bool, background: bool) -> None:
+    anchors = np.array([[10.0, 10, 8, 8], [11, 10, 8, 8], [30, 30, 10, 6]])  # centre y, x, height, width
+    deltas = np.zeros((1, 3, 5))
+    deltas[0, 2] = [1, -2, 0.5, 0.25, 9]
+    scores = np.array([[[0.0, 0.9, 0.2], [0.0, 0.8, 0.7], [0.1, 0.3, 0.6]]])
+    scales = (10.0, 10.0, 5.0, 5.0)
+    tail = (*map(Fx, scales), regular, 4, 1, 2, Fx(0.25), Fx(0.5), background)
+    for kind in FLOATS:
+        outputs, _, _ = Case(O.DETECTION_POSTPROCESSING, scores, deltas, anchors, *tail).run(kind)
+        moved = [30 + 0.1 * 10, 30 - 0.2 * 6, 10 * math.exp(0.1), 6 * math.exp(0.05)]
+        far = [moved[0] - moved[2] / 2, moved[1] - moved[3] / 2, moved[0] + moved[2] / 2, moved[1] + moved[3] / 2]
+        offset = 0 if background else -1
+        if regular:  # class 1: 0.9 (0.8 overlaps), 0.3; class 2: 0.7, 0.6
+            wanted = [(0.9, 1, [6, 6, 14, 14]), (0.7, 2, [7, 6, 15, 14]), (0.6, 2, far), (0.3, 1, far)]
+        else:  # the best class of each: 0.9, 0.8 overlaps, 0.6
+            wanted = [(0.9, 1, [6, 6, 14, 14]), (0.6, 2, far)]
+        n = len(wanted)
+        assert outputs[3].tolist() == [n]
+        np.testing.assert_allclose(outputs[0][0], [s for s, *_ in wanted] + [0] * (4 - n), atol=0.002)
+        assert outputs[2][0].tolist() == [k + offset for _, k, _ in wanted] + [0] * (4 - n)
+        np.testing.assert_allclose(outputs[1][0, :n], [b for *_, b in wanted], atol=0.03)

@@ -1,0 +1,95 @@
+"""Operations drawn at random, with numbers that make no sense: an answer or a status, never an exception or a hang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from operation_support import Array, O, T, rng, run_model
+
+from nnburst.errors import ErrorStatus, InvalidArgument
+from nnburst.model import OPERANDS, OPERATIONS, ModelBuilder
+from nnburst.model._signature import Param, types_of
+
+SENSIBLE, HOSTILE = [0, 1, 1, 2, 2, 3], [-(2**31), -1, 0, 1, 4, 7, 65536, 2**31 - 1]
+REALS = [0.0, 1.0, -1.0, 0.5, 2.0, 1e30, np.inf, np.nan, 1e-30]
+KINDS = [o for o, row in OPERATIONS.items() if row.signature is not None and o not in (O.IF, O.WHILE)]
+
+
+class Draw:
+    """A random use of an operation."""
+
+    def __init__(self, seed: int, operation: int) -> None:
+        self.rng = rng(seed)
+        self.operation = O(operation)
+        self.row: Any = OPERATIONS[operation].signature
+        self.data_type = self.one(list(self.row.types))
+        self.builder = ModelBuilder()
+        self.inputs: list[Array] = []
+        self.last: tuple[int, ...] = (2, 2)
+
+    def one(self, choices: Any) -> Any:
+        return choices[int(self.rng.integers(len(choices)))]
+
+    def model(self) -> Any:
+        operands = [index for param in self.one(self.row.forms) for index in self.arguments(param)]
+        outputs = []
+        for param in self.row.outputs[-1]:
+            kind = types_of(param.kinds[0][0], self.data_type)[0]
+            scale = 1.0 if param.name == "hits" else 0.125 if OPERANDS[kind].is_quantised else 0.0
+            outputs.append(self.builder.add_operand(kind, (), scale=scale))
+        self.builder.add_operation(self.operation, operands, outputs)
+        for which, index in enumerate(outputs):
+            self.builder.output(f"y{which}", index)
+        return self.builder.build()
+
+    def arguments(self, param: Param) -> list[int]:
+        kind = self.one(types_of(self.one(param.kinds)[0], self.data_type))
+        if param.may_be_omitted and self.rng.random() < 0.5:
+            return [self.builder.omitted(kind)]
+        make = self.scalar if OPERANDS[kind].is_scalar else self.tensor
+        return [make(kind, param.name) for _ in range(self.one([1, 2, 3]) if param.variadic else 1)]
+
+    def scalar(self, kind: T, name: str) -> int:
+        if OPERANDS[kind].is_float:
+            return self.builder.scalar(self.one(REALS), kind)
+        number = self.one(HOSTILE if self.rng.random() < 0.4 else SENSIBLE)
+        return self.builder.scalar(bool(number) if kind == T.BOOL else number, kind)
+
+    def tensor(self, kind: T, name: str) -> int:
+        dims = tuple(self.one([1, 1, 2, 2, 3, 4, 8]) for _ in range(self.one([1, 2, 3, 4, 4])))
+        dims = self.last = self.last if self.rng.random() < 0.4 else dims
+        info = OPERANDS[kind]
+        if info.is_float:
+            value = self.rng.normal(size=dims).astype(info.dtype)
+        elif kind == T.TENSOR_INT32:
+            value = self.rng.choice(HOSTILE if self.rng.random() < 0.4 else SENSIBLE, dims).astype(np.int32)
+        else:
+            bounds = np.iinfo(info.dtype)
+            value = self.rng.integers(bounds.min, bounds.max, dims, endpoint=True).astype(info.dtype)
+        if kind == T.TENSOR_QUANT8_SYMM_PER_CHANNEL:
+            return self.builder.constant(value, channel_scales=np.ones(dims[0]))
+        quant = {"scale": 0.125} if info.is_quantised else {}
+        if name == "bias" and OPERANDS[self.data_type].is_quantised:
+            return self.builder.constant(value, kind, scale=0.015625)
+        if self.rng.random() < 0.5:
+            return self.builder.constant(value, kind, **quant)  # type: ignore[arg-type]
+        self.inputs.append(value)
+        return self.builder.input(f"x{len(self.inputs)}", kind, dims, **quant)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize("operation", KINDS, ids=lambda o: O(o).name)
+def test_random_uses_end_with_a_status(operation: int) -> None:
+    statuses = []
+    for seed in range(25):
+        draw = Draw(seed * 1000 + operation, operation)
+        try:
+            model = draw.model()
+        except InvalidArgument:
+            continue
+        status, _, _ = run_model(model, draw.inputs)
+        statuses.append(status)
+    assert all(status in tuple(ErrorStatus) for status in statuses)
+    assert ErrorStatus.INVALID_ARGUMENT not in statuses  # the request itself is right

@@ -1,0 +1,129 @@
+"""The operation table as people see it: methods of the builder, their stub, the page, the command."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from operation_support import F16, F32, I32, Q8, O, T, run_model
+
+from nnburst.cli import main
+from nnburst.cli._ops import operation_rows, render_page
+from nnburst.devices.reference import RUNS
+from nnburst.errors import ErrorStatus, InvalidArgument
+from nnburst.model import METHODS, OPERATIONS, ModelBuilder
+from nnburst.model._methods import render_stub
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_operation_of_the_table_runs() -> None:
+    assert {operation for operation, row in OPERATIONS.items() if row.signature is not None} == RUNS
+
+
+def test_every_operation_has_a_method() -> None:
+    assert all(row.method and hasattr(ModelBuilder, row.method) for row in operation_rows())
+
+
+def test_the_stub_is_that_of_the_table() -> None:
+    """`python -c "from nnburst.model._methods import *; print(render_stub(), end='')"` makes it again."""
+    assert (ROOT / "nnburst/model/_methods.pyi").read_text(encoding="utf-8") == render_stub()
+
+
+def test_the_page_is_that_of_the_table() -> None:
+    """`nnburst ops --markdown > docs/operations.md` makes it again."""
+    assert (ROOT / "docs/operations.md").read_text(encoding="utf-8") == render_page()
+
+
+def test_the_command_lists_every_operation() -> None:
+    rows = json.loads(CliRunner().invoke(main, ["ops", "--json"]).output)
+    assert {row["code"] for row in rows} == set(range(102))
+    assert all(row["devices"] == ["nnburst-reference"] for row in rows)
+    shown = CliRunner().invoke(main, ["ops"], env={"COLUMNS": "300"}).output
+    assert all(operation.name in shown for operation in O if operation != O.OEM_OPERATION)
+
+
+def test_methods_have_documentation() -> None:
+    for method in METHODS:
+        assert inspect.getdoc(getattr(ModelBuilder, method.name)) == method.doc
+
+
+def outputs_of(make: Any, *inputs: np.ndarray, kind: T = F32) -> list[np.ndarray]:
+    b = ModelBuilder()
+    made = make(b, *(b.input(f"x{i}", kind, x.shape) for i, x in enumerate(inputs)))
+    for i, index in enumerate(made if isinstance(made, tuple) else (made,)):
+        b.output(f"y{i}", index)
+    status, found, _ = run_model(b.build(), list(inputs))
+    assert status is ErrorStatus.NONE
+    return found
+
+
+X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (lambda b, x: b.mean(x, [1, -1]), X.mean((1, 2))),
+        (lambda b, x: b.mean(x, [1], keep=1), X.mean(1, keepdims=True)),
+        (lambda b, x: b.reduce_max(x, [0], keep=True), X.max(0, keepdims=True)),
+        (lambda b, x: b.gather(x, 1, [2, 0]), X[:, [2, 0]]),
+        (lambda b, x: b.relu(b.neg(x)), np.zeros_like(X)),
+        (lambda b, x: b.plus(x, np.ones(4, np.float32), activation="relu6"), np.minimum(X + 1, 6)),
+        (lambda b, x: b.transpose(x), X.transpose()),
+        (lambda b, x: b.transpose(x, perm=[0, 2, 1]), X.transpose(0, 2, 1)),
+        (lambda b, x: b.concatenation([x, x], 2), np.concatenate([X, X], 2)),
+        (lambda b, x: b.l2_normalization(b.exp(b.mul(x, np.float32([0])))), np.full_like(X, 0.5)),
+        (lambda b, x: b.elu(b.neg(x), alpha=0.5), 0.5 * np.expm1(-X)),
+        (lambda b, x: b.pad(x, [[0, 0], [1, 0], [0, 2]]), np.pad(X, [(0, 0), (1, 0), (0, 2)])),
+        (lambda b, x: b.pad_v2(x, [[0, 0], [1, 0], [0, 2]], 7), np.pad(X, [(0, 0), (1, 0), (0, 2)], constant_values=7)),
+        (lambda b, x: b.strided_slice(x, [0, 0, 0], [2, 3, 4], [1, 2, 3]), X[:, ::2, ::3]),
+        (lambda b, x: b.plus(*b.split(x, 2, 2)), X[:, :, :2] + X[:, :, 2:]),
+        (lambda b, x: b.cast(x, type=I32), X.astype(np.int32)),
+        (lambda b, x: b.maximum(x, b.fill([2, 3, 4], 1.5)), np.maximum(X, 1.5)),
+        (lambda b, x: b.cast(b.greater(x, np.float32([5]))), (X > 5)),
+    ],
+)
+def test_methods_take_what_people_write(make: Any, wanted: np.ndarray) -> None:
+    (found,) = outputs_of(make, X)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_methods_of_halves_make_scalars_of_halves() -> None:
+    (found,) = outputs_of(lambda b, x: b.elu(x, 0.25), -np.ones((2,), np.float16), kind=F16)
+    np.testing.assert_allclose(found, 0.25 * np.expm1(-np.ones(2)), atol=0.01)
+
+
+def test_methods_with_several_outputs() -> None:
+    values, indices = outputs_of(lambda b, x: b.topk_v2(x, 2), X)
+    assert values.shape == indices.shape == (2, 3, 2)
+    u, i = 3, 2
+    weights = {f"w_{g}": np.zeros((u, i), np.float32) for g in ("forget", "cell", "out")}
+    weights |= {f"r_{g}": np.zeros((u, u), np.float32) for g in ("forget", "cell", "out")}
+    weights |= {f"b_{g}": np.zeros(u, np.float32) for g in ("forget", "cell", "out")}
+    state = np.ones((1, u), np.float32)
+    found = outputs_of(
+        lambda b, x: b.lstm(x, **weights, prev_out=state, prev_cell=state, activation=4), np.ones((1, i), np.float32)
+    )
+    np.testing.assert_allclose(found[2], 0.5 * state)
+
+
+def test_wrong_calls_name_what_is_wrong() -> None:
+    b = ModelBuilder()
+    x = b.input("x", F32, (2, 3))
+    with pytest.raises(TypeError, match=r"gather\(\): missing \['indices'\]"):
+        b.gather(x, 0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected"):
+        b.mean(x, [0], keepdims=True)  # type: ignore[call-arg]
+    with pytest.raises(InvalidArgument, match="axes"):
+        b.mean(x, [5])
+    with pytest.raises(InvalidArgument, match="relu6"):
+        b.plus(x, x, activation="gelu")
+    q = b.input("q", Q8, (2,), scale=0.5)
+    with pytest.raises(InvalidArgument, match="needs scale="):
+        b.hard_swish(q)
