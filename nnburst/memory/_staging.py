@@ -50,7 +50,9 @@ def check_open(request: Request) -> None:
     """
     for kind, arguments in (("input", request.inputs), ("output", request.outputs)):
         for i, argument in enumerate(arguments):
-            pool = None if argument.has_no_value else request.pools[argument.location.pool_index]
+            index = argument.location.pool_index
+            # The service refuses an index that is out of range, as it has to in any case.
+            pool = request.pools[index] if not argument.has_no_value and 0 <= index < len(request.pools) else None
             if getattr(pool, "closed", False):
                 raise BadState(f"the memory of {kind} {i} is closed: {pool!r}; keep it open until the last run")
 
