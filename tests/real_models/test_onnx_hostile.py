@@ -134,7 +134,7 @@ def bound_in_place(proto: Any) -> set[str]:
             arguments.append(RequestArgument(False, DataLocation(0, 1024 * i, size)))
         n = len(imported.input_names)
         opened = open_request(Request(tuple(arguments[:n]), tuple(arguments[n:]), (pool,)))
-        plan = BoundGraph(prepared.graph, prepared.model, opened.request)
+        plan = BoundGraph(prepared.graph, prepared.model, opened.request, lambda outputs: None)
         mapped = pool.map_for(writable=True).bytes()
         kept = [array for array in plan._kept if array.size]
         found = {name for name, array in zip(names, kept, strict=True) if np.shares_memory(array, mapped)}

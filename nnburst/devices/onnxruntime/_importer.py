@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import posixpath
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -33,9 +32,6 @@ _PREFIX = 1
 _MOST_FILES = 252
 """Pools of one message, without the model file itself."""
 _LONGEST_NAME = 4096
-_MOST_NODES = 10_000
-_MOST_ELEMENTS = 256
-"""Of a weight that may be a shape, and is looked at when shapes are inferred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,51 +93,10 @@ def describe(proto: Any) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:
     outputs = graph.output
     if not all(value.type.WhichOneof("value") for value in outputs):
         outputs = _infer_shapes(proto).graph.output
-    found = _shapes_found(proto)
     return (
         tuple(_argument(value, "input") for value in graph.input if value.name not in defaults),
-        tuple(_unless_contradicted(_argument(value, "output"), found.get(value.name)) for value in outputs),
+        tuple(_argument(value, "output") for value in outputs),
     )
-
-
-def _shapes_found(proto: Any) -> dict[str, OpenShape]:
-    """Infer the shapes of the outputs from the graph alone, whatever the file declares; none if that is not possible.
-
-    Large weights are left out: of them, only types and shapes matter.
-    """
-    graph = proto.graph
-    if len(graph.node) > _MOST_NODES:
-        return {}
-    bare = type(proto)(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
-    bare.graph.name = graph.name
-    bare.graph.node.extend(graph.node)
-    bare.graph.input.extend(graph.input)
-    given = {value.name for value in graph.input}
-    for tensor in graph.initializer:
-        if len(tensor.dims) <= HIGHEST_RANK and math.prod(tensor.dims) <= _MOST_ELEMENTS:
-            bare.graph.initializer.append(tensor)
-        elif tensor.name not in given:
-            make = onnx().helper.make_tensor_value_info
-            bare.graph.input.append(make(tensor.name, tensor.data_type, list(tensor.dims)))
-    for value in graph.output:
-        bare.graph.output.add().name = value.name
-    try:
-        outputs = onnx().shape_inference.infer_shapes(bare).graph.output
-    except Exception:  # ONNX Runtime will say what is wrong with the graph
-        return {}
-    return {value.name: _shape(value.type.tensor_type) for value in outputs if value.type.HasField("tensor_type")}
-
-
-def _unless_contradicted(argument: Argument, found: OpenShape) -> Argument:
-    """Leave open what an output is declared as, but never has: ONNX Runtime runs such models, too."""
-    declared = argument.shape
-    if declared is None or found is None:
-        return argument
-    if len(declared) != len(found):
-        return replace(argument, shape=found)
-    pairs = zip(declared, found, strict=True)
-    sizes = tuple(None if isinstance(d, int) and isinstance(f, int) and d != f else d for d, f in pairs)
-    return replace(argument, shape=sizes)
 
 
 def _infer_shapes(proto: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,21 +58,25 @@ class BoundGraph:
         graph: The graph.
         model: Its model.
         request: A request that `validate_request` accepted, its memory open.
+        leave_open: Told the positions of outputs that have other dimensions than the model or the request says.
 
     Raises:
         InvalidArgument: An argument has not the bytes that its type and dimensions need, or cannot be written.
         GeneralFailure: An argument is omitted that has to be there.
     """
 
-    def __init__(self, graph: Graph, model: Model, request: Request) -> None:
+    def __init__(
+        self, graph: Graph, model: Model, request: Request, leave_open: Callable[[Collection[int]], None]
+    ) -> None:
         main = model.main
         self._graph = graph
+        self._leave_open = leave_open
         self._kept: list[Bytes] = []  # ONNX Runtime gets addresses only
         self._copied_in: list[tuple[Bytes, Bytes]] = []
         self._copied_out: list[tuple[Bytes, Bytes]] = []
         self._open: list[_Open] = []
-        self._named: dict[int, tuple[Argument, tuple[int, ...], Bytes]] = {}
-        """Outputs that ONNX Runtime writes itself, though only the request says their shape, by position."""
+        self._said: dict[int, tuple[Argument, tuple[int, ...], Bytes]] = {}
+        """Outputs that ONNX Runtime writes where they belong, since model or request says their shape, by position."""
         self._inputs: dict[str, tuple[tuple[int, ...], Bytes]] = {}
         self._shapes: list[tuple[int, ...]] = [()] * len(request.outputs)
         self._has_open_shapes = False
@@ -151,8 +155,7 @@ class BoundGraph:
             self._copied_out.append((region, private))
             region = private
         self._shapes[position] = dims
-        if _needed(node, operand, operand.dimensions) is None:
-            self._named[position] = node, dims, region
+        self._said[position] = node, dims, region
         self._bind(self._binding.bind_output, node, dims, region)
 
     def _pass_on(self, output: _Open) -> None:
@@ -219,16 +222,16 @@ class BoundGraph:
         return ErrorStatus.NONE, self._result_shapes(), NO_TIMING
 
     def _failed(self, error: Exception) -> NNBurstError:
-        """Return what a failure of ONNX Runtime is for the client: too little room, if a request says a shape wrongly.
+        """Return what a failure of ONNX Runtime is for the client: too little room, if a shape was said wrongly.
 
-        That is so where a file has one name for two sizes. ONNX Runtime refuses to write to a region of another shape
+        That is so where a file has one name for two sizes, or a wrong number. ONNX Runtime refuses to write to a region of another shape
         than the one that comes out; a graph has no effects, so it may run again with regions of ONNX Runtime's own.
         """
         failure = GeneralFailure(f"ONNX Runtime: {error}")
-        if not self._named:
+        if not self._said:
             return failure
         try:
-            for node, _, _ in self._named.values():
+            for node, _, _ in self._said.values():
                 self._binding.bind_output(node.name, _CPU)
             self._run()
             values = zip(self._order, self._binding.get_outputs(), strict=True)
@@ -236,14 +239,17 @@ class BoundGraph:
         except Exception:
             return failure
         finally:
-            for node, dims, region in self._named.values():
+            for node, dims, region in self._said.values():
                 self._binding.bind_output(node.name, _CPU, 0, node.element.number, list(dims), region.ctypes.data)
-        wrong = {i for i, (_, dims, _) in self._named.items() if shapes[i] != dims}
+        wrong = {i for i, (_, dims, _) in self._said.items() if shapes[i] != dims}
         if not wrong or any(len(shape) > HIGHEST_RANK for shape in shapes.values()):
             return failure
         small = {o.position for o in self._open if math.prod(shapes[o.position]) * o.argument.element.itemsize > o.room}
         real = (OutputShape(shapes.get(i, shape), i not in wrong | small) for i, shape in enumerate(self._shapes))
-        return OutputInsufficientSize("an output has another shape than the request says", output_shapes=tuple(real))
+        self._leave_open(wrong)
+        return OutputInsufficientSize(
+            "an output has another shape than the model or the request says", output_shapes=tuple(real)
+        )
 
     def _result_shapes(self) -> tuple[OutputShape, ...]:
         return tuple(OutputShape(shape, i not in self._insufficient) for i, shape in enumerate(self._shapes))

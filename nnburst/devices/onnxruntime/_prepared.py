@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -63,7 +64,17 @@ class OnnxPreparedModel(LocalModel):
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
         """Bind the graph to the arrays of a request."""
-        return BoundGraph(self.graph, self.model, request).kernel
+        return BoundGraph(self.graph, self.model, request, self._leave_open).kernel
+
+    def _leave_open(self, outputs: Collection[int]) -> None:
+        """The file declares outputs with dimensions that they do not have: from now on, only runs tell."""
+        main = self.model.main
+        wrong = {main.output_indexes[position] for position in outputs}
+        operands = tuple(
+            replace(operand, dimensions=()) if index in wrong else operand
+            for index, operand in enumerate(main.operands)
+        )
+        self.model = replace(self.model, main=replace(main, operands=operands))
 
     def forget_source(self) -> None:
         """Let go of the copies of the files."""
