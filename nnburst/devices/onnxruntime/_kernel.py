@@ -224,8 +224,9 @@ class BoundGraph:
     def _failed(self, error: Exception) -> NNBurstError:
         """Return what a failure of ONNX Runtime is for the client: too little room, if a shape was said wrongly.
 
-        That is so where a file has one name for two sizes, or a wrong number. ONNX Runtime refuses to write to a region of another shape
-        than the one that comes out; a graph has no effects, so it may run again with regions of ONNX Runtime's own.
+        That is so where a file has one name for two sizes, or a wrong number. ONNX Runtime refuses to write to a region
+        of another shape than the one that comes out; a graph has no effects, so it may run again with regions of ONNX
+        Runtime's own.
         """
         failure = GeneralFailure(f"ONNX Runtime: {error}")
         if not self._said:
