@@ -371,9 +371,7 @@ class Connection:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies
         self._workers.stop()
-        for message in self._outbox:
-            message.close()
-        self._outbox.clear()
+        self._outbox.clear()  # their descriptors close with them
         self._calls.end(self._failure)
         self._inbox.end()
         while self._listeners:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import dataclasses
 import gc
 import os
 import socket
@@ -583,6 +584,13 @@ def test_quotas_of_models_answer_resource_exhausted_and_releasing_helps(quotas: 
         assert caught.value.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
         models[0].close()
         client.devices[0].prepare_model(tiny_model(4096))
+
+
+def test_quotas_are_one_value_for_all_connections_of_a_host() -> None:
+    quotas = Quotas()
+    assert dataclasses.astuple(quotas) == (64, 64, 1024, 4 << 30, 16 << 30, 1024)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        quotas.models = 65  # type: ignore[misc]
 
 
 def test_quotas_of_bursts_and_of_their_memories() -> None:
