@@ -2,12 +2,12 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The bytes of the buffers are somebody else's; here is only their state. One lock for all buffers of a process: a
+ * The bytes of the buffers belong to Python; here is only their state. One lock for all buffers of a process: a
  * request takes all its buffers or none, so no two requests wait for each other in a circle. It is held for a few
  * loads and stores, never while bytes are copied or kernels run.
  *
- * `use` of a buffer is how many read it, or WRITTEN; closing adds CLOSED on top, so that whoever uses it goes on and
- * nobody else is admitted. What nobody uses and is closed has exactly CLOSED.
+ * `use` of a buffer is how many read it, or WRITTEN; closing adds CLOSED on top, so that its users go on and no
+ * more are admitted. A closed buffer without users has exactly CLOSED.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -62,8 +62,8 @@ static void start(nnb_gate *g)
     g->waiting = 0;
 }
 
-/* The handlers run inside fork(), on the thread that forks. Nobody who holds a lock here waits for anything that this
- * thread may hold, such as an interpreter lock: whoever has it, has it for a few loads and stores. */
+/* The handlers run inside fork(), on the thread that forks. A holder of a lock here waits for nothing that this
+ * thread may hold, such as an interpreter lock: it holds it for a few loads and stores. */
 static void before_fork(void)
 {
     pthread_mutex_lock(&gates_lock);

@@ -11,7 +11,7 @@
  * before another thread may run it. So state that a run leaves in one buffer is read there by the next.
  *
  * Results come in request order. A result whose request was given up is counted in `late` and dropped when it comes,
- * so it is never taken for the answer to the next request. A result that nobody asked for is dropped before the next
+ * so it is never taken for the answer to the next request. A result that was not asked for is dropped before the next
  * request goes out.
  *
  * The endpoint lives in pages that the kernel zeroes in a forked child (MADV_WIPEONFORK): there `magic` is 0 and every
@@ -301,7 +301,7 @@ static int settle(nnb_execution *e, int got)
         }
         return end(e, decode(e, c->packet, (uint32_t)got));
     }
-    if (got == -EPROTO) { /* the ring was thrown away; with late results in it nobody can tell which are still due */
+    if (got == -EPROTO) { /* the ring was thrown away; with late results in it one cannot tell which are still due */
         if (c->late)
             c->result.mq->corrupt = 1;
         return end(e, c->late ? -EBADMSG : fail(e));

@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The SIGBUS guard
- *   A load or store beyond the end of a file that somebody truncated after we mapped it raises SIGBUS and would end
+ *   A load or store beyond the end of a file that was truncated after we mapped it raises SIGBUS and would end
  *   the process. A sealed memfd (F_SEAL_SHRINK) cannot be truncated and needs no guard. Every other object is
  *   entered in a fixed table when it is mapped. The handler looks the fault address up, puts anonymous zero memory
  *   over the page that vanished and counts; the instruction is then repeated and the owner sees the count
@@ -12,7 +12,7 @@
  *   The handler runs in whatever thread touched the page, at any instruction. It therefore takes no lock, allocates
  *   nothing and calls only mmap, sigaction and tgkill. The table never moves: an entry is claimed with one
  *   compare-and-swap, becomes visible with one release store and is withdrawn *before* the pages are unmapped, so the
- *   handler can never lay zero pages over an address range that meanwhile belongs to somebody else.
+ *   handler can never lay zero pages over an address range that meanwhile has another owner.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

@@ -123,7 +123,7 @@ uint64_t nnb_mq_capacity(const nnb_mq *q); /* elements */
 uint32_t nnb_mq_quantum(const nnb_mq *q);
 int nnb_mq_is_read_only(const nnb_mq *q);
 uint32_t *nnb_mq_event_word(const nnb_mq *q); /* NULL if the queue has none */
-/* Shared counters, in bytes, as anybody could write them; for tests and tools. */
+/* Shared counters, in bytes, as any peer could write them; for tests and tools. */
 uint64_t *nnb_mq_write_counter(const nnb_mq *q);
 uint64_t *nnb_mq_read_counter(const nnb_mq *q); /* unsynchronized: the handle's private one */
 

@@ -1,4 +1,4 @@
-"""The executor that remembers the memory of each slot; requests are bound by whoever made it."""
+"""The executor that remembers the memory of each slot; its maker binds the requests."""
 
 from __future__ import annotations
 

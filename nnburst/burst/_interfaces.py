@@ -32,8 +32,7 @@ Kernel = Callable[[], ExecutionResult | None]
 """Runs a request that is decoded, checked and bound to arrays. ``None`` means: NONE, no shapes, no timing.
 
 What fails it may be raised. A kernel with an attribute `gate`, a `BufferSet`, admits itself to driver-managed buffers
-(facts sheet `memory.md` §5.3) and commits; a burst does both in C, and calls `gate.current` in between, once nothing
-has to be checked or made anew.
+and commits; a burst does both in C, and calls `gate.current` in between, once nothing has to be checked or made anew.
 """
 
 

@@ -28,7 +28,7 @@ COMMANDS: dict[str, CommandRow] = {
     "demo": CommandRow("nnburst.cli.demo", "demo", "Classify real handwritten digits in an isolated service process."),
     "ops": CommandRow("nnburst.cli._ops", "ops", "List the operations that models are made of."),
     "run": CommandRow("nnburst.cli.run", "run", "Run a model file once, in a service process."),
-    "doctor": CommandRow("nnburst.cli.doctor", "doctor", "Check what this machine offers a burst, and say what to do."),
+    "doctor": CommandRow("nnburst.cli.doctor", "doctor", "Check this machine, the devices and the extras."),
 }
 
 

@@ -156,9 +156,9 @@ class MQDescriptor:
     def without_write_access(self) -> MQDescriptor:
         """Return a copy for readers of an unsynchronized queue: the kernel grants them read-only mappings.
 
-        The memory of the queue is sealed: whoever has it mapped by now goes on writing, and nobody maps it for writing
-        from now on. Memory that cannot be sealed (``ring_fd=`` may be such) is opened for reading only; then a reader
-        of the same user could reopen it, and a libfmq reader cannot attach.
+        The memory of the queue is sealed: mappings that exist go on writing, and no new one can be made for writing.
+        Memory that cannot be sealed (``ring_fd=`` may be such) is opened for reading only; then a reader of the same
+        user could reopen it, and a libfmq reader cannot attach.
         """
         copies = FdSet(_without_write_access(fd) for fd in self.fds)
         return MQDescriptor(self.grantors, copies, self.quantum, self.flags, dtype=self.dtype)

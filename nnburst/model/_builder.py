@@ -1,4 +1,4 @@
-"""Building a model call by call, in the NDK's manner (facts sheet `model.md` §5)."""
+"""Building a model call by call, in the NDK's manner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INLINE_LIMIT = 128
 
 _MOST_INLINE = 1 << 16
 _MOST_LOOKED_AT = 4096
-"""Bytes of a constant in somebody's memory whose values may decide about shapes, as the target of RESHAPE does."""
+"""Bytes of a constant in a caller's memory whose values may decide about shapes, as the target of RESHAPE does."""
 
 _ALIGNMENT = 64
 

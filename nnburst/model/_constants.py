@@ -1,4 +1,4 @@
-"""Constants of a model: from arrays, from scalars, from memory that somebody else holds."""
+"""Constants of a model: from arrays, from scalars, from memory that the caller holds."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ConstantBuilder(GraphBuilder):
         """Add a constant tensor whose values lie in a memory, for example weights in a file.
 
         Nothing is read or copied here, and only the memory's handle crosses to a service. The device reads the values
-        once, privately, when the model is prepared, so nobody changes them under it::
+        once, privately, when the model is prepared, so that they cannot change under it::
 
             with open("weights.bin", "rb") as file:
                 weights = Memory.mmap_fd(file.fileno(), size, prot=PROT_READ)
@@ -150,7 +150,7 @@ class ConstantBuilder(GraphBuilder):
             type = _SCALAR_TYPES[kind]
         info = operand_info(type)
         if not info.is_scalar or info.dtype is None:
-            raise InvalidArgument(f"{type.name} is no scalar with a value")
+            raise InvalidArgument(f"expected a scalar type, got {type.name}")
         try:
             array = np.asarray(value).astype(info.dtype) if info.is_float else np.array(int(value), info.dtype)
         except OverflowError:

@@ -369,7 +369,9 @@ class ModelBuilder(OperationMethods):
         if isinstance(value, np.ndarray):
             return self.constant(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidArgument(f"{value!r} is no operand; wrap a number with scalar(), a list with np.array()")
+            raise InvalidArgument(
+                f"expected an operand, got {value!r}; use scalar() for a number, np.array() for a list"
+            )
         self._require_index(value)
         return value
 
@@ -416,7 +418,7 @@ class ModelBuilder(OperationMethods):
         return tuple(outputs)
 
     def _bias(self, x: int, filter: int, bias: Value | None, channel_dim: int) -> int:
-        """Return a bias of the type and scale that x and the filter ask for (`model.md` §2.6)."""
+        """Return a bias of the type and scale that x and the filter ask for."""
         if isinstance(bias, int):
             return bias
         x_info, weights = OPERANDS[self._operands[x].type], self._operands[filter]

@@ -1,7 +1,7 @@
 """One operation seen through the names of its signature.
 
 Validation, the builder and devices ask the same questions ("dimensions of x", "value of stride_w") at different times;
-the view answers with what is known at that time.
+the view answers with the values that are known at that time.
 """
 
 from __future__ import annotations

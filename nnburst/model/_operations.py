@@ -1,4 +1,4 @@
-"""The operation table: one row per operation (facts sheet `model.md` §2).
+"""The operation table: one row per operation.
 
 A row says everything about an operation that does not depend on a device: since when, which inputs, outputs and data
 types, and what comes out. To add an operation, add its code to `_operation_types.py`, its row to the family in `rows/`

@@ -1,6 +1,6 @@
 """A small language for the input lists of operations, and matching an operation against it (rule V8).
 
-A form is written as in the facts sheet (`model.md` §2): names with kinds in order, ``[ ]`` around trailing options::
+A form is written so: names with kinds in order, ``[ ]`` around trailing options::
 
     x:T filter:W bias:B scheme:i32 stride_w:i32 stride_h:i32 act:i32 [nchw:bool@1.2 [dilation_w:i32 dilation_h:i32]]
 
@@ -138,7 +138,7 @@ def _param(token: str) -> Param:
 
 
 def _expand(form: str) -> list[tuple[Param, ...]]:
-    """Turn ``a [b [c]]`` into (a), (a, b), (a, b, c). An option inherits the version of what it hangs on."""
+    """Turn ``a [b [c]]`` into (a), (a, b), (a, b, c). An option inherits the version of the parameter before it."""
     expansions: list[tuple[Param, ...]] = []
     params: list[Param] = []
     for level in form.replace("]", "").split("["):
@@ -225,7 +225,7 @@ def match_signature(
         with_outputs: Whether the outputs are there already (they are not while a builder infers them).
 
     Raises:
-        InvalidArgument: No form fits; the message says what was nearest.
+        InvalidArgument: No form fits; the message names the nearest form.
     """
     types = [operands[index].type for index in operation.inputs]
     problems: list[tuple[int, str]] = [(-1, f"{len(types)} inputs, but it takes {_counts(row)}")]

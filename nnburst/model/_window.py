@@ -1,4 +1,4 @@
-"""Geometry of sliding windows: convolutions and pools (facts sheet `model.md` §2)."""
+"""Geometry of sliding windows: convolutions and pools."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class ServiceConnection(OneProcess):
         sock: A connected SOCK_SEQPACKET socket whose other end a `ServiceHost` serves; owned from now on.
         peer_pidfd: pidfd of the service, to notice its death for sure; owned from now on.
         timeout: Seconds that the service may take to say hello.
-        on_end: Called once when the connection has ended, whoever ended it, after the death listeners, with the
+        on_end: Called once when the connection has ended, from either side, after the death listeners, with the
             seconds that it may take.
 
     Raises:

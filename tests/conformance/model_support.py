@@ -28,7 +28,7 @@ from nnburst.model import (
     operand_nbytes,
 )
 
-T, O = OperandType, OperationType  # noqa: E741 - as in the facts sheet
+T, O = OperandType, OperationType  # noqa: E741 - short, for tables
 Array = np.ndarray[Any, np.dtype[Any]]
 WAYS = ("sync", "burst")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ PAGES = [
     *sorted(ROOT.glob("*.md")),
     *(path for part in ("docs", "examples", "nnburst", "tests") for path in sorted((ROOT / part).rglob("*.md"))),
 ]
+WIDTH = 120
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 
@@ -43,6 +45,21 @@ def test_examples_of_a_page_run_as_written(page: str, tmp_path: Path, monkeypatc
         assert done.returncode == 0, done.stderr
 
 
+def prose(page: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a page and their numbers, without tables and what is between fences."""
+    fenced = False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced and not line.startswith("|"):
+            yield number, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_prose_end_before_the_margin(page: Path) -> None:
+    assert [number for number, line in prose(page) if len(line) > WIDTH] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_paths_of_a_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
@@ -50,3 +67,14 @@ def test_links_and_paths_of_a_page_exist(page: Path) -> None:
         assert "://" in target or (page.parent / target).exists(), target
     for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|c|h|md))`", text):
         assert any((base / path).exists() for base in (ROOT, ROOT / "nnburst")), path
+
+
+def test_sources_cite_pages_that_exist() -> None:
+    names = {path.name for path in PAGES}
+    sources = [*(ROOT / "csrc").glob("*.[ch]"), *(ROOT / "benchmarks").rglob("*.py")]
+    sources += [path for room in ("nnburst", "tests") for path in (ROOT / room).rglob("*.py")]
+    for path in sources:
+        text = path.read_text(encoding="utf-8")
+        cited = set(re.findall(r"\b\w[\w-]*\.md\b", text)) - {"table.md", "bench.md"}  # files that a command writes
+        assert cited <= names, f"{path.relative_to(ROOT)} cites {cited - names}"
+        assert not re.search("§ ?[0-9]", text), f"{path.relative_to(ROOT)} cites a numbered section; no page has them"

@@ -378,7 +378,7 @@ def test_guard_entries_are_given_back(file: Any) -> None:
 def test_too_many_guarded_mappings_are_an_error_not_a_crash(file: Any) -> None:
     pools = []
     try:
-        with pytest.raises(GeneralFailure):
+        with pytest.raises(ResourceExhausted):
             for _ in range(4097):
                 memory = Memory.mmap_fd(file.fileno(), 1)
                 pools.append(memory)

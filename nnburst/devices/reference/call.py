@@ -44,7 +44,7 @@ def round_half_away(values: Array) -> Array:
 def activation_limits(operand: Operand, code: int) -> tuple[Any, Any]:
     """Return (lowest, highest) of a fused activation in the stored domain, None where there is no limit.
 
-    Quantised: zero point + round(limit / scale), cut to the type (`model.md` §2.6). A missing limit is the type's.
+    Quantised: zero point + round(limit / scale), cut to the type. A missing limit is the type's.
     """
     info, (low, high) = operand_info(operand.type), _LIMITS[code]
     if info.dtype is None or not info.is_quantised:
@@ -155,7 +155,7 @@ class KernelCall(OperationView):
         return self._is_constant(self.index(name))
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what is derived from constants of this operation; made once per prepared model."""
+        """Return an array derived from constants of this operation; made once per prepared model."""
         return self._derived(key, make)
 
     def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:

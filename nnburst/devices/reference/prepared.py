@@ -84,7 +84,7 @@ class ReferencePreparedModel(LocalModel):
         return prepared
 
     def lower(self) -> None:
-        """Have operations make what they make from constants, if the first requests have not. Any thread."""
+        """Have operations derive arrays from constants, if the first requests have not. Any thread."""
         bind_for_nothing(self)
 
     @property
@@ -107,7 +107,7 @@ class ReferencePreparedModel(LocalModel):
         return None if files is None else ((files[0],), (files[1],))
 
     def fingerprint(self) -> bytes:
-        """Return the fingerprint of what was compiled; not of a restored model, which has no pools any more."""
+        """Return the fingerprint of the compiled contents; not of a restored model, which has no pools any more."""
         return model_fingerprint(self._source.model, copies=self._source.constants)
 
     def forget_source(self) -> None:

@@ -109,7 +109,7 @@ class StagedModel(ReferencePreparedModel):
     """A model that counts its executions if there is another stage.
 
     Attributes:
-        stage: What comes after some executions; set before anybody else has the model.
+        stage: What comes after some executions; set before the model is given out.
     """
 
     stage: LaterStage | None = None

@@ -74,7 +74,7 @@ def _infer_transpose(view: OperationView) -> Outputs:
     dims = view.dims("x")
     perm = view.integers("perm") if view.given("perm") else list(range(len(dims)))[::-1]
     if sorted(perm) != list(range(len(dims))):
-        raise InvalidArgument(f"perm {perm} is no permutation of {len(dims)} axes")
+        raise InvalidArgument(f"expected a permutation of {len(dims)} axes, got perm {perm}")
     return like_data(view, tuple(dims[i] for i in perm))
 
 

@@ -19,7 +19,7 @@ __all__ = ["ROWS"]
 
 
 def _check_bias(view: OperationView, version: HalVersion, channel_dim: int = 0) -> None:
-    """The bias rule of §2.6 and the channel dimension of a per-channel filter."""
+    """The bias rule and the channel dimension of a per-channel filter."""
     if not view.info.is_quantised:
         return
     x, filter_, bias = view.operand("x"), view.operand("filter"), view.operand("bias")
@@ -100,7 +100,7 @@ def _infer_fully_connected(view: OperationView) -> Outputs:
         raise InvalidArgument("the filter's input size is 0")
     count = element_count(dims)
     if count % size:
-        raise InvalidArgument(f"x has {count} elements, which is no multiple of the filter's input size {size}")
+        raise InvalidArgument(f"x has {count} elements, not a multiple of the filter's input size {size}")
     return like_data(view, (count // size, units))
 
 

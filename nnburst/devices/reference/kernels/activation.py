@@ -42,7 +42,7 @@ def unary(function: Function) -> Callable[[KernelCall], None]:
 
 
 def clamp(low: float, high: float | None) -> Function:
-    """Return the function that cuts to a range; None is no upper limit."""
+    """Return the function that cuts to a range; None for no upper limit."""
 
     def function(x: Array, out: Array) -> None:
         np.maximum(x, low, out=out)
