@@ -1,6 +1,8 @@
 /* Which plan gives way to a new one: a dead one if there is any, else each in turn, but never the one that ran last. */
 #include "burst_pair.h"
 
+#include <sys/wait.h>
+
 #define PLANS 8
 
 static nnb_execution *request_on(nnb_client *c, int32_t slot)
@@ -49,6 +51,23 @@ int main(void)
         CHECK_EQ(is_known(&p, e[0]), 1);
         CHECK_EQ(is_known(&p, e[i]), 0);
     }
+
+    /* a forked child has inherited no plan, nor anything else that could be used or given back */
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK_EQ(nnb_server_free_slot(p.server, 0, ids), 0);
+        CHECK_EQ(nnb_server_next(p.server), -ECHILD);
+        CHECK_EQ(nnb_execution_start(e[0]), -ECHILD);
+        nnb_server_hang_up(p.server);
+        nnb_server_destroy(p.server);
+        _exit(0);
+    }
+    int status;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    CHECK_EQ(is_known(&p, e[0]), 1);
+
     for (int i = 0; i < 3 * PLANS; i++)
         nnb_execution_destroy(e[i]);
     end_pair(&p);

@@ -8,7 +8,7 @@
 #include "nnb_channel.h"
 
 static int waits, wakes;
-static void (*before_wait)(void);
+static void (*before_wait)(void), (*before_each_wait)(void);
 
 long __real_syscall(long number, ...);
 long __wrap_syscall(long number, ...);
@@ -25,6 +25,8 @@ long __wrap_syscall(long number, ...)
         wakes++;
     if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT_BITSET) {
         waits++;
+        if (before_each_wait)
+            before_each_wait();
         if (before_wait) {
             void (*hook)(void) = before_wait;
             before_wait = NULL;
@@ -48,6 +50,8 @@ static void hang_up_server(void) { nnb_server_hang_up(p.server); }
 
 static nnb_execution *request_from;
 static void send_now(void) { CHECK_EQ(nnb_execution_start(request_from), 0); }
+
+static void change_another_bit(void) { __atomic_xor_fetch(p.request->event, 4, __ATOMIC_SEQ_CST); }
 
 static void begin(uint64_t window)
 {
@@ -92,6 +96,14 @@ int main(void)
     CHECK(__atomic_load_n(p.request->event, __ATOMIC_SEQ_CST) & NNB_EVENT_HANG_UP);
     hang_up_client();
     CHECK(__atomic_load_n(p.result->event, __ATOMIC_SEQ_CST) & NNB_EVENT_HANG_UP);
+    end_pair(&p);
+
+    /* a peer that keeps changing the word keeps nobody from the interpreter */
+    begin(0);
+    before_each_wait = change_another_bit;
+    CHECK_EQ(nnb_server_next(p.server), -ERESTART);
+    CHECK(waits > 1);
+    before_each_wait = NULL;
     end_pair(&p);
 
     /* a zero window never polls: one futex wait per answer that is not there yet, and a wake from the other side */

@@ -53,5 +53,15 @@ int main(void)
         run(NNB_UNSYNCHRONIZED, layout, 64, 8, 0);
     }
     nnb_mq_close(NULL);
+
+    nnb_grantor grantors[5];
+    uint64_t size;
+    CHECK_EQ(nnb_mq_layout(8, 4, NNB_SYNCHRONIZED, NNB_LAYOUT_COMPAT + 1, 1, grantors, &size), -EINVAL);
+    CHECK_EQ(nnb_mq_layout(8, 4, 3, NNB_LAYOUT_LINES, 1, grantors, &size), -EINVAL);
+    CHECK_EQ(nnb_mq_layout(0, 4, NNB_SYNCHRONIZED, NNB_LAYOUT_LINES, 1, grantors, &size), -EINVAL);
+    CHECK_EQ(nnb_mq_layout(8, 0, NNB_SYNCHRONIZED, NNB_LAYOUT_LINES, 1, grantors, &size), -EINVAL);
+    CHECK_EQ(nnb_mq_layout(8, 4, NNB_SYNCHRONIZED, NNB_LAYOUT_LINES, 0, grantors, &size), -EINVAL);
+    CHECK_EQ(nnb_mq_layout(8, 4, NNB_SYNCHRONIZED, NNB_LAYOUT_LINES, 1, NULL, &size), -EINVAL);
+    CHECK_EQ(nnb_mq_layout(8, 4, NNB_SYNCHRONIZED, NNB_LAYOUT_LINES, 1, grantors, NULL), -EINVAL);
     return 0;
 }

@@ -487,3 +487,11 @@ def test_reset_forgets_what_a_writer_of_an_unsynchronized_queue_announced() -> N
             assert writer.write([1, 2])
             assert reader.read(2).tolist() == [1, 2]
             assert reader.overruns == 0
+
+
+def test_room_of_an_unsynchronized_queue_is_what_its_own_reading_has_left() -> None:
+    with MessageQueue("u1", 8, flavour="unsynchronized") as queue:
+        assert queue.write([0] * 6)
+        assert queue.available_to_write == 2
+        assert queue.read(5) is not None
+        assert queue.available_to_write == 7
