@@ -484,6 +484,9 @@ def test_reset_forgets_what_a_writer_of_an_unsynchronized_queue_announced() -> N
         for _ in range(5):
             queue.write([0] * 8)
         with MessageQueue.attach(descriptor, reset=True) as writer, MessageQueue.attach(descriptor) as reader:
+            empty = reader.read(0)
+            assert empty is not None
+            assert empty.size == 0
             assert writer.write([1, 2])
             assert reader.read(2).tolist() == [1, 2]
             assert reader.overruns == 0
