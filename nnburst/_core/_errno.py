@@ -6,7 +6,7 @@ import errno
 import numbers
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
 from ..errors import (
@@ -60,18 +60,21 @@ _MEANINGS: dict[int, str] = {
 _FOREVER_NS = 1 << 62
 
 
-def check(rc: int, what: str = "") -> int:
+def check(rc: int, what: str = "", special: Mapping[int, NNBurstError] | None = None) -> int:
     """Raise the exception that stands for a negative errno; return anything else.
 
     Args:
         rc: What a function of the C core returned.
         what: The beginning of the message: the attempt and its object.
+        special: The exceptions for errnos that have a meaning of their own in this call.
 
     Raises:
         NNBurstError: `rc` is negative; `GeneralFailure` unless the errno has a better match.
     """
     if rc >= 0:
         return rc
+    if special and -rc in special:
+        raise special[-rc]
     reason = _MEANINGS.get(-rc) or os.strerror(-rc)
     name = errno.errorcode.get(-rc, str(-rc))
     raise _ERRORS.get(-rc, GeneralFailure)(f"{what}: {reason} [{name}]" if what else f"{reason} [{name}]")

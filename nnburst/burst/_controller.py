@@ -433,29 +433,26 @@ class BoundRequest(OneProcess):
 
     def _fail(self, number: int) -> int:
         self._elsewhere = None
-        if number == errno.ETIMEDOUT:
-            raise MissedDeadline(
-                f"no answer within {self._timeout} s; a late one will be dropped. Give more time (timeout=) or look at "
-                "what the service is doing"
-            )
-        if number == errno.ECANCELED:
-            raise MissedDeadline(
+        assert self._burst is not None
+        remedy = "Give more time (timeout=) or look at what the service is doing"
+        how = self._burst._prepared_model.end_reason or "the other process has ended"
+        gone = DeadObject(f"the service that holds the model is gone: {how}; open another session")
+        special = {
+            errno.ETIMEDOUT: MissedDeadline(
+                f"no answer within {self._timeout} s; a late one will be dropped. {remedy}"
+            ),
+            errno.ECANCELED: MissedDeadline(
                 f"not started within {self._timeout} s: the service has not come yet to the runs that were given up "
-                "before. Give more time (timeout=) or look at what the service is doing"
-            )
-        if number == errno.EPIPE:
-            assert self._burst is not None
-            if self._burst.closed:
-                raise BadState("the burst was closed while this execution ran")
-            how = self._burst._prepared_model.end_reason or "the other process has ended"
-            raise DeadObject(f"the service that holds the model is gone: {how}; open another session")
-        if number == errno.EBUSY:
-            raise BadState("the burst is running another execution; a burst runs one at a time, open one per thread")
-        if number == errno.ESHUTDOWN:
-            raise BadState("the burst is closed; open another session")
-        if number == errno.EBADMSG:
-            raise GeneralFailure("the service corrupted the channel; the burst is dead, open another session")
-        return check(-number, "run")
+                f"before. {remedy}"
+            ),
+            errno.EPIPE: BadState("the burst was closed while this execution ran") if self._burst.closed else gone,
+            errno.EBUSY: BadState(
+                "the burst is running another execution; a burst runs one at a time, open one per thread"
+            ),
+            errno.ESHUTDOWN: BadState("the burst is closed; open another session"),
+            errno.EBADMSG: GeneralFailure("the service corrupted the channel; the burst is dead, open another session"),
+        }
+        return check(-number, "run", special)
 
     @property
     def result(self) -> ExecutionResult:

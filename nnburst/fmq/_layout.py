@@ -44,9 +44,8 @@ def create_memory(
     # A ring elsewhere needs no room beside the counters.
     inner = 1 if ring_fd is not None else count
     n = lib.nnb_mq_layout(inner, quantum, flavour, layout, event_flag, regions, size)
-    if n == -errno.EOVERFLOW:
-        raise InvalidArgument(f"{count} elements of {quantum} bytes are more than a queue can hold (2 GiB)")
-    check(n, f"a queue of {count} elements of {quantum} bytes")
+    too_large = InvalidArgument(f"{count} elements of {quantum} bytes are more than a queue can hold (2 GiB)")
+    check(n, f"a queue of {count} elements of {quantum} bytes", {errno.EOVERFLOW: too_large})
     grantors = [Grantor(g.flags, g.fd_index, g.offset, g.extent) for g in list(regions)[:n]]
     if ring_fd is None:
         return tuple(grantors), _new_memory(size[0], flavour)

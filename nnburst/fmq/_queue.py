@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import FdSet, check, deadline_after, ffi, lib
-from ..errors import GeneralFailure, InvalidArgument
+from ..errors import GeneralFailure, InvalidArgument, NNBurstError
 from ._descriptor import Flavour, Grantor, Layout, MQDescriptor, c_grantors
 from ._elements import Elements, as_elements, element_count, element_type, readable, writable
 from ._event_flag import NOT_EMPTY, NOT_FULL, EventFlag
@@ -404,12 +404,9 @@ class MessageQueue:
             # local reference keeps the mapping while C waits.
             handle = self._handle
             rc = transfer(handle.live(), data, count, *bits, deadline, word)
-        if rc == -errno.EINVAL:
-            raise InvalidArgument(
-                "a blocking call needs a synchronized queue, an event flag (event_flag=True) and bits to wait for"
-            )
         if rc < 0:
-            self._explain(rc, f"blocking transfer of {count} elements")
+            needs = "a blocking call needs a synchronized queue, an event flag (event_flag=True) and bits to wait for"
+            self._explain(rc, f"blocking transfer of {count} elements", {errno.EINVAL: InvalidArgument(needs)})
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
@@ -440,7 +437,7 @@ class MessageQueue:
             return "MessageQueue(closed)"
         return f"MessageQueue({self._dtype}, {self.capacity}, flavour={self._flavour.name.lower()!r})"
 
-    def _explain(self, rc: int, what: str) -> bool:
+    def _explain(self, rc: int, what: str, special: dict[int, NNBurstError] | None = None) -> bool:
         """Return False for what a caller must expect, raise for the rest."""
         if rc == -errno.EAGAIN:
             return False
@@ -449,13 +446,13 @@ class MessageQueue:
             return False
         if rc == -errno.EBADMSG:
             self._report()
-            raise GeneralFailure(
-                f"{what}: the shared counters are corrupt; make a new queue, with exclusive=False if several objects "
-                "take turns as its writer or reader"
-            )
-        if rc == -errno.EMSGSIZE:
-            raise InvalidArgument(f"{what} exceeds the capacity of {self.capacity}; make a longer queue")
-        check(rc, what)
+        corrupt = (
+            f"{what}: the shared counters are corrupt; make a new queue, with exclusive=False if several objects take "
+            "turns as its writer or reader"
+        )
+        too_long = f"{what} exceeds the capacity of {self.capacity}; make a longer queue"
+        own = {errno.EBADMSG: GeneralFailure(corrupt), errno.EMSGSIZE: InvalidArgument(too_long)}
+        check(rc, what, own | (special or {}))
         return True
 
     def _report(self) -> None:

@@ -98,11 +98,10 @@ class Uses:
             end = time.monotonic_ns() + int(_PATIENCE * 1e9)
             while rc == -errno.EAGAIN and (now := time.monotonic_ns()) < end:
                 rc = lib.nnb_uses_enter(self.handle, min(end, now + _SLICE_NS))
-        if rc == -errno.ESHUTDOWN:
-            raise InvalidArgument("the buffer was closed, so its token names nothing any more")
-        if rc == -errno.EAGAIN:
-            raise ResourceExhausted("the buffer is in use by another execution or copy; try again")
-        check(rc, "cannot use the buffer")
+        if rc < 0:
+            closed = InvalidArgument("the buffer was closed, so its token names nothing any more")
+            in_use = ResourceExhausted("the buffer is in use by another execution or copy; try again")
+            check(rc, "cannot use the buffer", {errno.ESHUTDOWN: closed, errno.EAGAIN: in_use})
 
     def leave(self, outcome: int) -> None:
         """End what `enter` began."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .._core import ffi, lib
+from .._core import check, ffi, lib
 from ..errors import GeneralFailure, ResourceExhausted
 
 __all__ = ["Mapping", "private_bytes"]
@@ -35,7 +35,7 @@ class Mapping:
         rc = lib.nnb_map(raw, fd, offset, size, prot)
         if rc < 0:
             kind = ResourceExhausted if rc == -errno.ENOMEM else GeneralFailure
-            raise kind(f"cannot map {size} bytes at {offset} of fd {fd}: {os.strerror(-rc)}")
+            check(rc, special={-rc: kind(f"cannot map {size} bytes at {offset} of fd {fd}: {os.strerror(-rc)}")})
         self._mapping = ffi.gc(raw, lib.nnb_unmap)
         self.address = int(ffi.cast("uintptr_t", raw.addr))
         self.size = size

@@ -77,10 +77,10 @@ class Mutant:
         return f"{self.file}:{self.function}#{self.which} {self.call} -> {self.weaker or 'none'}"
 
 
-def mutants() -> list[Mutant]:
+def mutants(source: Path) -> list[Mutant]:
     """Every order of the core, each in every weaker form."""
     found: list[Mutant] = []
-    for path in sorted(checker.CORE.glob("*.[ch]")):
+    for path in sorted(source.glob("*.[ch]")):
         if path.name in ("nnb_atomic.h", "bench.c"):
             continue
         function, which, offset = "", 0, 0
@@ -96,9 +96,9 @@ def mutants() -> list[Mutant]:
     return found
 
 
-def make(mutant: Mutant, core: Path) -> None:
+def make(mutant: Mutant, source: Path, core: Path) -> None:
     """Write a copy of the core with the mutant in it."""
-    shutil.copytree(checker.CORE, core)
+    shutil.copytree(source, core)
     text = (core / mutant.file).read_text(encoding="utf-8")
     changed = text[: mutant.start] + (mutant.weaker or "(void)") + text[mutant.end :]
     if not mutant.weaker:  # `nnb_fence_x();` becomes `(void)(0);`
@@ -124,11 +124,11 @@ def programs_for(file: str) -> list[str]:
     return [name for name in names if file.endswith(".h") or file in includes(name)]
 
 
-def hunt(mutant: Mutant, timeout: float) -> tuple[str, str]:
+def hunt(mutant: Mutant, source: Path, timeout: float) -> tuple[str, str]:
     """What became of it ("caught", "survived", "unbuilt") and by what."""
     with tempfile.TemporaryDirectory() as scratch:
         core = Path(scratch) / "csrc"
-        make(mutant, core)
+        make(mutant, source, core)
         slow = []
         for model in checker.MODELS:
             for program in programs_for(mutant.file):
@@ -148,13 +148,13 @@ def reasons() -> dict[str, str]:
     return {row[0].strip("`"): row[2].strip() for row in rows if len(row) == 3 and row[1] == "survived"}
 
 
-def weaken(only: str, timeout: float) -> bool:
+def weaken(source: Path, only: str, timeout: float) -> bool:
     """Hunt the mutants whose names contain `only`; whether enough are caught and the others have a reason."""
-    chosen = [mutant for mutant in mutants() if only in mutant.name]
+    chosen = [mutant for mutant in mutants(source) if only in mutant.name]
     known, caught, unexplained = reasons(), 0, 0
     for mutant in chosen:
         start = time.monotonic()
-        what, by = hunt(mutant, timeout)
+        what, by = hunt(mutant, source, timeout)
         if what == "caught":
             caught += 1
         elif what == "survived" and mutant.name in known:
@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the mutants and make none")
     options = parser.parse_args()
     if options.list:
-        print(*(mutant.name for mutant in mutants() if options.only in mutant.name), sep="\n")
+        print(*(mutant.name for mutant in mutants(checker.CORE) if options.only in mutant.name), sep="\n")
         return 0
     ok = True
     if lacking := checker.missing("spin", "cc"):
@@ -199,7 +199,9 @@ def main() -> int:
     if checker.missing("genmc"):
         print("skipped the memory orders: genmc is not on the PATH")
     else:
-        ok &= weaken(options.only, options.timeout)
+        with tempfile.TemporaryDirectory() as scratch:  # the tree may change while this runs
+            source = Path(shutil.copytree(checker.CORE, Path(scratch) / "csrc"))
+            ok &= weaken(source, options.only, options.timeout)
     return 0 if ok else 1
 
 

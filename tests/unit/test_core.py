@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import importlib.util
 import inspect
@@ -117,3 +118,25 @@ def test_waiting_call_lets_other_threads_run() -> None:
         thread.join()
         assert ran.is_set()
         assert (rc, state[0]) == (0, 1)
+
+
+def decides_on_an_errno_of_the_core(node: ast.AST) -> bool:
+    """Whether it compares with ``-errno.E...``, as functions of the core return it."""
+    return any(
+        isinstance(part, ast.UnaryOp)
+        and isinstance(part.op, ast.USub)
+        and ast.unparse(part.operand).startswith("errno.")
+        for part in ast.walk(node)
+    )
+
+
+def test_check_alone_turns_an_errno_of_the_core_into_an_exception() -> None:
+    elsewhere = [
+        f"{path.name}:{node.lineno}"
+        for path in sorted((ROOT / "nnburst").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.If)
+        and decides_on_an_errno_of_the_core(node.test)
+        and any(isinstance(statement, ast.Raise) for statement in node.body)
+    ]
+    assert not elsewhere

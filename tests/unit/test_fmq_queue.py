@@ -166,8 +166,8 @@ def test_signal_handler_ends_a_wait(call: str) -> None:
         with MessageQueue("u1", 4) as queue:
             if call == "write_blocking":
                 assert queue.write([0] * 4)
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
             with pytest.raises(Interrupted):
+                signal.setitimer(signal.ITIMER_REAL, 0.02)
                 if call == "read_blocking":
                     queue.read_blocking(1)
                 elif call == "write_blocking":
