@@ -10,6 +10,7 @@ from ._local import LocalDevice, LocalModel
 from ._plan import Plan
 from ._registry import create_device, device_names
 from ._resilient import ResilientDevice, check_device, checked_model
+from .named import NamedDevice
 from .noop import NoopDevice, NoopPreparedModel
 from .reference import ReferenceDevice, ReferencePreparedModel
 
@@ -22,6 +23,7 @@ __all__ = [
     "LocalBuffer",
     "LocalDevice",
     "LocalModel",
+    "NamedDevice",
     "NoopDevice",
     "NoopPreparedModel",
     "Plan",

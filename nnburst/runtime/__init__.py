@@ -11,7 +11,7 @@ from ._compilation import Compilation
 from ._copy import copy_memory
 from ._execution import Duration, Event, Execution
 from ._memory_desc import DeviceMemory, MemoryDesc
-from ._service import Service, in_process, launch
+from ._service import Service, connect, in_process, launch
 from ._session import NodeArg, Session
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Service",
     "Session",
     "Timing",
+    "connect",
     "copy_memory",
     "in_process",
     "launch",

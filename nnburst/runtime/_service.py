@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..model import Model
     from ._session import Session
 
-__all__ = ["DEFAULT_DEVICES", "Service", "closes_with", "in_process", "launch"]
+__all__ = ["DEFAULT_DEVICES", "Service", "closes_with", "connect", "in_process", "launch"]
 
 DEFAULT_DEVICES: Sequence[str] = (
     "nnburst-reference",
@@ -76,12 +76,12 @@ class _LocalBackend:
 
 
 class Service(OneProcess):
-    """Hosts devices; several sessions may share one. Made by `launch` or `in_process`. Context manager."""
+    """Hosts devices; several sessions may share one. Made by `launch`, `connect` or `in_process`. Context manager."""
 
     _instead = "launch one in each process"
 
     def __init__(self, backend: _Backend, what: str) -> None:
-        """Use `launch` or `in_process`."""
+        """Use `launch`, `connect` or `in_process`."""
         self._backend = backend
         self._what = what
         self._closed = False
@@ -224,6 +224,7 @@ def launch(
     restart: bool = False,
     log_level: str | int = "warning",
     log: str | os.PathLike[str] | None = None,
+    quotas: Mapping[str, int] | None = None,
 ) -> Service:
     """Start a service process that belongs to this one and ends with it.
 
@@ -233,6 +234,7 @@ def launch(
         restart: Start it again when it is needed after it has died: sessions that were open stay dead, new ones work.
         log_level: Least level of what it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
         log: File that its log is appended to; None for the stderr of this process.
+        quotas: What this program may have in it, such as ``{"models": 200}``; see docs/service.md for the names.
 
     Raises:
         DeviceUnavailable: The process could not serve; the message carries what it printed.
@@ -242,9 +244,28 @@ def launch(
     from ..service import start_child  # a program that stays in process needs no process boundary
 
     def start() -> _Backend:
-        return start_child(devices, timeout=timeout, log_level=log_level, log=log)
+        return start_child(devices, timeout=timeout, log_level=log_level, log=log, quotas=quotas)
 
     return Service(_Restarting(start) if restart else start(), "child")
+
+
+def connect(address: str, *, timeout: float | None = 10.0) -> Service:
+    """Connect to a service that is running (``nnburst serve``) and that other programs may use, too.
+
+    Closing it ends this program's connection; the service goes on.
+
+    Args:
+        address: The name of the service, or ``unix:`` and the path of its socket.
+        timeout: Seconds that it may take to answer; None for no limit.
+
+    Raises:
+        DeviceUnavailable: No service runs there, or it does not serve this user; the message says what to do.
+        InvalidArgument: The address is malformed.
+        MissedDeadline: It did not answer in time.
+    """
+    from ..service import connect_to
+
+    return Service(connect_to(address, timeout=timeout), repr(address))
 
 
 def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:

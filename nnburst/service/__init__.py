@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
-from ._connection import ServiceConnection
+from ._connection import ServiceConnection, connect_to
+from ._daemon import AccessPolicy, Daemon, activated_sockets, notify_manager
 from ._host import HostedConnection, ServiceHost
-from ._launch import start_child
+from ._launch import service_environment, start_child
 from ._proxies import RemoteBuffer, RemoteBurstContext, RemoteDevice, RemotePreparedModel
-from ._quotas import Quotas
+from ._quotas import PER_USER, Quotas
+from ._rendezvous import claim, dial, peer_of, peer_pidfd, running_services
 
 __all__ = [
+    "PER_USER",
+    "AccessPolicy",
+    "Daemon",
     "HostedConnection",
     "Quotas",
     "RemoteBuffer",
@@ -20,5 +25,14 @@ __all__ = [
     "RemotePreparedModel",
     "ServiceConnection",
     "ServiceHost",
+    "activated_sockets",
+    "claim",
+    "connect_to",
+    "dial",
+    "notify_manager",
+    "peer_of",
+    "peer_pidfd",
+    "running_services",
+    "service_environment",
     "start_child",
 ]

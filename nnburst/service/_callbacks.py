@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 
 from ..burst import BurstCallback
 from ..errors import ErrorStatus, InvalidArgument
 from ._marshal import pools_to_wire
 from ._packets import FdBundle
-from ._protocol import MAX_FDS, GetMemories, GetMemoriesReply
+from ._protocol import MAX_FDS, Done, Ending, GetMemories, GetMemoriesReply
 
 __all__ = ["CallbackHolder", "CallbackRegistry"]
 
@@ -20,7 +21,9 @@ class CallbackRegistry:
     Holds them weakly (their `RemoteBurstContext` holds them), so that a burst that is dropped goes away.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_ending: Callable[[str], None] = lambda reason: None) -> None:
+        """Args: on_ending: Called with the reason when the service says that it ends."""
+        self._end = on_ending
         self._numbers = itertools.count(1)
         self._holders: weakref.WeakValueDictionary[int, CallbackHolder] = weakref.WeakValueDictionary()
 
@@ -29,6 +32,11 @@ class CallbackRegistry:
         holder = CallbackHolder(next(self._numbers), callback)
         self._holders[holder.number] = holder
         return holder
+
+    def on_ending(self, message: Ending, fds: FdBundle) -> Done:
+        """Every later call says why."""
+        self._end(message.reason)
+        return Done()
 
     def on_get_memories(self, message: GetMemories, fds: FdBundle) -> tuple[GetMemoriesReply, FdBundle]:
         """Ask the callback; all or nothing."""

@@ -16,6 +16,7 @@ from .._core import check, lib
 from ..devices import create_device
 from ..errors import NNBurstError
 from ._host import ServiceHost
+from ._quotas import Quotas
 
 __all__ = ["main"]
 
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, required=True, help="process id of the client")
     parser.add_argument("--stderr", type=int, default=-1, help="becomes stderr once all is well")
     parser.add_argument("--log-level", type=int, default=logging.WARNING, help="a number of `logging`")
+    parser.add_argument("--quota", action="append", default=[], help="NAME=NUMBER of `Quotas`")
     parser.add_argument("--path", action="append", default=[], help="where the client's program finds its modules")
     parser.add_argument("devices", nargs="+", metavar="DEVICE")
     options = parser.parse_args(arguments)
@@ -56,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.path:
         sys.path[:] = dict.fromkeys([*options.path, *sys.path])
     try:
-        host = ServiceHost([create_device(name) for name in options.devices])
+        given = {name: int(number) for name, _, number in (text.partition("=") for text in options.quota)}
+        quotas = Quotas().changed(given)  # the only connection is all that its user has
+        host = ServiceHost(list(map(create_device, options.devices)), quotas=quotas, user_quotas=quotas)
     except NNBurstError as error:
         print(error, file=sys.stderr)
         return 1

@@ -9,15 +9,16 @@ import weakref
 from collections.abc import Callable
 from types import TracebackType
 
-from .._core import LEAVING, OneProcess
+from .._core import LEAVING, OneProcess, checked_timeout, time_left, within
 from ..devices import Device
-from ..errors import GeneralFailure
+from ..errors import DeadObject, DeviceUnavailable, GeneralFailure
 from ._callbacks import CallbackRegistry
 from ._protocol import VERSION, Goodbye, Hello, HelloReply, ListDevices, Side
 from ._proxies import RemoteDevice
+from ._rendezvous import dial
 from ._transport import Connection
 
-__all__ = ["ServiceConnection"]
+__all__ = ["ServiceConnection", "connect_to"]
 
 _open: dict[int, Connection] = {}
 
@@ -70,7 +71,7 @@ class ServiceConnection(OneProcess):
         timeout: float | None = 30.0,
         on_end: Callable[[float], None] | None = None,
     ) -> None:
-        callbacks = CallbackRegistry()
+        callbacks = CallbackRegistry(lambda reason: connection.stop(f"the service ended: {reason}"))
 
         def ended(seconds: float) -> None:
             _open.pop(id(connection), None)
@@ -78,7 +79,7 @@ class ServiceConnection(OneProcess):
                 on_end(seconds)
 
         try:
-            connection = Connection(
+            connection: Connection = Connection(
                 sock, Side.CLIENT, callbacks, peer_pidfd=peer_pidfd, workers=2, on_end=ended, name="nnburst-client"
             )
         except BaseException:  # there is no connection that could end
@@ -146,3 +147,28 @@ class ServiceConnection(OneProcess):
 
     def __repr__(self) -> str:
         return f"<ServiceConnection pid={self._pid} {'alive' if self.alive else 'ended'}>"
+
+
+def connect_to(address: str, *, timeout: float | None = 10.0) -> ServiceConnection:
+    """Connect to a service that is running.
+
+    Args:
+        address: Its name, or ``unix:`` and the path of its socket.
+        timeout: Seconds that it may take to answer; None for no limit.
+
+    Raises:
+        DeviceUnavailable: No service runs there, or it does not serve this user.
+        InvalidArgument: The address is malformed.
+        MissedDeadline: It did not answer in time.
+    """
+    limit = checked_timeout(timeout)
+
+    def connect() -> ServiceConnection:
+        sock = dial(address, time_left())
+        try:
+            # No pidfd: with a service manager the socket was made by another process than the one that serves it.
+            return ServiceConnection(sock, timeout=None)
+        except DeadObject as error:
+            raise DeviceUnavailable(f"the service at {address!r} closed the connection before it served") from error
+
+    return within(limit, connect)

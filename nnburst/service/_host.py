@@ -6,12 +6,13 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from .._core import LEAVING, within
 from ..cache import CacheRejected, SaveResult, check_fd, checked_token
 from ..devices import Buffer, CacheFiles, Device, check_device, checked_model
 from ..errors import (
@@ -51,6 +52,7 @@ from ._protocol import (
     CopyToReply,
     DeviceInfo,
     Done,
+    Ending,
     Execute,
     ExecuteReply,
     FailureReason,
@@ -80,7 +82,8 @@ from ._protocol import (
     WireQueue,
     sendable,
 )
-from ._quotas import Charge, Ledger, Quotas
+from ._quotas import PER_USER, Charge, Ledger, Quotas
+from ._rendezvous import peer_of
 from ._transport import Connection
 
 __all__ = ["HostedConnection", "ServiceHost"]
@@ -95,14 +98,25 @@ class ServiceHost:
     Args:
         devices: What clients see, in this order. The host closes them.
         quotas: What one connection may own.
+        user_quotas: What all connections of one user may own.
         workers: Calls of one connection that are served at the same time.
     """
 
-    def __init__(self, devices: Sequence[Device], *, quotas: Quotas | None = None, workers: int = 8) -> None:
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        *,
+        quotas: Quotas | None = None,
+        user_quotas: Quotas = PER_USER,
+        workers: int = 8,
+    ) -> None:
         self.devices = tuple(filter(_is_usable, devices))
         self.quotas = quotas or Quotas()
+        self._user_quotas = user_quotas
+        self._users: weakref.WeakValueDictionary[int, Ledger] = weakref.WeakValueDictionary()
         self._workers = workers
         self._lock = threading.Lock()
+        self._idle_listeners: set[Callable[[], None]] = set()
         self._connections: set[HostedConnection] = set()
         self._ending: list[HostedConnection] = []  # released, but their reader thread has not returned yet
         self._closed = False
@@ -121,7 +135,10 @@ class ServiceHost:
         with self._lock:
             if self._closed:
                 raise BadState("the service host is closed")
-            hosted = HostedConnection(self, sock, peer_pidfd, self._workers)
+            uid = peer_of(sock).uid
+            user = self._users.setdefault(uid, Ledger(self._user_quotas, f"user {uid}"))
+            charge = user.charge(connections=1)
+            hosted = HostedConnection(self, sock, peer_pidfd, self._workers, Ledger(self.quotas, above=user), charge)
             self._connections.add(hosted)
             try:
                 hosted.connection.start()
@@ -137,22 +154,40 @@ class ServiceHost:
         with self._lock:
             return tuple(self._connections)
 
+    def when_idle(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener`, in some thread, each time that the last connection has ended. Returns what unlinks it."""
+        with self._lock:
+            self._idle_listeners.add(listener)
+        return lambda: self._idle_listeners.discard(listener)
+
     def forget(self, hosted: HostedConnection) -> None:
         """Called by a connection that has ended, in its reader thread."""
         with self._lock:
             self._connections.discard(hosted)
+            to_tell = () if self._connections else tuple(self._idle_listeners)
             self._ending = [other for other in self._ending if not other.wait_ended(0)]
             self._ending.append(hosted)
+        for listener in to_tell:
+            listener()
 
-    def close(self) -> None:
-        """End all connections, release their objects, close the devices. Idempotent."""
+    def close(self, reason: str = "") -> None:
+        """End all connections, release what they own, close the devices. Executions that run are finished. Idempotent.
+
+        Args:
+            reason: What clients are told; empty for nothing.
+        """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             all_connections = [*self._connections, *self._ending]
+        if reason:
+            for hosted in all_connections:
+                hosted.objects.hang_up()
+            for hosted in all_connections:
+                within(LEAVING, hosted.objects.close)  # what runs is finished before its client hears of the end
         for hosted in all_connections:
-            hosted.connection.hang_up()
+            hosted.connection.hang_up(Ending(reason=reason) if reason else None)
         for hosted in all_connections:
             hosted.close()
         for device in self.devices:
@@ -162,14 +197,23 @@ class ServiceHost:
 class HostedConnection:
     """One client of a service. The methods ``on_*`` serve the calls of the table, each in a worker thread."""
 
-    def __init__(self, host: ServiceHost, sock: socket.socket, peer_pidfd: int | None, workers: int) -> None:
+    def __init__(
+        self,
+        host: ServiceHost,
+        sock: socket.socket,
+        peer_pidfd: int | None,
+        workers: int,
+        ledger: Ledger,
+        charge: Charge,
+    ) -> None:
         self._host = host
+        self._charge = charge
         self.objects = ObjectTable()
-        self.ledger = Ledger(host.quotas)
+        self.ledger = ledger
         self.tokens: set[int] = set()
         """Tokens of the buffers that this connection owns: it may name no others."""
         self._greeted = False
-        self._same_user = _peer_uid(sock) == os.geteuid()
+        self._same_user = peer_of(sock).uid == os.geteuid()
         self.connection = Connection(
             sock,
             Side.SERVICE,
@@ -190,6 +234,7 @@ class HostedConnection:
 
     def _release_all(self) -> None:
         self.objects.close()
+        self._charge.release()
         self._host.forget(self)
 
     # -- serving -------------------------------------------------------------------------------------------------------
@@ -462,12 +507,6 @@ def _describe(device: Device) -> DeviceInfo:
         extensions=device.get_supported_extensions(),
         cache_epoch=device.cache_epoch,
     )
-
-
-def _peer_uid(sock: socket.socket) -> int:
-    """Who made the other end of a socket."""
-    pid_uid_gid = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iii"))
-    return int(struct.unpack("iii", pid_uid_gid)[1])
 
 
 def _extent(queue: WireQueue) -> int:

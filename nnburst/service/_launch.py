@@ -15,8 +15,9 @@ from .. import _safe_path
 from .._core import LEAVING, checked_timeout, system, time_left
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ._connection import ServiceConnection
+from ._quotas import Quotas
 
-__all__ = ["start_child"]
+__all__ = ["service_environment", "start_child"]
 
 _DEFAULTS = {
     # Large blocks go back to the system when they are freed: glibc raises this by itself, up to 32 MiB, and keeps more.
@@ -35,6 +36,7 @@ def start_child(
     env: Mapping[str, str] | None = None,
     log_level: str | int = "warning",
     log: str | os.PathLike[str] | None = None,
+    quotas: Mapping[str, int] | None = None,
 ) -> ServiceConnection:
     """Start a service process for this process alone and connect to it.
 
@@ -55,6 +57,7 @@ def start_child(
         log_level: Least level of what the child logs: ``"debug"``, ``"info"``, ``"warning"``, ``"error"``,
             ``"critical"``, or a number of `logging`.
         log: File that its stderr is appended to, logs and messages of libraries alike; None for this one's stderr.
+        quotas: What this connection may own, by name of `Quotas`; None for the defaults.
 
     Raises:
         InvalidArgument: No device is named, the level is unknown, or the file cannot be written.
@@ -66,10 +69,11 @@ def start_child(
     names = (devices,) if isinstance(devices, str) else tuple(devices)
     if not names:
         raise InvalidArgument("a service needs at least one device")
-    level = _level(log_level)
+    Quotas().changed(quotas or {})
+    options = [f"--log-level={_level(log_level)}", *(f"--quota={name}={n}" for name, n in (quotas or {}).items())]
     try:
         with _stderr(log) as stderr:
-            return _start(names, limit, dict(os.environ if env is None else env), level, stderr)
+            return _start(names, limit, dict(os.environ if env is None else env), options, stderr)
     except NNBurstError:  # some of which are OSErrors, too
         raise
     except (OSError, MemoryError) as error:
@@ -77,7 +81,7 @@ def start_child(
 
 
 def _start(
-    names: Sequence[str], timeout: float | None, env: dict[str, str], level: int, stderr: int
+    names: Sequence[str], timeout: float | None, env: dict[str, str], options: Sequence[str], stderr: int
 ) -> ServiceConnection:
     timeout = time_left(timeout)
     errors = system(os.memfd_create, "nnburst-child-stderr", os.MFD_CLOEXEC)
@@ -85,7 +89,7 @@ def _start(
         ours, theirs = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             with theirs:
-                process = _spawn(names, theirs.fileno(), errors, env, level, stderr)
+                process = _spawn(names, theirs.fileno(), errors, env, options, stderr)
         except BaseException:
             ours.close()
             raise
@@ -107,19 +111,17 @@ def _start(
 
 
 def _spawn(
-    names: Sequence[str], sock: int, errors: int, env: dict[str, str], level: int, stderr: int
+    names: Sequence[str], sock: int, errors: int, env: dict[str, str], options: Sequence[str], stderr: int
 ) -> subprocess.Popen[bytes]:
     if not sys.executable:
         raise DeviceUnavailable(
             "no service process: sys.executable does not name an interpreter that could run it; use in_process()"
         )
-    if not any(name in env for name in _THREAD_VARIABLES):
-        env.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
-    for name, value in _DEFAULTS.items():
-        env.setdefault(name, value)
+    env = service_environment(env)
     env["PYTHONPATH"] = _safe_path.absolute_entries(env.get("PYTHONPATH", ""))
-    numbers = {"socket": sock, "parent": os.getpid(), "log-level": level, "stderr": stderr}
+    numbers = {"socket": sock, "parent": os.getpid(), "stderr": stderr}
     command = [sys.executable, *_flags(), _BOOTSTRAP, *(f"--{name}={number}" for name, number in numbers.items())]
+    command += options
     if any(name.partition(":")[0] == _FUNCTIONS for name in names):
         command += [f"--path={os.path.abspath(entry)}" for entry in sys.path if isinstance(entry, str)]
     return subprocess.Popen(
@@ -130,6 +132,12 @@ def _spawn(
         start_new_session=True,
         env=env,
     )
+
+
+def service_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return `env` with defaults for what the libraries of a process that serves read when they are loaded."""
+    threads = {} if any(name in env for name in _THREAD_VARIABLES) else dict.fromkeys(_THREAD_VARIABLES, "1")
+    return {**_DEFAULTS, **threads, **env}
 
 
 def _level(level: str | int) -> int:

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..errors import DeadObject, InvalidArgument
 
@@ -92,15 +92,21 @@ class ObjectTable:
         if entry is not None:
             self._let_go(entry)
 
-    def close(self) -> None:
-        """Drop everything and accept nothing more. Idempotent."""
+    def hang_up(self) -> None:
+        """Accept nothing more, and have the threads inside the objects come back."""
         with self._lock:
             self._closed = True
-            entries: list[Any] = list(self._entries.values())
-            self._entries.clear()
+            entries = list(self._entries.values())
         for entry in entries:
             if entry.hang_up is not None:
                 entry.hang_up()
+
+    def close(self) -> None:
+        """Drop everything and accept nothing more. Idempotent."""
+        self.hang_up()
+        with self._lock:
+            entries = list(self._entries.values())
+            self._entries.clear()
         for entry in reversed(entries):
             self._let_go(entry)
 

@@ -70,6 +70,7 @@ __all__ = [
     "ConfirmCacheReply",
     "DeviceInfo",
     "Done",
+    "Ending",
     "ErrorReply",
     "Execute",
     "ExecuteReply",
@@ -304,6 +305,12 @@ class FailureReasonReply(Message, tag="failure_reason.reply", frozen=True):
     reason: Text
 
 
+class Ending(Message, tag="ending", frozen=True):
+    """Service to client: the service ends, and why."""
+
+    reason: Text
+
+
 class FreeMemory(Message, tag="free_memory", frozen=True):
     burst: Id
     slot: Slot
@@ -394,6 +401,7 @@ CALLS: tuple[Call, ...] = (
         reply_fds=lambda m: _of_pools(m.memories),
     ),
     Call(FailureReason, FailureReasonReply, "on_failure_reason"),
+    Call(Ending, Done, "on_ending", side=Side.CLIENT),
     Call(FreeMemory, Done, "on_free_memory"),
     Call(Allocate, AllocateReply, "on_allocate"),
     Call(CopyTo, CopyToReply, "on_copy_to", request_fds=lambda m: m.memory.n_fds),

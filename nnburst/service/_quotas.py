@@ -1,22 +1,29 @@
-"""How much one connection may own in a service, and how much of it is in use."""
+"""How much of everything one connection, and one user, may have in a service at a time."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from ..errors import ResourceExhausted
+from ..errors import InvalidArgument, ResourceExhausted
 
-__all__ = ["Charge", "Ledger", "Quotas"]
+__all__ = ["PER_USER", "Charge", "Ledger", "Quotas"]
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """The most that one connection may own at a time.
+    """The most that one connection, or one user with all of its connections, may own at a time.
 
-    `mapped_bytes` counts every pool and queue it handed over, `buffer_bytes` what its driver-managed buffers take.
+    Attributes:
+        connections: Of a user.
+        models, bursts, buffers: Numbers of them.
+        buffer_bytes: What driver-managed buffers take.
+        mapped_bytes: Every pool and queue that was handed over.
+        fds: Descriptors that were handed over.
     """
 
+    connections: int = 1
     models: int = 64
     bursts: int = 64
     buffers: int = 1024
@@ -24,33 +31,65 @@ class Quotas:
     mapped_bytes: int = 16 << 30
     fds: int = 1024
 
+    def changed(self, values: Mapping[str, int], option: str = "quotas") -> Quotas:
+        """Return these quotas with some of them replaced.
+
+        Args:
+            values: By name.
+            option: What the caller calls them.
+
+        Raises:
+            InvalidArgument: There is no such quota, or its value is no whole number.
+        """
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in values.items():
+            if name not in known or not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise InvalidArgument(f"{option}: {name}={value!r}: give a whole number for one of {', '.join(known)}")
+        return Quotas(**{**known, **values})
+
+
+PER_USER = Quotas(256, 512, 1024, 8192, 8 << 30, 32 << 30, 16384)
+"""Of a service that programs share, unless it was started with others."""
+
 
 class Charge:
     """A part of a quota that is in use. `release` is idempotent."""
 
-    __slots__ = ("_amounts", "_ledger")
+    __slots__ = ("_above", "_amounts", "_ledger")
 
-    def __init__(self, ledger: Ledger, amounts: dict[str, int]) -> None:
+    def __init__(self, ledger: Ledger, amounts: dict[str, int], above: Charge | None) -> None:
         self._ledger = ledger
         self._amounts = amounts
+        self._above = above
 
     def release(self) -> None:
         """Give it back."""
         amounts, self._amounts = self._amounts, {}
         self._ledger.refund(amounts)
+        if self._above is not None:
+            self._above.release()
 
 
 class Ledger:
-    """Counts against `Quotas`."""
+    """Counts against `Quotas`.
 
-    def __init__(self, quotas: Quotas) -> None:
+    Args:
+        quotas: The limits.
+        owner: Whose they are, for messages.
+        above: Everything counts there, too.
+    """
+
+    def __init__(self, quotas: Quotas, owner: str = "this connection", above: Ledger | None = None) -> None:
         self._limits = {field.name: int(getattr(quotas, field.name)) for field in fields(quotas)}
         self._used = dict.fromkeys(self._limits, 0)
         self._lock = threading.Lock()
+        self._owner = owner
+        self._prefix = "" if owner == "this connection" else "user."
+        self._above = above
 
     @property
     def used(self) -> dict[str, int]:
-        """Amounts in use now, by name of the quota."""
+        """What is in use now, by name of the quota."""
         with self._lock:
             return dict(self._used)
 
@@ -60,16 +99,24 @@ class Ledger:
         Raises:
             ResourceExhausted: One would be exceeded (RESOURCE_EXHAUSTED_TRANSIENT).
         """
+        self._take(amounts)
+        try:
+            return Charge(self, amounts, None if self._above is None else self._above.charge(**amounts))
+        except ResourceExhausted:
+            self.refund(amounts)
+            raise
+
+    def _take(self, amounts: dict[str, int]) -> None:
         with self._lock:
             for name, amount in amounts.items():
                 if self._used[name] + amount > self._limits[name]:
                     raise ResourceExhausted(
-                        f"this connection may own {self._limits[name]} {name}, has {self._used[name]} and wants "
-                        f"{amount} more: close objects that are not needed, or raise the service's quota"
+                        f"{self._owner} may own {self._limits[name]} {name}, has {self._used[name]} and wants {amount} "
+                        f"more: close what is not needed, or raise the service's quota (nnburst serve --quota "
+                        f"{self._prefix}{name}=N, launch(quotas={{{name!r}: N}}))"
                     )
             for name, amount in amounts.items():
                 self._used[name] += amount
-        return Charge(self, amounts)
 
     def refund(self, amounts: dict[str, int]) -> None:
         """Give back what `charge` took."""

@@ -44,3 +44,11 @@ def test_audio_loop_hears_what_is_dialled(tmp_path: Path) -> None:
     assert done.stdout.startswith("audio: 400 blocks, heard 0123456789*#ABCD5550 (as dialled), "), done.stdout
     check_plot(done, tmp_path / "plot.png")
     assert run("audio_loop.py", "--number", "12X").returncode == 2
+
+
+def test_two_programs_use_one_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(tmp_path / "run"))
+    done = run("../shared/two_programs.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "both programs used the one service" in done.stdout
+    assert list((tmp_path / "run").iterdir()) == []

@@ -1,0 +1,209 @@
+"""Runs a service that other programs connect to."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import json
+import logging
+import os
+import pwd
+import socket
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...errors import InvalidArgument, NNBurstError
+
+if TYPE_CHECKING:
+    from ...devices import NamedDevice
+    from ...runtime import Service
+    from ...service import Quotas
+
+__all__ = ["serve"]
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command()
+@click.option("--name", default=None, help="Name that programs connect to [default: nnburst].")
+@click.option("--socket", "path", default=None, metavar="PATH", help="Listen at this path instead of under a name.")
+@click.option("--device", "devices", multiple=True, metavar="NAME", help="A device that is offered; may be repeated.")
+@click.option("--model", "models", multiple=True, metavar="NAME=FILE", help="A model that is compiled once for all.")
+@click.option("--allow-uid", "uids", multiple=True, metavar="USER", help="Serve this user, too (name or number).")
+@click.option("--allow-gid", "gids", multiple=True, metavar="GROUP", help="Serve this group, too (name or number).")
+@click.option(
+    "--quota", "quotas", multiple=True, metavar="KEY=N", help="What a connection (KEY) or a user (user.KEY) may own."
+)
+@click.option("--idle-exit", type=float, default=None, metavar="S", help="End after S seconds without a client.")
+@click.option("--log-level", type=click.Choice(_LEVELS), default="warning", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the line that says it is ready as JSON.")
+def serve(
+    name: str | None,
+    path: str | None,
+    devices: tuple[str, ...],
+    models: tuple[str, ...],
+    uids: tuple[str, ...],
+    gids: tuple[str, ...],
+    quotas: tuple[str, ...],
+    idle_exit: float | None,
+    log_level: str,
+    as_json: bool,
+) -> None:
+    """Run a service that programs of this machine share, until SIGTERM or Ctrl-C.
+
+    \b
+    nnburst serve --name vision --model detector=detector.onnx
+    python -c 'import nnburst; print(nnburst.connect("vision").session("detector").get_inputs())'
+
+    Prints one line when it is ready. SIGTERM lets running executions finish; SIGHUP compiles the files of the named
+    models again and serves the new ones from then on. Also starts from a systemd socket unit (see contrib/systemd).
+    """
+    _settle_environment()
+    from ...runtime import in_process
+    from ...runtime._service import DEFAULT_DEVICES
+    from ...service import AccessPolicy, Daemon, ServiceHost, activated_sockets, claim, notify_manager
+
+    logging.basicConfig(format="nnburst serve %(process)d: %(levelname)s: %(message)s", level=log_level.upper())
+    try:
+        address = _address(name, path)
+        policy = AccessPolicy(frozenset(map(_uid, uids)), frozenset(map(_gid, gids)))
+        limits, user_limits = _quotas(quotas)
+        files = _pairs(models, "--model")
+        if idle_exit is not None and not idle_exit > 0:
+            raise InvalidArgument(f"--idle-exit {idle_exit:g}: give the seconds as a number above 0")
+        with contextlib.ExitStack() as stack:
+            listeners: list[socket.socket] = [stack.enter_context(sock) for sock in activated_sockets()]
+            where = "passed by the service manager"
+            if not listeners:
+                claimed = stack.enter_context(contextlib.closing(claim(address, wider=policy.wider)))
+                listeners, where = [claimed.listener], str(claimed.path)
+            local = stack.enter_context(in_process(devices=devices or DEFAULT_DEVICES))
+            named = _load(local, files)
+            offered = [named, *local.devices] if files else local.devices
+            host = ServiceHost(offered, quotas=limits, user_quotas=user_limits)
+            daemon = Daemon(
+                host,
+                listeners,
+                policy=policy,
+                idle_exit=idle_exit,
+                reload=lambda: _reload(local, named, files),
+            )
+            _raise_descriptor_limit()
+            ready = {
+                "name": address,
+                "socket": where,
+                "pid": os.getpid(),
+                "devices": [device.name for device in host.devices],
+                "models": sorted(files),
+            }
+            click.echo(json.dumps(ready) if as_json else _ready_line(ready))
+            notify_manager("READY=1")
+            reason = daemon.run()
+            notify_manager("STOPPING=1")
+            logging.getLogger(__name__).info("ended: %s", reason)
+    except NNBurstError as error:
+        raise click.ClickException(f"{type(error).__name__}: {error}") from error
+
+
+def _settle_environment() -> None:
+    """Begin again with the environment of a service, since libraries read theirs when they are loaded."""
+    from ...service import service_environment
+
+    env = service_environment(os.environ)
+    if env != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)
+
+
+def _ready_line(ready: dict[str, Any]) -> str:
+    line = f"nnburst serve: ready at {ready['socket']} (pid {ready['pid']}); devices: {', '.join(ready['devices'])}"
+    return f"{line}; models: {', '.join(ready['models'])}" if ready["models"] else line
+
+
+# ---- options ---------------------------------------------------------------------------------------------------
+
+
+def _address(name: str | None, path: str | None) -> str:
+    if name is not None and path is not None:
+        raise InvalidArgument("give --name or --socket, not both")
+    if path is not None:
+        return f"unix:{path}"
+    return "nnburst" if name is None else name
+
+
+def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals or not value:
+            raise InvalidArgument(f"{option} {text}: write it as {option} KEY=VALUE")
+        if key in pairs:
+            raise InvalidArgument(f"{option}: {key!r} is given twice")
+        pairs[key] = value
+    return pairs
+
+
+def _quotas(texts: Sequence[str]) -> tuple[Quotas, Quotas]:
+    """Return those of a connection and those of a user, whose keys begin with ``user.``."""
+    from ...service import PER_USER, Quotas
+
+    given = {key: int(value) if value.isdigit() else value for key, value in _pairs(texts, "--quota").items()}
+    users: dict[str, Any] = {key.removeprefix("user."): n for key, n in given.items() if key.startswith("user.")}
+    own: dict[str, Any] = {key: n for key, n in given.items() if not key.startswith("user.")}
+    return Quotas().changed(own, "--quota"), PER_USER.changed(users, "--quota user")
+
+
+def _uid(user: str) -> int:
+    try:
+        return int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise InvalidArgument(f"--allow-uid {user}: this machine has no such user") from None
+
+
+def _gid(group: str) -> int:
+    try:
+        return int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise InvalidArgument(f"--allow-gid {group}: this machine has no such group") from None
+
+
+def _raise_descriptor_limit() -> None:
+    """Each pool of a client takes a descriptor here."""
+    import resource
+
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if most == resource.RLIM_INFINITY else min(most, 65536)
+    if limit < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+# ---- named models ----------------------------------------------------------------------------------------------
+
+
+def _load(local: Service, files: dict[str, str]) -> NamedDevice:
+    from ...devices import NamedDevice
+
+    named = NamedDevice(local.devices)
+    for name, file in files.items():
+        _publish(local, named, name, file)
+    return named
+
+
+def _reload(local: Service, named: NamedDevice, files: dict[str, str]) -> None:
+    """Compile every file again; a model whose file is bad now is served as it was."""
+    log = logging.getLogger(__name__)
+    for name, file in files.items():
+        try:
+            _publish(local, named, name, file)
+            log.info("model %s: %s was loaded again", name, file)
+        except NNBurstError as error:
+            log.error("model %s is served as before: %s: %s", name, file, error)
+
+
+def _publish(local: Service, named: NamedDevice, name: str, file: str) -> None:
+    from ...runtime._import import imported
+
+    with imported(local, None, file) as (device, found):
+        named.publish(name, device, found)

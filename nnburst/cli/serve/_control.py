@@ -1,0 +1,71 @@
+"""Looks at the shared services of this machine, and ends one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+
+import click
+
+from ...errors import DeviceUnavailable, NNBurstError
+
+__all__ = ["ls", "stop"]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON list.")
+def ls(as_json: bool) -> None:
+    """List the services that this user can find by name."""
+    from ...service import running_services
+
+    found = list(running_services())
+    if as_json:
+        rows = [{"name": s.name, "socket": str(s.path), "pid": s.pid or None, "running": bool(s.pid)} for s in found]
+        click.echo(json.dumps(rows))
+        return
+    if not found:
+        click.echo("no services; start one with: nnburst serve --name NAME")
+    for service in found:
+        state = f"pid {service.pid}" if service.pid else "ended, left its socket"
+        click.echo(f"{service.name:20} {state:24} {service.path}")
+
+
+@click.command()
+@click.argument("address", metavar="NAME|unix:PATH")
+@click.option(
+    "--timeout", type=float, default=30.0, show_default=True, metavar="S", help="Seconds to wait for its end."
+)
+@click.option("--kill", is_flag=True, help="End it at once, whatever it runs.")
+def stop(address: str, timeout: float, kill: bool) -> None:
+    """End a service that was started with `nnburst serve`, and wait until it is gone.
+
+    Executions that run are finished, unless --kill says otherwise.
+    """
+    from ...service import connect_to, dial, peer_of, peer_pidfd
+
+    try:
+        with dial(address, 5.0) as sock:
+            pid, pidfd = peer_of(sock).pid, peer_pidfd(sock)
+        if pidfd is None:
+            raise DeviceUnavailable(f"the process behind {address!r} cannot be seen from here")
+        with connect_to(address) as service:
+            if service.pid != pid:  # what made the socket is not what serves it
+                os.close(pidfd)
+                raise DeviceUnavailable(f"{address!r} was started by a service manager; stop it there (systemctl stop)")
+    except NNBurstError as error:
+        raise click.ClickException(f"{type(error).__name__}: {error}") from error
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL if kill else signal.SIGTERM)
+        if not select.select([pidfd], [], [], timeout)[0]:
+            raise click.ClickException(
+                f"process {pid} was told to end and still runs after {timeout:g} s: see what it does, or use --kill"
+            )
+    except PermissionError:
+        raise click.ClickException(f"process {pid} belongs to another user, who has to stop it") from None
+    finally:
+        os.close(pidfd)
+    click.echo(f"stopped {address} (pid {pid})")

@@ -1,0 +1,215 @@
+"""Models that a service has compiled once, for all of its clients to open by name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ..burst import BurstExecutorWithCache, ExecutionResult
+from ..errors import GeneralFailure, InvalidArgument
+from ..memory import Memory
+from ..model import (
+    BufferDesc,
+    BufferRole,
+    Capabilities,
+    DataLocation,
+    Extension,
+    ExtensionOperandType,
+    ImportedModel,
+    Lifetime,
+    Model,
+    Operand,
+    Operation,
+    Request,
+    RunOptions,
+    Subgraph,
+    extension_code,
+    extension_prefix,
+    validate_model,
+)
+from ._common import build_version, check_preparation, cpu_capabilities
+from ._interfaces import Buffer, CompileJob, Device, PreparedModel
+
+__all__ = ["NamedDevice", "SharedModel"]
+
+EXTENSION_NAME = "org.nnburst.named"
+_CALL = 0  # operation: the name of a model, its inputs
+_NAME = 0  # operand type: bytes of a name
+_EXTENSION = Extension(EXTENSION_NAME, (ExtensionOperandType(_NAME, is_tensor=False, byte_size=0),))
+
+
+@dataclass(slots=True)
+class _Published:
+    """One model under its name. Closed once it is neither published nor used."""
+
+    imported: ImportedModel
+    device: Device
+    prepared: PreparedModel
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 1  # the name itself
+
+    def use(self) -> None:
+        with self.lock:
+            self.users += 1
+
+    def let_go(self) -> None:
+        with self.lock:
+            self.users -= 1
+            unused = self.users == 0
+        if unused:
+            self.prepared.close()
+
+
+class NamedDevice(Device):
+    """Opens models by name that other devices of the process compiled; weights exist once, however many use them.
+
+    A name is imported as a model of one operation, which says the name; to prepare that is to open the shared one.
+
+    Args:
+        devices: Compile and run what is published. They stay the caller's.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._devices = tuple(devices)
+        self._models: dict[str, _Published] = {}
+
+    def publish(self, name: str, device: Device, imported: ImportedModel) -> None:
+        """Compile a model and serve it under a name from now on. Sessions on one that had the name keep that.
+
+        Args:
+            name: Not empty.
+            device: One of this device's.
+            imported: The model, with its pools, which may be closed afterwards.
+
+        Raises:
+            NNBurstError: As `Device.prepare_model`; what had the name keeps it.
+        """
+        prepared = device.prepare_model(imported.model)
+        handle = replace(imported, model=_handle(name, imported.model), files=())
+        old, self._models[name] = self._models.get(name), _Published(handle, device, prepared)
+        if old is not None:
+            old.let_go()
+
+    @property
+    def name(self) -> str:
+        """``nnburst-named``."""
+        return "nnburst-named"
+
+    @property
+    def version_string(self) -> str:
+        return build_version()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return cpu_capabilities()
+
+    def get_supported_extensions(self) -> tuple[Extension, ...]:
+        """Those of the devices that run the models, and one for names."""
+        found = {
+            extension.name: extension for device in self._devices for extension in device.get_supported_extensions()
+        }
+        return (_EXTENSION, *found.values())
+
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        validate_model(model)
+        return tuple(self._find(model) is not None for _ in model.main.operations)
+
+    def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
+        kind, _, name = source.partition(":")
+        published = self._models.get(name) if kind == "name" else None
+        if published is None:
+            raise GeneralFailure(f"this service has the models {sorted(self._models)}, not {name or source!r}")
+        return published.imported
+
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> SharedModel:
+        validate_model(model)
+        check_preparation(job)
+        published = self._find(model)
+        if published is None:
+            raise GeneralFailure(
+                f"{self.name} opens {sorted(self._models)}, as imported; the service may have new ones"
+            )
+        return SharedModel(published)
+
+    def allocate(
+        self,
+        desc: BufferDesc,
+        prepared_models: Sequence[PreparedModel],
+        input_roles: Sequence[BufferRole],
+        output_roles: Sequence[BufferRole],
+    ) -> Buffer:
+        named = {role.model_index for role in (*input_roles, *output_roles)}
+        used = [prepared_models[index] for index in named if index < len(prepared_models)]
+        homes = {id(model.device): model.device for model in used if isinstance(model, SharedModel)}
+        if len(homes) != 1 or not all(isinstance(model, SharedModel) for model in used):
+            raise InvalidArgument("a buffer is for models of one device; give roles of models that run on the same one")
+        inner = [model.prepared if isinstance(model, SharedModel) else model for model in prepared_models]
+        return next(iter(homes.values())).allocate(desc, inner, input_roles, output_roles)
+
+    def _find(self, model: Model) -> _Published | None:
+        """The model of a name, if `model` is just what `import_model` gives for it."""
+        if not extension_prefix(model, EXTENSION_NAME):
+            return None
+        published = self._models.get(model.operand_values.decode(errors="replace"))
+        return published if published is not None and published.imported.model.main == model.main else None
+
+    def close(self) -> None:
+        """Close what nobody uses any more, and the rest when it is released. Idempotent."""
+        models, self._models = self._models, {}
+        for published in models.values():
+            published.let_go()
+
+
+class SharedModel(PreparedModel):
+    """A published model, as one client has it open."""
+
+    def __init__(self, published: _Published) -> None:
+        published.use()
+        self._published = published
+        self._open = True
+
+    @property
+    def device(self) -> Device:
+        """What runs it."""
+        return self._published.device
+
+    @property
+    def prepared(self) -> PreparedModel:
+        """What all clients share."""
+        return self._published.prepared
+
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
+        return self.prepared.execute_synchronously(request, options)
+
+    def burst_executor(self) -> BurstExecutorWithCache | None:
+        return self.prepared.burst_executor()
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._published.let_go()
+
+
+def _handle(name: str, model: Model) -> Model:
+    """A model of one CALL of a name, with the arguments of `model`."""
+    encoded = name.encode()
+    prefix = max(model.extension_name_to_prefix.values(), default=0) + 1
+    name_type = extension_code(prefix, _NAME)
+    location = DataLocation(0, 0, len(encoded))
+    operands = [Operand(name_type, number_of_consumers=1, lifetime=Lifetime.CONSTANT_COPY, location=location)]
+    operands += [replace(model.main.operands[i], number_of_consumers=1) for i in model.main.input_indexes]
+    operands += [
+        replace(model.main.operands[i], number_of_consumers=0, lifetime=Lifetime.SUBGRAPH_OUTPUT)
+        for i in model.main.output_indexes
+    ]
+    inputs = tuple(range(1, 1 + len(model.main.input_indexes)))
+    outputs = tuple(range(1 + len(inputs), len(operands)))
+    call = Operation(extension_code(prefix, _CALL), (0, *inputs), outputs)
+    return Model(
+        Subgraph(tuple(operands), (call,), inputs, outputs),
+        operand_values=encoded,
+        extension_name_to_prefix={**model.extension_name_to_prefix, EXTENSION_NAME: prefix},
+        input_names=model.input_names,
+        output_names=model.output_names,
+    )

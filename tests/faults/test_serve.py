@@ -1,0 +1,519 @@
+"""``nnburst serve`` as other programs meet it: found by name, shared, reloaded, ended, and closed to strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fault_support import ROOT, WATCHDOG, Background, tiny_model, wait_gone
+
+import nnburst
+from nnburst.errors import DeadObject, DeviceUnavailable, GeneralFailure, InvalidArgument
+from nnburst.service import dial
+
+pytest.importorskip("onnx", reason="named models are read from ONNX files here")
+pytest.importorskip("onnxruntime", reason="named models are read from ONNX files here")
+
+COMMAND = [sys.executable, "-c", "from nnburst.cli import main; main()"]
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+def save_scaling(path: Path, factor: float) -> str:
+    """y = x * factor, for any number of rows."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    rows = ["rows", 4]
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "f"], ["y"])],
+        "scaling",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, rows)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, rows)],
+        [numpy_helper.from_array(np.array([factor], np.float32), "f")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return str(path)
+
+
+class Served:
+    """A running ``nnburst serve``, and the line with which it said that it is ready."""
+
+    def __init__(self, process: subprocess.Popen[str], ready: dict[str, Any]) -> None:
+        self.process = process
+        self.ready = ready
+
+    @property
+    def address(self) -> str:
+        name: str = self.ready["name"]
+        return name
+
+    def ended(self) -> int:
+        """Wait for its end; returns the exit status."""
+        return self.process.wait(WATCHDOG)
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    assert poll.poll(WATCHDOG * 1000), "the service said nothing"
+    return process.stdout.readline()
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
+    """Starts services of this test's own; whatever is left is killed."""
+    monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(tmp_path / "run"))
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*options: str, **more: Any) -> Served:
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--json", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            **{"env": {**os.environ, "PYTHONPATH": str(ROOT)}, **more},
+        )
+        started.append(process)
+        line = line_of(process)
+        if not line:
+            _, said = process.communicate(timeout=WATCHDOG)
+            raise AssertionError(said)
+        return Served(process, json.loads(line))
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate(timeout=WATCHDOG)
+
+
+@pytest.fixture
+def scaling(tmp_path: Path) -> str:
+    return save_scaling(tmp_path / "scaling.onnx", 2.0)
+
+
+# ---- sharing ---------------------------------------------------------------------------------------------------
+
+
+def test_programs_share_a_named_model(start: Callable[..., Served], scaling: str) -> None:
+    served = start("--name", "vision", "--model", f"double={scaling}")
+    assert served.ready["models"] == ["double"]
+    program = (
+        "import nnburst, numpy as np\n"
+        "with nnburst.connect('vision') as service, service.session('double') as s:\n"
+        "    print(service.pid, s.run(None, {'x': np.full((3, 4), 5, np.float32)})[0].sum())\n"
+    )
+    clients = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(3)
+    ]
+    for client in clients:
+        out, _ = client.communicate(timeout=WATCHDOG)
+        assert out.split() == [str(served.process.pid), "120.0"]
+
+
+def test_one_prepared_model_serves_every_session(start: Callable[..., Served], scaling: str) -> None:
+    start("--name", "vision", "--model", f"double={scaling}")
+    with nnburst.connect("vision") as service, nnburst.connect("vision") as other:
+        before = service.device("nnburst-onnxruntime").counters()
+        for home in (service, other, service):
+            with home.session("double") as session:
+                np.testing.assert_array_equal(session.run(None, {"x": X})[0], 2 * X)
+        assert service.device("nnburst-onnxruntime").counters() == before
+
+
+def test_models_of_a_clients_own_run_beside_named_ones(start: Callable[..., Served], scaling: str) -> None:
+    start("--model", f"double={scaling}")  # under the usual name
+    with nnburst.connect("nnburst") as service, service.session(scaling) as own, service.session("double") as named:
+        for session in (own, named):
+            np.testing.assert_array_equal(session.run(None, {"x": X})[0], 2 * X)
+
+
+def test_state_of_a_named_model_belongs_to_one_session(start: Callable[..., Served], tmp_path: Path) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "h", "g")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "h"], ["g"])], "sum", values[:2], values[2:])
+    file = tmp_path / "sum.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
+    start("--name", "vision", "--model", f"sum={file}")
+    with nnburst.connect("vision") as service, service.session("sum") as a, service.session("sum") as b:
+        first, second = (session.bind(state={"g": "h"}) for session in (a, b))
+        for execution, steps in ((first, 3), (second, 1)):
+            execution.inputs["x"][:] = 1
+            for _ in range(steps):
+                execution.run()
+        assert first.get_state()["h"].tolist() == [3.0] * 4
+        assert second.get_state()["h"].tolist() == [1.0] * 4
+
+
+def test_environment_is_that_of_a_service(start: Callable[..., Served]) -> None:
+    served = start("--name", "vision")
+    env = Path(f"/proc/{served.process.pid}/environ").read_bytes().split(b"\0")
+    assert b"ORT_DISABLE_TELEMETRY=1" in env
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    if not any(name in os.environ for name in threads):
+        assert {f"{name}=1".encode() for name in threads} <= set(env)
+
+
+def test_unknown_model_names_those_that_there_are(start: Callable[..., Served], scaling: str) -> None:
+    start("--name", "vision", "--model", f"double={scaling}")
+    with nnburst.connect("vision") as service, pytest.raises(GeneralFailure, match="double"):
+        service.session("triple")
+
+
+def test_closing_a_connection_leaves_the_service_to_others(start: Callable[..., Served], scaling: str) -> None:
+    start("--name", "vision", "--model", f"double={scaling}")
+    with nnburst.connect("vision") as stays, stays.session("double") as session:
+        for _ in range(5):
+            with nnburst.connect("vision") as goes:
+                goes.session("double")  # dropped as it is
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], 2 * X)
+
+
+def test_killed_client_disturbs_no_other(start: Callable[..., Served], scaling: str) -> None:
+    start("--name", "vision", "--model", f"double={scaling}")
+    program = (
+        "import nnburst, numpy as np\n"
+        "s = nnburst.connect('vision').session('double')\n"
+        "x = s.bind(shapes={'rows': 2})\n"
+        "print('running', flush=True)\n"
+        "while True: x.run()\n"
+    )
+    with nnburst.connect("vision") as service, service.session("double") as session:
+        for _ in range(3):
+            client = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+            assert line_of(client) == "running\n"
+            client.kill()
+            client.communicate(timeout=WATCHDOG)
+            np.testing.assert_array_equal(session.run(None, {"x": X})[0], 2 * X)
+
+
+# ---- starting and ending ---------------------------------------------------------------------------------------
+
+
+def test_second_instance_is_refused_with_the_pid_of_the_first(start: Callable[..., Served]) -> None:
+    served = start("--name", "vision")
+    with pytest.raises(AssertionError, match=f"process {served.process.pid} already"):
+        start("--name", "vision")
+    with nnburst.connect("vision") as service:
+        assert service.pid == served.process.pid
+
+
+def test_killed_service_is_replaced_at_its_name(start: Callable[..., Served]) -> None:
+    served = start("--name", "vision")
+    with nnburst.connect("vision") as service:
+        served.process.kill()
+        served.ended()
+        with pytest.raises(DeviceUnavailable, match="has ended and left its socket"):
+            nnburst.connect("vision")
+        assert not service.alive or Background(lambda: wait_dead(service)).result()
+    start("--name", "vision")
+    nnburst.connect("vision").close()
+
+
+def wait_dead(service: nnburst.Service) -> bool:
+    ended = os.eventfd(0)
+    service.link_to_death(lambda: os.eventfd_write(ended, 1))
+    try:
+        return os.eventfd_read(ended) == 1
+    finally:
+        os.close(ended)
+
+
+def test_term_tells_clients_and_leaves_nothing(start: Callable[..., Served], scaling: str, tmp_path: Path) -> None:
+    served = start("--name", "vision", "--model", f"double={scaling}")
+    with nnburst.connect("vision") as service, service.session("double") as session:
+        session.run(None, {"x": X})
+        served.process.terminate()
+        assert served.ended() == 0
+        with pytest.raises(DeadObject, match="the service ended: it was told to stop"):
+            session.run(None, {"x": X})
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_term_lets_a_running_execution_finish(start: Callable[..., Served], tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import os\n"
+        "from nnburst.devices.function import Tensor, declare\n"
+        "@declare(inputs=[Tensor('x', 'float32', (1,))], outputs=[Tensor('y', 'float32', (1,))])\n"
+        "def wait(x):\n"
+        f"    with open({str(tmp_path / 'began')!r}, 'w') as began: began.write('!')\n"
+        f"    with open({str(tmp_path / 'go_on')!r}) as go_on: go_on.read()\n"
+        "    return x + 1\n"
+    )
+    for name in ("began", "go_on"):
+        os.mkfifo(tmp_path / name)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
+    served = start("--name", "slow", "--device", "nnburst-function:call=slow:wait", env=env)
+    with nnburst.connect("slow") as service, service.session("wait") as session:
+        run = Background(lambda: session.run(None, {"x": np.ones(1, np.float32)}))
+        assert (tmp_path / "began").read_text() == "!"
+        served.process.terminate()
+        (tmp_path / "go_on").write_text("go on")
+        assert run.result()[0].tolist() == [2.0]
+        assert served.ended() == 0
+
+
+def test_hup_serves_the_new_file_and_keeps_open_sessions(
+    start: Callable[..., Served], scaling: str, tmp_path: Path
+) -> None:
+    served = start("--name", "vision", "--model", f"scale={scaling}", "--log-level", "info")
+    assert served.process.stderr is not None
+    with nnburst.connect("vision") as service, service.session("scale") as old:
+        save_scaling(Path(scaling), 3.0)
+        served.process.send_signal(signal.SIGHUP)
+        assert "was loaded again" in served.process.stderr.readline()
+        with service.session("scale") as new:
+            np.testing.assert_array_equal(new.run(None, {"x": X})[0], 3 * X)
+        np.testing.assert_array_equal(old.run(None, {"x": X})[0], 2 * X)
+        Path(scaling).write_bytes(b"no model")
+        served.process.send_signal(signal.SIGHUP)
+        assert "is served as before" in served.process.stderr.readline()
+        with service.session("scale") as new:
+            np.testing.assert_array_equal(new.run(None, {"x": X})[0], 3 * X)
+
+
+def test_idle_service_ends_when_it_was_asked_to(start: Callable[..., Served]) -> None:
+    served = start("--name", "vision", "--idle-exit", "0.3")
+    with nnburst.connect("vision") as service:
+        with pytest.raises(subprocess.TimeoutExpired):
+            served.process.wait(1.0)  # not while somebody is connected
+        assert service.alive
+    assert served.ended() == 0
+
+
+def test_idle_service_uses_no_processor(start: Callable[..., Served], scaling: str) -> None:
+    served = start("--name", "vision", "--model", f"double={scaling}")
+    with nnburst.connect("vision") as service, service.session("double") as session:
+        session.run(None, {"x": X})
+        switches = f"/proc/{served.process.pid}/status"
+        before = Path(switches).read_text()
+        with pytest.raises(subprocess.TimeoutExpired):
+            served.process.wait(2.0)
+        assert Path(switches).read_text().splitlines()[-2:] == before.splitlines()[-2:], "the main thread woke up"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--name", "a/b"], "name of a service"),
+        (["--name", "a", "--socket", "b"], "not both"),
+        (["--model", "x"], "KEY=VALUE"),
+        (["--model", "m=nope.onnx"], "nope.onnx"),
+        (["--quota", "cats=3"], "mapped_bytes"),
+        (["--quota", "models=many"], "whole number"),
+        (["--allow-uid", "nobody-like-this"], "no such user"),
+        (["--allow-gid", "nobody-like-this"], "no such group"),
+        (["--idle-exit", "0"], "above 0"),
+        (["--device", "no-such"], "no device"),
+    ],
+)
+def test_wrong_option_is_one_sentence(
+    start: Callable[..., Served], tmp_path: Path, options: list[str], message: str
+) -> None:
+    with pytest.raises(AssertionError, match=message) as raised:
+        start(*options)
+    assert "Traceback" not in str(raised.value)
+    assert not list((tmp_path / "run").glob("*"))
+
+
+def test_quota_is_named_in_the_error(start: Callable[..., Served], scaling: str) -> None:
+    start("--name", "small", "--model", f"double={scaling}", "--quota", "models=1")
+    with nnburst.connect("small") as service, service.session("double"):
+        with pytest.raises(nnburst.ResourceExhausted, match="models"):
+            service.session("double")
+        with nnburst.connect("small") as other, other.session("double"):
+            pass  # another connection has its own
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=WATCHDOG, cwd=ROOT)
+
+
+def test_ls_shows_what_runs_and_stop_ends_it(start: Callable[..., Served]) -> None:
+    assert json.loads(run_command("ls", "--json").stdout) == []
+    served = start("--name", "vision")
+    (row,) = json.loads(run_command("ls", "--json").stdout)
+    assert (row["name"], row["pid"], row["running"]) == ("vision", served.process.pid, True)
+    assert str(served.process.pid) in run_command("ls").stdout
+    waiting = Background(served.ended)  # reaps it, so that `stop` sees its end
+    stopped = run_command("stop", "vision")
+    assert stopped.returncode == 0, stopped.stderr
+    assert waiting.result() == 0
+    again = run_command("stop", "vision")
+    assert again.returncode == 1
+    assert "nnburst serve --name vision" in again.stderr
+
+
+# ---- service managers ------------------------------------------------------------------------------------------
+
+
+def test_service_manager_is_told_and_its_socket_is_used(start: Callable[..., Served], tmp_path: Path) -> None:
+    path = tmp_path / "activated.sock"
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+    ):
+        listener.bind(str(path))
+        listener.listen()
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(WATCHDOG)
+        # The socket becomes descriptor 3 of the process whose number LISTEN_PID has, as a service manager does it.
+        launcher = (
+            "import os, sys\n"
+            f"os.dup2({listener.fileno()}, 3)\n"
+            "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1')\n"
+            "os.execv(sys.executable, [sys.executable, '-c', 'from nnburst.cli import main; main()', *sys.argv[1:]])\n"
+        )
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "NOTIFY_SOCKET": str(tmp_path / "notify")}
+        process = subprocess.Popen(
+            [sys.executable, "-c", launcher, "serve", "--json"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+            pass_fds=[listener.fileno()],
+        )
+        try:
+            assert json.loads(line_of(process))["pid"] == process.pid
+            assert manager.recv(100) == b"READY=1"
+            with nnburst.connect(f"unix:{path}") as service:
+                assert service.pid == process.pid
+                refused = run_command("stop", f"unix:{path}")  # would otherwise end what made the socket: this test
+                assert refused.returncode == 1
+                assert "service manager" in refused.stderr
+            process.terminate()
+            assert process.wait(WATCHDOG) == 0
+            assert path.exists()  # its socket is the manager's
+        finally:
+            process.kill()
+            process.communicate(timeout=WATCHDOG)
+
+
+# ---- who is served ---------------------------------------------------------------------------------------------
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+def in_account_of(uid: int, function: Callable[[], str]) -> str:
+    """Run a function in a forked child that belongs to another user; returns its answer or its error."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            try:
+                said = function()
+            except BaseException as error:
+                said = f"{type(error).__name__}: {error}"
+            os.write(writing, said.encode()[:4000])
+        finally:
+            os._exit(0)
+    os.close(writing)
+    pidfd = os.pidfd_open(pid)
+    with open(reading) as answer:
+        said = answer.read()
+    wait_gone(pidfd)
+    os.waitpid(pid, 0)
+    return said
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="nnburst-test-", dir="/tmp"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
+
+
+def ask(address: str) -> str:
+    with nnburst.connect(address) as service, service.session("double") as session:
+        return str(session.run(None, {"x": X})[0].sum())
+
+
+@as_root
+def test_other_user_is_served_where_allowed(start: Callable[..., Served], scaling: str, public: Path) -> None:
+    path = f"{public}/vision.sock"
+    start("--socket", path, "--model", f"double={scaling}", "--allow-uid", str(NOBODY))
+    assert ask(f"unix:{path}") == "56.0"  # everything is imported before the child gives up its rights
+    assert in_account_of(NOBODY, lambda: ask(f"unix:{path}")) == "56.0"
+
+
+@as_root
+def test_group_is_served_where_allowed(start: Callable[..., Served], scaling: str, public: Path) -> None:
+    path = f"{public}/vision.sock"
+    start("--socket", path, "--model", f"double={scaling}", "--allow-gid", str(NOBODY))
+    assert ask(f"unix:{path}") == "56.0"
+    assert in_account_of(NOBODY, lambda: ask(f"unix:{path}")) == "56.0"
+
+
+@as_root
+def test_other_user_is_refused_with_the_option_that_would_help(start: Callable[..., Served], public: Path) -> None:
+    path = f"{public}/vision.sock"
+    start("--socket", path)
+    nnburst.connect(f"unix:{path}").close()
+    assert "--allow-uid 65534" in in_account_of(NOBODY, lambda: ask(f"unix:{path}"))
+    Path(path).chmod(0o666)  # the file system lets him in: the service itself does not
+    said = in_account_of(NOBODY, lambda: ask(f"unix:{path}"))
+    assert said.startswith("DeviceUnavailable")
+    assert "does not serve user 65534" in said
+
+
+@as_root
+def test_refused_peers_that_say_nothing_keep_nobody_out(start: Callable[..., Served], public: Path) -> None:
+    path = f"{public}/vision.sock"
+    start("--socket", path)
+    nnburst.connect(f"unix:{path}").close()
+    Path(path).chmod(0o666)
+
+    def crowd() -> str:
+        silent = [dial(f"unix:{path}", 5.0) for _ in range(100)]
+        return str(len(silent))
+
+    assert in_account_of(NOBODY, crowd) == "100"
+    nnburst.connect(f"unix:{path}").close()
+
+
+def test_wrong_address_is_refused_before_anything_is_opened() -> None:
+    with contextlib.suppress(DeviceUnavailable), pytest.raises(InvalidArgument):
+        nnburst.connect("no/such")
+    with pytest.raises(InvalidArgument, match="name of a service"):
+        nnburst.connect(7)  # type: ignore[arg-type]
+
+
+def test_quota_of_a_user_counts_all_connections(start: Callable[..., Served], scaling: str) -> None:
+    options = ("--quota", "user.models=1", "--quota", "user.connections=2")
+    start("--name", "small", "--model", f"double={scaling}", *options)
+    with nnburst.connect("small") as first, first.session("double"), nnburst.connect("small") as second:
+        with pytest.raises(nnburst.ResourceExhausted, match=r"user \d+ may own 1 models.*--quota user.models=N"):
+            second.session("double")
+        with pytest.raises((nnburst.ResourceExhausted, DeviceUnavailable), match="connections"):
+            nnburst.connect("small")
+    with nnburst.connect("small") as third, third.session("double"):
+        pass  # what was closed counts no more
+
+
+def test_quotas_of_a_child_are_options_of_launch() -> None:
+    built = tiny_model()
+    with nnburst.launch(quotas={"models": 1}) as service, service.session(built):
+        with pytest.raises(nnburst.ResourceExhausted, match=r"launch\(quotas=\{'models': N\}\)"):
+            service.session(built)
+    with pytest.raises(InvalidArgument, match="mapped_bytes"):
+        nnburst.launch(quotas={"cats": 3})

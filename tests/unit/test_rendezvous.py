@@ -1,0 +1,247 @@
+"""Where shared services are found: names, locks, sockets that were left behind, who is at the other end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nnburst.errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
+from nnburst.service import _rendezvous as rendezvous
+from nnburst.service import claim, dial, peer_of, peer_pidfd, running_services
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    directory = tmp_path / "run"
+    monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(directory))
+    monkeypatch.setattr(rendezvous, "SYSTEM_DIRECTORY", tmp_path / "system")
+    return directory
+
+
+def test_directory_and_socket_are_for_this_user_alone_whatever_the_umask(runtime: Path) -> None:
+    before = os.umask(0)
+    try:
+        claimed = claim("vision")
+    finally:
+        os.umask(before)
+    try:
+        assert stat.S_IMODE(runtime.stat().st_mode) == 0o700
+        assert stat.S_IMODE(claimed.path.stat().st_mode) == 0o600
+    finally:
+        claimed.close()
+
+
+def test_wider_claim_lets_others_reach_the_socket_but_not_list_the_directory(runtime: Path) -> None:
+    claimed = claim("vision", wider=True)
+    try:
+        assert stat.S_IMODE(runtime.stat().st_mode) == 0o711
+        assert stat.S_IMODE(claimed.path.stat().st_mode) == 0o666
+    finally:
+        claimed.close()
+
+
+def test_second_owner_is_refused_with_the_pid_of_the_first() -> None:
+    claimed = claim("vision")
+    try:
+        with pytest.raises(BadState, match=f"process {os.getpid()} already"):
+            claim("vision")
+        with dial("vision", 1.0):  # the first one goes on listening
+            pass
+    finally:
+        claimed.close()
+
+
+def test_close_removes_socket_and_lock_and_frees_the_name(runtime: Path) -> None:
+    for _ in range(2):
+        claimed = claim("vision")
+        claimed.close()
+        claimed.close()
+        assert list(runtime.iterdir()) == []
+
+
+def _killed_owner(name: str) -> int:
+    """Have a process claim a name and die by SIGKILL while it owns it."""
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            claim(name)
+            os.write(told, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(told)
+    assert os.read(ready, 1) == b"x"
+    os.close(ready)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return pid
+
+
+def test_socket_of_a_killed_owner_is_listed_as_dead_explained_and_taken_over(runtime: Path) -> None:
+    _killed_owner("vision")
+    assert {path.name for path in runtime.iterdir()} == {"vision.sock", "vision.lock"}
+    assert [(found.name, found.pid) for found in running_services()] == [("vision", 0)]
+    with pytest.raises(DeviceUnavailable, match="has ended and left its socket"):
+        dial("vision", 1.0)
+    claimed = claim("vision")
+    try:
+        assert [(found.name, found.pid) for found in running_services()] == [("vision", os.getpid())]
+        with dial("vision", 1.0):
+            pass
+    finally:
+        claimed.close()
+
+
+def test_many_that_claim_at_once_after_a_kill_one_wins() -> None:
+    _killed_owner("vision")
+    barrier, won, lost = threading.Barrier(8), [], []
+
+    def run() -> None:
+        barrier.wait(20)
+        try:
+            won.append(claim("vision"))
+        except BadState as error:
+            lost.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    try:
+        assert (len(won), len(lost)) == (1, 7)
+        with dial("vision", 1.0):
+            pass
+    finally:
+        for claimed in won:
+            claimed.close()
+
+
+def test_listing_does_not_disturb_a_claim() -> None:
+    """The owner of a name is asked for without taking its lock, so a start at that moment is not refused."""
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            list(running_services())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for _ in range(200):
+            claim("vision").close()
+    finally:
+        stop.set()
+        thread.join(20)
+
+
+@pytest.mark.parametrize("address", ["", "a/b", "../x", ".hidden", "x" * 65, "a b", "a\0b"])
+def test_malformed_name_is_refused(address: str) -> None:
+    with pytest.raises(InvalidArgument, match="name of a service"):
+        claim(address)
+    with pytest.raises(InvalidArgument, match="name of a service"):
+        dial(address, 1.0)
+
+
+def test_path_that_is_too_long_for_a_socket_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="longer than 107 bytes"):
+        claim(f"unix:{tmp_path}/{'x' * 100}.sock")
+
+
+def test_file_that_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "precious"
+    file.write_text("kept")
+    with pytest.raises(InvalidArgument, match="is not a socket"):
+        claim(f"unix:{file}")
+    assert file.read_text() == "kept"
+    assert not (tmp_path / "precious.lock").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "writable", "file"])
+def test_runtime_directory_that_others_could_change_is_refused(runtime: Path, tmp_path: Path, kind: str) -> None:
+    if kind == "link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        runtime.symlink_to(tmp_path / "elsewhere")
+    elif kind == "file":
+        runtime.write_text("")
+    else:
+        runtime.mkdir()
+        runtime.chmod(0o777)
+    with pytest.raises(BadState, match="runtime directory"):
+        claim("vision")
+
+
+def test_lock_file_that_is_a_link_is_not_followed(runtime: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    runtime.mkdir(mode=0o700)
+    (runtime / "vision.lock").symlink_to(victim)
+    with pytest.raises(BadState, match="lock file"):
+        claim("vision")
+    assert victim.read_text() == "kept"
+
+
+def test_name_is_looked_for_in_the_directory_of_the_system_second(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: Path
+) -> None:
+    monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(tmp_path / "system"))
+    claimed = claim("vision")
+    monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(runtime))
+    try:
+        with dial("vision", 1.0):
+            pass
+        assert [(found.name, found.path.parent.name) for found in running_services()] == [("vision", "system")]
+    finally:
+        claimed.close()
+
+
+def test_nothing_there_says_how_to_start_it() -> None:
+    with pytest.raises(DeviceUnavailable, match=r"nnburst serve --name vision"):
+        dial("vision", 1.0)
+
+
+def test_socket_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(tmp_path / "other.sock"))
+        other.listen()
+        with pytest.raises(DeviceUnavailable, match="another kind of program"):
+            dial(f"unix:{tmp_path}/other.sock", 1.0)
+
+
+def test_service_that_takes_no_connections_is_a_missed_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_BACKLOG", 0)
+    claimed = claim("vision")
+    waiting = []
+    try:
+        with pytest.raises(MissedDeadline, match="took no connection within"):
+            for _ in range(8):
+                waiting.append(dial("vision", 0.2))
+    finally:
+        for sock in waiting:
+            sock.close()
+        claimed.close()
+
+
+def test_peer_is_what_the_kernel_says() -> None:
+    claimed = claim("vision")
+    try:
+        with dial("vision", 1.0) as client:
+            server, _ = claimed.listener.accept()
+            with server:
+                for end in (client, server):
+                    peer = peer_of(end)
+                    assert (peer.pid, peer.uid) == (os.getpid(), os.geteuid())
+                    assert peer.groups >= {os.getegid()}
+                    pidfd = peer_pidfd(end)
+                    assert pidfd is not None
+                    os.close(pidfd)
+    finally:
+        claimed.close()
