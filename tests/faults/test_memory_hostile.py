@@ -17,7 +17,7 @@ from fault_support import WATCHDOG
 
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Device, create_device
-from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError
+from nnburst.errors import BadState, ErrorStatus, NNBurstError
 from nnburst.memory import Memory
 from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, Request, RequestArgument
 from nnburst.service import ServiceConnection, start_child
@@ -306,12 +306,12 @@ def test_REQ_MEM_115_descriptors_and_mappings_return_to_where_they_were(
     prepared.close()
 
 
-def test_a_failing_pool_never_raises_anything_else_than_a_status() -> None:
-    """In process: the error of a pool that is closed while it is bound is a status, too."""
+def test_pool_that_is_closed_while_it_is_bound_is_named() -> None:
+    """In process, where the listener meets the closed pool first: its status becomes an error that names it."""
     prepared = create_device("nnburst-reference").prepare_model(model())
     with file_pool(False) as (_, memory), ExecutionBurstController.create(prepared) as burst:
         execution = burst.bind(Request(*REQUEST, (memory,)))
         execution.run()
         memory.close()
-        with pytest.raises(GeneralFailure):
+        with pytest.raises(BadState, match="memory of input 0 is closed"):
             execution.run()
