@@ -223,6 +223,13 @@ static int send_request(nnb_execution *e)
     return rc == -EMSGSIZE ? -ENOBUFS : rc;
 }
 
+/* After anything was taken out of the result ring: a server of another make may wait for room. */
+static void tell_room(nnb_client *c)
+{
+    nnb_fence_seq_cst(); /* SYNC POINT: publish <-> sleep */
+    nnb_channel_notify_not_full(&c->result);
+}
+
 int nnb_execution_start(nnb_execution *e)
 {
     nnb_client *c = e->client;
@@ -239,6 +246,8 @@ int nnb_execution_start(nnb_execution *e)
         if (stray < 0)
             return end(e, stray);
         c->dropped += stray > 0;
+        if (stray)
+            tell_room(c);
     }
     e->result.status = -1; /* until the answer of this run is here */
     e->sent = 0;
@@ -290,9 +299,9 @@ static int decode(nnb_execution *e, const uint8_t *packet, uint32_t n)
 static int settle(nnb_execution *e, int got)
 {
     nnb_client *c = e->client;
+    if (got > 0 || got == -EPROTO)
+        tell_room(c);
     if (got > 0) {
-        nnb_fence_seq_cst();
-        nnb_channel_notify_not_full(&c->result);
         if (c->late) {
             c->late--;
             c->dropped++;

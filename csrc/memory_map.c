@@ -80,7 +80,8 @@ int64_t nnb_fd_size(int fd) {
 int64_t nnb_fd_filesystem(int fd) {
     struct statfs fs;
     if (fstatfs(fd, &fs) != 0) return -errno;
-    return (int64_t)((uint64_t)fs.f_type & 0xffffffffu); /* 32 bits, sign-extended on some machines: CIFS has the top bit */
+    /* 32 bits, sign-extended on some machines: CIFS has the top bit */
+    return (int64_t)((uint64_t)fs.f_type & 0xffffffffu);
 }
 
 /* ---- the guard table ------------------------------------------------------------------------------------------ */
@@ -208,7 +209,7 @@ static int guard_add(void *base, uint64_t length, uint64_t granule, int prot) {
     for (uint32_t i = 0; i < GUARDS; i++) {
         guard *g = &guards[i];
         uint64_t turn = nnb_load_relaxed(&g->turn);
-        /* SYNC POINT: guard_remove <-> guard_add */
+        /* SYNC POINT: arm <-> claim */
         if (turn % GUARD_STATES != GUARD_FREE || !nnb_cas_acquire(&g->turn, turn, turn + 1)) continue;
         nnb_fence_release(); /* SYNC POINT: guard_add <-> absorb */
         nnb_store_relaxed(&g->base, (uintptr_t)base);
@@ -216,7 +217,7 @@ static int guard_add(void *base, uint64_t length, uint64_t granule, int prot) {
         nnb_store_relaxed(&g->granule, granule);
         nnb_store_relaxed(&g->prot, (uint64_t)prot);
         nnb_store_relaxed(&g->faults, 0);
-        nnb_add_release(&g->turn, 1); /* SYNC POINT: guard_add <-> absorb */
+        nnb_add_release(&g->turn, 1); /* SYNC POINTS: guard_add <-> absorb, arm <-> claim */
         uint32_t used = nnb_load32_relaxed(&guards_used);
         while (used <= i && !nnb_cas32_relaxed(&guards_used, used, i + 1))
             used = nnb_load32_relaxed(&guards_used);
@@ -226,7 +227,7 @@ static int guard_add(void *base, uint64_t length, uint64_t granule, int prot) {
 }
 
 static void guard_remove(int index) {
-    nnb_add_release(&guards[index].turn, 1); /* SYNC POINT: guard_remove <-> guard_add */
+    nnb_add_relaxed(&guards[index].turn, 1);
 }
 
 /* ---- mapping --------------------------------------------------------------------------------------------------- */

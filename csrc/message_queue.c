@@ -21,7 +21,8 @@
  * Trust: the peer may scribble at any time. Each operation loads every shared counter at most once, checks the values
  * it got and computes only with them. An exclusive handle computes with its own counter as it remembers it. Before a
  * counter is moved it is compared with what this operation or handle knows of it: one that was changed meanwhile is
- * corruption, and so is an impossible one on a synchronized queue, for good. On an unsynchronized queue W - R > size is a normal event.
+ * corruption, and so is an impossible one on a synchronized queue, for good. On an unsynchronized queue W - R > size
+ * is a normal event.
  */
 #define _GNU_SOURCE
 #include <errno.h>

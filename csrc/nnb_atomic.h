@@ -38,9 +38,9 @@
  *     step of `turn` with release). The handler loads `turn` with acquire, reads the fields, passes an acquire fence
  *     and looks at `turn` again: if it read a field of the next owner, it sees that the turn has passed.
  *
- *   SYNC POINT guard_remove <-> guard_add
- *     Withdrawing is a step of `turn` with release, claiming the entry again one with acquire: the fields of the new
- *     owner come after those of the old one.
+ *   SYNC POINT arm <-> claim   (memory_map.c)
+ *     The next owner claims with acquire what the last one armed with release; withdrawing is a step between, of the
+ *     same word, and needs no order. So the fields of the new owner come after those of the old one.
  */
 #ifndef NNB_ATOMIC_H
 #define NNB_ATOMIC_H

@@ -162,5 +162,21 @@ int main(void)
     CHECK(__atomic_load_n(p.result->event, __ATOMIC_SEQ_CST) & NNB_EVENT_NOT_FULL);
     nnb_execution_destroy(e);
     end_pair(&p);
+
+    /* also when what filled the ring answers nothing, or is no packet */
+    begin(0);
+    e = new_execution(p.client, 1);
+    uint8_t bytes[32 * NNB_DATUM_SIZE] = {0};
+    nnb_mq writer = *p.result;
+    CHECK_EQ(nnb_mq_write(&writer, bytes, 32), 0);
+    CHECK_EQ(nnb_execution_start(e), 0);
+    CHECK_EQ(nnb_mq_available_to_write(&writer), 32);
+    CHECK(__atomic_fetch_and(p.result->event, ~NNB_EVENT_NOT_FULL, __ATOMIC_SEQ_CST) & NNB_EVENT_NOT_FULL);
+    CHECK_EQ(nnb_mq_write(&writer, bytes, 32), 0);
+    CHECK_EQ(nnb_execution_try(e, 1), 2);
+    CHECK_EQ(nnb_mq_available_to_write(&writer), 32);
+    CHECK(__atomic_load_n(p.result->event, __ATOMIC_SEQ_CST) & NNB_EVENT_NOT_FULL);
+    nnb_execution_destroy(e);
+    end_pair(&p);
     return 0;
 }

@@ -1,5 +1,6 @@
-/* Three packets through a ring with room for two, which is full at the start; the third fills the ring. The sender sleeps
- * until there is room (NOT_FULL): a first packet less wakes it in vain. The receiver sleeps while the ring is empty. */
+/* Three packets through a ring with room for two, which is full at the start; the third fills the ring. The sender
+ * sleeps until there is room (NOT_FULL): a first packet less wakes it in vain. The receiver sleeps while the ring is
+ * empty. */
 #define STEP 8
 #include "model.h"
 
@@ -21,7 +22,8 @@ static int send_one(int i)
 {
     int rc;
     do
-        rc = nnb_mq_write_blocking(&sending, packets[i], packets[i][8], NNB_EVENT_NOT_FULL, NNB_EVENT_NOT_EMPTY, 0, NULL);
+        rc = nnb_mq_write_blocking(&sending, packets[i], packets[i][8], NNB_EVENT_NOT_FULL, NNB_EVENT_NOT_EMPTY, 0,
+                                   NULL);
     while (rc == -ERESTART);
     return rc;
 }

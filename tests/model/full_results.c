@@ -1,5 +1,5 @@
-/* The client of a burst drops two late results, which fill the ring; the third needs the whole of it. A server that waits
- * for room (with a blocking write) is woken in vain by the first and in time by the second. */
+/* The client of a burst drops two late results, which fill the ring; the third needs the whole of it. A server that
+ * waits for room (with a blocking write) is woken in vain by the first and in time by the second. */
 #define PAGES 2
 #define PAGE 640
 #include "model.h"

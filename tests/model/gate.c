@@ -1,5 +1,5 @@
-/* Two requests write a driver-managed buffer, one reads it, and it is closed meanwhile: no two are in it, none waits for
- * ever, and exactly one of those who leave is told that the bytes can be freed. */
+/* Two requests write a driver-managed buffer, one reads it, and it is closed meanwhile: no two are in it, none waits
+ * for ever, and exactly one of those who leave is told that the bytes can be freed. */
 #define PAGES 5
 #define PAGE 64
 #include "model.h"

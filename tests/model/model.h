@@ -3,9 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Each program includes this first and then the real files of csrc. The names that it replaces are those of system and
- * library calls; everything that has a memory order is the product's own. A copy is made byte by byte, and each byte is
- * an access that races are looked for on. Time stands still: no wait ends because of a slice or a deadline, so a wake-up
- * that is lost is a thread that sleeps for ever, which the checker reports (--check-liveness).
+ * library calls; everything that has a memory order is the product's own. Time stands still: no slice and no deadline
+ * ends a wait, so a wake-up that is lost is a thread that sleeps for ever, which the checker reports.
  */
 #ifndef MODEL_H
 #define MODEL_H
@@ -90,8 +89,8 @@ static int model_compare(const uint8_t *a, const uint8_t *b, size_t n)
 /* clang-format on */
 #define memcmp(a, b, n) model_compare(a, b, n)
 
-/* What comes zeroed is taken from static memory, so that nothing has to write the zeros. The checker looks after each byte
- * of it, so a program says how much it needs. */
+/* Zeroed memory is static, so that nothing has to write the zeros. The checker looks after each byte of it, so a program
+ * says how much it needs. */
 #ifndef PAGES
 #define PAGES 1
 #define PAGE 8
@@ -163,7 +162,7 @@ static long model_futex_wait(nnb_a32 *word, uint32_t value, uint32_t mask)
 
 #define clock_gettime(clock, t) ((t)->tv_sec = 0, (t)->tv_nsec = 0)
 
-/* ---- queues: what nnb_mq_open makes, without files --------------------------------------------------------------- */
+/* ---- queues: what nnb_mq_open makes, without files ------------------------------------------------------------- */
 
 typedef struct ring {
     nnb_a64 r, w, intent;

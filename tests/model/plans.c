@@ -1,5 +1,5 @@
-/* A slot is freed while the server binds a request and finds it twice again: a plan is not found after its slot is gone.
- * Then the server is hung up. */
+/* A slot is freed while the server binds a request and finds it twice again: a plan is not found after its slot is
+ * gone. Then the server is hung up. */
 #define PAGES 1
 #define PAGE 640
 #include "model.h"

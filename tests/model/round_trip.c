@@ -1,5 +1,5 @@
-/* Client and server of a burst: a first run, one step after the other, binds the request and leaves both NOT_EMPTY bits
- * set; the second is run by two threads, which sleep whenever they find nothing. */
+/* Client and server of a burst: a first run, one step after the other, binds the request and leaves both NOT_EMPTY
+ * bits set; the second is run by two threads, which sleep whenever they find nothing. */
 #define PAGES 4
 #define PAGE 640
 #include "model.h"

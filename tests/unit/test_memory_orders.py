@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "tests" / "model"
+sys.path.insert(0, str(MODEL))
+
+import checker  # noqa: E402  beside the programs, to be run without the package
+import mutate  # noqa: E402
 
 SPELLS_AN_ATOMIC = re.compile(r"\b(__atomic_\w+|__sync_\w+|_Atomic|atomic_\w+|memory_order\w*|stdatomic)\b")
+LOST_WAKE_UP = "event_flag.c:consume#2 nnb_fence_seq_cst -> none"
 
 
 def test_one_header_owns_every_atomic() -> None:
@@ -15,3 +26,65 @@ def test_one_header_owns_every_atomic() -> None:
     texts = {path.name: path.read_text(encoding="utf-8") for path in sources if path.suffix in (".c", ".h", ".py")}
     texts.pop("_nnburst.c", None)  # what cffi generates
     assert {name for name, text in texts.items() if SPELLS_AN_ATOMIC.search(text)} == {"nnb_atomic.h"}
+
+
+def test_table_of_mutants_has_every_order_of_the_sources() -> None:
+    rows = re.findall(
+        r"^\| `(\w+\.[ch]:.*)` \| (caught|survived) \| (.+) \|$", mutate.TABLE.read_text("utf-8"), re.MULTILINE
+    )
+    assert sorted(name for name, _, _ in rows) == sorted(mutant.name for mutant in mutate.mutants(checker.CORE)), (
+        "the orders of csrc have changed: run `make prove-mutants` and bring tests/model/mutants.md up to date"
+    )
+    assert sum(what == "caught" for _, what, _ in rows) >= mutate.LEAST_CAUGHT * len(rows)
+
+
+def test_page_describes_every_program() -> None:
+    page = (ROOT / "docs" / "proof.md").read_text(encoding="utf-8")
+    described = {
+        name for cell in re.findall(r"^\| (`.+?) \|", page, re.MULTILINE) for name in re.findall(r"`(.+?)`", cell)
+    }
+    assert described == {*checker.PROGRAMS, *(f"{name}.pml" for name in checker.PROTOCOLS)}
+
+
+def test_prove_says_what_it_skips_and_passes(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(MODEL / "prove.py")],
+        env={**os.environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "spin and cc not on the PATH" in done.stdout
+    assert f"{len(checker.PROGRAMS)} programs over the C sources: genmc is not on the PATH" in done.stdout
+
+
+def test_prove_names_the_programs_there_are_when_asked_for_another() -> None:
+    done = subprocess.run(
+        [sys.executable, str(MODEL / "prove.py"), "chanel"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "no such program: chanel; there are adopt, " in done.stdout
+
+
+@pytest.mark.skipif(bool(checker.missing("genmc")), reason="genmc is not on the PATH")
+@pytest.mark.parametrize("model", checker.MODELS)
+@pytest.mark.parametrize("program", ["channel", "full"])
+def test_sleeper_without_its_fence_may_miss_a_packet_or_room(program: str, model: str, tmp_path: Path) -> None:
+    mutant = next(mutant for mutant in mutate.mutants(checker.CORE) if mutant.name == LOST_WAKE_UP)
+    mutate.make(mutant, checker.CORE, tmp_path / "csrc")
+    outcome = checker.genmc(program, model, tmp_path / "csrc", timeout=300)
+    assert outcome.verdict == "error"
+    assert "Non-terminating" in outcome.detail
+
+
+@pytest.mark.skipif(bool(checker.missing("spin", "cc")), reason="spin is not on the PATH")
+@pytest.mark.parametrize("protocol", checker.PROTOCOLS)
+def test_protocol_is_proven_and_needs_each_of_its_parts(protocol: str) -> None:
+    assert checker.spin(protocol, timeout=300).verdict == "proven"
+    faults = re.findall(r"#ifdef (FAULT_\w+)", (MODEL / f"{protocol}.pml").read_text(encoding="utf-8"))
+    assert len(faults) >= 5
+    assert {fault: checker.spin(protocol, fault, timeout=300).verdict for fault in faults} == dict.fromkeys(
+        faults, "error"
+    )
