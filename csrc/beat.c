@@ -2,8 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A wait without a deadline is a futex wait without a timeout: setting and cancelling a timer for each packet would cost
- * a fifth of a round trip on one core. But three things can happen between a thread's last look and its sleep that
+ * A wait without a deadline is a futex wait without a timeout: a timer would be set and cancelled for each packet,
+ * which a sleeping round trip on one core would feel. But three things can happen between a thread's last look and its sleep that
  * set no bit, or whose bit a hostile peer may take back: a signal, whose handler an interpreter runs only once we
  * return to it; a handle that another thread closes; a hang-up. One thread per process wakes all sleepers without
  * setting a bit; each finds nothing and returns. It rests while no thread sleeps.
