@@ -3,8 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A client runs three requests, one after the other; a server answers them. Both sleep whenever they find nothing. The
- * process of either may be killed before any step. The other side's watcher then hangs up on that side: private flag,
- * bit, wake. Whatever happens, no side that lives sleeps for ever (Spin: no invalid end state), each answer belongs to its
+ * process of either may be killed before any step. A watcher then hangs up on the other side: private flag, bit,
+ * wake. Whatever happens, no living side sleeps for ever (Spin: no invalid end state), each answer belongs to its
  * request, and a side ends only with all answers or because the other is dead.
  *
  * Memory orders are the business of the programs beside this file; here each step is seen at once. Each FAULT_ leaves

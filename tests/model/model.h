@@ -89,7 +89,7 @@ static int model_compare(const uint8_t *a, const uint8_t *b, size_t n)
 /* clang-format on */
 #define memcmp(a, b, n) model_compare(a, b, n)
 
-/* Zeroed memory is static, so that nothing has to write the zeros. The checker looks after each byte of it, so a program
+/* Zeroed memory is static, so that nothing has to write the zeros. The checker looks after each byte of it: a program
  * says how much it needs. */
 #ifndef PAGES
 #define PAGES 1
