@@ -21,8 +21,8 @@
  * Trust: the peer may scribble at any time. Each operation loads every shared counter at most once, checks the values
  * it got and computes only with them. An exclusive handle computes with its own counter as it remembers it. Before a
  * counter is moved it is compared with what this operation or handle knows of it: one that was changed meanwhile is
- * corruption, and so is an impossible one on a synchronized queue, for good. On an unsynchronized queue W - R > size
- * is a normal event.
+ * corruption, and so is an impossible one on a synchronized queue, for good. (A burst channel does not look at its W,
+ * see nnb_mq_put.) On an unsynchronized queue W - R > size is a normal event.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -410,6 +410,8 @@ int nnb_mq_write(nnb_mq *q, const void *data, uint64_t count)
         if (count > q->capacity)
             return -EMSGSIZE;
         become_writer(q);
+        if (!nnb_mq_owns(q, q->w, q->own_w))
+            return -EBADMSG;
         return nnb_mq_put(q, data, count * q->quantum);
     }
     int rc = nnb_mq_begin_write(q, count, &tx);
