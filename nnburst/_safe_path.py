@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["absolute_entries"]
-
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PROGRAMS = ("nnburst", os.path.join(_ROOT, "nnburst", "service", "_bootstrap.py"))
 

@@ -20,8 +20,6 @@ from ..errors import (
 )
 from ._nnburst import ffi, lib
 
-__all__ = ["check", "checked_timeout", "deadline_after", "header_digest", "system"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

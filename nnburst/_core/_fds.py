@@ -13,8 +13,6 @@ from typing import Any, Protocol, TypeVar
 
 from ..errors import BadState, InvalidArgument, ResourceExhausted
 
-__all__ = ["FdSet", "close_fds"]
-
 
 def close_fds(fds: list[int]) -> None:
     """Close descriptors, whatever state they are in, and empty the list.

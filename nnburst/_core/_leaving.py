@@ -36,8 +36,6 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from ..errors import NNBurstError
 
-__all__ = ["LEAVING", "Leaving", "ProcessLock", "abandon_when_forked", "deadline_within", "time_left", "within"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

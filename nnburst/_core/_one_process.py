@@ -6,8 +6,6 @@ from typing import NoReturn, SupportsIndex
 
 from ..errors import InvalidArgument
 
-__all__ = ["OneProcess"]
-
 
 class OneProcess:
     """Base of such objects: pickling or copying one says what to do instead."""

@@ -21,8 +21,6 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["BlobFileError", "flattened_size", "pack_blobs", "read_blob_file", "unpack_blobs", "write_blob_file"]
-
 _MAGIC = b"NNBBLOBS"
 _VERSION = 1
 _HEAD = struct.Struct("<8sIIIIQ32s")

@@ -12,11 +12,9 @@ import os
 import threading
 import weakref
 
-from .._core import abandon_when_forked
+from .._core._leaving import abandon_when_forked
 from ._file import BlobFileError, pack_blobs, read_blob_file, write_blob_file
 from ._table import Allocator, BlobCache, Policy, Writable
-
-__all__ = ["NNCache"]
 
 _log = logging.getLogger("nnburst.blobs")
 _SECONDS = 4.0

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from ._file import BlobFileError, flattened_size, pack_blobs, unpack_blobs
 
-__all__ = ["BlobCache", "Capacity", "Policy", "Select"]
-
 Writable = bytearray | memoryview
 Allocator = Callable[[int], Writable | None]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..model import ExecutionResult
-from ._controller import BoundRequest, BurstStats, ExecutionBurstController
+from ._controller import BoundRequest, ExecutionBurstController
 from ._executor import SlotExecutor
 from ._interfaces import (
     BurstCallback,
@@ -14,7 +14,7 @@ from ._interfaces import (
 )
 from ._server import ExecutionBurstServer
 from ._slots import SlotTable
-from ._stats import ServerStats
+from ._stats import BurstStats, ServerStats
 from ._window import CHANNEL_LENGTH, DATUM, default_polling_window
 
 __all__ = [

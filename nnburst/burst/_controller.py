@@ -12,7 +12,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from .._core import Leaving, OneProcess, check, checked_timeout, deadline_after, ffi, lib, within
+from .._core._errno import check, checked_timeout, deadline_after
+from .._core._leaving import Leaving, within
+from .._core._nnburst import ffi, lib
+from .._core._one_process import OneProcess
 from ..errors import (
     BadState,
     DeadObject,
@@ -48,8 +51,6 @@ if TYPE_CHECKING:
     from ..memory import Memory
     from ..model import BufferToken, ExecutionResult, OutputShape, Request, RunOptions, Timing
     from ._interfaces import BurstCallback, BurstContext
-
-__all__ = ["BoundRequest", "BurstStats", "ExecutionBurstController"]
 
 _RESTART = -errno.ERESTART
 _NO_ROOM = -errno.ENOBUFS

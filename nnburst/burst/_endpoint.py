@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._core import check, ffi, lib
+from .._core._errno import check
+from .._core._nnburst import ffi, lib
 from ..errors import ErrorStatus, InvalidArgument
 from ..fmq import Flavour
 from ..model import (
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from .._core._nnburst import CData
     from ..fmq import MQDescriptor
-
-__all__ = ["c_request", "c_result", "open_channel", "python_request", "python_result"]
 
 _UINT32_MAX = 2**32 - 1
 

@@ -13,8 +13,6 @@ from ._interfaces import BurstExecutorWithCache, Kernel
 if TYPE_CHECKING:
     from ..memory import Memory
 
-__all__ = ["SlotExecutor"]
-
 
 class SlotExecutor(BurstExecutorWithCache):
     """Puts the memories of its slots into a request and has it bound.

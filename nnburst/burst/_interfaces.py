@@ -20,14 +20,6 @@ from ._window import allowed_cpus
 if TYPE_CHECKING:
     from ..memory import Memory
 
-__all__ = [
-    "BurstCallback",
-    "BurstContext",
-    "BurstExecutorWithCache",
-    "Kernel",
-    "SupportsExecute",
-]
-
 Kernel = Callable[[], ExecutionResult | None]
 """Runs a request that is decoded, checked and bound to arrays. ``None`` means: NONE, no shapes, no timing.
 

@@ -10,7 +10,8 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .._core import ffi, lib, time_left
+from .._core._leaving import time_left
+from .._core._nnburst import ffi, lib
 from ..errors import BadState, ErrorStatus, InvalidArgument, NNBurstError, ResourceExhausted
 from ..memory import BufferSet, free_closed_buffers
 from ..model import ExecutionResult, MeasureTiming, failure_of, reason_of
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from .._core._nnburst import CData
     from ..model import Request
-
-__all__ = ["MAX_PLANS", "Listener"]
 
 _log = logging.getLogger("nnburst.burst")
 

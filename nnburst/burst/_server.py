@@ -5,7 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from .._core import check, ffi, lib
+from .._core._errno import check
+from .._core._nnburst import ffi, lib
 from ..errors import InvalidArgument
 from ..model import ExecutionResult, Request, RunOptions
 from ._endpoint import open_channel
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from ..fmq import MQDescriptor
     from ._interfaces import SupportsExecute
     from ._stats import ServerStats
-
-__all__ = ["ExecutionBurstServer"]
 
 
 class ExecutionBurstServer(BurstContext):

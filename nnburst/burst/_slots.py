@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ..memory import Memory
     from ..model import BufferToken
 
-__all__ = ["SlotTable"]
-
 _LAST_SLOT = 2**31 - 1
 
 

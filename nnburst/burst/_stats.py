@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .._core import ffi, lib
+from .._core._nnburst import ffi, lib
 
 if TYPE_CHECKING:
     from .._core._nnburst import CData
-
-__all__ = ["BurstStats", "ServerStats", "client_stats", "server_stats"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .._core import is_real
+from .._core._errno import is_real
 from ..errors import InvalidArgument
-
-__all__ = ["CHANNEL_LENGTH", "DATUM", "WINDOW_VARIABLE", "allowed_cpus", "default_polling_window", "window_ns"]
 
 CHANNEL_LENGTH = 1024
 """Datums in each channel unless asked otherwise."""

@@ -24,8 +24,6 @@ from dataclasses import dataclass
 
 from ._reasons import CacheReason, CacheRejected
 
-__all__ = ["CHUNK", "HEADER_SIZE", "MAC_SIZE", "Header", "digest_of", "overhead", "seal", "verify_mac"]
-
 MAGIC = b"NNBCACHE"
 VERSION = 1
 HEADER_SIZE = 192

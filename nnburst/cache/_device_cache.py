@@ -15,8 +15,6 @@ from ._sealed_copy import SealedCopy, check_fd, check_not_locked, read_header
 from ._token import entry_name
 from ._trust_store import FileRecord, Record, TrustStore
 
-__all__ = ["DeviceCache", "SaveResult", "VerifiedEntry", "check_entry"]
-
 TOKEN_SIZE = 32
 _MODEL, _DATA = 1, 2
 _NO_FINGERPRINT = bytes(32)

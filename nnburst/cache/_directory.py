@@ -27,8 +27,6 @@ from ._limits import Limits
 from ._places import default_cache_directory
 from ._reasons import CacheReason, CacheRejected
 
-__all__ = ["Cache", "Opened", "Staged"]
-
 _log = logging.getLogger("nnburst.cache")
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Compilation cache of nnburst; may be deleted at any time.\n"
 _DECLINED_OFTEN = 3

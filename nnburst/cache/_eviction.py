@@ -12,8 +12,6 @@ from ._index import EntryInfo
 if TYPE_CHECKING:
     from ._directory import Cache
 
-__all__ = ["Pruned", "prune"]
-
 _DOWN_TO = 0.8
 """Of the limit; so that not every save evicts."""
 _HALF_LIFE = 14 * 86400.0

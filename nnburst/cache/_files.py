@@ -12,18 +12,6 @@ from contextlib import contextmanager, suppress
 
 from ._reasons import CacheReason, CacheRejected
 
-__all__ = [
-    "Lock",
-    "directory",
-    "lock",
-    "make_directories",
-    "open_file",
-    "opened",
-    "reason_of",
-    "remove_tree",
-    "subdirectory",
-]
-
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _REASONS = {
     errno.ENOENT: CacheReason.MISSING,

@@ -18,8 +18,6 @@ from typing import Any, TypeVar
 
 from ._reasons import CacheReason, CacheRejected
 
-__all__ = ["EntryInfo", "Index"]
-
 _log = logging.getLogger("nnburst.cache")
 _NAME = "index.sqlite3"
 _HIT_SECONDS = 60

@@ -11,8 +11,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ._reasons import CacheReason, CacheRejected
 
-__all__ = ["MasterKey"]
-
 _SIZE = 32
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from ._reasons import CacheReason, CacheRejected
 
-__all__ = ["default_cache_directory", "default_state_directory"]
-
 
 def default_cache_directory() -> Path:
     """Where compilations are cached: ``NNBURST_CACHE_DIR``, else the user's cache home.

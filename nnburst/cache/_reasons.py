@@ -6,8 +6,6 @@ import enum
 
 from ..errors import ErrorStatus, NNBurstError
 
-__all__ = ["SPOILT", "CacheReason", "CacheRejected"]
-
 
 class CacheReason(str, enum.Enum):
     """One word per outcome; counted, reported, never a reason to fail a compilation."""

@@ -12,13 +12,12 @@ import os
 import stat
 import struct
 
-from .._core import check, ffi, lib
+from .._core._errno import check
+from .._core._nnburst import ffi, lib
 from ..errors import GeneralFailure, NNBurstError
 from ..memory import check_file_system
 from ._container import HEADER_SIZE, MAC_SIZE, Header, digest_of, overhead
 from ._reasons import CacheReason, CacheRejected
-
-__all__ = ["SealedCopy", "check_fd", "check_not_locked", "place_of", "read_header"]
 
 _LOCK = struct.Struct("hhqqi4x")
 """``struct flock``: type, whence, start, length, pid."""

@@ -13,17 +13,6 @@ from ..errors import InvalidArgument
 from ..memory import Memory, read_constant
 from ..model import Lifetime, Model, Priority, Subgraph, SymmPerChannelQuantParams
 
-__all__ = [
-    "PRIORITY_CODE",
-    "TOKEN_SIZE",
-    "checked_token",
-    "device_token_v1",
-    "device_token_v2",
-    "entry_name",
-    "file_names",
-    "model_fingerprint",
-]
-
 TOKEN_SIZE = 32
 PRIORITY_CODE = {Priority.LOW: 90, Priority.MEDIUM: 100, Priority.HIGH: 110}
 """As NNAPI hashes them."""

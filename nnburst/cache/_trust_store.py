@@ -23,8 +23,6 @@ from ._keys import MasterKey
 from ._places import default_state_directory
 from ._reasons import CacheReason, CacheRejected
 
-__all__ = ["FileRecord", "Record", "TrustStore"]
-
 _SCHEMA_VERSION = 2
 _META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT"
 _TABLES = {

@@ -14,8 +14,6 @@ import click
 if TYPE_CHECKING:
     from ..cache import Cache, EntryInfo
 
-__all__ = ["cache"]
-
 _INVALID, _USAGE, _ROOT, _NO_SERVICE = 1, 2, 3, 4
 _AGE = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _SIZE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import click
 
-__all__ = ["COMMANDS", "CommandRow", "main", "version"]
-
 
 class CommandRow(NamedTuple):
     """Where a command is, and its line in the help (so that help imports nothing)."""

@@ -12,8 +12,6 @@ import click
 if TYPE_CHECKING:
     from ..model import Param
 
-__all__ = ["OperationRow", "operation_rows", "ops", "render_page"]
-
 _WIDTH = 118
 
 

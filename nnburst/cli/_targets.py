@@ -9,8 +9,6 @@ from pathlib import Path
 
 import click
 
-__all__ = ["checked", "why_not", "writing"]
-
 
 def why_not(path: Path) -> str:
     """Say what keeps a file from being written; empty if nothing does."""

@@ -11,8 +11,6 @@ import numpy as np
 from ..errors import InvalidArgument
 from ..runtime import NodeArg
 
-__all__ = ["as_row", "describe", "load_arrays", "made_up", "parse_pairs", "parse_shapes"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _LARGEST = 2**32 - 1

@@ -26,8 +26,6 @@ from ..model import (
 )
 from ._interfaces import Buffer
 
-__all__ = ["BoundBuffers", "LocalBuffer", "allocate_buffer", "bind_buffers", "next_model_number"]
-
 _numbers = itertools.count(1)
 _UINT32 = 2**32 - 1
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from .. import _core
-from .._core import ProcessLock
+from .._core._leaving import ProcessLock
 from ..cache import (
     CacheReason,
     CacheRejected,
@@ -25,8 +25,6 @@ from ..cache import (
     place_of,
 )
 from ._interfaces import CacheFiles
-
-__all__ = ["DeviceCacheHome", "build_epoch"]
 
 Payloads = Callable[[], tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]] | None]
 _log = logging.getLogger("nnburst.cache")

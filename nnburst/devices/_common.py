@@ -23,16 +23,6 @@ from ..model import (
 )
 from ._interfaces import CompileJob
 
-__all__ = [
-    "OwnBytes",
-    "build_version",
-    "check_preparation",
-    "cpu_capabilities",
-    "deadline_passed",
-    "readable_operations",
-]
-
-
 OwnBytes = NewType("OwnBytes", bytes)
 """A model that this process wrote from what it had parsed: the only bytes that an importer gives to a runtime.
 

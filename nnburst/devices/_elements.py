@@ -15,8 +15,6 @@ import numpy as np
 from ..errors import GeneralFailure
 from ..model import ExtensionOperandType, Operand, OperandType, extension_code
 
-__all__ = ["ElementType", "element_of", "element_type", "element_types", "is_scalar", "operand_code"]
-
 _SCALAR = 0x100
 _FIRST_OF_BITS = 16
 """Types from this number on are not NumPy's own."""

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from ..fmq import MQDescriptor
     from ..memory import Memory
 
-__all__ = ["Buffer", "CacheFiles", "CompileJob", "Device", "ExecutionResult", "PreparedModel"]
-
-
 Descriptors = Annotated[tuple[int, ...], msgspec.Meta(max_length=32)]
 Bytes32 = Annotated[bytes, msgspec.Meta(max_length=32)]
 

@@ -13,8 +13,6 @@ from ..cache import CacheReason, CacheRejected, SaveResult, check_fd
 from ._caching import DeviceCacheHome
 from ._interfaces import CacheFiles
 
-__all__ = ["LateSave"]
-
 _LOCK = struct.Struct("hhqqi4x")
 """``struct flock``: type, whence, start, length, pid."""
 

@@ -32,8 +32,6 @@ from ._common import build_version, check_preparation, cpu_capabilities, deadlin
 from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 from ._plan import Plan
 
-__all__ = ["LocalDevice", "LocalModel"]
-
 
 class LocalDevice(Device):
     """A device in this process. It says what it can run and compiles; the rest is here.

@@ -16,8 +16,6 @@ from ..memory import BufferSet, OpenRequest, open_request
 from ..model import ExecutionResult, MeasureTiming, Request, RunOptions, Timing
 from ._buffers import BoundBuffers
 
-__all__ = ["Bind", "Plan"]
-
 Bind = Callable[[Request, RunOptions], Kernel]
 """What a device implements: makes a kernel of a request that is valid and whose pools give arrays that stay where they
 are. A kernel returns None, or the shapes of its outputs if some were open; what fails it raises."""

@@ -9,8 +9,6 @@ from importlib.metadata import EntryPoint, entry_points
 from ..errors import DeviceUnavailable, GeneralFailure, InvalidArgument
 from ._interfaces import Device
 
-__all__ = ["create_device", "device_names"]
-
 _GROUP = "nnburst.devices"
 
 _BUILT_IN = {

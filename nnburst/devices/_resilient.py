@@ -27,8 +27,6 @@ from ..model import (
 )
 from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 
-__all__ = ["ResilientDevice", "check_device", "checked_model"]
-
 _log = logging.getLogger(__name__)
 _MOST_FILES = 32
 _T = TypeVar("_T")

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .._core import FdSet, ffi, lib
+from .._core._fds import FdSet
+from .._core._nnburst import ffi, lib
 from ..errors import InvalidArgument
-
-__all__ = ["Dialect", "Flavour", "Grantor", "Layout", "MQDescriptor", "unpack_grantors"]
 
 
 class Flavour(enum.IntEnum):

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core import ffi
+from .._core._nnburst import ffi
 from ..errors import InvalidArgument
-
-__all__ = ["Elements", "as_elements", "element_count", "element_type", "readable", "writable"]
 
 Elements = np.ndarray[Any, np.dtype[Any]]
 

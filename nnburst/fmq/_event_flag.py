@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 from typing import Any, Protocol, runtime_checkable
 
-from .._core import check, deadline_after, ffi, lib
+from .._core._errno import check, deadline_after
+from .._core._nnburst import ffi, lib
 from ..errors import BadState, InvalidArgument
-
-__all__ = ["NOT_EMPTY", "NOT_FULL", "EventFlag"]
 
 NOT_FULL: int = lib.NNB_EVENT_NOT_FULL
 """Bit that the blocking calls of a queue use for "room was made"."""

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from .._core import abandon_when_forked, ffi, lib
+from .._core._leaving import abandon_when_forked
+from .._core._nnburst import ffi, lib
 from ..errors import BadState
-
-__all__ = ["CLOSED", "Handle", "ring_array"]
 
 
 class Handle:

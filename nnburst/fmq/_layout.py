@@ -7,12 +7,12 @@ import errno
 import fcntl
 from typing import TypeVar
 
-from .._core import FdSet, check, ffi, lib
+from .._core._errno import check
+from .._core._fds import FdSet
+from .._core._nnburst import ffi, lib
 from ..errors import InvalidArgument
 from ._descriptor import Flavour, Grantor, Layout
 from ._elements import MAX_COUNT
-
-__all__ = ["create_memory", "member", "options"]
 
 E = TypeVar("E", bound=enum.Enum)
 

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core import FdSet, check, deadline_after, ffi, lib
+from .._core._errno import check, deadline_after
+from .._core._fds import FdSet
+from .._core._nnburst import ffi, lib
 from ..errors import GeneralFailure, InvalidArgument, NNBurstError
 from ._descriptor import Flavour, Grantor, Layout, MQDescriptor, c_grantors
 from ._elements import Elements, as_elements, element_count, element_type, readable, writable
@@ -19,8 +21,6 @@ from ._handle import CLOSED, Handle, ring_array
 from ._layout import create_memory, member
 from ._layout import options as open_options
 from ._transaction import MemTransaction
-
-__all__ = ["MessageQueue", "QueueError"]
 
 
 class QueueError(enum.IntEnum):

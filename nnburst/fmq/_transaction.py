@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from ..errors import BadState, InvalidArgument
 
-__all__ = ["MemTransaction"]
-
 Elements = np.ndarray[Any, np.dtype[Any]]
 
 

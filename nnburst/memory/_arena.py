@@ -5,8 +5,6 @@ from __future__ import annotations
 from ..errors import InvalidArgument, ResourceExhausted
 from ._memory import Memory
 
-__all__ = ["Arena"]
-
 ALIGNMENT = 64
 
 

@@ -10,10 +10,9 @@ import os
 import struct
 from collections.abc import Callable
 
-from .._core import check, lib
+from .._core._errno import check
+from .._core._nnburst import lib
 from ..errors import GeneralFailure, InvalidArgument, NNBurstError
-
-__all__ = ["BACKINGS", "allocate"]
 
 _F_ADD_SEALS = 1033
 _F_SEAL_SHRINK = 0x2

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from .._core import check, lib
+from .._core._errno import check
+from .._core._nnburst import lib
 from ..errors import GeneralFailure, NNBurstError
-
-__all__ = ["MemoryObject", "examine", "read_into", "sync_dma_buf", "write_from"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

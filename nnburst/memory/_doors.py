@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from ._memory import Memory
 
-__all__ = ["as_array", "fd_of_shared_memory", "locate_array", "locate_mmap", "register", "to_dlpack"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _pools: weakref.WeakSet[Memory] = weakref.WeakSet()

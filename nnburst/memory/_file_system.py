@@ -19,10 +19,9 @@ import errno
 import fcntl
 import os
 
-from .._core import check, lib
+from .._core._errno import check
+from .._core._nnburst import lib
 from ..errors import GeneralFailure
-
-__all__ = ["REMOTE_FILES", "check_file_system"]
 
 REMOTE_FILES = "NNBURST_REMOTE_FILES"
 """Environment variable; 1 lets this process use files whose server may never answer."""

@@ -9,8 +9,6 @@ import numpy as np
 
 from ..errors import GeneralFailure, InvalidArgument
 
-__all__ = ["FORMATS", "ImageLayout", "PixelFormat", "check_layout", "format_of", "fourcc", "new_layout", "plane_views"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _MAX_LENGTH = 1 << 16

@@ -9,17 +9,6 @@ from dataclasses import dataclass
 from ..errors import InvalidArgument
 from ._image import ImageLayout, check_layout
 
-__all__ = [
-    "KINDS",
-    "PROT_READ",
-    "PROT_WRITE",
-    "MemoryHandle",
-    "check_fd_count",
-    "check_handle",
-    "check_prot",
-    "check_size",
-]
-
 PROT_READ = 1
 PROT_WRITE = 2
 

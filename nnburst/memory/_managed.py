@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .._core import ffi, lib
+from .._core._nnburst import ffi, lib
 from ..errors import GeneralFailure, InvalidArgument
 from ..model import Operand, combine_dimensions, is_fully_specified, operand_info
 from ._managed_gate import Outcome, Uses, gate
@@ -19,8 +19,6 @@ from ._mapping import private_bytes
 
 if TYPE_CHECKING:
     from ._memory import Memory
-
-__all__ = ["Made", "ManagedBuffer", "Role"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

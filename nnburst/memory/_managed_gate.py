@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .._core import ProcessLock, check, ffi, lib
+from .._core._errno import check
+from .._core._leaving import ProcessLock
+from .._core._nnburst import ffi, lib
 from ..errors import InvalidArgument, ResourceExhausted
-
-__all__ = ["Gate", "Outcome", "Uses", "free_closed_buffers", "gate"]
 
 _PATIENCE = 1.0
 """Seconds that a copy or an execution waits for another that uses the buffer in a way that excludes it."""

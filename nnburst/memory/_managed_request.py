@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from .._core import lib
+from .._core._nnburst import lib
 from ..errors import GeneralFailure, InvalidArgument
 from ..model import combine_dimensions
 from ._managed import Made, ManagedBuffer, Role
 from ._managed_gate import Outcome, Uses, gate
-
-__all__ = ["BufferSet", "BufferUse", "BufferView"]
 
 _MOST_LAYOUTS = 8
 """Two buffers that are copied to each other and written in turn need two."""

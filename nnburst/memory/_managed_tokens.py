@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import collections
 
-from .._core import ProcessLock
+from .._core._leaving import ProcessLock
 from ..errors import InvalidArgument, ResourceExhausted
 from ._managed import ManagedBuffer
-
-__all__ = ["BufferTracker"]
 
 _SLOT_BITS = 20
 _GENERATIONS = 1 << 11  # 20 + 11 bits: a token is a positive int32

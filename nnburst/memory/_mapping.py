@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .._core import check, ffi, lib
+from .._core._errno import check
+from .._core._nnburst import ffi, lib
 from ..errors import GeneralFailure, ResourceExhausted
-
-__all__ = ["Mapping", "private_bytes"]
 
 
 class Mapping:

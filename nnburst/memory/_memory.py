@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core import FdSet, check, lib
+from .._core._errno import check
+from .._core._fds import FdSet
+from .._core._nnburst import lib
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from . import _backings, _doors, _named
 from ._image import ImageLayout, new_layout, plane_views
@@ -28,8 +30,6 @@ from ._pool import Pool
 if TYPE_CHECKING:
     import mmap
     from multiprocessing.shared_memory import SharedMemory
-
-__all__ = ["Memory"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -8,8 +8,6 @@ import posix_ipc
 
 from ..errors import GeneralFailure, InvalidArgument
 
-__all__ = ["open_shared", "unlink_shared"]
-
 
 def _slashed(name: str) -> str:
     bare = name.removeprefix("/")

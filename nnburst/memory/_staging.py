@@ -15,8 +15,6 @@ from ..model import BufferToken, DataLocation, MemoryLike, Request, RequestArgum
 from ._mapping import Mapping, private_bytes
 from ._memory import Memory
 
-__all__ = ["OpenRequest", "check_open", "check_pools", "open_request", "read_constant", "undecodable_pools"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..errors import OutputShape
 from ._builder import INLINE_LIMIT, GraphBuilder, PoolFactory, provide_pools
 from ._dimensions import HIGHEST_RANK, combine_dimensions, element_count, is_fully_specified
 from ._extensions import (
@@ -49,7 +50,6 @@ from ._types import (
     Model,
     Operand,
     Operation,
-    OutputShape,
     PerformanceInfo,
     Priority,
     Request,

@@ -18,8 +18,6 @@ from ._operation_types import operation_name, require_operation
 from ._types import DataLocation, Lifetime, Model, Operand, Operation, Subgraph, SymmPerChannelQuantParams
 from ._validate import check_operand, validate_model
 
-__all__ = ["INLINE_LIMIT", "GraphBuilder", "PoolFactory", "provide_pools"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 PoolFactory = Callable[[int], MemoryLike]
 """Makes a writable memory of so many bytes for the large constants of a model."""

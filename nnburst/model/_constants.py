@@ -16,8 +16,6 @@ from ._types import SymmPerChannelQuantParams
 if TYPE_CHECKING:
     from ._memory_like import MemoryLike
 
-__all__ = ["ConstantBuilder"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _TYPE_OF_DTYPE = {

@@ -10,8 +10,6 @@ from ._operand_types import OperandType, type_name
 from ._operation_types import OperationType
 from ._types import Lifetime, Model, Operand, Operation, Subgraph
 
-__all__ = ["check_control_flow"]
-
 
 def check_control_flow(model: Model, subgraph: Subgraph, operation: Operation) -> None:
     """Check the signature of an IF or WHILE against the subgraphs it refers to.

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from ..errors import InvalidArgument
 
-__all__ = ["HIGHEST_RANK", "check_dimensions", "combine_dimensions", "element_count", "is_fully_specified"]
-
 HIGHEST_RANK = 64
 """Of any tensor, as in NumPy."""
 _LARGEST_SIZE = 2**32 - 1

@@ -10,16 +10,6 @@ import numpy as np
 from ..errors import InvalidArgument
 from ._types import Model
 
-__all__ = [
-    "Extension",
-    "ExtensionOperandType",
-    "ImportedModel",
-    "OpenShape",
-    "extension_code",
-    "extension_operand_type",
-    "extension_prefix",
-]
-
 OpenShape = tuple[int | str | None, ...] | None
 """Dimensions of which some are open: a symbolic name, or None without one. None as a whole if the rank is open."""
 

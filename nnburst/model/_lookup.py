@@ -13,8 +13,6 @@ from ._operations import OPERATIONS
 from ._signature import match_signature
 from ._types import Operand, Operation
 
-__all__ = ["view_operation"]
-
 
 def view_operation(
     operation: Operation,

@@ -7,8 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MemoryLike"]
-
 
 @runtime_checkable
 class MemoryLike(Protocol):

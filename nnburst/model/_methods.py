@@ -21,8 +21,6 @@ from ._operation_types import FusedActivation, OperationType
 from ._operations import OPERATIONS
 from ._signature import Param, types_of
 
-__all__ = ["METHODS", "Method", "OperationMethods", "activation_code", "render_stub"]
-
 _BY_HAND = {
     OperationType.AVERAGE_POOL_2D,
     OperationType.CONV_2D,

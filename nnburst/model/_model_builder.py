@@ -18,8 +18,6 @@ from ._operation_types import OperationType, PaddingScheme, operation_name, requ
 from ._operation_view import OperationView, OutputSpec, UnknownYet
 from ._types import Model, Operation, SymmPerChannelQuantParams
 
-__all__ = ["ModelBuilder"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 Value = int | Array
 """An operand index, or an array that becomes a constant."""

@@ -11,18 +11,6 @@ import numpy as np
 from ..errors import InvalidArgument
 from ._dimensions import element_count
 
-__all__ = [
-    "BASE_MAXIMUM",
-    "OPERANDS",
-    "HalVersion",
-    "OperandInfo",
-    "OperandType",
-    "is_extension",
-    "operand_info",
-    "operand_nbytes",
-    "type_name",
-]
-
 BASE_MAXIMUM = 0xFFFF
 """Codes above it carry an extension's prefix in their high 16 bits."""
 

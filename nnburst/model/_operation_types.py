@@ -7,15 +7,6 @@ import enum
 from ..errors import InvalidArgument
 from ._operand_types import HalVersion, is_extension
 
-__all__ = [
-    "FusedActivation",
-    "OperationType",
-    "PaddingScheme",
-    "operation_name",
-    "operation_since",
-    "require_operation",
-]
-
 
 class FusedActivation(enum.IntEnum):
     """Function applied to the result of an operation that has an activation input."""

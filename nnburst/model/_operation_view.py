@@ -17,8 +17,6 @@ from ._operand_types import OPERANDS, HalVersion, OperandInfo, OperandType, oper
 from ._signature import Match, Signature
 from ._types import Lifetime, Operand, Operation, SymmPerChannelQuantParams
 
-__all__ = ["OperationView", "OutputSpec", "UnknownYet"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

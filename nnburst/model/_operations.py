@@ -14,8 +14,6 @@ from ._operation_types import OperationType, operation_since
 from ._signature import Signature
 from .rows import ROWS
 
-__all__ = ["OPERATIONS", "OperationInfo"]
-
 
 @dataclass(frozen=True, slots=True)
 class OperationInfo:

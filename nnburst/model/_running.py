@@ -7,10 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from ..errors import ErrorStatus, NNBurstError
-from ._types import NO_TIMING, MeasureTiming, OutputShape, Timing
-
-__all__ = ["ExecutionResult", "Failure", "RunOptions", "consistent_result", "failure_of", "reason_of"]
+from ..errors import ErrorStatus, NNBurstError, OutputShape
+from ._types import NO_TIMING, MeasureTiming, Timing
 
 ExecutionResult = tuple[ErrorStatus, tuple[OutputShape, ...], Timing]
 """(status, one shape per output or empty, timing). A `Failure` says more."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ._operation_view import OperationView, OutputSpec
     from ._types import Operand, Operation
 
-__all__ = ["Match", "Param", "Signature", "match_signature", "signature", "types_of"]
-
 _BY_SHORT = {info.short: info.type for info in OPERANDS.values()}
 _VERSIONS = {"1.0": HalVersion.V1_0, "1.1": HalVersion.V1_1, "1.2": HalVersion.V1_2, "1.3": HalVersion.V1_3}
 _TOKEN = re.compile(r"(?P<name>\w+):(?P<kinds>[\w|.@]+?)(?P<suffix>[+?*]?)(?:@(?P<since>\d\.\d))?$")

@@ -8,39 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from ..errors import OutputShape
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ._memory_like import MemoryLike
-
-__all__ = [
-    "MAX_OPERANDS",
-    "NO_TIMING",
-    "UINT64_MAX",
-    "BufferDesc",
-    "BufferRole",
-    "BufferToken",
-    "Capabilities",
-    "DataLocation",
-    "DeviceStatus",
-    "DeviceType",
-    "ExecutionPreference",
-    "Lifetime",
-    "MeasureTiming",
-    "Model",
-    "Operand",
-    "Operation",
-    "OutputShape",
-    "PerformanceInfo",
-    "Priority",
-    "Request",
-    "RequestArgument",
-    "Subgraph",
-    "SymmPerChannelQuantParams",
-    "Timing",
-]
 
 UINT64_MAX = 2**64 - 1
 

@@ -22,8 +22,6 @@ from ._operand_types import (
 from ._operation_types import OperationType, operation_name, operation_since
 from ._types import DataLocation, Lifetime, Model, Operand, Operation, Subgraph, SymmPerChannelQuantParams
 
-__all__ = ["POOL_KINDS", "check_operand", "validate_model"]
-
 POOL_KINDS = {
     "ashmem": HalVersion.V1_0,
     "mmap_fd": HalVersion.V1_0,

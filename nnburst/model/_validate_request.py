@@ -11,8 +11,6 @@ from ._dimensions import check_dimensions, combine_dimensions
 from ._operand_types import OPERANDS, OperandInfo, operand_nbytes, type_name
 from ._types import BufferToken, DataLocation, Lifetime, Model, Operand, Request, RequestArgument
 
-__all__ = ["validate_request"]
-
 _NOWHERE = DataLocation()
 _READ, _WRITE = 1, 2
 

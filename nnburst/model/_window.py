@@ -8,8 +8,6 @@ from ..errors import InvalidArgument
 from ._operation_types import PaddingScheme
 from ._operation_view import OperationView
 
-__all__ = ["Axis", "WindowGeometry", "image_dims", "transposed_axes", "window_geometry"]
-
 
 @dataclass(frozen=True, slots=True)
 class Axis:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..burst import BurstStats, ExecutionBurstController
 from ..devices import Buffer, Device, PreparedModel
 from ..model import BufferToken, ExecutionPreference, ExecutionResult, OutputShape, Priority, Timing
+from ._arguments import NodeArg
 from ._burst import Burst
 from ._caching import CacheReport
 from ._compilation import Compilation
@@ -12,7 +13,7 @@ from ._copy import copy_memory
 from ._execution import Duration, Event, Execution
 from ._memory_desc import DeviceMemory, MemoryDesc
 from ._service import Service, connect, in_process, launch
-from ._session import NodeArg, Session
+from ._session import Session
 
 __all__ = [
     "Buffer",

@@ -24,8 +24,6 @@ from ..model import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["NodeArg", "Sizes", "answer_length", "imported_arguments", "model_arguments", "solve_shapes"]
-
 _BITS = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
 """Types that NumPy knows through a library only; their arrays are taken as the bits of numbers."""
 _HIGHEST_RANK = 64

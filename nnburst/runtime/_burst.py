@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .._core import OneProcess
+from .._core._one_process import OneProcess
 from ..burst import BurstStats, ExecutionBurstController
 from ..errors import InvalidArgument
 from ..memory import Memory
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from ..model import BufferToken
     from ._memory_desc import DeviceMemory
-
-__all__ = ["Burst"]
 
 
 class Burst(OneProcess):

@@ -33,8 +33,6 @@ from ..devices import CacheFiles, CompileJob, Device, PreparedModel
 from ..errors import DeadObject, InvalidArgument, NNBurstError
 from ..model import Lifetime, Model
 
-__all__ = ["CacheSource", "DescriptorCache", "DirectoryCache", "Entry", "FlatCache", "Job", "Room", "cache_source"]
-
 _PATIENCE = 30.0
 """Seconds to wait for another process that compiles the same."""
 _REFUSALS = (CacheReason.DECLINED, CacheReason.TOO_BIG, CacheReason.NOT_WORTH_IT)

@@ -18,25 +18,10 @@ from ..errors import DeadObject, ErrorStatus, NNBurstError
 from ..model import DeviceStatus
 from ._cache_sources import (
     CacheSource,
-    DescriptorCache,
-    DirectoryCache,
     Entry,
-    FlatCache,
     Job,
     Room,
-    cache_source,
 )
-
-__all__ = [
-    "CacheReport",
-    "CacheSource",
-    "DescriptorCache",
-    "DirectoryCache",
-    "FlatCache",
-    "Job",
-    "cache_source",
-    "compile_with_cache",
-]
 
 _log = logging.getLogger("nnburst.cache")
 _MOST_COUNT = 32

@@ -8,27 +8,20 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
-from .._core import OneProcess, checked_timeout, deadline_within, within
+from .._core._errno import checked_timeout
+from .._core._leaving import deadline_within, within
+from .._core._one_process import OneProcess
 from ..cache import Cache, Limits, checked_token
 from ..devices import CompileJob, Device, PreparedModel
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import ExecutionPreference, ImportedModel, Model, Priority, operation_name
 from ._arguments import NodeArg, imported_arguments, model_arguments
-from ._caching import (
-    CacheReport,
-    CacheSource,
-    DescriptorCache,
-    DirectoryCache,
-    FlatCache,
-    Job,
-    compile_with_cache,
-)
+from ._cache_sources import CacheSource, DescriptorCache, DirectoryCache, FlatCache, Job
+from ._caching import CacheReport, compile_with_cache
 from ._service import Service, closes_with
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-__all__ = ["Compilation", "member"]
 
 
 class Compilation(OneProcess):

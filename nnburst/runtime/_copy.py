@@ -10,8 +10,6 @@ from ..errors import GeneralFailure, InvalidArgument
 from ..memory import Memory
 from ._memory_desc import DeviceMemory
 
-__all__ = ["copy_memory"]
-
 _CHUNK = 4 << 20
 """Bytes that are on their way at a time where neither memory is mapped."""
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._core import Leaving, deadline_after, is_real
+from .._core._errno import deadline_after, is_real
+from .._core._leaving import Leaving
 from ..burst import BoundRequest, ExecutionBurstController
 from ..errors import (
     BadState,
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ._burst import Burst
-
-__all__ = ["Duration", "Event", "Execution"]
 
 _FIRST_GUESS = 4096
 """Bytes for an output whose shape only a run tells, before the first run."""

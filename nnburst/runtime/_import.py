@@ -16,8 +16,6 @@ from ..memory import PROT_READ, Memory
 from ..model import DataLocation, ImportedModel, Lifetime, Model
 from ._service import DEFAULT_DEVICES, Service
 
-__all__ = ["check_source", "devices_for", "imported"]
-
 _FORMATS = {".onnx": ("onnx", "nnburst-onnxruntime")}
 """Suffix of a file: its format, and the device that reads it."""
 _IN_MEMORY = "model.onnx"

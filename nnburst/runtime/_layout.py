@@ -12,8 +12,6 @@ from ..memory import Memory
 from ..model import BufferToken, DataLocation, Request, RequestArgument
 from ._memory_desc import DeviceMemory
 
-__all__ = ["Argument", "Layout", "lay_out"]
-
 _ALIGNMENT = 64
 Array = np.ndarray[Any, np.dtype[Any]]
 Place = Memory | DeviceMemory | BufferToken

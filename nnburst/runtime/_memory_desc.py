@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .._core import Leaving, OneProcess, is_real
+from .._core._errno import is_real
+from .._core._leaving import Leaving
+from .._core._one_process import OneProcess
 from ..devices import Buffer, Device
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from ..memory import Memory
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ._burst import Burst
-
-__all__ = ["DeviceMemory", "MemoryDesc"]
 
 _UINT32 = 2**32 - 1
 

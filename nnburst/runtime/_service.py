@@ -9,7 +9,8 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
-from .._core import Leaving, OneProcess
+from .._core._leaving import Leaving
+from .._core._one_process import OneProcess
 from ..devices import Device, ResilientDevice, create_device
 from ..errors import BadState, DeviceUnavailable, InvalidArgument
 from ..model import ExecutionPreference, Priority
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from ..model import Model
     from ._session import Session
-
-__all__ = ["DEFAULT_DEVICES", "Service", "closes_with", "connect", "in_process", "launch"]
 
 DEFAULT_DEVICES: Sequence[str] = (
     "nnburst-reference",

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._core import Leaving, OneProcess, checked_timeout, within
+from .._core._errno import checked_timeout
+from .._core._leaving import Leaving, within
+from .._core._one_process import OneProcess
 from ..burst import BurstStats
 from ..errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
 from ..model import ExecutionPreference, ImportedModel, Model, Priority
 from ._arguments import NodeArg
 from ._burst import Burst
-from ._caching import CacheReport, CacheSource, cache_source
+from ._cache_sources import CacheSource, cache_source
+from ._caching import CacheReport
 from ._compilation import Compilation, member
 from ._execution import Execution
 from ._import import check_source, devices_for, imported
@@ -29,8 +32,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..devices import Device
-
-__all__ = ["NodeArg", "Session"]
 
 _OPENING = 60.0
 """Seconds for opening a session whose runs have a limit, if the caller names no other."""

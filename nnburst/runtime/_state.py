@@ -17,8 +17,6 @@ from ._arguments import NodeArg
 if TYPE_CHECKING:
     from ._compilation import Compilation
 
-__all__ = ["State", "make_states"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 
-__all__: list[str] = []
-
 
 def _start() -> int:
     if not getattr(sys.flags, "safe_path", False):  # Python 3.10 puts the directory of this file first

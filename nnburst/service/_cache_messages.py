@@ -9,18 +9,6 @@ import msgspec
 from ..devices import CacheFiles, CompileJob
 from ._wire import Id, Message, Name, Text, Unsigned64, Value, WireModel
 
-__all__ = [
-    "CacheOutcome",
-    "ConfirmCache",
-    "ConfirmCacheReply",
-    "GetDeviceCounters",
-    "GetDeviceCountersReply",
-    "PrepareModel",
-    "PrepareModelFromCache",
-    "PrepareModelFromCacheReply",
-    "PrepareModelReply",
-]
-
 Bytes32 = Annotated[bytes, msgspec.Meta(max_length=32)]
 """32 bytes, or none."""
 Generation = Annotated[bytes, msgspec.Meta(max_length=16)]

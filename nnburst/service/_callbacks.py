@@ -10,9 +10,8 @@ from ..burst import BurstCallback
 from ..errors import ErrorStatus, InvalidArgument
 from ._marshal import pools_to_wire
 from ._packets import FdBundle
-from ._protocol import MAX_FDS, Done, Ending, GetMemories, GetMemoriesReply
-
-__all__ = ["CallbackHolder", "CallbackRegistry"]
+from ._protocol import Done, Ending, GetMemories, GetMemoriesReply
+from ._wire import MAX_FDS
 
 
 class CallbackRegistry:

@@ -12,13 +12,12 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from .._core import check, lib
+from .._core._errno import check
+from .._core._nnburst import lib
 from ..devices import create_device
 from ..errors import NNBurstError
 from ._host import ServiceHost
 from ._quotas import Quotas
-
-__all__ = ["main"]
 
 _MOST_FDS = 65536
 

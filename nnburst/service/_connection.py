@@ -9,7 +9,9 @@ import weakref
 from collections.abc import Callable
 from types import TracebackType
 
-from .._core import LEAVING, OneProcess, checked_timeout, time_left, within
+from .._core._errno import checked_timeout
+from .._core._leaving import LEAVING, time_left, within
+from .._core._one_process import OneProcess
 from ..devices import Device
 from ..errors import DeadObject, DeviceUnavailable, GeneralFailure
 from ._callbacks import CallbackRegistry
@@ -17,8 +19,6 @@ from ._protocol import VERSION, Goodbye, Hello, HelloReply, ListDevices, Side
 from ._proxies import RemoteDevice
 from ._rendezvous import dial
 from ._transport import Connection
-
-__all__ = ["ServiceConnection", "connect_to"]
 
 _open: dict[int, Connection] = {}
 

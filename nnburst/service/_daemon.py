@@ -19,8 +19,6 @@ from ._packets import EndOfStream, Kind, Outgoing, receive
 from ._protocol import Malformed, encode, error_reply
 from ._rendezvous import Peer, peer_of, peer_pidfd
 
-__all__ = ["AccessPolicy", "Daemon", "activated_sockets", "notify_manager"]
-
 _log = logging.getLogger(__name__)
 _FIRST_ACTIVATED_FD = 3
 _MOST_REFUSALS = 16

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .._core import LEAVING, within
+from .._core._leaving import LEAVING, within
 from ..cache import CacheRejected, SaveResult, check_fd, checked_token
 from ..devices import Buffer, CacheFiles, Device, check_device, checked_model
 from ..errors import (
@@ -24,7 +24,17 @@ from ..errors import (
 )
 from ..memory import Memory, check_pools
 from ..model import BufferDesc, consistent_result, reason_of
-from ._cache_messages import CacheOutcome
+from ._cache_messages import (
+    CacheOutcome,
+    ConfirmCache,
+    ConfirmCacheReply,
+    GetDeviceCounters,
+    GetDeviceCountersReply,
+    PrepareModel,
+    PrepareModelFromCache,
+    PrepareModelFromCacheReply,
+    PrepareModelReply,
+)
 from ._hosted import HostedBuffer, HostedBurst, HostedModel, SlotMemories, close_all, limited_window
 from ._marshal import (
     cache_from_wire,
@@ -44,13 +54,10 @@ from ._protocol import (
     Call,
     ConfigureBurst,
     ConfigureBurstReply,
-    ConfirmCache,
-    ConfirmCacheReply,
     CopyBuffer,
     CopyFrom,
     CopyTo,
     CopyToReply,
-    DeviceInfo,
     Done,
     Ending,
     Execute,
@@ -58,8 +65,6 @@ from ._protocol import (
     FailureReason,
     FailureReasonReply,
     FreeMemory,
-    GetDeviceCounters,
-    GetDeviceCountersReply,
     GetDeviceStatus,
     GetDeviceStatusReply,
     GetSupportedOperations,
@@ -72,21 +77,14 @@ from ._protocol import (
     ListDevices,
     ListDevicesReply,
     Malformed,
-    PrepareModel,
-    PrepareModelFromCache,
-    PrepareModelFromCacheReply,
-    PrepareModelReply,
     Release,
     Side,
-    WireMemory,
-    WireQueue,
     sendable,
 )
 from ._quotas import PER_USER, Charge, Ledger, Quotas
 from ._rendezvous import peer_of
 from ._transport import Connection
-
-__all__ = ["HostedConnection", "ServiceHost"]
+from ._wire import DeviceInfo, WireMemory, WireQueue
 
 _log = logging.getLogger(__name__)
 _MAX_MESSAGE = 4096

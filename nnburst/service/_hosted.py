@@ -15,8 +15,6 @@ from ._protocol import GetMemories, GetMemoriesReply
 from ._quotas import Charge, Ledger
 from ._transport import Connection
 
-__all__ = ["HostedBuffer", "HostedBurst", "HostedModel", "SlotMemories", "close_all", "limited_window"]
-
 _SLOTS_PER_CALL = 200
 """Each slot's memory has at least one descriptor, and 253 fit into a message."""
 _GET_MEMORIES_TIMEOUT = 10.0

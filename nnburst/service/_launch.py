@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from .. import _safe_path
-from .._core import LEAVING, checked_timeout, system, time_left
+from .._core._errno import checked_timeout, system
+from .._core._leaving import LEAVING, time_left
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ._connection import ServiceConnection
 from ._quotas import Quotas
-
-__all__ = ["service_environment", "start_child"]
 
 _DEFAULTS = {
     # Large blocks go back to the system when they are freed: glibc raises this by itself, up to 32 MiB, and keeps more.

@@ -13,23 +13,7 @@ from ..fmq import MQDescriptor
 from ..memory import Memory, MemoryHandle, check_layout
 from ..model import BufferToken, MemoryLike, Model, Request
 from ._packets import FdBundle
-from ._protocol import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest
-from ._wire import referenced_from_wire
-
-__all__ = [
-    "cache_from_wire",
-    "cache_to_wire",
-    "descriptor_from_wire",
-    "memories_from_wire",
-    "model_from_wire",
-    "model_to_wire",
-    "pools_from_wire",
-    "pools_to_wire",
-    "queue_to_wire",
-    "request_from_wire",
-    "request_to_wire",
-    "total_size",
-]
+from ._wire import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest, referenced_from_wire
 
 
 def pools_to_wire(pools: Iterable[MemoryLike | BufferToken]) -> tuple[tuple[WireMemory, ...], list[int]]:

@@ -11,8 +11,6 @@ from typing import TypeVar
 
 from ..errors import DeadObject, InvalidArgument
 
-__all__ = ["ObjectTable"]
-
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 

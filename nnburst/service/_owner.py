@@ -19,9 +19,8 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-from .._core import FdSet, system
-
-__all__ = ["Inbox"]
+from .._core._errno import system
+from .._core._fds import FdSet
 
 Job = Callable[[], None]
 

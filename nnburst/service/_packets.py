@@ -21,19 +21,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
-from .._core import FdSet, system
+from .._core._errno import system
+from .._core._fds import FdSet
 from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
-from ._protocol import MAX_BODY, MAX_FDS, MAX_INLINE, Malformed
-
-__all__ = [
-    "DescriptorsLost",
-    "EndOfStream",
-    "FdBundle",
-    "Kind",
-    "Outgoing",
-    "Packet",
-    "receive",
-]
+from ._protocol import Malformed
+from ._wire import MAX_BODY, MAX_FDS, MAX_INLINE
 
 _HEADER = struct.Struct("<BBHI")
 _SEND_FLAGS = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT

@@ -14,9 +14,8 @@ from typing import Any
 
 from ..errors import MissedDeadline, NNBurstError
 from ._packets import FdBundle, Kind, Outgoing
-from ._protocol import CALL_BY_REQUEST, MAX_INLINE, Malformed, Message
-
-__all__ = ["MAX_PENDING", "PendingCall", "PendingCalls", "ServedCalls"]
+from ._protocol import CALL_BY_REQUEST, Malformed
+from ._wire import MAX_INLINE, Message
 
 MAX_PENDING = 128
 """Calls that one side may have under way; the other side tolerates twice as many, then drops the connection."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..devices import CacheFiles
 from ..errors import GeneralFailure, InvalidArgument, NNBurstError
-from ..model import BufferRole, DeviceStatus, RunOptions, Timing, failure_of
+from ..model import MAX_OPERANDS, BufferRole, DeviceStatus, RunOptions, Timing, failure_of
 from ._cache_messages import (
     ConfirmCache,
     ConfirmCacheReply,
@@ -32,10 +32,7 @@ from ._cache_messages import (
     PrepareModelReply,
 )
 from ._wire import (
-    MAX_BODY,
     MAX_FDS,
-    MAX_INLINE,
-    MAX_OPERANDS,
     ArgumentName,
     Cpus,
     DeviceInfo,
@@ -48,72 +45,11 @@ from ._wire import (
     Slot,
     Text,
     Unsigned64,
-    WireGrantor,
     WireMemory,
     WireModel,
     WireQueue,
     WireRequest,
 )
-
-__all__ = [
-    "CALLS",
-    "CALL_BY_REQUEST",
-    "MAX_BODY",
-    "MAX_FDS",
-    "MAX_INLINE",
-    "MAX_OPERANDS",
-    "VERSION",
-    "Call",
-    "ConfigureBurst",
-    "ConfigureBurstReply",
-    "ConfirmCache",
-    "ConfirmCacheReply",
-    "DeviceInfo",
-    "Done",
-    "Ending",
-    "ErrorReply",
-    "Execute",
-    "ExecuteReply",
-    "FailureReason",
-    "FailureReasonReply",
-    "FreeMemory",
-    "GetDeviceCounters",
-    "GetDeviceCountersReply",
-    "GetDeviceStatus",
-    "GetDeviceStatusReply",
-    "GetMemories",
-    "GetMemoriesReply",
-    "GetSupportedOperations",
-    "GetSupportedOperationsReply",
-    "Goodbye",
-    "Hello",
-    "HelloReply",
-    "ImportModel",
-    "ImportModelReply",
-    "ListDevices",
-    "ListDevicesReply",
-    "Malformed",
-    "Message",
-    "PrepareModel",
-    "PrepareModelFromCache",
-    "PrepareModelFromCacheReply",
-    "PrepareModelReply",
-    "Release",
-    "Side",
-    "WireGrantor",
-    "WireMemory",
-    "WireModel",
-    "WireQueue",
-    "WireRequest",
-    "decode_error",
-    "decode_reply",
-    "decode_request",
-    "encode",
-    "encode_reply",
-    "encode_request",
-    "error_reply",
-    "sendable",
-]
 
 VERSION = (2, 0)
 """Version of this table. Another major number is refused at hello; the minor one counts additions."""

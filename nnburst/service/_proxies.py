@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .._core import deadline_within
+from .._core._leaving import deadline_within
 from ..burst import BurstCallback, BurstContext
 from ..cache import CacheReason, CacheRejected, SaveResult, checked_token
 from ..devices import Buffer, CacheFiles, CompileJob, Device, PreparedModel, check_preparation
@@ -29,36 +29,30 @@ from ..model import (
     RunOptions,
     failure_of,
 )
+from ._cache_messages import ConfirmCache, GetDeviceCounters, PrepareModel, PrepareModelFromCache
 from ._callbacks import CallbackHolder, CallbackRegistry
 from ._marshal import cache_to_wire, model_from_wire, model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
 from ._protocol import (
     Allocate,
     ConfigureBurst,
     ConfigureBurstReply,
-    ConfirmCache,
     CopyBuffer,
     CopyFrom,
     CopyTo,
-    DeviceInfo,
     Execute,
     FailureReason,
     FreeMemory,
-    GetDeviceCounters,
     GetDeviceStatus,
     GetSupportedOperations,
     ImportModel,
-    Message,
-    PrepareModel,
-    PrepareModelFromCache,
     Release,
 )
 from ._transport import Connection
+from ._wire import DeviceInfo, Message
 
 if TYPE_CHECKING:
     from ..fmq import MQDescriptor
     from ..memory import Memory
-
-__all__ = ["RemoteBuffer", "RemoteBurstContext", "RemoteDevice", "RemotePreparedModel"]
 
 _GRACE = 0.025
 """Seconds by which this side waits longer than the deadline that the device was given."""

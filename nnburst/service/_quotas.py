@@ -8,8 +8,6 @@ from dataclasses import dataclass, fields
 
 from ..errors import InvalidArgument, ResourceExhausted
 
-__all__ = ["PER_USER", "Charge", "Ledger", "Quotas"]
-
 
 @dataclass(frozen=True, slots=True)
 class Quotas:

@@ -23,18 +23,6 @@ from pathlib import Path
 
 from ..errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 
-__all__ = [
-    "Claim",
-    "Peer",
-    "claim",
-    "dial",
-    "peer_of",
-    "peer_pidfd",
-    "running_services",
-    "runtime_directory",
-    "socket_path",
-]
-
 RUNTIME_VARIABLE = "NNBURST_RUNTIME_DIR"
 SYSTEM_DIRECTORY = Path("/run/nnburst")
 """Where a service of the system puts its socket; looked into after the user's own directory."""

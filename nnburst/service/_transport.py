@@ -22,7 +22,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from .._core import LEAVING, FdSet, abandon_when_forked, time_left
+from .._core._fds import FdSet
+from .._core._leaving import LEAVING, abandon_when_forked, time_left
 from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted, error_for
 from ._owner import Inbox
 from ._packets import DescriptorsLost, EndOfStream, FdBundle, Kind, Outgoing, Packet, receive
@@ -31,7 +32,6 @@ from ._protocol import (
     CALLS,
     Call,
     Malformed,
-    Message,
     Side,
     decode_error,
     decode_reply,
@@ -41,9 +41,8 @@ from ._protocol import (
     encode_request,
     error_reply,
 )
+from ._wire import Message
 from ._workers import Workers
-
-__all__ = ["SEND_TIMEOUT", "Connection"]
 
 _log = logging.getLogger(__name__)
 

@@ -11,32 +11,6 @@ from ..errors import InvalidArgument
 from ..memory import ImageLayout
 from ..model import MAX_OPERANDS, Capabilities, DeviceType, Extension, OutputShape, RequestArgument, Subgraph
 
-__all__ = [
-    "MAX_BODY",
-    "MAX_FDS",
-    "MAX_INLINE",
-    "MAX_OPERANDS",
-    "ArgumentName",
-    "CacheCount",
-    "Cpus",
-    "DeviceInfo",
-    "Id",
-    "Message",
-    "Name",
-    "OpenShapes",
-    "Pools",
-    "Shapes",
-    "Slot",
-    "Text",
-    "Unsigned64",
-    "WireGrantor",
-    "WireMemory",
-    "WireModel",
-    "WireQueue",
-    "WireRequest",
-    "referenced_from_wire",
-]
-
 MAX_FDS = 253
 """Descriptors per message (SCM_MAX_FD of Linux)."""
 MAX_INLINE = 64 * 1024

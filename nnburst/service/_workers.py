@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 from ..errors import ResourceExhausted
 
-__all__ = ["Workers"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nnburst._core import lib
+from nnburst._core._nnburst import lib
 from nnburst.errors import NNBurstError
 from nnburst.fmq import MessageQueue, MQDescriptor
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from queue_peer import PeerError, QueuePeer, wait_until_asleep
 
-from nnburst._core import ffi, lib
+from nnburst._core._nnburst import ffi, lib
 from nnburst.errors import GeneralFailure, InvalidArgument
 from nnburst.fmq import MessageQueue, QueueError
 

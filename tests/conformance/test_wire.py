@@ -294,7 +294,7 @@ def test_REQ_WIRE_full_result_ring_ends_the_burst_and_nothing_else(service: nnbu
 def test_REQ_WIRE_forged_counters_kill_the_burst_and_nothing_else(service: nnburst.Service, window: float) -> None:
     prepared = prepare(service, add_model())
     rng = random.Random(3)
-    from nnburst._core import lib
+    from nnburst._core._nnburst import lib
 
     for _ in range(20):
         with RawBurst(prepared, polling_window=window) as burst:

@@ -27,7 +27,8 @@ from nnburst.errors import (
     ResourceExhausted,
 )
 from nnburst.model import DeviceStatus
-from nnburst.runtime._caching import DirectoryCache, Job, compile_with_cache
+from nnburst.runtime._cache_sources import DirectoryCache, Job
+from nnburst.runtime._caching import compile_with_cache
 
 R = CacheReason
 

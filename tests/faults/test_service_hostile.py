@@ -23,19 +23,10 @@ from nnburst.errors import DeadObject, ErrorStatus, ResourceExhausted
 from nnburst.memory import Memory
 from nnburst.model import DeviceStatus, ExecutionPreference, MeasureTiming, Priority, RunOptions
 from nnburst.service import HostedConnection, ServiceConnection, ServiceHost, start_child
+from nnburst.service._cache_messages import PrepareModel
 from nnburst.service._marshal import model_to_wire
-from nnburst.service._protocol import (
-    CALLS,
-    VERSION,
-    Execute,
-    Hello,
-    ListDevices,
-    Message,
-    PrepareModel,
-    WireMemory,
-    WireRequest,
-    encode,
-)
+from nnburst.service._protocol import CALLS, VERSION, Execute, Hello, ListDevices, encode
+from nnburst.service._wire import Message, WireMemory, WireRequest
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -17,8 +17,9 @@ from nnburst.errors import ErrorStatus
 from nnburst.model import NO_TIMING, Capabilities, Model, ModelBuilder, OperandType, OperationType, Request
 from nnburst.service import ServiceConnection, ServiceHost
 from nnburst.service._packets import FdBundle, Kind, Outgoing
-from nnburst.service._protocol import Done, Message, Side
+from nnburst.service._protocol import Done, Side
 from nnburst.service._transport import Connection
+from nnburst.service._wire import Message
 
 WATCHDOG = 20.0
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
-from nnburst._core import lib
+from nnburst._core._nnburst import lib
 from nnburst.burst import (
     DATUM,
     BoundRequest,

@@ -15,7 +15,8 @@ import pytest
 
 import nnburst._core
 from nnburst import errors
-from nnburst._core import check, deadline_after, ffi, header_digest, lib
+from nnburst._core._errno import check, deadline_after, header_digest
+from nnburst._core._nnburst import ffi, lib
 from nnburst.fmq import MessageQueue
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -379,7 +379,7 @@ def test_low_power_never_polls_on_either_side(
             compilation.finish()
             with Burst(compilation, polling_window=given) as burst:
                 execution = burst.bind()
-                from nnburst._core import lib
+                from nnburst._core._nnburst import lib
 
                 if expected == 0.0:
                     assert lib.nnb_execution_spins(execution._pointer) == 0

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst._core import lib
+from nnburst._core._nnburst import lib
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.fmq import Flavour, Grantor, MessageQueue, MQDescriptor
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst._core import Leaving, ProcessLock, abandon_when_forked, time_left, within
+from nnburst._core._leaving import Leaving, ProcessLock, abandon_when_forked, time_left, within
 from nnburst.errors import BadState, InvalidArgument, MissedDeadline, ResourceExhausted
 from nnburst.model import DeviceStatus, Model, ModelBuilder, OperandType, OperationType
 from nnburst.runtime import _session

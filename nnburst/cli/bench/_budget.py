@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from ._sampling import Result
 
-__all__ = ["BUDGET", "Verdict", "verdicts"]
-
 _LINE = "line"
 _STATES = ("1KiB", "64KiB", "1MiB", "16MiB")
 

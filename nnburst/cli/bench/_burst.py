@@ -15,8 +15,6 @@ from ._placement import APART, ONE_CORE
 from ._sampling import time_calls
 from ._server import server_process
 
-__all__ = ["BURST_CASES", "PAYLOADS", "PAYLOAD_CASES", "bytes_in_bytes_out", "size_name"]
-
 PAYLOADS = (1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 
 

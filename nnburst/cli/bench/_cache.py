@@ -16,8 +16,6 @@ from ...model import Model, ModelBuilder, OperandType, OperationType
 from ._case import Bench, Case, Subject
 from ._sampling import time_calls
 
-__all__ = ["CACHE_CASES"]
-
 _REFERENCE = "nnburst-reference"
 _WIDTH, _LAYERS, _RANK = 1600, 2, 64
 _WEIGHTS = _WIDTH * _WIDTH * _LAYERS

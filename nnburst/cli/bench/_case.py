@@ -11,8 +11,6 @@ from typing import Any
 from ._placement import APART, Cpus
 from ._sampling import Samples
 
-__all__ = ["Bench", "Case", "Subject"]
-
 
 @dataclass(frozen=True, slots=True)
 class Subject:

@@ -16,8 +16,6 @@ from .._targets import checked, writing
 if TYPE_CHECKING:
     from ._report import Report
 
-__all__ = ["bench"]
-
 _FILE = click.Path(path_type=Path)
 _NO_MATPLOTLIB = "--png needs matplotlib: pip install 'nnburst[bench]'"
 

@@ -12,8 +12,6 @@ import numpy as np
 from ._case import Case
 from ._sampling import Result, Samples
 
-__all__ = ["write_figure"]
-
 _COLOURS = {"a": "#8a8a8a", "b": "#8a8a8a", "c": "#4c78a8", "d": "#d62728", "e": "#b9a27c", "f": "#d62728"}
 _LABELS = {"a": "C threads", "c": "MessageQueue", "d": "burst Execution.run()", "e": "others"}
 

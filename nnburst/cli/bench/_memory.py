@@ -29,8 +29,6 @@ from ._peers import MESSAGE
 from ._sampling import Samples, time_calls
 from ._server import server_process
 
-__all__ = ["INPUT_CASES", "SLOT_CASES", "STATE_CASES", "STATE_SIZES"]
-
 _INPUT = 16 << 20
 STATE_SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
 _SLOT = 64 << 10

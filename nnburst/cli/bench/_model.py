@@ -21,8 +21,6 @@ from ._placement import APART, ONE_CORE, pin_process
 from ._sampling import Result, Samples, time_calls
 from ._server import server_process
 
-__all__ = ["Contest", "ModelReport", "model_cases", "run_contest"]
-
 _DEVICE = "nnburst-onnxruntime"
 _REFERENCE = "inprocess-run"
 _TITLES = {

@@ -19,8 +19,6 @@ from typing import Any
 
 from ._placement import APART, ONE_CORE
 
-__all__ = ["MESSAGE", "PEERS", "Peer"]
-
 MESSAGE = bytes(range(32))
 _WAKE_SECONDS = 1.0  # servers of libraries that swallow signals look up this often to see whether they must end
 

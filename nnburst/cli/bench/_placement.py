@@ -9,8 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["APART", "ONE_CORE", "Cpus", "allowed_cpus", "conditions", "keep_affinity", "pin_process"]
-
 APART = "apart"
 """Client and server on a CPU each."""
 

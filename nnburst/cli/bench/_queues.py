@@ -15,8 +15,6 @@ from ._peers import MESSAGE
 from ._sampling import line_samples, queue_samples, time_calls
 from ._server import server_process
 
-__all__ = ["QUEUE_CASES"]
-
 PACKET_THERE, PACKET_BACK = 7, 4  # datums of a request and a result of a model with one input and one output
 DATUM_BYTES = 24
 

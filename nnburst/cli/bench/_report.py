@@ -18,8 +18,6 @@ from ._case import Case
 from ._placement import ONE_CORE
 from ._sampling import Result
 
-__all__ = ["Report"]
-
 _COLUMNS = ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")
 _WIDE = 112  # characters that the whole table needs
 _GROUPS = {

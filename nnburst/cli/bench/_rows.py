@@ -16,8 +16,6 @@ from ._queues import QUEUE_CASES
 from ._sampling import time_calls
 from ._server import server_process
 
-__all__ = ["all_cases", "select"]
-
 
 @contextmanager
 def _open_peer(peer: Peer, bench: Bench) -> Iterator[Subject]:

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..._core import check, ffi, lib
+from ..._core._errno import check
+from ..._core._nnburst import ffi, lib
 from ._placement import Cpus
-
-__all__ = ["Result", "Round", "Samples", "c_clock_overhead", "line_samples", "queue_samples", "time_calls"]
 
 Samples = NDArray[np.int64]
 """Nanoseconds, one per round trip, in the order in which they were taken."""

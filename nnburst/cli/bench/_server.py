@@ -11,8 +11,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-__all__ = ["ServerProcess", "server_process"]
-
 _START_SECONDS = 30.0
 _STOP_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1

@@ -19,8 +19,6 @@ from ._contenders import BurstContender, Contender, InProcessContender, PipeCont
 from ._network import Digits, build_model, load_digits
 from ._race import PERCENTILES, WARM_UP, Lap, race
 
-__all__ = ["demo"]
-
 NOOP = "nnburst-noop"
 BURST, PIPE, LOCAL = "burst to the service", "multiprocessing.Pipe", "in this process"
 BURST_ALONE, PIPE_ALONE = "burst, no-op device", "Pipe, no-op device"

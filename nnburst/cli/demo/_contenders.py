@@ -24,8 +24,6 @@ from ._network import IMAGE_SHAPE, INPUT, OUTPUT, PROBABILITIES_SHAPE, build_mod
 if TYPE_CHECKING:
     from ...runtime import Service
 
-__all__ = ["BurstContender", "Contender", "InProcessContender", "PipeContender"]
-
 FloatArray = npt.NDArray[np.float32]
 SLOT = 0
 

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from ...model import Model, ModelBuilder, OperandType
 
-__all__ = ["IMAGE_SHAPE", "INPUT", "OUTPUT", "PROBABILITIES_SHAPE", "Digits", "build_model", "load_digits"]
-
 DATA = Path(__file__).with_name("data")
 INPUT, IMAGE_SHAPE = "image", (1, 8, 8, 1)
 OUTPUT, PROBABILITIES_SHAPE = "probabilities", (1, 10)

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from ._contenders import Contender
 
-__all__ = ["PERCENTILES", "WARM_UP", "Difference", "Lap", "race"]
-
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 WARM_UP = 100
 CHUNK = 200

@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-__all__ = ["CHECKS", "EXTRAS", "Finding", "Level", "all_checks", "run_check"]
-
 DEPENDENCIES = ("cffi", "numpy", "posix_ipc", "cryptography", "msgspec", "click", "rich")
 EXTRAS = {
     "onnx": ("onnxruntime", "onnx"),
@@ -211,7 +209,7 @@ def check_memfd() -> Finding:
 
 def check_futex() -> Finding:
     """A notification that is set wakes, one that is not times out."""
-    from nnburst._core import ffi, lib
+    from nnburst._core._nnburst import ffi, lib
 
     word, state = ffi.new("uint32_t *"), ffi.new("uint32_t *")
     lib.nnb_event_wake(word, 2)

@@ -11,8 +11,6 @@ from rich.table import Table
 
 from ._checks import Finding, Level, all_checks, run_check
 
-__all__ = ["doctor"]
-
 _MARKS = {Level.OK: "[green]ok[/]", Level.WARN: "[yellow]warn[/]", Level.FAIL: "[bold red]FAIL[/]"}
 
 

@@ -14,8 +14,6 @@ from .._targets import why_not, writing
 if TYPE_CHECKING:
     from ...runtime import Session
 
-__all__ = ["run"]
-
 
 @click.command()
 @click.argument("model", type=click.Path(dir_okay=False))

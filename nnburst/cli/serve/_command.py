@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ...runtime import Service
     from ...service import Quotas
 
-__all__ = ["serve"]
-
 _LEVELS = ("debug", "info", "warning", "error")
 
 

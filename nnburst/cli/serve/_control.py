@@ -12,8 +12,6 @@ import click
 
 from ...errors import DeviceUnavailable, NNBurstError
 
-__all__ = ["ls", "stop"]
-
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON list.")

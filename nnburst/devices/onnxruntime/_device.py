@@ -35,8 +35,6 @@ from ._packed import FORMAT, load_graph, pack, read_contents
 from ._prepared import OnnxPreparedModel, Source
 from ._types import EXTENSION, EXTENSION_NAME, FILE, GRAPH
 
-__all__ = ["OnnxRuntimeDevice"]
-
 _log = logging.getLogger(__name__)
 
 _LARGEST_PROTO = 2**31 - 1

@@ -21,19 +21,6 @@ from ._importer import Argument, all_tensors, external_location, parse, serialis
 from ._library import onnx, onnxruntime
 from ._snapshots import exposed_arguments
 
-__all__ = [
-    "FILES_OF_MODELS",
-    "Bytes",
-    "Graph",
-    "GraphStore",
-    "SessionSettings",
-    "build_session",
-    "compile_graph",
-    "content_digest",
-    "described_by",
-    "open_session",
-]
-
 _log = logging.getLogger(__name__)
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

@@ -26,8 +26,6 @@ from .._elements import ElementType, element_type, operand_code
 from ._library import onnx
 from ._types import EXTENSION_NAME, FILE, GRAPH
 
-__all__ = ["Argument", "all_tensors", "describe", "import_graph", "parse", "serialised"]
-
 _PREFIX = 1
 _MOST_FILES = 252
 """Pools of one message, without the model file itself."""

@@ -33,8 +33,6 @@ from ._graph import Graph
 from ._importer import Argument
 from ._snapshots import copied_always
 
-__all__ = ["BoundGraph"]
-
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _CPU = "cpu"
 

@@ -11,8 +11,6 @@ from typing import Any, cast
 
 from ...errors import DeviceUnavailable
 
-__all__ = ["give_memory_back", "onnx", "onnxruntime", "require_extra"]
-
 _MUCH = 8 << 20
 _INSTALL = "install them with pip install 'nnburst[onnx]'"
 

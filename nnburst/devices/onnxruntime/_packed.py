@@ -31,8 +31,6 @@ from ._graph import FILES_OF_MODELS, Bytes, Graph, SessionSettings, build_sessio
 from ._importer import all_tensors, parse, serialised
 from ._library import onnx, onnxruntime
 
-__all__ = ["FORMAT", "Contents", "Packed", "load_graph", "pack", "read_contents"]
-
 FORMAT = 3
 """Part of the epoch: files of another format are not even opened."""
 _ALIGNMENT = 64

@@ -16,8 +16,6 @@ from ._graph import Bytes, Graph
 from ._kernel import BoundGraph
 from ._library import give_memory_back
 
-__all__ = ["OnnxPreparedModel", "Source"]
-
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -17,8 +17,6 @@ from typing import Any
 
 from .._elements import ElementType
 
-__all__ = ["copied_always", "exposed_arguments"]
-
 _INDEX_TYPES = frozenset(("int32", "int64", "uint32", "uint64", "bool"))
 
 _DATA = frozenset(

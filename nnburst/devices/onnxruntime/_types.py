@@ -5,8 +5,6 @@ from __future__ import annotations
 from ...model import Extension, ExtensionOperandType
 from .._elements import element_types
 
-__all__ = ["EXTENSION", "EXTENSION_NAME", "FILE", "GRAPH"]
-
 EXTENSION_NAME = "org.nnburst.onnx"
 FILE = 0
 """Operand type of a file's bytes; the extra parameters are its name."""

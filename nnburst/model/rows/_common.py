@@ -7,26 +7,6 @@ from .._operand_types import OperandType
 from .._operation_types import FusedActivation
 from .._operation_view import OperationView, OutputSpec
 
-__all__ = [
-    "FLOAT",
-    "FLOAT_QUANT8",
-    "FLOAT_QUANT8_INT",
-    "FLOAT_QUANT8_LATE",
-    "I32",
-    "LATE_FLOAT",
-    "LATE_FLOAT_INT_QUANT8",
-    "LATE_FLOAT_QUANT8",
-    "RANK_1_TO_4",
-    "SIGNED_UNIT",
-    "UNIT",
-    "Outputs",
-    "added",
-    "check_activation",
-    "infer_same_shape",
-    "like_data",
-    "require_equal",
-]
-
 Outputs = tuple[OutputSpec, ...]
 
 FLOAT = "F32 F16@1.2"
