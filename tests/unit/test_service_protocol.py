@@ -33,7 +33,7 @@ from nnburst.model import (
     SymmPerChannelQuantParams,
     Timing,
 )
-from nnburst.service import ServiceHost, _cache_messages, _callbacks, _host, _protocol
+from nnburst.service import ServiceHost, _cache_messages, _callbacks, _host, _protocol, _wire
 from nnburst.service._marshal import model_from_wire
 from nnburst.service._packets import FdBundle
 from nnburst.service._protocol import CALL_BY_REQUEST, CALLS, Malformed, Side
@@ -49,15 +49,15 @@ GRAPH = Subgraph(
     input_indexes=(0,),
     output_indexes=(2,),
 )
-POOL = _protocol.WireMemory("ashmem", 4096, 3, 0)
+POOL = _wire.WireMemory("ashmem", 4096, 3, 0)
 CACHE_FILES = CacheFiles((0,), (1, 2), bytes(32), bytes(32))
-MODEL = _protocol.WireModel(
+MODEL = _wire.WireModel(
     GRAPH, (msgspec.Raw(msgspec.msgpack.encode(GRAPH)),), b"const", (POOL,), True, {"org.nnburst": 1}, ("x",), ("y",)
 )
-REQUEST = _protocol.WireRequest(
+REQUEST = _wire.WireRequest(
     (RequestArgument(False, DataLocation(0, 0, 16), (1, 2)),), (RequestArgument(has_no_value=True),), (POOL, POOL)
 )
-QUEUE = _protocol.WireQueue(tuple(_protocol.WireGrantor(0, 0, 128 * i, 8) for i in range(4)), 24, 1, 1)
+QUEUE = _wire.WireQueue(tuple(_wire.WireGrantor(0, 0, 128 * i, 8) for i in range(4)), 24, 1, 1)
 SHAPES = (OutputShape((1, 2)), OutputShape((0,), False))
 
 SAMPLES = (
@@ -342,7 +342,7 @@ def test_subgraphs_are_decoded_until_there_are_too_many_operands() -> None:
 
 def test_numpy_scalars_in_a_model_are_sent_as_numbers() -> None:
     graph = Subgraph((Operand(3, (np.int64(2),), scale=np.float32(0.5)),), (), (), ())  # type: ignore[arg-type]
-    model = _protocol.WireModel(graph, (), b"", (), False, {}, (), ())
+    model = _wire.WireModel(graph, (), b"", (), False, {}, (), ())
     _, back = _protocol.decode_request(_protocol.encode(_protocol.GetSupportedOperations(0, model)), Side.SERVICE)
     assert isinstance(back, _protocol.GetSupportedOperations)
     assert back.model.main.operands[0].dimensions == (2,)

@@ -30,7 +30,7 @@ from nnburst.errors import (
     error_for,
 )
 from nnburst.model import OutputShape
-from nnburst.service import _packets, _protocol
+from nnburst.service import _packets, _protocol, _wire
 from nnburst.service._packets import DescriptorsLost, EndOfStream, FdBundle, Kind, receive
 from nnburst.service._protocol import Malformed, Side
 
@@ -62,7 +62,7 @@ def null_fds(count: int) -> list[int]:
 # -- datagrams ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [0, 1, 65535, 65536, 65537, 1 << 20, _protocol.MAX_BODY])
+@pytest.mark.parametrize("length", [0, 1, 65535, 65536, 65537, 1 << 20, _wire.MAX_BODY])
 def test_bodies_of_any_length_arrive(length: int) -> None:
     a, b = socket_pair()
     with a, b:
@@ -90,7 +90,7 @@ def test_a_body_above_64_kib_travels_in_a_sealed_memfd() -> None:
 def test_a_body_beyond_the_limit_is_refused_by_the_sender() -> None:
     a, b = socket_pair()
     with a, b, pytest.raises(ResourceExhausted):
-        send(a, Kind.REQUEST, 1, bytes(_protocol.MAX_BODY + 1), (), None)
+        send(a, Kind.REQUEST, 1, bytes(_wire.MAX_BODY + 1), (), None)
 
 
 @pytest.mark.parametrize(("count", "length"), [(0, 8), (1, 8), (253, 8), (252, 70000)])
