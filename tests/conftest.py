@@ -17,6 +17,8 @@ _PATIENCE_S = 5.0
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaks(reason): do not check what the module leaves behind, and why")
+    # A service that a test starts imports the package: from bytecode in half the time. The tests start hundreds.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Started by the first use of multiprocessing and meant to stay: must not look like the leak of one test.
     resource_tracker.ensure_running()
 
