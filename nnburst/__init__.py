@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import _safe_path, errors  # noqa: F401 (`_safe_path` comes first: libraries may be imported after it)
+from ._version import VERSION as __version__
 from .errors import (
     BadState,
     DeadObject,
@@ -30,8 +31,6 @@ from .runtime import (
     in_process,
     launch,
 )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BadState",

@@ -8,7 +8,6 @@ import fcntl
 import os
 import sys
 from collections.abc import Iterable
-from multiprocessing import reduction
 from typing import Any, Protocol, TypeVar
 
 from ..errors import BadState, InvalidArgument, ResourceExhausted
@@ -109,6 +108,8 @@ class FdSet:
         return len(self.fds)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing import reduction  # whoever pickles this has it
+
         return _receive, ([reduction.DupFd(fd) for fd in self.fds],)
 
 

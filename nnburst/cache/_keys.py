@@ -6,9 +6,6 @@ import hashlib
 import os
 import stat
 
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from ._reasons import CacheReason, CacheRejected
 
 _SIZE = 32
@@ -52,6 +49,9 @@ class MasterKey:
 
     def derive(self, label: str, salt: bytes = b"") -> bytes:
         """Return a key of 32 bytes for one purpose (HKDF-SHA256)."""
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
         return HKDF(hashes.SHA256(), 32, salt, f"nnburst {label} v1".encode()).derive(self._secret)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 from typing import NamedTuple
 
 import click
+
+from .._version import VERSION
 
 
 class CommandRow(NamedTuple):
@@ -33,14 +34,6 @@ COMMANDS: dict[str, CommandRow] = {
 }
 
 
-def version() -> str:
-    """Return the version of the installed package."""
-    try:
-        return importlib.metadata.version("nnburst")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown (run from a source tree that is not installed)"
-
-
 class _LazyGroup(click.Group):
     """Looks commands up in `COMMANDS`."""
 
@@ -62,7 +55,7 @@ class _LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        click.echo(f"nnburst {version()}")
+        click.echo(f"nnburst {VERSION}")
         ctx.exit()
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from functools import cache
-from importlib import metadata
 from typing import NewType
 
 import numpy as np
 
+from .._version import VERSION
 from ..errors import InvalidArgument, MissedDeadline
 from ..memory import undecodable_pools
 from ..model import (
@@ -37,11 +37,7 @@ _NEVER = 2**63 - 1
 @cache
 def build_version() -> str:
     """Return what tells one build of the built-in devices from another; results depend on NumPy's too."""
-    try:
-        own = metadata.version("nnburst")
-    except metadata.PackageNotFoundError:
-        own = "uninstalled"
-    return f"{own}+numpy{np.__version__}"
+    return f"{VERSION}+numpy{np.__version__}"
 
 
 def deadline_passed(deadline_ns: int) -> bool:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from ..errors import DeviceUnavailable, GeneralFailure, InvalidArgument
 from ._interfaces import Device
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _GROUP = "nnburst.devices"
 
@@ -21,6 +24,8 @@ _BUILT_IN = {
 
 
 def _installed() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # slow to import, and not needed for a built-in device
+
     return {entry.name: entry for entry in entry_points(group=_GROUP)}
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any
 
 import msgspec
@@ -366,8 +367,12 @@ _requests: Any = CALLS[0].request
 for _call in CALLS[1:]:
     _requests = _requests | _call.request
 _request_decoder = msgspec.msgpack.Decoder(_requests)
-_reply_decoders = {call: msgspec.msgpack.Decoder(call.reply) for call in CALLS}
 _error_decoder = msgspec.msgpack.Decoder(ErrorReply)
+
+
+@cache
+def _reply_decoder(call: Call) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(call.reply)
 
 
 def encode(message: Message) -> bytes:
@@ -403,7 +408,7 @@ def encode_reply(call: Call, message: Message) -> bytes:
     """
     try:
         body = encode(message)
-        _reply_decoders[call].decode(body)
+        _reply_decoder(call).decode(body)
     except Exception as error:
         raise GeneralFailure(f"the answer to {call.name} cannot be sent: {error}") from error
     return body
@@ -435,7 +440,7 @@ def decode_reply(call: Call, body: bytes) -> Message:
     Raises:
         Malformed: It is something else.
     """
-    message: Message = _decode(_reply_decoders[call], body)
+    message: Message = _decode(_reply_decoder(call), body)
     return message
 
 

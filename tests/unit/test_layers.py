@@ -16,6 +16,7 @@ PACKAGE = ROOT / "nnburst"
 
 ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what users call
     "_safe_path",
+    "_version",
     "errors",
     "_core",
     "fmq",
