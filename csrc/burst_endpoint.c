@@ -32,7 +32,8 @@
 
 struct nnb_client {
     uint32_t magic;
-    nnb_a32 busy;  /* taken with acquire, given back with release: orders the fields below between threads */
+    nnb_a64 busy;  /* the execution that is inside, by address: taken with acquire, given back with release, which orders
+                    * the fields below between threads */
     nnb_a64 owner; /* thread of the run in flight; stale while not busy */
     int closed;
     uint32_t late; /* results still to come for requests that were given up */
@@ -45,13 +46,17 @@ struct nnb_client {
 struct nnb_execution {
     nnb_client *client;
     uint64_t timeout_ns, deadline_ns;
+    nnb_a32 left; /* it runs elsewhere from now on */
     int waiting, sent;
+    int late; /* a run of it was given up and may still go on */
     uint32_t n, shapes_room, dims_room;
     uint32_t turn;  /* 1: `other` is sent next */
     uint8_t *other; /* as long as `packet`, or NULL: the same request each time */
     nnb_result result;
     uint8_t packet[];
 };
+
+#define CLOSING 1u
 
 static uint64_t self(void) { return (uint64_t)(uintptr_t)pthread_self(); }
 
@@ -95,7 +100,7 @@ int nnb_client_close(nnb_client *c)
     if (c->magic != MAGIC)
         return -ECHILD;
     nnb_client_hang_up(c);
-    if (nnb_swap32_acquire(&c->busy, 1))
+    if (!nnb_cas_acquire(&c->busy, 0, CLOSING))
         return nnb_load_relaxed(&c->owner) == self() ? -EDEADLK : -EBUSY;
     pthread_mutex_lock(&c->lock);
     if (!c->closed) {
@@ -106,7 +111,7 @@ int nnb_client_close(nnb_client *c)
         c->packet = NULL;
     }
     pthread_mutex_unlock(&c->lock);
-    nnb_store32_release(&c->busy, 0);
+    nnb_store_release(&c->busy, 0);
     return 0;
 }
 
@@ -184,6 +189,23 @@ void nnb_execution_ran_elsewhere(nnb_execution *e, int status)
     pass_turn(e, status);
 }
 
+int nnb_execution_leave(nnb_execution *e)
+{
+    nnb_store32_seq_cst(&e->left, 1); /* SYNC POINT enter <-> leave */
+    int rc = nnb_load_seq_cst(&e->client->busy) == (uintptr_t)e ? -EALREADY : 0;
+    if (!rc && e->late && !nnb_load32_relaxed(&e->client->result.hung_up))
+        rc = -EAGAIN;
+    if (rc)
+        nnb_execution_return(e);
+    return rc;
+}
+
+void nnb_execution_return(nnb_execution *e) { nnb_store32_relaxed(&e->left, 0); }
+
+int nnb_client_is_free(const nnb_client *c) { return !nnb_load_relaxed(&c->busy) && !c->closed; }
+
+uint64_t nnb_execution_deadline(const nnb_execution *e) { return e->deadline_ns; }
+
 void nnb_execution_destroy(nnb_execution *e)
 {
     if (!e)
@@ -203,7 +225,7 @@ uint32_t nnb_execution_spins(const nnb_execution *e) { return nnb_channel_polls(
 static int end(nnb_execution *e, int rc)
 {
     e->waiting = 0;
-    nnb_store32_release(&e->client->busy, 0);
+    nnb_store_release(&e->client->busy, 0);
     return rc;
 }
 
@@ -235,13 +257,16 @@ int nnb_execution_start(nnb_execution *e)
     nnb_client *c = e->client;
     if (c->magic != MAGIC)
         return -ECHILD;
-    if (nnb_swap32_acquire(&c->busy, 1))
-        return -EBUSY;
+    if (!nnb_cas_seq_cst(&c->busy, 0, (uintptr_t)e))
+        return nnb_load_relaxed(&c->busy) == (uintptr_t)e ? -EALREADY : -EBUSY;
+    if (nnb_load32_seq_cst(&e->left)) /* SYNC POINT enter <-> leave */
+        return end(e, -ESTALE);
     if (c->closed)
         return end(e, -ESHUTDOWN);
     if (nnb_load32_acquire(&c->result.hung_up))
-        return end(e, -EPIPE);
+        return end(e, -ENOTCONN);
     if (!c->late) { /* nothing is outstanding, so whatever is there answers nothing */
+        e->late = 0;
         int stray = nnb_channel_drain(&c->result);
         if (stray < 0)
             return end(e, stray);
@@ -319,8 +344,11 @@ static int settle(nnb_execution *e, int got)
         if (!e->sent)
             return end(e, -ECANCELED);
         c->late++;
+        e->late = 1;
         return end(e, got);
     }
+    if (got == -EPIPE && !e->sent)
+        return end(e, -ENOTCONN);
     return got == -EAGAIN || got == -ERESTART ? got : end(e, got);
 }
 
@@ -353,7 +381,9 @@ void nnb_execution_abandon(nnb_execution *e)
 {
     if (e->client->magic != MAGIC || !e->waiting || nnb_load_relaxed(&e->client->owner) != self())
         return;
-    if (e->sent)
+    if (e->sent) {
         e->client->late++;
+        e->late = 1;
+    }
     end(e, 0);
 }

@@ -33,6 +33,11 @@
  *     The watcher stores the private flag with release, then sets a bit in the event word and wakes. The waiter loads
  *     the flag with acquire in every round, and so sees what the watcher knew.
  *
+ *   SYNC POINT enter <-> leave   (burst_endpoint.c; a Dekker pair, all four seq_cst)
+ *     A run claims the burst for its execution (a read-modify-write), then loads `left`. Who moves the execution to
+ *     another burst stores `left`, then loads who has the claim. At least one of them sees the other, so that one
+ *     execution never runs on two bursts.
+ *
  *   SYNC POINT guard_add <-> absorb   (memory_map.c; the fields of an entry, like a sequence lock)
  *     The owner claims the entry (a step of `turn`), passes a release fence, writes the fields and arms the entry (a
  *     step of `turn` with release). The handler loads `turn` with acquire, reads the fields, passes an acquire fence
@@ -67,6 +72,15 @@ static inline int nnb_cas_acquire(nnb_a64 *p, uint64_t from, uint64_t to)
     return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_acquire, memory_order_relaxed);
 }
 
+/* The same, in the one order of all seq_cst accesses. */
+static inline int nnb_cas_seq_cst(nnb_a64 *p, uint64_t from, uint64_t to)
+{
+    return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_seq_cst, memory_order_relaxed);
+}
+static inline uint64_t nnb_load_seq_cst(const nnb_a64 *p) { return atomic_load_explicit(p, memory_order_seq_cst); }
+static inline uint32_t nnb_load32_seq_cst(const nnb_a32 *p) { return atomic_load_explicit(p, memory_order_seq_cst); }
+static inline void nnb_store32_seq_cst(nnb_a32 *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_seq_cst); }
+
 static inline uint32_t nnb_load32_acquire(const nnb_a32 *p) { return atomic_load_explicit(p, memory_order_acquire); }
 static inline uint32_t nnb_load32_relaxed(const nnb_a32 *p) { return atomic_load_explicit(p, memory_order_relaxed); }
 static inline void nnb_store32_release(nnb_a32 *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_release); }
@@ -82,10 +96,6 @@ static inline uint32_t nnb_or32_release(nnb_a32 *p, uint32_t v)
 static inline uint32_t nnb_and32_acquire(nnb_a32 *p, uint32_t v)
 {
     return atomic_fetch_and_explicit(p, v, memory_order_acquire);
-}
-static inline uint32_t nnb_swap32_acquire(nnb_a32 *p, uint32_t v)
-{
-    return atomic_exchange_explicit(p, v, memory_order_acquire);
 }
 
 /* ThreadSanitizer does not model fences. Under it a fence is a read-modify-write of a word that all threads share,

@@ -219,20 +219,22 @@ typedef struct nnb_stats {
 } nnb_stats;
 
 /* Client end. One execution at a time; a second caller gets -EBUSY. Errors of all calls on it:
- * -EPIPE: hung up; -ESHUTDOWN: closed; -ECHILD: inherited by a forked child; -EBADMSG: the peer corrupted the channel
- * (for good). */
+ * -EPIPE: hung up while the request was on its way; -ENOTCONN: hung up before it was sent; -ESHUTDOWN: closed;
+ * -ECHILD: inherited by a forked child; -EBADMSG: the peer corrupted the channel (for good). */
 typedef struct nnb_client nnb_client;
 
 /* Takes over both queues (synchronized, exclusive, 24-byte quantum, with event word), also on failure.
  * polling_window_ns: how long to poll before sleeping, 0 never polls. */
 int nnb_client_create(nnb_client **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns);
-/* The peer is gone: every wait ends with -EPIPE. Any thread, any time before nnb_client_destroy. */
+/* The peer is gone: every wait ends. Any thread, any time before nnb_client_destroy. */
 void nnb_client_hang_up(nnb_client *c);
 /* Unmaps the queues. Idempotent. -EBUSY while an execution is in flight (it has been told to stop: try again);
  * -EDEADLK if it is this thread's own, below a signal handler: nnb_client_destroy will unmap them. */
 int nnb_client_close(nnb_client *c);
 void nnb_client_destroy(nnb_client *c); /* close + free; NULL is fine; harmless in a forked child */
 void nnb_client_stats(const nnb_client *c, nnb_stats *out);
+/* Whether nothing runs on it now. A hint: it may be otherwise a moment later. */
+int nnb_client_is_free(const nnb_client *c);
 
 /* A request, serialised once, to be run many times. The client must outlive it. */
 typedef struct nnb_execution nnb_execution;
@@ -245,7 +247,15 @@ uint32_t nnb_execution_turn(const nnb_execution *e); /* 1: the second request is
 void nnb_execution_ran_elsewhere(nnb_execution *e, int status);
 void nnb_execution_set_timeout(nnb_execution *e, uint64_t timeout_ns); /* per run; 0: none */
 
+/* From now on it runs elsewhere: each run here ends with -ESTALE before anything is sent. Or it stays: -EALREADY: it is
+ * running; -EAGAIN: a run of it was given up, and may still write where the next one would. One caller at a time. */
+int nnb_execution_leave(nnb_execution *e);
+void nnb_execution_return(nnb_execution *e); /* undoes nnb_execution_leave */
+/* When the run that was started last has to end, on CLOCK_MONOTONIC; 0: it need not. */
+uint64_t nnb_execution_deadline(const nnb_execution *e);
+
 /* Runs once: send, wait, decode. Returns the status of the result (>= 0) or
+ * -EALREADY: it is running; -EBUSY: another one is; -ESTALE: it has left;
  * -ETIMEDOUT: given up, a late result will be dropped; -ECANCELED: the time was over before it could be sent;
  * -ENOBUFS: no room in the request channel, nothing was sent;
  * -ERESTART: call nnb_execution_resume to go on waiting or nnb_execution_abandon to give up; or as above. */

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import math
 import threading
 import time
 import weakref
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 _RESTART = -errno.ERESTART
 _NO_ROOM = -errno.ENOBUFS
+_NOT_BEGUN = frozenset((-errno.EBUSY, -errno.ESTALE, -errno.ENOTCONN))
+"""The burst is busy, no longer this execution's, or ended before anything was sent: another burst may run it."""
 _LONGEST_ASKING = 1.0
 """Seconds to wait for the reason of a failure."""
 
@@ -238,6 +241,16 @@ class ExecutionBurstController(OneProcess):
         """Whether `close` was called."""
         return self._closed
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it runs nothing now. It may be otherwise a moment later."""
+        return bool(lib.nnb_client_is_free(self._endpoint))
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """CPUs that the server may use."""
+        return self._context.cpus
+
     def close(self) -> None:
         """End the burst; an execution in flight gets `BadState`, though the service finishes it. Idempotent."""
         self.refuse()
@@ -303,6 +316,10 @@ def _open_client(request: MQDescriptor, result: MQDescriptor, window: int) -> CD
     return ffi.gc(out[0], lib.nnb_client_destroy)
 
 
+def _seconds_until(end: float) -> float | None:
+    return None if end == math.inf else max(0.0, end - time.monotonic())
+
+
 _REFUSALS = {
     ErrorStatus.INVALID_ARGUMENT: (
         "the service refused the request (INVALID_ARGUMENT): an argument contradicts the model, or a memory it uses "
@@ -354,6 +371,10 @@ class BoundRequest(OneProcess):
         self.timeout = self._timeout
         self._run = lib.nnb_execution_run
 
+    def find_way(self, number: int) -> bool:
+        """Find another burst when a run could not begin, for that errno; False if there is none to find."""
+        return False
+
     @property
     def turn(self) -> int:
         """Index of the request that the next run sends. A run that ends with NONE passes the turn."""
@@ -393,13 +414,32 @@ class BoundRequest(OneProcess):
 
     def _wait(self, status: int) -> int:
         """Wait for the end and return the status, or raise."""
-        while status == _RESTART:  # signal handlers run between two calls
-            status = lib.nnb_execution_resume(self._pointer)
-        if status == _NO_ROOM:
-            assert self._burst is not None
-            request = self.requests[self.turn]
-            return self._ran_elsewhere(self._burst._run_without_burst(request, self._measure, self._timeout))
-        return status if status >= 0 else self._fail(-status)
+        while status < 0:
+            if status == _RESTART:  # signal handlers run between two calls
+                status = lib.nnb_execution_resume(self._pointer)
+            elif status == _NO_ROOM:
+                assert self._burst is not None
+                request = self.requests[self.turn]
+                return self._ran_elsewhere(self._burst._run_without_burst(request, self._measure, self._timeout))
+            elif status in _NOT_BEGUN:
+                status = self._run_elsewhere(status)
+            else:
+                self._fail(-status)
+        return status
+
+    def _run_elsewhere(self, status: int) -> int:
+        """Go on with a run that could not begin, within its time."""
+        limit = self._timeout
+        end = math.inf if limit is None else time.monotonic() + limit
+        try:
+            while status in _NOT_BEGUN:
+                if not within(_seconds_until(end), self.find_way, -status):
+                    self._fail(-status)
+                self._limit(_seconds_until(end))
+                status = self._run(self._pointer)
+        finally:
+            self._limit(limit)
+        return status
 
     def _ran_elsewhere(self, result: ExecutionResult) -> int:
         """Take the result of a run that did not go through the channel for that of the last run."""
@@ -432,12 +472,13 @@ class BoundRequest(OneProcess):
         except NNBurstError:  # the status has to do
             return result
 
-    def _fail(self, number: int) -> int:
+    def _fail(self, number: int) -> None:
         self._elsewhere = None
         assert self._burst is not None
         remedy = "Give more time (timeout=) or look at what the service is doing"
         how = self._burst._prepared_model.end_reason or "the other process has ended"
         gone = DeadObject(f"the service that holds the model is gone: {how}; open another session")
+        closed = BadState("the burst is closed; open another session")
         special = {
             errno.ETIMEDOUT: MissedDeadline(
                 f"no answer within {self._timeout} s; a late one will be dropped. {remedy}"
@@ -447,13 +488,15 @@ class BoundRequest(OneProcess):
                 f"before. {remedy}"
             ),
             errno.EPIPE: BadState("the burst was closed while this execution ran") if self._burst.closed else gone,
+            errno.ENOTCONN: closed if self._burst.closed else gone,
             errno.EBUSY: BadState(
                 "the burst is running another execution; a burst runs one at a time, open one per thread"
             ),
-            errno.ESHUTDOWN: BadState("the burst is closed; open another session"),
+            errno.EALREADY: BadState("the execution is running; bind one for each thread"),
+            errno.ESHUTDOWN: closed,
             errno.EBADMSG: GeneralFailure("the service corrupted the channel; the burst is dead, open another session"),
         }
-        return check(-number, "run", special)
+        check(-number, "run", special)
 
     @property
     def result(self) -> ExecutionResult:
@@ -487,6 +530,9 @@ class BoundRequest(OneProcess):
     @timeout.setter
     def timeout(self, seconds: float | None) -> None:
         self._timeout = seconds = checked_timeout(seconds)
+        self._limit(seconds)
+
+    def _limit(self, seconds: float | None) -> None:
         if self._burst is not None:
             nanoseconds = 0 if seconds is None or seconds > 1e9 else max(round(seconds * 1e9), 1)
             lib.nnb_execution_set_timeout(self._pointer, nanoseconds)

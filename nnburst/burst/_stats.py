@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from .._core._nnburst import ffi, lib
@@ -32,6 +32,9 @@ class BurstStats:
     malformed: int
     dropped: int
     fallbacks: int
+
+    def __add__(self, other: BurstStats) -> BurstStats:
+        return BurstStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..model import BufferToken
+    from ._bursts import Bursts
     from ._memory_desc import DeviceMemory
 
 
@@ -66,6 +67,7 @@ class Burst(OneProcess):
         timeout: float | None = None,
         rooms: Mapping[str, int] | None = None,
         keep: object = None,
+        home: Bursts | None = None,
     ) -> Execution:
         """Return an execution with shared input and output arrays of its own.
 
@@ -80,6 +82,7 @@ class Burst(OneProcess):
             timeout: Seconds that a run may take; None for no limit, 0 for an answer that is there at once.
             rooms: Bytes by name of an output whose shape only a run tells; default 4096.
             keep: What the execution keeps alive.
+            home: Where the execution finds another burst when this one is busy; None: its run is refused then.
 
         Raises:
             InvalidArgument: A shape is missing or contradicts the model; the two ends of a state differ.
@@ -97,7 +100,7 @@ class Burst(OneProcess):
         execution.timeout = timeout
         try:
             states = make_states(compilation, state or {})
-            execution.share(self, sizes, states, rooms or {}, measure=measure, keep=keep)
+            execution.share(self, sizes, states, rooms or {}, measure=measure, keep=keep, home=home)
             if states:
                 execution.reset_state(initial_state)
         except BaseException:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import errno
 import math
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
@@ -14,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._core._errno import deadline_after, is_real
-from .._core._leaving import Leaving
+from .._core._leaving import Leaving, time_left
+from .._core._nnburst import lib
 from ..burst import BoundRequest, ExecutionBurstController
 from ..errors import (
     BadState,
     ErrorStatus,
     GeneralFailure,
     InvalidArgument,
+    MissedDeadline,
     OutputInsufficientSize,
     ResourceExhausted,
 )
@@ -49,7 +53,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ._burst import Burst
+    from ._bursts import Bursts
 
+_A_MOMENT = 0.0005
 _FIRST_GUESS = 4096
 """Bytes for an output whose shape only a run tells, before the first run."""
 _HIGHEST_RANK = 64
@@ -150,6 +156,7 @@ class Execution(BoundRequest):
         self._feeds: tuple[tuple[str, np.dtype[Any], tuple[int, ...], Array], ...] = ()
         self._copies: tuple[Callable[[], Array], ...] | None = None
         self._keep: object = None
+        self._home: Bursts | None = None
         self._known: dict[ExecutionBurstController, list[Memory | BufferToken]] = {}  # what each burst has slots for
         self._finalizer = weakref.finalize(self, _drop, self._known)
         self._finalizer.atexit = False
@@ -166,6 +173,7 @@ class Execution(BoundRequest):
         *,
         measure: bool,
         keep: object,
+        home: Bursts | None,
     ) -> None:
         """Put every argument that is not a state into shared arrays, and bind the request. Called by `Burst.bind`.
 
@@ -177,9 +185,11 @@ class Execution(BoundRequest):
                 others whose shape is not known.
             measure: Whether `timing` is filled.
             keep: Kept alive by this execution.
+            home: Where it finds another burst when this one is busy; None: a run is refused then.
         """
         inputs, outputs = self.compilation.inputs, self.compilation.outputs
         self._is_shared = self.reusable = True
+        self._home = home
         said = {node.name for node, shape in zip(outputs, sizes.outputs, strict=True) if shape is not None}
         self._told = said & rooms.keys()
         known = (None if n.name in rooms else shape for n, shape in zip(outputs, sizes.outputs, strict=True))
@@ -205,6 +215,29 @@ class Execution(BoundRequest):
         own = [] if layout.memory is None else [layout.memory]
         self._known[controller] = [*own, *(token for state in self._states.values() for token in state.tokens)]
         self.bind_to(controller, layout.requests, measure=self._measure)
+
+    def find_way(self, number: int) -> bool:
+        """Move to a burst that is free; see `BoundRequest.find_way`."""
+        if self._home is None or self._leaving is not None or number == errno.ENOTCONN:
+            return False
+        pointer, burst = self._pointer, self._home.spare()
+        with self._lock:
+            if self._pointer is not pointer:  # another thread has moved it
+                return True
+            left = lib.nnb_execution_leave(pointer)
+            if left == 0:
+                try:
+                    self._bind(burst.controller)
+                except BaseException:
+                    lib.nnb_execution_return(pointer)
+                    raise
+        if left == -errno.EAGAIN:  # a run that was given up comes first, on its burst
+            if time_left() == 0:
+                raise MissedDeadline("not started in time: the run before, which was given up, has not ended")
+            time.sleep(_A_MOMENT)
+        elif left:
+            raise BadState("the execution is running; bind one for each thread")
+        return True
 
     def _laid_out(self) -> Layout:
         if self._layout is None:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import time
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._core._errno import checked_timeout
-from .._core._leaving import Leaving, within
+from .._core._leaving import Leaving, time_left, within
 from .._core._one_process import OneProcess
 from ..burst import BurstStats
-from ..errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
+from ..errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, OutputInsufficientSize
 from ..model import ExecutionPreference, ImportedModel, Model, Priority
 from ._arguments import NodeArg
-from ._burst import Burst
+from ._bursts import Bursts
 from ._cache_sources import CacheSource, cache_source
 from ._caching import CacheReport
 from ._compilation import Compilation, member
 from ._execution import Execution
 from ._import import check_source, devices_for, imported
+from ._lanes import Lane, Lanes
 from ._service import Service, launch
 
 if TYPE_CHECKING:
@@ -32,10 +34,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..devices import Device
+    from ._burst import Burst
 
 _OPENING = 60.0
 """Seconds for opening a session whose runs have a limit, if the caller names no other."""
 _KEPT = 8
+"""Executions for different shapes that a lane keeps."""
+_MOST_LANES = 4096
 _MOST_RERUNS = 8
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -43,8 +48,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Session(OneProcess):
     """A model, compiled and ready to run in a service process, through a burst.
 
-    Thread-safe in that a second concurrent `run` gets `BadState`: open one session per thread; sessions may share a
-    service. Context manager.
+    `run` may be called from any number of threads, and so may executions of `bind`, each from one thread at a time.
+    Sessions may share a service. Context manager.
 
     Args:
         model: The path of a file (``"detector.onnx"``), the bytes of one, a `Model` from `ModelBuilder`, or the name of
@@ -55,8 +60,11 @@ class Session(OneProcess):
         preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"``; what it does is said in
             `Compilation.set_preference`.
         priority: ``"low"``, ``"medium"`` or ``"high"``. It does nothing yet but reach the device.
+        concurrency: How many calls of `run` may be in the service at once, each with arrays of its own, which are made
+            when they are needed; None for as many as the service has CPUs. Further callers wait.
         polling_window: As for `Burst`.
-        timeout: Seconds that one run may take; None for no limit, 0 for an answer that is there at once.
+        timeout: Seconds that one run may take, waiting included; None for no limit, 0 for an answer that is there at
+            once.
         open_timeout: Seconds that opening may take, with the start of a service of its own. None is no limit, but a
             minute if `timeout` is given and not longer.
         cache_dir: Directory where the result of compiling is kept and restored from; None: not cached, unless there is
@@ -80,6 +88,7 @@ class Session(OneProcess):
         device: str | None = None,
         preference: str | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
         priority: str | Priority = Priority.MEDIUM,
+        concurrency: int | None = None,
         polling_window: float | None = None,
         timeout: float | None = None,
         open_timeout: float | None = None,
@@ -87,6 +96,8 @@ class Session(OneProcess):
         token: bytes | None = None,
     ) -> None:
         check_source(model)
+        if concurrency is not None and (not isinstance(concurrency, int) or not 1 <= concurrency <= _MOST_LANES):
+            raise InvalidArgument(f"concurrency={concurrency!r}; give a number from 1 to {_MOST_LANES}")
         wish = member(ExecutionPreference, preference, "preference")
         rank = member(Priority, priority, "priority")
         self._timeout = checked_timeout(timeout)
@@ -97,12 +108,13 @@ class Session(OneProcess):
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
         within(limit, self._open, source, service, device, wish, rank, polling_window, cache)
         self._leaving: Leaving | None = None
-        self._idle: list[Execution] = []  # kept by `run`; those that are running are not in it
+        self._lanes = Lanes(concurrency or len(self._bursts.first.controller.cpus))
+        self._idle, self._waiting = self._lanes.idle, self._lanes.waiting
         self._rooms: dict[str, int] = {}
         self._output_indexes = {node.name: i for i, node in enumerate(self._compilation.outputs)}
         # A session that is dropped does not wait for its end: the collector may run in any thread. Its parts let go of
         # what they hold in the service by themselves.
-        self._finalizer = weakref.finalize(self, self._burst.controller.hang_up)
+        self._finalizer = weakref.finalize(self, self._bursts.hang_up)
         self._finalizer.atexit = False
 
     def _open(
@@ -133,7 +145,7 @@ class Session(OneProcess):
             self._compilation.set_priority(priority)
             self._compilation.set_cache_source(cache)
             self._compilation.finish()
-            self._burst = Burst(self._compilation, polling_window=polling_window)
+            self._bursts = Bursts(self._compilation, polling_window)
             opened.pop_all()
 
     # ---- running ---------------------------------------------------------------------------------------------
@@ -141,7 +153,7 @@ class Session(OneProcess):
     def run(
         self, output_names: Sequence[str] | None, inputs: Mapping[str, npt.ArrayLike]
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        """Copy the inputs in, run, and copy the outputs out.
+        """Copy the inputs in, run, copy the outputs out. From any thread; it waits while ``concurrency`` others run.
 
         Args:
             output_names: Which outputs to return, in which order; None for all.
@@ -152,70 +164,92 @@ class Session(OneProcess):
 
         Raises:
             InvalidArgument: A name, dtype or shape is wrong; the message names the operand and the remedy.
-            BadState: The session is closed, or another thread is running it.
+            BadState: The session is closed, or this is a signal handler over as many runs as there may be.
             DeadObject: The service has ended.
             MissedDeadline: ``timeout`` passed.
         """
         wanted = None if output_names is None else self._checked_outputs(output_names)
+        limit = timeout = self._timeout
         try:
-            execution: Execution | None = self._idle.pop()  # no other thread fills it meanwhile
+            lane = self._idle.pop()
         except IndexError:
-            execution = None
-        if execution is None or not execution.feed(inputs):
-            execution = self._fed(execution, inputs)
+            lane, limit = self._waited_for()
         try:
-            execution.run()
-            outputs = execution.copied()
-        except OutputInsufficientSize as error:
-            outputs = self._with_more_room(execution, error)
-        except BaseException:
-            self._idle.append(execution)
-            raise
-        else:
-            self._idle.append(execution)
+            execution = lane.execution
+            if execution is None or not execution.feed(inputs):
+                execution = self._fed(lane, inputs)
+            if limit is not timeout:
+                execution.timeout = limit
+            try:
+                execution.run()
+                outputs = execution.copied()
+            except OutputInsufficientSize as error:
+                outputs = self._with_more_room(lane, execution, error)
+        finally:
+            if limit is not timeout and lane.execution is not None:
+                lane.execution.timeout = timeout
+            self._idle.append(lane)
+            if self._waiting:
+                self._lanes.hand_over()
         return outputs if wanted is None else [outputs[i] for i in wanted]
 
-    def _fed(self, execution: Execution | None, inputs: object) -> Execution:
+    def _waited_for(self) -> tuple[Lane, float | None]:
+        """Wait for a lane. Returns it and the time that is then left for the run."""
+        number = self._lanes.number
+        if _runs_below(self) >= number:
+            raise BadState(
+                f"this is a signal handler over {number} runs of the session, which it would wait for; open the "
+                "session with a higher concurrency"
+            )
+        timeout = time_left(self._timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        lane = self._lanes.take(timeout)
+        if lane is None:
+            raise MissedDeadline(
+                f"not started within {timeout} s: {number} runs were under way. Give more time (timeout=), or let more "
+                "of them run at once (concurrency=)"
+            )
+        return lane, None if end is None else max(0.0, end - time.monotonic())
+
+    def _fed(self, lane: Lane, inputs: object) -> Execution:
         """Return an execution for the shapes of these inputs, filled with them."""
-        if execution is not None:
-            self._idle.append(execution)
         arrays = self._checked_inputs(inputs)
-        for execution in reversed(self._idle.copy()):
+        if lane.execution is not None:
+            lane.others.append(lane.execution)
+            lane.execution = None
+        for execution in reversed(lane.others):
             if all(execution.inputs[name].shape == array.shape for name, array in arrays.items()):
-                with contextlib.suppress(ValueError):  # another thread took it
-                    self._idle.remove(execution)
-                    break
+                lane.others.remove(execution)
+                break
         else:
-            while len(self._idle) >= _KEPT:
-                self._idle.pop(0).forget()
+            while len(lane.others) >= _KEPT:
+                lane.others.pop(0).forget()
             execution = self._kept(
                 {node.name: arrays[node.name].shape for node in self._compilation.inputs if node.is_open}
             )
+        lane.execution = execution
         for name, array in arrays.items():
             execution.inputs[name][...] = array
         return execution
 
     def _kept(self, shapes: Mapping[str, Sequence[int]]) -> Execution:
-        return self._burst.bind(shapes=shapes, timeout=self._timeout, rooms=self._rooms)
+        return self._bursts.spare().bind(shapes=shapes, timeout=self._timeout, rooms=self._rooms, home=self._bursts)
 
-    def _with_more_room(self, small: Execution, error: OutputInsufficientSize) -> list[Array]:
-        """Make room for what the last run needed, forget every execution with less, and run again."""
+    def _with_more_room(self, lane: Lane, small: Execution, error: OutputInsufficientSize) -> list[Array]:
+        """Make room for what the last run needed, forget the lane's executions, which have less, and run again."""
         for _ in range(_MOST_RERUNS):
-            self._rooms.update(small.needed_rooms(error))
-            _forget_all(self._idle)
+            for name, nbytes in small.needed_rooms(error).items():
+                self._rooms[name] = max(nbytes, self._rooms.get(name, 0))
             larger = self._kept({name: view.shape for name, view in small.inputs.items()})
             for name, view in small.inputs.items():
                 larger.inputs[name][...] = view
-            small.forget()
+            lane.forget()
+            lane.execution = larger
             try:
                 larger.run()
-                outputs = larger.copied()
+                return larger.copied()
             except OutputInsufficientSize as more:
                 small, error = larger, more
-            else:
-                self._idle.append(larger)
-                return outputs
-        small.forget()
         raise GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
 
     def _checked_inputs(self, inputs: object) -> dict[str, Array]:
@@ -246,9 +280,12 @@ class Session(OneProcess):
     ) -> Execution:
         """Return an execution with shared input and output arrays of its own. It keeps the session alive.
 
+        One thread at a time may run it: another one gets `BadState`. Executions do not wait for each other: one that
+        finds its burst busy moves to another burst, which is opened if there is none.
+
         The arguments, and what is raised, are those of `Burst.bind`; the timeout is the session's.
         """
-        return self._burst.bind(
+        return self._bursts.spare().bind(
             shapes=shapes,
             measure=measure,
             state=state,
@@ -256,6 +293,7 @@ class Session(OneProcess):
             timeout=self._timeout,
             rooms=self._rooms,
             keep=self,
+            home=self._bursts,
         )
 
     # ---- looking ---------------------------------------------------------------------------------------------
@@ -275,8 +313,8 @@ class Session(OneProcess):
 
     @property
     def burst(self) -> Burst:
-        """The burst that it runs through."""
-        return self._burst
+        """The burst that was opened first; runs that do not come at once go through it."""
+        return self._bursts.first
 
     @property
     def device(self) -> Device:
@@ -295,8 +333,8 @@ class Session(OneProcess):
 
     @property
     def stats(self) -> BurstStats:
-        """Counters of this end of the burst."""
-        return self._burst.stats
+        """Counters of this end of all bursts."""
+        return self._bursts.stats
 
     # ---- life ------------------------------------------------------------------------------------------------
 
@@ -309,11 +347,11 @@ class Session(OneProcess):
         """Release the burst and the model; a service of the session's own ends. Idempotent."""
         # A service of its own goes first: then nothing waits for its unfinished work.
         self._leaving = self._leaving or Leaving(
-            self._burst.controller.refuse,
+            self._bursts.refuse,
             self._owned.close if self._owned is not None else lambda: None,
-            self._burst.close,
+            self._bursts.close,
             self._compilation.close,
-            partial(_forget_all, self._idle),
+            self._lanes.forget,
             self._finalizer.detach,
         )
         self._leaving()
@@ -327,6 +365,11 @@ class Session(OneProcess):
         self.close()
 
 
-def _forget_all(executions: list[Execution]) -> None:
-    while executions:
-        executions.pop().forget()
+def _runs_below(session: Session) -> int:
+    """How many runs of a session this thread is in already, below a signal handler."""
+    count = 0
+    frame = sys._getframe(2).f_back  # below the call that asks
+    while frame is not None:
+        count += frame.f_code is Session.run.__code__ and frame.f_locals.get("self") is session
+        frame = frame.f_back
+    return count

@@ -75,7 +75,7 @@ int main(void)
     CHECK_EQ(in_ring(), one);
     CHECK_EQ(nnb_server_reply(p.server), 0);
     serve_one();
-    CHECK_EQ(run_out(second), -EBUSY);
+    CHECK_EQ(run_out(second), -EALREADY);
     CHECK_EQ(nnb_execution_try(second, 1), -EAGAIN);
     CHECK_EQ(nnb_execution_try(second, 1), 0);
 

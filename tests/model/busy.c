@@ -27,12 +27,12 @@ static int reason; /* for which the client was closed */
 static void run(nnb_execution *e)
 {
     int rc = nnb_execution_start(e);
-    assert(rc == 0 || rc == -EBUSY || rc == -EPIPE || rc == -ESHUTDOWN);
-    assert(rc != -EPIPE || reason == 1);
+    assert(rc == 0 || rc == -EBUSY || rc == -ENOTCONN || rc == -ESHUTDOWN);
+    assert(rc != -ENOTCONN || reason == 1);
     if (rc < 0)
         return;
     rc = nnb_execution_try(e, 1);
-    assert(rc == -EAGAIN || rc == -EPIPE);
+    assert(rc == -EAGAIN || rc == -EPIPE || rc == -ENOTCONN);
     nnb_execution_abandon(e);
 }
 

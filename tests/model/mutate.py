@@ -30,7 +30,10 @@ WEAKER = {
     "nnb_store32_release": ("nnb_store32_relaxed",),
     "nnb_add_release": ("nnb_add_relaxed",),
     "nnb_cas_acquire": ("nnb_cas_relaxed",),
-    "nnb_swap32_acquire": ("nnb_swap32_relaxed",),
+    "nnb_cas_seq_cst": ("nnb_cas_acquire",),
+    "nnb_load_seq_cst": ("nnb_load_acquire",),
+    "nnb_load32_seq_cst": ("nnb_load32_acquire",),
+    "nnb_store32_seq_cst": ("nnb_store32_release",),
     "nnb_or32_release": ("nnb_or32_relaxed",),
     "nnb_and32_acquire": ("nnb_and32_relaxed",),
     "nnb_fence_seq_cst": ("nnb_fence_acq_rel", "nnb_fence_acquire", "nnb_fence_release", ""),
@@ -42,10 +45,6 @@ EXTRA = """
 static inline int nnb_cas_relaxed(nnb_a64 *p, uint64_t from, uint64_t to)
 {
     return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_relaxed, memory_order_relaxed);
-}
-static inline uint32_t nnb_swap32_relaxed(nnb_a32 *p, uint32_t v)
-{
-    return atomic_exchange_explicit(p, v, memory_order_relaxed);
 }
 static inline uint32_t nnb_or32_relaxed(nnb_a32 *p, uint32_t v)
 {

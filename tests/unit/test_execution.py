@@ -6,8 +6,10 @@ import inspect
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,19 @@ def relu(shape: tuple[int, ...] = (4,)) -> Model:
     return b.build()
 
 
-# ---- one run at a time ---------------------------------------------------------------------------------------------
+def add_model() -> Model:
+    b = ModelBuilder()
+    b.output("z", b.binary(OperationType.ADD, b.input("x", F, (4,)), b.input("y", F, (4,))))
+    return b.build()
+
+
+@pytest.fixture(params=["child", "in process"])
+def service(request: pytest.FixtureRequest) -> Iterator[nnburst.Service]:
+    with (nnburst.launch if request.param == "child" else nnburst.in_process)(devices=["nnburst-reference"]) as service:
+        yield service
+
+
+# ---- who may run at once ---------------------------------------------------------------------------------------------
 
 WAITING = """
 import threading
@@ -89,23 +103,23 @@ def until_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
     sys.modules.pop("waiting_function", None)
 
 
-@pytest.mark.parametrize("shapes", [(4, 4), (4, 5)], ids=["one shape", "two shapes"])
-def test_two_threads_race_run_and_one_is_refused_without_waiting(
-    until_refused: tuple[nnburst.Session, threading.Event], shapes: tuple[int, int]
+def test_two_threads_race_run_of_one_execution_and_one_is_refused_without_waiting(
+    until_refused: tuple[nnburst.Session, threading.Event],
 ) -> None:
     """The run that is accepted ends only when the other one has been refused: if that waits, neither ends."""
     session, refused = until_refused
-    rounds = 10_000 if shapes[0] == shapes[1] else 500
+    rounds = 10_000
+    execution = session.bind(shapes={"n": 4})
     gate = threading.Barrier(2)
     outcomes: list[list[str]] = [[], []]
 
     def run(i: int) -> None:
-        x = {"x": np.full(shapes[i], i, np.float32)}
-        for _ in range(rounds):
+        for n in range(rounds):
+            execution.inputs["x"][:] = n
             gate.wait(PATIENCE)
             try:
-                (y,) = session.run(None, x)
-                outcomes[i].append("right" if y.tolist() == [i + 1] * shapes[i] else "wrong")
+                execution.run()
+                outcomes[i].append("right" if execution.outputs["y"].tolist() == [n + 1] * 4 else "wrong")
             except BadState:
                 outcomes[i].append("refused")
                 refused.set()
@@ -122,25 +136,28 @@ def test_two_threads_race_run_and_one_is_refused_without_waiting(
             thread.join()
     finally:
         sys.setswitchinterval(interval)
+        execution.close()
     assert {tuple(sorted(pair)) for pair in zip(*outcomes, strict=True)} == {("refused", "right")}
     assert len(outcomes[0]) == rounds
 
 
-def test_run_is_refused_without_waiting_wherever_another_one_overtakes_it(
+def test_run_of_one_execution_is_refused_wherever_another_one_overtakes_it(
     until_refused: tuple[nnburst.Session, threading.Event],
 ) -> None:
-    """One thread stops before each line of `Session.run` in turn, while another one runs."""
+    """One thread stops before each line of `Execution.run` in turn, while another one runs."""
     session, refused = until_refused
     entered = sys.modules["waiting_function"].entered
+    execution = session.bind(shapes={"n": 4})
+    execution.inputs["x"][:] = ONE
     stopped_at: set[str] = set()
     refused.set()
-    session.run(None, {"x": ONE})
+    execution.run()
     for line in range(1, 200):
         refused.clear()
         entered.clear()
         stopped, go_on, outcomes = threading.Event(), threading.Event(), list[str]()
         stop = _stop_before(line, stopped, go_on, stopped_at)
-        overtaken = threading.Thread(target=_run_traced, args=(session, refused, outcomes, stop))
+        overtaken = threading.Thread(target=_run_traced, args=(execution.run, refused, outcomes, stop))
         overtaken.start()
         while not stopped.is_set() and not entered.is_set():
             stopped.wait(0.001)
@@ -149,20 +166,197 @@ def test_run_is_refused_without_waiting_wherever_another_one_overtakes_it(
             refused.set()
             overtaken.join()
             break
-        other = threading.Thread(target=_run_traced, args=(session, refused, outcomes, None))
+        other = threading.Thread(target=_run_traced, args=(execution.run, refused, outcomes, None))
         other.start()
         assert entered.wait(PATIENCE)
         go_on.set()
         overtaken.join()
         other.join()
         assert sorted(outcomes) == ["refused", "right"], f"before line {line} of the call"
-    assert len(stopped_at) > 10
+    execution.close()
+    assert len(stopped_at) >= 2
 
 
-def _run_traced(session: nnburst.Session, refused: threading.Event, outcomes: list[str], trace: Any) -> None:
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_any_number_of_threads_may_run_a_session_wherever_one_overtakes_another(
+    service: nnburst.Service, concurrency: int
+) -> None:
+    """One thread stops before each line of `Session.run` in turn, while another one runs or waits."""
+    with service.session(add_model(), concurrency=concurrency) as session:
+        for line in range(1, 200):
+            stopped, go_on, seen = threading.Event(), threading.Event(), set[str]()
+            outcomes = list[str]()
+            call = partial(session.run, None, {"x": ONE, "y": ONE})
+            stop = _stop_before(line, stopped, go_on, seen)
+            overtaken = threading.Thread(target=_run_traced, args=(call, go_on, outcomes, stop))
+            overtaken.start()
+            while overtaken.is_alive() and not stopped.is_set():
+                stopped.wait(0.001)
+            other = threading.Thread(target=_run_traced, args=(call, go_on, outcomes, None))
+            other.start()
+            while other.is_alive() and not session._waiting:
+                other.join(0.001)
+            go_on.set()
+            overtaken.join()
+            other.join()
+            assert outcomes == ["right"] * 2, f"before line {line} of the call"
+            assert len(session._idle) == concurrency
+            if not seen:
+                break
+        assert line > 10
+
+
+def test_executions_of_one_session_run_at_once_and_are_never_refused(service: nnburst.Service) -> None:
+    """More threads than CPUs, all with executions of their own, and one that copies."""
+    rounds, wrong = 300, list[object]()
+    with service.session(add_model()) as session:
+        bound = [session.bind() for _ in range(4)]
+
+        def run_bound(execution: nnburst.Execution, i: int) -> None:
+            for n in range(rounds):
+                execution.inputs["x"][:] = n
+                execution.inputs["y"][:] = i
+                execution.run()
+                if (execution.outputs["z"] != n + i).any():
+                    wrong.append(execution.outputs["z"].copy())
+
+        def run_copying() -> None:
+            for n in range(rounds):
+                (z,) = session.run(None, {"x": n * ONE, "y": ONE})
+                if (z != n + 1).any():
+                    wrong.append(z)
+
+        threads = [_Catching(partial(run_bound, execution, i)) for i, execution in enumerate(bound)]
+        threads += [_Catching(run_copying) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [thread.error for thread in threads] == [None] * 7
+        assert not wrong
+        assert session.stats.received == 7 * rounds
+        assert 1 <= len(session._bursts._bursts) <= 6
+        for execution in bound:
+            execution.close()
+            with pytest.raises(BadState, match="closed"):
+                execution.run()
+
+
+def test_one_thread_needs_one_burst(service: nnburst.Service) -> None:
+    with service.session(add_model()) as session:
+        for execution in [session.bind() for _ in range(5)]:
+            execution.run()
+            session.run(None, {"x": ONE, "y": ONE})
+        assert session.burst.stats.sent == 10
+
+
+def test_run_that_waits_for_others_ends_at_its_deadline(
+    until_refused: tuple[nnburst.Session, threading.Event],
+) -> None:
+    session, refused = until_refused
+    entered = sys.modules["waiting_function"].entered
+    with session.service.session("until_refused", concurrency=1, timeout=PATIENCE) as busy:
+        first = _Catching(lambda: busy.run(None, {"x": ONE}))
+        first.start()
+        assert entered.wait(PATIENCE)
+        busy._timeout = 0.01
+        for _ in range(3):
+            with pytest.raises(MissedDeadline, match="1 runs were under way"):
+                busy.run(None, {"x": ONE})
+        busy._timeout = 0
+        with pytest.raises(MissedDeadline, match="not started"):
+            busy.run(None, {"x": ONE})
+        assert not busy._waiting
+        refused.set()
+        first.join()
+        assert first.error is None
+        busy._timeout = PATIENCE
+        assert busy.run(None, {"x": ONE})[0].tolist() == [2] * 4
+
+
+def test_those_who_wait_are_served_in_order_and_have_what_is_left_of_their_time(
+    until_refused: tuple[nnburst.Session, threading.Event],
+) -> None:
+    session, refused = until_refused
+    entered = sys.modules["waiting_function"].entered
+    with session.service.session("until_refused", concurrency=1, timeout=PATIENCE) as busy:
+        ended = list[int]()
+
+        def run(i: int) -> None:
+            busy.run(None, {"x": ONE})
+            ended.append(i)
+
+        threads = [_Catching(partial(run, i)) for i in range(5)]
+        for i, thread in enumerate(threads):
+            thread.start()
+            if i == 0:
+                assert entered.wait(PATIENCE)
+            while len(busy._waiting) < i:
+                time.sleep(0.0005)
+        refused.set()
+        for thread in threads:
+            thread.join()
+            assert thread.error is None
+        assert ended == list(range(5))
+        assert busy._idle[0].execution is not None
+        assert busy._idle[0].execution.timeout == PATIENCE
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_run_below_a_run_of_the_same_thread_has_a_lane_of_its_own_or_is_told(
+    service: nnburst.Service, concurrency: int
+) -> None:
+    """As of a signal handler, here in the middle of copying the inputs."""
+    inner = list[str]()
+    with service.session(add_model(), concurrency=concurrency) as session:
+        session.run(None, {"x": ONE, "y": ONE})
+        execution: Any = session._idle[-1].execution
+        feed = execution.feed
+
+        def handler(inputs: object) -> bool:
+            execution.feed = feed  # once
+            try:
+                inner.append(str(session.run(None, {"x": ONE, "y": ONE})[0].tolist()))
+            except BadState as error:
+                inner.append(str(error))
+            return bool(feed(inputs))
+
+        execution.feed = handler
+        assert session.run(None, {"x": ONE, "y": ONE})[0].tolist() == [2] * 4
+    assert ("signal handler over 1 runs" if concurrency == 1 else str([2.0] * 4)) in inner[0]
+
+
+def test_lane_that_an_interrupt_loses_comes_back(service: nnburst.Service) -> None:
+    with service.session(add_model(), concurrency=1) as session:
+        session._idle.pop()  # and no more
+        waiting = _Catching(lambda: session.run(None, {"x": ONE, "y": ONE}))
+        lane = session._idle.pop()
+        waiting.start()
+        while not session._waiting:
+            time.sleep(0.0005)
+        del lane
+        waiting.join()
+        assert waiting.error is None
+        assert len(session._idle) == 1
+
+
+class _Catching(threading.Thread):
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__()
+        self.work = work
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except BaseException as error:  # the test looks at it
+            self.error = error
+
+
+def _run_traced(call: Callable[[], object], refused: threading.Event, outcomes: list[str], trace: Any) -> None:
     sys.settrace(trace)
     try:
-        session.run(None, {"x": ONE})
+        call()
         outcomes.append("right")
     except BadState:
         outcomes.append("refused")
@@ -195,19 +389,22 @@ def test_refused_run_leaves_nothing_in_the_way_of_the_next(
     until_refused: tuple[nnburst.Session, threading.Event],
 ) -> None:
     session, refused = until_refused
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(session.run(None, {"x": ONE})))
+    execution = session.bind(shapes={"n": 4})
+    execution.inputs["x"][:] = ONE
+    thread = threading.Thread(target=execution.run)
     thread.start()
     while session.stats.sent == 0:
         pass
-    for _ in range(20):  # each time the same spare execution
-        with pytest.raises(BadState, match="running another"):
-            session.run(None, {"x": 2 * ONE})
-    assert len(session.burst.controller._slots) == 2
+    for _ in range(20):
+        with pytest.raises(BadState, match="the execution is running"):
+            execution.run()
+    assert len(session._bursts._bursts) == 1
     refused.set()
     thread.join()
-    assert answers[0][0].tolist() == [2] * 4
-    assert session.run(None, {"x": 2 * ONE})[0].tolist() == [3] * 4
+    assert execution.outputs["y"].tolist() == [2] * 4
+    execution.run()
+    assert execution.outputs["y"].tolist() == [2] * 4
+    execution.close()
 
 
 # ---- a device that answers what a test says ------------------------------------------------------------------------
