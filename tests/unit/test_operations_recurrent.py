@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from operation_support import F32, FLOATS, I32, Q8, Q8S, Array, Case, Fx, O, rng, run_model
 
+from nnburst.devices.reference.kernels import fixed_point
 from nnburst.errors import ErrorStatus
 from nnburst.model import ModelBuilder, OperandType
 
@@ -269,7 +270,8 @@ def test_quantized_lstm(projection: bool, norm: bool) -> None:
     inputs += [b.constant(np.int8(proj), Q8Y, scale=sw) if projection else b.omitted(Q8Y), b.omitted(I32)]
     inputs += [b.input("h", Q8S, h.shape, scale=so, zero_point=3), b.input("c", Q16S, c.shape, scale=sc)]
     inputs += [b.constant(np.int16(v), Q16S, scale=sn) if norm else b.omitted(Q16S) for v in n]
-    inputs += [b.scalar(0.0), b.scalar(0.0), *[b.scalar(2.0**-12)] * 4, b.scalar(0), b.scalar(sh)]
+    inputs += [b.scalar(0.0), b.scalar(0.0), *[b.scalar(2.0**-12)] * 4]
+    inputs += [b.scalar(0 if projection else 3), b.scalar(sh)]  # without a projection the hidden state is the output
     for i, index in enumerate(b.add_all(O.QUANTIZED_LSTM, inputs)):
         b.output(f"y{i}", index)
     status, found, _ = run_model(b.build(), [np.int8(x), np.int8(h), np.int16(c)])
@@ -368,3 +370,33 @@ def test_late_convolutions_of_integers(kind: OperandType, per_channel: bool) -> 
         real = (sums + bias) * 0.5 * scales
         wanted = np.clip(np.sign(real) * np.floor(np.abs(real) / 64 + 0.5) + 128, 0, 255) - shift
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_fixed_point_functions_follow_the_real_ones() -> None:
+    """Three steps of Newton's method in 16 bits leave less than 13 of 32768 steps."""
+    a = np.arange(-(2**15), 2**15)
+    found = fixed_point.sigmoid(a)
+    assert np.abs(found - 2**15 / (1 + np.exp(-a / 2**12))).max() < 13
+    assert (np.diff(found) >= -13).all()
+    for whole in range(7):
+        found = fixed_point.tanh(a, whole)
+        assert np.abs(found - 2**15 * np.tanh(a / 2.0 ** (15 - whole))).max() < 13
+        np.testing.assert_array_equal(found[1:], -found[1:][::-1])
+
+
+@pytest.mark.parametrize("factor", [3.7, 0.25, 1e-3, 2.0**-20])
+def test_fixed_point_factors_round_twice(factor: float) -> None:
+    values = rng(19).integers(-(2**20), 2**20, 5000)
+    assert (
+        np.abs(fixed_point.scaled(values, factor) - values * factor).max() <= 0.75
+    )  # a half may become one, and that a half again
+    assert fixed_point.divided(np.array([-3, -1, 1, 3, 5]), 1).tolist() == [-2, -1, 1, 2, 3]
+
+
+def test_fixed_point_normalisation_follows_the_real_one() -> None:
+    draw = rng(20)
+    z, weights, bias = draw.integers(-8000, 8000, (3, 8)), draw.integers(1, 2**15, 8), draw.integers(-(2**20), 2**20, 8)
+    real = (z - z.mean(1, keepdims=True)) / z.std(1, keepdims=True) * weights / 2**15 + bias / 2**25
+    found = fixed_point.normalised(z, weights, bias, 2.0**-15)
+    assert np.abs(found - real * 2**12).max() <= 8
+    assert not fixed_point.normalised(np.full((1, 8), 77), weights, 0 * bias, 2.0**-15).any()

@@ -131,7 +131,7 @@ ROWS: dict[OperationType, Signature] = {
     _O.LOG_SOFTMAX: signature("x:T beta:fx axis:i32", LATE_FLOAT, _infer_softmax, zero_sized=False),
     _O.LOGISTIC: _map(FLOAT_QUANT8, UNIT, zero_sized=True),
     _O.NEG: _map("F32 F16 I32", ranks={}),
-    _O.QUANTIZE: signature("x:T", LATE_FLOAT, _infer_quantize, outputs="out:Q8S@1.3|Q8", ranks=RANK_1_TO_4),
+    _O.QUANTIZE: signature("x:T", LATE_FLOAT, _infer_quantize, outputs="out:Q8S@1.3|Q8"),
     _O.RELU: _map(FLOAT_QUANT8, "x", zero_sized=True),
     _O.RELU1: _map(FLOAT_QUANT8, "x", zero_sized=True),
     _O.RELU6: _map(FLOAT_QUANT8, "x", zero_sized=True),

@@ -44,13 +44,18 @@ def divide(call: KernelCall) -> None:
 
 
 def comparison(function: np.ufunc) -> Callable[[KernelCall], None]:
-    """Return the kernel of a comparison: of real values if quantised, of truth values if boolean."""
+    """Return the kernel of a comparison: of real values if quantised, of truth values if boolean.
+
+    Real values are rounded to float32: 3 x 0.1 is equal to 1 x 0.3, whatever digits the scales have left.
+    """
 
     def kernel(call: KernelCall) -> None:
         if call.data_type is OperandType.TENSOR_BOOL8:
             call.move(lambda a, b: function(a != 0, b != 0), call.array("a"), call.array("b"))
         elif call.data_type is OperandType.TENSOR_INT32:
             call.move(function, call.array("a"), call.array("b"))
+        elif call.info.is_quantised:
+            call.move(lambda a, b: function(np.float32(a), np.float32(b)), call.real("a"), call.real("b"))
         else:
             call.move(function, call.real("a"), call.real("b"))
 

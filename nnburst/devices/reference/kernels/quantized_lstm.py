@@ -1,15 +1,16 @@
-"""LSTM cells on integers: real arithmetic, rounded wherever the fixed-point cell keeps fewer digits."""
+"""LSTM cells on integers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ....model import Operand, SymmPerChannelQuantParams, operand_info
-from ..call import KernelCall, round_half_away
-from .recurrent import normalised, sigmoid
+from ....errors import InvalidArgument
+from ..call import KernelCall
+from .fixed_point import divided, normalised, scaled, sigmoid, tanh, times, to_16_bits
 
 __all__ = ["quantized_16bit_lstm", "quantized_lstm"]
 
@@ -17,97 +18,99 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _GATES = ("in", "forget", "cell", "out")
 
 
-def _rounded(real: Array, scale: float, bits: int = 16) -> Array:
-    """Return real values as a signed integer of so many bits would hold them."""
-    most = 2 ** (bits - 1)
-    return np.asarray(np.clip(round_half_away(real / scale), -most, most - 1) * scale)
+def _readers(call: KernelCall, names: list[str]) -> dict[str, Callable[[], Array]]:
+    """Return functions that give stored value minus zero point of the inputs that have a value, in int64."""
 
+    def reader(name: str) -> Callable[[], Array]:
+        array, zero_point = call.array(name), call.operand(name).zero_point
+        return lambda: array.astype(np.int64) - zero_point
 
-def _reader(call: KernelCall, name: str, scale: float | None = None) -> Callable[[], Array]:
-    """Return a function that gives an input's real values; `scale` where the operand does not say it."""
-    array, operand = call.array(name), call.operand(name)
-    assert not isinstance(operand.extra_params, SymmPerChannelQuantParams)
-    factor, zero_point = operand.scale or scale or 0.0, operand.zero_point
-    return lambda: (array.astype(np.float64) - zero_point) * factor
-
-
-def _store(real: Array, operand: Operand, out: Array) -> None:
-    dtype = operand_info(operand.type).dtype
-    assert dtype is not None
-    bounds = np.iinfo(dtype)
-    out[...] = np.clip(round_half_away(real / operand.scale) + operand.zero_point, bounds.min, bounds.max)
-
-
-def _bias_scale(call: KernelCall, gate: str) -> float:
-    return call.operand("x").scale * call.operand(f"w_{gate}").scale
+    return {name: reader(name) for name in names if call.given(name)}
 
 
 def quantized_16bit_lstm(call: KernelCall) -> None:
-    """QUANTIZED_16BIT_LSTM: gates in 4.12 and 0.15, the cell in 5.11 binary digits, the output in 1/128."""
-    names = ("x", "prev_out", "prev_cell", *(f"{kind}_{gate}" for kind in ("w", "r") for gate in _GATES))
-    read = {name: _reader(call, name) for name in names}
-    read |= {f"b_{gate}": _reader(call, f"b_{gate}", _bias_scale(call, gate)) for gate in _GATES}
-    targets = [(call.output(which), call.out(which)) for which in (0, 1)]
+    """QUANTIZED_16BIT_LSTM: the state of the cell has 11 digits after the point, the output is in 1/128."""
+    names = [f"{kind}_{gate}" for kind in "wrb" for gate in _GATES]
+    read = _readers(call, ["x", "prev_out", "prev_cell", *names])
+    factors = {gate: call.operand("x").scale * call.operand(f"w_{gate}").scale * 2**12 for gate in _GATES}
+    cell_out, out = call.out(0), call.out(1)
 
     def step() -> None:
         i = {name: values() for name, values in read.items()}
 
         def gate(name: str) -> Array:
             z = i["x"] @ i[f"w_{name}"].T + i["prev_out"] @ i[f"r_{name}"].T + i[f"b_{name}"]
-            return _rounded(z, 2.0**-12)
+            return to_16_bits(scaled(z, factors[name]))
 
-        entering, forget, out = (_rounded(sigmoid(gate(name)), 2.0**-15) for name in ("in", "forget", "out"))
-        added = _rounded(entering * _rounded(np.tanh(gate("cell")), 2.0**-15), 2.0**-15)
-        cell = _rounded(_rounded(added, 2.0**-11) + _rounded(forget * i["prev_cell"], 2.0**-11), 2.0**-11)
-        result = _rounded(out * _rounded(np.tanh(cell), 2.0**-15), 2.0**-15)
-        for real, (operand, array) in zip((cell, result), targets, strict=True):
-            _store(real, operand, array)
+        added = divided(times(sigmoid(gate("in")), tanh(gate("cell"))), 4)
+        cell = to_16_bits(added + times(sigmoid(gate("forget")), i["prev_cell"]))
+        result = divided(times(sigmoid(gate("out")), tanh(to_16_bits(cell << 1))), 8)
+        cell_out[...] = cell
+        out[...] = np.clip(result, -128, 127) + 128
 
     call.do(step)
 
 
 def quantized_lstm(call: KernelCall) -> None:
-    """QUANTIZED_LSTM: int8 inputs and weights; each gate has a scale before its layer normalisation."""
-    scales = {gate: call.number(f"scale_{gate}") for gate in _GATES}
+    """QUANTIZED_LSTM: int8 inputs and weights; each gate has a scale before its layer normalisation.
+
+    Products with inputs, outputs and the state of the cell are rounded to 16 bits one after the other. Without a
+    projection the output is the hidden state as it is stored.
+    """
+    kinds = [f"{kind}_{gate}" for kind in "wrpbn" for gate in _GATES]
+    read = _readers(call, ["x", "prev_out", "prev_cell", "proj", "proj_bias", *kinds])
+    before, cell_digits = call.operand("prev_out"), _digits(call.operand("prev_cell").scale)
+    norms = {gate: call.operand(f"n_{gate}").scale if call.given(f"n_{gate}") else 0.0 for gate in _GATES}
+    units = {gate: call.number(f"scale_{gate}") if norms[gate] else 2.0**-12 for gate in _GATES}
     hidden_scale, hidden_zero = call.number("hidden_scale"), call.integer("hidden_zero_point")
-    clips = {name: call.number(name) if call.given(name) else 0.0 for name in ("cell_clip", "proj_clip")}
-    names = [f"{kind}_{gate}" for kind in ("w", "r", "p", "n") for gate in _GATES]
-    read = {name: _reader(call, name) for name in ("x", "prev_out", "prev_cell", "proj", *names) if call.given(name)}
-    for gate in _GATES:
-        if call.given(f"b_{gate}"):
-            norm = call.operand(f"n_{gate}").scale / 1024 if call.given(f"n_{gate}") else 0.0
-            read[f"b_{gate}"] = _reader(call, f"b_{gate}", norm or _bias_scale(call, gate))
-    if call.given("proj_bias"):
-        read["proj_bias"] = _reader(call, "proj_bias", hidden_scale * call.operand("proj").scale)
-    targets = [(call.output(which), call.out(which)) for which in (0, 1, 2)]
-    cell_scale = call.operand("prev_cell").scale
+    if not (min(units.values()) > 0 and hidden_scale > 0):
+        raise InvalidArgument("the scales of the gates and of the hidden state must be positive")
+    scales = {"w": call.operand("x").scale, "r": before.scale, "p": 2.0**-cell_digits}
+    factors = {
+        f"{kind}_{gate}": scales[kind] * call.operand(f"{kind}_{gate}").scale / units[gate]
+        for kind, gate in (name.split("_") for name in kinds if name in read and name[0] in scales)
+    }
+    cell_clip = _clip(call, "cell_clip", 2.0**-cell_digits, 2**15 - 1)
+    proj_clip = _clip(call, "proj_clip", before.scale, 127)
+    projection, outs = call.operand("proj").scale, [call.out(which) for which in range(3)]
 
     def step() -> None:
         i = {name: values() for name, values in read.items()}
 
         def gate(name: str, seen: Array | None) -> Array:
-            z = i["x"] @ i[f"w_{name}"].T + i["prev_out"] @ i[f"r_{name}"].T
+            bias, norm = i[f"b_{name}"], norms[name]
+            z = scaled(i["x"] @ i[f"w_{name}"].T + (0 if norm else bias), factors[f"w_{name}"])
+            z = to_16_bits(to_16_bits(z) + scaled(i["prev_out"] @ i[f"r_{name}"].T, factors[f"r_{name}"]))
             if seen is not None and f"p_{name}" in i:
-                z = z + seen * i[f"p_{name}"]
-            if f"n_{name}" in i:
-                z = normalised(_rounded(z, scales[name])) * i[f"n_{name}"]
-            return _rounded(z + i[f"b_{name}"], 2.0**-12)
+                z = to_16_bits(z + scaled(seen * i[f"p_{name}"], factors[f"p_{name}"]))
+            return normalised(z, i[f"n_{name}"], bias, norm) if norm else z
 
         cell = i["prev_cell"]
-        forget = _rounded(sigmoid(gate("forget", cell)), 2.0**-15)
-        entering = _rounded(sigmoid(gate("in", cell)), 2.0**-15) if "w_in" in i else 1 - forget
-        fresh = _rounded(np.tanh(gate("cell", None)), 2.0**-15)
-        cell = _rounded(_rounded(forget * cell, cell_scale) + _rounded(entering * fresh, cell_scale), cell_scale)
-        if clips["cell_clip"]:
-            cell = np.clip(cell, -clips["cell_clip"], clips["cell_clip"])
-        out = _rounded(sigmoid(gate("out", cell)), 2.0**-15) * _rounded(np.tanh(cell), 2.0**-15)
-        hidden = np.clip(round_half_away(out / hidden_scale) + hidden_zero, -128, 127)
-        out = (hidden - hidden_zero) * hidden_scale
+        forget = sigmoid(gate("forget", cell))
+        entering = sigmoid(gate("in", cell)) if "w_in" in i else 2**15 - 1 - forget
+        fresh = divided(entering * tanh(gate("cell", None)), 30 - cell_digits)
+        cell = np.clip(divided(forget * cell, 15) + fresh, *cell_clip)
+        shown = sigmoid(gate("out", cell)) * tanh(cell, 15 - cell_digits)
+        hidden = np.clip(scaled(shown, 2.0**-30 / hidden_scale) + hidden_zero, -128, 127)
         if "proj" in i:
-            out = out @ i["proj"].T + i.get("proj_bias", 0.0)
-            if clips["proj_clip"]:
-                out = np.clip(out, -clips["proj_clip"], clips["proj_clip"])
-        for real, (operand, array) in zip((out, cell, out), targets, strict=True):
-            _store(real, operand, array)
+            z = (hidden - hidden_zero) @ i["proj"].T + i.get("proj_bias", 0)
+            z = scaled(z, hidden_scale * projection / before.scale) + before.zero_point
+            hidden = np.clip(np.clip(z, -128, 127), *proj_clip)
+        for array, values in zip(outs, (hidden, cell, hidden), strict=True):
+            array[...] = values
 
     call.do(step)
+
+
+def _digits(scale: float) -> int:
+    """Return how many binary digits after the point a scale stands for."""
+    digits = round(-math.log2(scale))
+    if not math.isclose(scale, 2.0**-digits, rel_tol=1e-3) or not 9 <= digits <= 15:
+        raise InvalidArgument(f"prev_cell has scale {scale:g}; it must be a power of two from 2^-15 to 2^-9")
+    return digits
+
+
+def _clip(call: KernelCall, name: str, scale: float, most: int) -> tuple[int, int]:
+    """Return the least and the greatest stored value that a clip leaves; 0 clips nothing."""
+    clip = call.number(name) / scale if call.given(name) else 0.0
+    return (-int(min(clip, most)), int(min(clip, most))) if clip > 0 else (-most - 1, most)

@@ -12,15 +12,12 @@ from ....errors import InvalidArgument
 from ..call import KernelCall
 
 __all__ = [
-    "ACTIVATIONS",
     "both_ways_lstm",
     "both_ways_rnn",
     "lstm",
-    "normalised",
     "rnn",
     "sequence_lstm",
     "sequence_rnn",
-    "sigmoid",
     "svdf",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _MOST_SAMPLES = 1 << 12
 """Of one bin along one axis; more would not change its mean."""
 _LARGEST_STEP = 1.5
-_SINGULAR = 1e-6
+_SINGULAR = 1e-5
 
 
 def _real_boxes(call: KernelCall, name: str) -> Callable[[Array], Array]:
@@ -93,11 +94,10 @@ def roi_pooling(call: KernelCall) -> None:
     zero = call.operand("x").zero_point
 
     def borders(start: float, end: float, bins: int, size: int) -> tuple[Array, Array]:
-        first, last = np.floor(start + 0.5), np.floor(end + 0.5)
-        length = max(last - first + 1, 1) / bins
-        low = np.floor(first + length * np.arange(bins))
-        high = np.ceil(first + length * (np.arange(bins) + 1))
-        return np.clip(low, 0, size).astype(int), np.clip(high, 0, size).astype(int)
+        first = math.floor(start + 0.5)
+        length, which = max(math.floor(end + 0.5) - first + 1, 1), np.arange(bins)
+        low, high = first + length * which // bins, first - (-length * (which + 1) // bins)
+        return np.clip(low, 0, size), np.clip(high, 0, size)
 
     def fill(image: Array, region: tuple[float, ...], out: Array) -> None:
         left, top, right, bottom = region
@@ -146,7 +146,8 @@ def _top(picture: Array, row: int, column: int) -> tuple[float, float, float]:
     gradient = np.array([(g[1, 2] - g[1, 0]) / 2, (g[2, 1] - g[0, 1]) / 2])
     mixed = (g[2, 2] - g[2, 0] - g[0, 2] + g[0, 0]) / 4
     curvature = np.array([[g[1, 0] - 2 * g[1, 1] + g[1, 2], mixed], [mixed, g[0, 1] - 2 * g[1, 1] + g[2, 1]]])
-    if not abs(np.linalg.det(curvature)) >= _SINGULAR:
+    straight, mixed_twice = curvature[0, 0] * curvature[1, 1], mixed * mixed
+    if not abs(straight - mixed_twice) >= _SINGULAR * (1 + straight):
         return 0.0, 0.0, float(g[1, 1])
     step = np.linalg.solve(curvature, -gradient)
     step *= min(1.0, _LARGEST_STEP / max(float(np.abs(step).max()), 1e-30))

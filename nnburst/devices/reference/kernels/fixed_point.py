@@ -1,0 +1,140 @@
+"""Arithmetic of 16-bit cells: products by 32-bit multipliers, and functions of numbers with 15 digits after the point.
+
+A gate has 3 binary digits before the point and 12 after it; what sigmoid and tanh make of it has 15 after it. One step
+of a gate is up to eight of the state of a cell, so states agree with those of other devices only if everything is
+rounded where it is there: this is what 16-bit vector instructions compute, digit for digit. Arrays are int64.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+__all__ = ["divided", "normalised", "scaled", "sigmoid", "tanh", "times", "to_16_bits"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_ONE = 2**15 - 1
+"""Stands for 1 with 15 digits after the point."""
+
+
+def to_16_bits(values: Array) -> Array:
+    """Cut to the range of int16."""
+    return np.clip(values, -(2**15), 2**15 - 1)
+
+
+def divided(values: Array, digits: int) -> Array:
+    """Divide by 2^digits, halves away from zero; a negative number multiplies."""
+    if digits <= 0:
+        return values << -digits
+    half = 1 << (digits - 1)
+    return np.where(values >= 0, (values + half) >> digits, -((half - values) >> digits))
+
+
+def scaled(values: Array, factor: float) -> Array:
+    """Multiply 32-bit integers by a factor of 31 binary digits and a shift; each of the two steps rounds."""
+    fraction, exponent = math.frexp(factor)
+    return _multiplied(values, round(fraction * 2**31), exponent)
+
+
+def _multiplied(values: Array, multiplier: Any, exponent: int) -> Array:
+    """Return values x multiplier / 2^31 x 2^exponent."""
+    product = (values << max(exponent, 0)) * multiplier
+    return divided((product + (1 << 30)) >> 31, max(-exponent, 0))
+
+
+def normalised(gates: Array, weights: Array, bias: Array, scale: float) -> Array:
+    """Bring each row to mean 0 and variance 1 with 10 digits after the point, times weights plus bias.
+
+    Args:
+        gates: int16 numbers [rows, units] of any scale.
+        weights: int16 [units], in units of `scale`.
+        bias: int32 [units], in units of `scale` / 1024.
+        scale: Of the weights.
+
+    Returns:
+        Gates with 12 digits after the point.
+    """
+    count = gates.shape[1]
+    sums, squares = gates.sum(1), np.square(gates).sum(1)
+    means = np.sign(sums) * (np.abs(sums) * 1024 // count)
+    variances = np.maximum((squares * (2**20 // count) - np.square(means)) >> 20, 0)
+    rows = [
+        _multiplied(1024 * row - mean, *_inverse_root(int(variance) or max(1, int(10_000 * scale))))
+        for row, mean, variance in zip(gates, means, variances, strict=True)
+    ]
+    product = np.stack(rows) * weights + bias
+    return to_16_bits(scaled(np.sign(product) * ((np.abs(product) + 512) >> 10), scale * 2**12))
+
+
+def _inverse_root(variance: int) -> tuple[int, int]:
+    """Return multiplier and exponent of 1 / sqrt(variance), the multiplier with the digits that decide what rounds."""
+    if variance == 1:
+        return 2**31 - 1, 0
+    shift = 12 - (31 - variance.bit_length()) // 2
+    multiplier = round(math.ldexp(1 / math.sqrt(variance), 31 + shift))
+    return multiplier << max(-shift, 0), -max(shift, 0)
+
+
+def times(a: Any, b: Any) -> Array:
+    """Return the product of two numbers, of which one has 15 digits after the point; halves are rounded up."""
+    return np.asarray((a * b + (1 << 14)) >> 15)
+
+
+def _constant(real: float, digits: int = 15) -> int:
+    return math.floor(math.ldexp(real, digits) + 0.5)
+
+
+def _exp_near_zero(a: Array) -> Array:
+    """Return exp(a) for -1/4 <= a < 0: four terms of the series around -1/8."""
+    x, around = a + _constant(1 / 8), _constant(math.exp(-1 / 8))
+    square = times(x, x)
+    third_and_fourth = times(divided(times(square, square), 2) + times(square, x), _constant(1 / 3))
+    return np.asarray(np.minimum(around + times(around, x + divided(third_and_fourth + square, 1)), _ONE))
+
+
+def _exp(a: Array, whole: int) -> Array:
+    """Return exp(a) for a <= 0 with `whole` digits before the point: a product of powers of e for each digit of a."""
+    after = 15 - whole
+    quarter = 1 << (after - 2)
+    near = (a & (quarter - 1)) - quarter
+    result, rest = _exp_near_zero(near << whole), near - a
+    for power in range(-2, min(whole, 5)):
+        factor = _constant(math.exp(-(2.0**power)))
+        result = np.where(rest & (1 << (after + power)), times(result, factor), result)
+    return np.where(a == 0, _ONE, np.where(a < -(32 << after), 0, result))
+
+
+def _inverse(x: Array) -> Array:
+    """Return 2 / (1 + x) with 13 digits after the point, for 0 <= x <= 1: three steps of Newton's method."""
+    half = (x + _ONE + 1) >> 1
+    result = _constant(48 / 17, 13) + times(half, _constant(-32 / 17, 13))
+    for _ in range(3):
+        result = result + (times(result, (1 << 13) - times(half, result)) << 2)
+    return np.asarray(result)
+
+
+@cache
+def _table(name: str, whole: int) -> Array:
+    """Return what a function makes of each number of 16 bits with `whole` digits before the point."""
+    a = np.arange(-(2**15), 2**15)
+    if name == "sigmoid":
+        above = np.minimum(_inverse(_exp(-np.abs(a), whole)) << 1, _ONE)
+        table = np.where(a == 0, 1 << 14, np.where(a > 0, above, _ONE - above))
+    else:
+        above = np.minimum((_inverse(_exp(-np.abs(a), whole + 1)) - (1 << 13)) << 2, _ONE)
+        table = np.sign(a) * above
+    table.flags.writeable = False
+    return table
+
+
+def sigmoid(a: Array) -> Array:
+    """1 / (1 + exp(-a)) of numbers with 3 digits before the point; 15 digits after the point."""
+    return np.asarray(_table("sigmoid", 3)[a + 2**15])
+
+
+def tanh(a: Array, whole: int = 3) -> Array:
+    """Return tanh of 16-bit numbers with `whole` digits before the point; 15 digits after the point."""
+    return np.asarray(_table("tanh", whole)[a + 2**15])
