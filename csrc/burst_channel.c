@@ -18,12 +18,14 @@
 #define REST 15              /* ... for so many waits */
 #define FRUITLESS_ROUNDS 64  /* a peer that keeps setting bits must not keep us from the interpreter */
 
-int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_ns)
+int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_ns, uint64_t *counters)
 {
     memset(ch, 0, sizeof(*ch));
     ch->mq = mq;
     ch->size_at = size_at;
     ch->window_ns = window_ns;
+    ch->counters = counters;
+    ch->packets = size_at == 4 ? NNB_REQUESTS : NNB_RESULTS;
     /* A forked child must not keep an endpoint's queue alive, nor use it. */
     for (uint32_t i = 0; mq && i < mq->n_maps; i++)
         madvise(mq->maps[i].base, mq->maps[i].length, MADV_DONTFORK);
@@ -50,11 +52,11 @@ int nnb_channel_send(nnb_channel *ch, const uint8_t *packet, uint32_t n)
     int rc = nnb_mq_put(q, packet, bytes);
     if (rc < 0)
         return rc == -EAGAIN ? -ENOBUFS : rc;
-    ch->packets++;
+    nnb_count(ch->counters, ch->packets, 1);
     nnb_fence_seq_cst(); /* SYNC POINT: publish <-> sleep */
     if (!(nnb_load32_relaxed((nnb_a32 *)q->event) & NNB_EVENT_NOT_EMPTY) &&
         nnb_event_wake(q->event, NNB_EVENT_NOT_EMPTY) == 1)
-        ch->wakes++;
+        nnb_count(ch->counters, NNB_WAKES, 1);
     return 0;
 }
 
@@ -64,7 +66,7 @@ void nnb_channel_notify_not_full(nnb_channel *ch)
 {
     if (!(nnb_load32_relaxed((nnb_a32 *)ch->mq->event) & NNB_EVENT_NOT_FULL) &&
         nnb_event_wake(ch->mq->event, NNB_EVENT_NOT_FULL) == 1)
-        ch->wakes++;
+        nnb_count(ch->counters, NNB_WAKES, 1);
 }
 
 /* The length that a packetInformation announces, 0 if it is none or cannot be true. */
@@ -108,7 +110,7 @@ static int take(nnb_channel *ch, uint8_t *packet, uint64_t bytes)
     nnb_mq_peek(q, 0, packet, NNB_DATUM_SIZE);
     uint32_t n = announced(ch, packet, datums);
     if (__builtin_expect(!n || (n < datums && !rest_is_packets(ch, n, datums)), 0)) {
-        ch->malformed++;
+        nnb_count(ch->counters, NNB_MALFORMED, 1);
         ch->verified = 0;
         return nnb_mq_consume(q, bytes) < 0 ? -EBADMSG : -EPROTO;
     }
@@ -116,7 +118,7 @@ static int take(nnb_channel *ch, uint8_t *packet, uint64_t bytes)
     if (nnb_mq_consume(q, (uint64_t)n * NNB_DATUM_SIZE) < 0)
         return -EBADMSG;
     ch->verified = ch->verified > n ? ch->verified - n : 0;
-    ch->packets++;
+    nnb_count(ch->counters, ch->packets, 1);
     return (int)n;
 }
 
@@ -146,8 +148,10 @@ static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
         now = nnb_now_ns();
         if (deadline_ns && now >= deadline_ns)
             return -ETIMEDOUT;
-        if (now >= ch->poll_until)
+        if (now >= ch->poll_until) {
+            ch->poll_ended = now;
             return -EAGAIN;
+        }
         if (now >= slice)
             return -ERESTART;
     }
@@ -166,12 +170,14 @@ int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
             ch->rest = REST + 1; /* this wait is the first */
         }
     }
+    if (!ch->waiting && !ch->poll_ended)
+        ch->poll_ended = 1;
     ch->waiting = 1; /* one wait, however many slices it takes */
     for (int round = 0; round < FRUITLESS_ROUNDS; round++) {
         if ((rc = nnb_channel_try(ch, packet, 1)) != -EAGAIN)
             return rc;
         uint32_t state;
-        ch->sleeps++;
+        nnb_count(ch->counters, NNB_SLEEPS, 1);
         rc = nnb_event_wait(ch->mq->event, NNB_EVENT_NOT_EMPTY | NNB_EVENT_HANG_UP, &state, deadline_ns);
         if (rc < 0 && rc != -EAGAIN) {
             int got = nnb_channel_try(ch, packet, 1);

@@ -37,7 +37,17 @@ struct nnb_client {
     nnb_a64 owner; /* thread of the run in flight; stale while not busy */
     int closed;
     uint32_t late; /* results still to come for requests that were given up */
-    uint64_t dropped, refused;
+    nnb_row *row; /* or NULL: nothing is timed */
+    nnb_sampling sampling;
+    uint64_t quick;    /* runs answered within the first looks since the last of those that was timed */
+    uint64_t looks_ns; /* what the first looks of a run took that was timed and got no answer from them */
+    /* the run in flight */
+    uint64_t timed_ns; /* when it was sent, 0: it is not timed */
+    uint64_t late_ns;  /* likewise, as far as it can be told afterwards */
+    int slow;          /* the first looks have brought no answer */
+    nnb_trace_entry *trace;
+    uint64_t trace_room, traced;
+    uint64_t own_counters[NNB_COUNTERS];
     uint8_t *packet; /* room for the whole result ring */
     nnb_channel request, result;
     pthread_mutex_t lock; /* hang_up against close */
@@ -71,8 +81,8 @@ int nnb_client_create(nnb_client **out, nnb_mq *request, nnb_mq *result, uint64_
         return -ENOMEM;
     }
     int rc = madvise(c, sizeof(*c), MADV_WIPEONFORK) < 0 ? -errno : 0;
-    int rc_request = nnb_channel_init(&c->request, request, 4, polling_window_ns);
-    int rc_result = nnb_channel_init(&c->result, result, 8, polling_window_ns);
+    int rc_request = nnb_channel_init(&c->request, request, 4, polling_window_ns, c->own_counters);
+    int rc_result = nnb_channel_init(&c->result, result, 8, polling_window_ns, c->own_counters);
     rc = rc ? rc : rc_request ? rc_request : rc_result;
     if (!rc && !(c->packet = malloc(result->size)))
         rc = -ENOMEM;
@@ -126,13 +136,37 @@ void nnb_client_destroy(nnb_client *c)
 
 void nnb_client_stats(const nnb_client *c, nnb_stats *out)
 {
-    *out = (nnb_stats){.sent = c->request.packets,
-                       .received = c->result.packets,
-                       .sleeps = c->result.sleeps,
-                       .wakes = c->request.wakes + c->result.wakes,
-                       .malformed = c->result.malformed + c->refused,
-                       .dropped = c->dropped};
+    const uint64_t *n = c->result.counters;
+    memset(out, 0, sizeof(*out));
+    if (c->magic != MAGIC)
+        return;
+    *out = (nnb_stats){.sent = n[NNB_REQUESTS],
+                       .received = n[NNB_RESULTS],
+                       .sleeps = n[NNB_SLEEPS],
+                       .wakes = n[NNB_WAKES],
+                       .malformed = n[NNB_MALFORMED],
+                       .dropped = n[NNB_DROPPED]};
 }
+
+void nnb_client_watch(nnb_client *c, nnb_row *row)
+{
+    if (c->magic != MAGIC)
+        return;
+    c->row = row;
+    c->request.counters = c->result.counters = row->counters;
+    c->sampling.random = (uint32_t)((uintptr_t)c >> 12) ^ (uint32_t)nnb_now_ns();
+}
+
+void nnb_client_trace(nnb_client *c, nnb_trace_entry *entries, uint64_t n, uint32_t every)
+{
+    if (c->magic != MAGIC)
+        return;
+    c->trace = n ? entries : NULL;
+    c->trace_room = n;
+    c->sampling.every = c->sampling.countdown = c->trace ? every : 0;
+}
+
+uint64_t nnb_client_traced(const nnb_client *c) { return c->traced; }
 
 /* ---- execution ------------------------------------------------------------------------------------------------ */
 
@@ -240,6 +274,10 @@ static int send_request(nnb_execution *e)
         if (room < 0 || (uint64_t)room < c->request.mq->capacity)
             return room < 0 ? (int)room : -EAGAIN;
     }
+    if (c->row && (c->timed_ns || nnb_sample_due(&c->sampling))) {
+        c->timed_ns = nnb_now_ns();
+        nnb_channel_stamp(&c->request, e->n, c->timed_ns, 0);
+    }
     int rc = nnb_channel_send(&c->request, e->turn ? e->other : e->packet, e->n);
     e->sent = rc == 0;
     return rc == -EMSGSIZE ? -ENOBUFS : rc;
@@ -270,10 +308,14 @@ int nnb_execution_start(nnb_execution *e)
         int stray = nnb_channel_drain(&c->result);
         if (stray < 0)
             return end(e, stray);
-        c->dropped += stray > 0;
+        if (stray)
+            nnb_count(c->result.counters, NNB_DROPPED, 1);
         if (stray)
             tell_room(c);
     }
+    c->sampling.was_slow = c->slow;
+    c->timed_ns = c->late_ns = 0;
+    c->slow = 0;
     e->result.status = -1; /* until the answer of this run is here */
     e->sent = 0;
     int rc = send_request(e);
@@ -317,9 +359,48 @@ static int decode(nnb_execution *e, const uint8_t *packet, uint32_t n)
         pass_turn(e, e->result.status);
         return e->result.status;
     }
-    e->client->refused++;
+    nnb_count(e->client->result.counters, NNB_MALFORMED, 1);
     return fail(e);
 }
+/* ---- what is timed, see watch.c --------------------------------------------------------------------------------- */
+
+static void note_slow(nnb_client *c)
+{
+    if (!c->row || c->slow)
+        return;
+    uint64_t now = nnb_now_ns();
+    c->slow = 1;
+    if (c->timed_ns)
+        c->looks_ns = now - c->timed_ns;
+    else
+        c->late_ns = now - c->looks_ns;
+}
+
+/* The answer is here. All slow runs are timed, of the quick ones one stands for many. */
+static void note_answer(nnb_execution *e, int status)
+{
+    nnb_client *c = e->client;
+    uint64_t sent = c->timed_ns ? c->timed_ns : c->late_ns, weight = 1;
+    if (!c->slow)
+        weight = ++c->quick;
+    if (!sent)
+        return;
+    if (!c->slow)
+        c->quick = 0;
+    uint64_t now = nnb_now_ns(), taken = 0, lasted = 0;
+    nnb_histogram_add(&c->row->histograms[NNB_ROUND_TRIP], now - sent, weight);
+    int known = c->timed_ns && nnb_channel_is_stamped(&c->result) &&
+                nnb_channel_stamp_of(&c->result, now, &taken, &lasted) && taken >= sent;
+    if (known) {
+        nnb_histogram_add(&c->row->histograms[NNB_QUEUE_WAIT], taken - sent, weight);
+        nnb_histogram_add(&c->row->histograms[NNB_EXECUTION], lasted, weight);
+    }
+    if (c->trace && c->timed_ns)
+        c->trace[c->traced++ % c->trace_room] = (nnb_trace_entry){
+            .sent = sent, .taken = known ? taken : 0, .answered = known ? taken + lasted : 0, .received = now,
+            .run = c->request.counters[NNB_REQUESTS], .thread = self(), .status = status};
+}
+
 /* Looks at what a receive returned. -EAGAIN: it was no answer to this request. */
 static int settle(nnb_execution *e, int got)
 {
@@ -329,11 +410,16 @@ static int settle(nnb_execution *e, int got)
     if (got > 0) {
         if (c->late) {
             c->late--;
-            c->dropped++;
+            nnb_count(c->result.counters, NNB_DROPPED, 1);
             int rc = e->sent ? 0 : send_request(e);
             return rc < 0 && rc != -EAGAIN ? end(e, rc) : -EAGAIN;
         }
-        return end(e, decode(e, c->packet, (uint32_t)got));
+        int status = decode(e, c->packet, (uint32_t)got);
+        if (status > 0)
+            nnb_count(c->result.counters, NNB_FAILURES, 1);
+        if (c->row)
+            note_answer(e, status);
+        return end(e, status);
     }
     if (got == -EPROTO) { /* the ring was thrown away; with late results in it one cannot tell which are still due */
         if (c->late)
@@ -364,6 +450,7 @@ int nnb_execution_resume(nnb_execution *e)
 {
     if (!e->waiting)
         return -EINVAL;
+    note_slow(e->client);
     int rc;
     do
         rc = settle(e, nnb_channel_wait(&e->client->result, e->client->packet, e->deadline_ns));

@@ -58,7 +58,12 @@ struct nnb_server {
     int failed;          /* what the executor said, whatever could be sent */
     nnb_uses *admitted;  /* buffers of the request at hand, taken here */
     int idle_closed;     /* the listener has buffers to free */
-    uint64_t hits, misses, refused;
+    nnb_row *row;        /* or NULL: nothing is timed */
+    uint64_t taken_ns;   /* when the request at hand was taken, 0: it is not timed */
+    uint64_t weight;     /* requests since the last timed one */
+    uint64_t idle_ns;    /* when the last answer went out, if that was timed */
+    uint64_t idle_weight;
+    uint64_t own_counters[NNB_COUNTERS];
 
     uint32_t n_plans, last, victim;
     plan plans[];
@@ -82,8 +87,8 @@ int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_
     int rc = madvise(s, server_bytes(max_plans), MADV_WIPEONFORK) < 0 ? -errno : 0;
     s->n_plans = max_plans;
     s->last = UINT32_MAX;
-    int rc_request = nnb_channel_init(&s->request, request, 4, polling_window_ns);
-    int rc_result = nnb_channel_init(&s->result, result, 8, polling_window_ns);
+    int rc_request = nnb_channel_init(&s->request, request, 4, polling_window_ns, s->own_counters);
+    int rc_result = nnb_channel_init(&s->result, result, 8, polling_window_ns, s->own_counters);
     rc = rc ? rc : rc_request ? rc_request : rc_result;
     if (!rc) {
         uint64_t room = request->capacity;
@@ -139,14 +144,34 @@ void nnb_server_destroy(nnb_server *s)
 
 void nnb_server_stats(const nnb_server *s, nnb_stats *out)
 {
-    *out = (nnb_stats){.sent = s->result.packets,
-                       .received = s->request.packets,
-                       .sleeps = s->request.sleeps,
-                       .wakes = s->request.wakes + s->result.wakes,
-                       .malformed = s->request.malformed + s->refused,
-                       .plan_hits = s->hits,
-                       .plan_misses = s->misses};
+    const uint64_t *n = s->request.counters;
+    memset(out, 0, sizeof(*out));
+    if (s->magic != MAGIC)
+        return;
+    *out = (nnb_stats){.sent = n[NNB_RESULTS],
+                       .received = n[NNB_REQUESTS],
+                       .sleeps = n[NNB_SLEEPS],
+                       .wakes = n[NNB_WAKES],
+                       .malformed = n[NNB_MALFORMED],
+                       .plan_hits = n[NNB_PLAN_HITS],
+                       .plan_misses = n[NNB_PLAN_MISSES]};
 }
+
+void nnb_server_watch(nnb_server *s, nnb_row *row)
+{
+    if (s->magic != MAGIC)
+        return;
+    s->row = row;
+    s->request.counters = s->result.counters = row->counters;
+}
+
+void nnb_server_count(nnb_server *s, uint32_t which, uint64_t n)
+{
+    if (s->magic == MAGIC)
+        nnb_count(s->request.counters, which, n);
+}
+
+static void count(nnb_server *s, uint32_t which) { nnb_count(s->request.counters, which, 1); }
 
 uint32_t nnb_server_spins(const nnb_server *s) { return nnb_channel_polls(&s->request) ? SPINS : 0; }
 
@@ -185,12 +210,48 @@ static void leave(nnb_server *s, int outcome)
 
 void nnb_server_forgo(nnb_server *s) { leave(s, NNB_UNCHANGED); }
 
+/* ---- what is timed, see watch.c --------------------------------------------------------------------------------- */
+
+static void note_request(nnb_server *s)
+{
+    int is_stamped = nnb_channel_is_stamped(&s->request);
+    s->weight++;
+    s->taken_ns = 0;
+    if (!is_stamped && !s->idle_ns)
+        return;
+    uint64_t now = nnb_now_ns(), sent, lasted, poll_ended = s->request.poll_ended;
+    if (s->idle_ns) {
+        uint64_t until = poll_ended == 0 ? now : poll_ended;
+        nnb_histogram_add(&s->row->histograms[NNB_SPIN], until > s->idle_ns ? until - s->idle_ns : 0, s->idle_weight);
+        s->idle_ns = 0;
+    }
+    if (is_stamped && nnb_channel_stamp_of(&s->request, now, &sent, &lasted)) {
+        nnb_histogram_add(&s->row->histograms[NNB_QUEUE_WAIT], now - sent, s->weight);
+        s->taken_ns = now;
+    }
+}
+
+static void note_reply(nnb_server *s)
+{
+    uint64_t now = nnb_now_ns();
+    nnb_histogram_add(&s->row->histograms[NNB_EXECUTION], now - s->taken_ns, s->weight);
+    nnb_channel_stamp(&s->result, s->answer_n ? s->answer_n : 2, s->taken_ns, now - s->taken_ns);
+    s->idle_ns = now;
+    s->idle_weight = s->weight;
+    s->weight = 0;
+    s->taken_ns = 0;
+}
+
 int nnb_server_reply(nnb_server *s)
 {
     if (!s->pending)
         return 0;
     s->pending = 0;
     leave(s, s->failed ? NNB_LOST : NNB_COMMITTED); /* before the client knows: its next request needs them */
+    if (s->failed)
+        count(s, NNB_FAILURES);
+    if (s->taken_ns)
+        note_reply(s);
     int rc = s->answer_n ? send_answer(s, s->answer, s->answer_n) : send_status(s, 0);
     if (!rc && s->idle_closed) {
         s->idle_closed = 0;
@@ -267,20 +328,20 @@ static int identify(nnb_server *s)
     s->is_decoded = 0;
     uint32_t guess = s->last < s->n_plans ? s->plans[s->last].next : UINT32_MAX;
     if (guess < s->n_plans && matches(s, &s->plans[guess])) {
-        s->hits++;
+        count(s, NNB_PLAN_HITS);
         return (int)(s->last = guess);
     }
     s->hash = hash_packet(s->packet, s->n);
     for (uint32_t i = 0; i < s->n_plans; i++)
         if (s->plans[i].hash == s->hash && matches(s, &s->plans[i])) {
-            s->hits++;
+            count(s, NNB_PLAN_HITS);
             follow(s, i);
             return (int)i;
         }
     if (nnb_wire_decode_request(s->packet, s->n, &s->decoded) < 0)
         return -EPROTO;
     s->is_decoded = 1;
-    s->misses++;
+    count(s, NNB_PLAN_MISSES);
     pthread_mutex_lock(&s->lock);
     s->frees_at_receive = s->frees;
     uint32_t id = choose_victim(s);
@@ -385,6 +446,9 @@ static int settle(nnb_server *s, int got)
     if (got > 0) {
         s->n = (uint32_t)got;
         s->answer_n = 0;
+        if (s->row)
+            note_request(s);
+        s->request.poll_ended = 0;
         id = identify(s);
         if (id >= 0) {
             int measure = s->is_decoded ? s->decoded.measure : s->plans[id].measure;
@@ -393,7 +457,7 @@ static int settle(nnb_server *s, int got)
             s->failed = 0;
             return s->is_decoded ? id : admit(s, id);
         }
-        s->refused++;
+        count(s, NNB_MALFORMED);
     }
     if (id == -EPROTO) {
         int rc = send_status(s, GENERAL_FAILURE);

@@ -12,6 +12,7 @@
  *         0   8            R, read counter   (unsynchronized: unused)        reader
  *       128   8            W, write counter                                  writer
  *       136   8            write intent      (unsynchronized only)           writer
+ *       136   16           stamp             (NNB_LAYOUT_STAMPED; watch.c)   writer
  *       256   4            event word                                        both
  *       384   n * quantum  ring                                              writer
  *
@@ -58,6 +59,12 @@ static int check_grantors(const nnb_grantor *g, uint32_t n, uint32_t n_fds, uint
     }
     /* A remainder would let elements overlap after the wrap. */
     return g[NNB_GRANTOR_DATA].extent % quantum ? -EINVAL : 0;
+}
+
+/* A stamp is two words right behind W; anything else at its place belongs to programs that we do not know. */
+static int is_stamp(const nnb_grantor *stamp, const nnb_grantor *w)
+{
+    return stamp->fd_index == w->fd_index && stamp->offset == w->offset + 8 && stamp->extent == 16 && w->extent == 8;
 }
 
 /* Maps, per fd, the range that its grantors cover. */
@@ -135,7 +142,7 @@ int nnb_mq_open(nnb_mq **out, const nnb_grantor *grantors, uint32_t n_grantors, 
     if (flavour != NNB_SYNCHRONIZED && flavour != NNB_UNSYNCHRONIZED)
         return -EINVAL;
     uint32_t n = n_grantors > 5 ? 5 : n_grantors; /* more are none of our business */
-    if (flavour == NNB_SYNCHRONIZED && n > 4)
+    if (flavour == NNB_SYNCHRONIZED && n > 4 && !is_stamp(&grantors[NNB_GRANTOR_STAMP], &grantors[NNB_GRANTOR_WRITE]))
         n = 4;
     int rc = check_grantors(grantors, n, n_fds, quantum);
     if (rc < 0)
@@ -167,7 +174,9 @@ int nnb_mq_open(nnb_mq **out, const nnb_grantor *grantors, uint32_t n_grantors, 
     q->r = flavour == NNB_SYNCHRONIZED ? (nnb_a64 *)(void *)AT(NNB_GRANTOR_READ) : &q->private_r;
     if (n > NNB_GRANTOR_EVENT)
         q->event = (uint32_t *)(void *)AT(NNB_GRANTOR_EVENT);
-    if (n > NNB_GRANTOR_INTENT)
+    if (n > NNB_GRANTOR_STAMP && flavour == NNB_SYNCHRONIZED)
+        q->stamp = (nnb_a64 *)(void *)AT(NNB_GRANTOR_STAMP);
+    else if (n > NNB_GRANTOR_INTENT)
         q->intent = (nnb_a64 *)(void *)AT(NNB_GRANTOR_INTENT);
 #undef AT
     if (options & NNB_MQ_RESET) {

@@ -19,11 +19,14 @@ typedef struct nnb_channel {
     uint64_t verified;   /* datums after the head that were found to be whole packets */
     int size_at;         /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
     nnb_a32 hung_up;
-    uint64_t packets, sleeps, wakes, malformed;
+    uint64_t poll_ended; /* when polling ended in vain in the wait that is over; 0 if it did not, 1 if there was none */
+    uint64_t *counters;  /* of its end: a row's, or private ones */
+    uint32_t packets;    /* which of them counts its packets */
 } nnb_channel;
 
-/* Checks that the queue can carry a burst and takes it over (also on failure). */
-int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_ns);
+/* Checks that the queue can carry a burst and takes it over (also on failure). size_at: 4 for requests, 8 for results.
+ * counters: NNB_COUNTERS of them, of this end of the burst. */
+int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_ns, uint64_t *counters);
 void nnb_channel_fini(nnb_channel *ch);
 
 /* -EMSGSIZE / -ENOBUFS: larger than the ring / than the free room: nothing was sent; -EBADMSG: corrupt. Contains the
@@ -43,6 +46,39 @@ int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns);
 int nnb_channel_drain(nnb_channel *ch);
 
 void nnb_channel_hang_up(nnb_channel *ch);
+
+/* watch.c. Puts times beside W for the packet of n datums that is sent next. */
+void nnb_channel_stamp(nnb_channel *ch, uint32_t n, uint64_t time_ns, uint64_t lasted_ns);
+
+/* Whether the packet that was taken last carries times. Its line was loaded to see that the packet is there. */
+static inline int nnb_channel_is_stamped(const nnb_channel *ch)
+{
+    const nnb_mq *q = ch->mq;
+    if (!q->stamp)
+        return 0;
+    uint64_t time = nnb_load_relaxed(&q->stamp[0]);
+    return time && time >> 48 == ((q->own_r >> 3) & 0xffff);
+}
+/* Its times. 0: there are none, or not such as could be true. */
+int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_ns, uint64_t *lasted_ns);
+
+/* Which runs of a client are timed. */
+typedef struct nnb_sampling {
+    uint32_t every;     /* each n-th, 0: one in 64 on average */
+    uint32_t countdown; /* to the next one */
+    uint32_t random;
+    int was_slow; /* the last answer did not come at once */
+} nnb_sampling;
+
+/* Called once for each run: whether it is timed. */
+static inline int nnb_sample_due(nnb_sampling *s)
+{
+    if (s->countdown-- > 1 && !s->was_slow)
+        return 0;
+    s->random = s->random * 1664525u + 1013904223u;
+    s->countdown = s->every ? s->every : 1 + (s->random >> 25); /* 1 to 128 */
+    return 1;
+}
 
 /* Whether the next wait will poll. */
 static inline int nnb_channel_polls(const nnb_channel *ch) { return ch->window_ns && !ch->rest; }

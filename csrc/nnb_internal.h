@@ -22,6 +22,13 @@ typedef struct nnb_sleeper {
 int nnb_beat_enter(nnb_sleeper *s, uint32_t *word);
 void nnb_beat_leave(nnb_sleeper *s);
 
+/* Counts in a word that others only read; one thread at a time writes it. */
+static inline void nnb_count(uint64_t *counters, uint32_t which, uint64_t n)
+{
+    nnb_a64 *word = (nnb_a64 *)&counters[which];
+    nnb_store_relaxed(word, nnb_load_relaxed(word) + n);
+}
+
 struct nnb_mq {
     uint8_t *ring;
     uint64_t size; /* bytes, a multiple of quantum */
@@ -35,6 +42,7 @@ struct nnb_mq {
     nnb_a64 *w, *r; /* shared; for an unsynchronized queue r points at own_r */
     nnb_a64 *intent; /* NULL when the layout has none */
     uint32_t *event;
+    nnb_a64 *stamp; /* two words beside W, or NULL; see watch.c */
     /* Private counters. Exclusive handles trust only these for their own role; w_off, r_off = counter mod size. */
     uint64_t own_w, w_off, own_r, r_off;
     uint64_t seen_w, seen_r; /* last validated value of the peer's counter (exclusive handles) */

@@ -82,6 +82,7 @@ uint64_t nnb_now_ns(void); /* CLOCK_MONOTONIC */
 #define NNB_EVENT_NOT_EMPTY 2u
 
 enum { NNB_GRANTOR_READ, NNB_GRANTOR_WRITE, NNB_GRANTOR_DATA, NNB_GRANTOR_EVENT, NNB_GRANTOR_INTENT };
+#define NNB_GRANTOR_STAMP 4 /* of a synchronized queue, in the place of the intent */
 
 typedef struct nnb_grantor {
     uint32_t flags; /* always 0 */
@@ -93,6 +94,7 @@ typedef struct nnb_grantor {
 /* Layouts that nnb_mq_layout can draw. Attaching accepts any layout. */
 #define NNB_LAYOUT_LINES 0u  /* counters and event word on 128-byte lines of their own; the default */
 #define NNB_LAYOUT_COMPAT 1u /* the 16-byte header of libfmq */
+#define NNB_LAYOUT_STAMPED 2u /* NNB_LAYOUT_LINES with room for a stamp beside W, if the queue is synchronized */
 
 /* Fills `out` (room for 5) with the grantors of a queue in one file and returns how many; *region_size is the size
  * of that file, a multiple of the page. with_event: 0 or 1 (only COMPAT can go without).
@@ -205,6 +207,87 @@ int nnb_wire_encode_result(const nnb_result *result, uint8_t *out, uint32_t room
 int nnb_wire_decode_request(const uint8_t *packet, uint32_t n, nnb_request *out);
 int nnb_wire_decode_result(const uint8_t *packet, uint32_t n, nnb_result *out);
 
+/* ---- watch.c: what a process says about itself ------------------------------------------------------------------- */
+
+enum {
+    NNB_REQUESTS,    /* request packets: sent by a client, received by a server */
+    NNB_RESULTS,     /* result packets */
+    NNB_FAILURES,    /* results with an error status */
+    NNB_SLEEPS,      /* futex waits entered */
+    NNB_WAKES,       /* futex wakes called */
+    NNB_MALFORMED,   /* packets refused */
+    NNB_DROPPED,     /* results that came after their request had been given up */
+    NNB_PLAN_HITS,   /* requests that were already bound */
+    NNB_PLAN_MISSES, /* requests that had to be decoded and bound */
+    NNB_SLOT_MISSES, /* memories that were fetched from the client */
+    NNB_FALLBACKS,   /* executions without a burst */
+    NNB_COMPILED,    /* models prepared from their definition */
+    NNB_RESTORED,    /* models prepared from cache files */
+    NNB_SAVED,       /* models saved in cache files */
+    NNB_REJECTED,    /* cache files that were not what was saved */
+    NNB_MODELS,      /* prepared models, open and closed */
+    NNB_BURSTS,      /* bursts, open and closed */
+};
+#define NNB_COUNTERS 20 /* room for a few more */
+enum { NNB_QUEUE_WAIT, NNB_EXECUTION, NNB_SPIN, NNB_ROUND_TRIP };
+#define NNB_HISTOGRAMS 4
+#ifndef NNB_BUCKETS
+#define NNB_BUCKETS 528
+#endif
+
+/* Nanoseconds. Bucket i holds what is at least nnb_bucket_start(i) and less than the start of the next. */
+typedef struct nnb_histogram {
+    uint64_t count, sum, max;
+    uint64_t buckets[NNB_BUCKETS];
+} nnb_histogram;
+
+/* One thing that is watched. One thread at a time writes it; others may look at any time, from other processes too. */
+typedef struct nnb_row {
+    uint64_t number; /* never used again in its memory; 0: the row is free */
+    uint64_t parent; /* number of the row that this one is added to when it ends */
+    uint64_t since_ns;
+    uint32_t kind;
+    uint32_t client_pid;
+    uint32_t client_uid;
+    uint32_t reserved;
+    char label[72];
+    uint64_t number_again; /* written after what is above; differs while that changes */
+    uint64_t counters[NNB_COUNTERS];
+    nnb_histogram histograms[NNB_HISTOGRAMS];
+} nnb_row;
+
+/* Before the rows, each of which begins at a multiple of row_bytes after NNB_PAGE_HEADER. */
+typedef struct nnb_page {
+    char magic[8]; /* NNB_PAGE_MAGIC, written last */
+    uint32_t version;
+    uint32_t row_bytes;
+    uint32_t n_rows;
+    uint32_t n_used; /* rows from there on were never used */
+    uint32_t pid;
+    uint32_t reserved;
+    uint64_t since_ns;
+    uint64_t unwatched; /* things for which no row was free */
+    char name[72];
+} nnb_page;
+#define NNB_PAGE_HEADER 4096
+#define NNB_PAGE_VERSION 1
+
+uint32_t nnb_bucket_of(uint64_t ns);
+uint64_t nnb_bucket_start(uint32_t bucket);
+void nnb_histogram_add(nnb_histogram *h, uint64_t ns, uint64_t weight); /* weight: how many events it stands for */
+void nnb_row_count(nnb_row *row, uint32_t which, uint64_t n);
+void nnb_row_fold(nnb_row *into, const nnb_row *other); /* adds the numbers of a row that nobody writes any more */
+void nnb_row_copy(nnb_row *out, const nnb_row *row);   /* one look */
+
+/* One run of a client, as both ends saw it. Nanoseconds of CLOCK_MONOTONIC; 0: not known. */
+typedef struct nnb_trace_entry {
+    uint64_t sent, taken, answered, received;
+    uint64_t run; /* number of the run, from 1 */
+    uint64_t thread;
+    int32_t status;
+    uint32_t reserved;
+} nnb_trace_entry;
+
 /* ---- burst_channel.c, burst_endpoint.c: the two ends of a burst ------------------------------------------------ */
 
 typedef struct nnb_stats {
@@ -235,6 +318,12 @@ void nnb_client_destroy(nnb_client *c); /* close + free; NULL is fine; harmless 
 void nnb_client_stats(const nnb_client *c, nnb_stats *out);
 /* Whether nothing runs on it now. A hint: it may be otherwise a moment later. */
 int nnb_client_is_free(const nnb_client *c);
+/* Before the first run: histograms of its timed runs go here, and all counters. The row outlives the client's use. */
+void nnb_client_watch(nnb_client *c, nnb_row *row);
+/* From now on one run in `every` is timed and noted in entries[i % n], i counting from 0; nnb_client_traced is how many
+ * have been. NULL ends it. Not while a run is in flight. */
+void nnb_client_trace(nnb_client *c, nnb_trace_entry *entries, uint64_t n, uint32_t every);
+uint64_t nnb_client_traced(const nnb_client *c);
 
 /* A request, serialised once, to be run many times. The client must outlive it. */
 typedef struct nnb_execution nnb_execution;
@@ -358,6 +447,10 @@ int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids);
 void nnb_server_hang_up(nnb_server *s);
 void nnb_server_destroy(nnb_server *s); /* after nnb_server_next has ended for good */
 void nnb_server_stats(const nnb_server *s, nnb_stats *out);
+/* Before the first request: what is counted and timed goes into this row, which outlives the thread that serves. */
+void nnb_server_watch(nnb_server *s, nnb_row *row);
+/* Counts something that the caller of nnb_server_next knows. */
+void nnb_server_count(nnb_server *s, uint32_t which, uint64_t n);
 
 /* How often try is worth calling before releasing an interpreter lock; 0 if this end never polls. */
 uint32_t nnb_execution_spins(const nnb_execution *e);

@@ -16,7 +16,7 @@ static uint64_t align_up(uint64_t v, uint64_t to) { return (v + to - 1) & ~(to -
 int nnb_mq_layout(uint64_t count, uint32_t quantum, uint32_t flavour, uint32_t layout, int with_event,
                   nnb_grantor *out, uint64_t *region_size)
 {
-    if (!count || !quantum || !out || !region_size || layout > NNB_LAYOUT_COMPAT ||
+    if (!count || !quantum || !out || !region_size || layout > NNB_LAYOUT_STAMPED ||
         (flavour != NNB_SYNCHRONIZED && flavour != NNB_UNSYNCHRONIZED))
         return -EINVAL;
     if (!with_event && layout != NNB_LAYOUT_COMPAT)
@@ -49,6 +49,10 @@ int nnb_mq_layout(uint64_t count, uint32_t quantum, uint32_t flavour, uint32_t l
         if (flavour == NNB_UNSYNCHRONIZED) {
             out[NNB_GRANTOR_INTENT].offset = LINE + 8;
             out[NNB_GRANTOR_INTENT].extent = 8;
+            n = 5;
+        } else if (layout == NNB_LAYOUT_STAMPED) {
+            out[NNB_GRANTOR_STAMP].offset = LINE + 8;
+            out[NNB_GRANTOR_STAMP].extent = 16;
             n = 5;
         }
     }

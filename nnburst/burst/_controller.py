@@ -27,7 +27,7 @@ from ..errors import (
     NNBurstError,
     error_for,
 )
-from ..fmq import MessageQueue
+from ..fmq import Layout, MessageQueue
 from ..memory import check_open
 from ..model import (
     NO_TIMING,
@@ -39,6 +39,7 @@ from ..model import (
     consistent_result,
     reason_of,
 )
+from ..watch import private_row
 from ._endpoint import c_request, open_channel, python_result
 from ._slots import SlotTable
 from ._stats import BurstStats, client_stats
@@ -116,7 +117,7 @@ class ExecutionBurstController(OneProcess):
             raise InvalidArgument(f"a burst channel has {least} to {most} datums, not {lengths}")
         slots = SlotTable()
         with contextlib.ExitStack() as stack:
-            queues = [stack.enter_context(MessageQueue(DATUM, length)) for length in lengths]
+            queues = [stack.enter_context(MessageQueue(DATUM, length, layout=Layout.STAMPED)) for length in lengths]
             request, result = [stack.enter_context(queue.descriptor) for queue in queues]
             context = prepared_model.configure_execution_burst(slots, request, result, polling_window)
             try:
@@ -132,6 +133,8 @@ class ExecutionBurstController(OneProcess):
         self._prepared_model = prepared_model
         self._context = context
         self._slots = slots
+        self._row = private_row()
+        lib.nnb_client_watch(endpoint, self._row.pointer)
         self._endpoint = endpoint
         self._lock = threading.RLock()  # a signal handler may close a burst whose counters are just being read
         self._closed = False

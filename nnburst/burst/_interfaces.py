@@ -19,6 +19,7 @@ from ._window import allowed_cpus
 
 if TYPE_CHECKING:
     from ..memory import Memory
+    from ..watch import Row
 
 Kernel = Callable[[], ExecutionResult | None]
 """Runs a request that is decoded, checked and bound to arrays. ``None`` means: NONE, no shapes, no timing.
@@ -35,6 +36,14 @@ class BurstCallback(abc.ABC):
     def cpus(self) -> frozenset[int]:
         """CPUs that the client may run on; by default it is the thread that asks."""
         return allowed_cpus()
+
+    @property
+    def row(self) -> Row | None:
+        """Where the server counts what it does for this client; None: nowhere but in its `stats`.
+
+        The server closes it when it has served the last request.
+        """
+        return None
 
     @abc.abstractmethod
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | BufferToken, ...]]:

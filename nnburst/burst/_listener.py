@@ -42,6 +42,9 @@ class Listener:
 
     def __init__(self, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
         self._callback = callback
+        self._row = callback.row
+        if self._row is not None:
+            lib.nnb_server_watch(endpoint, self._row.pointer)
         self._executor = executor
         self._executes = implements(executor, "execute")
         self._endpoint = endpoint
@@ -61,6 +64,7 @@ class Listener:
         except RuntimeError as error:
             _LISTENERS.discard(self)
             ffi.release(endpoint)
+            self._close_row()
             raise ResourceExhausted(f"a burst needs a thread: {error}") from error
 
     # ---- the thread ------------------------------------------------------------------------------------------
@@ -73,7 +77,12 @@ class Listener:
             self._endpoint = ffi.NULL  # destroyed with the last reference
             self._plans, self._gated = [], {}
             _LISTENERS.discard(self)
+            self._close_row()
             self._executor.close()
+
+    def _close_row(self) -> None:
+        if self._row is not None:
+            self._row.close()
 
     def _listen(self) -> None:
         endpoint, following, plans = self._endpoint, lib.nnb_server_next, self._plans
@@ -188,6 +197,7 @@ class Listener:
                 return
             self._freed_meanwhile = set()
         try:
+            lib.nnb_server_count(self._endpoint, lib.NNB_SLOT_MISSES, len(unknown))
             status, memories = self._callback.get_memories(unknown)
             if status is not ErrorStatus.NONE:
                 raise NNBurstError(f"the client has freed a memory of the request (slots {unknown})", status=status)

@@ -103,6 +103,11 @@ class PreparedModel(abc.ABC):
         """What became of the cache files that came with the model; None if there were none."""
         return None
 
+    @property
+    def label(self) -> str:
+        """What people call it; empty if it has no name."""
+        return ""
+
     @abc.abstractmethod
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         """Run once and wait for the end.

@@ -46,6 +46,7 @@ class _Published:
     imported: ImportedModel
     device: Device
     prepared: PreparedModel
+    name: str
     lock: threading.Lock = field(default_factory=threading.Lock)
     users: int = 1  # the name itself
 
@@ -87,7 +88,7 @@ class NamedDevice(Device):
         """
         prepared = device.prepare_model(imported.model)
         handle = replace(imported, model=_handle(name, imported.model), files=())
-        old, self._models[name] = self._models.get(name), _Published(handle, device, prepared)
+        old, self._models[name] = self._models.get(name), _Published(handle, device, prepared, name)
         if old is not None:
             old.let_go()
 
@@ -168,6 +169,10 @@ class SharedModel(PreparedModel):
         published.use()
         self._published = published
         self._open = True
+
+    @property
+    def label(self) -> str:
+        return self._published.name
 
     @property
     def device(self) -> Device:

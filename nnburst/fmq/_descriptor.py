@@ -34,6 +34,8 @@ class Layout(enum.IntEnum):
     """Each counter and the event word on 128 bytes of its own: no false sharing."""
     COMPAT = lib.NNB_LAYOUT_COMPAT
     """The 16-byte header of libfmq."""
+    STAMPED = lib.NNB_LAYOUT_STAMPED
+    """As LINES, with room beside the write counter for the time of a packet (synchronized queues)."""
 
 
 class Grantor(NamedTuple):

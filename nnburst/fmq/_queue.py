@@ -46,7 +46,7 @@ class MessageQueue:
         count: Capacity in elements; all of it is usable.
         flavour: ``"synchronized"`` or ``"unsynchronized"``, or a `Flavour`.
         event_flag: Whether the queue has an event word; blocking calls need one.
-        layout: ``"lines"`` or ``"compat"``, or a `Layout`.
+        layout: ``"lines"``, ``"stamped"`` or ``"compat"``, or a `Layout`.
         ring_fd: Put the ring into this memory object (from its beginning); it is duplicated. The counters stay in
             memory of the queue's own.
         exclusive: False lets several objects, of several threads or processes, take turns as the writer (reader). Each
@@ -89,8 +89,9 @@ class MessageQueue:
         size = element_count(count)
         if not size:
             raise InvalidArgument("count is 0; a queue holds at least one element")
-        if drawing is Layout.LINES and not event_flag:
-            raise InvalidArgument("the lines layout always has an event word; use layout='compat' to do without")
+        if drawing is not Layout.COMPAT and not event_flag:
+            name = drawing.name.lower()
+            raise InvalidArgument(f"the {name} layout always has an event word; use layout='compat' to do without")
         grantors, fds = create_memory(size, element.itemsize, kind, drawing, event_flag, ring_fd)
         self._open(grantors, fds, element, kind, open_options(reset=True, exclusive=exclusive, sealed=False))
 

@@ -16,6 +16,7 @@ from .._core._errno import check
 from .._core._nnburst import lib
 from ..devices import create_device
 from ..errors import NNBurstError
+from ..watch import Page
 from ._host import ServiceHost
 from ._quotas import Quotas
 
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = {name: int(number) for name, _, number in (text.partition("=") for text in options.quota)}
         quotas = Quotas().changed(given)  # the only connection is all that its user has
-        host = ServiceHost(list(map(create_device, options.devices)), quotas=quotas, user_quotas=quotas)
+        host = ServiceHost(list(map(create_device, options.devices)), quotas=quotas, user_quotas=quotas, page=Page())
     except NNBurstError as error:
         print(error, file=sys.stderr)
         return 1

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 
 from .._core._leaving import LEAVING, within
 from ..cache import CacheRejected, SaveResult, check_fd, checked_token
-from ..devices import Buffer, CacheFiles, Device, check_device, checked_model
+from ..devices import Buffer, CacheFiles, Device, PreparedModel, check_device, checked_model
 from ..errors import (
     BadState,
     DeviceUnavailable,
@@ -24,6 +25,7 @@ from ..errors import (
 )
 from ..memory import Memory, check_pools
 from ..model import BufferDesc, consistent_result, reason_of
+from ..watch import Page, Row, RowKind
 from ._cache_messages import (
     CacheOutcome,
     ConfirmCache,
@@ -84,7 +86,7 @@ from ._protocol import (
 from ._quotas import PER_USER, Charge, Ledger, Quotas
 from ._rendezvous import peer_of
 from ._transport import Connection
-from ._wire import DeviceInfo, WireMemory, WireQueue
+from ._wire import DeviceInfo, WireMemory, WireModel, WireQueue
 
 _log = logging.getLogger(__name__)
 _MAX_MESSAGE = 4096
@@ -97,6 +99,7 @@ class ServiceHost:
         devices: What clients see, in this order. The host closes them.
         quotas: What one connection may own.
         user_quotas: What all connections of one user may own.
+        page: Where it counts what it does; closed by the host. None: nowhere.
         workers: Calls of one connection that are served at the same time.
     """
 
@@ -106,8 +109,10 @@ class ServiceHost:
         *,
         quotas: Quotas | None = None,
         user_quotas: Quotas = PER_USER,
+        page: Page | None = None,
         workers: int = 8,
     ) -> None:
+        self.page = page
         self.devices = tuple(filter(_is_usable, devices))
         self.quotas = quotas or Quotas()
         self._user_quotas = user_quotas
@@ -190,6 +195,8 @@ class ServiceHost:
             hosted.close()
         for device in self.devices:
             device.close()
+        if self.page is not None:
+            self.page.close()
 
 
 class HostedConnection:
@@ -211,7 +218,9 @@ class HostedConnection:
         self.tokens: set[int] = set()
         """Tokens of the buffers that this connection owns: it may name no others."""
         self._greeted = False
-        self._same_user = peer_of(sock).uid == os.geteuid()
+        peer = peer_of(sock)
+        self._client = peer.pid, peer.uid
+        self._same_user = peer.uid == os.geteuid()
         self.connection = Connection(
             sock,
             Side.SERVICE,
@@ -316,7 +325,12 @@ class HostedConnection:
             if cache is not None:
                 FdBundle(cache.fds).close()
 
-        owned = HostedModel(prepared, pools, charge)
+        row = self._row_of(prepared, device, message.model)
+        if row is not None:
+            row.count("compiled")
+            if prepared.cache_result is not None and prepared.cache_result.saved:
+                row.count("saved")
+        owned = HostedModel(prepared, pools, charge, row)
         return PrepareModelReply(self.objects.add(owned, owned.dispose), _outcome(prepared.cache_result))
 
     def on_prepare_model_from_cache(self, message: PrepareModelFromCache, fds: FdBundle) -> PrepareModelFromCacheReply:
@@ -330,6 +344,8 @@ class HostedConnection:
             charge = self.ledger.charge(models=1, mapped_bytes=nbytes, fds=len(fds))
             prepared = checked_model(device, device.prepare_model_from_cache(cache, message.deadline_ns))
         except CacheRejected as error:
+            if self._host.page is not None:
+                self._host.page.service.count("rejected")
             if charge is not None:
                 charge.release()
             return PrepareModelFromCacheReply(None, error.reason.value, int(error.status), str(error)[:_MAX_MESSAGE])
@@ -339,7 +355,10 @@ class HostedConnection:
             raise
         finally:
             FdBundle(cache.fds).close()
-        owned = HostedModel(prepared, (), charge)
+        row = self._row_of(prepared, device, None)
+        if row is not None:
+            row.count("restored")
+        owned = HostedModel(prepared, (), charge, row)
         return PrepareModelFromCacheReply(self.objects.add(owned, owned.dispose))
 
     def on_confirm_cache(self, message: ConfirmCache, fds: FdBundle) -> ConfirmCacheReply:
@@ -359,7 +378,11 @@ class HostedConnection:
                 request = request_from_wire(message.request, fds, self.tokens, self._same_user)
                 pools = [pool for pool in request.pools if isinstance(pool, Memory)]
                 check_pools(pools, "request")
+                started = time.monotonic_ns()
                 result = model.prepared.execute_synchronously(request, message.options)
+                if model.row is not None:
+                    model.row.count("fallbacks")
+                    model.row.time_execution(time.monotonic_ns() - started)
         finally:
             close_all(pools)
             charge.release()
@@ -372,10 +395,12 @@ class HostedConnection:
         model, let_go = self.objects.acquire(message.prepared_model, HostedModel, "prepared model")
         callback: SlotMemories | None = None
         charge: Charge | None = None
+        row: Row | None = None
         try:
             charge = self.ledger.charge(bursts=1, mapped_bytes=sizes, fds=len(fds))
+            row = self._burst_row(model)
             callback = SlotMemories(
-                self.connection, self.ledger, message.callback, self.tokens, self._same_user, message.cpus
+                self.connection, self.ledger, message.callback, self.tokens, self._same_user, message.cpus, row
             )
             request_channel = descriptor_from_wire(message.request_channel, fds)
             try:
@@ -394,6 +419,8 @@ class HostedConnection:
         except BaseException:
             if charge is not None:
                 charge.release()
+            if row is not None:
+                row.close()
             let_go()
             raise
         burst = HostedBurst(context, callback, charge, let_go)
@@ -472,6 +499,27 @@ class HostedConnection:
         """Release everything before the client closes its end."""
         self.objects.close()
         return Done()
+
+    def _row_of(self, prepared: PreparedModel, device: Device, model: WireModel | None) -> Row | None:
+        page = self._host.page
+        if page is None:
+            return None
+        label = prepared.label or device.name
+        if model is not None and not prepared.label and model.input_names:
+            label += f": {', '.join(model.input_names)} → {', '.join(model.output_names)}"
+        row = page.open(RowKind.MODEL, label, page.service, self._client)
+        if row is not None:
+            row.count("models")
+        return row
+
+    def _burst_row(self, model: HostedModel) -> Row | None:
+        page = self._host.page
+        if page is None or model.row is None:
+            return None
+        row = page.open(RowKind.BURST, "", model.row, self._client)
+        if row is not None:
+            row.count("bursts")
+        return row
 
     def _device(self, number: int) -> Device:
         if number >= len(self._host.devices):

@@ -10,6 +10,7 @@ from ..devices import Buffer, PreparedModel
 from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError
 from ..memory import Memory, check_pools
 from ..model import BufferToken
+from ..watch import Row
 from ._marshal import pools_from_wire, total_size
 from ._protocol import GetMemories, GetMemoriesReply
 from ._quotas import Charge, Ledger
@@ -28,8 +29,11 @@ _LONGEST_WINDOW = 0.01
 class HostedModel:
     """A prepared model in a connection's table, with the pools of its constants."""
 
-    def __init__(self, prepared: PreparedModel, pools: Sequence[Memory], charge: Charge) -> None:
+    def __init__(
+        self, prepared: PreparedModel, pools: Sequence[Memory], charge: Charge, row: Row | None = None
+    ) -> None:
         self.prepared = prepared
+        self.row = row
         self._pools = pools
         self._charge = charge
 
@@ -39,6 +43,8 @@ class HostedModel:
         finally:
             close_all(self._pools)
             self._charge.release()
+            if self.row is not None:
+                self.row.close()
 
 
 class HostedBuffer:
@@ -117,8 +123,10 @@ class SlotMemories(BurstCallback):
         tokens: Container[int],
         allow_direct: bool,
         cpus: Iterable[int],
+        row: Row | None = None,
     ) -> None:
         self._cpus = frozenset(cpus)
+        self._row = row
         self._allow_direct = allow_direct
         self._connection = connection
         self._tokens = tokens
@@ -130,6 +138,11 @@ class SlotMemories(BurstCallback):
     def cpus(self) -> frozenset[int]:
         """As the client has told."""
         return self._cpus
+
+    @property
+    def row(self) -> Row | None:
+        """See `BurstCallback.row`."""
+        return self._row
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | BufferToken, ...]]:
         """Ask the client, in as many calls as the descriptors need."""

@@ -51,8 +51,9 @@ int main(void)
     watchdog();
     uint32_t options = NNB_MQ_EXCLUSIVE | NNB_MQ_SEALED;
     nnb_mq *writer = new_queue(LENGTH, NNB_DATUM_SIZE, NNB_SYNCHRONIZED, NNB_LAYOUT_LINES, options);
+    static uint64_t counters[NNB_COUNTERS];
     nnb_channel ch;
-    CHECK_EQ(nnb_channel_init(&ch, second_handle(writer), 4, 0), 0);
+    CHECK_EQ(nnb_channel_init(&ch, second_handle(writer), 4, 0, counters), 0);
     model m = {0};
     static uint8_t packet[LENGTH * NNB_DATUM_SIZE];
     int refused = 0;
@@ -94,7 +95,7 @@ int main(void)
 
     /* neither end takes a channel that would make it keep room for a gigantic packet */
     nnb_mq *large = new_queue(2 * NNB_MAX_CHANNEL, NNB_DATUM_SIZE, NNB_SYNCHRONIZED, NNB_LAYOUT_LINES, options);
-    CHECK_EQ(nnb_channel_init(&ch, large, 4, 0), -EINVAL);
+    CHECK_EQ(nnb_channel_init(&ch, large, 4, 0, counters), -EINVAL);
     nnb_mq_close(large);
     return 0;
 }

@@ -56,7 +56,7 @@ int main(void)
 
     nnb_grantor grantors[5];
     uint64_t size;
-    CHECK_EQ(nnb_mq_layout(8, 4, NNB_SYNCHRONIZED, NNB_LAYOUT_COMPAT + 1, 1, grantors, &size), -EINVAL);
+    CHECK_EQ(nnb_mq_layout(8, 4, NNB_SYNCHRONIZED, NNB_LAYOUT_STAMPED + 1, 1, grantors, &size), -EINVAL);
     CHECK_EQ(nnb_mq_layout(8, 4, 3, NNB_LAYOUT_LINES, 1, grantors, &size), -EINVAL);
     CHECK_EQ(nnb_mq_layout(0, 4, NNB_SYNCHRONIZED, NNB_LAYOUT_LINES, 1, grantors, &size), -EINVAL);
     CHECK_EQ(nnb_mq_layout(8, 0, NNB_SYNCHRONIZED, NNB_LAYOUT_LINES, 1, grantors, &size), -EINVAL);

@@ -14,6 +14,8 @@ void nnb_mq_close(nnb_mq *q) { q->ring = NULL; }
 #include "burst_wire.c"
 #undef GENERAL_FAILURE
 
+#include "watch.c"
+
 #include "burst_channel.c"
 
 #include "burst_endpoint.c"

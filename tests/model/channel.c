@@ -4,6 +4,8 @@
 
 #include "event_flag.c"
 
+#include "watch.c"
+
 #include "burst_channel.c"
 void nnb_mq_close(nnb_mq *q) { (void)q; }
 
@@ -11,6 +13,7 @@ void nnb_mq_close(nnb_mq *q) { (void)q; }
 static ring shared;
 static nnb_mq sending, receiving;
 static nnb_channel sender, receiver;
+static uint64_t sender_counters[NNB_COUNTERS], receiver_counters[NNB_COUNTERS];
 
 static const uint8_t packets[PACKETS][2 * NNB_DATUM_SIZE] = {
     {[8] = 2, [24] = 1}, {[8] = 2, [24] = 2}, {[8] = 2, [24] = 3}};
@@ -41,8 +44,8 @@ int main(void)
 {
     attach(&sending, &shared, NNB_DATUM_SIZE, 6, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
     attach(&receiving, &shared, NNB_DATUM_SIZE, 6, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
-    assert(nnb_channel_init(&sender, &sending, 8, 0) == 0);
-    assert(nnb_channel_init(&receiver, &receiving, 8, 0) == 0);
+    assert(nnb_channel_init(&sender, &sending, 8, 0, sender_counters) == 0);
+    assert(nnb_channel_init(&receiver, &receiving, 8, 0, receiver_counters) == 0);
     pthread_t a, b;
     pthread_create(&a, NULL, send, NULL);
     pthread_create(&b, NULL, receive, NULL);

@@ -7,6 +7,8 @@
 
 #include "message_queue.c"
 
+#include "watch.c"
+
 #include "burst_channel.c"
 
 #define PACKETS 3
@@ -14,6 +16,7 @@
 static ring shared;
 static nnb_mq sending, receiving;
 static nnb_channel receiver;
+static uint64_t receiver_counters[NNB_COUNTERS];
 static const uint8_t packets[PACKETS][2 * DATUMS * NNB_DATUM_SIZE] = {
     {[8] = 2, [24] = 1}, {[8] = 2, [24] = 2}, {[8] = 4, [24] = 3}};
 
@@ -52,7 +55,7 @@ int main(void)
 {
     attach(&sending, &shared, NNB_DATUM_SIZE, 2 * DATUMS, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
     attach(&receiving, &shared, NNB_DATUM_SIZE, 2 * DATUMS, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
-    assert(nnb_channel_init(&receiver, &receiving, 8, 0) == 0);
+    assert(nnb_channel_init(&receiver, &receiving, 8, 0, receiver_counters) == 0);
     for (int i = 0; i < PACKETS - 1; i++)
         assert(send_one(i) == 0);
     pthread_t a, b;

@@ -11,6 +11,8 @@
 #include "burst_wire.c"
 #undef GENERAL_FAILURE
 
+#include "watch.c"
+
 #include "burst_channel.c"
 
 #include "burst_endpoint.c"

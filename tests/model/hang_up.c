@@ -4,12 +4,15 @@
 
 #include "event_flag.c"
 
+#include "watch.c"
+
 #include "burst_channel.c"
 void nnb_mq_close(nnb_mq *q) { (void)q; }
 
 static ring shared;
 static nnb_mq sending, receiving;
 static nnb_channel sender, receiver;
+static uint64_t sender_counters[NNB_COUNTERS], receiver_counters[NNB_COUNTERS];
 static const uint8_t packet[2 * NNB_DATUM_SIZE] = {[8] = 2, [24] = 1};
 static int reason;
 
@@ -42,8 +45,8 @@ int main(void)
 {
     attach(&sending, &shared, NNB_DATUM_SIZE, 4, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
     attach(&receiving, &shared, NNB_DATUM_SIZE, 4, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
-    assert(nnb_channel_init(&sender, &sending, 8, 0) == 0);
-    assert(nnb_channel_init(&receiver, &receiving, 8, 0) == 0);
+    assert(nnb_channel_init(&sender, &sending, 8, 0, sender_counters) == 0);
+    assert(nnb_channel_init(&receiver, &receiving, 8, 0, receiver_counters) == 0);
     pthread_t a, b, c;
     pthread_create(&a, NULL, send, NULL);
     pthread_create(&b, NULL, receive, NULL);

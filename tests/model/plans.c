@@ -12,6 +12,8 @@
 #undef GENERAL_FAILURE
 #undef LAST_STATUS
 
+#include "watch.c"
+
 #include "burst_channel.c"
 
 #include "burst_server.c"
@@ -24,6 +26,7 @@ void nnb_uses_destroy(nnb_uses *u) { (void)u; }
 static ring requests, results;
 static nnb_mq client_request, server_request, server_result;
 static nnb_channel sending;
+static uint64_t sending_counters[NNB_COUNTERS];
 static nnb_server *server;
 static nnb_a32 freed;
 static int dropped, reason; /* for which the server is hung up */
@@ -65,7 +68,7 @@ int main(void)
     attach(&client_request, &requests, NNB_DATUM_SIZE, 9, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
     attach(&server_request, &requests, NNB_DATUM_SIZE, 9, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
     attach(&server_result, &results, NNB_DATUM_SIZE, 6, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
-    assert(nnb_channel_init(&sending, &client_request, 4, 0) == 0);
+    assert(nnb_channel_init(&sending, &client_request, 4, 0, sending_counters) == 0);
     assert(nnb_server_create(&server, &server_request, &server_result, 0, 1) == 0);
     int32_t slot = SLOT;
     nnb_request request = {.n_pools = 1, .pools = &slot};

@@ -12,6 +12,8 @@
 #undef GENERAL_FAILURE
 #undef LAST_STATUS
 
+#include "watch.c"
+
 #include "burst_channel.c"
 
 #define settle client_settle

@@ -19,6 +19,7 @@ ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what user
     "_version",
     "errors",
     "_core",
+    "watch",
     "fmq",
     "model",
     "memory",

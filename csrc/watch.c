@@ -1,0 +1,116 @@
+/* What a process says about itself to those that look: rows of counters and histograms in memory that others map
+ * read-only, and the stamps that tell both ends of a burst when the other had a packet.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A row has one writer at a time. Each number is one word, written with one relaxed store and read with one relaxed
+ * load: a look at a row costs the writer nothing but the cache lines that it has to fetch again, and whoever dies
+ * leaves nothing half written. Numbers of one look need not be of one moment.
+ *
+ * Histograms are log-linear: 16 buckets to an octave, so that a value is known to 1/16, from 1 ns to 68 s. A sample
+ * stands for as many events as its weight says.
+ *
+ * Stamps
+ *   Reading a clock costs as much as a tenth of a round trip, so only some requests are timed: one in 64 on average, at
+ *   random so that no rhythm of the program falls in step with it; and each one while answers do not come at once,
+ *   since the clock is nothing beside a wait. The client decides, and puts the time of sending beside W (the stamp). It
+ *   travels with the cache line that the server loads anyway. The server puts beside the W of the answer when it took
+ *   the request and how long it was at it. So both ends time the same requests, and the client knows of every step of a
+ *   timed run without asking.
+ *
+ *     request  [ tag | time of sending ]  [ 0 ]
+ *     result   [ tag | time of taking  ]  [ tag | nanoseconds until the answer ]
+ *
+ *   The tag is 16 bits of W after the packet: a stamp of another packet is none. Times are the low 48 bits of
+ *   CLOCK_MONOTONIC. A peer may write anything there; it spoils what is said about its own burst.
+ */
+#define _GNU_SOURCE
+#include "nnb_channel.h"
+
+#define TIME_BITS 48
+#define TIME_MASK ((1ull << TIME_BITS) - 1)
+#define LONGEST (3600ull * 1000000000u) /* a time that is further away is none */
+
+/* ---- histograms ----------------------------------------------------------------------------------------------- */
+
+uint32_t nnb_bucket_of(uint64_t ns)
+{
+    if (ns < 16)
+        return (uint32_t)ns;
+    uint32_t octave = 63u - (uint32_t)__builtin_clzll(ns);
+    uint32_t bucket = (octave - 3) * 16 + (uint32_t)((ns >> (octave - 4)) & 15);
+    return bucket < NNB_BUCKETS ? bucket : NNB_BUCKETS - 1;
+}
+
+uint64_t nnb_bucket_start(uint32_t bucket)
+{
+    return bucket < 16 ? bucket : (16ull + bucket % 16) << (bucket / 16 - 1);
+}
+
+static void add(uint64_t *word, uint64_t n) { nnb_count(word, 0, n); }
+
+void nnb_histogram_add(nnb_histogram *h, uint64_t ns, uint64_t weight)
+{
+    add(&h->count, weight);
+    add(&h->sum, ns * weight);
+    if (ns > nnb_load_relaxed((nnb_a64 *)&h->max))
+        nnb_store_relaxed((nnb_a64 *)&h->max, ns);
+    add(&h->buckets[nnb_bucket_of(ns)], weight);
+}
+
+/* ---- rows ----------------------------------------------------------------------------------------------------- */
+
+void nnb_row_fold(nnb_row *into, const nnb_row *other)
+{
+    for (uint32_t i = 0; i < NNB_COUNTERS; i++)
+        add(&into->counters[i], other->counters[i]);
+    for (uint32_t i = 0; i < NNB_HISTOGRAMS; i++) {
+        nnb_histogram *a = &into->histograms[i];
+        const nnb_histogram *b = &other->histograms[i];
+        if (!b->count)
+            continue;
+        add(&a->count, b->count);
+        add(&a->sum, b->sum);
+        if (b->max > a->max)
+            nnb_store_relaxed((nnb_a64 *)&a->max, b->max);
+        for (uint32_t k = 0; k < NNB_BUCKETS; k++)
+            if (b->buckets[k])
+                add(&a->buckets[k], b->buckets[k]);
+    }
+}
+
+void nnb_row_count(nnb_row *row, uint32_t which, uint64_t n) { nnb_count(row->counters, which, n); }
+
+void nnb_row_copy(nnb_row *out, const nnb_row *row)
+{
+    nnb_copy_racy((uint8_t *)out, (const uint8_t *)row, offsetof(nnb_row, histograms), 1);
+    for (uint32_t i = 0; i < NNB_HISTOGRAMS; i++)
+        if (nnb_load_relaxed((const nnb_a64 *)&row->histograms[i].count)) /* else its pages need not exist */
+            nnb_copy_racy((uint8_t *)&out->histograms[i], (const uint8_t *)&row->histograms[i], sizeof(nnb_histogram), 1);
+}
+
+/* ---- stamps --------------------------------------------------------------------------------------------------- */
+
+static uint64_t tagged(uint64_t position, uint64_t value) { return (position >> 3) << TIME_BITS | (value & TIME_MASK); }
+
+void nnb_channel_stamp(nnb_channel *ch, uint32_t n, uint64_t time_ns, uint64_t lasted_ns)
+{
+    nnb_mq *q = ch->mq;
+    if (!q->stamp)
+        return;
+    uint64_t position = q->own_w + (uint64_t)n * NNB_DATUM_SIZE;
+    nnb_store_relaxed(&q->stamp[0], tagged(position, time_ns));
+    nnb_store_relaxed(&q->stamp[1], tagged(position, lasted_ns));
+}
+
+int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_ns, uint64_t *lasted_ns)
+{
+    const nnb_mq *q = ch->mq;
+    uint64_t time = nnb_load_relaxed(&q->stamp[0]), lasted = nnb_load_relaxed(&q->stamp[1]);
+    uint64_t ago = (now_ns - time) & TIME_MASK;
+    if (!nnb_channel_is_stamped(ch) || lasted >> TIME_BITS != time >> TIME_BITS || ago > LONGEST)
+        return 0;
+    *time_ns = now_ns - ago;
+    *lasted_ns = lasted & TIME_MASK;
+    return *lasted_ns <= ago;
+}

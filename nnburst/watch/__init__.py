@@ -1,0 +1,26 @@
+"""Watching without disturbing: what a service writes about itself while it works, and looking at it from elsewhere.
+
+A service has a `Page` of shared memory with a row for each burst, each model and itself. Its threads count there with
+plain stores; `find_services` and `look` read it from any process of the same user, without a request.
+"""
+
+from __future__ import annotations
+
+from ._page import Page, Row, private_row
+from ._reader import FoundPage, find_services, look
+from ._stats import COUNTERS, Histogram, RowKind, RowStats, ServiceStats, row_stats
+
+__all__ = [
+    "COUNTERS",
+    "FoundPage",
+    "Histogram",
+    "Page",
+    "Row",
+    "RowKind",
+    "RowStats",
+    "ServiceStats",
+    "find_services",
+    "look",
+    "private_row",
+    "row_stats",
+]

@@ -1,0 +1,106 @@
+"""Finding pages of running services and looking at them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .._core import ffi, lib
+from ..errors import DeviceUnavailable
+from ._page import MAGIC, MEMORY_NAME, mapped, stride
+from ._stats import ServiceStats, row_stats
+
+_LINK = f"/memfd:{MEMORY_NAME} (deleted)"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPage:
+    """A service that can be watched.
+
+    Attributes:
+        pid: Of its process.
+        path: Of its page, as long as that process lives.
+    """
+
+    pid: int
+    path: str
+
+
+def find_services(pid: int | None = None) -> Iterator[FoundPage]:
+    """Yield the services whose page this user may read: its own, those of all users for root. None is disturbed.
+
+    Args:
+        pid: Look at this process only.
+    """
+    for number in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))) if pid is None else (pid,):
+        directory = f"/proc/{number}/fd"
+        try:
+            names = os.listdir(directory)
+        except OSError:  # another user's, or gone
+            continue
+        for name in names:
+            try:
+                if os.readlink(f"{directory}/{name}") == _LINK:
+                    yield FoundPage(number, f"{directory}/{name}")
+            except OSError:
+                continue
+
+
+class Viewer:
+    """A page that is looked at again and again. Context manager.
+
+    Raises:
+        DeviceUnavailable: It is gone, or of another version of this package.
+    """
+
+    def __init__(self, found: FoundPage) -> None:
+        self.pid = found.pid
+        try:
+            fd = os.open(found.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DeviceUnavailable(f"process {found.pid} cannot be watched: {error.strerror}") from error
+        try:
+            status = os.fstat(fd)
+            if status.st_size < lib.NNB_PAGE_HEADER or not lib.nnb_seals(fd) & 0x2:  # it could be truncated below us
+                raise DeviceUnavailable(f"process {found.pid} has no statistics page that can be read")
+            self._uid = status.st_uid
+            self._mapping = mapped(fd, status.st_size, mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        self._memory = self._mapping.addr
+        header = self._header = ffi.cast("nnb_page *", self._memory)
+        fits = (
+            bytes(ffi.buffer(header.magic, len(MAGIC))) == MAGIC
+            and header.version == lib.NNB_PAGE_VERSION
+            and header.row_bytes == stride()
+            and lib.NNB_PAGE_HEADER + header.n_rows * stride() <= status.st_size
+        )
+        if not fits:
+            raise DeviceUnavailable(
+                f"process {found.pid} writes its statistics in another form: run the nnburst that it runs"
+            )
+        self._n_rows = header.n_rows
+
+    def look(self) -> ServiceStats:
+        """Take one look."""
+        base = self._memory + lib.NNB_PAGE_HEADER
+        found = (
+            row_stats(ffi.cast("nnb_row *", base + i * stride())) for i in range(min(self._header.n_used, self._n_rows))
+        )
+        rows = sorted((row for row in found if row is not None), key=lambda row: row.number)
+        header = self._header
+        name = ffi.string(header.name, len(header.name)).decode(errors="replace")
+        return ServiceStats(
+            name, header.pid, self._uid, header.since_ns, lib.nnb_now_ns(), header.unwatched, tuple(rows)
+        )
+
+
+def look(found: FoundPage) -> ServiceStats:
+    """Take one look at a service.
+
+    Raises:
+        DeviceUnavailable: It is gone, or of another version of this package.
+    """
+    return Viewer(found).look()
