@@ -8,6 +8,8 @@
 #   make sanitize  the C tests under ASan+UBSan and TSan
 #   make prove     the C core under the model checkers that are on the PATH (GenMC, Spin); ARGS: names of programs
 #   make prove-mutants  the same over a core with every memory order weakened in turn
+#   make wheels    sdist and one wheel for each platform, into dist/; ARGS: --only TAG
+#   make test-aarch64  the C tests on another architecture, under qemu-aarch64
 #   make ext       only (re)build the C extension in place
 #   make clean     remove everything that the targets above made
 
@@ -20,7 +22,7 @@ SOURCES := $(wildcard csrc/*.c csrc/*.h nnburst/_core/*.h) nnburst/_core/_build.
 # --no-build-isolation: the build uses the setuptools and cffi of the environment, so a rebuild downloads nothing.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable
 
-.PHONY: demo test bench regress conformance-onnx lint sanitize prove prove-mutants ext clean
+.PHONY: demo test bench regress conformance-onnx lint sanitize prove prove-mutants wheels test-aarch64 ext clean
 
 demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
@@ -52,6 +54,12 @@ prove:
 prove-mutants:
 	$(PYTHON) tests/model/mutate.py $(ARGS)
 
+wheels: $(VENV)/.stamp-ext $(VENV)/.stamp-wheels
+	$(BIN)/python packaging/wheels.py $(ARGS)
+
+test-aarch64: $(VENV)/.stamp-ext $(VENV)/.stamp-wheels
+	$(MAKE) -C tests/c check MACHINE=aarch64 CC="$(CURDIR)/$(BIN)/python -m ziglang cc -target aarch64-linux-musl"
+
 ext: $(VENV)/.stamp-ext
 
 $(VENV)/.stamp-venv:
@@ -65,7 +73,7 @@ $(VENV)/.stamp-ext: $(VENV)/.stamp-venv pyproject.toml setup.py $(SOURCES)
 	touch $@
 
 # The extras: a changed C file rebuilds the extension above, but installs no extra again (hence `|`).
-$(VENV)/.stamp-test $(VENV)/.stamp-bench $(VENV)/.stamp-dev: $(VENV)/.stamp-%: pyproject.toml | $(VENV)/.stamp-ext
+$(VENV)/.stamp-test $(VENV)/.stamp-bench $(VENV)/.stamp-dev $(VENV)/.stamp-wheels: $(VENV)/.stamp-%: pyproject.toml | $(VENV)/.stamp-ext
 	$(INSTALL) ".[$*]"
 	touch $@
 

@@ -148,19 +148,16 @@ static void *queue_server(void *arg)
     return NULL;
 }
 
+/* The thread inherits the CPU from this one, which goes back to its own afterwards. */
 static int start_thread(pthread_t *thread, int cpu, void *(*body)(void *), bench *b)
 {
-    pthread_attr_t attr;
-    cpu_set_t cpus;
-    CPU_ZERO(&cpus);
-    CPU_SET((size_t)cpu, &cpus);
-    int rc = pthread_attr_init(&attr);
-    if (rc)
-        return -rc;
-    rc = pthread_attr_setaffinity_np(&attr, sizeof cpus, &cpus);
-    if (!rc)
-        rc = pthread_create(thread, &attr, body, b);
-    pthread_attr_destroy(&attr);
+    cpu_set_t own, wanted;
+    CPU_ZERO(&wanted);
+    CPU_SET((size_t)cpu, &wanted);
+    if (sched_getaffinity(0, sizeof own, &own) < 0 || sched_setaffinity(0, sizeof wanted, &wanted) < 0)
+        return -errno;
+    int rc = pthread_create(thread, NULL, body, b);
+    sched_setaffinity(0, sizeof own, &own);
     return -rc;
 }
 
@@ -187,7 +184,7 @@ static int run(bench *b, void *(*client)(void *), void *(*server)(void *))
     return rc;
 }
 
-static int is_cpu(int cpu) /* whether the process may use it, pthread_create says */
+static int is_cpu(int cpu) /* whether the process may use it, sched_setaffinity says */
 {
     return cpu >= 0 && cpu < CPU_SETSIZE;
 }

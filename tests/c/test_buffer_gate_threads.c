@@ -1,8 +1,8 @@
 /* Who is in: readers together, writers alone, a request as a whole; waiting ends; a closed buffer is freed by the last
  * one out. The bytes that the buffers stand for are plain memory, so ThreadSanitizer sees any gap in the exclusion. */
-#include <time.h>
-
 #include "check.h"
+
+#include <time.h>
 
 #define ROUNDS (UNDER_SANITIZER ? 2000 : 40000)
 #define BUFFERS 3

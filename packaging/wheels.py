@@ -1,0 +1,163 @@
+"""Builds what is published: the sdist, and from it one wheel for each platform. Run by `make wheels`.
+
+Zig compiles for every platform on any one, against the oldest C library that the name of the wheel promises; patchelf
+gives musl its own name; auditwheel says whether each wheel is what its name says. The same sources give the same bytes:
+times come from the last commit (`SOURCE_DATE_EPOCH`, if it is set), paths are left out.
+
+    python packaging/wheels.py --out dist
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+EXTENSION = "nnburst/_core/_nnburst.abi3.so"
+
+
+@dataclass(frozen=True)
+class Platform:
+    """One wheel: what Zig compiles for, and the tag of the wheel."""
+
+    arch: str
+    zig: str
+    tag: str
+
+    @property
+    def is_musl(self) -> bool:
+        """Whether the C library is musl."""
+        return self.tag.startswith("musllinux")
+
+
+PLATFORMS = tuple(
+    Platform(arch, f"{arch}-linux-{libc}", f"{tag}_{arch}")
+    for arch in ("x86_64", "aarch64")
+    for libc, tag in (("gnu.2.17", "manylinux_2_17"), ("musl", "musllinux_1_2"))
+)
+
+
+def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
+    """Run a command and return what it printed; what went wrong ends the program."""
+    done = subprocess.run(
+        [str(part) for part in command], env=env, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    if done.returncode:
+        sys.exit(f"wheels: {' '.join(str(part) for part in command)}: exit status {done.returncode}\n{done.stdout}")
+    return done.stdout
+
+
+def tool(name: str) -> Path:
+    """Return the path of a program of this environment."""
+    return Path(sys.executable).with_name(name)
+
+
+def epoch() -> str:
+    """Return the time that all files get, in seconds."""
+    return os.environ.get("SOURCE_DATE_EPOCH") or run("git", "-C", ROOT, "log", "-1", "--format=%ct").strip()
+
+
+def build(kind: str, source: Path, out: Path, env: dict[str, str]) -> Path:
+    """Build the sdist or a wheel of `source` and return the file."""
+    out.mkdir(parents=True)
+    run(sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", out, source, env=env)
+    (file,) = out.iterdir()
+    return file
+
+
+def build_sdist(work: Path, env: dict[str, str]) -> Path:
+    """Build the sdist of the commit that is checked out, whatever else lies in the tree."""
+    tree = work / "tree"
+    run("git", "clone", "--quiet", "--no-hardlinks", ROOT, tree)
+    file = build("sdist", tree, work / "sdist", env)
+    again = work / file.name
+    with tarfile.open(file) as old, tarfile.open(again.with_suffix(""), "w", format=tarfile.PAX_FORMAT) as new:
+        for member in sorted(old.getmembers(), key=lambda member: member.name):
+            member.mtime, member.uid, member.gid, member.uname, member.gname = (
+                int(env["SOURCE_DATE_EPOCH"]),
+                0,
+                0,
+                "",
+                "",
+            )
+            member.mode, member.pax_headers = 0o755 if member.mode & 0o100 else 0o644, {}
+            new.addfile(member, old.extractfile(member) if member.isfile() else None)
+    run("gzip", "--no-name", "-9", again.with_suffix(""))
+    return again
+
+
+def build_wheel(platform: Platform, sdist: Path, work: Path, env: dict[str, str]) -> Path:
+    """Build one wheel out of the sdist, and check that it is what its name says."""
+    work /= platform.tag
+    work.mkdir()
+    with tarfile.open(sdist) as archive:
+        archive.extractall(work, filter="data")
+    source = work / sdist.name.removesuffix(".tar.gz")
+    cc = f"{sys.executable} -m ziglang cc -target {platform.zig} -g0 -ffile-prefix-map={source}=."
+    env = env | {
+        "CC": cc,
+        "LDSHARED": f"{cc} -shared -s",
+        "CFLAGS": "-g0",
+        "_PYTHON_HOST_PLATFORM": f"linux-{platform.arch}",
+        "ZIG_GLOBAL_CACHE_DIR": str(work / "zig"),
+        "ZIG_LOCAL_CACHE_DIR": str(work / "zig"),
+    }
+    wheel = build("wheel", source, work / "built", env)
+    if platform.is_musl:
+        run(tool("wheel"), "unpack", wheel, "--dest", work / "unpacked")
+        (root,) = (work / "unpacked").iterdir()
+        libc = f"libc.musl-{platform.arch}.so.1"
+        run(tool("patchelf"), "--replace-needed", "libc.so", libc, root / EXTENSION)
+        wheel.unlink()
+        run(tool("wheel"), "pack", root, "--dest-dir", wheel.parent, env=env)
+    run(tool("wheel"), "tags", "--remove", "--platform-tag", platform.tag, wheel, env=env)
+    (wheel,) = wheel.parent.iterdir()
+    said = run(tool("auditwheel"), "show", wheel)
+    found = re.search(r'platform tag: "([^"]+)"', " ".join(said.split()))
+    if not found or found.group(1) != platform.tag:
+        sys.exit(f"wheels: {wheel.name} is not what its name says:\n{said}")
+    return wheel
+
+
+def build_sbom(work: Path, env: dict[str, str]) -> Path:
+    """Write what an installation consists of, as CycloneDX: this package and what it depends on."""
+    file = work / "nnburst.cdx.json"
+    wanted = work / "dependencies.txt"
+    shown = "import tomllib, sys; print(*tomllib.load(open(sys.argv[1], 'rb'))['project']['dependencies'], sep='\\n')"
+    wanted.write_text(run(sys.executable, "-c", shown, ROOT / "pyproject.toml"))
+    run(
+        *(tool("cyclonedx-py"), "requirements", "--pyproject", ROOT / "pyproject.toml", "--output-reproducible"),
+        *("--mc-type", "library", "--output-file", file, wanted),
+        env=env,
+    )
+    return file
+
+
+def main() -> None:
+    """Build all, or nothing, into the given folder."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    parser.add_argument("--only", metavar="TAG", help="only platforms whose tag contains this")
+    options = parser.parse_args()
+    env = os.environ | {"SOURCE_DATE_EPOCH": epoch()}
+    with tempfile.TemporaryDirectory(prefix="nnburst-wheels-") as folder:
+        work = Path(folder)
+        sdist = build_sdist(work, env)
+        chosen = [platform for platform in PLATFORMS if (options.only or "") in platform.tag]
+        files = [sdist, *(build_wheel(platform, sdist, work, env) for platform in chosen), build_sbom(work, env)]
+        options.out.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            shutil.copyfile(file, options.out / file.name)
+            print(options.out / file.name)
+
+
+if __name__ == "__main__":
+    main()
