@@ -1,7 +1,12 @@
-"""Owned file descriptors: closed once, duplicated when shared, carried into ``multiprocessing`` children."""
+"""Owned file descriptors: closed once, duplicated when shared, carried into ``multiprocessing`` children.
+
+To close a file on FUSE or NFS is to ask its server, and the server of another user's files may not answer. Such a
+descriptor is closed by a thread of its own, whoever lets go of it: a worker, the owner of a connection, a finaliser.
+"""
 
 from __future__ import annotations
 
+import _thread
 import collections
 import contextlib
 import fcntl
@@ -11,16 +16,42 @@ from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 
 from ..errors import BadState, InvalidArgument, ResourceExhausted
+from ._file_system import may_block
+
+_MOST_CLOSERS = 32
+_closers: list[int] = []
+"""Threads that close what may block. If so many are stuck, closing is done in place: whoever goes on to send files of
+such a server waits for it himself."""
 
 
 def close_fds(fds: list[int]) -> None:
     """Close descriptors, whatever state they are in, and empty the list.
 
-    Each is taken from the list and closed in one step, so that an interrupt loses none and none is closed twice.
+    Each is taken from the list and closed in one step, so that an interrupt loses none and none is closed twice. If one
+    of them may block, a thread does it.
     """
+    if any(map(may_block, fds)) and len(_closers) < _MOST_CLOSERS:
+        with contextlib.suppress(RuntimeError):  # the system has no thread
+            _thread.start_new_thread(_close_apart, (fds,))
+            return
+    _close(fds)
+
+
+def _close(fds: list[int]) -> None:
     while fds:
         with contextlib.suppress(OSError, IndexError):  # not open; another thread was faster
             collections.deque(map(os.close, iter(fds.pop, None)), maxlen=0)
+
+
+def _close_apart(fds: list[int]) -> None:
+    _closers.append(_thread.get_ident())
+    try:
+        _close(fds)
+    finally:
+        _closers.remove(_thread.get_ident())
+
+
+os.register_at_fork(after_in_child=_closers.clear)
 
 
 T = TypeVar("T", bound="FdSet")

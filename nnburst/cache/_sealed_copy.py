@@ -13,9 +13,9 @@ import stat
 import struct
 
 from .._core._errno import check
+from .._core._file_system import check_file_system
 from .._core._nnburst import ffi, lib
 from ..errors import GeneralFailure, NNBurstError
-from ..memory import check_file_system
 from ._container import HEADER_SIZE, MAC_SIZE, Header, digest_of, overhead
 from ._reasons import CacheReason, CacheRejected
 

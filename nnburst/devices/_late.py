@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from .._core._fds import close_fds
 from ..cache import CacheReason, CacheRejected, SaveResult, check_fd
 from ._caching import DeviceCacheHome
 from ._interfaces import CacheFiles
@@ -81,14 +82,12 @@ class LateSave:
             busy = error.errno in (errno.EAGAIN, errno.EACCES)
             return SaveResult(False, CacheReason.BUSY if busy else CacheReason.IO_ERROR)
         finally:
-            for fd in own:
-                os.close(fd)
+            close_fds(own)
             self.close()
 
     def close(self) -> None:
         """Close the duplicates. Idempotent."""
-        while self._fds:
-            os.close(self._fds.pop())
+        close_fds(self._fds)
 
 
 def _opened_again(fd: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..model import provide_pools
 from ._arena import Arena
 from ._backings import BACKINGS
-from ._file_system import check_file_system
 from ._image import FORMATS, ImageLayout, PixelFormat, check_layout
 from ._kinds import KINDS, PROT_READ, PROT_WRITE, MemoryHandle
 from ._managed import ManagedBuffer, Role
@@ -33,7 +32,6 @@ __all__ = [
     "OpenRequest",
     "PixelFormat",
     "Role",
-    "check_file_system",
     "check_layout",
     "check_open",
     "check_pools",

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from .._core._errno import check
 from .._core._fds import FdSet
+from .._core._file_system import check_file_system
 from .._core._nnburst import lib
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ._descriptor import MemoryObject, examine, read_into, sync_dma_buf, write_from
-from ._file_system import check_file_system
 from ._image import ImageLayout, format_of, gather, plane_views, scatter
 from ._kinds import PROT_READ, PROT_WRITE, MemoryHandle
 from ._mapping import Mapping, private_bytes

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from .._core._errno import system
-from .._core._fds import FdSet
+from .._core._fds import FdSet, close_fds
 from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from ._protocol import Malformed
 from ._wire import MAX_BODY, MAX_FDS, MAX_INLINE
@@ -141,7 +141,7 @@ def _unspill(fd: int, length: int) -> bytes:
     except OSError as error:
         raise Malformed(f"a spilled body cannot be read: {error}") from None
     finally:
-        os.close(fd)
+        close_fds([fd])
 
 
 class Outgoing:

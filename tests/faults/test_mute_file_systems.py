@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,41 +15,46 @@ import pytest
 from fault_support import HERE, WATCHDOG, Background, request_on, tiny_model
 
 from nnburst.cache import CacheReason, CacheRejected
-from nnburst.devices import CacheFiles, CompileJob, Device
+from nnburst.devices import CacheFiles, CompileJob, Device, create_device
 from nnburst.errors import ErrorStatus
 from nnburst.memory import PROT_READ, Memory
 from nnburst.model import DataLocation, Request, RequestArgument
-from nnburst.service import start_child
+from nnburst.service import ServiceHost, start_child
 
 TOKEN = bytes(32)
 
 
-@pytest.fixture
-def fds(tmp_path: Path) -> Iterator[list[int]]:
-    """Descriptors of a file on FUSE and of one on an overlay over it, both mounted in another namespace."""
+@pytest.fixture(params=["read,getattr", "flush"])
+def fds(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[int]]:
+    """Descriptors of a file on FUSE and of one on an overlay over it, both mounted in another namespace.
+
+    A process that starts while they are open closes its copies, and waits: start services first.
+    """
     ours, theirs = socket.socketpair()
     server = subprocess.Popen(
         ["unshare", "-Urm", sys.executable, str(HERE / "mute_file_system.py"), str(theirs.fileno()), str(tmp_path),
-         "512", "read,getattr"],
+         "512", request.param],
         pass_fds=[theirs.fileno()],
         stderr=subprocess.PIPE,
     )  # fmt: skip
     theirs.close()
     ours.settimeout(WATCHDOG)
+    found: list[int] = []
     try:
         said, found, _, _ = socket.recv_fds(ours, 1, 4)
         if not said:
             pytest.skip(f"FUSE cannot be mounted here: {server.communicate()[1].decode()[-200:]}")
         assert ours.recv(1) == b"!"
         yield found
-        for fd in found:
-            os.close(fd)
     finally:
         ours.close()
         server.communicate(timeout=WATCHDOG)
+        for fd in found:  # nothing waits any more; the kernel says that the server is gone
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def device() -> Iterator[Device]:
     with start_child(devices=("nnburst-reference",)) as connection:
         yield connection.devices[0]
@@ -78,3 +85,18 @@ def test_cache_files_on_a_mute_file_system_are_neither_written_nor_read(
     load = Background(lambda: device.prepare_model_from_cache(files)).result()
     assert isinstance(load, CacheRejected)
     assert load.reason is CacheReason.REMOTE_FILES
+
+
+@pytest.mark.parametrize("is_spilled", [False, True], ids=["too many", "body"])
+def test_connection_that_sends_nonsense_on_a_mute_file_system_ends(fds: list[int], is_spilled: bool) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    host = ServiceHost([create_device("nnburst-noop")])
+    try:
+        connection = host.serve(theirs)
+        # kind, flags, descriptors, call id; a body in a descriptor has its length behind
+        nonsense = struct.pack("<BBHIQ", 0, 1, 0, 1, 512) if is_spilled else struct.pack("<BBHI", 0, 0, 0, 1)
+        socket.send_fds(ours, [nonsense], [fds[0]])
+        assert connection.wait_ended(WATCHDOG)
+        host.close()
+    finally:
+        ours.close()

@@ -6,6 +6,8 @@ import ast
 import errno
 import importlib.util
 import inspect
+import os
+import queue
 import re
 import threading
 from pathlib import Path
@@ -15,7 +17,9 @@ import pytest
 
 import nnburst._core
 from nnburst import errors
+from nnburst._core import _fds
 from nnburst._core._errno import check, deadline_after, header_digest
+from nnburst._core._fds import close_fds
 from nnburst._core._nnburst import ffi, lib
 from nnburst.fmq import MessageQueue
 
@@ -141,3 +145,24 @@ def test_check_alone_turns_an_errno_of_the_core_into_an_exception() -> None:
         and any(isinstance(statement, ast.Raise) for statement in node.body)
     ]
     assert not elsewhere
+
+
+@pytest.mark.parametrize(("busy", "apart"), [(0, True), (_fds._MOST_CLOSERS, False)])
+def test_descriptor_that_may_block_is_closed_by_a_thread_of_its_own_while_there_may_be_more(
+    monkeypatch: pytest.MonkeyPatch, busy: int, apart: bool
+) -> None:
+    closers: queue.SimpleQueue[int] = queue.SimpleQueue()
+    close = _fds._close
+
+    def noted(fds: list[int]) -> None:
+        close(fds)
+        closers.put(threading.get_ident())
+
+    monkeypatch.setattr(_fds, "may_block", lambda fd: True)
+    monkeypatch.setattr(_fds, "_closers", [0] * busy)
+    monkeypatch.setattr(_fds, "_close", noted)
+    r, w = os.pipe()
+    close_fds([w])
+    assert (closers.get(timeout=20) != threading.get_ident()) == apart
+    assert os.read(r, 1) == b""
+    os.close(r)

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nnburst._core import _file_system
+from nnburst._core._file_system import REMOTE_FILES, check_file_system
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, ResourceExhausted
-from nnburst.memory import PROT_READ, PROT_WRITE, Arena, Memory, MemoryHandle, _file_system, check_file_system
-from nnburst.memory._file_system import REMOTE_FILES
+from nnburst.memory import PROT_READ, PROT_WRITE, Arena, Memory, MemoryHandle
 
 F_GET_SEALS = 1034
 PAGE = mmap.PAGESIZE

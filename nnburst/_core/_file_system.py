@@ -19,9 +19,9 @@ import errno
 import fcntl
 import os
 
-from .._core._errno import check
-from .._core._nnburst import lib
 from ..errors import GeneralFailure
+from ._errno import check
+from ._nnburst import lib
 
 REMOTE_FILES = "NNBURST_REMOTE_FILES"
 """Environment variable; 1 lets this process use files whose server may never answer."""
@@ -69,26 +69,45 @@ def check_file_system(fd: int) -> None:
         GeneralFailure: It is on such a one, and ``NNBURST_REMOTE_FILES`` is not 1.
         OSError: It is not open.
     """
+    if _in_memory(fd) or os.environ.get(REMOTE_FILES) == "1":
+        return
+    name = _remote_file_system(fd)
+    if name is not None:
+        raise GeneralFailure(
+            f"fd {fd} is on {name}, which could block this process for ever; copy the file to a local disk, "
+            f"or set {REMOTE_FILES}=1 for the process of the device"
+        )
+
+
+def may_block(fd: int) -> bool:
+    """Whether closing a descriptor may wait for a server: closing is an access, too, and no signal ends it."""
+    try:
+        if _in_memory(fd) or not os.readlink(f"/proc/self/fd/{fd}").startswith("/"):  # "socket:[123]" and the like
+            return False
+        return _remote_file_system(fd) is not None
+    except OSError:  # not open, or no descriptor is left to look with
+        return False
+
+
+def _in_memory(fd: int) -> bool:
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-        return
+        return True
     except OSError as error:
-        if error.errno != errno.EINVAL:  # EINVAL: not in memory
+        if error.errno != errno.EINVAL:
             raise
-    if os.environ.get(REMOTE_FILES) == "1":
-        return
+        return False
+
+
+def _remote_file_system(fd: int) -> str | None:
+    """Return the name of a file's file system if its accesses may never end, else None."""
     name = _mounted_as(_mount_of(fd))
     if name is None:
         magic = check(lib.nnb_fd_filesystem(fd))
         if magic in _LOCAL.values():
-            return
-        name = "an overlay of another mount namespace" if magic == _OVERLAY else f"file system {magic:#x}"
-    elif name in _LOCAL or name == "overlay":
-        return
-    raise GeneralFailure(
-        f"fd {fd} is on {name}, which could block this process for ever; copy the file to a local disk, "
-        f"or set {REMOTE_FILES}=1 for the process of the device"
-    )
+            return None
+        return "an overlay of another mount namespace" if magic == _OVERLAY else f"file system {magic:#x}"
+    return None if name in _LOCAL or name == "overlay" else name
 
 
 def _mount_of(fd: int) -> bytes:
