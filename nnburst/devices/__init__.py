@@ -5,6 +5,8 @@ from __future__ import annotations
 from ._buffers import LocalBuffer
 from ._caching import DeviceCacheHome, build_epoch
 from ._common import check_preparation
+from ._fence import Fence, FenceSignal, FenceState
+from ._fenced import FencedExecution, FencedInfo, LocalFenced, checked_fences
 from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 from ._local import LocalDevice, LocalModel
 from ._plan import Plan
@@ -20,8 +22,14 @@ __all__ = [
     "CompileJob",
     "Device",
     "DeviceCacheHome",
+    "Fence",
+    "FenceSignal",
+    "FenceState",
+    "FencedExecution",
+    "FencedInfo",
     "LocalBuffer",
     "LocalDevice",
+    "LocalFenced",
     "LocalModel",
     "NamedDevice",
     "NoopDevice",
@@ -34,6 +42,7 @@ __all__ = [
     "build_epoch",
     "check_device",
     "check_preparation",
+    "checked_fences",
     "checked_model",
     "create_device",
     "device_names",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import cache
 from typing import NewType
 
@@ -21,6 +20,7 @@ from ..model import (
     PerformanceInfo,
     Priority,
 )
+from ._deadline import deadline_passed
 from ._interfaces import CompileJob
 
 OwnBytes = NewType("OwnBytes", bytes)
@@ -30,19 +30,11 @@ Two parsers may read one file as two models, so the file itself is never handed 
 would not be the same. The importer parses once, drops what it does not know, and names the format to the runtime.
 """
 
-_NEVER = 2**63 - 1
-"""A deadline at or beyond it means none."""
-
 
 @cache
 def build_version() -> str:
     """Return what tells one build of the built-in devices from another; results depend on NumPy's too."""
     return f"{VERSION}+numpy{np.__version__}"
-
-
-def deadline_passed(deadline_ns: int) -> bool:
-    """Whether an absolute CLOCK_MONOTONIC deadline is over; 0 is none."""
-    return 0 < deadline_ns < _NEVER and time.monotonic_ns() >= deadline_ns
 
 
 def check_preparation(job: CompileJob) -> None:

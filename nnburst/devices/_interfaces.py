@@ -10,6 +10,7 @@ import abc
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -32,6 +33,9 @@ from ..model import (
     Request,
     RunOptions,
 )
+from ._deadline import require_time
+from ._fence import Fence
+from ._fenced import FencedExecution, LocalFenced, checked_fences
 
 if TYPE_CHECKING:
     from ..fmq import MQDescriptor
@@ -119,6 +123,51 @@ class PreparedModel(abc.ABC):
         Returns:
             Status, output shapes, timing. Errors of the request or of the execution are a status, not an exception.
         """
+
+    def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
+        """Do for a fenced execution what can be done before its fences are signalled, and return the rest.
+
+        The default does nothing: all is left to `execute_synchronously`. What is returned gets the options with the
+        deadline that holds then.
+
+        Raises:
+            InvalidArgument: The request does not fit the model, or leaves dimensions of an output open.
+        """
+        return partial(self.execute_synchronously, request)
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Fence] = (),
+        options: RunOptions = RunOptions(),
+        duration_ns: int = 0,
+        on_end: Callable[[], None] | None = None,
+    ) -> FencedExecution:
+        """Launch an execution that begins when all fences are signalled, and return at once.
+
+        The default runs `execute_synchronously` in a thread that waits first. A device with fences of its own overrides
+        it.
+
+        Args:
+            request: Arguments; all outputs have known dimensions. Its memory stays open until the end.
+            wait_for: Stay the caller's.
+            options: How to run. The deadline limits the waiting, too; so does nothing else.
+            duration_ns: Nanoseconds that the execution may take once the last fence is signalled; 0 for no limit.
+            on_end: Called in some thread after the end, also after a failure, but not if this method raises.
+
+        Returns:
+            What has the fence that it signals, and tells afterwards how it ended.
+
+        Raises:
+            InvalidArgument: The request or an argument breaks a rule; a fence is in error already.
+            MissedDeadline: The deadline has passed.
+            ResourceExhausted: There is no thread for it, or there are too many open files.
+            BadState: The model is closed.
+        """
+        fences = checked_fences(wait_for, duration_ns)
+        require_time(options.deadline_ns)
+        run = LocalFenced(self.bind_fenced(request, options), fences, options, duration_ns)
+        return run.start(on_end or (lambda: None))
 
     def configure_execution_burst(
         self,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..burst import Kernel, SlotExecutor
 from ..cache import SaveResult, checked_token
-from ..errors import BadState, ErrorStatus, GeneralFailure, MissedDeadline
+from ..errors import BadState, ErrorStatus, GeneralFailure
 from ..memory import BufferTracker, check_pools
 from ..model import (
     NO_TIMING,
@@ -28,7 +28,8 @@ from ..model import (
 )
 from ._buffers import allocate_buffer, bind_buffers, next_model_number
 from ._caching import DeviceCacheHome
-from ._common import build_version, check_preparation, cpu_capabilities, deadline_passed, readable_operations
+from ._common import build_version, check_preparation, cpu_capabilities, readable_operations
+from ._deadline import require_time
 from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 from ._plan import Plan
 
@@ -109,7 +110,7 @@ class LocalDevice(Device):
                 )
         prepared = self.compile(model)
         try:
-            _require_time(job.deadline_ns)
+            require_time(job.deadline_ns)
             if job.cache is not None:
                 checked_token(job.cache.token)
                 prepared.note_saved(self.save(prepared, job.cache, time.perf_counter() - started))
@@ -164,8 +165,8 @@ class LocalModel(PreparedModel):
             NNBurstError: The request cannot run.
         """
 
-    def plan(self, request: Request, options: RunOptions = RunOptions()) -> Plan:
-        """Check a request and bind it, for as many runs as there will be.
+    def plan(self, request: Request, options: RunOptions = RunOptions(), *, fenced: bool = False) -> Plan:
+        """Check a request and bind it, for as many runs as there will be; a fenced one leaves no dimensions open.
 
         Raises:
             InvalidArgument: The request does not fit the model.
@@ -175,7 +176,7 @@ class LocalModel(PreparedModel):
         """
         if self._closed:
             raise BadState("the prepared model is closed")
-        validate_request(self.model, request)
+        validate_request(self.model, request, allow_unspecified_output=not fenced)
         return Plan(self.bind, request, options, bind_buffers(self, request))
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
@@ -186,12 +187,16 @@ class LocalModel(PreparedModel):
             raise
         except Exception as error:
             return failure_of(error)
-        try:
-            _require_time(options.deadline_ns)
-            result = plan()
-        except Exception as error:
-            return failure_of(error)
-        return (ErrorStatus.NONE, (), NO_TIMING) if result is None else result
+        return _run(plan, options)
+
+    def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
+        """Plan; see `PreparedModel.bind_fenced`. Contents of buffers are looked at when it runs."""
+        plan = self.plan(request, options, fenced=True)
+
+        def run(final: RunOptions) -> ExecutionResult:
+            return _run(plan, final) if final == options else self.execute_synchronously(request, final)
+
+        return run
 
     def burst_executor(self) -> SlotExecutor:
         """Return an executor that keeps memories mapped and requests bound."""
@@ -219,6 +224,10 @@ class LocalModel(PreparedModel):
         self.model = replace(self.model, pools=())
 
 
-def _require_time(deadline_ns: int) -> None:
-    if deadline_passed(deadline_ns):
-        raise MissedDeadline("the deadline has passed; give it more time")
+def _run(plan: Plan, options: RunOptions) -> ExecutionResult:
+    try:
+        require_time(options.deadline_ns)
+        result = plan()
+    except Exception as error:
+        return failure_of(error)
+    return (ErrorStatus.NONE, (), NO_TIMING) if result is None else result

@@ -145,12 +145,10 @@ def _dimensions(case: _Case) -> None:
 def _known(case: _Case) -> None:
     if case.info is None or case.info.dtype is None or case.nbytes:
         return
-    if isinstance(case.pool, BufferToken):
-        return  # the buffer knows the dimensions of its contents
-    if not case.written:
-        raise case.refuse(f"has dimensions {list(case.dims)}, which are not all known; give them in the request")
     if not case.allow_unspecified:
         raise case.refuse(f"has dimensions {list(case.dims)}; this execution needs all of them known")
+    if not case.written and not isinstance(case.pool, BufferToken):  # which knows the dimensions of its contents
+        raise case.refuse(f"has dimensions {list(case.dims)}, which are not all known; give them in the request")
 
 
 def _length(case: _Case) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from ..burst import BurstStats, ExecutionBurstController
-from ..devices import Buffer, Device, PreparedModel
+from ..devices import Buffer, Device, Fence, PreparedModel
 from ..model import BufferToken, ExecutionPreference, ExecutionResult, OutputShape, Priority, Timing
 from ._arguments import NodeArg
 from ._burst import Burst
 from ._caching import CacheReport
 from ._compilation import Compilation
 from ._copy import copy_memory
-from ._execution import Duration, Event, Execution
+from ._event import Event
+from ._execution import Duration, Execution
 from ._memory_desc import DeviceMemory, MemoryDesc
 from ._service import Service, connect, in_process, launch
 from ._session import Session
@@ -30,6 +31,7 @@ __all__ = [
     "ExecutionBurstController",
     "ExecutionPreference",
     "ExecutionResult",
+    "Fence",
     "MemoryDesc",
     "NodeArg",
     "OutputShape",

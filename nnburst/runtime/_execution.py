@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._core._errno import deadline_after, is_real
+from .._core._errno import checked_timeout, deadline_after, is_real
 from .._core._leaving import Leaving, time_left
 from .._core._nnburst import lib
 from ..burst import BoundRequest, ExecutionBurstController
+from ..devices import Fence, FencedExecution
 from ..errors import (
     BadState,
     ErrorStatus,
@@ -32,10 +34,12 @@ from ..memory import Memory, check_open
 from ..model import (
     BufferToken,
     ExecutionResult,
+    Failure,
     MeasureTiming,
     Operand,
     OutputShape,
     RunOptions,
+    Timing,
     combine_dimensions,
     is_fully_specified,
     operand_info,
@@ -43,6 +47,7 @@ from ..model import (
 )
 from ._arguments import NodeArg, Sizes
 from ._compilation import Compilation, member
+from ._event import Event
 from ._layout import Argument, Layout, lay_out
 from ._memory_desc import DeviceMemory
 from ._state import State
@@ -64,7 +69,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Duration(enum.IntEnum):
-    """Which duration `Execution.get_duration` tells. The fenced ones equal the others where no fence was given."""
+    """Which duration `Execution.get_duration` tells. The fenced ones count from the last fence that was waited for."""
 
     ON_HARDWARE = 0
     IN_DRIVER = 1
@@ -78,26 +83,12 @@ class _State(enum.Enum):
     COMPLETED = enum.auto()
 
 
-class Event:
-    """The end of an execution that was started with `Execution.start_compute`."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._error: BaseException | None = None
-        self._work = work
-        self._thread = threading.Thread(target=self._run, name="nnburst-compute", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:  # raised again by `wait`
-            self._error = error
-
-    def wait(self) -> None:
-        """Wait for the end; raises what the execution raised."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+def _fence_of(position: int, event: object) -> Fence:
+    if isinstance(event, Event):
+        return event.fence
+    if isinstance(event, Fence):
+        return event
+    raise InvalidArgument(f"wait_for[{position}] is {type(event).__name__}; give an Event or a Fence")
 
 
 def _closed(pointer: object) -> int:
@@ -157,6 +148,7 @@ class Execution(BoundRequest):
         self._copies: tuple[Callable[[], Array], ...] | None = None
         self._keep: object = None
         self._home: Bursts | None = None
+        self._fenced: Timing | None = None
         self._known: dict[ExecutionBurstController, list[Memory | BufferToken]] = {}  # what each burst has slots for
         self._finalizer = weakref.finalize(self, _drop, self._known)
         self._finalizer.atexit = False
@@ -504,10 +496,68 @@ class Execution(BoundRequest):
         """Run without a burst, in the background. Raises as `compute`, the outcome comes with `Event.wait`."""
         before = self._begin()
         try:
-            return Event(lambda: self._finish(before, self._without_burst))
-        except RuntimeError as error:  # the system has no thread for us
+            return Event.start(lambda: self._finish(before, self._without_burst))
+        except ResourceExhausted:
             self._progress = before
-            raise ResourceExhausted(f"the execution was not started: {error}") from error
+            raise
+
+    def start_compute_with_dependencies(
+        self, wait_for: Iterable[Event | Fence] = (), *, duration: float | None = None
+    ) -> Event:
+        """Have the service run this once everything in `wait_for` is over, and return at once.
+
+        The service waits, not this process: the event of one execution may be given to another one, of another model
+        or service, before either has run. An output that the next one reads lies in a `Memory` or `DeviceMemory`; what
+        was set as an array is copied now (inputs) and by `Event.wait` (outputs).
+
+        Args:
+            wait_for: What must be over first. If something of it fails, so does this.
+            duration: Seconds that the run may take once all of it is over; None for no limit. The timeout of
+                `set_timeout` counts from now, the waiting included.
+
+        Returns:
+            The end. `Event.wait` has to be called before this execution can be used again or asked for results.
+
+        Raises:
+            InvalidArgument: An argument is not set; an output has open dimensions; something in `wait_for` is no event,
+                or has failed; a duration without a compilation for exactly one device; or the device refuses the
+                request.
+            BadState: As `compute`.
+            ResourceExhausted: The service has no thread for it, or its quota is used up.
+            MissedDeadline: The timeout is 0.
+        """
+        fences = [_fence_of(position, event) for position, event in enumerate(wait_for)]
+        duration_ns = 0
+        if duration is not None:
+            self._check_one_device("a duration")
+            duration_ns = max(1, int((checked_timeout(duration) or 0.0) * 1e9))
+        for index, operand in enumerate(self._operands["output"]):
+            if not operand_info(operand.type).is_scalar and not is_fully_specified(operand.dimensions):
+                raise InvalidArgument(
+                    f"output {index} has dimensions {list(operand.dimensions)}: an execution that waits for fences "
+                    "needs a model that says them; use compute()"
+                )
+        before = self._begin()
+        with contextlib.ExitStack() as running:
+            running.enter_context(self._while_running(before))
+            request = self._laid_out().requests[self.turn]
+            check_open(request)
+            options = RunOptions(self._timing, deadline_after(self._timeout))
+            run = self._prepared.execute_fenced(request, fences, options, duration_ns)
+            self._note_outputs(())  # what depends on them may be launched
+            ending = running.pop_all()
+        return Event(run.fence, partial(self._settle_fenced, run, ending))
+
+    def _settle_fenced(self, run: FencedExecution, ending: contextlib.ExitStack) -> None:
+        with ending:
+            info = run.info()
+            if info.status is ErrorStatus.NONE:
+                self._fenced = info.fenced
+                status = self._ran_elsewhere((info.status, (), info.launched))
+            else:
+                status = self._ran_elsewhere(Failure(info.status, info.reason))
+            if status:
+                self._settle(status)
 
     def burst_compute(self, burst: Burst) -> None:
         """Run through a burst and wait for the end.
@@ -541,8 +591,14 @@ class Execution(BoundRequest):
             return before
 
     def _finish(self, before: _State, run: Callable[[], None]) -> None:
+        with self._while_running(before):
+            run()
+
+    @contextlib.contextmanager
+    def _while_running(self, before: _State) -> Iterator[None]:
+        """Copy the inputs in, run what is inside, copy the outputs out."""
         after = _State.COMPLETED
-        self._elsewhere = None
+        self._elsewhere = self._fenced = None
         try:
             for index, argument in self._arguments["input"].items():
                 for memory in argument.memories:
@@ -554,7 +610,7 @@ class Execution(BoundRequest):
                 if argument.array is not None and view is not None:
                     view[:] = np.ascontiguousarray(argument.array).reshape(-1).view(np.uint8)
             try:
-                run()
+                yield
                 shapes = self.output_shapes
             except BadState:  # it has not run
                 after = before
@@ -584,13 +640,16 @@ class Execution(BoundRequest):
                     memory.written(None if shapes is None else known or self._known_dimensions(index))
 
     def _without_burst(self) -> None:
-        measure = MeasureTiming.YES if self._measure else MeasureTiming.NO
         request = self._laid_out().requests[self.turn]
         check_open(request)
-        result = self._prepared.execute_synchronously(request, RunOptions(measure, deadline_after(self._timeout)))
+        result = self._prepared.execute_synchronously(request, RunOptions(self._timing, deadline_after(self._timeout)))
         status = self._ran_elsewhere(result)
         if status:
             self._settle(status)
+
+    @property
+    def _timing(self) -> MeasureTiming:
+        return MeasureTiming.YES if self._measure else MeasureTiming.NO
 
     def _through(self, burst: Burst) -> None:
         for argument in (*self._in_order("input"), *self._in_order("output")):
@@ -681,6 +740,8 @@ class Execution(BoundRequest):
         status, _, timing = self._completed()
         if status is not ErrorStatus.NONE or not self._measure:
             raise BadState("no duration: the execution failed, or timing was not asked for")
+        if which in (Duration.FENCED_ON_HARDWARE, Duration.FENCED_IN_DRIVER) and self._fenced is not None:
+            timing = self._fenced
         on_device = which in (Duration.ON_HARDWARE, Duration.FENCED_ON_HARDWARE)
         micros = timing.time_on_device if on_device else timing.time_in_driver
         return None if micros is None else micros * 1000

@@ -15,7 +15,7 @@ from typing import Any
 
 from .._core._leaving import LEAVING, within
 from ..cache import CacheRejected, SaveResult, check_fd, checked_token
-from ..devices import Buffer, CacheFiles, Device, PreparedModel, check_device, checked_model
+from ..devices import Buffer, CacheFiles, Device, Fence, PreparedModel, check_device, checked_model
 from ..errors import (
     BadState,
     DeviceUnavailable,
@@ -37,7 +37,7 @@ from ._cache_messages import (
     PrepareModelFromCacheReply,
     PrepareModelReply,
 )
-from ._hosted import HostedBuffer, HostedBurst, HostedModel, SlotMemories, close_all, limited_window
+from ._hosted import HostedBuffer, HostedBurst, HostedFenced, HostedModel, SlotMemories, close_all, limited_window
 from ._marshal import (
     cache_from_wire,
     descriptor_from_wire,
@@ -54,6 +54,7 @@ from ._protocol import (
     Allocate,
     AllocateReply,
     Call,
+    CancelFenced,
     ConfigureBurst,
     ConfigureBurstReply,
     CopyBuffer,
@@ -63,12 +64,16 @@ from ._protocol import (
     Done,
     Ending,
     Execute,
+    ExecuteFenced,
+    ExecuteFencedReply,
     ExecuteReply,
     FailureReason,
     FailureReasonReply,
     FreeMemory,
     GetDeviceStatus,
     GetDeviceStatusReply,
+    GetFencedInfo,
+    GetFencedInfoReply,
     GetSupportedOperations,
     GetSupportedOperationsReply,
     Goodbye,
@@ -217,6 +222,8 @@ class HostedConnection:
         self.ledger = ledger
         self.tokens: set[int] = set()
         """Tokens of the buffers that this connection owns: it may name no others."""
+        self._fenced: set[HostedFenced] = set()
+        """Those that have not ended."""
         self._greeted = False
         peer = peer_of(sock)
         self._client = peer.pid, peer.uid
@@ -241,6 +248,8 @@ class HostedConnection:
 
     def _release_all(self) -> None:
         self.objects.close()
+        for hosted in self._fenced.copy():
+            hosted.cancel()
         self._charge.release()
         self._host.forget(self)
 
@@ -388,6 +397,61 @@ class HostedConnection:
             charge.release()
         status, shapes, timing = consistent_result(*result)
         return ExecuteReply(int(status), tuple(shapes), timing, sendable(reason_of(result)))
+
+    def on_execute_fenced(self, message: ExecuteFenced, fds: FdBundle) -> tuple[ExecuteFencedReply, FdBundle]:
+        """Launch an execution that waits for fences; neither this thread nor another that serves calls waits."""
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as fences:
+            # What it needs until it has ended, whoever lets go of it.
+            needed = self.ledger.charge(mapped_bytes=total_size(message.request.pools), fds=len(fds))
+            undo.callback(needed.release)
+            model, let_go_of_model = self.objects.acquire(message.prepared_model, HostedModel, "prepared model")
+            undo.callback(let_go_of_model)
+            request = request_from_wire(message.request, fds, self.tokens, self._same_user)
+            pools = [pool for pool in request.pools if isinstance(pool, Memory)]
+            undo.callback(close_all, pools)
+            check_pools(pools, "request")
+            wait_for = [fences.enter_context(Fence(fd)) for fd in fds.fds[: message.fences]]
+            # What its client asks, until that lets go of it and it has ended.
+            hosted = HostedFenced(self.ledger.charge(fenced=1))
+            number = self.objects.add(hosted, hosted.dispose)
+            undo.callback(self.objects.remove, number)
+            _, let_go = self.objects.acquire(number, HostedFenced, "fenced execution")
+            undo.callback(let_go)
+            undo.callback(self._fenced.discard, hosted)
+            self._fenced.add(hosted)
+            ending = undo.pop_all()
+
+            def on_end() -> None:
+                self._fenced.discard(hosted)
+                let_go()
+                close_all(pools)
+                let_go_of_model()
+                needed.release()
+
+            try:
+                run = model.prepared.execute_fenced(request, wait_for, message.options, message.duration_ns, on_end)
+            except BaseException:
+                ending.close()
+                raise
+            hosted.launched(run)
+            try:
+                return ExecuteFencedReply(number), FdBundle((run.fence.detach_copy(),))
+            except BaseException:
+                hosted.cancel()
+                self.objects.remove(number)
+                raise
+
+    def on_get_fenced_info(self, message: GetFencedInfo, fds: FdBundle) -> GetFencedInfoReply:
+        """Say how a fenced execution ended."""
+        with self.objects.lease(message.execution, HostedFenced, "fenced execution") as hosted:
+            info = hosted.execution.info()
+        return GetFencedInfoReply(int(info.status), info.launched, info.fenced, sendable(info.reason))
+
+    def on_cancel_fenced(self, message: CancelFenced, fds: FdBundle) -> Done:
+        """Have a fenced execution not begin."""
+        with self.objects.lease(message.execution, HostedFenced, "fenced execution") as hosted:
+            hosted.execution.cancel()
+        return Done()
 
     def on_configure_execution_burst(self, message: ConfigureBurst, fds: FdBundle) -> ConfigureBurstReply:
         """Serve a burst; it keeps its model alive."""

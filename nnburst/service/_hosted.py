@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from ..burst import BurstCallback, BurstContext
-from ..devices import Buffer, PreparedModel
+from ..devices import Buffer, FencedExecution, PreparedModel
 from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError
 from ..memory import Memory, check_pools
 from ..model import BufferToken
@@ -80,6 +80,35 @@ class HostedBuffer:
                 charges, self._charges = self._charges or [], None
             for charge in charges:
                 charge.release()
+
+
+class HostedFenced:
+    """A fenced execution in a connection's table. It is disposed of once it has ended and its client has let go."""
+
+    def __init__(self, charge: Charge) -> None:
+        self._execution: FencedExecution | None = None
+        self._charge = charge
+        self._cancelled = False
+
+    @property
+    def execution(self) -> FencedExecution:
+        assert self._execution is not None  # its client does not know its number before
+        return self._execution
+
+    def launched(self, execution: FencedExecution) -> None:
+        """Tell what was launched."""
+        self._execution = execution
+        if self._cancelled:  # meanwhile
+            execution.cancel()
+
+    def cancel(self) -> None:
+        """Have it not begin."""
+        self._cancelled = True
+        if self._execution is not None:
+            self._execution.cancel()
+
+    def dispose(self) -> None:
+        self._charge.release()
 
 
 class HostedBurst:

@@ -37,6 +37,7 @@ from ._wire import (
     ArgumentName,
     Cpus,
     DeviceInfo,
+    FdCount,
     Id,
     Message,
     Name,
@@ -52,7 +53,7 @@ from ._wire import (
     WireRequest,
 )
 
-VERSION = (2, 0)
+VERSION = (2, 1)
 """Version of this table. Another major number is refused at hello; the minor one counts additions."""
 
 _MAX_TEXT = 4096
@@ -153,6 +154,41 @@ class ExecuteReply(Message, tag="execute.reply", frozen=True):
     output_shapes: Shapes
     timing: Timing
     reason: Text = ""
+
+
+class ExecuteFenced(Message, tag="execute_fenced", frozen=True):
+    """Launches an execution that waits for fences. Descriptors: those of the pools, then one for each fence."""
+
+    prepared_model: Id
+    request: WireRequest
+    options: RunOptions
+    fences: FdCount = 0
+    duration_ns: Unsigned64 = 0
+
+
+class ExecuteFencedReply(Message, tag="execute_fenced.reply", frozen=True):
+    """Descriptor: the fence that the execution will signal."""
+
+    execution: Id
+
+
+class GetFencedInfo(Message, tag="get_fenced_info", frozen=True):
+    """How a fenced execution ended."""
+
+    execution: Id
+
+
+class GetFencedInfoReply(Message, tag="get_fenced_info.reply", frozen=True):
+    status: Annotated[int, msgspec.Meta(ge=0, le=8)]
+    launched: Timing
+    fenced: Timing
+    reason: Text = ""
+
+
+class CancelFenced(Message, tag="cancel_fenced", frozen=True):
+    """Has a fenced execution not begin, unless it has."""
+
+    execution: Id
 
 
 Roles = Annotated[tuple[BufferRole, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
@@ -324,6 +360,15 @@ CALLS: tuple[Call, ...] = (
     Call(ConfirmCache, ConfirmCacheReply, "on_confirm_cache"),
     Call(GetDeviceCounters, GetDeviceCountersReply, "on_get_device_counters"),
     Call(Execute, ExecuteReply, "on_execute", request_fds=lambda m: _of_pools(m.request.pools)),
+    Call(
+        ExecuteFenced,
+        ExecuteFencedReply,
+        "on_execute_fenced",
+        request_fds=lambda m: _of_pools(m.request.pools) + m.fences,
+        reply_fds=lambda m: 1,
+    ),
+    Call(GetFencedInfo, GetFencedInfoReply, "on_get_fenced_info"),
+    Call(CancelFenced, Done, "on_cancel_fenced"),
     Call(
         ConfigureBurst,
         ConfigureBurstReply,

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 from .._core._leaving import deadline_within
 from ..burst import BurstCallback, BurstContext
 from ..cache import CacheReason, CacheRejected, SaveResult, checked_token
-from ..devices import Buffer, CacheFiles, CompileJob, Device, PreparedModel, check_preparation
+from ..devices import (
+    Buffer,
+    CacheFiles,
+    CompileJob,
+    Device,
+    Fence,
+    FencedExecution,
+    FencedInfo,
+    PreparedModel,
+    check_preparation,
+    checked_fences,
+)
 from ..errors import BadState, DeadObject, ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError
 from ..model import (
     BufferDesc,
@@ -34,15 +45,18 @@ from ._callbacks import CallbackHolder, CallbackRegistry
 from ._marshal import cache_to_wire, model_from_wire, model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
 from ._protocol import (
     Allocate,
+    CancelFenced,
     ConfigureBurst,
     ConfigureBurstReply,
     CopyBuffer,
     CopyFrom,
     CopyTo,
     Execute,
+    ExecuteFenced,
     FailureReason,
     FreeMemory,
     GetDeviceStatus,
+    GetFencedInfo,
     GetSupportedOperations,
     ImportModel,
     Release,
@@ -323,6 +337,34 @@ class RemotePreparedModel(_Remote, PreparedModel):
             return Failure(status, reply.reason, reply.output_shapes)
         return status, reply.output_shapes, reply.timing
 
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Fence] = (),
+        options: RunOptions = RunOptions(),
+        duration_ns: int = 0,
+        on_end: Callable[[], None] | None = None,
+    ) -> RemoteFenced:
+        """Have the service wait for fences and run; see `PreparedModel.execute_fenced`.
+
+        Raises:
+            DeadObject: The service died.
+        """
+        number = self.number
+        if on_end is not None:
+            raise InvalidArgument("the end of an execution in another process is told by its fence: on_end is not used")
+        fences = checked_fences(wait_for, duration_ns)
+        wire, fds = request_to_wire(request)
+        message = ExecuteFenced(number, wire, options, len(fences), duration_ns)
+        reply, received = self._connection.call(
+            message,
+            [*fds, *(fence.fileno() for fence in fences)],
+            timeout=_until(options.deadline_ns),
+            on_late=partial(_forget_late, self._connection),
+        )
+        with received:
+            return RemoteFenced(self._connection, self._keep, reply.execution, Fence(received.fds[0]))
+
     def configure_execution_burst(
         self,
         callback: BurstCallback,
@@ -375,6 +417,21 @@ class RemotePreparedModel(_Remote, PreparedModel):
     def close(self) -> None:
         """Release the model in the service; bursts on it go on. Idempotent."""
         super().close()
+
+
+class RemoteFenced(_Remote, FencedExecution):
+    """A fenced execution in a service."""
+
+    def __init__(self, connection: Connection, keep: object, number: int, fence: Fence) -> None:
+        super().__init__(connection, keep, number, "fenced execution")
+        self.fence = fence
+
+    def info(self) -> FencedInfo:
+        reply, _ = self._connection.call(GetFencedInfo(execution=self.number), timeout=_SHORT)
+        return FencedInfo(ErrorStatus(reply.status), reply.launched, reply.fenced, reply.reason)
+
+    def cancel(self) -> None:
+        self._connection.forget(CancelFenced(execution=self.number))
 
 
 class RemoteBurstContext(_Remote, BurstContext):
@@ -436,7 +493,7 @@ def _without_reason(message: str) -> str:
 
 def _forget_late(connection: Connection, reply: Message) -> None:
     """Let go of the object that a reply names which its caller has not waited for."""
-    for name in ("prepared_model", "burst", "buffer"):
+    for name in ("prepared_model", "burst", "buffer", "execution"):
         if number := getattr(reply, name, None):
             connection.forget(Release(number))
 

@@ -19,6 +19,7 @@ class Quotas:
         buffer_bytes: What driver-managed buffers take.
         mapped_bytes: Every pool and queue that was handed over.
         fds: Descriptors that were handed over.
+        fenced: Fenced executions: each has a thread until it has ended.
     """
 
     connections: int = 1
@@ -28,6 +29,7 @@ class Quotas:
     buffer_bytes: int = 4 << 30
     mapped_bytes: int = 16 << 30
     fds: int = 1024
+    fenced: int = 64
 
     def changed(self, values: Mapping[str, int], option: str = "quotas") -> Quotas:
         """Return these quotas with some of them replaced.
@@ -46,7 +48,7 @@ class Quotas:
         return Quotas(**{**known, **values})
 
 
-PER_USER = Quotas(256, 512, 1024, 8192, 8 << 30, 32 << 30, 16384)
+PER_USER = Quotas(256, 512, 1024, 8192, 8 << 30, 32 << 30, 16384, 512)
 """Of a service that programs share, unless it was started with others."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import PreparedModel
-from nnburst.errors import ErrorStatus, NNBurstError, OutputInsufficientSize
+from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError, OutputInsufficientSize
 from nnburst.memory import Memory
 from nnburst.model import (
     DataLocation,
@@ -31,6 +32,8 @@ from nnburst.model import (
 T, O = OperandType, OperationType  # noqa: E741 - short, for tables
 Array = np.ndarray[Any, np.dtype[Any]]
 WAYS = ("sync", "burst")
+ALL_WAYS = (*WAYS, "fenced")
+"""Also for models whose outputs have known dimensions."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,19 @@ def make_request(
 def execute(
     prepared: PreparedModel, request: Request, way: str, measure: bool = False, deadline_ns: int = 0
 ) -> Outcome:
-    """Run a request in one of `WAYS`."""
+    """Run a request in one of `ALL_WAYS`."""
+    options = RunOptions(MeasureTiming.YES if measure else MeasureTiming.NO, deadline_ns)
     if way == "sync":
-        timing = MeasureTiming.YES if measure else MeasureTiming.NO
-        return Outcome(*prepared.execute_synchronously(request, RunOptions(timing, deadline_ns)))
+        return Outcome(*prepared.execute_synchronously(request, options))
+    if way == "fenced":
+        try:
+            run = prepared.execute_fenced(request, (), options)
+        except NNBurstError as error:
+            return Outcome(error.status, (), Timing())
+        with run.fence as fence, contextlib.suppress(GeneralFailure):
+            fence.wait(60)
+        info = run.info()
+        return Outcome(info.status, (), info.launched)
     with ExecutionBurstController.create(prepared, channel_length=256) as burst:
         try:
             return Outcome(*burst.compute(request, measure=measure))

@@ -181,7 +181,7 @@ def test_REQ_API_004_two_executions_at_once_on_one_burst(compilation: Compilatio
 def test_REQ_API_004_second_execution_during_the_first_is_bad_state(script: Script) -> None:
     with scripted(script, add_model()) as (compilation, burst):
         (first, _), (second, _) = execution_for(compilation), execution_for(compilation)
-        event = Event(lambda: first.burst_compute(burst))
+        event = Event.start(lambda: first.burst_compute(burst))
         assert script.entered.wait(30)
         with pytest.raises(BadState, match="one at a time"):
             second.burst_compute(burst)
@@ -347,7 +347,7 @@ def test_REQ_API_014_durations_are_those_of_the_driver(script: Script, way: str,
     with scripted(script, add_model()) as (compilation, burst):
         execution, _ = execution_for(compilation)
         execution.set_measure_timing(True)
-        event = Event(lambda: WAYS[way](execution, burst))
+        event = Event.start(lambda: WAYS[way](execution, burst))
         assert script.entered.wait(30)
         with pytest.raises(BadState):
             execution.get_duration(Duration.ON_HARDWARE)
@@ -395,7 +395,7 @@ def test_REQ_API_015_status_becomes_the_exception_and_decides_what_can_be_asked(
         execution = Execution(compilation)
         execution.set_input(0, np.zeros((3, 2), np.float32))
         execution.set_output(0, np.zeros((3, 2), np.float32))
-        event = Event(lambda: WAYS[way](execution, burst))
+        event = Event.start(lambda: WAYS[way](execution, burst))
         assert script.entered.wait(30)
         with pytest.raises(BadState):
             execution.get_output_dimensions(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ import pytest
 
 import nnburst
 from nnburst.burst import ExecutionBurstController, ExecutionResult
-from nnburst.devices import Buffer, Device, PreparedModel
+from nnburst.devices import Buffer, Device, FenceSignal, PreparedModel
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError
 from nnburst.memory import BufferTracker, ManagedBuffer, Memory, Role
 from nnburst.model import (
@@ -261,15 +262,33 @@ def test_buffer_to_buffer_copy_shares_until_one_is_written(device: Device, prepa
 # ---- executions -------------------------------------------------------------------------------------------------
 
 Run = Callable[[PreparedModel, Request], ExecutionResult]
+not_fenced = pytest.mark.parametrize("run", ["plain", "burst"], indirect=True)
+"""For models with open outputs."""
 
 
-@pytest.fixture(params=["plain", "burst"])
+def execute_fenced(prepared: PreparedModel, request: Request) -> ExecutionResult:
+    """As a fenced execution that has to wait: contents of buffers count when it begins."""
+    with FenceSignal() as gate, gate.fence:
+        try:
+            execution = prepared.execute_fenced(request, [gate.fence])
+        except NNBurstError as error:
+            return error.status, (), nnburst.model.NO_TIMING
+        gate.set()
+        with execution.fence as fence, contextlib.suppress(GeneralFailure):
+            fence.wait(60)
+    info = execution.info()
+    return info.status, (), info.launched
+
+
+@pytest.fixture(params=["plain", "burst", "fenced"])
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
     bursts: dict[int, ExecutionBurstController] = {}
 
     def execute(prepared: PreparedModel, what: Request) -> ExecutionResult:
         if request.param == "plain":
             return prepared.execute_synchronously(what)
+        if request.param == "fenced":
+            return execute_fenced(prepared, what)
         if id(prepared) not in bursts:
             bursts[id(prepared)] = ExecutionBurstController.create(prepared)
         return bursts[id(prepared)].compute(what)
@@ -369,6 +388,7 @@ def test_REQ_MEM_028_REQ_WIRE_011_several_roles_in_one_request(device: Device, p
         assert (pool.array(np.float32, (64,), 2 * NBYTES) == 1).all()
 
 
+@not_fenced
 def test_REQ_MEM_029_REQ_WIRE_011_dimensions_that_do_not_fit(
     device: Device, prepare: Prepare, run: Run, memory: Memory
 ) -> None:
@@ -387,6 +407,7 @@ def test_REQ_MEM_029_REQ_WIRE_011_dimensions_that_do_not_fit(
             contents(buffer)
 
 
+@not_fenced
 def test_REQ_MEM_029_buffer_with_open_dimensions_takes_those_of_its_contents(
     device: Device, prepare: Prepare, run: Run, memory: Memory
 ) -> None:

@@ -1,6 +1,6 @@
 """REQ-MEM-030 … 046: requests on pools, as the vendor test suite sends them, on every device and both ways to execute.
 
-Fenced executions do not exist here; what the suite says of them applies to none of our ways.
+Fenced executions are in `test_req_model_fenced.py`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from model_support import (
+    ALL_WAYS,
     SAMPLES,
     WAYS,
     O,
@@ -40,6 +41,7 @@ from nnburst.model import (
 
 every_sample = pytest.mark.parametrize("name", SAMPLES)
 every_way = pytest.mark.parametrize("way", WAYS)
+all_ways = pytest.mark.parametrize("way", ALL_WAYS)
 
 
 def dims_of(sample: Sample) -> list[tuple[int, ...]]:
@@ -83,7 +85,7 @@ def bad_requests(request: Request) -> dict[str, Request]:
     }
 
 
-@every_way
+@all_ways
 @pytest.mark.parametrize("name", list(bad_requests(Request((RequestArgument(),) * 2, (RequestArgument(),)))))
 def test_REQ_MODEL_046_047_049_bad_request(device: Device, way: str, name: str) -> None:
     sample = SAMPLES["three_adds"]()
@@ -110,7 +112,7 @@ def test_REQ_MODEL_049_unspecified_input(device: Device, way: str) -> None:
     prepared.close()
 
 
-@every_way
+@all_ways
 def test_REQ_MODEL_049_scalar_with_dimensions(device: Device, way: str) -> None:
     b = ModelBuilder()
     x, beta = b.input("x", T.TENSOR_FLOAT32, (1, 2)), b.input("beta", T.FLOAT32)

@@ -16,7 +16,7 @@ import sys
 import threading
 from pathlib import Path
 
-LOOKUP, GETATTR, OPEN, READ, STATFS, RELEASE, FLUSH, INIT, OPENDIR = 1, 3, 14, 15, 17, 18, 25, 26, 27
+LOOKUP, GETATTR, OPEN, READ, STATFS, RELEASE, FLUSH, INIT, OPENDIR, POLL = 1, 3, 14, 15, 17, 18, 25, 26, 27, 40
 FORGET, INTERRUPT, BATCH_FORGET = 2, 36, 42
 IN = struct.Struct("=IIQQIIIHH")
 ROOT, FILE = 1, 2
@@ -42,7 +42,7 @@ def serve(device: int, size: int, mute: set[str], armed: threading.Event) -> Non
         _, opcode, unique, node = IN.unpack_from(request)[:4]
         if opcode in (FORGET, BATCH_FORGET, INTERRUPT):
             continue
-        silent = {"read": READ, "getattr": GETATTR, "statfs": STATFS, "flush": FLUSH}
+        silent = {"read": READ, "getattr": GETATTR, "statfs": STATFS, "flush": FLUSH, "poll": POLL}
         if armed.is_set() and opcode in {silent[name] for name in mute}:
             continue
         error, body = 0, b""

@@ -16,15 +16,17 @@ from fault_support import HERE, WATCHDOG, Background, request_on, tiny_model
 
 from nnburst.cache import CacheReason, CacheRejected
 from nnburst.devices import CacheFiles, CompileJob, Device, create_device
-from nnburst.errors import ErrorStatus
+from nnburst.errors import ErrorStatus, InvalidArgument
 from nnburst.memory import PROT_READ, Memory
-from nnburst.model import DataLocation, Request, RequestArgument
-from nnburst.service import ServiceHost, start_child
+from nnburst.model import DataLocation, Request, RequestArgument, RunOptions
+from nnburst.service import RemotePreparedModel, ServiceHost, start_child
+from nnburst.service._marshal import request_to_wire
+from nnburst.service._protocol import ExecuteFenced
 
 TOKEN = bytes(32)
 
 
-@pytest.fixture(params=["read,getattr", "flush"])
+@pytest.fixture(params=["read,getattr,poll", "flush"])
 def fds(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[int]]:
     """Descriptors of a file on FUSE and of one on an overlay over it, both mounted in another namespace.
 
@@ -100,3 +102,19 @@ def test_connection_that_sends_nonsense_on_a_mute_file_system_ends(fds: list[int
         host.close()
     finally:
         ours.close()
+
+
+@pytest.mark.parametrize("where", [0, 1], ids=["fuse", "overlay"])
+def test_fence_on_a_mute_file_system_is_refused_without_a_look_at_it(
+    device: Device, fds: list[int], where: int
+) -> None:
+    prepared = device.prepare_model(tiny_model())
+    assert isinstance(prepared, RemotePreparedModel)
+    with Memory.ashmem(512) as pool:
+        wire, pool_fds = request_to_wire(request_on(pool))
+        for _ in range(8):  # more than there are workers
+            message = ExecuteFenced(prepared.number, wire, RunOptions(), 1)
+            with pytest.raises(InvalidArgument, match="is not a fence"):
+                prepared.connection.call(message, [*pool_fds, fds[where]], timeout=WATCHDOG)
+        assert prepared.execute_synchronously(request_on(pool))[0] is ErrorStatus.NONE
+    prepared.close()

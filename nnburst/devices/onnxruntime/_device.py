@@ -24,7 +24,8 @@ from ...model import (
     extension_prefix,
 )
 from .._caching import DeviceCacheHome, build_epoch
-from .._common import build_version, deadline_passed
+from .._common import build_version
+from .._deadline import deadline_passed
 from .._elements import operand_code
 from .._interfaces import CacheFiles
 from .._local import LocalDevice, LocalModel

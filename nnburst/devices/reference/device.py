@@ -9,7 +9,7 @@ from ...cache import SaveResult, VerifiedEntry
 from ...errors import MissedDeadline
 from ...model import Model, OperandType, Operation, operation_name
 from .._caching import DeviceCacheHome, build_epoch
-from .._common import deadline_passed
+from .._deadline import deadline_passed
 from .._interfaces import CacheFiles
 from .._local import LocalDevice, LocalModel
 from .graph import CONTROL_FLOW

@@ -29,7 +29,7 @@ from ...model import (
     operand_info,
     operation_name,
 )
-from .._common import deadline_passed
+from .._deadline import deadline_passed
 from .call import KernelCall, Step
 from .kernels import KERNELS
 

@@ -1,0 +1,34 @@
+"""Deadlines of what a device is asked for: absolute nanoseconds of CLOCK_MONOTONIC, 0 for none."""
+
+from __future__ import annotations
+
+import time
+
+from ..errors import MissedDeadline
+
+_NEVER = 2**63 - 1
+
+
+def is_limit(deadline_ns: int) -> bool:
+    """Whether a deadline limits anything: 0 does not, nor does one at the end of time."""
+    return 0 < deadline_ns < _NEVER
+
+
+def deadline_passed(deadline_ns: int) -> bool:
+    """Whether a deadline is over."""
+    return is_limit(deadline_ns) and time.monotonic_ns() >= deadline_ns
+
+
+def require_time(deadline_ns: int) -> None:
+    """Raise if a deadline is over.
+
+    Raises:
+        MissedDeadline: It is.
+    """
+    if deadline_passed(deadline_ns):
+        raise MissedDeadline("the deadline has passed; give it more time")
+
+
+def earlier(one: int, other: int) -> int:
+    """Return the earlier of two deadlines."""
+    return min(one, other) if one and other else one or other

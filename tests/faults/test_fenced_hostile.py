@@ -1,0 +1,145 @@
+"""Executions that wait hold up nobody but themselves, and end with their client, their service or their deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+from fault_support import WATCHDOG, request_on, tiny_model
+
+from nnburst.devices import Device, Fence, FenceSignal, FenceState
+from nnburst.errors import DeadObject, ErrorStatus, GeneralFailure, ResourceExhausted
+from nnburst.memory import Memory
+from nnburst.service import Quotas, ServiceConnection, start_child
+from nnburst.service._host import ServiceHost
+
+MANY = 24
+"""More than the calls that a connection serves at a time."""
+
+
+@pytest.fixture
+def connection() -> Iterator[ServiceConnection]:
+    with start_child(devices=("nnburst-reference",)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def device(connection: ServiceConnection) -> Device:
+    return connection.devices[0]
+
+
+@pytest.fixture
+def gate() -> Iterator[FenceSignal]:
+    with FenceSignal() as gate, gate.fence:
+        yield gate
+
+
+def waiters() -> int:
+    return sum(thread.name == "nnburst-fenced" for thread in threading.enumerate())
+
+
+def test_executions_that_wait_keep_no_call_from_being_served(device: Device, gate: FenceSignal) -> None:
+    with device.prepare_model(tiny_model()) as prepared, Memory.ashmem(512) as pool:
+        fences = [prepared.execute_fenced(request_on(pool), [gate.fence]).fence for _ in range(MANY)]
+        assert prepared.execute_synchronously(request_on(pool))[0] is ErrorStatus.NONE
+        device.prepare_model(tiny_model()).close()
+        assert {fence.state for fence in fences} == {FenceState.ACTIVE}
+        gate.set()
+        for fence in fences:
+            fence.wait(WATCHDOG)
+            fence.close()
+
+
+def test_a_model_that_is_released_serves_what_waits_for_it(device: Device, gate: FenceSignal) -> None:
+    with Memory.ashmem(512) as pool:
+        with device.prepare_model(tiny_model()) as prepared:
+            execution = prepared.execute_fenced(request_on(pool), [gate.fence])
+        gate.set()
+        with execution.fence as fence:
+            fence.wait(WATCHDOG)
+        assert execution.info().status is ErrorStatus.NONE
+
+
+def test_a_service_that_dies_puts_its_fences_in_error(connection: ServiceConnection, gate: FenceSignal) -> None:
+    with (
+        start_child(devices=("nnburst-reference",)) as other,
+        Memory.ashmem(512) as pool,
+        connection.devices[0].prepare_model(tiny_model()) as first,
+        other.devices[0].prepare_model(tiny_model()) as second,
+    ):
+        dead = first.execute_fenced(request_on(pool), [gate.fence])
+        waiting = second.execute_fenced(request_on(pool), [dead.fence])
+        os.kill(connection.pid, signal.SIGKILL)
+        with waiting.fence as fence, pytest.raises(GeneralFailure):
+            fence.wait(WATCHDOG)
+        assert waiting.info().status is ErrorStatus.GENERAL_FAILURE
+        with dead.fence as fence:
+            assert fence.state is FenceState.ERROR
+        with pytest.raises(DeadObject):
+            dead.info()
+        with second.execute_fenced(request_on(pool)).fence as fence:
+            fence.wait(WATCHDOG)
+
+
+@contextlib.contextmanager
+def hosted(**quotas: int) -> Iterator[tuple[ServiceConnection, ServiceHost]]:
+    from service_support import in_process
+
+    from nnburst.devices import ReferenceDevice
+
+    with in_process([ReferenceDevice()], quotas=Quotas(**quotas)) as pair:
+        yield pair
+
+
+def test_a_client_that_goes_takes_along_what_waits_for_it(gate: FenceSignal) -> None:
+    with hosted() as (client, _), Memory.ashmem(512) as pool:
+        prepared = client.devices[0].prepare_model(tiny_model())
+        fences = [prepared.execute_fenced(request_on(pool), [gate.fence]).fence.duplicate() for _ in range(3)]
+        assert waiters() == 3
+        client.close()
+        for fence in fences:
+            with fence, pytest.raises(GeneralFailure):
+                fence.wait(WATCHDOG)
+    # and the threads are gone: every test checks that
+
+
+def test_there_is_a_limit_to_what_waits(gate: FenceSignal) -> None:
+    with hosted(fenced=2) as (client, host), Memory.ashmem(512) as pool:
+        prepared = client.devices[0].prepare_model(tiny_model())
+        two = [prepared.execute_fenced(request_on(pool), [gate.fence]) for _ in range(2)]
+        with pytest.raises(ResourceExhausted, match="fenced=N"):
+            prepared.execute_fenced(request_on(pool), [gate.fence])
+        (connection,) = host.connections
+        before = connection.ledger.used
+        gate.set()
+        for execution in two:
+            with execution.fence as fence:
+                fence.wait(WATCHDOG)
+            execution.close()  # type: ignore[attr-defined]
+        prepared.execute_fenced(request_on(pool)).fence.wait(WATCHDOG)
+        prepared.close()
+        client.close()
+        assert connection.wait_ended(WATCHDOG)
+        assert before["fenced"] == 2
+        assert not any(connection.ledger.used.values())
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["waiting", "closed"])
+def test_a_refused_request_leaves_nothing_behind(gate: FenceSignal, closed: bool) -> None:
+    with hosted() as (client, host), Memory.ashmem(512) as pool:
+        prepared = client.devices[0].prepare_model(tiny_model())
+        (connection,) = host.connections
+        used = connection.ledger.used
+        if closed:
+            gate.fail()
+        fence = Fence(gate.fence.fileno())
+        with fence, pytest.raises(Exception, match=r"wait_for|pool"):
+            request = request_on(pool)
+            request = type(request)(request.inputs, request.outputs, ()) if not closed else request
+            prepared.execute_fenced(request, [fence])
+        assert connection.ledger.used == used
+        prepared.close()

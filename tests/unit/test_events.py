@@ -1,0 +1,254 @@
+"""Executions that depend on each other: `start_compute_with_dependencies` and its events."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst import Compilation, Execution, InvalidArgument, Memory, MemoryDesc, MissedDeadline, ModelBuilder
+from nnburst.errors import BadState, DeadObject, GeneralFailure
+from nnburst.model import Model, OperandType, OperationType
+from nnburst.runtime import Duration, Event, Service
+
+T, Op = OperandType, OperationType
+WATCHDOG = 30.0
+
+
+def increment(dims: tuple[int, ...] = (4,)) -> Model:
+    b = ModelBuilder()
+    x = b.input("x", T.TENSOR_FLOAT32, dims)
+    b.output("y", b.add(Op.ADD, [x, b.constant(np.ones(4, np.float32)), b.scalar(0)], dimensions=dims))
+    return b.build()
+
+
+@pytest.fixture(scope="module", params=["in_process", "child"])
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
+        yield service
+
+
+class Gate:
+    """An event of this test's own."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0)
+        self.event = Event.from_fd(self.fd)
+
+    def open(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
+    def close(self) -> None:
+        os.close(self.fd)
+        self.event.fence.close()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.close()
+
+
+Make = Callable[..., Execution]
+
+
+@pytest.fixture
+def execution(service: Service) -> Iterator[Make]:
+    made: list[Any] = []
+
+    def one(on: Service = service, model: Model | None = None, **options: Any) -> Execution:
+        compilation = Compilation(model or increment(), [on.devices[0]])
+        made.append(compilation)
+        compilation.finish()
+        made.append(Execution(compilation, **options))
+        return made[-1]
+
+    yield one
+    for each in reversed(made):
+        each.close()
+
+
+def test_arrays_are_copied_when_it_is_launched_and_when_it_is_waited_for(execution: Make, gate: Gate) -> None:
+    run = execution(reusable=True)
+    x, y = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    run.set_input(0, x)
+    run.set_output(0, y)
+    event = run.start_compute_with_dependencies([gate.event])
+    x[:] = 99
+    with pytest.raises(MissedDeadline):
+        event.wait(0)
+    assert not event.done
+    with pytest.raises(BadState, match="running"):
+        run.compute()
+    gate.open()
+    event.wait(WATCHDOG)
+    event.wait()
+    assert event.done
+    assert y.tolist() == [1, 2, 3, 4]
+    run.start_compute_with_dependencies().wait(WATCHDOG)
+    assert y.tolist() == [100] * 4
+
+
+def test_services_wait_for_each_other_without_the_client(service: Service, execution: Make, gate: Gate) -> None:
+    with nnburst.launch() as other, Memory.ashmem(64 * 6) as memory:
+        events = [gate.event]
+        for i in range(5):
+            run = execution((service, other)[i % 2])
+            run.set_input_from_memory(0, memory, 64 * i, 16)
+            run.set_output_from_memory(0, memory, 64 * (i + 1), 16)
+            events.append(run.start_compute_with_dependencies([events[-1]]))
+        gate.open()
+        events[-1].fence.wait(WATCHDOG)  # nothing but the last fence is looked at
+        assert memory.array(np.float32, (4,), 64 * 5).tolist() == [5] * 4
+        for event in events:
+            event.wait(WATCHDOG)
+
+
+def test_buffers_of_the_device_are_handed_on(execution: Make, gate: Gate) -> None:
+    first, second = execution(), execution()
+    desc = MemoryDesc()
+    desc.add_output_role(first.compilation, 0, 1.0)
+    desc.add_input_role(second.compilation, 0, 1.0)
+    desc.finish()
+    result = np.zeros(4, np.float32)
+    with desc.create_memory() as between:
+        first.set_input(0, np.full(4, 5, np.float32))
+        first.set_output_from_memory(0, between)
+        second.set_input_from_memory(0, between)
+        second.set_output(0, result)
+        one = first.start_compute_with_dependencies([gate.event])
+        two = second.start_compute_with_dependencies([one])
+        gate.open()
+        two.wait(WATCHDOG)
+        one.wait(WATCHDOG)
+    assert result.tolist() == [7] * 4
+
+
+def test_a_failure_goes_down_the_chain_and_says_why(execution: Make, gate: Gate) -> None:
+    runs = [execution() for _ in range(2)]
+    for run in runs:
+        run.set_input(0, np.zeros(4, np.float32))
+        run.set_output(0, np.zeros(4, np.float32))
+    runs[0].set_timeout(0.02)
+    one = runs[0].start_compute_with_dependencies([gate.event])
+    two = runs[1].start_compute_with_dependencies([one])
+    with pytest.raises(GeneralFailure, match=r"wait_for\[0\] went into error"):
+        two.wait(WATCHDOG)
+    for _ in range(2):
+        with pytest.raises(MissedDeadline, match=r"before wait_for\[0\] was signalled"):
+            one.wait(WATCHDOG)
+    with pytest.raises(InvalidArgument, match="is in error"):
+        execution_with_arrays(execution).start_compute_with_dependencies([one])
+
+
+def execution_with_arrays(execution: Make, **options: Any) -> Execution:
+    run = execution(**options)
+    run.set_input(0, np.zeros(4, np.float32))
+    run.set_output(0, np.zeros(4, np.float32))
+    return run
+
+
+def test_durations_with_and_without_the_waiting(execution: Make, gate: Gate) -> None:
+    run = execution_with_arrays(execution)
+    run.set_measure_timing(True)
+    event = run.start_compute_with_dependencies([gate.event], duration=60)
+    started = time.monotonic_ns()
+    with pytest.raises(MissedDeadline):
+        event.wait(0.03)
+    waited = time.monotonic_ns() - started
+    with pytest.raises(BadState):
+        run.get_duration(Duration.IN_DRIVER)
+    gate.open()
+    event.wait(WATCHDOG)
+    whole, fenced = run.get_duration(Duration.IN_DRIVER), run.get_duration(Duration.FENCED_IN_DRIVER)
+    assert whole is not None
+    assert fenced is not None
+    assert whole - fenced >= waited - 2000  # both are whole microseconds
+    hardware = run.get_duration(Duration.FENCED_ON_HARDWARE)
+    assert hardware is None or hardware <= fenced
+
+
+def test_REQ_MODEL_057_079_what_is_refused_at_the_launch(execution: Make, service: Service) -> None:
+    run = execution()
+    with pytest.raises(InvalidArgument, match="not set"):
+        run.start_compute_with_dependencies()
+    run = execution_with_arrays(execution)
+    for bad in (None, 7, "event"):
+        with pytest.raises(InvalidArgument, match=r"wait_for\[0\]"):
+            run.start_compute_with_dependencies([bad])  # type: ignore[list-item]
+    with pytest.raises(InvalidArgument, match="timeout=-1"):
+        run.start_compute_with_dependencies(duration=-1)
+    run.start_compute_with_dependencies().wait(WATCHDOG)  # what was refused has not used it up
+    with pytest.raises(BadState, match="has run"):
+        run.start_compute_with_dependencies()
+    open_ended = execution(model=increment((0,)))
+    open_ended.set_input(0, np.zeros(4, np.float32))
+    open_ended.set_output(0, np.zeros(4, np.float32), dimensions=(4,))
+    with pytest.raises(InvalidArgument, match="use compute"):
+        open_ended.start_compute_with_dependencies()
+    with Compilation(increment(), service) as compilation:
+        compilation.finish()
+        anywhere = Execution(compilation)
+        anywhere.set_input(0, np.zeros(4, np.float32))
+        anywhere.set_output(0, np.zeros(4, np.float32))
+        if not compilation.has_one_device:
+            with pytest.raises(InvalidArgument, match="exactly one device"):
+                anywhere.start_compute_with_dependencies(duration=1.0)
+        anywhere.start_compute_with_dependencies().wait(WATCHDOG)
+        anywhere.close()
+
+
+def test_REQ_MODEL_079_events_of_descriptors() -> None:
+    for fd in (-1, 0, True, None):
+        with pytest.raises(InvalidArgument):
+            Event.from_fd(fd)  # type: ignore[arg-type]
+    reader, writer = os.pipe()
+    event = Event.from_fd(reader)
+    copy = event.get_sync_fence_fd()
+    assert copy not in (reader, event.fileno())
+    os.close(copy)
+    os.close(writer)
+    with pytest.raises(GeneralFailure):
+        event.wait(WATCHDOG)
+    event.fence.close()
+    os.close(reader)
+
+
+def test_an_execution_that_was_started_can_be_depended_on(execution: Make) -> None:
+    one, two = execution_with_arrays(execution), execution_with_arrays(execution)
+    first = one.start_compute()
+    two.start_compute_with_dependencies([first]).wait(WATCHDOG)
+    assert first.done
+    first.wait()
+
+
+def test_an_event_wakes_an_event_loop(execution: Make, gate: Gate) -> None:
+    async def main() -> None:
+        event = execution_with_arrays(execution).start_compute_with_dependencies([gate.event])
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(event, over.set)
+        loop.call_soon(gate.open)
+        await asyncio.wait_for(over.wait(), WATCHDOG)
+        loop.remove_reader(event)
+        event.wait(0)
+
+    asyncio.run(main())
+
+
+def test_a_service_that_dies_ends_the_wait(gate: Gate) -> None:
+    with nnburst.launch() as service, Compilation(increment(), service) as compilation:
+        compilation.finish()
+        with Execution(compilation) as run:
+            run.set_input(0, np.zeros(4, np.float32))
+            run.set_output(0, np.zeros(4, np.float32))
+            event = run.start_compute_with_dependencies([gate.event])
+            os.kill(service.pid, 9)
+            with pytest.raises(DeadObject):
+                event.wait(WATCHDOG)
