@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
+from msgspec import Struct
 
 __all__ = [
     "BadState",
@@ -74,8 +74,7 @@ class GeneralFailure(NNBurstError, RuntimeError):
     status = ErrorStatus.GENERAL_FAILURE
 
 
-@dataclass(frozen=True, slots=True)
-class OutputShape:
+class OutputShape(Struct, frozen=True):
     """True (or so far known) dimensions of an output and whether its buffer was large enough."""
 
     dimensions: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]

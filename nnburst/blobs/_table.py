@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ._file import BlobFileError, flattened_size, pack_blobs, unpack_blobs
 
@@ -31,8 +32,7 @@ class Capacity(enum.Enum):
     """Down to half of the limit, and further until the new entry fits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """How to evict."""
 
     select: Select = Select.RANDOM

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import operator
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from .._core._nnburst import ffi, lib
 
@@ -11,8 +14,7 @@ if TYPE_CHECKING:
     from .._core._nnburst import CData
 
 
-@dataclass(frozen=True, slots=True)
-class BurstStats:
+class BurstStats(Struct, frozen=True):
     """What the client's end of a burst has done since it was created. All are counts.
 
     Attributes:
@@ -34,11 +36,10 @@ class BurstStats:
     fallbacks: int
 
     def __add__(self, other: BurstStats) -> BurstStats:
-        return BurstStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return BurstStats(*map(operator.add, astuple(self), astuple(other)))
 
 
-@dataclass(frozen=True, slots=True)
-class ServerStats:
+class ServerStats(Struct, frozen=True):
     """What the server's end of a burst has done since it was created. All are counts.
 
     Attributes:

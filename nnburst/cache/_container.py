@@ -20,7 +20,8 @@ import hmac
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ._reasons import CacheReason, CacheRejected
 
@@ -43,8 +44,7 @@ def overhead() -> int:
     return HEADER_SIZE + MAC_SIZE
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(Struct, frozen=True):
     """What a file says of itself. Nothing of it is believed before the code over it was checked."""
 
     kind: int

@@ -6,7 +6,9 @@ import errno
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ._container import MAC_SIZE, Header, digest_of, overhead, seal, verify_mac
 from ._index import EntryInfo
@@ -26,8 +28,7 @@ _FLOOR_SECONDS = 0.002
 """What a hit costs beside reading and hashing: opening, asking, building."""
 
 
-@dataclass(frozen=True, slots=True)
-class SaveResult:
+class SaveResult(Struct, frozen=True):
     """What became of a save; never an error of the compilation.
 
     Attributes:
@@ -45,8 +46,7 @@ class SaveResult:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedEntry:
+class VerifiedEntry(Struct, frozen=True):
     """The payloads of an entry, private and sealed: they cannot change any more.
 
     Attributes:

@@ -18,7 +18,8 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ..errors import InvalidArgument
 from ._files import Lock, directory, lock, open_file, opened, reason_of, remove_tree, subdirectory
@@ -95,7 +96,7 @@ class Staged:
         Raises:
             OSError: It could not be done; the entry stays staged.
         """
-        values = {name: getattr(info, name) for name in info.__slots__}
+        values = {name: getattr(info, name) for name in info.__struct_fields__}
         fd = os.open("MANIFEST", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=self._fd)
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             json.dump(values, file)

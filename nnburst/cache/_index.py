@@ -13,8 +13,10 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass, fields
 from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from ._reasons import CacheReason, CacheRejected
 
@@ -25,8 +27,7 @@ _HIT_SECONDS = 60
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class EntryInfo:
+class EntryInfo(Struct, frozen=True):
     """One entry of a cache directory.
 
     Attributes:

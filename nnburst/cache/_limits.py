@@ -7,8 +7,9 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
+
+from msgspec import Struct
 
 _log = logging.getLogger("nnburst.cache")
 SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -22,8 +23,7 @@ def scaled(text: str, units: Mapping[str, int]) -> float | None:
     return number if math.isfinite(number) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """What a cache directory may take; 0 means no limit, but for `max_bytes`, where it means no caching.
 
     Attributes:

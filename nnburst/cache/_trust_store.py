@@ -15,8 +15,10 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ._files import lock, make_directories
 from ._keys import MasterKey
@@ -47,8 +49,7 @@ _MOST_DAMAGED = 3
 """Databases that were set aside, for a later look at why."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecord:
+class FileRecord(Struct, frozen=True):
     """One file of an entry, as it was written."""
 
     kind: int
@@ -57,8 +58,7 @@ class FileRecord:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """One generation of an entry."""
 
     token: bytes

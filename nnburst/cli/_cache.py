@@ -116,7 +116,7 @@ def ls(directory: Cache, as_json: bool, device: str | None, sort: str, stale: bo
     for info in sorted(infos, key=_SORT[sort]):
         old = epochs.get(info.device) not in (None, info.epoch)
         if (device is None or info.device == device) and (old or not stale):
-            rows.append({name: getattr(info, name) for name in info.__slots__} | {
+            rows.append({name: getattr(info, name) for name in info.__struct_fields__} | {
                 "saves_ms": info.saves_ms if info.last_hit else None, "stale": old, "indexed": info.entry in known,
             })  # fmt: skip
     total = sum(row["nbytes"] for row in rows)

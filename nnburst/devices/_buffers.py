@@ -6,8 +6,10 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
+
+from msgspec.structs import replace
 
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..memory import BufferSet, BufferTracker, BufferUse, BufferView, ManagedBuffer, Memory, Role

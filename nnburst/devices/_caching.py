@@ -7,9 +7,10 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from .. import _core
 from .._core._leaving import ProcessLock

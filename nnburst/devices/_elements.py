@@ -7,10 +7,10 @@ type with the bit `_SCALAR`. The numbers are those of ONNX.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from ..errors import GeneralFailure
 from ..model import ExtensionOperandType, Operand, OperandType, extension_code
@@ -20,8 +20,7 @@ _FIRST_OF_BITS = 16
 """Types from this number on are not NumPy's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class ElementType:
+class ElementType(Struct, frozen=True):
     """One row: an ONNX element type.
 
     Attributes:

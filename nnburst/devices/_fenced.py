@@ -14,7 +14,9 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from .._core._fds import FdSet
 from ..errors import (
@@ -31,8 +33,7 @@ from ._fence import LONGEST_MS, Fence, FenceSignal, FenceState, state_of_events
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class FencedInfo:
+class FencedInfo(Struct, frozen=True):
     """How a fenced execution ended.
 
     Attributes:
@@ -78,7 +79,7 @@ def checked_fences(wait_for: Sequence[Fence], duration_ns: int = 0) -> tuple[Fen
         InvalidArgument: One is no fence, or in error already; the duration is negative.
     """
     if duration_ns < 0:
-        raise InvalidArgument(f"duration_ns={duration_ns}: give nanoseconds, 0 for no limit")
+        raise InvalidArgument(f"a duration of {duration_ns} ns: give nanoseconds, 0 for no limit")
     for position, fence in enumerate(wait_for):
         if not isinstance(fence, Fence):
             raise InvalidArgument(f"wait_for[{position}] is {type(fence).__name__}; give a Fence")

@@ -9,11 +9,12 @@ from __future__ import annotations
 import abc
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer
 from ..cache import CacheReason, CacheRejected, SaveResult
@@ -45,8 +46,7 @@ Descriptors = Annotated[tuple[int, ...], msgspec.Meta(max_length=32)]
 Bytes32 = Annotated[bytes, msgspec.Meta(max_length=32)]
 
 
-@dataclass(frozen=True, slots=True)
-class CacheFiles:
+class CacheFiles(Struct, frozen=True):
     """The cache files that a client hands over, and what it says about them.
 
     Attributes:
@@ -82,8 +82,7 @@ class CacheFiles:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CompileJob:
+class CompileJob(Struct, frozen=True):
     """How a model is compiled. Travels to the service as it is.
 
     Attributes:

@@ -7,7 +7,8 @@ import fcntl
 import os
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from .._core._fds import close_fds
 from ..cache import CacheReason, CacheRejected, SaveResult, check_fd

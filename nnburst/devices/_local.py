@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ..burst import Kernel, SlotExecutor
 from ..cache import SaveResult, checked_token

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from ..errors import BadState, DeadObject, GeneralFailure, NNBurstError
 from ..memory import Memory
@@ -60,8 +61,7 @@ def checked_model(device: Device, prepared: PreparedModel | None) -> PreparedMod
     return prepared
 
 
-@dataclass(frozen=True, slots=True)
-class _Metadata:
+class _Metadata(Struct, frozen=True):
     """What must not change. Read once; later questions are answered from here."""
 
     name: str

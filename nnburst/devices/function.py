@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from ..burst import Kernel
 from ..errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, OutputInsufficientSize
@@ -66,8 +66,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Struct, frozen=True):
     """An argument or result of a function.
 
     Attributes:
@@ -91,8 +90,7 @@ class Tensor:
         return np.dtype(self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
+class Declaration(Struct, frozen=True):
     """What a function takes and gives."""
 
     name: str

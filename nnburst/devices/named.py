@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from ..burst import BurstExecutorWithCache, ExecutionResult
 from ..errors import GeneralFailure, InvalidArgument

@@ -6,10 +6,10 @@ import errno
 import fcntl
 import os
 import stat
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from .._core._errno import check
 from .._core._nnburst import lib
@@ -33,8 +33,7 @@ _DMA_BUF_SYNC = 0x40086200
 _SYNC_END = 4
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryObject:
+class MemoryObject(Struct, frozen=True):
     """An object that holds bytes.
 
     Attributes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from ..errors import GeneralFailure, InvalidArgument
 
@@ -20,16 +20,14 @@ def fourcc(code: str) -> int:
     return int.from_bytes(code.encode("ascii").ljust(4), "little")
 
 
-@dataclass(frozen=True, slots=True)
-class PlaneFormat:
+class PlaneFormat(Struct, frozen=True):
     """One plane: `channels` elements per sample, and how many pixels of each direction share a sample."""
 
     channels: int
     subsampling: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class PixelFormat:
+class PixelFormat(Struct, frozen=True):
     """How a DRM fourcc stores pixels.
 
     Attributes:
@@ -66,8 +64,7 @@ FORMATS: dict[str, PixelFormat] = {row.name: row for row in _ROWS}
 _BY_FOURCC = {row.fourcc: row for row in _ROWS}
 
 
-@dataclass(frozen=True, slots=True)
-class ImageLayout:
+class ImageLayout(Struct, frozen=True):
     """Where the pixels of a strided image lie.
 
     Attributes:

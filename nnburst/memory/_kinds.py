@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ..errors import InvalidArgument
 from ._image import ImageLayout, check_layout
@@ -16,8 +17,7 @@ _MAX_SIZE = (1 << 63) - 1
 _BACKINGS = ("", "dma-heap", "udmabuf", "hugetlb", "memfd")
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryHandle:
+class MemoryHandle(Struct, frozen=True):
     """A memory pool without its file descriptors.
 
     Attributes:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from .._core._nnburst import lib
 from ..errors import GeneralFailure, InvalidArgument
@@ -24,8 +24,7 @@ _MOST_LAYOUTS = 8
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class BufferUse:
+class BufferUse(Struct, frozen=True):
     """A buffer as one argument of a request."""
 
     buffer: ManagedBuffer

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import BufferToken, DataLocation, MemoryLike, Request, RequestArgument

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..errors import BadState, InvalidArgument
 from ._lookup import view_operation
@@ -44,15 +45,13 @@ def provide_pools(factory: PoolFactory) -> None:
     _pools[:] = [factory]
 
 
-@dataclass(frozen=True, slots=True)
-class _FromMemory:
+class _FromMemory(Struct, frozen=True):
     memory: MemoryLike
     offset: int
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class _FromModel:
+class _FromModel(Struct, frozen=True):
     """A subgraph, by its place among the referenced ones of the model."""
 
     number: int

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from ..errors import InvalidArgument
 from ._types import Model
@@ -17,8 +17,7 @@ _NUMBERS = "biuf"
 _LOW = 0xFFFF
 
 
-@dataclass(frozen=True, slots=True)
-class ExtensionOperandType:
+class ExtensionOperandType(Struct, frozen=True):
     """One operand type of an extension.
 
     Attributes:
@@ -50,8 +49,7 @@ class ExtensionOperandType:
         return dtype
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
+class Extension(Struct, frozen=True):
     """An extension that a device supports, with all of its operand types.
 
     Attributes:
@@ -63,8 +61,7 @@ class Extension:
     operand_types: tuple[ExtensionOperandType, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedModel:
+class ImportedModel(Struct, frozen=True):
     """A model as a device read it from files.
 
     Attributes:

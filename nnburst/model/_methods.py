@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from ..errors import InvalidArgument
 from ._constants import ConstantBuilder
@@ -60,8 +60,7 @@ def activation_code(name: str | None) -> int:
     return int(_ACTIVATIONS[name])
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Struct, frozen=True):
     """One parameter of a method.
 
     Attributes:
@@ -106,8 +105,7 @@ class Argument:
         return plain + (" | None" if self.param.may_be_omitted else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
+class Method(Struct, frozen=True):
     """A method that is made from a row."""
 
     operation: OperationType

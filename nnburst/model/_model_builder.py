@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from ..errors import InvalidArgument
 from ._builder import INLINE_LIMIT, PoolFactory

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from ..errors import InvalidArgument
 from ._dimensions import element_count
@@ -49,8 +49,7 @@ class OperandType(enum.IntEnum):
     TENSOR_OEM_BYTE = 10001
 
 
-@dataclass(frozen=True, slots=True)
-class OperandInfo:
+class OperandInfo(Struct, frozen=True):
     """One row of the operand table.
 
     Attributes:

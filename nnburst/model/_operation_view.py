@@ -7,15 +7,17 @@ the view answers with the values that are known at that time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from ..errors import InvalidArgument
 from ._operand_types import OPERANDS, HalVersion, OperandInfo, OperandType, operand_info
-from ._signature import Match, Signature
 from ._types import Lifetime, Operand, Operation, SymmPerChannelQuantParams
+
+if TYPE_CHECKING:
+    from ._signature import Match, Signature
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -24,8 +26,7 @@ class UnknownYet(InvalidArgument):
     """A value or shape that the answer depends on is not known yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputSpec:
+class OutputSpec(Struct, frozen=True):
     """What an operation produces: None for a quantisation that the output operand chooses."""
 
     type: OperandType

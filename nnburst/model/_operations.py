@@ -7,7 +7,7 @@ and its kernel to the reference device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ._operand_types import HalVersion
 from ._operation_types import OperationType, operation_since
@@ -15,8 +15,7 @@ from ._signature import Signature
 from .rows import ROWS
 
 
-@dataclass(frozen=True, slots=True)
-class OperationInfo:
+class OperationInfo(Struct, frozen=True):
     """One row: the operation, the HAL version that introduced it, and its signature (None for OEM_OPERATION)."""
 
     type: OperationType

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
+from msgspec import Struct
 
 from ..errors import ErrorStatus, NNBurstError, OutputShape
 from ._types import NO_TIMING, MeasureTiming, Timing
@@ -16,8 +16,7 @@ ExecutionResult = tuple[ErrorStatus, tuple[OutputShape, ...], Timing]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(Struct, frozen=True):
     """How an execution is run. Travels to the service as it is.
 
     Attributes:

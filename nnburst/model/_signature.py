@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..errors import InvalidArgument
 from ._operand_types import OPERANDS, HalVersion, OperandType, type_name
-
-if TYPE_CHECKING:
-    from ._operation_view import OperationView, OutputSpec
-    from ._types import Operand, Operation
+from ._operation_view import OperationView, OutputSpec
+from ._types import Operand, Operation
 
 _BY_SHORT = {info.short: info.type for info in OPERANDS.values()}
 _VERSIONS = {"1.0": HalVersion.V1_0, "1.1": HalVersion.V1_1, "1.2": HalVersion.V1_2, "1.3": HalVersion.V1_3}
@@ -51,8 +50,7 @@ _FOLLOWS: dict[str, Mapping[OperandType, tuple[OperandType, ...]]] = {
 """Kinds that depend on T: its row gives the types, and T itself where there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Param:
+class Param(Struct, frozen=True):
     """One input of a form."""
 
     name: str
@@ -78,8 +76,7 @@ def types_of(kind: str, data_type: OperandType | None) -> tuple[OperandType, ...
     return _FOLLOWS.get(kind, {}).get(data_type, (data_type,))
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(Struct, frozen=True):
     """What a built operation accepts and produces: one row of the operation table.
 
     Attributes:
@@ -100,15 +97,14 @@ class Signature:
     types: Mapping[OperandType, HalVersion]
     outputs: tuple[tuple[Param, ...], ...]
     infer: Callable[[OperationView], tuple[OutputSpec, ...]]
-    ranks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    ranks: Mapping[str, tuple[int, int]] = {}
     output_quantisation: str | Mapping[OperandType, tuple[float, int]] | None = None
     check: Callable[[OperationView, HalVersion], None] | None = None
     zero_sized: bool = True
     measured: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """How an operation's inputs fill a form: names to positions in ``operation.inputs``."""
 
     data_type: OperandType

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
+from msgspec import Struct
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ._memory_like import MemoryLike
+from ._memory_like import MemoryLike
 
 UINT64_MAX = 2**64 - 1
 
@@ -69,8 +67,7 @@ class MeasureTiming(enum.IntEnum):
     YES = 1
 
 
-@dataclass(frozen=True, slots=True)
-class DataLocation:
+class DataLocation(Struct, frozen=True):
     """A region of a pool: ``offset`` and ``length`` in bytes."""
 
     pool_index: int = 0
@@ -78,8 +75,7 @@ class DataLocation:
     length: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SymmPerChannelQuantParams:
+class SymmPerChannelQuantParams(Struct, frozen=True):
     """Scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL operand, one per index along ``channel_dim``."""
 
     scales: tuple[float, ...]
@@ -93,8 +89,7 @@ _Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
 _Indexes = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(Struct, frozen=True):
     """One value of a subgraph.
 
     ``type`` is an `OperandType` value or an extension type above 0xFFFF. ``dimensions``: 0 is an unspecified
@@ -108,12 +103,11 @@ class Operand:
     scale: float = 0.0
     zero_point: int = 0
     lifetime: int = Lifetime.TEMPORARY_VARIABLE
-    location: DataLocation = field(default_factory=DataLocation)
+    location: DataLocation = DataLocation()
     extra_params: SymmPerChannelQuantParams | bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """One operation; ``inputs`` and ``outputs`` index the operands of the same subgraph."""
 
     type: int
@@ -121,8 +115,7 @@ class Operation:
     outputs: _Indexes
 
 
-@dataclass(frozen=True, slots=True)
-class Subgraph:
+class Subgraph(Struct, frozen=True):
     """Operands, operations in execution order, and which operands enter and leave."""
 
     operands: Annotated[tuple[Operand, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
@@ -131,8 +124,7 @@ class Subgraph:
     output_indexes: _Indexes
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
+class Model(Struct, frozen=True):
     """A model as a device receives it (HAL 1.3 form).
 
     ``pools`` hold CONSTANT_REFERENCE operands and are shared by all subgraphs, as is ``operand_values`` for
@@ -145,29 +137,26 @@ class Model:
     operand_values: bytes = b""
     pools: tuple[MemoryLike, ...] = ()
     relax_computation_float32_to_float16: bool = False
-    extension_name_to_prefix: Mapping[str, int] = field(default_factory=dict)
+    extension_name_to_prefix: Mapping[str, int] = {}
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestArgument:
+class RequestArgument(Struct, frozen=True):
     """Where one input or output of a request lives; ``dimensions`` empty means "as in the model"."""
 
     has_no_value: bool = False
-    location: DataLocation = field(default_factory=DataLocation)
+    location: DataLocation = DataLocation()
     dimensions: _Dimensions = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BufferDesc:
+class BufferDesc(Struct, frozen=True):
     """What a driver-managed buffer should look like beyond what its roles say; dimensions combine with theirs."""
 
     dimensions: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BufferRole:
+class BufferRole(Struct, frozen=True):
     """One use of a driver-managed buffer: input or output ``io_index`` of a model in the list beside it.
 
     ``frequency`` in (0, 1] is a hint for where to place the buffer.
@@ -178,15 +167,13 @@ class BufferRole:
     frequency: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class BufferToken:
+class BufferToken(Struct, frozen=True):
     """A driver-managed buffer as a pool of a request; used whole: offset and length of its arguments are 0."""
 
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """Arguments of one execution. ``location.pool_index`` of an argument indexes ``pools``."""
 
     inputs: tuple[RequestArgument, ...]
@@ -194,8 +181,7 @@ class Request:
     pools: tuple[MemoryLike | BufferToken, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(Struct, frozen=True):
     """Durations in microseconds; None is not known (``UINT64_MAX`` in the packets of a burst)."""
 
     time_on_device: int | None = None
@@ -205,20 +191,18 @@ class Timing:
 NO_TIMING = Timing()
 
 
-@dataclass(frozen=True, slots=True)
-class PerformanceInfo:
+class PerformanceInfo(Struct, frozen=True):
     """Cost relative to a CPU baseline of 1; smaller is better, always > 0."""
 
     exec_time: float = 1.0
     power_usage: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True):
     """What a device claims about its speed. ``operand_performance`` is sorted by operand type."""
 
-    relaxed_scalar: PerformanceInfo = field(default_factory=PerformanceInfo)
-    relaxed_tensor: PerformanceInfo = field(default_factory=PerformanceInfo)
+    relaxed_scalar: PerformanceInfo = PerformanceInfo()
+    relaxed_tensor: PerformanceInfo = PerformanceInfo()
     operand_performance: tuple[tuple[int, PerformanceInfo], ...] = ()
-    if_performance: PerformanceInfo = field(default_factory=PerformanceInfo)
-    while_performance: PerformanceInfo = field(default_factory=PerformanceInfo)
+    if_performance: PerformanceInfo = PerformanceInfo()
+    while_performance: PerformanceInfo = PerformanceInfo()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ..errors import InvalidArgument
 from ._operation_types import PaddingScheme
 from ._operation_view import OperationView
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(Struct, frozen=True):
     """One spatial axis: all numbers in elements; `out` 0 is "not known yet"."""
 
     size: int
@@ -27,8 +26,7 @@ class Axis:
         return self.head == 0 and self.tail == 0
 
 
-@dataclass(frozen=True, slots=True)
-class WindowGeometry:
+class WindowGeometry(Struct, frozen=True):
     """A window that slides over an image, in NHWC terms whatever the layout in memory."""
 
     batch: int

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..burst import CHANNEL_LENGTH
 from ..errors import InvalidArgument
@@ -31,8 +32,7 @@ _MOST_DATUMS = 1 << 16
 """Of a channel."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeArg:
+class NodeArg(Struct, frozen=True):
     """One input or output of a session.
 
     Attributes:
@@ -169,8 +169,7 @@ def answer_length(outputs: Sequence[NodeArg]) -> int:
     return max(CHANNEL_LENGTH, min(2 + len(outputs) + sum(ranks), _MOST_DATUMS))
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(Struct, frozen=True):
     """Shapes of all arguments, as far as they are known before a run.
 
     Attributes:

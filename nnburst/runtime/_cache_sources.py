@@ -10,9 +10,10 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
+
+from msgspec import Struct
 
 from ..cache import (
     PRIORITY_CODE,
@@ -39,8 +40,7 @@ _REFUSALS = (CacheReason.DECLINED, CacheReason.TOO_BIG, CacheReason.NOT_WORTH_IT
 """What a device says against saving a model; after a few times it is not asked again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """One compilation for one device."""
 
     device: Device
@@ -57,8 +57,7 @@ def _nothing() -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """Files of an earlier compilation.
 
     Attributes:
@@ -77,8 +76,7 @@ def _said(prepared: PreparedModel, compile_ms: float) -> CacheReason:
     return CacheReason.DECLINED if prepared.cache_result is None else prepared.cache_result.reason
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(Struct, frozen=True):
     """Files for a new entry; the last offer of a source.
 
     Attributes:

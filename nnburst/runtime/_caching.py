@@ -10,7 +10,9 @@ import contextlib
 import logging
 import os
 import time
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..cache import CacheReason, CacheRejected
 from ..devices import CacheFiles, PreparedModel
@@ -35,8 +37,7 @@ _PASSING = {
 """What errors of a look-up mean that say nothing about the entry."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheReport:
+class CacheReport(Struct, frozen=True):
     """What caching did for one compilation.
 
     Attributes:

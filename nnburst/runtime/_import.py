@@ -6,9 +6,10 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ..devices import Device
 from ..errors import DeviceUnavailable, GeneralFailure, InvalidArgument

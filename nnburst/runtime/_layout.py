@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from ..memory import Memory
 from ..model import BufferToken, DataLocation, Request, RequestArgument
@@ -17,8 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Place = Memory | DeviceMemory | BufferToken
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Struct, frozen=True):
     """One input or output of an execution. Without room and without memories it is omitted.
 
     Attributes:
@@ -38,8 +37,7 @@ class Argument:
     array: Array | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Arguments that have their places.
 
     Attributes:

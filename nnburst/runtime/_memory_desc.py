@@ -6,9 +6,10 @@ import math
 import operator
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from .._core._errno import is_real
 from .._core._leaving import Leaving
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
 _UINT32 = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Role:
+class _Role(Struct, frozen=True):
     compilation: Compilation
     kind: str
     """``input`` or ``output``."""

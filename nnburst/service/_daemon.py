@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from ..errors import BadState, DeviceUnavailable, NNBurstError
 from ._host import ServiceHost
 from ._packets import EndOfStream, Kind, Outgoing, receive
@@ -29,8 +31,7 @@ _STARVED = 0.1
 """Seconds without descriptors or threads before connections are taken again."""
 
 
-@dataclass(frozen=True, slots=True)
-class AccessPolicy:
+class AccessPolicy(Struct, frozen=True):
     """Which users a service serves: its own, root, and those named here.
 
     Attributes:

@@ -10,8 +10,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from .._core._leaving import LEAVING, within
 from ..cache import CacheRejected, SaveResult, check_fd, checked_token

@@ -18,8 +18,9 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from types import TracebackType
+
+from msgspec import Struct
 
 from .._core._errno import system
 from .._core._fds import FdSet, close_fds
@@ -92,8 +93,7 @@ class FdBundle(FdSet):
         self.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Packet:
+class Packet(Struct, frozen=True):
     """A received datagram."""
 
     kind: Kind

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from ..devices import CacheFiles
 from ..errors import GeneralFailure, InvalidArgument, NNBurstError
@@ -314,8 +314,7 @@ def _of_cache(files: CacheFiles | None) -> int:
     return 0 if files is None else len(files.fds)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One row: a call, who serves it, and how many descriptors its messages carry.
 
     `handler` names the method of the serving side; it takes (request, fds) and returns the reply, or (reply, fds).

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from .._core._leaving import deadline_within
 from ..burst import BurstCallback, BurstContext

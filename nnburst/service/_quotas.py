@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from ..errors import InvalidArgument, ResourceExhausted
 
 
-@dataclass(frozen=True, slots=True)
-class Quotas:
+class Quotas(Struct, frozen=True):
     """The most that one connection, or one user with all of its connections, may own at a time.
 
     Attributes:

@@ -18,8 +18,9 @@ import stat
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from ..errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 
@@ -209,8 +210,7 @@ def _listen(path: Path, wider: bool) -> socket.socket:
 # ---- connecting -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Struct, frozen=True):
     """Who made the other end of a connected socket, as the kernel says it.
 
     Attributes:
@@ -301,8 +301,7 @@ def _unreachable(address: str, path: Path, error: OSError) -> DeviceUnavailable 
 # ---- looking around -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FoundService:
+class FoundService(Struct, frozen=True):
     """A name in a runtime directory.
 
     Attributes:

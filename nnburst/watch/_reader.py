@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from .._core import ffi, lib
 from ..errors import DeviceUnavailable
@@ -15,8 +16,7 @@ from ._stats import ServiceStats, row_stats
 _LINK = f"/memfd:{MEMORY_NAME} (deleted)"
 
 
-@dataclass(frozen=True, slots=True)
-class FoundPage:
+class FoundPage(Struct, frozen=True):
     """A service that can be watched.
 
     Attributes:

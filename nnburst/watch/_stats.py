@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from .._core import ffi, lib
 
@@ -42,8 +43,7 @@ def _starts() -> tuple[int, ...]:
     return tuple(lib.nnb_bucket_start(i) for i in range(lib.NNB_BUCKETS + 1))
 
 
-@dataclass(frozen=True, slots=True)
-class Histogram:
+class Histogram(Struct, frozen=True):
     """Durations in nanoseconds, each known to a sixteenth.
 
     Attributes:
@@ -108,8 +108,7 @@ class Histogram:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class RowStats:
+class RowStats(Struct, frozen=True):
     """One row, as it was found.
 
     Attributes:
@@ -135,14 +134,13 @@ class RowStats:
     client_uid: int
     since_ns: int
     counters: Mapping[str, int]
-    queue_wait: Histogram = field(default_factory=Histogram)
-    execution: Histogram = field(default_factory=Histogram)
-    spin: Histogram = field(default_factory=Histogram)
-    round_trip: Histogram = field(default_factory=Histogram)
+    queue_wait: Histogram = Histogram()
+    execution: Histogram = Histogram()
+    spin: Histogram = Histogram()
+    round_trip: Histogram = Histogram()
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceStats:
+class ServiceStats(Struct, frozen=True):
     """One look at a service.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from msgspec.structs import fields, replace
 from typing import Any
 
 import numpy as np

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from model_support import SAMPLES, make_request
+from msgspec.structs import replace
 
 import nnburst
 from nnburst.cache import CacheReason, model_fingerprint

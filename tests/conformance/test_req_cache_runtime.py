@@ -6,13 +6,13 @@ import contextlib
 import hashlib
 import os
 import struct
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from model_support import SAMPLES
+from msgspec.structs import replace
 
 import nnburst
 from nnburst import Compilation, MissedDeadline

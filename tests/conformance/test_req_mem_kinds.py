@@ -7,13 +7,13 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from memory_support import ADDEND, COUNT, KINDS, NBYTES, argument, sum_model, sum_request
 from model_support import WAYS, O, T, execute
+from msgspec.structs import replace
 
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Device

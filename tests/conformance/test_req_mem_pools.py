@@ -5,14 +5,13 @@ Fenced executions are in `test_req_model_fenced.py`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from burst_support import AddRequest, RawBurst, add_model, pool_identifier, sealed_size
 from memory_support import NBYTES, argument, sum_model, sum_request
 from model_mutations import MUTATIONS
 from model_support import SAMPLES, WAYS, O, Outcome, T, execute, with_unspecified_outputs
+from msgspec.structs import replace
 
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Device, PreparedModel

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from model_support import (
     run,
     with_unspecified_outputs,
 )
+from msgspec.structs import replace
 
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Device

@@ -6,11 +6,11 @@ import os
 import select
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from model_support import SAMPLES, O, T, check_outputs, execute, make_request, run, with_unspecified_outputs
+from msgspec.structs import replace
 
 from nnburst.devices import Device, Fence, FenceSignal, FenceState, PreparedModel
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline

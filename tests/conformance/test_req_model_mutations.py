@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from model_mutations import MUTATIONS, RULES, with_operand, with_operation
 from model_support import SAMPLES, O, T, check_outputs, run
+from msgspec.structs import replace
 
 from nnburst.devices import CompileJob, Device
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument

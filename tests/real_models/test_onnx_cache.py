@@ -6,12 +6,12 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from onnx_support import FLOAT, RNG, graph, in_process, mlp, node, onnx, save
 
 import nnburst

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from onnx_support import FLOAT, RNG, TensorProto, graph, in_process, mlp, node, onnx
 
 import nnburst

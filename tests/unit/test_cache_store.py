@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import resource
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from cache_support import DATA, FINGERPRINT, MODEL, TOKEN, Rig, contents
+from msgspec.structs import replace
 
 from nnburst.cache import CacheReason, CacheRejected, TrustStore, _device_cache, _sealed_copy, place_of
 from nnburst.cache._trust_store import Record
@@ -356,7 +356,7 @@ def test_REQ_CACHE_THR_07_each_directory_has_a_newest_entry_of_its_own(tmp_path:
 
 def test_place_of_a_row_is_part_of_its_code(state: Path) -> None:
     store = TrustStore(state)
-    store.put(dataclasses.replace(record(OLD, True), place=b"here"))
+    store.put(replace(record(OLD, True), place=b"here"))
     with sqlite3.connect(state / "trust.sqlite3") as database:
         database.execute("UPDATE entry SET place = ?", (b"ther",))
     with pytest.raises(CacheRejected, match="changed") as error:

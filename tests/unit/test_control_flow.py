@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from operation_support import B8, F32, I32, Array, O, T, run_model
 
 from nnburst.burst import ExecutionBurstController

@@ -214,7 +214,7 @@ def test_what_is_no_declared_function_is_refused_when_the_service_starts(directo
 
 
 def test_model_that_is_not_as_imported_is_refused(service: nnburst.Service) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     device = service.device("nnburst-function")
     model = device.import_model("name:add").model
@@ -227,7 +227,7 @@ def test_model_that_is_not_as_imported_is_refused(service: nnburst.Service) -> N
 
 
 def test_model_with_other_operands_than_declared_is_refused(service: nnburst.Service) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     device = service.device("nnburst-function")
     model = device.import_model("name:add").model

@@ -12,13 +12,13 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument
 from nnburst.memory import BACKINGS, FORMATS, PROT_READ, ImageLayout, Memory, _backings, check_layout

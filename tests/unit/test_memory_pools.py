@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import gc
 import mmap
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from nnburst._core import _file_system
 from nnburst._core._file_system import REMOTE_FILES, check_file_system
@@ -179,19 +179,19 @@ def test_handle_round_trip_shares_the_bytes() -> None:
 
 GOOD = MemoryHandle("ashmem", 100)
 HOSTILE = [
-    dataclasses.replace(GOOD, kind="hardware_buffer"),
-    dataclasses.replace(GOOD, kind="hardware_buffer", size=0),
-    dataclasses.replace(GOOD, backing="memfd"),
-    dataclasses.replace(GOOD, kind="hardware_buffer_blob", backing="gold"),
-    dataclasses.replace(GOOD, kind="hardware_buffer_blob", prot=PROT_READ),
-    dataclasses.replace(GOOD, kind="posix_shm", offset=1, size=50),
-    dataclasses.replace(GOOD, kind="token"),
-    dataclasses.replace(GOOD, size=0),
-    dataclasses.replace(GOOD, size=-100),
-    dataclasses.replace(GOOD, size=1 << 63),
-    dataclasses.replace(GOOD, prot=7),
-    dataclasses.replace(GOOD, prot=PROT_READ),
-    dataclasses.replace(GOOD, offset=1, size=99),
+    replace(GOOD, kind="hardware_buffer"),
+    replace(GOOD, kind="hardware_buffer", size=0),
+    replace(GOOD, backing="memfd"),
+    replace(GOOD, kind="hardware_buffer_blob", backing="gold"),
+    replace(GOOD, kind="hardware_buffer_blob", prot=PROT_READ),
+    replace(GOOD, kind="posix_shm", offset=1, size=50),
+    replace(GOOD, kind="token"),
+    replace(GOOD, size=0),
+    replace(GOOD, size=-100),
+    replace(GOOD, size=1 << 63),
+    replace(GOOD, prot=7),
+    replace(GOOD, prot=PROT_READ),
+    replace(GOOD, offset=1, size=99),
     MemoryHandle("mmap_fd", 100, 3, -1),
     MemoryHandle("mmap_fd", 100, 3, (1 << 64) - 50),
 ]
@@ -213,7 +213,7 @@ def test_wrong_number_of_descriptors_is_refused(count: int) -> None:
         Memory.from_handle(GOOD, [os.dup(memory.fds[0]) for _ in range(count)])
 
 
-@pytest.mark.parametrize("handle", [dataclasses.replace(GOOD, size=101), MemoryHandle("mmap_fd", 100, 3, 1)], ids=str)
+@pytest.mark.parametrize("handle", [replace(GOOD, size=101), MemoryHandle("mmap_fd", 100, 3, 1)], ids=str)
 def test_handle_that_promises_more_than_there_is_cannot_be_used(handle: MemoryHandle) -> None:
     with Memory.ashmem(100) as memory, Memory.from_handle(handle, fds_of(memory)) as other:
         with pytest.raises(GeneralFailure, match="exceed"):

@@ -5,10 +5,9 @@ Without the limits each of these calls computes for minutes: the timeout of the 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from nnburst.errors import InvalidArgument
 from nnburst.model import (

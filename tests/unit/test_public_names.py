@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import pydoc
 import re
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +41,14 @@ def test_every_room_says_what_is_public(name: str) -> None:
     module = imported(name)
     assert hasattr(module, "__all__"), f"{name}/__init__.py has no __all__"
     assert module.__doc__, f"{name}/__init__.py does not say what the room is for"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if hasattr(imported(name), "__path__")])
+def test_help_can_show_what_a_class_takes(name: str) -> None:
+    """Names in the annotations of a value exist at run time, where `help` looks them up."""
+    for entry in imported(name).__all__:
+        if isinstance(getattr(imported(name), entry), type):
+            pydoc.render_doc(getattr(imported(name), entry))
 
 
 def pyproject() -> dict[str, dict[str, dict[str, dict[str, str]]]]:

@@ -8,10 +8,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from ...model import element_count
@@ -31,8 +31,7 @@ _FORMAT_OF_MODELS = "session.load_model_format"
 """What ONNX Runtime reads a model as; without it, what the first bytes look like to it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSettings:
+class SessionSettings(Struct, frozen=True):
     """How sessions are made.
 
     Attributes:

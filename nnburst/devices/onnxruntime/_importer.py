@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from msgspec import Struct
 
 from ...errors import GeneralFailure, InvalidArgument
 from ...model import (
@@ -32,8 +33,7 @@ _MOST_FILES = 252
 _LONGEST_NAME = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Struct, frozen=True):
     """An input or output of a graph."""
 
     name: str

@@ -14,13 +14,13 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from ...cache import CacheReason, CacheRejected
 from ...errors import GeneralFailure
@@ -84,8 +84,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Packed)
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(Struct, frozen=True):
     """A compiled model as two blobs.
 
     Attributes:
@@ -99,8 +98,7 @@ class Packed:
     load_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Weights:
+class _Weights(Struct, frozen=True):
     """Bytes of the tensors of a model: in its files, in all, and of the latter in large matrices."""
 
     stored: int
@@ -317,8 +315,7 @@ def _runs_of(elements: np.ndarray[Any, Any]) -> tuple[bytes, bytes]:
     return np.diff(ends, prepend=-1).astype("<u8").tobytes(), elements[ends].tobytes()
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(Struct, frozen=True):
     """A packed model that has been read, but not loaded.
 
     Attributes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ...burst import Kernel
 from ...errors import BadState
@@ -17,8 +18,7 @@ from ._kernel import BoundGraph
 from ._library import give_memory_back
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """Private copies of a model's files.
 
     Attributes:

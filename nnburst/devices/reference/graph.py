@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from ...errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 from ...model import (
@@ -45,8 +45,7 @@ _MEMORY_FACTOR = 64
 any case; kernels use up to eight times the size of what they compute on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
+class Graph(Struct, frozen=True):
     """What preparation knows of a subgraph.
 
     Attributes:
@@ -64,8 +63,7 @@ class Graph:
     referenced: Sequence[Graph] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """How far an execution may go.
 
     Attributes:

@@ -9,10 +9,10 @@ and the rest of the operations are bound anew in every run, when their inputs ha
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, OutputInsufficientSize
 from ...memory import BufferView

@@ -9,7 +9,8 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ...burst import Kernel
 from ...cache import CacheReason, SaveResult, VerifiedEntry

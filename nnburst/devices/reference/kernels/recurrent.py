@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from ....errors import InvalidArgument
 from ..call import KernelCall
@@ -110,8 +110,7 @@ def svdf(call: KernelCall) -> None:
 # -- LSTM -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
+class _Cell(Struct, frozen=True):
     """An LSTM cell: which inputs are its own, and what it does with them."""
 
     suffix: str
