@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from msgspec.structs import fields, replace
 from typing import Any
 
 import numpy as np
 from model_mutations import MUTATIONS
 from model_support import Array, O, T
+from msgspec.structs import fields, replace
 
 from nnburst.model import (
     DataLocation,
