@@ -149,6 +149,7 @@ class Execution(BoundRequest):
         self._keep: object = None
         self._home: Bursts | None = None
         self._fenced: Timing | None = None
+        self._loop_timeout_ns = 0
         self._known: dict[ExecutionBurstController, list[Memory | BufferToken]] = {}  # what each burst has slots for
         self._finalizer = weakref.finalize(self, _drop, self._known)
         self._finalizer.atexit = False
@@ -468,6 +469,23 @@ class Execution(BoundRequest):
             self._check_one_device("a timeout")
             self.timeout = seconds
 
+    def set_loop_timeout(self, seconds: float | None) -> None:
+        """Limit how long each WHILE of a run may take; None restores the default of 2 s, more than 15 s is cut to 15.
+
+        A loop that takes longer ends the run with `MissedDeadline`. Bursts have no such limit of their own: through
+        them the default applies.
+
+        Raises:
+            InvalidArgument: It is no number above 0.
+            BadState: The execution was started.
+        """
+        limit = checked_timeout(seconds)
+        if limit == 0:
+            raise InvalidArgument("a loop timeout must be above 0 s; None restores the default")
+        with self._lock:
+            self._check_open()
+            self._loop_timeout_ns = 0 if limit is None else max(1, int(min(limit, 1e9) * 1e9))
+
     def _check_open(self) -> None:
         if self._progress is not _State.OPEN:
             raise BadState("the execution was started; make another one to change anything")
@@ -542,8 +560,7 @@ class Execution(BoundRequest):
             running.enter_context(self._while_running(before))
             request = self._laid_out().requests[self.turn]
             check_open(request)
-            options = RunOptions(self._timing, deadline_after(self._timeout))
-            run = self._prepared.execute_fenced(request, fences, options, duration_ns)
+            run = self._prepared.execute_fenced(request, fences, self._options, duration_ns)
             self._note_outputs(())  # what depends on them may be launched
             ending = running.pop_all()
         return Event(run.fence, partial(self._settle_fenced, run, ending))
@@ -642,14 +659,15 @@ class Execution(BoundRequest):
     def _without_burst(self) -> None:
         request = self._laid_out().requests[self.turn]
         check_open(request)
-        result = self._prepared.execute_synchronously(request, RunOptions(self._timing, deadline_after(self._timeout)))
+        result = self._prepared.execute_synchronously(request, self._options)
         status = self._ran_elsewhere(result)
         if status:
             self._settle(status)
 
     @property
-    def _timing(self) -> MeasureTiming:
-        return MeasureTiming.YES if self._measure else MeasureTiming.NO
+    def _options(self) -> RunOptions:
+        measure = MeasureTiming.YES if self._measure else MeasureTiming.NO
+        return RunOptions(measure, deadline_after(self._timeout), self._loop_timeout_ns)
 
     def _through(self, burst: Burst) -> None:
         for argument in (*self._in_order("input"), *self._in_order("output")):

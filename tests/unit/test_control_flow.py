@@ -12,9 +12,10 @@ import pytest
 from msgspec.structs import replace
 from operation_support import B8, F32, I32, Array, O, T, run_model
 
+import nnburst
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device
-from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument
+from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.memory import Memory
 from nnburst.model import (
     DataLocation,
@@ -373,3 +374,20 @@ def test_relaxed_models_give_the_same() -> None:
     status, (y,), _ = run_model(b.build(), [np.float32([0, 1, 2])])
     assert status is ErrorStatus.NONE
     np.testing.assert_allclose(y, np.exp([0, 1, 2]), rtol=5 / 1024)
+
+
+def test_REQ_MODEL_063_an_execution_says_how_long_a_loop_may_take() -> None:
+    with nnburst.in_process() as service, nnburst.Compilation(counting_model(step=0.0), service) as compilation:
+        compilation.finish()
+        n = np.zeros(1, np.int32)
+        execution = nnburst.Execution(compilation, reusable=True)
+        execution.set_input(0, np.int32([0]))
+        execution.set_input(1, np.float32([0]))
+        execution.set_output(0, n)
+        for wrong in (0, -1.0, float("nan"), "1"):
+            with pytest.raises(InvalidArgument, match="timeout"):
+                execution.set_loop_timeout(wrong)  # type: ignore[arg-type]
+        execution.set_loop_timeout(0.05)
+        with pytest.raises(MissedDeadline, match=r"0\.05 s"):
+            execution.compute()
+        execution.close()
