@@ -7,7 +7,8 @@ plain stores; `find_services` and `look` read it from any process of the same us
 from __future__ import annotations
 
 from ._page import Page, Row, private_row
-from ._reader import FoundPage, find_services, look
+from ._reader import FoundPage, Viewer, find_services, look
+from ._report import report
 from ._stats import COUNTERS, Histogram, RowKind, RowStats, ServiceStats, row_stats
 
 __all__ = [
@@ -19,8 +20,10 @@ __all__ = [
     "RowKind",
     "RowStats",
     "ServiceStats",
+    "Viewer",
     "find_services",
     "look",
     "private_row",
+    "report",
     "row_stats",
 ]

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from .._core import check, close_fds, ffi, lib
-from ._stats import COUNTERS, RowKind
+from ._stats import COUNTERS, RowKind, RowStats, row_stats
 
 if TYPE_CHECKING:
     from .._core._nnburst import CData
@@ -155,12 +155,24 @@ class Page:
             place = int(ffi.cast("uintptr_t", pointer)) - int(ffi.cast("uintptr_t", self._memory))
             self._free.append((place - lib.NNB_PAGE_HEADER) // stride())
 
+    def look(self) -> tuple[RowStats, ...]:
+        """Take one look at all rows, as any other process could."""
+        return look_at_rows(self.memory)
+
     def close(self) -> None:
         """Be found no more. The memory stays until the last row is dropped. Idempotent."""
         with self.lock:
             fd, self._fd = self._fd, -1
         if fd >= 0:
             close_fds([fd])
+
+
+def look_at_rows(mapping: CData) -> tuple[RowStats, ...]:
+    """Take one look at each row in use of a mapped page, by number. The writer of the page need not be honest."""
+    used = min(ffi.cast("nnb_page *", mapping.addr).n_used, (mapping.size - lib.NNB_PAGE_HEADER) // stride())
+    places = range(lib.NNB_PAGE_HEADER, lib.NNB_PAGE_HEADER + used * stride(), stride())
+    rows = (row_stats(ffi.cast("nnb_row *", mapping.addr + place)) for place in places)
+    return tuple(sorted((row for row in rows if row is not None), key=lambda row: row.number))
 
 
 def _set_text(field: CData, text: str) -> None:

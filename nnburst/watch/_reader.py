@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from .._core import ffi, lib
 from ..errors import DeviceUnavailable
-from ._page import MAGIC, MEMORY_NAME, mapped, stride
-from ._stats import ServiceStats, row_stats
+from ._page import MAGIC, MEMORY_NAME, look_at_rows, mapped, stride
+from ._stats import ServiceStats, text_of
 
 _LINK = f"/memfd:{MEMORY_NAME} (deleted)"
 
@@ -49,7 +49,7 @@ def find_services(pid: int | None = None) -> Iterator[FoundPage]:
 
 
 class Viewer:
-    """A page that is looked at again and again. Context manager.
+    """A page that is looked at again and again.
 
     Raises:
         DeviceUnavailable: It is gone, or of another version of this package.
@@ -69,8 +69,7 @@ class Viewer:
             self._mapping = mapped(fd, status.st_size, mmap.PROT_READ)
         finally:
             os.close(fd)
-        self._memory = self._mapping.addr
-        header = self._header = ffi.cast("nnb_page *", self._memory)
+        header = self._header = ffi.cast("nnb_page *", self._mapping.addr)
         fits = (
             bytes(ffi.buffer(header.magic, len(MAGIC))) == MAGIC
             and header.version == lib.NNB_PAGE_VERSION
@@ -81,20 +80,12 @@ class Viewer:
             raise DeviceUnavailable(
                 f"process {found.pid} writes its statistics in another form: run the nnburst that it runs"
             )
-        self._n_rows = header.n_rows
 
     def look(self) -> ServiceStats:
         """Take one look."""
-        base = self._memory + lib.NNB_PAGE_HEADER
-        found = (
-            row_stats(ffi.cast("nnb_row *", base + i * stride())) for i in range(min(self._header.n_used, self._n_rows))
-        )
-        rows = sorted((row for row in found if row is not None), key=lambda row: row.number)
-        header = self._header
-        name = ffi.string(header.name, len(header.name)).decode(errors="replace")
-        return ServiceStats(
-            name, header.pid, self._uid, header.since_ns, lib.nnb_now_ns(), header.unwatched, tuple(rows)
-        )
+        header, rows = self._header, look_at_rows(self._mapping)
+        name, now = text_of(header.name), lib.nnb_now_ns()
+        return ServiceStats(name, header.pid, self._uid, header.since_ns, now, header.unwatched, rows)
 
 
 def look(found: FoundPage) -> ServiceStats:

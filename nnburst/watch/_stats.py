@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -165,18 +165,6 @@ class ServiceStats(Struct, frozen=True):
         """Return the rows of a kind."""
         return [row for row in self.rows if row.kind is kind]
 
-    def total(self, name: str, rows: Iterable[RowStats] | None = None) -> int:
-        """Sum of a counter over all rows: whatever was counted since the service began."""
-        return sum(row.counters[name] for row in (self.rows if rows is None else rows))
-
-    def histogram(self, name: str, rows: Iterable[RowStats] | None = None) -> Histogram:
-        """Sum of a histogram over all rows."""
-        return sum((getattr(row, name) for row in (self.rows if rows is None else rows)), Histogram())
-
-    def family(self, row: RowStats) -> list[RowStats]:
-        """Return a row and those below it."""
-        return [row, *(below for other in self.rows if other.parent == row.number for below in self.family(other))]
-
 
 def row_stats(row: CData) -> RowStats | None:
     """Take one look at a row; None if it is free or was changing hands."""
@@ -194,13 +182,19 @@ def row_stats(row: CData) -> RowStats | None:
         copy.number,
         copy.parent,
         kind,
-        ffi.string(copy.label, len(copy.label)).decode(errors="replace"),
+        text_of(copy.label),
         copy.client_pid,
         copy.client_uid,
         copy.since_ns,
         {name: values[i] for name, i in COUNTERS.items()},
         **histograms,
     )
+
+
+def text_of(field: CData) -> str:
+    """Return a text that another process has written, without what a terminal would obey."""
+    text = ffi.string(field, len(field)).decode(errors="replace")
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _histogram(raw: CData) -> Histogram:

@@ -26,6 +26,7 @@ from pathlib import Path
 DEPENDENCIES = ("cffi", "numpy", "posix_ipc", "cryptography", "msgspec", "click", "rich")
 EXTRAS = {
     "onnx": ("onnxruntime", "onnx"),
+    "metrics": ("prometheus_client",),
     "bench": ("zmq", "pynng", "iceoryx2", "faster_fifo", "matplotlib"),
 }
 ENOUGH_SHM = 64 << 20

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ...runtime import Service
     from ...service import Quotas
 
+_WATCHED = 2048
+"""Bursts and models that `nnburst top` can tell apart; as many as two users may have."""
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -36,6 +38,13 @@ _LEVELS = ("debug", "info", "warning", "error")
     "--quota", "quotas", multiple=True, metavar="KEY=N", help="What a connection (KEY) or a user (user.KEY) may own."
 )
 @click.option("--idle-exit", type=float, default=None, metavar="S", help="End after S seconds without a client.")
+@click.option(
+    "--metrics",
+    type=click.IntRange(0, 65535),
+    default=None,
+    metavar="PORT",
+    help="Answer Prometheus at this port of the loopback interface; needs nnburst[metrics].",
+)
 @click.option("--log-level", type=click.Choice(_LEVELS), default="warning", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the line that says it is ready as JSON.")
 def serve(
@@ -47,6 +56,7 @@ def serve(
     gids: tuple[str, ...],
     quotas: tuple[str, ...],
     idle_exit: float | None,
+    metrics: int | None,
     log_level: str,
     as_json: bool,
 ) -> None:
@@ -63,6 +73,8 @@ def serve(
     from ...runtime import in_process
     from ...runtime._service import DEFAULT_DEVICES
     from ...service import AccessPolicy, Daemon, ServiceHost, activated_sockets, claim, notify_manager
+    from ...watch import Page
+    from ...watch._metrics import exporting
 
     logging.basicConfig(format="nnburst serve %(process)d: %(levelname)s: %(message)s", level=log_level.upper())
     try:
@@ -81,7 +93,9 @@ def serve(
             local = stack.enter_context(in_process(devices=devices or DEFAULT_DEVICES))
             named = _load(local, files)
             offered = [named, *local.devices] if files else local.devices
-            host = ServiceHost(offered, quotas=limits, user_quotas=user_limits)
+            page = Page(address, rows=_WATCHED)
+            host = ServiceHost(offered, quotas=limits, user_quotas=user_limits, page=page)
+            port = None if metrics is None else stack.enter_context(exporting(page, metrics))
             daemon = Daemon(
                 host,
                 listeners,
@@ -96,6 +110,7 @@ def serve(
                 "pid": os.getpid(),
                 "devices": [device.name for device in host.devices],
                 "models": sorted(files),
+                **({} if port is None else {"metrics": f"http://127.0.0.1:{port}/metrics"}),
             }
             click.echo(json.dumps(ready) if as_json else _ready_line(ready))
             notify_manager("READY=1")
@@ -117,7 +132,8 @@ def _settle_environment() -> None:
 
 def _ready_line(ready: dict[str, Any]) -> str:
     line = f"nnburst serve: ready at {ready['socket']} (pid {ready['pid']}); devices: {', '.join(ready['devices'])}"
-    return f"{line}; models: {', '.join(ready['models'])}" if ready["models"] else line
+    line += f"; models: {', '.join(ready['models'])}" if ready["models"] else ""
+    return f"{line}; {ready['metrics']}" if "metrics" in ready else line
 
 
 # ---- options ---------------------------------------------------------------------------------------------------

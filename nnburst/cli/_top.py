@@ -1,0 +1,145 @@
+"""`nnburst top`: what services do now, read from their pages without a request."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from ..watch import ServiceStats, Viewer
+
+__all__ = ["top"]
+
+
+@click.command()
+@click.argument("services", nargs=-1, metavar="[NAME|PID]...")
+@click.option("--once", is_flag=True, help="One look, with what happened since each service began.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON list for each look, on a line of its own.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="S",
+    help="Seconds between looks.",
+)  # fmt: skip
+def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float) -> None:
+    """Show services that run, child services too, with their models and bursts.
+
+    Nothing is asked of a service and nothing waits for it: it writes its numbers into memory that this command reads.
+    Without arguments: all services of this user; for root, of every user.
+    """
+    watched = _Watched(services)
+    if once:
+        looks = watched.look(rates=False)
+        if as_json:
+            click.echo(json.dumps(looks))
+        else:
+            from rich.console import Console
+
+            Console().print(_table(looks))
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        if as_json:
+            watched.look()
+            while True:
+                time.sleep(interval)
+                click.echo(json.dumps(watched.look()))
+        from rich.live import Live
+
+        with Live(_table(watched.look()), auto_refresh=False, screen=False) as live:
+            while True:
+                time.sleep(interval)
+                live.update(_table(watched.look()), refresh=True)
+
+
+class _Watched:
+    """The services that were asked for, looked at again and again as they come and go."""
+
+    def __init__(self, wanted: Sequence[str]) -> None:
+        self._wanted = set(wanted)
+        self._pids = [int(text) for text in wanted if text.isdigit()]
+        self._viewers: dict[str, Viewer] = {}
+        self._last: dict[str, ServiceStats] = {}
+
+    def look(self, *, rates: bool = True) -> list[dict[str, Any]]:
+        """Return a report of each service; with `rates` of the time since the last look."""
+        from ..errors import DeviceUnavailable
+        from ..watch import Viewer, find_services, report
+
+        found = {f"{page.pid} {page.path}": page for page in find_services()}
+        reports = []
+        for key in list(self._viewers):
+            if key not in found:
+                del self._viewers[key]
+                self._last.pop(key, None)
+        for key, page in found.items():
+            try:
+                viewer = self._viewers.get(key) or Viewer(page)
+            except DeviceUnavailable as error:
+                if page.pid in self._pids:
+                    raise click.ClickException(str(error)) from error
+                continue  # gone meanwhile, or of another version
+            stats = viewer.look()
+            if self._wanted and stats.name not in self._wanted and stats.pid not in self._pids:
+                continue
+            self._viewers[key] = viewer
+            reports.append(report(stats, self._last.get(key) if rates else None))
+            self._last[key] = stats
+        return reports
+
+
+def _table(reports: Sequence[dict[str, Any]]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    if not reports:
+        return Text("no services to watch; programs start them with nnburst.Session(...), people with: nnburst serve")
+    table = Table(
+        "service", "client", "model", box=None, pad_edge=False, header_style="bold",
+    )  # fmt: skip
+    for heading in ("runs/s", "busy", "queue p50", "p99", "run p50", "p99", "max", "sleeps", "hits", "failed"):
+        table.add_column(heading, justify="right")
+    for service in reports:
+        who = f"{service['name'] or 'child'} ({service['pid']})"
+        table.add_row(Text(who), "", f"{len(service['models'])} models", *_cells(service), style="bold")
+        for model in service["models"]:
+            label = Text(model["label"])  # not markup: it comes from elsewhere
+            for burst in model["bursts"]:
+                table.add_row("", _client(burst["client_pid"]), label, *_cells(burst))
+            if not model["bursts"]:
+                table.add_row("", _client(model["client_pid"]), label, *_cells(model), style="dim")
+    return table
+
+
+def _cells(part: dict[str, Any]) -> list[str]:
+    counters, queue, run = part["counters"], part["queue_wait"], part["execution"]
+    requests = counters["plan_hits"] + counters["plan_misses"]
+    return [
+        f"{part['executions_per_s']:,.0f}",
+        f"{part['busy']:.0%}",
+        *map(_time, (queue["p50_us"], queue["p99_us"], run["p50_us"], run["p99_us"], run["max_us"])),
+        f"{counters['sleeps']:,}",
+        f"{counters['plan_hits'] / requests:.1%}" if requests else "",
+        f"{counters['failures'] + counters['malformed']:,}",
+    ]
+
+
+def _time(us: float) -> str:
+    if not us:
+        return ""
+    return f"{us:.2f} µs" if us < 100 else f"{us / 1e3:.2f} ms" if us < 1e5 else f"{us / 1e6:.2f} s"
+
+
+def _client(pid: int) -> Text:
+    from rich.text import Text
+
+    try:
+        return Text(f"{Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()} ({pid})")
+    except OSError:
+        return Text(f"({pid})" if pid else "")

@@ -1,0 +1,75 @@
+"""A look at a service, or the difference of two, in plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ._stats import COUNTERS, Histogram, RowKind, RowStats, ServiceStats
+
+_TIMED = ("queue_wait", "execution", "spin")
+
+
+def report(now: ServiceStats, before: ServiceStats | None = None) -> dict[str, Any]:
+    """Return what happened between two looks, or since the service began, as JSON takes it.
+
+    Args:
+        now: The later look.
+        before: The earlier one of the same service; None for its beginning.
+    """
+    began = now.since_ns if before is None else before.taken_ns
+    old = () if before is None else before.rows
+
+    def part(row: RowStats, rows: Sequence[RowStats], former: Sequence[RowStats]) -> dict[str, Any]:
+        return {
+            "label": row.label,
+            "client_pid": row.client_pid,
+            "client_uid": row.client_uid,
+            "age_s": _seconds(now.taken_ns - row.since_ns),
+            **_numbers(rows, former, now.taken_ns - max(began, row.since_ns)),
+        }
+
+    models = []
+    for model in now.of(RowKind.MODEL):
+        bursts = [row for row in now.of(RowKind.BURST) if row.parent == model.number]
+        models.append(
+            {
+                # A burst that has ended meanwhile is in the sums of its model.
+                **part(model, [model, *bursts], [row for row in old if model.number in (row.number, row.parent)]),
+                "bursts": [part(row, [row], [other for other in old if other.number == row.number]) for row in bursts],
+            }
+        )
+    return {
+        "name": now.name,
+        "pid": now.pid,
+        "uid": now.uid,
+        "age_s": _seconds(now.taken_ns - now.since_ns),
+        "unwatched": now.unwatched,
+        **_numbers(now.rows, old, now.taken_ns - began),
+        "models": models,
+    }
+
+
+def _numbers(rows: Sequence[RowStats], former: Sequence[RowStats], ns: int) -> dict[str, Any]:
+    """What `rows` have more than `former`, in a time of `ns`."""
+    counters = {
+        # Not below 0: a row that ends between two looks at its neighbours may be missed by one.
+        name: max(0, sum(row.counters[name] for row in rows) - sum(row.counters[name] for row in former))
+        for name in COUNTERS
+    }
+    timed = {name: _sum(rows, name).since(_sum(former, name)) for name in _TIMED}
+    return {
+        "seconds": _seconds(ns),
+        "executions_per_s": round(counters["results"] / ns * 1e9, 3) if ns > 0 else 0.0,
+        "busy": round(timed["execution"].sum_ns / ns, 4) if ns > 0 else 0.0,
+        "counters": counters,
+        **{name: histogram.summary() for name, histogram in timed.items()},
+    }
+
+
+def _sum(rows: Iterable[RowStats], name: str) -> Histogram:
+    return sum((getattr(row, name) for row in rows), Histogram())
+
+
+def _seconds(ns: int) -> float:
+    return round(ns / 1e9, 3)

@@ -1,0 +1,282 @@
+"""The statistics page of a service: what is in it, who may touch it, and that looking disturbs nothing."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import nnburst
+from nnburst._core import ffi, lib
+from nnburst.cli import main
+from nnburst.errors import DeviceUnavailable
+from nnburst.watch import FoundPage, Histogram, Page, RowKind, RowStats, ServiceStats, Viewer, find_services, look
+
+RUNS = 3000
+
+
+def any_model() -> nnburst.Model:
+    b = nnburst.ModelBuilder()
+    x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 4))
+    b.output("y", b.softmax(x))
+    return b.build()
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[nnburst.Service]:
+    with nnburst.launch(devices=["nnburst-noop"]) as service:
+        yield service
+
+
+def page_of(pid: int) -> FoundPage:
+    (page,) = find_services(pid)
+    return page
+
+
+def newest(stats: ServiceStats, kind: RowKind) -> RowStats:
+    return stats.of(kind)[-1]
+
+
+def test_page_of_a_child_has_what_its_burst_did(service: nnburst.Service) -> None:
+    with service.session(any_model()) as session, session.bind() as execution:
+        for _ in range(RUNS):
+            execution.run()
+        stats = look(page_of(service.pid))
+        burst, model = newest(stats, RowKind.BURST), newest(stats, RowKind.MODEL)
+        client = session.stats
+    assert (burst.client_pid, burst.client_uid, burst.parent) == (os.getpid(), os.geteuid(), model.number)
+    assert model.label == "nnburst-noop: x → y"
+    wanted = {"requests": RUNS, "results": RUNS, "plan_hits": RUNS - 1, "plan_misses": 1, "slot_misses": 1}
+    assert {name: burst.counters[name] for name in wanted} == wanted
+    assert client.sent == client.received == RUNS
+    assert RUNS - 128 <= burst.queue_wait.count <= RUNS  # one timed run stands for at most 128
+    assert RUNS - 128 <= burst.execution.count <= RUNS
+    assert 0 < burst.execution.sum_ns < 60e9
+    assert burst.execution.percentile_ns(50) <= burst.execution.percentile_ns(99) <= burst.execution.max_ns
+
+
+def test_what_ends_is_in_the_sums_above_it(service: nnburst.Service) -> None:
+    def total(name: str, rows: tuple[RowStats, ...]) -> int:
+        return sum(row.counters[name] for row in rows)
+
+    before = look(page_of(service.pid))
+    with service.session(any_model()) as session:
+        session.run(None, {"x": np.zeros((1, 4), np.float32)})
+        during = look(page_of(service.pid))
+    after = look(page_of(service.pid))
+    assert len(during.rows) == len(before.rows) + 2
+    assert len(after.rows) == len(before.rows)
+    for name in ("requests", "models", "bursts", "slot_misses", "compiled"):
+        assert total(name, after.rows) == total(name, before.rows) + 1, name
+    assert after.rows[0].kind is RowKind.SERVICE
+    assert after.rows[0].execution.count == before.rows[0].execution.count + 1
+
+
+def test_execution_without_a_burst_is_counted_with_its_model(service: nnburst.Service) -> None:
+    with service.session(any_model()) as session, nnburst.Execution(session.compilation) as execution:
+        execution.set_input(0, np.zeros((1, 4), np.float32))
+        execution.set_output(0, np.zeros((1, 4), np.float32))
+        execution.compute()
+        model = newest(look(page_of(service.pid)), RowKind.MODEL)
+    assert model.counters["fallbacks"] == model.execution.count == 1
+
+
+def test_frozen_service_can_be_looked_at() -> None:
+    with nnburst.launch(devices=["nnburst-noop"]) as service, service.session(any_model()) as session:
+        session.run(None, {"x": np.zeros((1, 4), np.float32)})
+        os.kill(service.pid, signal.SIGSTOP)
+        try:
+            result = CliRunner().invoke(main, ["top", "--once", "--json", str(service.pid)])
+        finally:
+            os.kill(service.pid, signal.SIGCONT)
+    assert result.exit_code == 0, result.output
+    (report,) = json.loads(result.stdout)
+    assert report["pid"] == service.pid
+    assert report["models"][0]["bursts"][0]["counters"]["results"] == 1
+
+
+def test_no_other_process_can_write_a_page(service: nnburst.Service) -> None:
+    try:
+        fd = os.open(page_of(service.pid).path, os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError:
+        return
+    try:
+        with pytest.raises(PermissionError):
+            mmap.mmap(fd, 4096)
+        with pytest.raises(PermissionError):
+            os.pwrite(fd, b"x", 0)
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+
+
+READER = """
+import sys
+from nnburst.watch import Viewer, find_services
+(page,) = find_services(int(sys.argv[1]))
+viewer = Viewer(page)
+print("looking", flush=True)
+while True: viewer.look()
+"""
+
+
+def test_killed_reader_changes_nothing(service: nnburst.Service) -> None:
+    reader = subprocess.Popen([sys.executable, "-c", READER, str(service.pid)], stdout=subprocess.PIPE)
+    assert reader.stdout is not None
+    try:
+        assert reader.stdout.readline() == b"looking\n"
+        with service.session(any_model()) as session, session.bind() as execution:
+            for i in range(RUNS):
+                execution.run()
+                if i == RUNS // 2:
+                    reader.kill()
+                    reader.wait()
+            assert newest(look(page_of(service.pid)), RowKind.BURST).counters["results"] == RUNS
+    finally:
+        reader.kill()
+        reader.wait()
+        reader.stdout.close()
+
+
+def test_page_of_a_killed_service_stays_readable_for_its_viewer_and_is_found_no_more() -> None:
+    with nnburst.launch(devices=["nnburst-noop"]) as service:
+        session = service.session(any_model())
+        execution = session.bind()
+        for _ in range(RUNS):
+            execution.run()
+        viewer = Viewer(page_of(service.pid))
+        os.kill(service.pid, signal.SIGKILL)
+        with pytest.raises(nnburst.errors.DeadObject):
+            while True:
+                execution.run()
+        burst = newest(viewer.look(), RowKind.BURST)
+        assert RUNS <= burst.counters["results"] <= burst.counters["requests"]
+        assert burst.execution.count == sum(n for _, n in burst.execution.buckets)
+    assert list(find_services(service.pid)) == []
+
+
+def test_rows_run_out_and_are_counted() -> None:
+    page = Page("few", rows=3)
+    model = page.open(RowKind.MODEL, "m", page.service)
+    burst = page.open(RowKind.BURST, "", model)
+    assert model is not None
+    assert burst is not None
+    assert page.open(RowKind.BURST, "", model) is None
+    stats = look(page_of(os.getpid()))
+    assert (stats.name, stats.unwatched, len(stats.rows)) == ("few", 1, 3)
+    model.close()  # before what is below it
+    burst.count("bursts", 5)
+    burst.close()
+    (service,) = page.look()
+    assert service.counters["bursts"] == 5
+    again = page.open(RowKind.BURST, "again")
+    assert again is not None
+    assert page.look()[-1].counters["bursts"] == 0
+    page.close()
+
+
+@pytest.mark.parametrize("how", ["no magic", "other version", "too many rows", "not sealed"])
+def test_memory_that_is_no_page_is_refused(how: str) -> None:
+    page = Page("", rows=2)
+    if how == "not sealed":
+        fd = os.memfd_create("nnburst-watch")
+        os.ftruncate(fd, 1 << 20)
+        found = FoundPage(os.getpid(), f"/proc/self/fd/{fd}")
+    else:
+        fd = -1
+        header = ffi.cast("nnb_page *", page.memory.addr)
+        found = page_of(os.getpid())
+        if how == "no magic":
+            header.magic = b"other..."
+        elif how == "other version":
+            header.version += 1
+        else:
+            header.n_rows = 2**31
+    with pytest.raises(DeviceUnavailable):
+        Viewer(found)
+    page.close()
+    if fd >= 0:
+        os.close(fd)
+
+
+def test_page_that_lies_later_is_read_within_its_bounds() -> None:
+    page = Page("x\x1b[2J", rows=2)
+    viewer = Viewer(page_of(os.getpid()))
+    header = ffi.cast("nnb_page *", page.memory.addr)
+    header.n_rows = header.n_used = 2**32 - 1
+    stats = viewer.look()
+    assert len(stats.rows) == 1
+    assert "\x1b" not in stats.name
+    page.close()
+
+
+def test_histogram_knows_percentiles_to_a_sixteenth() -> None:
+    draw = random.Random(7)
+    values = [int(2 ** draw.uniform(0, 35)) for _ in range(4000)]
+    raw = ffi.new("nnb_histogram *")
+    for value in values:
+        lib.nnb_histogram_add(raw, value, 1)
+        bucket = lib.nnb_bucket_of(value)
+        assert lib.nnb_bucket_start(bucket) <= value < lib.nnb_bucket_start(bucket + 1)
+    buckets = tuple((lib.nnb_bucket_start(i), n) for i, n in enumerate(raw.buckets) if n)
+    histogram = Histogram(raw.count, raw.sum, raw.max, buckets)
+    assert (histogram.count, histogram.sum_ns, histogram.max_ns) == (len(values), sum(values), max(values))
+    for percent in (1, 50, 90, 99, 100):
+        exact = np.percentile(values, percent, method="inverted_cdf")
+        assert abs(histogram.percentile_ns(percent) - exact) <= max(1, exact / 16)
+    assert lib.nnb_bucket_of(2**64 - 1) == lib.NNB_BUCKETS - 1
+
+
+def test_metrics_are_what_the_page_says() -> None:
+    pytest.importorskip("prometheus_client", reason="needs the extra nnburst[metrics]")
+    from nnburst.watch._metrics import exporting
+
+    page = Page("m", rows=4)
+    model = page.open(RowKind.MODEL, "detector", page.service)
+    burst = page.open(RowKind.BURST, "", model)
+    assert burst is not None
+    burst.count("results", 41)
+    for ns in (900, 1500, 2_000_000):
+        burst.time_execution(ns)
+    with exporting(page, 0) as port, urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    assert 'nnburst_results_total{model="detector"} 41.0' in lines
+    assert 'nnburst_execution_seconds_count{model="detector"} 3.0' in lines
+    assert 'nnburst_execution_seconds_bucket{le="1e-06",model="detector"} 1.0' in lines
+    assert 'nnburst_execution_seconds_bucket{le="2e-06",model="detector"} 2.0' in lines
+    assert "nnburst_open_bursts 1.0" in lines
+    page.close()
+
+
+def test_shared_service_is_watched_by_name_and_scraped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("prometheus_client", reason="needs the extra nnburst[metrics]")
+    monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(tmp_path))
+    command = "from nnburst.cli import main; main()"
+    options = ["serve", "--name", "watched", "--device", "nnburst-noop", "--metrics", "0", "--json"]
+    with subprocess.Popen([sys.executable, "-c", command, *options], stdout=subprocess.PIPE) as serving:
+        try:
+            assert serving.stdout is not None
+            ready = json.loads(serving.stdout.readline())
+            with nnburst.connect("watched") as service, service.session(any_model()) as session:
+                session.run(None, {"x": np.zeros((1, 4), np.float32)})
+                result = CliRunner().invoke(main, ["top", "--once", "--json", "watched"])
+                with urllib.request.urlopen(ready["metrics"], timeout=60) as answer:
+                    text = answer.read().decode()
+        finally:
+            serving.terminate()
+    assert serving.returncode == 0
+    (report,) = json.loads(result.stdout)
+    assert (report["name"], report["pid"], report["counters"]["results"]) == ("watched", ready["pid"], 1)
+    assert 'nnburst_results_total{model="nnburst-noop: x → y"} 1.0' in text.splitlines()
