@@ -8,6 +8,7 @@
 #   make sanitize  the C tests under ASan+UBSan and TSan
 #   make prove     the C core under the model checkers that are on the PATH (GenMC, Spin); ARGS: names of programs
 #   make prove-mutants  the same over a core with every memory order weakened in turn
+#   make docs      the site, into docs/_build/html; a warning is an error
 #   make wheels    sdist and one wheel for each platform, into dist/; ARGS: --only TAG
 #   make test-aarch64  the C tests on another architecture, under qemu-aarch64
 #   make ext       only (re)build the C extension in place
@@ -22,7 +23,7 @@ SOURCES := $(wildcard csrc/*.c csrc/*.h nnburst/_core/*.h) nnburst/_core/_build.
 # --no-build-isolation: the build uses the setuptools and cffi of the environment, so a rebuild downloads nothing.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable
 
-.PHONY: demo test bench regress conformance-onnx lint sanitize prove prove-mutants wheels test-aarch64 ext clean
+.PHONY: demo test bench regress conformance-onnx lint sanitize prove prove-mutants docs wheels test-aarch64 ext clean
 
 demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
@@ -54,6 +55,9 @@ prove:
 prove-mutants:
 	$(PYTHON) tests/model/mutate.py $(ARGS)
 
+docs: $(VENV)/.stamp-ext $(VENV)/.stamp-docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html $(ARGS)
+
 wheels: $(VENV)/.stamp-ext $(VENV)/.stamp-wheels
 	$(BIN)/python packaging/wheels.py $(ARGS)
 
@@ -73,12 +77,12 @@ $(VENV)/.stamp-ext: $(VENV)/.stamp-venv pyproject.toml setup.py $(SOURCES)
 	touch $@
 
 # The extras: a changed C file rebuilds the extension above, but installs no extra again (hence `|`).
-$(VENV)/.stamp-test $(VENV)/.stamp-bench $(VENV)/.stamp-dev $(VENV)/.stamp-wheels: $(VENV)/.stamp-%: pyproject.toml | $(VENV)/.stamp-ext
+$(VENV)/.stamp-test $(VENV)/.stamp-bench $(VENV)/.stamp-dev $(VENV)/.stamp-wheels $(VENV)/.stamp-docs: $(VENV)/.stamp-%: pyproject.toml | $(VENV)/.stamp-ext
 	$(INSTALL) ".[$*]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks bench-results
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks bench-results
 	rm -f nnburst/_core/_nnburst.c nnburst/_core/_nnburst*.o nnburst/_core/_nnburst*.so
 	find nnburst tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 	if [ -f tests/c/Makefile ]; then $(MAKE) -C tests/c clean; fi

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,19 +32,73 @@ def test_example_of_the_readme_runs_as_written() -> None:
     assert done.stdout.count("[[") == 2, done.stdout  # the answer of run() and that of the bound execution
 
 
+GIVEN = """
+import contextlib, subprocess, sys
+import numpy as np, nnburst
+
+builder = nnburst.ModelBuilder()
+x = builder.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 8))
+builder.output("y", builder.relu(x))
+model = model_a = model_b = builder.build()
+frame = image = np.zeros((1, 8), np.float32)
+"""
+"""What a page takes for granted: models and arrays. ``detector.onnx`` and the service ``vision`` are there, too."""
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Return (language, text) of what is between the fences of a page."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def program(page: Path) -> str:
+    """Return the Python of a page as one program; a block that begins with a file's name is that file."""
+    parts = [GIVEN]
+    for language, text in blocks(page):
+        if language != "python":
+            continue
+        name = re.match(r"# (\w+\.py)\n", text)
+        parts.append(f"open({name.group(1)!r}, 'w').write({text!r})" if name else text)
+    return "\n".join(parts)
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The service of the examples; what a program needs in its environment to find it."""
+    onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+    folder = tmp_path_factory.mktemp("vision")
+    value = [onnx.helper.make_tensor_value_info(name, 1, [1, 8]) for name in ("image", "boxes")]
+    node = onnx.helper.make_node("Relu", ["image"], ["boxes"])
+    graph = onnx.helper.make_graph([node], "detector", value[:1], value[1:])
+    detector = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(detector, folder / "detector.onnx")
+    (folder / "run").mkdir(mode=0o700)
+    environment = os.environ | {
+        "XDG_RUNTIME_DIR": str(folder / "run"),
+        "NNBURST_STATE_DIR": str(folder / "state"),
+        "DETECTOR": str(folder / "detector.onnx"),
+    }
+    command = [*(sys.executable, "-m", "nnburst.cli", "serve", "--name", "vision"), "--model", "detector=detector.onnx"]
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        assert service.stdout.readline()
+        yield environment
+        service.terminate()
+
+
 @pytest.mark.leaks("onnxruntime keeps files open once it was imported; so does the trust store of a process")
-@pytest.mark.parametrize("page", ["caching.md", "memory.md", "onnx.md"])
-def test_examples_of_a_page_run_as_written(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
-    if page == "onnx.md":
-        pytest.importorskip("onnxruntime", reason="needs the extra nnburst[onnx]")
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
-    assert blocks
-    for code in blocks:
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-        )
-        assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent == ROOT / "docs" and any(block[0] == "python" for block in blocks(page))]
+    + [ROOT / "README.md"],
+    ids=lambda page: page.name,
+)
+def test_python_of_a_page_runs_as_written(page: Path, vision: dict[str, str], tmp_path: Path) -> None:
+    shutil.copy(vision["DETECTOR"], tmp_path)
+    (tmp_path / "page.py").write_text(program(page), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, env=vision, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:

@@ -1,0 +1,37 @@
+"""The site: `make docs` builds it from these pages and from the docstrings; a warning is an error."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from nnburst import __version__ as release
+
+project = "nnburst"
+author = "The nnburst authors"
+copyright = author
+version = release
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+html_theme = "furo"
+html_title = f"nnburst {release}"
+exclude_patterns = ["_build"]
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_preserve_defaults = True
+add_module_names = False
+python_use_unqualified_type_names = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+# In docstrings a single pair of backquotes names something of this package; most of these are plain words to a reader.
+default_role = "code"
+nitpicky = False
