@@ -270,7 +270,7 @@ MAKERS: dict[str, Callable[[], Memory]] = {
 }
 
 
-@pytest.mark.parametrize("rounds", [1000, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [200, pytest.param(10_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_REQ_MEM_115_descriptors_and_mappings_return_to_where_they_were(
     service: ServiceConnection, kind: str, rounds: int

@@ -456,7 +456,7 @@ print("nothing left")
 """
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 7))])
 def test_storm_of_interrupts_over_close_leaves_nothing(seed: int) -> None:
     command = [sys.executable, "-W", "ignore", "-c", STORM, str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
