@@ -18,7 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "nnb_channel.h"
+#include "nnb_server.h"
 
 #define MAGIC 0x6e6e6273u
 #define GENERAL_FAILURE 2
@@ -172,6 +172,8 @@ void nnb_server_count(nnb_server *s, uint32_t which, uint64_t n)
 }
 
 static void count(nnb_server *s, uint32_t which) { nnb_count(s->request.counters, which, 1); }
+
+nnb_channel *nnb_server_inbox(nnb_server *s) { return &s->request; }
 
 uint32_t nnb_server_spins(const nnb_server *s) { return nnb_channel_polls(&s->request) ? SPINS : 0; }
 

@@ -415,8 +415,8 @@ int nnb_uses_leave(nnb_uses *u, int outcome);
 typedef struct nnb_server nnb_server;
 
 #define NNB_MAX_PLANS 256
-#define NNB_PLAN_NEW 0x10000     /* added to the id of a packet that is seen for the first time */
-#define NNB_PLAN_GUARDED 0x20000 /* added if the plan has buffers and was not admitted: enter and leave by hand */
+#define NNB_PLAN_NEW 0x1000000     /* added to the id of a packet that is seen for the first time */
+#define NNB_PLAN_GUARDED 0x2000000 /* added if the plan has buffers and was not admitted: enter and leave by hand */
 
 int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns,
                       uint32_t max_plans);
@@ -455,6 +455,43 @@ void nnb_server_count(nnb_server *s, uint32_t which, uint64_t n);
 /* How often try is worth calling before releasing an interpreter lock; 0 if this end never polls. */
 uint32_t nnb_execution_spins(const nnb_execution *e);
 uint32_t nnb_server_spins(const nnb_server *s);
+
+/* ---- burst_group.c: several threads serve the bursts of many clients ---------------------------------------------
+ *
+ * A worker is what one thread has of a group; the functions on it are for that thread. The rest: any thread. */
+typedef struct nnb_group nnb_group;
+typedef struct nnb_worker nnb_worker;
+
+#define NNB_SEAT_PLANS 64   /* plans that a server in a group may have at most */
+#define NNB_MAX_SEATS 65536
+#define NNB_PRIORITIES 3    /* 0 is the highest */
+#define NNB_BURST_ENDED 0x8000000 /* added to the first id of a seat whose burst is over */
+
+/* cpus: runs that may be under way at a time. most_words: queues that a thread sleeps on at a time, as far as the kernel
+ * allows (127). -ENOMEM. */
+int nnb_group_create(nnb_group **out, uint32_t cpus, uint32_t most_words);
+/* Every worker's nnb_group_next ends with -EPIPE, once its present run is over. */
+void nnb_group_close(nnb_group *g);
+/* After all workers are destroyed. Harmless in a forked child. */
+void nnb_group_destroy(nnb_group *g);
+/* From now on the workers serve a burst; they have it until nnb_group_next returned its NNB_BURST_ENDED and was called
+ * once more. Requests of one client share what it gets. Returns the seat's number: its plans have the ids from number *
+ * NNB_SEAT_PLANS on. -ENOMEM, -EMFILE: too many, -ESHUTDOWN: closed. */
+int nnb_group_add(nnb_group *g, nnb_server *s, uint64_t client, uint32_t priority);
+/* After nnb_server_hang_up: has the workers look. */
+void nnb_group_stir(nnb_group *g);
+uint32_t nnb_group_workers(nnb_group *g); /* that have not been told to end */
+
+int nnb_worker_create(nnb_worker **out, nnb_group *g);
+void nnb_worker_destroy(nnb_worker *w); /* after nnb_group_next has ended for good */
+/* As nnb_server_next, of whichever burst comes next. Also NNB_BURST_ENDED | id: then nnb_worker_ending says why;
+ * -EUSERS: start one more worker, then call again; -ESHUTDOWN: this worker is not needed any more; -EPIPE: closed. */
+int nnb_group_next(nnb_worker *w);
+int nnb_worker_ending(const nnb_worker *w);
+/* The steps of nnb_group_next: 0 or what it returns; -EAGAIN: call nnb_group_next. */
+int nnb_group_answer(nnb_worker *w);
+int nnb_group_try(nnb_worker *w, uint32_t spins);
+uint32_t nnb_group_spins(const nnb_worker *w); /* 0: this worker does not poll now */
 
 /* ---- process_watch.c: a service must not outlive its client ------------------------------------------------------ */
 

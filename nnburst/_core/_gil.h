@@ -114,6 +114,19 @@ static int nnb_py_server_next(nnb_server *s)
 }
 #define nnb_server_next nnb_py_server_next
 
+static int nnb_py_group_next(nnb_worker *w)
+{
+    int rc = nnb_group_answer(w);
+    if (rc)
+        return rc;
+    uint32_t spins = nnb_group_spins(w);
+    if (spins && (rc = nnb_group_try(w, spins)) != -EAGAIN)
+        return rc;
+    NNB_WITHOUT_GIL(rc, nnb_group_next(w));
+    return rc;
+}
+#define nnb_group_next nnb_py_group_next
+
 /* The measurements run for seconds. */
 static int nnb_py_bench_line(int client_cpu, int server_cpu, uint32_t warmup, uint32_t count, uint32_t *samples)
 {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..model import ExecutionResult
 from ._controller import BoundRequest, ExecutionBurstController
 from ._executor import SlotExecutor
+from ._group import ListenerGroup, Seat
 from ._interfaces import (
     BurstCallback,
     BurstContext,
@@ -29,6 +30,8 @@ __all__ = [
     "ExecutionBurstServer",
     "ExecutionResult",
     "Kernel",
+    "ListenerGroup",
+    "Seat",
     "ServerStats",
     "SlotExecutor",
     "SlotTable",

@@ -20,6 +20,7 @@ from ._window import allowed_cpus
 if TYPE_CHECKING:
     from ..memory import Memory
     from ..watch import Row
+    from ._group import Seat
 
 Kernel = Callable[[], ExecutionResult | None]
 """Runs a request that is decoded, checked and bound to arrays. ``None`` means: NONE, no shapes, no timing.
@@ -43,6 +44,11 @@ class BurstCallback(abc.ABC):
 
         The server closes it when it has served the last request.
         """
+        return None
+
+    @property
+    def seat(self) -> Seat | None:
+        """Where the burst is served; None for a listener thread of its own."""
         return None
 
     @abc.abstractmethod

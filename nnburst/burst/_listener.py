@@ -1,62 +1,31 @@
-"""The listener thread of a burst's server: the loop, the slot table and the bound plans."""
+"""A burst with a listener thread of its own."""
 
 from __future__ import annotations
 
 import atexit
-import errno
-import logging
 import threading
-import weakref
-from functools import partial
 from typing import TYPE_CHECKING
 
 from .._core._leaving import time_left
 from .._core._nnburst import ffi, lib
-from ..errors import BadState, ErrorStatus, InvalidArgument, NNBurstError, ResourceExhausted
-from ..memory import BufferSet, free_closed_buffers
-from ..model import ExecutionResult, MeasureTiming, failure_of, reason_of
-from ._endpoint import c_result, python_request
-from ._interfaces import BurstCallback, BurstExecutorWithCache, Kernel, implements
-from ._stats import ServerStats, server_stats
+from ..errors import BadState, ResourceExhausted
+from ._interfaces import BurstCallback, BurstExecutorWithCache
+from ._served import Served, serve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from .._core._nnburst import CData
-    from ..model import Request
-
-_log = logging.getLogger("nnburst.burst")
-
-_RESTART = -errno.ERESTART
-MAX_PLANS = 64
 
 
-class Listener:
-    """What the thread needs, and no more: it knows nothing of the `ExecutionBurstServer` that its user may drop.
-
-    Once the burst has ended, whatever ended it, the thread gives back all that it held.
+class Listener(Served):
+    """Serves one burst from a thread of its own.
 
     Raises:
         ResourceExhausted: The system has no thread for it.
     """
 
     def __init__(self, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
-        self._callback = callback
-        self._row = callback.row
-        if self._row is not None:
-            lib.nnb_server_watch(endpoint, self._row.pointer)
-        self._executor = executor
-        self._executes = implements(executor, "execute")
-        self._endpoint = endpoint
-        self._plans: list[Kernel] = [self._rebind] * MAX_PLANS
-        self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
-        self._reason = ""
-        # Guards the executor's slot entries. Held for dictionary work only, never across a call to the client.
-        # Reentrant: in the client's process a signal handler may free over a call that does.
-        self._slots_lock = threading.RLock()
-        self._freed_meanwhile: set[int] | None = None
-        self._plans_lock = threading.RLock()  # keeping a plan against freeing a slot that it uses
-        self._final_stats: ServerStats | None = None
+        super().__init__(callback, executor, endpoint)
+        self.take_places([], 0)
         self._thread = threading.Thread(target=self._run, name="nnburst-listener", daemon=True)
         _LISTENERS.add(self)
         try:
@@ -64,205 +33,32 @@ class Listener:
         except RuntimeError as error:
             _LISTENERS.discard(self)
             ffi.release(endpoint)
-            self._close_row()
+            self.close_row()
             raise ResourceExhausted(f"a burst needs a thread: {error}") from error
 
-    # ---- the thread ------------------------------------------------------------------------------------------
-
     def _run(self) -> None:
+        ending = 0
         try:
-            self._listen()
+            ending = serve(lib.nnb_server_next, self._endpoint, self._plans, lambda plan: self)
         finally:
-            self._final_stats = server_stats(self._endpoint)
-            self._endpoint = ffi.NULL  # destroyed with the last reference
-            self._plans, self._gated = [], {}
             _LISTENERS.discard(self)
-            self._close_row()
-            self._executor.close()
-
-    def _close_row(self) -> None:
-        if self._row is not None:
-            self._row.close()
-
-    def _listen(self) -> None:
-        endpoint, following, plans = self._endpoint, lib.nnb_server_next, self._plans
-        new, guarded = lib.NNB_PLAN_NEW, lib.NNB_PLAN_GUARDED
-        while True:
-            try:
-                # The hot loop: one C call per execution, which sends the last answer and takes the next request.
-                while 0 <= (plan := following(endpoint)) < new:
-                    result = plans[plan]()
-                    if result is not None:
-                        self._answer(result)
-                if plan >= guarded:
-                    self._answer_guarded(plan - guarded)
-                elif plan >= new:
-                    self._answer_new(plan - new)
-                elif plan == _RESTART:
-                    free_closed_buffers()
-                else:
-                    break
-            except NNBurstError as error:
-                _log.info("an execution failed: %s", error)
-                self._answer(failure_of(error))
-            except BaseException as error:  # also SystemExit: a client must not wait for a thread that has left
-                _log.exception("an execution failed")
-                self._answer(failure_of(error))
-        if plan != -errno.EPIPE:
-            _log.error("burst ended: %s", _ENDINGS.get(-plan, errno.errorcode.get(-plan, str(plan))))
-
-    def _answer(self, result: ExecutionResult) -> None:
-        if result[0] is not ErrorStatus.NONE:
-            self._reason = reason_of(result)
-        raw, keep_alive = c_result(result)
-        lib.nnb_server_set_result(self._endpoint, raw)
-        del keep_alive
-
-    def _answer_new(self, plan_id: int) -> None:
-        plan = self._bind_request()
-        with self._plans_lock:  # against `free_memory`
-            # Refused if a slot was freed meanwhile: then the plan runs this once and is not found again.
-            kept = lib.nnb_server_keep_plan(self._endpoint, plan_id) == 0
-            self._plans[plan_id] = plan if kept else self._rebind
-            self._gated.pop(plan_id, None)
-            gate = getattr(plan, "gate", None)
-            if kept and isinstance(gate, BufferSet) and gate.fixed:
-                self._guard(plan_id, plan, gate)
-        self._run_gated(plan_id, plan)
-
-    def _guard(self, plan_id: int, plan: Kernel, gate: BufferSet) -> None:
-        listener, guarded = weakref.ref(self), weakref.ref(gate)
-
-        def forget() -> None:
-            this = listener()
-            # Another plan may have the id by now.
-            if this is not None and plan_id in this._gated and this._gated[plan_id][1] is guarded():
-                this._plans[plan_id] = this._rebind
-
-        self._gated[plan_id] = plan, gate
-        gate.when_freed(forget)
-        lib.nnb_server_guard_plan(self._endpoint, plan_id, gate.handle)
-
-    def _answer_guarded(self, plan_id: int) -> None:
-        """The plan's buffers are in use, without contents, or not where they were."""
-        plan, _ = self._gated.get(plan_id, (self._rebind, None))
-        self._run_gated(plan_id, plan)
-
-    def _run_gated(self, plan_id: int, plan: Kernel) -> None:
-        """Run a plan that enters its buffers itself. From then on, also if it failed, C does; see `Kernel`."""
-        try:
-            result = plan()
-            if result is not None:
-                self._answer(result)
-        finally:
-            if plan_id in self._gated:
-                self._take_admitted(plan_id)
-
-    def _take_admitted(self, plan_id: int) -> None:
-        with self._plans_lock:
-            gate = self._gated[plan_id][1] if plan_id in self._gated else None
-            admitted = None if gate is None else gate.current
-            if gate is not None and admitted is not None:
-                self._plans[plan_id] = admitted
-                if gate.current is not admitted:  # a buffer was freed meanwhile
-                    self._plans[plan_id] = self._rebind
-
-    def _rebind(self) -> ExecutionResult | None:
-        """Stands where a plan was dropped between its look-up in C and its call."""
-        lib.nnb_server_forgo(self._endpoint)  # the new plan enters its buffers itself
-        return self._bind_request()()
-
-    def _bind_request(self) -> Kernel:
-        request, slots, measure = python_request(lib.nnb_server_request(self._endpoint))
-        self._ensure_present(slots)
-        return self._bind(request, slots, MeasureTiming.YES if measure else MeasureTiming.NO)
-
-    def _bind(self, request: Request, slots: list[int], measure: MeasureTiming) -> Kernel:
-        for kind, arguments in (("input", request.inputs), ("output", request.outputs)):
-            for i, argument in enumerate(arguments):
-                if not argument.has_no_value and argument.location.pool_index >= len(slots):
-                    raise InvalidArgument(
-                        f"{kind} {i}: pool {argument.location.pool_index} of a request with {len(slots)} pools"
-                    )
-        executor = self._executor
-        if self._executes:
-            return partial(executor.execute, request, slots, measure)
-        return executor.bind(request, slots, measure)
-
-    def _ensure_present(self, slots: Iterable[int]) -> None:
-        """Fetch the memories of unknown slots, all in one call."""
-        with self._slots_lock:
-            unknown = sorted(slot for slot in set(slots) if not self._executor.is_cache_entry_present(slot))
-            if not unknown:
-                return
-            self._freed_meanwhile = set()
-        try:
-            lib.nnb_server_count(self._endpoint, lib.NNB_SLOT_MISSES, len(unknown))
-            status, memories = self._callback.get_memories(unknown)
-            if status is not ErrorStatus.NONE:
-                raise NNBurstError(f"the client has freed a memory of the request (slots {unknown})", status=status)
-            if len(memories) != len(unknown):
-                raise NNBurstError(f"the client sent {len(memories)} memories for {len(unknown)} slots")
-            with self._slots_lock:
-                for slot, memory in zip(unknown, memories, strict=True):
-                    if slot in self._freed_meanwhile:
-                        raise InvalidArgument(f"slot {slot} was freed while a request with it was on its way")
-                    self._executor.add_cache_entry(memory, slot)
-        finally:
-            with self._slots_lock:
-                self._freed_meanwhile = None
-
-    # ---- any thread ------------------------------------------------------------------------------------------
-
-    def free_memory(self, slot: int) -> None:
-        with self._slots_lock:
-            if self._freed_meanwhile is not None:
-                self._freed_meanwhile.add(slot)
-            self._executor.remove_cache_entry(slot)
-        # Held by this frame, too: the burst may end meanwhile.
-        endpoint, plans, gated = self._endpoint, self._plans, self._gated
-        if not endpoint or not plans:
-            return
-        with self._plans_lock:
-            # After the entry is gone: a plan that is bound from now on asks the client for the slot.
-            ids = ffi.new("uint32_t[]", lib.NNB_MAX_PLANS)
-            for i in range(lib.nnb_server_free_slot(endpoint, slot, ids)):
-                plans[ids[i]] = self._rebind
-                gated.pop(ids[i], None)
-
-    def take_reason(self) -> str:
-        """Return why the last execution failed that did, once."""
-        reason, self._reason = self._reason, ""
-        return reason
+            self.end(ending)
 
     def hang_up(self) -> None:
-        """End the burst without waiting. Takes no lock, for finalisers."""
         endpoint = self._endpoint
         if endpoint:
             lib.nnb_server_hang_up(endpoint)
 
     def close(self) -> None:
-        """End the burst and wait until an execution that is running has finished. Idempotent."""
         if threading.current_thread() is self._thread:
             raise BadState("a burst cannot be closed by its own listener thread; close it from another one")
         self.hang_up()
         self._thread.join(time_left())
 
     @property
-    def stats(self) -> ServerStats:
-        endpoint = self._endpoint
-        return self._final_stats or server_stats(endpoint)
-
-    @property
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-
-_ENDINGS = {
-    errno.EBADMSG: "the client corrupted the shared counters",
-    errno.ENOBUFS: "the client takes no results",
-    errno.ECHILD: "the process was forked",
-}
 
 _LISTENERS: set[Listener] = set()
 

@@ -12,7 +12,8 @@ from ..model import ExecutionResult, Request, RunOptions
 from ._endpoint import open_channel
 from ._executor import SlotExecutor
 from ._interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, Kernel, implements
-from ._listener import MAX_PLANS, Listener
+from ._listener import Listener
+from ._served import MAX_PLANS, Served
 from ._window import window_ns
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class ExecutionBurstServer(BurstContext):
-    """Serves one burst from a thread of its own, from `create` until `close`, or until it is dropped.
+    """Serves one burst from `create` until `close`, or until it is dropped: from a thread of its own, unless its
+    callback has a `seat`.
 
     The client holds it as its `BurstContext`. `free_memory`, `hang_up` and `close` may be called from any thread.
     """
@@ -36,7 +38,7 @@ class ExecutionBurstServer(BurstContext):
         executor: BurstExecutorWithCache | SupportsExecute,
         polling_window: float | None = None,
     ) -> ExecutionBurstServer:
-        """Attach to the channels and start the listener thread.
+        """Attach to the channels and serve what comes.
 
         Args:
             callback: Tells which memory a slot names.
@@ -68,9 +70,12 @@ class ExecutionBurstServer(BurstContext):
             raise
         out = ffi.new("nnb_server **")
         check(lib.nnb_server_create(out, request, result, window, MAX_PLANS), "burst channels")
-        return cls(Listener(callback, executor, ffi.gc(out[0], lib.nnb_server_destroy)))
+        endpoint, seat = ffi.gc(out[0], lib.nnb_server_destroy), callback.seat
+        if seat is None:
+            return cls(Listener(callback, executor, endpoint))
+        return cls(seat.group.seat(seat, callback, executor, endpoint))
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Served) -> None:
         """Use `create`."""
         self._listener = listener
         weakref.finalize(self, listener.hang_up).atexit = False  # dropped: the burst ends all the same
@@ -95,7 +100,7 @@ class ExecutionBurstServer(BurstContext):
 
     @property
     def alive(self) -> bool:
-        """Whether the listener thread still serves requests."""
+        """Whether requests are still served."""
         return self._listener.alive
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from .._core._leaving import LEAVING, within
+from ..burst import ListenerGroup, Seat
 from ..cache import CacheRejected, SaveResult, check_fd, checked_token
 from ..devices import Buffer, CacheFiles, Device, Fence, PreparedModel, check_device, checked_model
 from ..errors import (
@@ -107,6 +109,7 @@ class ServiceHost:
         user_quotas: What all connections of one user may own.
         page: Where it counts what it does; closed by the host. None: nowhere.
         workers: Calls of one connection that are served at the same time.
+        listeners: Serve the bursts of all connections, which the host closes; None for a thread for each burst.
     """
 
     def __init__(
@@ -117,8 +120,11 @@ class ServiceHost:
         user_quotas: Quotas = PER_USER,
         page: Page | None = None,
         workers: int = 8,
+        listeners: ListenerGroup | None = None,
     ) -> None:
         self.page = page
+        self.listeners = listeners
+        self._numbers = itertools.count(1)
         self.devices = tuple(filter(_is_usable, devices))
         self.quotas = quotas or Quotas()
         self._user_quotas = user_quotas
@@ -156,6 +162,10 @@ class ServiceHost:
                 failure = error
         hosted.close()
         raise failure
+
+    def next_client(self) -> int:
+        """Return a number for one more client."""
+        return next(self._numbers)
 
     @property
     def connections(self) -> tuple[HostedConnection, ...]:
@@ -199,6 +209,8 @@ class ServiceHost:
             hosted.connection.hang_up(Ending(reason=reason) if reason else None)
         for hosted in all_connections:
             hosted.close()
+        if self.listeners is not None:
+            within(LEAVING, self.listeners.close)
         for device in self.devices:
             device.close()
         if self.page is not None:
@@ -225,6 +237,7 @@ class HostedConnection:
         """Tokens of the buffers that this connection owns: it may name no others."""
         self._fenced: set[HostedFenced] = set()
         """Those that have not ended."""
+        self._number = host.next_client()
         self._greeted = False
         peer = peer_of(sock)
         self._client = peer.pid, peer.uid
@@ -340,7 +353,7 @@ class HostedConnection:
             row.count("compiled")
             if prepared.cache_result is not None and prepared.cache_result.saved:
                 row.count("saved")
-        owned = HostedModel(prepared, pools, charge, row)
+        owned = HostedModel(prepared, pools, charge, row, message.job.priority)
         return PrepareModelReply(self.objects.add(owned, owned.dispose), _outcome(prepared.cache_result))
 
     def on_prepare_model_from_cache(self, message: PrepareModelFromCache, fds: FdBundle) -> PrepareModelFromCacheReply:
@@ -464,8 +477,16 @@ class HostedConnection:
         try:
             charge = self.ledger.charge(bursts=1, mapped_bytes=sizes, fds=len(fds))
             row = self._burst_row(model)
+            group = self._host.listeners
             callback = SlotMemories(
-                self.connection, self.ledger, message.callback, self.tokens, self._same_user, message.cpus, row
+                self.connection,
+                self.ledger,
+                message.callback,
+                self.tokens,
+                self._same_user,
+                message.cpus,
+                row,
+                None if group is None else Seat(group, self._number, model.priority),
             )
             request_channel = descriptor_from_wire(message.request_channel, fds)
             try:

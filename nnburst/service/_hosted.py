@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
 
-from ..burst import BurstCallback, BurstContext
+from ..burst import BurstCallback, BurstContext, Seat
 from ..devices import Buffer, FencedExecution, PreparedModel
 from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError
 from ..memory import Memory, check_pools
-from ..model import BufferToken
+from ..model import BufferToken, Priority
 from ..watch import Row
 from ._marshal import pools_from_wire, total_size
 from ._protocol import GetMemories, GetMemoriesReply
@@ -30,10 +30,16 @@ class HostedModel:
     """A prepared model in a connection's table, with the pools of its constants."""
 
     def __init__(
-        self, prepared: PreparedModel, pools: Sequence[Memory], charge: Charge, row: Row | None = None
+        self,
+        prepared: PreparedModel,
+        pools: Sequence[Memory],
+        charge: Charge,
+        row: Row | None = None,
+        priority: Priority = Priority.MEDIUM,
     ) -> None:
         self.prepared = prepared
         self.row = row
+        self.priority = priority
         self._pools = pools
         self._charge = charge
 
@@ -153,9 +159,11 @@ class SlotMemories(BurstCallback):
         allow_direct: bool,
         cpus: Iterable[int],
         row: Row | None = None,
+        seat: Seat | None = None,
     ) -> None:
         self._cpus = frozenset(cpus)
         self._row = row
+        self._seat = seat
         self._allow_direct = allow_direct
         self._connection = connection
         self._tokens = tokens
@@ -172,6 +180,11 @@ class SlotMemories(BurstCallback):
     def row(self) -> Row | None:
         """See `BurstCallback.row`."""
         return self._row
+
+    @property
+    def seat(self) -> Seat | None:
+        """As the host has it."""
+        return self._seat
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | BufferToken, ...]]:
         """Ask the client, in as many calls as the descriptors need."""

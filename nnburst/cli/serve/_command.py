@@ -70,6 +70,7 @@ def serve(
     models again and serves the new ones from then on. Also starts from a systemd socket unit (see contrib/systemd).
     """
     _settle_environment()
+    from ...burst import ListenerGroup
     from ...runtime import in_process
     from ...runtime._service import DEFAULT_DEVICES
     from ...service import AccessPolicy, Daemon, ServiceHost, activated_sockets, claim, notify_manager
@@ -94,7 +95,7 @@ def serve(
             named = _load(local, files)
             offered = [named, *local.devices] if files else local.devices
             page = Page(address, rows=_WATCHED)
-            host = ServiceHost(offered, quotas=limits, user_quotas=user_limits, page=page)
+            host = ServiceHost(offered, quotas=limits, user_quotas=user_limits, page=page, listeners=ListenerGroup())
             port = None if metrics is None else stack.enter_context(exporting(page, metrics))
             daemon = Daemon(
                 host,

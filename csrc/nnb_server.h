@@ -1,0 +1,13 @@
+/* What burst_group.c needs of a burst's server; private to those two files.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NNB_SERVER_H
+#define NNB_SERVER_H
+
+#include "nnb_channel.h"
+
+/* Where requests come in. Whoever has the server at the time may poll it. */
+nnb_channel *nnb_server_inbox(nnb_server *s);
+
+#endif

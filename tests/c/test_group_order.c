@@ -1,0 +1,192 @@
+/* One worker of a group, step by step: which request comes next. By priority, then to the client that had least, a client
+ * that was idle saves nothing up, and a request that came too late for the first look is not overlooked. */
+#include <time.h>
+
+#include "burst_pair.h"
+
+#define MOST 8
+
+static nnb_group *group;
+static nnb_worker *worker;
+static burst_pair pairs[MOST];
+static int is_open[MOST];
+static int seats[MOST];
+
+static void open_group(uint32_t words)
+{
+    CHECK_EQ(nnb_group_create(&group, 2, words), 0);
+    CHECK_EQ(nnb_worker_create(&worker, group), 0);
+}
+
+static void open_burst(int i, uint64_t client, uint32_t priority)
+{
+    pairs[i] = new_pair(64, 0, 0);
+    is_open[i] = 1;
+    seats[i] = nnb_group_add(group, pairs[i].server, client, priority);
+    CHECK(seats[i] >= 0);
+}
+
+static int next_event(void)
+{
+    int event;
+    do
+        event = nnb_group_next(worker);
+    while (event == -EUSERS);
+    return event;
+}
+
+/* Which burst's request comes next; binds it if it is new. */
+static int next_burst(void)
+{
+    int event = next_event();
+    CHECK(event >= 0 && event < NNB_BURST_ENDED);
+    int number = event % NNB_PLAN_NEW / NNB_SEAT_PLANS;
+    for (int i = 0; i < MOST; i++)
+        if (is_open[i] && seats[i] == number) {
+            if (event & NNB_PLAN_NEW) {
+                nnb_server_request(pairs[i].server);
+                CHECK_EQ(nnb_server_keep_plan(pairs[i].server, (uint32_t)event % NNB_SEAT_PLANS), 0);
+            }
+            return i;
+        }
+    CHECK(!"a seat that was never given");
+    return -1;
+}
+
+/* A request whose answer nobody takes. */
+static void send(int i)
+{
+    nnb_argument arguments[2] = {{0, 0, 0, 16, 0, 0}, {0, 0, 64, 16, 0, 0}};
+    uint32_t dims[1] = {0};
+    int32_t pools[1] = {7};
+    nnb_request r = {1, 1, 1, 0, arguments, dims, pools, 0};
+    uint8_t packet[8 * NNB_DATUM_SIZE];
+    int n = nnb_wire_encode_request(&r, packet, 8);
+    CHECK(n > 0);
+    CHECK_EQ(nnb_mq_write(pairs[i].request, packet, (uint64_t)n), 0);
+}
+
+static void answer(void) { CHECK_EQ(nnb_group_answer(worker), 0); }
+
+static void close_all(void)
+{
+    for (int i = 0; i < MOST; i++)
+        if (is_open[i])
+            nnb_server_hang_up(pairs[i].server);
+    nnb_group_stir(group);
+    for (int i = 0; i < MOST; i++) {
+        if (!is_open[i])
+            continue;
+        int event = next_event();
+        CHECK(event >= NNB_BURST_ENDED);
+        CHECK_EQ(nnb_worker_ending(worker), -EPIPE);
+    }
+    nnb_group_close(group);
+    CHECK_EQ(next_event(), -EPIPE);
+    nnb_worker_destroy(worker);
+    nnb_group_destroy(group);
+    for (int i = 0; i < MOST; i++) {
+        if (!is_open[i])
+            continue;
+        end_pair(&pairs[i]);
+        is_open[i] = 0;
+    }
+}
+
+static void last_for(int ms) { nanosleep(&(struct timespec){.tv_nsec = ms * 1000000L}, NULL); }
+
+static void highest_priority_first(void)
+{
+    open_group(127);
+    for (uint32_t i = 0; i < 3; i++)
+        open_burst((int)i, i, 2 - i); /* 0 is LOW, 2 is HIGH */
+    for (int i = 0; i < 3; i++) {
+        send(i); /* all are known afterwards */
+        CHECK_EQ(next_burst(), i);
+    }
+    for (int i = 0; i < 3; i++)
+        send(i);
+    CHECK_EQ(next_burst(), 2);
+    CHECK_EQ(next_burst(), 1);
+    CHECK_EQ(next_burst(), 0);
+    close_all();
+}
+
+static void least_served_client_first(void)
+{
+    open_group(127);
+    open_burst(0, 7, 1);
+    open_burst(1, 7, 1);
+    open_burst(2, 8, 1);
+    for (int i = 0; i < 3; i++) {
+        send(i);
+        CHECK_EQ(next_burst(), i);
+    }
+    answer();
+    /* Client 7 has two bursts and runs of 20 ms, client 8 has one of which nothing lasts. */
+    send(0);
+    CHECK_EQ(next_burst(), 0);
+    last_for(20);
+    send(0);
+    send(1);
+    for (int i = 0; i < 5; i++)
+        send(2);
+    for (int i = 0; i < 5; i++)
+        CHECK_EQ(next_burst(), 2);
+    CHECK(next_burst() < 2);
+    CHECK(next_burst() < 2);
+    close_all();
+}
+
+static void idle_client_saves_nothing_up(void)
+{
+    open_group(127);
+    open_burst(0, 1, 1);
+    open_burst(1, 2, 1);
+    send(1); /* client 2 is known, and then idle while client 1 has 200 ms */
+    CHECK_EQ(next_burst(), 1);
+    for (int i = 0; i < 10; i++) {
+        send(0);
+        CHECK_EQ(next_burst(), 0);
+        last_for(20);
+    }
+    /* It has no 200 ms to catch up on: after few runs of as long the other one's turn has come. */
+    send(0);
+    int before = 0;
+    for (; send(1), next_burst() == 1; before++)
+        last_for(20);
+    CHECK(before <= 4);
+    CHECK_EQ(next_burst(), 1);
+    close_all();
+}
+
+static void ended_burst_leaves_the_others(void)
+{
+    open_group(127);
+    open_burst(0, 1, 1);
+    open_burst(1, 2, 1);
+    send(0);
+    send(1);
+    nnb_server_hang_up(pairs[0].server);
+    nnb_group_stir(group);
+    int event = next_event();
+    CHECK_EQ(event, NNB_BURST_ENDED + seats[0] * NNB_SEAT_PLANS);
+    CHECK_EQ(next_burst(), 1);
+    is_open[0] = 0;
+    end_pair(&pairs[0]);
+    open_burst(2, 3, 1); /* takes the seat that is free again */
+    CHECK_EQ(seats[2], seats[0]);
+    send(2);
+    CHECK_EQ(next_burst(), 2);
+    close_all();
+}
+
+int main(void)
+{
+    watchdog();
+    highest_priority_first();
+    least_served_client_first();
+    idle_client_saves_nothing_up();
+    ended_burst_leaves_the_others();
+    return 0;
+}

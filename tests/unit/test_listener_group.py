@@ -1,0 +1,159 @@
+"""A few listener threads that serve the bursts of many clients, through the public API."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from service_support import WATCHDOG, socket_pair, tiny_model
+
+from nnburst.burst import ListenerGroup
+from nnburst.devices import create_device
+from nnburst.devices.function import FunctionDevice, Tensor, declare
+from nnburst.errors import GeneralFailure
+from nnburst.runtime import Service
+from nnburst.service import ServiceConnection, ServiceHost
+
+ONES = np.ones(4, np.float32)
+
+
+class Hooked(FunctionDevice):
+    """A device with the function ``call``, which a test says."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        x, y = (Tensor(name, "float32", (4,)) for name in "xy")
+        self._functions["call"] = declare(inputs=[x], outputs=[y], name="call")(lambda x: function(x))
+
+
+class Shared:
+    """A service of this process that programs share; each `connect` is one of them."""
+
+    def __init__(self, function: Callable[[Any], Any], **options: Any) -> None:
+        self.group = ListenerGroup(**options)
+        self.host = ServiceHost([create_device("nnburst-reference"), Hooked(function)], listeners=self.group)
+        self.services: list[Service] = []
+
+    def connect(self) -> Service:
+        mine, theirs = socket_pair()
+        self.host.serve(theirs)
+        service = Service(ServiceConnection(mine), "shared")
+        self.services.append(service)
+        return service
+
+
+@pytest.fixture
+def shared() -> Iterator[Callable[..., Shared]]:
+    made: list[Shared] = []
+
+    def make(function: Callable[[Any], Any] = np.array, **options: Any) -> Shared:
+        made.append(Shared(function, **options))
+        return made[-1]
+
+    with contextlib.ExitStack() as stack:
+        yield make
+        for one in made:
+            stack.callback(one.host.close)
+            for service in one.services:
+                stack.callback(service.close)
+
+
+def run(session: Any, value: float = 1.0) -> np.ndarray[Any, Any]:
+    (y,) = session.run(None, {"x": ONES * value})
+    return np.asarray(y)
+
+
+@pytest.mark.parametrize("words", [127, 2, 0], ids=["one sleeper", "watchers", "no futex_waitv"])
+@pytest.mark.parametrize("window", [None, 0.0], ids=["polling", "sleeping"])
+def test_bursts_of_many_clients_are_served_by_few_threads(
+    shared: Callable[..., Shared], words: int, window: float | None
+) -> None:
+    service = shared(lambda x: x + 1, runs=2, most_words=words)
+    sessions = [
+        connection.session("call", polling_window=window)
+        for connection in [service.connect() for _ in range(4)]
+        for _ in range(3)
+    ]
+    for round in range(20):
+        for number, session in enumerate(sessions):
+            assert run(session, number + round)[0] == number + round + 1
+    assert service.group.threads < len(sessions)
+    for session in sessions[::2]:
+        session.close()
+    for session in sessions[1::2]:
+        assert run(session, 5)[0] == 6
+
+
+def test_run_that_hangs_delays_no_other_client(shared: Callable[..., Shared]) -> None:
+    inside, released = threading.Semaphore(0), threading.Event()
+
+    def function(x: Any) -> Any:
+        if x[0] == 0:
+            inside.release()
+            assert released.wait(WATCHDOG)
+        return np.array(x)
+
+    service = shared(function, runs=2)
+    bad, good = service.connect(), service.connect()
+    hanging = [bad.session("call") for _ in range(3)]
+    honest = [good.session("call") for _ in range(2)]
+    threads = [threading.Thread(target=run, args=(session, 0.0)) for session in hanging]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(2):
+            assert inside.acquire(timeout=WATCHDOG)
+        for _ in range(50):  # none of these returns before the others are released
+            for session in honest:
+                assert run(session)[0] == 1
+        late = service.connect().session("call")
+        assert run(late)[0] == 1
+    finally:
+        released.set()
+        for thread in threads:
+            thread.join(WATCHDOG)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_failures_and_buffers_pass_through_a_group(shared: Callable[..., Shared]) -> None:
+    def function(x: Any) -> Any:
+        if x[0] < 0:
+            raise ValueError("no negative numbers")
+        return np.array(x)
+
+    service = shared(function)
+    one, other = service.connect().session("call"), service.connect().session(tiny_model())
+    with pytest.raises(GeneralFailure, match="no negative numbers"):
+        run(one, -1)
+    assert run(one)[0] == 1
+    assert run(other).tolist() == [1, 2, 3, 4]
+    other.close()
+    assert run(one)[0] == 1
+
+
+def test_client_that_dies_leaves_no_burst(shared: Callable[..., Shared]) -> None:
+    service = shared()
+    gone, stays = service.connect(), service.connect()
+    session, other = gone.session("call"), stays.session("call")
+    run(session)
+    run(other)
+    gone._backend._connection._sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+    (hosted, *_) = service.host.connections
+    assert hosted.wait_ended(WATCHDOG)
+    assert hosted.ledger.used["bursts"] == 0
+    assert run(other)[0] == 1
+
+
+def test_group_that_is_closed_takes_no_burst(shared: Callable[..., Shared]) -> None:
+    service = shared()
+    connection = service.connect()
+    service.group.close()
+    assert service.group.threads == 0
+    with pytest.raises(GeneralFailure, match="group is closed"):
+        connection.session("call")
+    service.group.close()
