@@ -423,7 +423,7 @@ static int grow_lists(nnb_group *g, uint32_t n)
 static void refresh(nnb_group *g)
 {
     pthread_mutex_lock(&g->lock);
-    nnb_swap32_acquire(&g->changed, 0); /* SYNC POINT: give_back <-> take_up: what was changed before it was set */
+    nnb_and32_acquire(&g->changed, 0); /* SYNC POINT: give_back <-> take_up: what was changed before it was set */
     if (grow_lists(g, g->room) < 0) {
         nnb_store32_relaxed(&g->changed, 1); /* those that came have to wait */
         pthread_mutex_unlock(&g->lock);

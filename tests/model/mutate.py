@@ -2,8 +2,8 @@
 
 A mutant is one call in ``csrc`` with the next weaker order (or each of several), or without its fence. It is caught if
 some program fails on it that proves the real sources. ``mutants.md`` is what the last whole run has found; a mutant
-that none catches has its reason there, or the run fails. ``bench.c`` measures and runs in no product. ``burst_group.c`` has no
-program here yet: its threads run under ThreadSanitizer.
+that none catches has its reason there, or the run fails. ``bench.c`` measures and runs in no product; ``burst_group.c``
+has no program here yet, its threads run under ThreadSanitizer.
 """
 
 from __future__ import annotations

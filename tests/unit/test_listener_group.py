@@ -138,12 +138,13 @@ def test_failures_and_buffers_pass_through_a_group(shared: Callable[..., Shared]
 
 def test_client_that_dies_leaves_no_burst(shared: Callable[..., Shared]) -> None:
     service = shared()
-    gone, stays = service.connect(), service.connect()
+    gone = service.connect()
+    (hosted,) = service.host.connections
+    stays = service.connect()
     session, other = gone.session("call"), stays.session("call")
     run(session)
     run(other)
     gone._backend._connection._sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
-    (hosted, *_) = service.host.connections
     assert hosted.wait_ended(WATCHDOG)
     assert hosted.ledger.used["bursts"] == 0
     assert run(other)[0] == 1
