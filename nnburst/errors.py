@@ -102,9 +102,37 @@ class DeviceUnavailable(NNBurstError, RuntimeError):
 
 
 class DeadObject(NNBurstError, ConnectionError):
-    """The process on the other side has ended or closed its connection."""
+    """The process on the other side has ended or closed its connection.
+
+    Attributes:
+        signal: Number of the signal that killed it; None if none did, or it was no child of this process.
+        exit_status: What it exited with; None likewise.
+    """
 
     status = ErrorStatus.DEAD_OBJECT
+
+    def __init__(self, message: str = "", *, signal: int | None = None, exit_status: int | None = None) -> None:
+        super().__init__(message)
+        self.signal = signal
+        self.exit_status = exit_status
+
+
+class Ending(Struct, frozen=True):
+    """How a process, or the connection to it, ended.
+
+    Attributes:
+        reason: In words; empty while it lives.
+        signal: As in `DeadObject`.
+        exit_status: Likewise.
+    """
+
+    reason: str = ""
+    signal: int | None = None
+    exit_status: int | None = None
+
+    def error(self, message: str) -> DeadObject:
+        """Return (not raise) the exception of a call that this has ended."""
+        return DeadObject(message, signal=self.signal, exit_status=self.exit_status)
 
 
 class MissedDeadline(NNBurstError, TimeoutError):
@@ -148,4 +176,6 @@ def error_for(status: ErrorStatus, message: str, output_shapes: Sequence[OutputS
     """
     if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         return OutputInsufficientSize(message, output_shapes=output_shapes)
-    return _BY_STATUS[status](message, status=status)
+    error = _BY_STATUS[status](message)
+    error.status = status
+    return error

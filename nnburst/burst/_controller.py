@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .._core._nnburst import CData
+    from ..errors import Ending
     from ..fmq import MQDescriptor
     from ..memory import Memory
     from ..model import BufferToken, ExecutionResult, OutputShape, Request, RunOptions, Timing
@@ -56,7 +57,8 @@ if TYPE_CHECKING:
 
 _RESTART = -errno.ERESTART
 _NO_ROOM = -errno.ENOBUFS
-_NOT_BEGUN = frozenset((-errno.EBUSY, -errno.ESTALE, -errno.ENOTCONN))
+_DIED = -errno.EPIPE
+_NOT_BEGUN = frozenset((-errno.EBUSY, -errno.ESTALE, -errno.ENOTCONN, -errno.ESHUTDOWN))
 """The burst is busy, no longer this execution's, or ended before anything was sent: another burst may run it."""
 _LONGEST_ASKING = 1.0
 """Seconds to wait for the reason of a failure."""
@@ -78,7 +80,7 @@ class BurstCapable(Protocol):
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]: ...
 
     @property
-    def end_reason(self) -> str: ...
+    def ending(self) -> Ending: ...
 
 
 class ExecutionBurstController(OneProcess):
@@ -250,6 +252,11 @@ class ExecutionBurstController(OneProcess):
         return bool(lib.nnb_client_is_free(self._endpoint))
 
     @property
+    def ending(self) -> Ending:
+        """How the process of the server ended."""
+        return self._prepared_model.ending
+
+    @property
     def cpus(self) -> frozenset[int]:
         """CPUs that the server may use."""
         return self._context.cpus
@@ -379,6 +386,11 @@ class BoundRequest(OneProcess):
         return False
 
     @property
+    def repeats(self) -> int:
+        """How often a run is repeated that the death of the service has ended."""
+        return 0
+
+    @property
     def turn(self) -> int:
         """Index of the request that the next run sends. A run that ends with NONE passes the turn."""
         return lib.nnb_execution_turn(self._pointer) if self._burst is not None else 0
@@ -417,6 +429,7 @@ class BoundRequest(OneProcess):
 
     def _wait(self, status: int) -> int:
         """Wait for the end and return the status, or raise."""
+        repeats, end = 0, None
         while status < 0:
             if status == _RESTART:  # signal handlers run between two calls
                 status = lib.nnb_execution_resume(self._pointer)
@@ -424,25 +437,29 @@ class BoundRequest(OneProcess):
                 assert self._burst is not None
                 request = self.requests[self.turn]
                 return self._ran_elsewhere(self._burst._run_without_burst(request, self._measure, self._timeout))
-            elif status in _NOT_BEGUN:
-                status = self._run_elsewhere(status)
+            elif status in _NOT_BEGUN or (status == _DIED and repeats < self.repeats):
+                repeats += status == _DIED
+                end = self._last_moment(status) if end is None else end
+                status = self._run_elsewhere(status, end)
             else:
                 self._fail(-status)
         return status
 
-    def _run_elsewhere(self, status: int) -> int:
-        """Go on with a run that could not begin, within its time."""
-        limit = self._timeout
-        end = math.inf if limit is None else time.monotonic() + limit
+    def _last_moment(self, status: int) -> float:
+        """When a run has to end that has just come back like this."""
+        if self._timeout is None:
+            return math.inf
+        return time.monotonic() + self._timeout if status != _DIED else lib.nnb_execution_deadline(self._pointer) / 1e9
+
+    def _run_elsewhere(self, status: int, end: float) -> int:
+        """Go on with a run that could not begin, or that is repeated, until that moment."""
+        if not within(_seconds_until(end), self.find_way, -status):
+            self._fail(-status)
         try:
-            while status in _NOT_BEGUN:
-                if not within(_seconds_until(end), self.find_way, -status):
-                    self._fail(-status)
-                self._limit(_seconds_until(end))
-                status = self._run(self._pointer)
+            self._limit(_seconds_until(end))
+            return self._run(self._pointer)
         finally:
-            self._limit(limit)
-        return status
+            self._limit(self._timeout)
 
     def _ran_elsewhere(self, result: ExecutionResult) -> int:
         """Take the result of a run that did not go through the channel for that of the last run."""
@@ -479,8 +496,9 @@ class BoundRequest(OneProcess):
         self._elsewhere = None
         assert self._burst is not None
         remedy = "Give more time (timeout=) or look at what the service is doing"
-        how = self._burst._prepared_model.end_reason or "the other process has ended"
-        gone = DeadObject(f"the service that holds the model is gone: {how}; open another session")
+        ending = self._burst._prepared_model.ending
+        how = ending.reason or "the other process has ended"
+        gone = ending.error(f"the service that holds the model is gone: {how}; open another session")
         closed = BadState("the burst is closed; open another session")
         special = {
             errno.ETIMEDOUT: MissedDeadline(

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer
 from ..cache import CacheReason, CacheRejected, SaveResult
-from ..errors import GeneralFailure
+from ..errors import Ending, GeneralFailure
 from ..model import (
     BufferDesc,
     BufferRole,
@@ -197,9 +197,9 @@ class PreparedModel(abc.ABC):
         return None
 
     @property
-    def end_reason(self) -> str:
-        """How the process that holds this model ended; empty while it lives."""
-        return ""
+    def ending(self) -> Ending:
+        """How the process that holds this model ended."""
+        return Ending()
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         """Call `on_death` once when the process that holds this model dies. Returns a function that unlinks.

@@ -102,7 +102,7 @@ class Burst(OneProcess):
             states = make_states(compilation, state or {})
             execution.share(self, sizes, states, rooms or {}, measure=measure, keep=keep, home=home)
             if states:
-                execution.reset_state(initial_state)
+                execution.start_state(initial_state)
         except BaseException:
             execution.forget()
             raise

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from ..burst._stats import BurstStats
-from ..errors import BadState
+from ..errors import BadState, DeadObject
 from ._burst import Burst
 from ._compilation import Compilation
+from ._recovery import Recovery
 
 
 class Bursts:
@@ -18,12 +17,40 @@ class Bursts:
     Args:
         compilation: Finished.
         polling_window: As for `Burst`.
+
+    Attributes:
+        recovery: Opens the model again when the service has died; None: executions get `DeadObject` then.
+        retry: How often a run that a death has ended is repeated.
     """
 
     def __init__(self, compilation: Compilation, polling_window: float | None) -> None:
-        self._open = partial(Burst, compilation, polling_window=polling_window)
-        self._bursts = [self._open()]
+        self._polling_window = polling_window
         self._refuses = False
+        self._bursts = [self._open(compilation)]
+        self.recovery: Recovery | None = None
+        self.retry = 0
+
+    def _open(self, compilation: Compilation) -> Burst:
+        return Burst(compilation, polling_window=self._polling_window)
+
+    def begin_again(self, compilation: Compilation) -> None:
+        """Take the place of bursts that have died; executions move when they run next."""
+        burst = self._open(compilation)
+        self._bursts = [burst]
+        if self._refuses:  # closed meanwhile
+            burst.close()
+            raise BadState("the session is closed; open another one")
+
+    def recover(self, dead: Burst) -> bool:
+        """Wait until there are others in place of one that has died; False if there will be none.
+
+        Raises:
+            NNBurstError: As `Recovery.wait`.
+        """
+        if self.recovery is None or self._refuses:
+            return False
+        self.recovery.wait(lambda: dead in self._bursts, dead.controller.ending)
+        return True
 
     @property
     def first(self) -> Burst:
@@ -37,11 +64,17 @@ class Bursts:
             BadState: They are closed.
             ResourceExhausted: The service gives this client no more bursts.
         """
-        for burst in self._bursts:
+        bursts = self._bursts
+        for burst in bursts:
             if burst.controller.is_free:
                 return burst
-        burst = self._open()
-        self._bursts.append(burst)
+        try:
+            burst = self._open(bursts[0].compilation)
+        except DeadObject:
+            if self.recover(bursts[0]):
+                return self.spare()
+            raise
+        bursts.append(burst)
         if self._refuses:  # closed meanwhile
             burst.close()
             raise BadState("the session is closed; open another one")
@@ -55,6 +88,8 @@ class Bursts:
     def refuse(self) -> None:
         """Run nothing any more; executions in flight get `BadState`. Waits for nothing."""
         self._refuses = True
+        if self.recovery is not None:
+            self.recovery.refuse()
         for burst in self._bursts:
             burst.refuse()
 

@@ -23,6 +23,7 @@ from ..burst import BoundRequest, ExecutionBurstController
 from ..devices import Fence, FencedExecution
 from ..errors import (
     BadState,
+    DeadObject,
     ErrorStatus,
     GeneralFailure,
     InvalidArgument,
@@ -50,7 +51,7 @@ from ._compilation import Compilation, member
 from ._event import Event
 from ._layout import Argument, Layout, lay_out
 from ._memory_desc import DeviceMemory
-from ._state import State
+from ._state import State, make_states
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -150,6 +151,8 @@ class Execution(BoundRequest):
         self._home: Bursts | None = None
         self._fenced: Timing | None = None
         self._loop_timeout_ns = 0
+        self._at: Burst | None = None
+        self._initial: Mapping[str, Array] = {}
         self._known: dict[ExecutionBurstController, list[Memory | BufferToken]] = {}  # what each burst has slots for
         self._finalizer = weakref.finalize(self, _drop, self._known)
         self._finalizer.atexit = False
@@ -182,7 +185,7 @@ class Execution(BoundRequest):
         """
         inputs, outputs = self.compilation.inputs, self.compilation.outputs
         self._is_shared = self.reusable = True
-        self._home = home
+        self._home, self._at = home, burst
         said = {node.name for node, shape in zip(outputs, sizes.outputs, strict=True) if shape is not None}
         self._told = said & rooms.keys()
         known = (None if n.name in rooms else shape for n, shape in zip(outputs, sizes.outputs, strict=True))
@@ -209,18 +212,46 @@ class Execution(BoundRequest):
         self._known[controller] = [*own, *(token for state in self._states.values() for token in state.tokens)]
         self.bind_to(controller, layout.requests, measure=self._measure)
 
+    @property
+    def repeats(self) -> int:
+        """As `BoundRequest.repeats`; a run with a state is never repeated."""
+        return 0 if self._home is None or self._states else self._home.retry
+
     def find_way(self, number: int) -> bool:
-        """Move to a burst that is free; see `BoundRequest.find_way`."""
-        if self._home is None or self._leaving is not None or number == errno.ENOTCONN:
+        """Move to a burst that is free, or to a service that has come back; see `BoundRequest.find_way`.
+
+        Raises:
+            DeadObject: The state was lost with the service. The next run begins with the initial one.
+        """
+        ending, states = self._prepared.ending, self._states
+        found = self._move(number)
+        if states and self._states is not states:
+            names = ", ".join(map(repr, states))
+            raise ending.error(
+                f"the service died ({ending.reason}), and with it the state {names}; it is as bind() made it, and runs "
+                "go on from there"
+            )
+        return found
+
+    def _move(self, number: int) -> bool:
+        home, pointer, here = self._home, self._pointer, self._at
+        if home is None or here is None or self._leaving is not None:
             return False
-        pointer, burst = self._pointer, self._home.spare()
+        if number not in (errno.EBUSY, errno.ESTALE) and not home.recover(here):
+            return False
+        burst = home.spare()
+        if burst is here and number == errno.EBUSY:  # no longer
+            return True
+        states = self._states
+        if burst.compilation is not self.compilation and states:
+            states = self._states_on(burst.compilation)
         with self._lock:
             if self._pointer is not pointer:  # another thread has moved it
                 return True
             left = lib.nnb_execution_leave(pointer)
             if left == 0:
                 try:
-                    self._bind(burst.controller)
+                    self._settle_on(burst, states)
                 except BaseException:
                     lib.nnb_execution_return(pointer)
                     raise
@@ -232,10 +263,43 @@ class Execution(BoundRequest):
             raise BadState("the execution is running; bind one for each thread")
         return True
 
+    def _settle_on(self, burst: Burst, states: dict[str, State]) -> None:
+        """Bind the request to another burst, perhaps of the model that was compiled anew."""
+        if states is not self._states:
+            self._put_states(states)
+        if burst.compilation is not self.compilation:
+            self._known.clear()  # the dead hold nothing
+            self.compilation, self._prepared = burst.compilation, burst.compilation.prepared_model
+        self._at = burst
+        self._bind(burst.controller)
+
+    def _states_on(self, compilation: Compilation) -> dict[str, State]:
+        """Make the states for a model that was compiled anew, as they were at first."""
+        states = make_states(compilation, {state.source.name: name for name, state in self._states.items()})
+        try:
+            for name, state in states.items():
+                state.write(self.turn, self._initial.get(name), time_left(self.timeout))
+        except BaseException:
+            for state in states.values():
+                state.close()
+            raise
+        return states
+
+    def _put_states(self, states: dict[str, State]) -> None:
+        """Let requests name other buffers; all else stays where it lies."""
+        layout = self._laid_out()
+        for kind, nodes in (("input", self.compilation.inputs), ("output", self.compilation.outputs)):
+            for i, node in enumerate(nodes):
+                for state in states.values():
+                    if node.name == (state.target if kind == "input" else state.source).name:
+                        tokens = state.tokens if kind == "input" else state.tokens[::-1]
+                        self._arguments[kind][i] = Argument(memories=tokens)
+        self._layout = lay_out(self._in_order("input"), self._in_order("output"), layout.memory)
+        self._states = states
+
     def _laid_out(self) -> Layout:
         if self._layout is None:
-            rows = [[arguments[i] for i in sorted(arguments)] for arguments in self._arguments.values()]
-            self._layout = lay_out(*rows)
+            self._layout = lay_out(self._in_order("input"), self._in_order("output"))
         return self._layout
 
     def feed(self, inputs: object) -> bool:
@@ -296,6 +360,7 @@ class Execution(BoundRequest):
 
         Raises:
             InvalidArgument: A name, dtype or shape is wrong; the state is as it was then.
+            DeadObject: The service has ended, and the session does not start it again.
         """
         self._check_not_closed()
         given = dict(values or {})
@@ -303,6 +368,19 @@ class Execution(BoundRequest):
         if unknown:
             raise InvalidArgument(f"no state {unknown}; there is {list(self._states)}")
         arrays = {name: state.target.check(given[name]) for name, state in self._states.items() if name in given}
+        try:
+            self._write_states(arrays)
+        except DeadObject:
+            if not self._move(errno.ENOTCONN):
+                raise
+            self._write_states(arrays)
+
+    def start_state(self, values: Mapping[str, npt.ArrayLike] | None) -> None:
+        """As `reset_state`, and so it is again when the service has died and was started again."""
+        self.reset_state(values)
+        self._initial = {name: np.array(value) for name, value in (values or {}).items()}
+
+    def _write_states(self, arrays: Mapping[str, Array]) -> None:
         for name, state in self._states.items():
             state.write(self.turn, arrays.get(name), self.timeout)
 

@@ -53,8 +53,13 @@ class Layout(Struct, frozen=True):
     outputs: tuple[Array | None, ...]
 
 
-def lay_out(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Layout:
-    """Give each argument its place; those in the new memory begin at multiples of 64 bytes.
+def lay_out(inputs: Sequence[Argument], outputs: Sequence[Argument], memory: Memory | None = None) -> Layout:
+    """Give each argument its place; those in the execution's own memory begin at multiples of 64 bytes.
+
+    Args:
+        inputs: In order.
+        outputs: In order.
+        memory: Of an earlier layout of as much room; None to make it.
 
     Raises:
         BadState: A memory of a device is closed.
@@ -65,7 +70,8 @@ def lay_out(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Layout:
         offsets.append(total)
         total += -(-argument.room // _ALIGNMENT) * _ALIGNMENT
     turns = max([1, *(len(argument.memories) for argument in (*inputs, *outputs))])
-    memory = Memory.ashmem(total) if total else None
+    made = Memory.ashmem(total) if total and memory is None else None
+    memory = made if memory is None else memory
     try:
         requests = tuple(_request(inputs, outputs, memory, offsets, turn) for turn in range(turns))
         views = [
@@ -73,8 +79,8 @@ def lay_out(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Layout:
             for argument, offset in zip((*inputs, *outputs), offsets, strict=True)
         ]
     except BaseException:
-        if memory is not None:
-            memory.close()
+        if made is not None:
+            made.close()
         raise
     return Layout(memory, requests, tuple(views[: len(inputs)]), tuple(views[len(inputs) :]))
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
-from .._core._leaving import Leaving
+from .._core._leaving import Leaving, time_left
 from .._core._one_process import OneProcess
 from ..devices import Device, ResilientDevice, create_device
-from ..errors import BadState, DeviceUnavailable, InvalidArgument
+from ..errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
 from ..model import ExecutionPreference, Priority
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ DEFAULT_DEVICES: Sequence[str] = (
     *(("nnburst-onnxruntime",) if find_spec("onnxruntime") and find_spec("onnx") else ()),
 )
 """Those that can be had. ONNX Runtime itself is loaded for the first model that needs it."""
+_A_MOMENT = 0.05
+"""Seconds between two looks for a service that is being started."""
 
 
 class _Backend(Protocol):
@@ -37,6 +41,7 @@ class _Backend(Protocol):
     @property
     def alive(self) -> bool: ...
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]: ...
+    def kill(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -69,6 +74,9 @@ class _LocalBackend:
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 
+    def kill(self) -> None:
+        raise BadState("the models run in this process; only a service of its own can be killed: use launch()")
+
     def close(self) -> None:
         self.alive = False
         self._leaving()
@@ -79,15 +87,38 @@ class Service(OneProcess):
 
     _instead = "launch one in each process"
 
-    def __init__(self, backend: _Backend, what: str) -> None:
+    def __init__(self, backend: _Backend, what: str, again: Callable[[], _Backend] | None = None) -> None:
         """Use `launch`, `connect` or `in_process`."""
-        self._backend = backend
         self._what = what
+        self._again = again
+        self._reviving = threading.RLock()  # held while a service starts, by threads that do nothing else
         self._closed = False
         self._opened: weakref.WeakValueDictionary[int, _Opened] = weakref.WeakValueDictionary()
         self._leaving: Leaving | None = None
+        self._take(backend)
+
+    def _take(self, backend: _Backend) -> None:
+        self._backend = backend
         for device in backend.devices:
             _services[device] = weakref.ref(self)
+
+    def revive(self) -> None:
+        """Start it, or connect to it, again if it has ended. What was opened on it stays dead.
+
+        Raises:
+            BadState: The service is closed.
+            NNBurstError: It cannot be started, or not be reached.
+        """
+        with self._reviving:
+            self._check_open()
+            if self._backend.alive or self._again is None:
+                return
+            dead, fresh = self._backend, self._again()
+            self._take(fresh)
+            dead.close()
+            if self._closed:  # meanwhile
+                fresh.close()
+                self._check_open()
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -134,6 +165,8 @@ class Service(OneProcess):
         open_timeout: float | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         token: bytes | None = None,
+        on_death: str = "raise",
+        retry: int = 0,
     ) -> Session:
         """Open a session on this service; the arguments are those of `Session`."""
         from ._session import Session
@@ -150,7 +183,21 @@ class Service(OneProcess):
             open_timeout=open_timeout,
             cache_dir=cache_dir,
             token=token,
+            on_death=on_death,
+            retry=retry,
         )
+
+    def kill(self) -> None:
+        """Kill the process of a child service (SIGKILL), whatever it is doing: for a run that nothing else can stop.
+
+        Runs in flight get `DeadObject`, and so does all that was opened on it, but sessions with
+        ``on_death="restart"``. Close it nevertheless.
+
+        Raises:
+            BadState: It is shared with other programs, or is this process; or it is closed.
+        """
+        self._check_open()
+        self._backend.kill()
 
     def close(self) -> None:
         """End the service and everything that it runs: what was opened on it is closed, too. Idempotent."""
@@ -213,6 +260,9 @@ class _Restarting:
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         return self._backend.link_to_death(on_death)
 
+    def kill(self) -> None:
+        self._backend.kill()
+
     def close(self) -> None:
         self._closed = True
         self._backend.close()
@@ -247,7 +297,7 @@ def launch(
     def start() -> _Backend:
         return start_child(devices, timeout=timeout, log_level=log_level, log=log, quotas=quotas)
 
-    return Service(_Restarting(start) if restart else start(), "child")
+    return Service(_Restarting(start) if restart else start(), "child", start)
 
 
 def connect(address: str, *, timeout: float | None = 10.0) -> Service:
@@ -266,7 +316,17 @@ def connect(address: str, *, timeout: float | None = 10.0) -> Service:
     """
     from ..service import connect_to
 
-    return Service(connect_to(address, timeout=timeout), repr(address))
+    def again() -> _Backend:
+        """It may be on its way up: come again until the deadline of the caller."""
+        while True:
+            try:
+                return connect_to(address, timeout=timeout)
+            except (DeviceUnavailable, MissedDeadline):
+                if (time_left(math.inf) or 0.0) <= _A_MOMENT:
+                    raise
+                time.sleep(_A_MOMENT)
+
+    return Service(connect_to(address, timeout=timeout), repr(address), again)
 
 
 def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:

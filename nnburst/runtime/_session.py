@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from .._core._errno import checked_timeout
 from .._core._leaving import Leaving, time_left, within
@@ -26,6 +28,7 @@ from ._compilation import Compilation, member
 from ._execution import Execution
 from ._import import check_source, devices_for, imported
 from ._lanes import Lane, Lanes
+from ._recovery import Recovery, Restart
 from ._service import Service, launch
 
 if TYPE_CHECKING:
@@ -70,6 +73,13 @@ class Session(OneProcess):
         cache_dir: Directory where the result of compiling is kept and restored from; None: not cached, unless there is
             a token: then the user's cache directory. See `Compilation.set_caching` and `cache_report`.
         token: 32 bytes that differ for models that differ; None: made from the model itself.
+        on_death: ``"raise"``: when the service dies, the session is dead, too, and calls get `DeadObject`.
+            ``"restart"``: runs that were under way get `DeadObject`; the next call starts the service again, or
+            connects to it, within `open_timeout`, and prepares the model, from the cache if there is one. Executions of
+            `bind` go on with their arrays; a state is lost, which the next run says with a `DeadObject` before it
+            begins anew. See `restarts`.
+        retry: How often a run that the death has ended is repeated, within its time, before it gets `DeadObject`: for
+            models that give the same answer twice. A run with a state is never repeated.
 
     Raises:
         InvalidArgument: The model or an argument breaks a rule.
@@ -94,8 +104,14 @@ class Session(OneProcess):
         open_timeout: float | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         token: bytes | None = None,
+        on_death: str = "raise",
+        retry: int = 0,
     ) -> None:
         check_source(model)
+        if on_death not in ("raise", "restart"):
+            raise InvalidArgument(f"on_death={on_death!r}; choose 'raise' or 'restart'")
+        if not isinstance(retry, int) or retry < 0 or (retry and on_death == "raise"):
+            raise InvalidArgument(f"retry={retry!r}; give a number from 0, and on_death='restart' with it")
         if concurrency is not None and (not isinstance(concurrency, int) or not 1 <= concurrency <= _MOST_LANES):
             raise InvalidArgument(f"concurrency={concurrency!r}; give a number from 1 to {_MOST_LANES}")
         wish = member(ExecutionPreference, preference, "preference")
@@ -106,7 +122,12 @@ class Session(OneProcess):
             limit = max(self._timeout, _OPENING)
         cache = cache_source(cache_dir, token)
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
-        within(limit, self._open, source, service, device, wish, rank, polling_window, cache)
+        settings = _Settings(source, device, wish, rank, cache)
+        within(limit, self._open, settings, service, polling_window)
+        if on_death == "restart":
+            this = weakref.ref(self)  # its bursts must not keep it alive
+            self._bursts.recovery = Recovery(lambda: _open_again(this()), limit or _OPENING)
+            self._bursts.retry = retry
         self._leaving: Leaving | None = None
         self._lanes = Lanes(concurrency or len(self._bursts.first.controller.cpus))
         self._idle, self._waiting = self._lanes.idle, self._lanes.waiting
@@ -117,36 +138,31 @@ class Session(OneProcess):
         self._finalizer = weakref.finalize(self, self._bursts.hang_up)
         self._finalizer.atexit = False
 
-    def _open(
-        self,
-        model: Model | str | bytes,
-        service: Service | None,
-        device: str | None,
-        preference: ExecutionPreference,
-        priority: Priority,
-        polling_window: float | None,
-        cache: CacheSource | None,
-    ) -> None:
-        with contextlib.ExitStack() as reading, contextlib.ExitStack() as opened:
+    def _open(self, settings: _Settings, service: Service | None, polling_window: float | None) -> None:
+        with contextlib.ExitStack() as opened:
             self._owned: Service | None = None
             if service is None:
-                service = self._owned = opened.enter_context(launch(devices=devices_for(model, device)))
-                device = device and device.partition(":")[0]
-            self._service = service
-            found: Model | ImportedModel
-            devices: Service | Sequence[Device]
-            if isinstance(model, Model):
-                found, devices = model, service if device is None else (service.device(device),)
-            else:
-                chosen, found = reading.enter_context(imported(service, device, model))
-                devices = (chosen,)
-            self._compilation = opened.enter_context(Compilation(found, devices))
-            self._compilation.set_preference(preference)
-            self._compilation.set_priority(priority)
-            self._compilation.set_cache_source(cache)
-            self._compilation.finish()
+                names = devices_for(settings.model, settings.device)
+                service = self._owned = opened.enter_context(launch(devices=names))
+                settings = replace(settings, device=settings.device and settings.device.partition(":")[0])
+            self._service, self._settings = service, settings
+            self._compilation = opened.enter_context(settings.compiled(service))
             self._bursts = Bursts(self._compilation, polling_window)
             opened.pop_all()
+
+    def _open_again(self) -> str:
+        """The service has died: start it again and compile the model. Returns what caching did."""
+        self._service.revive()
+        compilation, old = self._settings.compiled(self._service), self._compilation
+        try:
+            if (compilation.inputs, compilation.outputs) != (old.inputs, old.outputs):
+                raise GeneralFailure("the model has other inputs or outputs than before; open another session")
+            self._bursts.begin_again(compilation)
+        except BaseException:
+            compilation.close()
+            raise
+        self._compilation = compilation
+        return compilation.cache_report.outcome
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -332,6 +348,11 @@ class Session(OneProcess):
         return self._compilation.cache_report
 
     @property
+    def restarts(self) -> tuple[Restart, ...]:
+        """The deaths of the service that the session has got over, with ``on_death="restart"``."""
+        return () if self._bursts.recovery is None else self._bursts.recovery.restarts
+
+    @property
     def stats(self) -> BurstStats:
         """Counters of this end of all bursts."""
         return self._bursts.stats
@@ -348,6 +369,7 @@ class Session(OneProcess):
         # A service of its own goes first: then nothing waits for its unfinished work.
         self._leaving = self._leaving or Leaving(
             self._bursts.refuse,
+            self._end_recovery,
             self._owned.close if self._owned is not None else lambda: None,
             self._bursts.close,
             self._compilation.close,
@@ -356,6 +378,10 @@ class Session(OneProcess):
         )
         self._leaving()
 
+    def _end_recovery(self) -> None:
+        if self._bursts.recovery is not None:
+            self._bursts.recovery.close()
+
     def __enter__(self) -> Session:
         return self
 
@@ -363,6 +389,42 @@ class Session(OneProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Settings(Struct, frozen=True):
+    """What a model is compiled from, also once more."""
+
+    model: Model | str | bytes
+    device: str | None
+    preference: ExecutionPreference
+    priority: Priority
+    cache: CacheSource | None
+
+    def compiled(self, service: Service) -> Compilation:
+        with contextlib.ExitStack() as reading:
+            found: Model | ImportedModel
+            devices: Service | Sequence[Device]
+            if isinstance(self.model, Model):
+                found, devices = self.model, service if self.device is None else (service.device(self.device),)
+            else:
+                chosen, found = reading.enter_context(imported(service, self.device, self.model))
+                devices = (chosen,)
+            compilation = Compilation(found, devices)
+            try:
+                compilation.set_preference(self.preference)
+                compilation.set_priority(self.priority)
+                compilation.set_cache_source(self.cache)
+                compilation.finish()
+            except BaseException:
+                compilation.close()
+                raise
+            return compilation
+
+
+def _open_again(session: Session | None) -> str:
+    if session is None:
+        raise BadState("the session was dropped")
+    return session._open_again()
 
 
 def _runs_below(session: Session) -> int:

@@ -13,7 +13,7 @@ from .._core._errno import checked_timeout
 from .._core._leaving import LEAVING, time_left, within
 from .._core._one_process import OneProcess
 from ..devices import Device
-from ..errors import DeadObject, DeviceUnavailable, GeneralFailure
+from ..errors import BadState, DeadObject, DeviceUnavailable, GeneralFailure
 from ._callbacks import CallbackRegistry
 from ._protocol import VERSION, Goodbye, Hello, HelloReply, ListDevices, Side
 from ._proxies import RemoteDevice
@@ -56,6 +56,7 @@ class ServiceConnection(OneProcess):
         timeout: Seconds that the service may take to say hello.
         on_end: Called once when the connection has ended, from either side, after the death listeners, with the
             seconds that it may take.
+        kill: Kills the service with SIGKILL, if this process may decide that.
 
     Raises:
         DeadObject: The other side closed the socket or died.
@@ -70,6 +71,7 @@ class ServiceConnection(OneProcess):
         peer_pidfd: int | None = None,
         timeout: float | None = 30.0,
         on_end: Callable[[float], None] | None = None,
+        kill: Callable[[], None] | None = None,
     ) -> None:
         callbacks = CallbackRegistry(lambda reason: connection.stop(f"the service ended: {reason}"))
 
@@ -98,6 +100,7 @@ class ServiceConnection(OneProcess):
         except BaseException:
             connection.close()
             raise
+        self._kill = kill
         self._link = _Link(connection)
         self._connection = connection
         self._pid = hello.pid
@@ -129,6 +132,17 @@ class ServiceConnection(OneProcess):
             BadState: In a forked child.
         """
         return self._connection.link_to_death(on_death)
+
+    def kill(self) -> None:
+        """Kill the service, whatever it is doing, and wait until it is gone.
+
+        Raises:
+            BadState: It was not started by this process.
+        """
+        if self._kill is None:
+            raise BadState(f"process {self._pid} serves other programs, too; `nnburst stop --kill` ends it for all")
+        self._kill()
+        self._connection.wait_ended(LEAVING)
 
     def close(self) -> None:
         """End the connection in order: everything that it owns in the service is released, threads and descriptors go.

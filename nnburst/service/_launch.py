@@ -99,7 +99,9 @@ def _start(
             _reap(process, LEAVING)
             raise
         try:
-            return ServiceConnection(ours, peer_pidfd=pidfd, timeout=timeout, on_end=partial(_reap, process))
+            return ServiceConnection(
+                ours, peer_pidfd=pidfd, timeout=timeout, on_end=partial(_reap, process), kill=process.kill
+            )
         except DeadObject as error:
             how = str(error).partition(": ")[2] or error
             raise DeviceUnavailable(f"no service for {', '.join(names)}: {how}{_said(errors)}") from error

@@ -25,7 +25,7 @@ from ..devices import (
     check_preparation,
     checked_fences,
 )
-from ..errors import BadState, DeadObject, ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError
+from ..errors import BadState, DeadObject, Ending, ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError
 from ..model import (
     BufferDesc,
     BufferRole,
@@ -411,9 +411,9 @@ class RemotePreparedModel(_Remote, PreparedModel):
         return self._connection.link_to_death(on_death)
 
     @property
-    def end_reason(self) -> str:
-        """How the service ended; see `PreparedModel.end_reason`."""
-        return self._connection.end_reason
+    def ending(self) -> Ending:
+        """How the service ended; see `PreparedModel.ending`."""
+        return self._connection.ending
 
     def close(self) -> None:
         """Release the model in the service; bursts on it go on. Idempotent."""

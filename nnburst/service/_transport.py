@@ -24,7 +24,7 @@ from typing import Any
 
 from .._core._fds import FdSet
 from .._core._leaving import LEAVING, abandon_when_forked, time_left
-from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted, error_for
+from ..errors import BadState, Ending, ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted, error_for
 from ._owner import Inbox
 from ._packets import DescriptorsLost, EndOfStream, FdBundle, Kind, Outgoing, Packet, receive
 from ._pending import PendingCall, PendingCalls, ServedCalls
@@ -54,8 +54,8 @@ _EXIT_PATIENCE = 0.2
 """Seconds between the end of a child's socket, which the system closes first, and that of the child."""
 
 
-def exit_of_child(pidfd: int) -> str:
-    """Say how a process ended that has just closed its socket; empty if it lives on or is not a child of this one."""
+def exit_of_child(pidfd: int) -> Ending | None:
+    """Say how a process ended that has just closed its socket; None if it lives on or is not a child of this one."""
     try:
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)  # raises unless it is a child
         ended = select.poll()
@@ -63,13 +63,14 @@ def exit_of_child(pidfd: int) -> str:
         ended.poll(_EXIT_PATIENCE * 1000)
         found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except OSError:
-        return ""
+        return None
     if found is None:
-        return ""
+        return None
+    number = found.si_status
     if found.si_code == os.CLD_EXITED:
-        return f"the other process ended with status {found.si_status}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"the other process was killed by {names.get(found.si_status, f'signal {found.si_status}')}"
+        return Ending(f"the other process ended with status {number}", exit_status=number)
+    names = {each.value: each.name for each in signal.Signals}
+    return Ending(f"the other process was killed by {names.get(number, f'signal {number}')}", signal=number)
 
 
 class Connection:
@@ -123,6 +124,7 @@ class Connection:
         self._farewell: PendingCall | None = None
         self._listeners: dict[int, list[Callable[[], None]]] = {}
         self._stop_reason = ""
+        self._exit: Ending | None = None
         self._ended = False
         abandon_when_forked(self)
 
@@ -147,7 +149,12 @@ class Connection:
     @property
     def end_reason(self) -> str:
         """Why the connection ended, empty before."""
-        return self._stop_reason if self._ended else ""
+        return self.ending.reason
+
+    @property
+    def ending(self) -> Ending:
+        """How the connection ended."""
+        return (self._exit or Ending(self._stop_reason)) if self._ended else Ending()
 
     def wait_ended(self, timeout: float | None = None) -> bool:
         """Wait until the connection has ended and `on_end` has returned."""
@@ -209,7 +216,7 @@ class Connection:
         if self._closed:
             raise BadState("the connection to the service is closed")
         if self._ended:
-            raise DeadObject(self._stop_reason)
+            raise self.ending.error(self.end_reason)
 
     def link_to_death(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` once when the connection ends, at once if it has ended. Returns a function that unlinks.
@@ -365,7 +372,7 @@ class Connection:
         if self._ended:
             return
         if not self._closed:
-            self._stop_reason = next(filter(None, map(exit_of_child, self._pidfd.fds)), self._stop_reason)
+            self._exit = next(filter(None, map(exit_of_child, self._pidfd.fds)), None)
         self._ended = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies
@@ -385,8 +392,8 @@ class Connection:
         self._sock.close()
 
     def _failure(self, pending: PendingCall) -> NNBurstError:
-        kind = BadState if self._closed else DeadObject
-        return kind(f"{pending.call.name} was not answered: {self._stop_reason}")
+        message = f"{pending.call.name} was not answered: {self.end_reason}"
+        return BadState(message) if self._closed else self.ending.error(message)
 
     # -- the owner: posted jobs --------------------------------------------------------------------------------
 

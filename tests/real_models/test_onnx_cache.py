@@ -61,6 +61,17 @@ def test_network_is_saved_once_and_then_loaded_in_every_service(service: nnburst
         assert np.array_equal(session.run(None, {"data_0": x})[0], expected)
 
 
+def test_session_that_restarts_takes_the_model_from_the_cache(tmp_path: Path) -> None:
+    x = picture()
+    with nnburst.Session(DENSENET, device=DEVICE, cache_dir=tmp_path / "cache", on_death="restart") as session:
+        assert session.cache_report.outcome == "SAVED"
+        (expected,) = session.run(None, {"data_0": x})
+        session.service.kill()
+        assert np.array_equal(session.run(None, {"data_0": x})[0], expected)
+        assert session.cache_report.outcome == "HIT"
+        assert [restart.cache for restart in session.restarts] == ["HIT"]
+
+
 def test_files_that_were_changed_are_not_used(tmp_path: Path) -> None:
     x = picture()
     (expected,) = in_process(DENSENET, {"data_0": x})

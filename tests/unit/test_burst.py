@@ -35,7 +35,7 @@ from nnburst.burst import (
     _controller,
     default_polling_window,
 )
-from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted
+from nnburst.errors import Ending, ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted
 from nnburst.fmq import Flavour, MessageQueue, MQDescriptor
 from nnburst.memory import Memory
 from nnburst.model import DataLocation, MeasureTiming, OutputShape, Request, RequestArgument, RunOptions, Timing
@@ -104,7 +104,7 @@ class LocalModel:
         self.executed.append(request)
         return ErrorStatus.NONE, (), Timing()
 
-    end_reason = ""
+    ending = Ending()
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         self.on_death = on_death

@@ -1,0 +1,333 @@
+"""Sessions that get over the death of their service, and what is said of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fault_support import ROOT, WATCHDOG, Background
+
+import nnburst
+from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
+from nnburst.model import Model, ModelBuilder, OperandType, OperationType
+
+F = OperandType.TENSOR_FLOAT32
+ONE = np.ones(4, np.float32)
+FUNCTIONS = """
+import os, signal, time
+from pathlib import Path
+from nnburst.devices.function import Tensor, declare
+
+here = Path(__file__).parent
+while (here / "slow").exists():
+    time.sleep(0.01)
+if (here / "broken").exists():
+    raise RuntimeError("broken on purpose")
+size = 5 if (here / "other").exists() else 4
+
+@declare(inputs=[Tensor("x", "float32", (size,))], outputs=[Tensor("y", "float32", (size,))])
+def fragile(x):
+    with open(here / "runs", "a") as file:
+        print(float(x[0]), file=file)
+    if x[0] == 666 and not (here / "safe").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    if x[0] == 3:
+        os._exit(3)
+    if x[0] == 4:
+        (here / "safe").touch()
+        os._exit(0)
+    while x[0] == 5:
+        time.sleep(1)
+    return x + 1
+"""
+
+
+def full(value: float) -> dict[str, np.ndarray[Any, Any]]:
+    return {"x": np.full(4, value, np.float32)}
+
+
+def counter() -> Model:
+    b = ModelBuilder()
+    t = b.input("t", F, (4,))
+    b.output("t_out", b.binary(OperationType.ADD, t, ONE))
+    return b.build()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the functions are, and files that say how they behave."""
+    (tmp_path / "fragile_functions.py").write_text(FUNCTIONS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("fragile_functions", None)
+
+
+@pytest.fixture
+def service(place: Path) -> Iterator[nnburst.Service]:
+    device = "nnburst-function:call=fragile_functions:fragile"
+    with nnburst.launch(devices=[device, "nnburst-reference"]) as service:
+        yield service
+
+
+def runs(place: Path) -> list[float]:
+    return [float(line) for line in (place / "runs").read_text().split()]
+
+
+# ---- what is said ----------------------------------------------------------------------------------------------------
+
+
+def test_death_tells_its_signal_or_status(service: nnburst.Service) -> None:
+    with service.session("fragile") as session, pytest.raises(DeadObject) as caught:
+        session.run(None, full(666))
+    assert (caught.value.signal, caught.value.exit_status) == (signal.SIGKILL, None)
+    service.revive()
+    with service.session("fragile") as session:
+        with pytest.raises(DeadObject) as caught:
+            session.run(None, full(3))
+        assert (caught.value.signal, caught.value.exit_status) == (None, 3)
+        with pytest.raises(DeadObject) as caught:  # also of what had not begun, and of calls
+            session.run(None, full(1))
+        assert caught.value.exit_status == 3
+        with pytest.raises(DeadObject) as caught:
+            session.device.import_model("name:fragile")
+        assert caught.value.exit_status == 3
+
+
+def test_kill_ends_a_run_that_nothing_else_can_stop(service: nnburst.Service, place: Path) -> None:
+    with service.session("fragile", on_death="restart") as session:
+        run = Background(lambda: session.run(None, full(5)))
+        while not (place / "runs").exists():
+            time.sleep(0.001)
+        service.kill()
+        assert isinstance(run.result(), DeadObject)
+        assert not service.alive
+        service.kill()  # harmless
+        assert session.run(None, full(1))[0].tolist() == [2] * 4
+        assert service.alive
+    service.close()
+    with pytest.raises(BadState, match="closed"):
+        service.kill()
+
+
+def test_kill_of_what_is_not_a_child_says_what_to_do() -> None:
+    with nnburst.in_process(devices=["nnburst-reference"]) as service, pytest.raises(BadState, match="this process"):
+        service.kill()
+
+
+def test_wrong_wishes_are_refused(service: nnburst.Service) -> None:
+    for wishes in ({"on_death": "revive"}, {"retry": 1}, {"on_death": "restart", "retry": -1}, {"concurrency": 0}):
+        with pytest.raises(InvalidArgument):
+            service.session("fragile", **wishes)  # type: ignore[arg-type]
+
+
+# ---- going on --------------------------------------------------------------------------------------------------------
+
+
+def test_session_and_bound_executions_go_on_with_their_arrays(service: nnburst.Service) -> None:
+    with service.session("fragile", on_death="restart", timeout=WATCHDOG) as session, session.bind() as execution:
+        inputs, outputs = execution.inputs["x"], execution.outputs["y"]
+        for round in range(3):
+            inputs[:] = round
+            execution.run()
+            assert outputs.tolist() == [round + 1] * 4
+            assert session.run(None, full(round))[0].tolist() == [round + 1] * 4
+            service.kill()
+        assert execution.inputs["x"] is inputs
+        assert execution.outputs["y"] is outputs
+        assert [restart.signal for restart in session.restarts] == [signal.SIGKILL] * 2
+        assert session.compilation is execution.compilation
+        assert execution.timeout == WATCHDOG
+
+
+def test_service_of_a_sessions_own_is_started_again(place: Path) -> None:
+    with nnburst.Session(counter(), on_death="restart") as session:
+        os.kill(session.service.pid, signal.SIGKILL)
+        for _ in range(100):  # until its death is known a run may still be sent
+            try:
+                (y,) = session.run(None, {"t": ONE})
+                break
+            except DeadObject:
+                continue
+        assert y.tolist() == [2] * 4
+        assert session.service.alive
+
+
+def test_run_that_was_under_way_is_not_repeated(service: nnburst.Service, place: Path) -> None:
+    with service.session("fragile", on_death="restart") as session, session.bind() as execution:
+        for run in (lambda: session.run(None, full(666)), execution.run):
+            execution.inputs["x"][:] = 666
+            with pytest.raises(DeadObject, match="SIGKILL"):
+                run()
+        assert runs(place) == [666, 666]
+        assert session.run(None, full(1))[0].tolist() == [2] * 4
+        assert len(session.restarts) == 2
+
+
+def test_retry_repeats_as_often_as_it_says(service: nnburst.Service, place: Path) -> None:
+    with service.session("fragile", on_death="restart", retry=2) as session, session.bind() as execution:
+        with pytest.raises(DeadObject):
+            session.run(None, full(3))
+        assert runs(place) == [3] * 3
+        execution.inputs["x"][:] = 3
+        with pytest.raises(DeadObject) as caught:
+            execution.run()
+        assert caught.value.exit_status == 3
+        assert runs(place) == [3] * 6
+        assert len(session.restarts) == 5
+
+
+def test_retry_answers_when_the_next_try_works(service: nnburst.Service, place: Path) -> None:
+    with service.session("fragile", on_death="restart", retry=1, timeout=WATCHDOG) as session:
+        run = Background(lambda: session.run(None, full(666)))
+        while not (place / "runs").exists():
+            time.sleep(0.001)
+        (place / "safe").touch()
+        outcome = run.result()
+        assert outcome[0].tolist() == [667] * 4
+        assert runs(place) == [666] * 2
+
+
+def test_state_that_is_lost_is_said_once_and_begins_anew() -> None:
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        with service.session(counter(), on_death="restart", retry=3) as session:
+            with session.bind(state={"t_out": "t"}, initial_state={"t": 10 * ONE}) as execution:
+                execution.run()
+                execution.run()
+                service.kill()
+                with pytest.raises(DeadObject, match="the state 't'") as caught:
+                    execution.run()
+                assert caught.value.signal == signal.SIGKILL
+                assert execution.get_state()["t"].tolist() == [10] * 4
+                execution.run()
+                assert execution.get_state()["t"].tolist() == [11] * 4
+                service.kill()
+                execution.reset_state({"t": 5 * ONE})  # its user knows
+                execution.run()
+                execution.run()
+                assert execution.get_state()["t"].tolist() == [7] * 4
+
+
+def test_caller_with_little_time_does_not_wait_for_the_start(service: nnburst.Service, place: Path) -> None:
+    with service.session("fragile", on_death="restart", timeout=0.05) as session:
+        session.run(None, full(1))
+        (place / "slow").touch()
+        service.kill()
+        for _ in range(3):
+            with pytest.raises(MissedDeadline, match="started again"):
+                session.run(None, full(1))
+        (place / "slow").unlink()
+        deadline = time.monotonic() + WATCHDOG
+        while not session.restarts and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert session.run(None, full(1))[0].tolist() == [2] * 4
+        assert len(session.restarts) == 1
+
+
+def test_service_that_does_not_come_back_is_tried_again_by_the_next_call(service: nnburst.Service, place: Path) -> None:
+    with service.session("fragile", on_death="restart") as session:
+        (place / "broken").touch()
+        service.kill()
+        for _ in range(2):
+            with pytest.raises(DeadObject, match=r"(?s)does not come back: .*broken on purpose") as caught:
+                session.run(None, full(1))
+            assert caught.value.signal == signal.SIGKILL
+        (place / "broken").unlink()
+        assert session.run(None, full(1))[0].tolist() == [2] * 4
+
+
+def test_model_that_comes_back_as_another_one_is_refused(service: nnburst.Service, place: Path) -> None:
+    with service.session("fragile", on_death="restart") as session:
+        (place / "other").touch()
+        service.kill()
+        with pytest.raises(DeadObject, match="other inputs or outputs"):
+            session.run(None, full(1))
+
+
+def test_sessions_of_one_service_start_it_once(service: nnburst.Service) -> None:
+    with service.session("fragile", on_death="restart") as one, service.session(counter(), on_death="restart") as two:
+        service.kill()
+        threads = [Background(lambda: one.run(None, full(1))) for _ in range(4)]
+        threads += [Background(lambda: two.run(None, {"t": ONE})) for _ in range(4)]
+        assert [thread.result()[0].tolist() for thread in threads] == [[2] * 4] * 8
+        assert len(one.restarts) == len(two.restarts) == 1
+        assert one.device.name != two.device.name
+
+
+def test_session_is_closed_while_its_service_starts_again(service: nnburst.Service, place: Path) -> None:
+    session = service.session("fragile", on_death="restart", timeout=0.01)
+    (place / "slow").touch()
+    service.kill()
+    with pytest.raises(MissedDeadline):
+        session.run(None, full(1))
+    threading.Timer(0.05, (place / "slow").unlink).start()
+    session.close()
+    with pytest.raises(BadState, match="closed"):
+        session.run(None, full(1))
+
+
+# ---- a service that others run ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def serve(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    with tempfile.TemporaryDirectory(prefix="nnburst-") as directory:
+        monkeypatch.setenv("NNBURST_RUNTIME_DIR", directory)
+
+        def start() -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", "from nnburst.cli import main; main()", "serve", "--name", "shared"]
+            process = subprocess.Popen(
+                [*command, "--device", "nnburst-reference"], stdout=subprocess.PIPE, text=True, cwd=ROOT
+            )
+            started.append(process)
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            return process
+
+        try:
+            yield start
+        finally:
+            for process in started:
+                process.kill()
+                process.communicate(timeout=WATCHDOG)
+
+
+def test_session_on_a_shared_service_connects_again(serve: Callable[[], subprocess.Popen[str]]) -> None:
+    first = serve()
+    with nnburst.connect("shared") as service:
+        with pytest.raises(BadState, match="nnburst stop --kill"):
+            service.kill()
+        with service.session(counter(), on_death="restart", open_timeout=WATCHDOG) as session:
+            session.run(None, {"t": ONE})
+            first.kill()
+            first.wait()
+            while service.alive:
+                time.sleep(0.001)
+            run = Background(lambda: session.run(None, {"t": ONE}))  # waits until there is one
+            second = serve()
+            assert run.result()[0].tolist() == [2] * 4
+            assert service.pid == second.pid
+            assert len(session.restarts) == 1
+
+
+def test_shared_service_that_stays_away_is_given_up_in_time(serve: Callable[[], subprocess.Popen[str]]) -> None:
+    process = serve()
+    with nnburst.connect("shared") as service:
+        with service.session(counter(), on_death="restart", open_timeout=0.3) as session:
+            process.kill()
+            process.wait()
+            while service.alive:
+                time.sleep(0.001)
+            with pytest.raises(DeadObject, match="does not come back"):
+                session.run(None, {"t": ONE})
