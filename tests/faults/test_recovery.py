@@ -308,7 +308,7 @@ def test_session_on_a_shared_service_connects_again(serve: Callable[[], subproce
     with nnburst.connect("shared") as service:
         with pytest.raises(BadState, match="nnburst stop --kill"):
             service.kill()
-        with service.session(counter(), on_death="restart", open_timeout=WATCHDOG) as session:
+        with service.session(counter(), on_death="restart", retry=1, open_timeout=WATCHDOG) as session:
             session.run(None, {"t": ONE})
             first.kill()
             first.wait()
@@ -324,7 +324,7 @@ def test_session_on_a_shared_service_connects_again(serve: Callable[[], subproce
 def test_shared_service_that_stays_away_is_given_up_in_time(serve: Callable[[], subprocess.Popen[str]]) -> None:
     process = serve()
     with nnburst.connect("shared") as service:
-        with service.session(counter(), on_death="restart", open_timeout=0.3) as session:
+        with service.session(counter(), on_death="restart", retry=1, open_timeout=0.3) as session:
             process.kill()
             process.wait()
             while service.alive:
