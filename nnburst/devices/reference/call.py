@@ -27,6 +27,11 @@ __all__ = ["KernelCall", "Step", "activation_limits", "decode_table", "encode_ta
 Array = np.ndarray[Any, np.dtype[Any]]
 Step = Callable[[], Any]
 
+_EXACT = 2.0**24
+"""Below it every integer is a float32."""
+_AT_ONCE = 1 << 13
+"""Elements that are quantised at a time."""
+
 _LIMITS: dict[int, tuple[float | None, float | None]] = {
     FusedActivation.NONE: (None, None),
     FusedActivation.RELU: (0.0, None),
@@ -243,24 +248,46 @@ class KernelCall(OperationView):
             self.do(_decode_into, source, operand, buffer)
         return buffer
 
-    def centred(self, name: str, arrange: Callable[[Array], Array] = lambda array: array) -> Array:
+    def sum_dtype(self, name: str, channel_axis: int) -> type[np.floating[Any]]:
+        """In what sums of products of x with a filter are exact: float32, or float64 for quantised data that needs it.
+
+        Args:
+            name: The filter. Only that of a constant is looked at.
+            channel_axis: Its axis that is not summed over.
+        """
+        if not self.info.is_quantised:
+            return np.float32
+        if not self.is_constant(name):
+            return np.float64
+        index, operand, x = self.index(name), self.operand(name), self.operand("x")
+
+        def largest() -> Array:
+            weights = np.abs(self._arrays[index].astype(np.float64) - operand.zero_point)
+            over = tuple(axis for axis in range(weights.ndim) if axis != channel_axis)
+            codes = np.abs(_codes(operand_info(x.type)).astype(np.float64) - x.zero_point)
+            return np.atleast_1d(weights.sum(over).max() * codes.max())
+
+        return np.float32 if self.derived(("largest sum", index), largest)[0] < _EXACT else np.float64
+
+    def centred(self, name: str, arrange: Callable[[Array], Array] = lambda array: array, dtype: Any = None) -> Array:
         """Return stored value minus zero point (the value itself for floats), rearranged and dense.
 
         Args:
             name: The input.
             arrange: Makes a view of the stored values, e.g. a transposed one.
+            dtype: In what; default `real_dtype`.
         """
-        index = self.index(name)
+        index, dtype = self.index(name), dtype or self.real_dtype
         source = arrange(self._arrays[index])
         if self._is_constant(index):
-            return np.asarray(self.derived(("centred", index), lambda: self._centred_copy(name, source)))
-        buffer = np.empty(source.shape, self.real_dtype)
+            kind = f"centred {np.dtype(dtype).name}"
+            zero_point = dtype(self.operand(name).zero_point)
+            return np.asarray(
+                self.derived((kind, index), lambda: np.ascontiguousarray(source.astype(dtype) - zero_point))
+            )
+        buffer = np.empty(source.shape, dtype)
         self.centre_into(name, source, buffer)
         return buffer
-
-    def _centred_copy(self, name: str, source: Array) -> Array:
-        zero_point = self.real_dtype(self.operand(name).zero_point)
-        return np.ascontiguousarray(source.astype(self.real_dtype) - zero_point)
 
     def centre_into(self, name: str, source: Array, target: Array) -> None:
         """Append the step that writes stored value minus zero point of an input's view into an array."""
@@ -268,7 +295,18 @@ class KernelCall(OperationView):
         if zero_point == 0:
             self.do(np.copyto, target, source)
         else:
-            self.do(np.subtract, source, self.real_dtype(zero_point), target)
+            self.do(np.subtract, source, target.dtype.type(zero_point), target)
+
+    def store_sums(self, sums: Array, out: Array, bias: Array, factor: Any) -> None:
+        """Append the step that quantises sums of products to the output: (sum + bias) x factor.
+
+        Args:
+            sums: Integers [rows, channels] in floating point.
+            out: Stored values [rows, channels].
+            bias: By channel.
+            factor: Real value of a step of the sums, for all channels or by channel.
+        """
+        self.do(_Quantiser(self.output(), self.integer("act"), sums.shape), sums, out, bias, factor)
 
     def real_out(self, which: int = 0) -> Array:
         """Return the array for the real values of an output; dense."""
@@ -284,17 +322,39 @@ class KernelCall(OperationView):
             self._clamp(self._tail, buffer, low, high)
             self._tail.append(partial(np.copyto, out, buffer, "same_kind"))
             return buffer
-        buffer, half = np.empty(out.shape, np.float64), np.empty(out.shape, np.float64)
-        self._tail += [
-            partial(np.divide, buffer, np.float64(operand.scale), buffer),
-            partial(np.copysign, np.float64(0.5), buffer, half),
-            partial(np.add, buffer, half, buffer),
-            partial(np.trunc, buffer, buffer),
-            partial(np.add, buffer, np.float64(operand.zero_point), buffer),
-        ]
-        self._clamp(self._tail, buffer, low, high)
-        self._tail.append(partial(np.copyto, out, buffer, "unsafe"))
+        buffer = np.empty(out.shape, np.float64)
+        flat = buffer.reshape(-1, 1) if buffer.ndim == 0 else buffer.reshape(-1, buffer.shape[-1])
+        store = _Quantiser(operand, code, flat.shape)
+        self._tail.append(partial(store, flat, out.reshape(flat.shape)))
         return buffer
+
+
+class _Quantiser:
+    """Quantises rows of real values, as many at a time as stay in a cache: round half away from zero, then cut."""
+
+    def __init__(self, operand: Operand, code: int, shape: tuple[int, ...]) -> None:
+        rows, columns = shape
+        self._step = max(1, min(rows, _AT_ONCE // max(1, columns)))
+        self._real, self._half = np.empty((2, self._step, columns))
+        self._whole = np.empty((self._step, columns), np.int32)
+        self._scale, self._zero_point = operand.scale, operand.zero_point
+        low, high = activation_limits(operand, code)
+        self._low, self._high = low - operand.zero_point, high - operand.zero_point
+
+    def __call__(self, values: Array, out: Array, bias: Any = None, factor: Any = 1.0) -> None:
+        factor = np.asarray(factor / self._scale)
+        for start in range(0, len(values), self._step):
+            part, stored = values[start : start + self._step], out[start : start + self._step]
+            real, half, whole = (buffer[: len(part)] for buffer in (self._real, self._half, self._whole))
+            if bias is not None:
+                part = np.add(part, bias, real)
+            np.multiply(part, factor, real)
+            np.copysign(0.5, real, half)
+            np.add(real, half, real)
+            np.maximum(real, self._low, out=real)
+            np.minimum(real, self._high, out=real)
+            np.copyto(whole, real, "unsafe")  # which drops the fraction
+            np.add(whole, self._zero_point, stored, casting="unsafe")
 
 
 def _assign(out: Array, function: Callable[..., Any], arrays: tuple[Array, ...]) -> None:

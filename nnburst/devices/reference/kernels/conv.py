@@ -1,7 +1,7 @@
 """Sums of products: convolutions and FULLY_CONNECTED.
 
-Floats are computed in float32. Quantised values are centred (stored - zero point) and summed in float64, where
-products of bytes and their sums are exact integers; the scales come last.
+Floats are computed in float32. Quantised values are centred (stored - zero point) and summed where products of bytes
+and their sums are exact integers, in float32 if a filter is small enough, else in float64; the scales come last.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from ....model import Axis, WindowGeometry, transposed_axes, window_geometry
 from ..call import KernelCall
-from .windows import as_nhwc, padded_shape, taps, windows, within
+from .windows import as_nhwc, padded_shape, windows, within
 
 __all__ = ["conv_2d", "depthwise_conv_2d", "fully_connected", "grouped_conv_2d", "transpose_conv_2d"]
 
@@ -21,38 +21,54 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _COLUMNS_BYTES = 4 << 20
 """Size from which the unfolded image of a convolution is made piece by piece."""
+_STRIP_BYTES = 1 << 16
+"""Of a result that is added up at a time, tap by tap."""
 
 
-def _accumulate(call: KernelCall, sums: Array, out: Array) -> None:
-    """Append bias and scales to the sums of products, whose last axis is the channel, and move them to `out`."""
-    call.do(np.add, sums, call.centred("bias"), sums)
-    if call.info.is_quantised:
-        scales = call.channel_scales("filter")
-        factor = call.operand("x").scale * np.array(call.operand("filter").scale if scales is None else scales[0])
-        call.do(np.multiply, sums, factor, sums)
-    if not np.shares_memory(sums, out):
-        call.do(np.copyto, out, sums)
+def _new_sums(call: KernelCall, channel_axis: int, nchw: bool) -> Array:
+    """Return the array for sums of products, channels last: the output itself if that can hold them."""
+    out = as_nhwc(call.out(), nchw) if call.out().ndim == 4 else call.out()
+    dtype = call.sum_dtype("filter", channel_axis)
+    return out if out.dtype == dtype and not nchw else np.empty(out.shape, dtype)
+
+
+def _accumulate(call: KernelCall, sums: Array, nchw: bool = False) -> None:
+    """Append bias, scales and activation, and move the sums of products to the output."""
+    bias = call.centred("bias")
+    if not call.info.is_quantised:
+        call.do(np.add, sums, bias, sums)
+        out = as_nhwc(call.real_out(), nchw) if sums.ndim == 4 else call.real_out()
+        if not np.shares_memory(sums, out):
+            call.do(np.copyto, out, sums)
+        return
+    channels, out = call.channel_scales("filter"), as_nhwc(call.out(), nchw) if sums.ndim == 4 else call.out()
+    scales = call.operand("filter").scale if channels is None else np.array(channels[0])
+    stored = np.empty(out.shape, out.dtype) if nchw else out
+    rows = (-1, sums.shape[-1])
+    call.store_sums(sums.reshape(rows), stored.reshape(rows), bias, call.operand("x").scale * scales)
+    if nchw:
+        call.do(np.copyto, out, stored)
 
 
 def fully_connected(call: KernelCall) -> None:
     """FULLY_CONNECTED: [n, in] x [units, in] transposed."""
-    matrix = call.centred("filter", lambda filter_: filter_.T)
+    sums = _new_sums(call, 0, False)
+    matrix = call.centred("filter", lambda filter_: filter_.T, sums.dtype.type)
     x = call.array("x").reshape(-1, matrix.shape[0])
-    if x.dtype != call.real_dtype:
-        rows = np.empty(x.shape, call.real_dtype)
+    if x.dtype != sums.dtype:
+        rows = np.empty(x.shape, sums.dtype)
         call.centre_into("x", x, rows)
         x = rows
-    out = call.real_out()
-    call.do(np.matmul, x, matrix, out)
-    _accumulate(call, out, out)
+    call.do(np.matmul, x, matrix, sums)
+    _accumulate(call, sums)
 
 
-def _centred_image(call: KernelCall, g: WindowGeometry) -> Array:
+def _centred_image(call: KernelCall, g: WindowGeometry, dtype: Any) -> Array:
     """Return the image in NHWC, centred and padded with zeros; the array itself when nothing is to be done."""
     image = as_nhwc(call.array("x"), g.nchw)
-    if image.dtype == call.real_dtype and g.height.is_plain and g.width.is_plain:
+    if image.dtype == dtype and g.height.is_plain and g.width.is_plain:
         return image
-    padded = call.scratch(padded_shape(g), call.real_dtype)
+    padded = call.scratch(padded_shape(g), dtype)
     padded.fill(0)
     call.centre_into("x", image, within(padded, g))
     return padded
@@ -62,16 +78,15 @@ def conv_2d(call: KernelCall) -> None:
     """CONV_2D: windows unfolded to rows, times the filter as a matrix."""
     co, fh, fw, ci = call.dims("filter")
     g = window_geometry(call, fh, fw)
-    matrix = call.centred("filter", lambda filter_: filter_.reshape(co, -1).T)
-    image = _centred_image(call, g)
-    out = as_nhwc(call.real_out(), g.nchw)
-    sums = out if not g.nchw else np.empty(out.shape, call.real_dtype)
+    sums = _new_sums(call, 0, g.nchw)
+    matrix = call.centred("filter", lambda filter_: filter_.reshape(co, -1).T, sums.dtype.type)
+    image = _centred_image(call, g, sums.dtype)
     pointwise = fh == fw == g.height.stride == g.width.stride == 1
     if pointwise and image.flags.c_contiguous:
         call.do(np.matmul, image.reshape(-1, ci), matrix, sums.reshape(-1, co))
     else:
         _unfolded_product(call, windows(image, g), matrix, sums)
-    _accumulate(call, sums, out)
+    _accumulate(call, sums, g.nchw)
 
 
 def _unfolded_product(call: KernelCall, every: Array, matrix: Array, sums: Array) -> None:
@@ -96,49 +111,60 @@ def _unfolded_product(call: KernelCall, every: Array, matrix: Array, sums: Array
 
 def depthwise_conv_2d(call: KernelCall) -> None:
     """DEPTHWISE_CONV_2D: each channel by itself, `multiplier` results per channel."""
-    _one, fh, fw, _co = call.dims("filter")
+    _one, fh, fw, co = call.dims("filter")
     g = window_geometry(call, fh, fw)
+    sums = _new_sums(call, 3, g.nchw)
+    weights = call.centred("filter", lambda filter_: filter_.reshape(fh, fw, co), sums.dtype.type)
+    every = windows(_centred_image(call, g, sums.dtype), g)
     multiplier = call.integer("multiplier")
-    weights = call.centred("filter", lambda filter_: filter_.reshape(fh, fw, -1, multiplier))
-    image = _centred_image(call, g)
-    out = as_nhwc(call.real_out(), g.nchw)
-    sums = out if not g.nchw else np.empty(out.shape, call.real_dtype)
-    grouped = sums.reshape(*sums.shape[:3], g.channels, multiplier)
-    multiple = np.empty(grouped.shape, grouped.dtype)
-    for i, j, view in taps(image, g):
-        if i == j == 0:
-            call.do(np.multiply, view[..., None], weights[i, j], grouped)
-        else:
-            call.do(np.multiply, view[..., None], weights[i, j], multiple)
-            call.do(np.add, grouped, multiple, grouped)
-    _accumulate(call, sums, out)
+    if multiplier > 1:  # images of one row, of which each channel is seen by several filters
+        weights, every = weights.reshape(fh, fw, -1, multiplier), every[..., None]
+    call.do(_sum_taps, every, weights, sums.reshape(*sums.shape[:3], *weights.shape[2:]))
+    _accumulate(call, sums, g.nchw)
+
+
+def _sum_taps(every: Array, weights: Array, sums: Array) -> None:
+    """Add up the cells of all windows times their weights, some rows of the result at a time, to stay in a cache."""
+    batch, height = sums.shape[:2]
+    rows = max(1, _STRIP_BYTES * height * batch // sums.nbytes)
+    multiple = np.empty((min(rows, height), *sums.shape[2:]), sums.dtype)
+    cells = [(i, j) for i in range(weights.shape[0]) for j in range(weights.shape[1])]
+    for b, top in product(range(batch), range(0, height, rows)):
+        target = sums[b, top : top + rows]
+        part, product_ = every[b, top : top + rows], multiple[: len(target)]
+        for i, j in cells:
+            if i == j == 0:
+                np.multiply(part[:, :, i, j], weights[i, j], target)
+            else:
+                np.multiply(part[:, :, i, j], weights[i, j], product_)
+                np.add(target, product_, target)
 
 
 def grouped_conv_2d(call: KernelCall) -> None:
     """GROUPED_CONV_2D: every group of channels has filters of its own."""
     co, fh, fw, ci = call.dims("filter")
     groups, g = call.integer("groups"), window_geometry(call, fh, fw)
-    matrices = call.centred("filter", lambda filter_: filter_.reshape(groups, co // groups, -1).transpose(0, 2, 1))
-    every = windows(_centred_image(call, g), g)
-    out = as_nhwc(call.real_out(), g.nchw)
-    sums = out if not g.nchw else np.empty(out.shape, call.real_dtype)
-    part = np.empty((*out.shape[:3], co // groups), call.real_dtype)
+    sums = _new_sums(call, 0, g.nchw)
+    matrices = call.centred(
+        "filter", lambda filter_: filter_.reshape(groups, co // groups, -1).transpose(0, 2, 1), sums.dtype.type
+    )
+    every = windows(_centred_image(call, g, sums.dtype), g)
+    part = np.empty((*sums.shape[:3], co // groups), sums.dtype)
     for group in range(groups):
         _unfolded_product(call, every[..., group * ci : (group + 1) * ci], matrices[group], part)
         call.do(np.copyto, sums[..., group * (co // groups) : (group + 1) * (co // groups)], part)
-    _accumulate(call, sums, out)
+    _accumulate(call, sums, g.nchw)
 
 
 def transpose_conv_2d(call: KernelCall) -> None:
     """TRANSPOSE_CONV_2D: every element of the image adds a multiple of the filter to the result."""
     _, fh, fw, _ = call.dims("filter")
     g = transposed_axes(call, fh, fw)
-    matrices = call.centred("filter", lambda filter_: filter_.transpose(1, 2, 3, 0))
+    sums = _new_sums(call, 0, g.nchw)
+    matrices = call.centred("filter", lambda filter_: filter_.transpose(1, 2, 3, 0), sums.dtype.type)
     image = as_nhwc(call.array("x"), g.nchw)
-    centred = np.empty(image.shape, call.real_dtype)
+    centred = np.empty(image.shape, sums.dtype)
     call.centre_into("x", image, centred)
-    out = as_nhwc(call.real_out(), g.nchw)
-    sums = np.empty(out.shape, call.real_dtype)
     call.do(sums.fill, 0)
     for i, j in np.ndindex(fh, fw):
         rows, to_rows = _reached(g.height, i)
@@ -146,7 +172,7 @@ def transpose_conv_2d(call: KernelCall) -> None:
         target = sums[:, to_rows, to_columns]
         if target.size:
             call.do(_add_product, centred[:, rows, columns], matrices[i, j], target)
-    _accumulate(call, sums, out)
+    _accumulate(call, sums, g.nchw)
 
 
 def _reached(axis: Axis, tap: int) -> tuple[slice, slice]:
