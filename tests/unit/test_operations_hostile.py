@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -93,3 +94,26 @@ def test_random_uses_end_with_a_status(operation: int) -> None:
         statuses.append(status)
     assert all(status in tuple(ErrorStatus) for status in statuses)
     assert ErrorStatus.INVALID_ARGUMENT not in statuses  # the request itself is right
+
+
+@pytest.mark.parametrize("operation", [O.RESIZE_BILINEAR, O.RESIZE_NEAREST_NEIGHBOR], ids=lambda o: o.name)
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_lies_between_image_and_result_is_no_larger_than_both(operation: O, wide: bool) -> None:
+    """A column that becomes a row: rows times columns of the two would be 64 million elements."""
+    long = 8192
+    x = np.arange(long, dtype=np.float32).reshape((1, 1, long, 1) if wide else (1, long, 1, 1))
+    b = ModelBuilder()
+    size = (1, long) if wide else (long, 1)
+    arguments = [b.input("x", T.TENSOR_FLOAT32, x.shape), *map(b.scalar, size), b.scalar(False)]
+    b.output("y", b.add(operation, arguments))
+    model = b.build()
+    tracemalloc.start()
+    try:
+        status, (y,), _ = run_model(model, [x])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert status is ErrorStatus.NONE
+    assert y.shape == (x.shape[0], x.shape[2], x.shape[1], 1)
+    assert (y == 0).all()
+    assert peak < 64 * x.nbytes

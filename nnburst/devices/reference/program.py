@@ -70,7 +70,8 @@ class Program:
         self._reports_shapes = any(not self._is_complete(index) for index in main.output_indexes)
         self._steps: list[Step] = []
         self._starts: list[int] = []
-        self._bound = self._bind_operations()
+        with np.errstate(all="ignore"):  # kernels compute from constants, which may be anything
+            self._bound = self._bind_operations()
 
     def __call__(self) -> ExecutionResult | None:
         """Run once; see `nnburst.devices._plan.Bind`."""

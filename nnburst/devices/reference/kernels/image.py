@@ -108,15 +108,25 @@ def resize_bilinear(call: KernelCall) -> None:
         first = np.floor(place).astype(np.intp)
         return first, np.minimum(first + 1, size - 1), (place - first).astype(call.real_dtype).reshape(shape)
 
-    top, bottom, down = neighbours(height, out.shape[1], (-1, 1, 1))
-    left, right, across = neighbours(width, out.shape[2], (-1, 1))
+    down = neighbours(height, out.shape[1], (-1, 1, 1))
+    across = neighbours(width, out.shape[2], (-1, 1))
+
+    def along(image: Array, axis: int, places: tuple[Array, Array, Array]) -> Array:
+        first, second, part = places
+        return np.asarray(np.take(image, first, axis) * (1 - part) + np.take(image, second, axis) * part)
+
+    rows_first = _rows_first((height, width), out.shape[1:3])
 
     def step(x: Array) -> None:
         image = as_nhwc(x, nchw)
-        rows = image[:, top] * (1 - down) + image[:, bottom] * down
-        out[...] = rows[:, :, left] * (1 - across) + rows[:, :, right] * across
+        out[...] = along(along(image, 1, down), 2, across) if rows_first else along(along(image, 2, across), 1, down)
 
     call.do(step, call.real("x"))
+
+
+def _rows_first(size: tuple[int, ...], out: tuple[int, ...]) -> bool:
+    """Whether rows are taken before columns: what is in between must be no larger than the image or the result."""
+    return out[0] * size[1] <= size[0] * out[1]
 
 
 def resize_nearest(call: KernelCall) -> None:
@@ -130,4 +140,7 @@ def resize_nearest(call: KernelCall) -> None:
         return np.minimum(np.floor(place + np.float32(0.5 if align else 0)).astype(np.intp), size - 1)
 
     rows, columns = nearest(height, out_height), nearest(width, out_width)
-    _move_image(call, lambda x: x[:, rows][:, :, columns])
+    if _rows_first((height, width), (out_height, out_width)):
+        _move_image(call, lambda x: x[:, rows][:, :, columns])
+    else:
+        _move_image(call, lambda x: x[:, :, columns][:, rows])
