@@ -45,8 +45,7 @@ struct nnb_client {
     uint64_t timed_ns; /* when it was sent, 0: it is not timed */
     uint64_t late_ns;  /* likewise, as far as it can be told afterwards */
     int slow;          /* the first looks have brought no answer */
-    nnb_trace_entry *trace;
-    uint64_t trace_room, traced;
+    nnb_trace *trace; /* or NULL */
     uint64_t own_counters[NNB_COUNTERS];
     uint8_t *packet; /* room for the whole result ring */
     nnb_channel request, result;
@@ -157,16 +156,13 @@ void nnb_client_watch(nnb_client *c, nnb_row *row)
     c->sampling.random = (uint32_t)((uintptr_t)c >> 12) ^ (uint32_t)nnb_now_ns();
 }
 
-void nnb_client_trace(nnb_client *c, nnb_trace_entry *entries, uint64_t n, uint32_t every)
+void nnb_client_trace(nnb_client *c, nnb_trace *trace, uint32_t every)
 {
     if (c->magic != MAGIC)
         return;
-    c->trace = n ? entries : NULL;
-    c->trace_room = n;
-    c->sampling.every = c->sampling.countdown = c->trace ? every : 0;
+    c->trace = trace;
+    c->sampling.every = c->sampling.countdown = every;
 }
-
-uint64_t nnb_client_traced(const nnb_client *c) { return c->traced; }
 
 /* ---- execution ------------------------------------------------------------------------------------------------ */
 
@@ -396,7 +392,7 @@ static void note_answer(nnb_execution *e, int status)
         nnb_histogram_add(&c->row->histograms[NNB_EXECUTION], lasted, weight);
     }
     if (c->trace && c->timed_ns)
-        c->trace[c->traced++ % c->trace_room] = (nnb_trace_entry){
+        c->trace->entries[c->trace->noted++ % c->trace->room] = (nnb_trace_entry){
             .sent = sent, .taken = known ? taken : 0, .answered = known ? taken + lasted : 0, .received = now,
             .run = c->request.counters[NNB_REQUESTS], .thread = self(), .status = status};
 }

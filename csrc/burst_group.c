@@ -335,6 +335,7 @@ int nnb_group_add(nnb_group *g, nnb_server *s, uint64_t client, uint32_t priorit
         rc = -ENOMEM;
     if (!rc) {
         owner->users++;
+        nnb_server_share_thread(s);
         *m = (seat){.server = s,
                     .inbox = nnb_server_inbox(s),
                     .share = owner,

@@ -63,6 +63,7 @@ struct nnb_server {
     uint64_t weight;     /* requests since the last timed one */
     uint64_t idle_ns;    /* when the last answer went out, if that was timed */
     uint64_t idle_weight;
+    int shares_thread; /* what passes until the next request is not spent on it alone */
     uint64_t own_counters[NNB_COUNTERS];
 
     uint32_t n_plans, last, victim;
@@ -175,6 +176,8 @@ static void count(nnb_server *s, uint32_t which) { nnb_count(s->request.counters
 
 nnb_channel *nnb_server_inbox(nnb_server *s) { return &s->request; }
 
+void nnb_server_share_thread(nnb_server *s) { s->shares_thread = 1; }
+
 uint32_t nnb_server_spins(const nnb_server *s) { return nnb_channel_polls(&s->request) ? SPINS : 0; }
 
 /* ---- answering ------------------------------------------------------------------------------------------------ */
@@ -238,7 +241,7 @@ static void note_reply(nnb_server *s)
     uint64_t now = nnb_now_ns();
     nnb_histogram_add(&s->row->histograms[NNB_EXECUTION], now - s->taken_ns, s->weight);
     nnb_channel_stamp(&s->result, s->answer_n ? s->answer_n : 2, s->taken_ns, now - s->taken_ns);
-    s->idle_ns = now;
+    s->idle_ns = s->shares_thread ? 0 : now;
     s->idle_weight = s->weight;
     s->weight = 0;
     s->taken_ns = 0;

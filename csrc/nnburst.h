@@ -288,6 +288,13 @@ typedef struct nnb_trace_entry {
     uint32_t reserved;
 } nnb_trace_entry;
 
+/* The last `room` runs that were timed: the i-th of all, from 0, is in entries[i % room]. */
+typedef struct nnb_trace {
+    uint64_t noted; /* how many have been */
+    uint64_t room;
+    nnb_trace_entry *entries;
+} nnb_trace;
+
 /* ---- burst_channel.c, burst_endpoint.c: the two ends of a burst ------------------------------------------------ */
 
 typedef struct nnb_stats {
@@ -320,10 +327,9 @@ void nnb_client_stats(const nnb_client *c, nnb_stats *out);
 int nnb_client_is_free(const nnb_client *c);
 /* Before the first run: histograms of its timed runs go here, and all counters. The row outlives the client's use. */
 void nnb_client_watch(nnb_client *c, nnb_row *row);
-/* From now on one run in `every` is timed and noted in entries[i % n], i counting from 0; nnb_client_traced is how many
- * have been. NULL ends it. Not while a run is in flight. */
-void nnb_client_trace(nnb_client *c, nnb_trace_entry *entries, uint64_t n, uint32_t every);
-uint64_t nnb_client_traced(const nnb_client *c);
+/* From now on one run in `every` is timed, at least, and noted in the trace, which outlives the client's use. After
+ * nnb_client_watch, and not while a run is in flight. */
+void nnb_client_trace(nnb_client *c, nnb_trace *trace, uint32_t every);
 
 /* A request, serialised once, to be run many times. The client must outlive it. */
 typedef struct nnb_execution nnb_execution;

@@ -155,6 +155,11 @@ class ExecutionBurstController(OneProcess):
         self._unlink = prepared_model.link_to_death(hang_up)
         _CONTROLLERS[id(self)] = self
 
+    def record(self, trace: CData, every: int) -> None:
+        """Note at least one run of so many in an ``nnb_trace``, from now on; while nothing runs."""
+        self._trace = trace
+        lib.nnb_client_trace(self._endpoint, trace, every)
+
     # ---- executions ------------------------------------------------------------------------------------------
 
     def bind(self, request: Request, *, measure: bool = False) -> BoundRequest:

@@ -14,6 +14,7 @@ from .._core._nnburst import ffi, lib
 from ..errors import ErrorStatus, InvalidArgument, NNBurstError
 from ..memory import BufferSet, free_closed_buffers
 from ..model import ExecutionResult, MeasureTiming, failure_of, reason_of
+from ..watch import private_row
 from ._endpoint import c_result, python_request
 from ._interfaces import BurstCallback, BurstExecutorWithCache, Kernel, implements
 from ._stats import ServerStats, server_stats
@@ -71,9 +72,8 @@ class Served(abc.ABC):
 
     def __init__(self, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
         self._callback = callback
-        self._row = callback.row
-        if self._row is not None:
-            lib.nnb_server_watch(endpoint, self._row.pointer)
+        self._row = callback.row or private_row()
+        lib.nnb_server_watch(endpoint, self._row.pointer)
         self._executor = executor
         self._executes = implements(executor, "execute")
         self._endpoint = endpoint
@@ -120,8 +120,7 @@ class Served(abc.ABC):
 
     def close_row(self) -> None:
         """Nothing is counted any more."""
-        if self._row is not None:
-            self._row.close()
+        self._row.close()
 
     def answer(self, result: ExecutionResult) -> None:
         if result[0] is not ErrorStatus.NONE:

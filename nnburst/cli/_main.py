@@ -31,6 +31,7 @@ COMMANDS: dict[str, CommandRow] = {
     "doctor": CommandRow("nnburst.cli.doctor", "doctor", "Check this machine, the devices and the extras."),
     "serve": CommandRow("nnburst.cli.serve", "serve", "Run a service that programs of this machine share."),
     "stop": CommandRow("nnburst.cli.serve", "stop", "End a shared service."),
+    "trace": CommandRow("nnburst.cli._trace", "trace", "Run a program and record its executions for Perfetto."),
     "top": CommandRow("nnburst.cli._top", "top", "Show what services do, without disturbing them."),
 }
 

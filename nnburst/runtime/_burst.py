@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from ..model import ExecutionPreference
 from ._arguments import answer_length, solve_shapes
 from ._compilation import Compilation
 from ._execution import Execution
-from ._service import closes_with
+from ._service import closes_with, service_of
 from ._state import make_states
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..model import BufferToken
+    from ..watch._trace import Recording
     from ._bursts import Bursts
     from ._memory_desc import DeviceMemory
 
@@ -50,7 +52,22 @@ class Burst(OneProcess):
             polling_window=polling_window,
             result_channel_length=answer_length(compilation.outputs),
         )
+        self._recording: Recording | None = None
+        if os.environ.get("NNBURST_TRACE"):
+            self._record()
         closes_with(compilation.device, self)
+
+    def _record(self) -> None:
+        from ..watch._trace import recorder
+
+        service, compilation = service_of(self.compilation.device), self.compilation
+        names = [", ".join(node.name for node in nodes) for nodes in (compilation.inputs, compilation.outputs)]
+        label = f"{compilation.device.name}: {' → '.join(names)}"
+        of_process = recorder()
+        self._recording = of_process.follow(
+            label, (os.getpid(), "") if service is None else (service.pid, service.what)
+        )
+        self._controller.record(self._recording.pointer, of_process.every)
 
     @property
     def controller(self) -> ExecutionBurstController:
@@ -130,7 +147,11 @@ class Burst(OneProcess):
 
     def close(self) -> None:
         """End the burst; in any order relative to memories. Idempotent."""
-        self._controller.close()
+        try:
+            self._controller.close()
+        finally:
+            if self._recording is not None:
+                self._recording.finish()
 
     def __enter__(self) -> Burst:
         return self

@@ -55,9 +55,14 @@ _services: weakref.WeakKeyDictionary[Device, weakref.ref[Service]] = weakref.Wea
 
 def closes_with(device: Device, thing: _Opened) -> None:
     """Have something closed when the service of its device is."""
-    service = _services.get(device, lambda: None)()
+    service = service_of(device)
     if service is not None:
         service._opened[id(thing)] = thing
+
+
+def service_of(device: Device) -> Service | None:
+    """Return the service that a device belongs to, if it was opened as one."""
+    return _services.get(device, lambda: None)()
 
 
 class _LocalBackend:
@@ -137,6 +142,11 @@ class Service(OneProcess):
                 return device
         names = ", ".join(device.name for device in self.devices)
         raise DeviceUnavailable(f"no device {name!r} in this service; it has: {names}")
+
+    @property
+    def what(self) -> str:
+        """``child``, ``in process``, or the address of a shared one."""
+        return self._what
 
     @property
     def pid(self) -> int:

@@ -1,0 +1,256 @@
+"""Traces: every run of this process's bursts as slices on a time line, for Perfetto and Chrome's trace viewer.
+
+The C core notes when a request was sent, taken, answered and received; nothing else happens until a burst is closed or
+the process ends. Then the last runs of the burst are appended to the file, which is valid JSON at any time: several
+processes may share it. The first process that traces begins it anew and tells its children by `_BEGUN`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import heapq
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._core import ffi
+from ..errors import ErrorStatus, InvalidArgument
+
+if TYPE_CHECKING:
+    from .._core._nnburst import CData
+
+FILE_VARIABLE = "NNBURST_TRACE"
+EVERY_VARIABLE = "NNBURST_TRACE_EVERY"
+_BEGUN = "_NNBURST_TRACE_BEGUN"
+_KEPT = 65536
+"""Runs of a burst that are kept: the last ones."""
+_HEAD, _TAIL = b'{"displayTimeUnit":"ns","traceEvents":[\n', b"\n]}\n"
+_TRACKS = 512
+"""Tracks of one process, also among those of its service: thread numbers are made of both numbers."""
+_ENTRY = np.dtype(
+    [
+        *((name, np.uint64) for name in ("sent", "taken", "answered", "received", "run", "thread")),
+        ("status", np.int32),
+        ("reserved", np.uint32),
+    ]
+)
+_log = logging.getLogger("nnburst.watch")
+
+
+def begin(path: str) -> None:
+    """Make an empty trace; whatever was in the file is gone.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    with open(path, "wb") as file:
+        file.write(_HEAD + _TAIL)
+
+
+def adopt(env: MutableMapping[str, str]) -> None:
+    """Have processes of this environment add to the trace that it names, which was begun for them."""
+    env[_BEGUN] = env[FILE_VARIABLE]
+
+
+def append(path: str, events: list[dict[str, Any]]) -> None:
+    """Add events to a trace, between those of other processes.
+
+    Raises:
+        OSError: The file cannot be written.
+        InvalidArgument: It is not a trace.
+    """
+    text = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in events)
+    with open(path, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        end = file.seek(0, os.SEEK_END) - len(_TAIL)
+        file.seek(max(end, 0))
+        if end < len(_HEAD) or file.read() != _TAIL:
+            raise InvalidArgument(f"{path!r} is not a trace that nnburst began")
+        file.seek(end)  # what is cut off if this process is killed now is found out by the next one
+        file.write((b",\n" if end > len(_HEAD) else b"") + text + _TAIL)
+
+
+class Recording:
+    """The runs of one burst.
+
+    Attributes:
+        pointer: The ``nnb_trace *`` that the burst's client writes.
+    """
+
+    def __init__(self, recorder: Recorder, number: int, label: str, service: tuple[int, str]) -> None:
+        self._recorder = recorder
+        self.number = number
+        self.label = label
+        self.service_pid, self.service_name = service
+        self._entries = ffi.new("nnb_trace_entry[]", _KEPT)
+        self.pointer: CData = ffi.new("nnb_trace *", {"room": _KEPT, "entries": self._entries})
+
+    def finish(self) -> None:
+        """Write what was recorded. Idempotent; a file that cannot be written is logged."""
+        self._recorder.finish(self)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield what the file says of the runs."""
+        noted = self.pointer.noted
+        entries = np.frombuffer(ffi.buffer(self._entries), _ENTRY)[: min(noted, _KEPT)]
+        entries = entries[np.argsort(entries["sent"], kind="stable")]
+        if not len(entries):
+            return
+        client, service = os.getpid(), self.service_pid
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        runs, waits, executions = (_Lanes(self._recorder.new_track) for _ in range(3))
+        yield _named("process_name", client, 0, f"client {os.path.basename(sys.argv[0]) or 'python'}")
+        if service != client:
+            yield _named("process_name", service, 0, f"service {self.service_name}".rstrip())
+        for entry in entries.tolist():
+            sent, taken, answered, received, run, thread, status, _ = entry
+            flow = client << 31 | (self.number * 0x10000 + run) & 0x7FFFFFFF
+            about = {
+                "run": run,
+                "model": self.label,
+                "status": ErrorStatus(status).name,
+                "thread": names.get(thread, thread),
+            }
+            track = runs.place(sent, received)
+            yield _slice(client, track, "run", sent, received, about)
+            if not sent < taken < answered < received:
+                continue  # the service told no times, or false ones
+            waiting, serving = waits.place(sent, taken), executions.place(taken, answered)
+            yield _slice(service, waiting, "queue", sent, taken, about)
+            yield _slice(service, serving, "execute", taken, answered, about)
+            yield _slice(client, track, "return", answered, received, about)
+            yield _arrow("s", client, track, sent, flow)
+            yield _arrow("t", service, waiting, sent, flow)
+            yield _arrow("t", service, serving, taken, flow)
+            yield _arrow("f", client, track, answered, flow)
+        for kind, pid, lanes in (("runs", client, runs), ("queue", service, waits), ("service", service, executions)):
+            for track in lanes.tracks:
+                yield _named("thread_name", pid, track, f"{kind} of {self.label} [{client}]")
+
+
+class _Lanes:
+    """Tracks on which slices do not overlap: usually one, several if several runs are under way at once."""
+
+    def __init__(self, new_track: Callable[[], int]) -> None:
+        self._new_track = new_track
+        self._busy: list[tuple[int, int]] = []  # (end, track)
+        self._free: list[int] = []
+        self.tracks: list[int] = []
+
+    def place(self, start: int, end: int) -> int:
+        while self._busy and self._busy[0][0] <= start:
+            heapq.heappush(self._free, heapq.heappop(self._busy)[1])
+        if not self._free:
+            self.tracks.append(self._new_track())
+            self._free.append(self.tracks[-1])
+        track = heapq.heappop(self._free)
+        heapq.heappush(self._busy, (end, track))
+        return track
+
+
+def _micros(ns: int) -> float:
+    # Readers multiply by 1000 and cut off: the third of a nanosecond keeps them from falling below the right one.
+    return round(ns / 1000 + 0.0003, 4)
+
+
+def _slice(pid: int, track: int, name: str, start: int, end: int, about: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "ph": "X", "cat": "nnburst", "name": name, "pid": pid, "tid": track,
+        "ts": _micros(start), "dur": _micros(end - start), "args": about,
+    }  # fmt: skip
+
+
+def _arrow(step: str, pid: int, track: int, at: int, flow: int) -> dict[str, Any]:
+    return {
+        "ph": step, "cat": "nnburst", "name": "run", "id": flow, "pid": pid, "tid": track, "ts": _micros(at), "bp": "e",
+    }  # fmt: skip
+
+
+def _named(what: str, pid: int, track: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "cat": "__metadata", "name": what, "pid": pid, "tid": track, "ts": 0, "args": {"name": name}}
+
+
+class Recorder:
+    """The trace of this process."""
+
+    def __init__(self, path: str, every: int) -> None:
+        self.path = path
+        self.every = every
+        self.pid = os.getpid()
+        self._open: dict[int, Recording] = {}
+        self._numbers = self._tracks = 0
+        if os.environ.get(_BEGUN) != path:
+            begin(path)
+            adopt(os.environ)
+
+    def new_track(self) -> int:
+        """Return a thread number that no process uses."""
+        self._tracks += 1
+        return self.pid * _TRACKS + self._tracks
+
+    def follow(self, label: str, service: tuple[int, str]) -> Recording:
+        """Begin to record a burst.
+
+        Args:
+            label: Of its model.
+            service: Process and name of what runs it.
+        """
+        self._numbers += 1
+        self._open[self._numbers] = recording = Recording(self, self._numbers, label, service)
+        return recording
+
+    def finish(self, recording: Recording) -> None:
+        """See `Recording.finish`."""
+        if self._open.pop(recording.number, None) is None or self.pid != os.getpid():
+            return
+        events = list(recording.events())
+        try:
+            if events:
+                append(self.path, events)
+        except (OSError, InvalidArgument) as error:
+            _log.warning("the trace of %d runs was lost: %s", recording.pointer.noted, error)
+
+    def finish_all(self) -> None:
+        """Write what is still recorded."""
+        for recording in list(self._open.values()):
+            self.finish(recording)
+
+
+_recorder: Recorder | None = None
+
+
+def recorder() -> Recorder:
+    """Return the one of this process, for the file that `NNBURST_TRACE` names.
+
+    Raises:
+        InvalidArgument: The file cannot be written, or `NNBURST_TRACE_EVERY` is not a number.
+    """
+    global _recorder
+    path = os.path.abspath(os.environ.get(FILE_VARIABLE, ""))
+    if _recorder is None or (_recorder.pid, _recorder.path) != (os.getpid(), path):
+        every = os.environ.get(EVERY_VARIABLE, "1")
+        if not every.isdigit() or not 0 < int(every) < 2**31:
+            raise InvalidArgument(f"{EVERY_VARIABLE}={every!r} is not a number of runs above 0")
+        if _recorder is not None:
+            _recorder.finish_all()
+        try:
+            _recorder = Recorder(path, int(every))
+        except OSError as error:
+            raise InvalidArgument(f"{FILE_VARIABLE}={path!r} cannot be written: {error.strerror}") from error
+    return _recorder
+
+
+@atexit.register
+def _finish_all() -> None:
+    if _recorder is not None:
+        _recorder.finish_all()
+
+
+assert _ENTRY.itemsize == ffi.sizeof("nnb_trace_entry")
