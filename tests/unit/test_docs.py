@@ -102,18 +102,20 @@ def test_python_of_a_page_runs_as_written(page: Path, vision: dict[str, str], tm
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a page and their numbers, without tables and what is between fences."""
+    """Yield the lines of a page and their numbers, without what is between fences."""
     fenced = False
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if line.lstrip().startswith("```"):
             fenced = not fenced
-        elif not fenced and not line.startswith("|"):
+        elif not fenced:
             yield number, line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_lines_of_prose_end_before_the_margin(page: Path) -> None:
-    assert [number for number, line in prose(page) if len(line) > WIDTH] == []
+def test_lines_and_tables_end_before_the_margin(page: Path) -> None:
+    made = page.name == "mutants.md"  # by `make prove-mutants`
+    wide = [number for number, line in prose(page) if len(line) > WIDTH and not (made and line.startswith("|"))]
+    assert wide == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

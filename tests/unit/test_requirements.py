@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs" / "requirements").glob("*.md"))
-ROW = re.compile(r"\| (REQ-[A-Z]+-\d{3}) \| (.+) \| (.+) \|")
+ROW = re.compile(r"^- \*\*(REQ-[A-Z]+-\d{3})\*\* (.+?) Tests: (.+)$", re.MULTILINE)
 NAMED = re.compile(r"REQ_([A-Z]+)((?:_(?:to_)?\d{3})+)(?!\d)")
 
 
@@ -43,9 +43,14 @@ def carried() -> dict[str, set[str]]:
     return found
 
 
+def rows(page: Path) -> list[tuple[str, str, str]]:
+    """The items of a page: id, sentence, tests."""
+    return ROW.findall(re.sub(r"\n  +", " ", page.read_text()))
+
+
 def listed() -> list[tuple[str, str, str]]:
-    """The rows of all pages: id, sentence, tests."""
-    return [row for page in PAGES for line in page.read_text().splitlines() for row in ROW.findall(line)]
+    """The items of all pages."""
+    return [row for page in PAGES for row in rows(page)]
 
 
 def test_ids_in_names_are_read_with_their_ranges() -> None:
@@ -57,7 +62,7 @@ def test_ids_in_names_are_read_with_their_ranges() -> None:
 def test_every_id_is_listed_once_and_every_row_is_read() -> None:
     ids = [id_ for id_, _, _ in listed()]
     assert len(set(ids)) == len(ids)
-    assert len(ids) == sum(page.read_text().count("| REQ-") for page in PAGES)
+    assert len(ids) == sum(page.read_text().count("- **REQ-") for page in PAGES)
 
 
 def test_every_id_of_a_test_is_listed() -> None:
@@ -67,7 +72,7 @@ def test_every_id_of_a_test_is_listed() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_requirement_has_the_tests_that_it_names_or_says_why_not(page: Path) -> None:
     found = carried()
-    for id_, sentence, tests in ROW.findall(page.read_text()):
+    for id_, sentence, tests in rows(page):
         if sentence.startswith("*Does not apply.*"):
             assert (tests, found[id_]) == ("none", set()), id_
         else:
