@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,15 @@ def checked_token(token: object) -> bytes:
     return bytes(token)
 
 
-def device_token_v1(token: bytes, device: str, version: str, preference: int, priority: int) -> bytes:
-    """Derive a device's token as NNAPI does for a model in one piece: one SHA-256 over the plain concatenation.
+def packed_part(operations: Sequence[tuple[int, int]]) -> bytes:
+    """Return what stands for a part of a model in a token: for each operation the subgraph and the index."""
+    return b"".join(struct.pack("<Ii", subgraph, index) for subgraph, index in operations)
+
+
+def device_token_v1(
+    token: bytes, device: str, version: str, preference: int, priority: int, part: Sequence[tuple[int, int]] = ()
+) -> bytes:
+    """Derive a device's token as NNAPI does: one SHA-256 over the plain concatenation.
 
     Args:
         token: Of the application, 32 bytes.
@@ -42,11 +49,12 @@ def device_token_v1(token: bytes, device: str, version: str, preference: int, pr
         version: Its version string.
         preference: 0, 1 or 2.
         priority: 90, 100 or 110; see `PRIORITY_CODE`.
+        part: Operations (subgraph, index) of a part of a model, in order; empty for a model in one piece.
 
     Returns:
         32 bytes.
     """
-    digest = hashlib.sha256(checked_token(token))
+    digest = hashlib.sha256(checked_token(token) + packed_part(part))
     digest.update(device.encode() + version.encode())
     digest.update(struct.pack("<ii", preference, priority))
     return digest.digest()
@@ -62,6 +70,7 @@ def device_token_v2(
     priority: int,
     relaxed: bool,
     files: tuple[int, int],
+    part: Sequence[tuple[int, int]] = (),
 ) -> bytes:
     """Derive a device's token from tagged fields of explicit length, so that no two lists of fields read the same."""
     digest = hashlib.sha256()
@@ -79,6 +88,8 @@ def device_token_v2(
     field("priority", struct.pack("<i", priority))
     field("relaxed", bytes([relaxed]))
     field("files", struct.pack("<II", *files))
+    if part:
+        field("part", packed_part(part))
     return digest.digest()
 
 

@@ -14,6 +14,7 @@ from ._registry import create_device, device_names
 from ._resilient import ResilientDevice, check_device, checked_model
 from .named import NamedDevice
 from .noop import NoopDevice, NoopPreparedModel
+from .partitioned import PartitionedDevice, PartitionedModel
 from .reference import ReferenceDevice, ReferencePreparedModel
 
 __all__ = [
@@ -34,6 +35,8 @@ __all__ = [
     "NamedDevice",
     "NoopDevice",
     "NoopPreparedModel",
+    "PartitionedDevice",
+    "PartitionedModel",
     "Plan",
     "PreparedModel",
     "ReferenceDevice",

@@ -31,6 +31,7 @@ from ._operand_types import (
 from ._operation_types import FusedActivation, OperationType, PaddingScheme, operation_name, operation_since
 from ._operation_view import OperationView, OutputSpec, UnknownYet
 from ._operations import OPERATIONS, OperationInfo
+from ._partition import Part, cut, has_known_size, regions
 from ._running import ExecutionResult, Failure, RunOptions, consistent_result, failure_of, reason_of
 from ._signature import Match, Param, Signature, match_signature
 from ._types import (
@@ -108,6 +109,7 @@ __all__ = [
     "OutputSpec",
     "PaddingScheme",
     "Param",
+    "Part",
     "PerformanceInfo",
     "PoolFactory",
     "Priority",
@@ -122,11 +124,13 @@ __all__ = [
     "WindowGeometry",
     "combine_dimensions",
     "consistent_result",
+    "cut",
     "element_count",
     "extension_code",
     "extension_operand_type",
     "extension_prefix",
     "failure_of",
+    "has_known_size",
     "image_dims",
     "is_extension",
     "is_fully_specified",
@@ -138,6 +142,7 @@ __all__ = [
     "pad_widths",
     "provide_pools",
     "reason_of",
+    "regions",
     "slice_bounds",
     "strided_slices",
     "transposed_axes",

@@ -8,7 +8,7 @@ from ..model import BufferToken, ExecutionPreference, ExecutionResult, OutputSha
 from ._arguments import NodeArg
 from ._burst import Burst
 from ._caching import CacheReport
-from ._compilation import Compilation
+from ._compilation import Compilation, CompilationReport, StepReport
 from ._copy import copy_memory
 from ._event import Event
 from ._execution import Duration, Execution
@@ -24,6 +24,7 @@ __all__ = [
     "BurstStats",
     "CacheReport",
     "Compilation",
+    "CompilationReport",
     "Device",
     "DeviceMemory",
     "Duration",
@@ -41,6 +42,7 @@ __all__ = [
     "Restart",
     "Service",
     "Session",
+    "StepReport",
     "Timing",
     "connect",
     "copy_memory",

@@ -41,11 +41,19 @@ _REFUSALS = (CacheReason.DECLINED, CacheReason.TOO_BIG, CacheReason.NOT_WORTH_IT
 
 
 class Job(Struct, frozen=True):
-    """One compilation for one device."""
+    """One compilation for one device.
+
+    Attributes:
+        device: Which.
+        model: A whole model, or the part of one that the device runs.
+        asked: How to compile.
+        part: Operations of such a part in the whole model: (subgraph, index).
+    """
 
     device: Device
     model: Model
     asked: CompileJob
+    part: tuple[tuple[int, int], ...] = ()
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -135,6 +143,7 @@ class DirectoryCache:
             priority=PRIORITY_CODE[job.asked.priority],
             relaxed=job.model.relax_computation_float32_to_float16,
             files=job.counts,
+            part=job.part,
         )
 
     def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
@@ -281,6 +290,7 @@ class FlatCache:
             job.device.version_string,
             int(job.asked.preference),
             PRIORITY_CODE[job.asked.priority],
+            job.part,
         )
         with contextlib.suppress(OSError), self._open(job, token, 0) as files:
             yield Entry(files)
@@ -323,6 +333,8 @@ class DescriptorCache:
                 os.close(fds.pop())
 
     def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
+        if job.part:
+            raise CacheRejected(CacheReason.UNSUPPORTED, "a model in parts needs a directory: each part has files")
         models, data = map(tuple, self._fds)
         if (len(models), len(data)) != job.counts:
             raise CacheRejected(CacheReason.BAD_FD, "the device needs another number of files")

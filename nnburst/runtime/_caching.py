@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -61,6 +62,21 @@ class CacheReport(Struct, frozen=True):
 
 
 NO_CACHE = CacheReport("DISABLED", CacheReason.NO_INFO)
+
+
+_WORST = ("REJECTED", "NOT_SAVED", "SAVED", "HIT", "DISABLED")
+
+
+def combined_report(reports: Sequence[CacheReport]) -> CacheReport:
+    """Return one report for the parts of a model: the worst outcome, and sums."""
+    worst = min(reports, key=lambda report: _WORST.index(report.outcome))
+    return replace(
+        worst,
+        nbytes=sum(report.nbytes for report in reports),
+        lookup_ms=sum(report.lookup_ms for report in reports),
+        compile_ms=sum(report.compile_ms for report in reports),
+        save_ms=sum(report.save_ms for report in reports),
+    )
 
 
 class _Attempt:

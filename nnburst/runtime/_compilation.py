@@ -8,20 +8,52 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec import Struct
+
 from .._core._errno import checked_timeout
 from .._core._leaving import deadline_within, within
 from .._core._one_process import OneProcess
 from ..cache import Cache, Limits, checked_token
-from ..devices import CompileJob, Device, PreparedModel
-from ..errors import BadState, GeneralFailure, InvalidArgument
-from ..model import ExecutionPreference, ImportedModel, Model, Priority, operation_name
+from ..devices import CompileJob, Device, PartitionedDevice, PartitionedModel, PreparedModel
+from ..errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, error_for
+from ..model import ExecutionPreference, ImportedModel, Model, Part, Priority, operation_name
 from ._arguments import NodeArg, imported_arguments, model_arguments
 from ._cache_sources import CacheSource, DescriptorCache, DirectoryCache, FlatCache, Job
-from ._caching import CacheReport, compile_with_cache
+from ._caching import CacheReport, combined_report, compile_with_cache
 from ._service import Service, closes_with
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+
+_FINAL = (InvalidArgument, MissedDeadline, BadState)
+"""Failures of a compilation that another device cannot mend."""
+
+
+class StepReport(Struct, frozen=True):
+    """What one device runs.
+
+    Attributes:
+        device: Its name.
+        operations: Indexes in the main subgraph, in the order in which they run.
+        cache: What caching did for them.
+    """
+
+    device: str
+    operations: tuple[int, ...]
+    cache: CacheReport
+
+
+class CompilationReport(Struct, frozen=True):
+    """Where a model runs.
+
+    Attributes:
+        steps: One, or several in the order in which they run.
+        refusals: Devices that failed to compile, and why: (name, reason).
+    """
+
+    steps: tuple[StepReport, ...]
+    refusals: tuple[tuple[str, str], ...] = ()
 
 
 class Compilation(OneProcess):
@@ -29,7 +61,8 @@ class Compilation(OneProcess):
 
     Args:
         model: From `ModelBuilder`, or as a device imported it.
-        devices: Where it may run, in order of preference; it is compiled for the first that supports every operation.
+        devices: Where it may run, in order of preference. It is compiled for the first that supports every operation;
+            if that fails to, for the next; if there is none, it is cut into parts for several (`report`).
             A `Service` stands for all its devices and leaves the choice to the runtime, which may then also
             let shared memory stand in for memory of the device.
 
@@ -61,7 +94,9 @@ class Compilation(OneProcess):
         self._refuses = False
         self._device: Device | None = None
         self._cache: CacheSource | None = None
-        self._report: CacheReport | None = None
+        self._report: CompilationReport | None = None
+        self._parts: tuple[Part, ...] = ()
+        self._lacks: list[str] = []
 
     def set_preference(self, preference: str | ExecutionPreference) -> None:
         """Say what to optimise for, by member or name.
@@ -115,19 +150,83 @@ class Compilation(OneProcess):
             self._release_cache()
 
     def _compile(self) -> None:
-        reasons = []
+        asked = CompileJob(self._preference, self._priority, deadline_within(0))
+        able, refusals, failures = self._asked(), [], []
+        while able:
+            try:
+                steps = self._steps(able)
+            except GeneralFailure as error:
+                if len(able) > 1:
+                    self._lacks.append(str(error))
+                break
+            made: list[PreparedModel] = []
+            reports: list[StepReport] = []
+            try:
+                for device, part, operations in steps:
+                    named = tuple((0, n) for n in operations) if len(steps) > 1 else ()
+                    prepared, report = compile_with_cache(Job(device, part, asked, named), self._cache)
+                    made.append(prepared)
+                    reports.append(StepReport(device.name, operations, report))
+            except BaseException as error:
+                for each in made:
+                    each.close()
+                if not isinstance(error, NNBurstError) or isinstance(error, _FINAL):
+                    raise
+                failures.append(error)
+                refusals.append((device.name, str(error)))
+                able = [(each, said) for each, said in able if each is not device]
+                continue
+            self._take(steps, made, CompilationReport(tuple(reports), tuple(refusals)))
+            return
+        if failures:
+            reasons = "; ".join([*(f"{name}: {reason}" for name, reason in refusals), *self._lacks])
+            raise (
+                failures[0]
+                if len(self._devices) == 1
+                else error_for(failures[-1].status, f"no device is left: {reasons}")
+            )
+        raise GeneralFailure(f"no device supports every operation of this model: {'; '.join(self._lacks)}")
+
+    def _asked(self) -> list[tuple[Device, Sequence[bool]]]:
+        """Ask each device what it can run, and note what it cannot."""
+        operations, answers = self.model.main.operations, list[tuple[Device, Sequence[bool]]]()
         for device in self._devices:
-            supported = () if self._imported is not None else device.get_supported_operations(self.model)
+            supported: tuple[bool, ...] = ()
+            if self._imported is None:
+                supported = device.get_supported_operations(self.model)
+            missing = {operation_name(o.type) for o, known in zip(operations, supported, strict=False) if not known}
+            if missing:
+                self._lacks.append(f"{device.name} lacks {', '.join(sorted(missing))}")
+            answers.append((device, supported))
+        return answers
+
+    def _steps(self, able: Sequence[tuple[Device, Sequence[bool]]]) -> list[tuple[Device, Model, tuple[int, ...]]]:
+        """Give the model to the first device that supports all of it, else to several.
+
+        Raises:
+            GeneralFailure: They cannot run it together, either.
+        """
+        for device, supported in able:
             if all(supported):
-                job = Job(device, self.model, CompileJob(self._preference, self._priority, deadline_within(0)))
-                self._prepared, self._report = compile_with_cache(job, self._cache)
-                self._device = device
-                closes_with(device, self)
-                return
-            operations = zip(self.model.main.operations, supported, strict=True)
-            missing = {operation_name(operation.type) for operation, known in operations if not known}
-            reasons.append(f"{device.name} lacks {', '.join(sorted(missing))}")
-        raise GeneralFailure(f"no device supports every operation of this model: {'; '.join(reasons)}")
+                return [(device, self.model, tuple(range(len(self.model.main.operations))))]
+        together = PartitionedDevice([device for device, _ in able])
+        steps = together.plan(self.model, [supported for _, supported in able])
+        self._parts = tuple(step.part for step in steps)
+        return [(step.device, step.part.model, step.part.operations) for step in steps]
+
+    def _take(
+        self,
+        steps: Sequence[tuple[Device, Model, tuple[int, ...]]],
+        made: Sequence[PreparedModel],
+        report: CompilationReport,
+    ) -> None:
+        if len(made) == 1:
+            self._prepared, self._device = made[0], steps[0][0]
+        else:
+            self._prepared = PartitionedModel(self.model, self._parts, made)
+            self._device = PartitionedDevice(tuple(dict.fromkeys(device for device, _, _ in steps)))
+        self._report = report
+        closes_with(self._device, self)
 
     @property
     def has_one_device(self) -> bool:
@@ -213,7 +312,18 @@ class Compilation(OneProcess):
 
     @property
     def cache_report(self) -> CacheReport:
-        """What caching did.
+        """What caching did; for a model in parts, the worst outcome of a part and the sums of all.
+
+        Raises:
+            BadState: Not finished, or it failed.
+        """
+        if self._report is None:
+            raise BadState("the compilation is not finished or has failed")
+        return combined_report([step.cache for step in self._report.steps])
+
+    @property
+    def report(self) -> CompilationReport:
+        """Which devices run what, and why others do not.
 
         Raises:
             BadState: Not finished, or it failed.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from .._core._leaving import Leaving, time_left
 from .._core._one_process import OneProcess
-from ..devices import Device, ResilientDevice, create_device
+from ..devices import Device, PartitionedDevice, ResilientDevice, create_device
 from ..errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
 from ..model import ExecutionPreference, Priority
 
@@ -54,10 +54,11 @@ _services: weakref.WeakKeyDictionary[Device, weakref.ref[Service]] = weakref.Wea
 
 
 def closes_with(device: Device, thing: _Opened) -> None:
-    """Have something closed when the service of its device is."""
-    service = service_of(device)
-    if service is not None:
-        service._opened[id(thing)] = thing
+    """Have something closed when the service of its device, or of one of its devices, is."""
+    for each in device.devices if isinstance(device, PartitionedDevice) else (device,):
+        service = service_of(each)
+        if service is not None:
+            service._opened[id(thing)] = thing
 
 
 def service_of(device: Device) -> Service | None:

@@ -232,7 +232,7 @@ def token_given(
 def test_REQ_CACHE_028_to_038_token_of_the_device_depends_on_everything_that_counts(
     tmp_path: Path, layout: str, body: str
 ) -> None:
-    """The second body stands for what NNAPI cuts in parts; here a device is given the whole model."""
+    """The parts of a model that is cut are in `test_partition.py`."""
     changes: dict[str, dict[str, Any]] = {
         "nothing": {},
         "028 034": {"name": "test-other"},
@@ -253,14 +253,12 @@ def test_REQ_CACHE_028_to_038_token_of_the_device_depends_on_everything_that_cou
         assert token_given(tmp_path / str(n), layout, built) == tokens["nothing"]
 
 
-def test_REQ_CACHE_039_model_and_its_parts_have_tokens_of_their_own(tmp_path: Path) -> None:
-    """Parts are models of their own here, and the tokens are made from the models."""
-    first = model()
-    b = ModelBuilder()
-    x = b.input("x", OperandType.TENSOR_FLOAT32, (2,))
-    b.output("y", b.add(OperationType.MUL, [x, x, b.scalar(0)]))
-    tokens = {token_given(tmp_path, "native", body, token=None) for body in (several_operations(), first, b.build())}
-    assert len(tokens) == 3
+def test_REQ_CACHE_039_token_v1_of_a_part_is_that_of_nnapi() -> None:
+    """Values that were computed from the rule by other means."""
+    token = device_token_v1(TOKEN, "deviceA", "1.0", 1, 100, [(0, 0)])
+    assert token.hex() == "d2f39d025e08288e971f02ac0a37aba43589d5a7ea0bb9ac93d30e2bffa44b7f"
+    token = device_token_v1(bytes(range(32)), "deviceB", "UNKNOWN", 2, 90, [(0, 0), (0, 2)])
+    assert token.hex() == "e6624396394879cedf068579505591179c31854aa375ff13ad1374fadbc085da"
 
 
 BASE: dict[str, Any] = {

@@ -1,0 +1,388 @@
+"""A model on several devices: parts that run one after the other, behind the interface of one prepared model.
+
+What one part hands to the next lies in one pool of shared memory, where values that are not needed any more give way
+to others. Through a burst, every part runs through a burst of its own; a fenced execution is a chain of fenced
+executions, in which each service waits for the one before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ..burst import BurstExecutorWithCache, ExecutionBurstController, Kernel, SlotExecutor
+from ..errors import Ending, ErrorStatus, GeneralFailure, NNBurstError, OutputInsufficientSize, OutputShape
+from ..memory import Memory
+from ..model import (
+    NO_TIMING,
+    BufferToken,
+    Capabilities,
+    DataLocation,
+    ExecutionResult,
+    Extension,
+    Failure,
+    MeasureTiming,
+    MemoryLike,
+    Model,
+    Part,
+    Request,
+    RequestArgument,
+    RunOptions,
+    Timing,
+    combine_dimensions,
+    cut,
+    failure_of,
+    has_known_size,
+    operand_nbytes,
+    operation_name,
+    reason_of,
+    regions,
+    validate_model,
+    validate_request,
+)
+from ._deadline import require_time
+from ._fence import Fence
+from ._fenced import FencedExecution, FencedInfo
+from ._interfaces import CompileJob, Device, PreparedModel
+from ._local import LocalModel
+
+__all__ = ["PartitionedDevice", "PartitionedModel", "Step"]
+
+
+class Step(Struct, frozen=True):
+    """A part of a model, and the device that runs it."""
+
+    device: Device
+    part: Part
+
+
+class PartitionedDevice(Device):
+    """Several devices, each of which runs what it can of a model.
+
+    Args:
+        devices: In order of preference; they stay the caller's.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self.devices = tuple(devices)
+
+    @property
+    def name(self) -> str:
+        """``nnburst-partitioned``."""
+        return "nnburst-partitioned"
+
+    @property
+    def version_string(self) -> str:
+        """Name and version of every device."""
+        return ", ".join(f"{device.name} {device.version_string}" for device in self.devices)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the device that is preferred."""
+        return self.devices[0].capabilities
+
+    def get_supported_extensions(self) -> tuple[Extension, ...]:
+        """Those of all devices."""
+        found = {extension.name: extension for each in self.devices for extension in each.get_supported_extensions()}
+        return tuple(found.values())
+
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        """An operation is supported if one of the devices supports it."""
+        answers = [device.get_supported_operations(model) for device in self.devices]
+        return tuple(any(said) for said in zip(*answers, strict=True))
+
+    def plan(self, model: Model, supported: Sequence[Sequence[bool]] | None = None) -> tuple[Step, ...]:
+        """Cut a model: each operation goes to the first device that supports it.
+
+        Args:
+            model: Valid.
+            supported: What each device has answered, if it was asked already.
+
+        Raises:
+            InvalidArgument: The model breaks a rule.
+            GeneralFailure: No device supports an operation, or the model cannot be cut where it would have to be.
+        """
+        if supported is None:
+            supported = [device.get_supported_operations(model) for device in self.devices]
+        chosen = []
+        for n, said in enumerate(zip(*supported, strict=True)):
+            if not any(said):
+                name = operation_name(model.main.operations[n].type)
+                names = ", ".join(device.name for device in self.devices)
+                raise GeneralFailure(f"operation {n} ({name}) is supported by none of {names}")
+            chosen.append(said.index(True))
+        return tuple(Step(self.devices[part.device], part) for part in cut(model, chosen))
+
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PartitionedModel:
+        """Compile every part on its device; the cache files of a job are not used."""
+        validate_model(model)
+        steps, prepared = self.plan(model), []
+        try:
+            for step in steps:
+                prepared.append(step.device.prepare_model(step.part.model, replace(job, cache=None)))
+        except BaseException:
+            for each in prepared:
+                each.close()
+            raise
+        return PartitionedModel(model, [step.part for step in steps], prepared)
+
+
+class PartitionedModel(PreparedModel):
+    """Prepared parts of a model, as one.
+
+    Args:
+        model: The whole model.
+        parts: In the order in which they run.
+        prepared: One per part; they become this object's.
+    """
+
+    def __init__(self, model: Model, parts: Sequence[Part], prepared: Sequence[PreparedModel]) -> None:
+        self.model = model
+        self.parts = tuple(parts)
+        self.prepared = tuple(prepared)
+        outer = {*model.main.input_indexes, *model.main.output_indexes}
+        handed = [i for part in self.parts for i in part.outputs if i not in outer]
+        sizes = [operand_nbytes(model.main.operands[i].type, model.main.operands[i].dimensions) for i in handed]
+        lives = [
+            (
+                next(k for k, part in enumerate(self.parts) if i in part.outputs),
+                max(k for k, part in enumerate(self.parts) if i in part.inputs),
+            )
+            for i in handed
+        ]
+        offsets, self.scratch_size = regions(sizes, lives)
+        self._handed = {i: (offset, size) for i, offset, size in zip(handed, offsets, sizes, strict=True)}
+
+    # ---- requests --------------------------------------------------------------------------------------------
+
+    def scratch(self) -> Memory | None:
+        """Return a pool for what parts hand to each other, or None if that is nothing."""
+        return Memory.ashmem(self.scratch_size, "nnburst-parts") if self.scratch_size else None
+
+    def requests(self, request: Request, scratch: Memory | None) -> list[Request]:
+        """Return the requests of the parts; each names the pools that it needs and no other."""
+        main = self.model.main
+        given = dict(zip(main.input_indexes, request.inputs, strict=True))
+        given |= dict(zip(main.output_indexes, request.outputs, strict=True))
+        made = []
+        for part in self.parts:
+            pools: list[MemoryLike | BufferToken] = []
+
+            def argument(i: int, pools: list[MemoryLike | BufferToken] = pools) -> RequestArgument:
+                if i in given:
+                    outer = given[i]
+                    if outer.has_no_value:
+                        return outer
+                    pool, location = request.pools[outer.location.pool_index], outer.location
+                    dimensions = outer.dimensions
+                else:
+                    assert scratch is not None
+                    pool, location, dimensions = scratch, DataLocation(0, *self._handed[i]), ()
+                known = [n for n, other in enumerate(pools) if other is pool]
+                if not known:
+                    pools.append(pool)
+                place = known[0] if known else len(pools) - 1
+                return RequestArgument(False, replace(location, pool_index=place), dimensions)
+
+            inputs, outputs = tuple(map(argument, part.inputs)), tuple(map(argument, part.outputs))
+            made.append(Request(inputs, outputs, tuple(pools)))
+        return made
+
+    def combined(self, request: Request, results: Sequence[ExecutionResult], measured: bool) -> ExecutionResult:
+        """Return what the results of the parts, of which the last may have failed, are together."""
+        main, shapes = self.model.main, dict[int, OutputShape]()
+        for part, (_, told, _) in zip(self.parts, results, strict=False):
+            shapes |= dict(zip(part.outputs, told, strict=False))
+        status, told, _ = results[-1]
+        if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE or (status is ErrorStatus.NONE and shapes):
+            every = tuple(
+                shapes.get(i) or OutputShape(combine_dimensions(main.operands[i].dimensions, argument.dimensions))
+                for i, argument in zip(main.output_indexes, request.outputs, strict=True)
+            )
+            if status is not ErrorStatus.NONE:
+                return Failure(status, reason_of(results[-1]), every)
+            return status, every, _total(results) if measured else NO_TIMING
+        if status is not ErrorStatus.NONE:
+            return results[-1]
+        return status, (), _total(results) if measured else NO_TIMING
+
+    # ---- running ---------------------------------------------------------------------------------------------
+
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
+        scratch: Memory | None = None
+        try:
+            validate_request(self.model, request)
+            require_time(options.deadline_ns)
+            scratch = self.scratch()
+            results = []
+            for prepared, inner in zip(self.prepared, self.requests(request, scratch), strict=True):
+                results.append(prepared.execute_synchronously(inner, options))
+                if results[-1][0] is not ErrorStatus.NONE:
+                    break
+            return self.combined(request, results, options.measure == MeasureTiming.YES)
+        except (MemoryError, NNBurstError) as error:
+            return failure_of(error)
+        finally:
+            if scratch is not None:
+                scratch.close()
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Fence] = (),
+        options: RunOptions = RunOptions(),
+        duration_ns: int = 0,
+        on_end: Callable[[], None] | None = None,
+    ) -> FencedExecution:
+        """A chain: the first part waits for the fences, each other one for the part before it.
+
+        A duration is that of each part.
+        """
+        validate_request(self.model, request, allow_unspecified_output=False)
+        runs: list[FencedExecution] = []
+        try:
+            inner = self.requests(request, self.scratch())
+            for prepared, each in zip(self.prepared, inner, strict=True):
+                ends = on_end if len(runs) == len(inner) - 1 else None
+                runs.append(prepared.execute_fenced(each, wait_for, options, duration_ns, ends))
+                wait_for = (runs[-1].fence,)
+        except BaseException:
+            for run in runs:
+                run.cancel()
+            raise
+        return _Chain(runs)
+
+    def burst_executor(self) -> BurstExecutorWithCache:
+        """Return an executor that runs every part through a burst of its own."""
+        return _PartsExecutor(self)
+
+    # ---- life ------------------------------------------------------------------------------------------------
+
+    @property
+    def ending(self) -> Ending:
+        """That of the first process that has ended of those that hold a part."""
+        endings = [prepared.ending for prepared in self.prepared]
+        return next((ending for ending in endings if ending.reason), Ending())
+
+    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_death` once when the first process dies that holds a part."""
+        left, lock = [on_death], threading.Lock()
+
+        def first() -> None:
+            with lock:
+                found = left.pop() if left else None
+            if found is not None:
+                found()
+
+        unlink = [prepared.link_to_death(first) for prepared in self.prepared]
+
+        def unlink_all() -> None:
+            left.clear()
+            for each in unlink:
+                each()
+
+        return unlink_all
+
+    def close(self) -> None:
+        for prepared in self.prepared:
+            prepared.close()
+
+
+def _total(results: Sequence[ExecutionResult]) -> Timing:
+    times = [(timing.time_on_device, timing.time_in_driver) for _, _, timing in results]
+    sums = [None if None in column else sum(filter(None, column)) for column in zip(*times, strict=True)]
+    return Timing(*sums)
+
+
+class _Chain(FencedExecution):
+    """Fenced executions of parts, as one."""
+
+    def __init__(self, runs: Sequence[FencedExecution]) -> None:
+        self._runs = tuple(runs)
+        self.fence = runs[-1].fence
+
+    def info(self) -> FencedInfo:
+        infos = []
+        for run in self._runs:
+            infos.append(run.info())
+            if infos[-1].status is not ErrorStatus.NONE:
+                return infos[-1]
+        results: list[ExecutionResult] = [(info.status, (), info.fenced) for info in infos]
+        fenced = _total(results)
+        return FencedInfo(ErrorStatus.NONE, Timing(fenced.time_on_device, infos[-1].launched.time_in_driver), fenced)
+
+    def cancel(self) -> None:
+        self._runs[0].cancel()  # the others wait for it
+
+
+class _PartsExecutor(SlotExecutor):
+    """Runs the parts of a request: those in this process where they are, others through bursts of their own."""
+
+    def __init__(self, model: PartitionedModel) -> None:
+        super().__init__(self._bound)
+        self._model = model
+        self._scratch: Memory | None = None
+        self._bursts: dict[PreparedModel, ExecutionBurstController] = {}
+        try:
+            self._scratch = model.scratch()
+            for prepared in model.prepared:
+                if not isinstance(prepared, LocalModel):
+                    self._bursts[prepared] = ExecutionBurstController.create(prepared)
+        except BaseException:
+            self.close()
+            raise
+
+    def _bound(self, request: Request, options: RunOptions) -> Kernel:
+        main = self._model.model.main
+        validate_request(self._model.model, request)
+        inner = self._model.requests(request, self._scratch)
+        kernels = [
+            prepared.plan(each, options).call
+            if isinstance(prepared, LocalModel)
+            else self._through_burst(prepared, each, options)
+            for prepared, each in zip(self._model.prepared, inner, strict=True)
+        ]
+        measured = options.measure == MeasureTiming.YES
+
+        def kernel() -> None:
+            for run in kernels:
+                run()
+
+        def telling() -> ExecutionResult:
+            results: list[ExecutionResult] = []
+            for run in kernels:
+                try:
+                    results.append(run() or (ErrorStatus.NONE, (), NO_TIMING))
+                except OutputInsufficientSize as error:
+                    results.append(failure_of(error))
+                    break
+            return self._model.combined(request, results, measured)
+
+        fixed = all(has_known_size(main.operands[i]) for i in main.output_indexes)
+        return kernel if fixed and not measured else telling
+
+    def _through_burst(self, prepared: PreparedModel, request: Request, options: RunOptions) -> Kernel:
+        bound = self._bursts[prepared].bind(request, measure=options.measure == MeasureTiming.YES)
+
+        def run() -> ExecutionResult:
+            bound.run()
+            return bound.result
+
+        return run
+
+    def remove_cache_entry(self, slot: int) -> None:
+        memory = self._entries.get(slot)
+        super().remove_cache_entry(slot)
+        if memory is not None and not any(other is memory for other in self._entries.values()):
+            for burst in self._bursts.values():
+                burst.forget(memory)
+
+    def close(self) -> None:
+        super().close()
+        while self._bursts:
+            self._bursts.popitem()[1].close()
+        if self._scratch is not None:
+            self._scratch.close()

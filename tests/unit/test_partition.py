@@ -1,0 +1,447 @@
+"""A model in parts on several devices gives what it gives in one piece, whatever way it is run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from service_support import in_process
+from test_control_flow import PAIR, TRUTH, Values, graph, sub
+
+import nnburst
+from nnburst import Burst, Compilation, Execution, MemoryDesc
+from nnburst.devices import CompileJob, Device, PartitionedDevice, PartitionedModel, PreparedModel, ReferenceDevice
+from nnburst.errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    ResourceExhausted,
+)
+from nnburst.memory import Memory
+from nnburst.model import (
+    DataLocation,
+    Model,
+    ModelBuilder,
+    OperandType,
+    OperationType,
+    Request,
+    RequestArgument,
+    cut,
+    regions,
+    validate_model,
+)
+from nnburst.runtime import Duration
+
+O, T = OperationType, OperandType  # noqa: E741 - short, for tables
+COUNT = 64
+C = np.arange(COUNT, dtype=np.float32)
+WATCHDOG = 30.0
+
+
+class Only(ReferenceDevice):
+    """Supports some operations."""
+
+    def __init__(self, name: str, *operations: int, failure: Exception | None = None) -> None:
+        self._called = name
+        self._operations = operations
+        self.failure = failure
+        self.prepared: list[int] = []
+        super().__init__()
+
+    @property
+    def name(self) -> str:
+        return self._called
+
+    def why_not(self, model: Model, operation: Any) -> str:
+        return "" if not self._operations or operation.type in self._operations else "not here"
+
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PreparedModel:
+        if self.failure is not None:
+            raise self.failure
+        self.prepared.append(len(model.main.operations))
+        return super().prepare_model(model, job)
+
+
+def adders_and_multipliers() -> tuple[Model, Any]:
+    """Parts by turns, an output that a later part reads, and constants that are in a pool."""
+    b = ModelBuilder()
+    x = b.input("x", T.TENSOR_FLOAT32, (COUNT,))
+    t = b.binary(O.ADD, x, C)
+    u = b.binary(O.MUL, t, C)
+    v = b.binary(O.ADD, u, t)
+    b.output("v", v)
+    b.output("w", b.binary(O.MUL, v, u))
+
+    def wanted(x: Any) -> tuple[Any, Any]:
+        t = x + C
+        u = t * C
+        return u + t, (u + t) * u
+
+    return b.build(), wanted
+
+
+@pytest.fixture(params=["local", "service", "two services", "mixed"])
+def devices(request: pytest.FixtureRequest) -> Iterator[list[Device]]:
+    own = [Only("test-add", O.ADD), Only("test-mul", O.MUL)]
+    with contextlib.ExitStack() as stack:
+        if request.param == "local":
+            yield list(own)
+        elif request.param == "service":
+            yield list(stack.enter_context(in_process(own))[0].devices)
+        else:
+            first, second = (stack.enter_context(in_process([each]))[0].devices[0] for each in own)
+            yield [own[0] if request.param == "mixed" else first, second]
+
+
+@pytest.mark.parametrize("way", ["compute", "start", "fenced", "burst", "bind"])
+def test_parts_give_what_the_whole_gives(devices: list[Device], way: str) -> None:
+    model, wanted = adders_and_multipliers()
+    x = np.random.default_rng(1).normal(size=COUNT).astype(np.float32)
+    outputs = [np.zeros(COUNT, np.float32) for _ in range(2)]
+    with Compilation(model, devices) as compilation:
+        compilation.finish()
+        assert [(step.device, step.operations) for step in compilation.report.steps] == [
+            ("test-add", (0,)), ("test-mul", (1,)), ("test-add", (2,)), ("test-mul", (3,)),
+        ]  # fmt: skip
+        with Burst(compilation) as burst, Execution(compilation, reusable=True) as execution:
+            execution.set_input(0, x)
+            for i, output in enumerate(outputs):
+                execution.set_output(i, output)
+            bound = burst.bind()
+            for _ in range(2):
+                if way == "compute":
+                    execution.compute()
+                elif way == "start":
+                    execution.start_compute().wait(WATCHDOG)
+                elif way == "fenced":
+                    execution.start_compute_with_dependencies().wait(WATCHDOG)
+                elif way == "burst":
+                    execution.burst_compute(burst)
+                else:
+                    bound.inputs["x"][:] = x
+                    bound.run()
+                    for name, output in zip("vw", outputs, strict=True):
+                        output[:] = bound.outputs[name]
+                for found, right in zip(outputs, wanted(x), strict=True):
+                    np.testing.assert_allclose(found, right, rtol=1e-6)
+                x += 1
+            bound.close()
+
+
+def random_model(draw: Any) -> Model:
+    b = ModelBuilder()
+    values = [b.input(f"x{i}", T.TENSOR_FLOAT32, (2, 3)) for i in range(2)]
+    used = set[int]()
+    for n in range(draw(st.integers(1, 10))):
+        code = draw(st.sampled_from([O.ADD, O.MUL, O.RELU, O.TANH, O.NEG]))
+        picked = [draw(st.integers(0, len(values) - 1)) for _ in range(2 if code in (O.ADD, O.MUL) else 1)]
+        arguments = [values[i] for i in picked]
+        if len(arguments) == 2 and draw(st.booleans()):
+            arguments[1] = b.constant(np.full((2, 3), n, np.float32), T.TENSOR_FLOAT32)
+            picked.pop()
+        used.update(picked)
+        values.append(b.binary(code, *arguments) if len(arguments) == 2 else b.add(code, arguments))
+    for i in range(2, len(values)):
+        if i not in used or draw(st.integers(0, 3)) == 0:
+            b.output(f"y{i}", values[i])
+    return b.build()
+
+
+def outputs_of(prepared: PreparedModel, model: Model, inputs: Sequence[Any]) -> list[bytes]:
+    count, nbytes = len(inputs), 24
+    places = [RequestArgument(location=DataLocation(0, 64 * i, nbytes)) for i in range(count + len(model.output_names))]
+    with Memory.ashmem(64 * len(places)) as memory:
+        for i, array in enumerate(inputs):
+            memory.write(array, 64 * i)
+        request = Request(tuple(places[:count]), tuple(places[count:]), (memory,))
+        assert prepared.execute_synchronously(request)[0] is ErrorStatus.NONE
+        return [memory.read(np.uint8, (nbytes,), place.location.offset).tobytes() for place in places[count:]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_cut_of_any_model_is_valid_and_computes_the_same(data: Any) -> None:
+    model = random_model(data.draw)
+    operations = len(model.main.operations)
+    chosen = data.draw(st.lists(st.integers(0, 2), min_size=operations, max_size=operations))
+    parts = cut(model, chosen)
+    assert sorted(n for part in parts for n in part.operations) == list(range(operations))
+    for part in parts:
+        validate_model(part.model)
+        assert {chosen[n] for n in part.operations} == {part.device}
+    assert all(one.device != other.device for one, other in itertools.pairwise(parts))
+    device = ReferenceDevice()
+    inputs = [data.draw(st.integers(-3, 3)) + np.arange(6, dtype=np.float32).reshape(2, 3) for _ in range(2)]
+    whole = device.prepare_model(model)
+    together = PartitionedModel(model, parts, [device.prepare_model(part.model) for part in parts])
+    assert outputs_of(together, model, inputs) == outputs_of(whole, model, inputs)
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 6), st.integers(0, 6)), max_size=12))
+def test_values_that_live_at_the_same_time_do_not_overlap(values: list[tuple[int, int, int]]) -> None:
+    values = sorted(((size, min(a, b), max(a, b)) for size, a, b in values), key=lambda value: value[1])
+    sizes, lives = [size for size, _, _ in values], [(first, last) for _, first, last in values]
+    offsets, end = regions(sizes, lives)
+    for i, (first, last) in enumerate(lives):
+        assert offsets[i] % 64 == 0
+        assert offsets[i] + sizes[i] <= end
+        for j in range(i):
+            if lives[j][0] <= last and first <= lives[j][1]:
+                assert offsets[j] + sizes[j] <= offsets[i] or offsets[i] + sizes[i] <= offsets[j]
+
+
+def test_a_long_chain_takes_room_for_two_values() -> None:
+    b = ModelBuilder()
+    x = b.input("x", T.TENSOR_FLOAT32, (COUNT,))
+    for _ in range(10):
+        x = b.add(O.TANH, [b.add(O.NEG, [x])])
+    b.output("y", x)
+    device = PartitionedDevice([Only("test-neg", O.NEG), Only("test-tanh", O.TANH)])
+    assert device.prepare_model(b.build()).scratch_size <= 2 * COUNT * 4
+
+
+def test_control_flow_stays_whole() -> None:
+    """IF is one operation with its branches, between operations of another device."""
+    values = Values()
+    then = graph(values, [PAIR], lambda add, i: [add(O.ADD, [i[0], np.float32([1.0]), np.array(0)], PAIR)])
+    other = graph(values, [PAIR], lambda add, i: [add(O.NEG, [i[0]], PAIR)])
+
+    def body(add: Any, i: Sequence[int]) -> list[int]:
+        chosen = add(O.IF, [i[0], sub(0), sub(1), add(O.ABS, [i[1]], PAIR)], PAIR)
+        return [add(O.TANH, [chosen], PAIR)]
+
+    model = Model(graph(values, [TRUTH, PAIR], body), (then, other), bytes(values.data))
+    devices = [Only("test-flow", O.IF), Only("test-rest", O.ABS, O.TANH)]
+    x, y = np.float32([3, -4]), np.zeros(2, np.float32)
+    with Compilation(model, devices) as compilation:
+        compilation.finish()
+        assert [step.operations for step in compilation.report.steps] == [(0,), (1,), (2,)]
+        with Execution(compilation, reusable=True) as execution:
+            execution.set_input(0, truth := np.uint8([1]))
+            execution.set_input(1, x)
+            execution.set_output(0, y)
+            execution.compute()
+            np.testing.assert_allclose(y, np.tanh(np.abs(x) + 1), rtol=1e-5)
+            truth[0] = 0
+            execution.compute()
+            np.testing.assert_allclose(y, np.tanh(-np.abs(x)), rtol=1e-5)
+
+
+def test_open_dimensions_are_not_handed_on() -> None:
+    b = ModelBuilder()
+    x = b.input("x", T.TENSOR_FLOAT32, (0, 2))
+    y = b.add(O.NEG, [x], dimensions=(0, 2))
+    b.output("y", b.add(O.TANH, [y], dimensions=(0, 2)))
+    with (
+        Compilation(b.build(), [Only("test-neg", O.NEG), Only("test-tanh", O.TANH)]) as compilation,
+        pytest.raises(GeneralFailure, match=r"cannot be cut behind operation 0 \(NEG\)"),
+    ):
+        compilation.finish()
+
+
+def test_outputs_with_open_dimensions_of_the_last_part_are_reported() -> None:
+    b = ModelBuilder()
+    x = b.input("x", T.TENSOR_FLOAT32, (2, 3))
+    b.output("y", b.add(O.TANH, [b.add(O.NEG, [x])], dimensions=(0, 3)))
+    with Compilation(b.build(), [Only("test-neg", O.NEG), Only("test-tanh", O.TANH)]) as compilation:
+        compilation.finish()
+        with Burst(compilation) as burst, burst.bind(rooms={"y": 8}) as small:
+            with pytest.raises(nnburst.OutputInsufficientSize) as caught:
+                small.run()
+            assert caught.value.output_shapes[0].dimensions == (2, 3)
+            with burst.bind() as enough:
+                enough.inputs["x"][:] = 1
+                enough.run()
+                assert enough.output_shapes[0].dimensions == (2, 3)
+
+
+def test_bad_requests_are_refused_with_the_names_of_the_whole() -> None:
+    model, _ = adders_and_multipliers()
+    prepared = PartitionedDevice([Only("test-add", O.ADD), Only("test-mul", O.MUL)]).prepare_model(model)
+    with Memory.ashmem(2048) as memory:
+        bad = Request((RequestArgument(location=DataLocation(1, 0, 256)),), (RequestArgument(),) * 2, (memory,))
+        result = prepared.execute_synchronously(bad)
+        assert result[0] is ErrorStatus.INVALID_ARGUMENT
+        with pytest.raises(InvalidArgument, match="input 0"):
+            prepared.execute_fenced(bad)
+
+
+def test_durations_are_those_of_all_parts() -> None:
+    model, _ = adders_and_multipliers()
+    devices = [Only("test-add", O.ADD), Only("test-mul", O.MUL)]
+    with Compilation(model, devices) as compilation:
+        compilation.finish()
+        with Burst(compilation) as burst, burst.bind(measure=True) as execution:
+            execution.run()
+            assert execution.get_duration(Duration.ON_HARDWARE) is not None
+
+
+def test_death_of_one_service_ends_a_burst_on_all() -> None:
+    model, _ = adders_and_multipliers()
+    with in_process([Only("test-add", O.ADD)]) as (one, _), in_process([Only("test-mul", O.MUL)]) as (two, host):
+        with Compilation(model, [one.devices[0], two.devices[0]]) as compilation:
+            compilation.finish()
+            with Burst(compilation) as burst, burst.bind() as execution:
+                execution.run()
+                host.close()
+                with pytest.raises((DeadObject, BadState, GeneralFailure)):
+                    execution.run()
+
+
+def test_REQ_MEM_048_memory_of_a_device_is_not_shared_by_parts() -> None:
+    model, _ = adders_and_multipliers()
+    with Compilation(model, [Only("test-add", O.ADD), Only("test-mul", O.MUL)]) as compilation:
+        compilation.finish()
+        desc = MemoryDesc()
+        desc.add_input_role(compilation, 0, 1.0)
+        desc.finish()
+        with pytest.raises(GeneralFailure, match="cannot allocate"):
+            desc.create_memory()  # devices were named: nothing may stand in
+
+
+# ---- the next device ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [GeneralFailure, DeviceUnavailable, ResourceExhausted])
+def test_a_device_that_cannot_compile_gives_way_to_the_next(kind: type[Exception]) -> None:
+    model, _ = adders_and_multipliers()
+    devices = [Only("test-broken", failure=kind("it broke")), Only("test-works")]
+    with Compilation(model, devices) as compilation:
+        compilation.finish()
+        assert compilation.device is devices[1]
+        assert compilation.report.refusals == (("test-broken", "it broke"),)
+        assert [step.device for step in compilation.report.steps] == ["test-works"]
+
+
+def test_a_part_that_cannot_be_compiled_gives_way_to_the_next() -> None:
+    model, _ = adders_and_multipliers()
+    broken = Only("test-broken", O.ADD, failure=GeneralFailure("it broke"))
+    devices = [broken, Only("test-mul", O.MUL), Only("test-add", O.ADD)]
+    with Compilation(model, devices) as compilation:
+        compilation.finish()
+        assert [step.device for step in compilation.report.steps] == ["test-add", "test-mul"] * 2
+        assert compilation.report.refusals == (("test-broken", "it broke"),)
+
+
+@pytest.mark.parametrize("kind", [InvalidArgument, MissedDeadline])
+def test_what_no_device_can_mend_is_raised_at_once(kind: type[Exception]) -> None:
+    model, _ = adders_and_multipliers()
+    second = Only("test-works")
+    with Compilation(model, [Only("test-broken", failure=kind("no use")), second]) as compilation:
+        with pytest.raises(kind, match="no use"):
+            compilation.finish()
+    assert second.prepared == []
+
+
+def test_the_reasons_of_all_are_told() -> None:
+    model, _ = adders_and_multipliers()
+    broken = [Only(f"test-broken{i}", failure=GeneralFailure(f"reason {i}")) for i in range(2)]
+    with Compilation(model, broken) as compilation:
+        with pytest.raises(GeneralFailure, match="test-broken0: reason 0; test-broken1: reason 1"):
+            compilation.finish()
+    with Compilation(model, broken[:1]) as alone:
+        with pytest.raises(GeneralFailure, match=r"^reason 0$"):
+            alone.finish()
+
+
+# ---- caching ------------------------------------------------------------------------------------------------
+
+
+def tokens(tmp_path: Path, layout: str, devices: Sequence[Any], **options: Any) -> list[bytes]:
+    model, _ = adders_and_multipliers()
+    tmp_path.mkdir(mode=0o700)
+    with Compilation(model, devices) as compilation:
+        compilation.set_caching(tmp_path, options.get("token", bytes(32)), layout=layout)
+        compilation.set_preference(options.get("preference", "fast_single_answer"))
+        compilation.set_priority(options.get("priority", "medium"))
+        compilation.finish()
+    return [token for device in devices for token in device.tokens]
+
+
+class Recording(Only):
+    """Writes down the tokens that it is given."""
+
+    version = "1"
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.tokens: list[bytes] = []
+
+    @property
+    def version_string(self) -> str:
+        return self.version
+
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PreparedModel:
+        if job.cache is not None:
+            self.tokens.append(job.cache.token)
+        return super().prepare_model(model, replace(job, cache=None))
+
+
+def cut_in_two(**options: Any) -> list[Recording]:
+    return [Recording("test-add", O.ADD, **options), Recording("test-mul", O.MUL, **options)]
+
+
+@pytest.mark.parametrize("layout", ["native", "flat"])
+def test_REQ_CACHE_039_every_part_has_a_token_of_its_own(tmp_path: Path, layout: str) -> None:
+    """Also two parts on one device, and the same operations in another cut."""
+    found = tokens(tmp_path / "a", layout, cut_in_two())
+    assert len(set(found)) == 4
+    assert tokens(tmp_path / "b", layout, cut_in_two()) == found
+    whole = tokens(tmp_path / "c", layout, [Recording("test-add")])
+    assert len({*found, *whole}) == 5
+
+
+@pytest.mark.parametrize("layout", ["native", "flat"])
+def test_REQ_CACHE_034_to_038_tokens_of_parts_depend_on_everything_that_counts(tmp_path: Path, layout: str) -> None:
+    changed = [Recording("test-plus", O.ADD), Recording("test-times", O.MUL)]
+    newer = cut_in_two()
+    for device in newer:
+        device.version = "2"
+    found = [
+        tokens(tmp_path / "plain", layout, cut_in_two()),
+        tokens(tmp_path / "names", layout, changed),
+        tokens(tmp_path / "versions", layout, newer),
+        tokens(tmp_path / "low", layout, cut_in_two(), preference="low_power"),
+        tokens(tmp_path / "long", layout, cut_in_two(), preference="sustained_speed"),
+        tokens(tmp_path / "urgent", layout, cut_in_two(), priority="high"),
+        tokens(tmp_path / "token", layout, cut_in_two(), token=bytes([1]) * 32),
+    ]
+    assert len({token for each in found for token in each}) == 4 * len(found)
+
+
+def test_REQ_CACHE_033_no_token_of_the_application_no_token_for_parts() -> None:
+    model, _ = adders_and_multipliers()
+    devices = cut_in_two()
+    with Compilation(model, devices) as compilation:
+        compilation.finish()
+    assert [device.tokens for device in devices] == [[], []]
+
+
+@pytest.mark.leaks("the trust store of a process stays open")
+def test_parts_are_restored_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    model, wanted = adders_and_multipliers()
+    outcomes = []
+    for _ in range(2):
+        with Compilation(model, [Only("test-add", O.ADD), Only("test-mul", O.MUL)]) as compilation:
+            compilation.set_caching(tmp_path / "cache", bytes(32), always=True)
+            compilation.finish()
+            outcomes.append({step.cache.outcome for step in compilation.report.steps})
+            assert compilation.cache_report.outcome in outcomes[-1]
+            with Burst(compilation) as burst, burst.bind() as execution:
+                execution.inputs["x"][:] = 2
+                execution.run()
+                np.testing.assert_allclose(execution.outputs["w"], wanted(np.full(COUNT, 2, np.float32))[1])
+    assert outcomes == [{"SAVED"}, {"HIT"}]
