@@ -27,6 +27,7 @@ DEPENDENCIES = ("cffi", "numpy", "posix_ipc", "cryptography", "msgspec", "click"
 EXTRAS = {
     "onnx": ("onnxruntime", "onnx"),
     "metrics": ("prometheus_client",),
+    "oip": ("grpc", "tritonclient", "aiohttp"),
     "bench": ("zmq", "pynng", "iceoryx2", "faster_fifo", "matplotlib"),
 }
 ENOUGH_SHM = 64 << 20

@@ -45,6 +45,13 @@ _LEVELS = ("debug", "info", "warning", "error")
     metavar="PORT",
     help="Answer Prometheus at this port of the loopback interface; needs nnburst[metrics].",
 )
+@click.option(
+    "--oip",
+    metavar="HOST:PORT",
+    help="Serve the named models by the Open Inference Protocol over gRPC; needs nnburst[oip].",
+)
+@click.option("--oip-rest", metavar="HOST:PORT", help="The same over HTTP.")
+@click.option("--oip-shared-memory", is_flag=True, help="Let clients of the protocol pass tensors in POSIX memory.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="warning", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the line that says it is ready as JSON.")
 def serve(
@@ -57,6 +64,9 @@ def serve(
     quotas: tuple[str, ...],
     idle_exit: float | None,
     metrics: int | None,
+    oip: str | None,
+    oip_rest: str | None,
+    oip_shared_memory: bool,
     log_level: str,
     as_json: bool,
 ) -> None:
@@ -76,6 +86,7 @@ def serve(
     from ...service import AccessPolicy, Daemon, ServiceHost, activated_sockets, claim, notify_manager
     from ...watch import Page
     from ...watch._metrics import exporting
+    from ._gateway import gateway
 
     logging.basicConfig(format="nnburst serve %(process)d: %(levelname)s: %(message)s", level=log_level.upper())
     try:
@@ -105,6 +116,15 @@ def serve(
                 reload=lambda: _reload(local, named, files),
             )
             _raise_descriptor_limit()
+            ports = stack.enter_context(
+                gateway(
+                    f"unix:{listeners[0].getsockname()}",
+                    sorted(files),
+                    grpc=oip,
+                    rest=oip_rest,
+                    shared_memory=oip_shared_memory,
+                )
+            )
             ready = {
                 "name": address,
                 "socket": where,
@@ -112,6 +132,7 @@ def serve(
                 "devices": [device.name for device in host.devices],
                 "models": sorted(files),
                 **({} if port is None else {"metrics": f"http://127.0.0.1:{port}/metrics"}),
+                **({"oip": ports} if ports else {}),
             }
             click.echo(json.dumps(ready) if as_json else _ready_line(ready))
             notify_manager("READY=1")
@@ -134,7 +155,8 @@ def _settle_environment() -> None:
 def _ready_line(ready: dict[str, Any]) -> str:
     line = f"nnburst serve: ready at {ready['socket']} (pid {ready['pid']}); devices: {', '.join(ready['devices'])}"
     line += f"; models: {', '.join(ready['models'])}" if ready["models"] else ""
-    return f"{line}; {ready['metrics']}" if "metrics" in ready else line
+    line += f"; {ready['metrics']}" if "metrics" in ready else ""
+    return line + "".join(f"; {protocol} at port {port}" for protocol, port in ready.get("oip", {}).items())
 
 
 # ---- options ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,9 @@
+"""The Open Inference Protocol (version 2) in front of a shared service: gRPC and REST. Needs the extra ``oip``."""
+
+from __future__ import annotations
+
+from ._inference import Inference, Wanted
+from ._models import Models
+from ._regions import Regions
+
+__all__ = ["Inference", "Models", "Regions", "Wanted"]

@@ -1,0 +1,227 @@
+"""The protocol over gRPC. Messages and stubs are those of the package ``tritonclient``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as stubs
+
+from .. import __version__
+from ..errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+    ResourceExhausted,
+)
+from ._inference import VERSION, Given, Inference, Place, Wanted, infer
+from ._models import Models
+from ._regions import Regions
+from ._tensors import bytes_of, datatype_of, shape_of
+
+_Result = TypeVar("_Result")
+_MOST_BYTES = 256 << 20
+"""Of one message."""
+_CODES: tuple[tuple[type[NNBurstError], grpc.StatusCode], ...] = (
+    (InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
+    (BadState, grpc.StatusCode.ALREADY_EXISTS),
+    (MissedDeadline, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (ResourceExhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (DeviceUnavailable, grpc.StatusCode.UNAVAILABLE),
+    (DeadObject, grpc.StatusCode.UNAVAILABLE),
+)
+
+
+def status_code(error: NNBurstError) -> grpc.StatusCode:
+    """Return what an error is to a client."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+
+
+class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Answers every call of the protocol that a model on a CPU has; others are UNIMPLEMENTED."""
+
+    def __init__(self, models: Models, regions: Regions) -> None:
+        self._models = models
+        self._regions = regions
+
+    async def _answer(self, context: Any, work: Callable[[], _Result]) -> _Result:
+        """Do something that may wait for the service; an error becomes a status."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, work)
+        except NNBurstError as error:
+            await context.abort(status_code(error), str(error))
+            raise
+
+    # ---- health and metadata ---------------------------------------------------------------------------------
+
+    async def ServerLive(self, request: Any, context: Any) -> Any:
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: Any, context: Any) -> Any:
+        return pb.ServerReadyResponse(ready=await self._answer(context, self._models.is_ready))
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:
+        if request.name not in self._models.names or request.version not in ("", VERSION):
+            return pb.ModelReadyResponse(ready=False)
+        await self._answer(context, lambda: self._models.session(request.name))
+        return pb.ModelReadyResponse(ready=True)
+
+    async def ServerMetadata(self, request: Any, context: Any) -> Any:
+        return pb.ServerMetadataResponse(name="nnburst", version=__version__, extensions=["system_shared_memory"])
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:
+        session = await self._answer(context, lambda: self._models.session(request.name))
+
+        def tensors(nodes: Any) -> Any:
+            kind = pb.ModelMetadataResponse.TensorMetadata
+            return [kind(name=node.name, datatype=datatype_of(node), shape=shape_of(node)) for node in nodes]
+
+        return pb.ModelMetadataResponse(
+            name=request.name,
+            versions=[VERSION],
+            platform=f"nnburst_{session.device.name}",
+            inputs=tensors(session.get_inputs()),
+            outputs=tensors(session.get_outputs()),
+        )
+
+    async def RepositoryIndex(self, request: Any, context: Any) -> Any:
+        kind = pb.RepositoryIndexResponse.ModelIndex
+        models = [kind(name=name, version=VERSION, state="READY") for name in self._models.names]
+        return pb.RepositoryIndexResponse(models=models)
+
+    async def ModelStatistics(self, request: Any, context: Any) -> Any:
+        if request.name and request.name not in self._models.names:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no model {request.name!r}")
+        answer = pb.ModelStatisticsResponse()
+        for name in [request.name] if request.name else self._models.names:
+            counts = self._models.counts[name]
+            model = answer.model_stats.add(name=name, version=VERSION, last_inference=counts.last_ms)
+            model.inference_count = model.execution_count = counts.inferences
+            model.inference_stats.success.count, model.inference_stats.success.ns = counts.inferences, counts.success_ns
+            model.inference_stats.fail.count, model.inference_stats.fail.ns = counts.failures, counts.failure_ns
+        return answer
+
+    # ---- inference -------------------------------------------------------------------------------------------
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:
+        return await self._answer(context, lambda: self._infer(request))
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """One answer for each request, in their order; an error is an answer, too."""
+        async for request in requests:
+            try:
+                answer = await asyncio.get_running_loop().run_in_executor(None, self._infer, request)
+            except NNBurstError as error:
+                yield pb.ModelStreamInferResponse(
+                    error_message=str(error), infer_response=pb.ModelInferResponse(id=request.id)
+                )
+                continue
+            if request.parameters["triton_enable_empty_final_response"].bool_param:
+                answer.parameters["triton_final_response"].bool_param = True
+            yield pb.ModelStreamInferResponse(infer_response=answer)
+
+    def _infer(self, request: Any) -> Any:
+        answer = pb.ModelInferResponse(model_name=request.model_name, model_version=VERSION, id=request.id)
+        for wanted, datatype, array in infer(self._models, self._regions, _inference(request)):
+            output = answer.outputs.add(name=wanted.name, datatype=datatype, shape=array.shape)
+            if wanted.place is None:
+                answer.raw_output_contents.append(bytes(bytes_of(array)))
+            else:
+                output.parameters["shared_memory_region"].string_param = wanted.place.region
+                output.parameters["shared_memory_byte_size"].int64_param = array.nbytes
+                if wanted.place.offset:
+                    output.parameters["shared_memory_offset"].int64_param = wanted.place.offset
+        return answer
+
+    # ---- shared memory ---------------------------------------------------------------------------------------
+
+    async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
+        register = self._regions.register
+        await self._answer(context, lambda: register(request.name, request.key, request.offset, request.byte_size))
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        self._regions.unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        answer = pb.SystemSharedMemoryStatusResponse()
+        for region in await self._answer(context, lambda: self._regions.status(request.name)):
+            status = answer.regions[region.name]
+            status.name, status.key = region.name, region.key
+            status.offset, status.byte_size = region.offset, region.byte_size
+        return answer
+
+    async def CudaSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def CudaSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+
+def _parameters(message: Any) -> Mapping[str, Any]:
+    return {name: getattr(value, value.WhichOneof("parameter_choice") or "", None) for name, value in message.items()}
+
+
+def _inference(request: Any) -> Inference:
+    raw = list(request.raw_input_contents)
+    inputs = []
+    for tensor in request.inputs:
+        parameters = _parameters(tensor.parameters)
+        place = Place.of(parameters, f"input {tensor.name!r}")
+        if place is None and request.raw_input_contents:
+            if not raw:
+                raise InvalidArgument("there are fewer raw_input_contents than inputs without a region")
+            data: Any = raw.pop(0)
+        else:
+            data = place or _elements(tensor)
+        inputs.append(Given(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+    if raw:
+        raise InvalidArgument(f"{len(raw)} raw_input_contents belong to no input")
+    outputs = []
+    for tensor in request.outputs:
+        parameters = _parameters(tensor.parameters)
+        if parameters.get("classification"):
+            raise InvalidArgument(f"output {tensor.name!r}: classification is not served; sort the scores yourself")
+        outputs.append(Wanted(tensor.name, Place.of(parameters, f"output {tensor.name!r}")))
+    return Inference(request.model_name, request.model_version, inputs, outputs)
+
+
+def _elements(tensor: Any) -> Any:
+    """Return the elements of a tensor that came one by one."""
+    filled = [values for _, values in tensor.contents.ListFields()]
+    if len(filled) > 1:
+        raise InvalidArgument(f"input {tensor.name!r} has elements of several types")
+    return np.asarray(filled[0]) if filled else ()
+
+
+async def serve(models: Models, regions: Regions, address: str) -> tuple[Any, int]:
+    """Start to answer at ``HOST:PORT``; port 0 takes a free one.
+
+    Returns:
+        The server and its port.
+
+    Raises:
+        DeviceUnavailable: The address cannot be had.
+    """
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", _MOST_BYTES),
+            ("grpc.max_send_message_length", _MOST_BYTES),
+            ("grpc.so_reuseport", 0),
+        ]
+    )
+    stubs.add_GRPCInferenceServiceServicer_to_server(Servicer(models, regions), server)
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise DeviceUnavailable(f"cannot listen at {address}: {error}") from None
+    await server.start()
+    return server, port

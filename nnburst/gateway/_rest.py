@@ -1,0 +1,254 @@
+"""The protocol over HTTP: health, metadata, inference, regions. Tensors as JSON, or as bytes behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from .. import __version__
+from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
+from ._inference import VERSION, Given, Inference, Place, Wanted, infer
+from ._models import Models
+from ._regions import Regions
+from ._tensors import Array, bytes_of, datatype_of, shape_of
+
+_MOST_BYTES = 256 << 20
+_HEADER = "Inference-Header-Content-Length"
+_CODES: tuple[tuple[type[NNBurstError], int], ...] = (
+    (DeviceUnavailable, 503),
+    (DeadObject, 503),
+    (MissedDeadline, 504),
+    (ResourceExhausted, 429),
+)
+
+
+def _status(error: NNBurstError) -> int:
+    return next((code for kind, code in _CODES if isinstance(error, kind)), 400)
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+    """An error is an object with a sentence."""
+    try:
+        return await handler(request)
+    except NNBurstError as error:
+        return web.json_response({"error": str(error)}, status=_status(error))
+    except web.HTTPException as error:
+        return web.json_response({"error": error.text or error.reason}, status=error.status)
+
+
+class Rest:
+    """The handlers, by path."""
+
+    def __init__(self, models: Models, regions: Regions) -> None:
+        self._models = models
+        self._regions = regions
+
+    def application(self) -> web.Application:
+        """Return what aiohttp serves."""
+        application = web.Application(middlewares=[_errors], client_max_size=_MOST_BYTES)
+        model, memory = "/v2/models/{model}", "/v2/systemsharedmemory"
+        for prefix in (model, model + "/versions/{version}"):
+            application.router.add_get(prefix, self._metadata)
+            application.router.add_get(prefix + "/ready", self._model_ready)
+            application.router.add_post(prefix + "/infer", self._infer)
+        application.router.add_get("/v2", self._server)
+        application.router.add_get("/v2/health/live", self._live)
+        application.router.add_get("/v2/health/ready", self._ready)
+        application.router.add_post("/v2/repository/index", self._index)
+        for path in (memory, memory + "/region/{region}"):
+            application.router.add_get(path + "/status", self._regions_status)
+            application.router.add_post(path + "/unregister", self._unregister)
+        application.router.add_post(memory + "/region/{region}/register", self._register)
+        return application
+
+    # ---- health and metadata ---------------------------------------------------------------------------------
+
+    async def _live(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        return web.Response(status=200 if await _elsewhere(self._models.is_ready) else 503)
+
+    async def _server(self, request: web.Request) -> web.Response:
+        extensions = ["binary_tensor_data", "system_shared_memory"]
+        return web.json_response({"name": "nnburst", "version": __version__, "extensions": extensions})
+
+    async def _index(self, request: web.Request) -> web.Response:
+        return web.json_response([{"name": n, "version": VERSION, "state": "READY"} for n in self._models.names])
+
+    def _model(self, request: web.Request) -> str:
+        if request.match_info.get("version", VERSION) != VERSION:
+            raise InvalidArgument(f"models have the version {VERSION}, not {request.match_info['version']!r}")
+        return request.match_info["model"]
+
+    async def _model_ready(self, request: web.Request) -> web.Response:
+        name = self._model(request)
+        await _elsewhere(lambda: self._models.session(name))
+        return web.Response()
+
+    async def _metadata(self, request: web.Request) -> web.Response:
+        name = self._model(request)
+        session = await _elsewhere(lambda: self._models.session(name))
+
+        def tensors(nodes: Any) -> list[dict[str, Any]]:
+            return [{"name": node.name, "datatype": datatype_of(node), "shape": shape_of(node)} for node in nodes]
+
+        return web.json_response(
+            {
+                "name": name,
+                "versions": [VERSION],
+                "platform": f"nnburst_{session.device.name}",
+                "inputs": tensors(session.get_inputs()),
+                "outputs": tensors(session.get_outputs()),
+            }
+        )
+
+    # ---- inference -------------------------------------------------------------------------------------------
+
+    async def _infer(self, request: web.Request) -> web.Response:
+        name = self._model(request)
+        body = await request.read()
+        length = request.headers.get(_HEADER)
+        if length is not None and not (length.isascii() and length.isdigit() and int(length) <= len(body)):
+            raise InvalidArgument(f"{_HEADER} is {length!r}, the body has {len(body)} bytes")
+        head = _object(body if length is None else body[: int(length)])
+        data = memoryview(body)[len(body) if length is None else int(length) :]
+        inference, binary = _inference(name, head, data)
+        answers = await _elsewhere(lambda: infer(self._models, self._regions, inference))
+        return _response(name, head.get("id"), answers, binary)
+
+    # ---- shared memory ---------------------------------------------------------------------------------------
+
+    async def _register(self, request: web.Request) -> web.Response:
+        body = _object(await request.read())
+        key, offset, size = body.get("key"), body.get("offset", 0), body.get("byte_size")
+        if not isinstance(key, str) or type(offset) is not int or type(size) is not int:
+            raise InvalidArgument("a region has a key, an offset and a byte_size")
+        self._regions.register(request.match_info["region"], key, offset, size)
+        return web.Response()
+
+    async def _unregister(self, request: web.Request) -> web.Response:
+        self._regions.unregister(request.match_info.get("region", ""))
+        return web.Response()
+
+    async def _regions_status(self, request: web.Request) -> web.Response:
+        regions = self._regions.status(request.match_info.get("region", ""))
+        return web.json_response(
+            [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in regions]
+        )
+
+
+async def _elsewhere(work: Callable[[], Any]) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"the request is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidArgument("the request is no JSON object")
+    return value
+
+
+def _tensors(head: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
+    tensors = head.get(kind, [])
+    if not isinstance(tensors, list) or not all(
+        isinstance(tensor, dict)
+        and isinstance(tensor.get("name"), str)
+        and isinstance(tensor.get("parameters", {}), dict)
+        for tensor in tensors
+    ):
+        raise InvalidArgument(f"{kind} is a list of objects with a name")
+    return tensors
+
+
+def _inference(name: str, head: Mapping[str, Any], data: memoryview) -> tuple[Inference, dict[str, bool]]:
+    """Return the request, and for each output that it names whether it goes back as bytes ('' for the others)."""
+    inputs = []
+    for tensor in _tensors(head, "inputs"):
+        what = f"input {tensor['name']!r}"
+        parameters = tensor.get("parameters", {})
+        shape = tensor.get("shape")
+        if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+            raise InvalidArgument(f"{what}: the shape is a list of numbers, got {shape!r}")
+        elements: Any = Place.of(parameters, what)
+        size = parameters.get("binary_data_size")
+        if elements is None and size is not None:
+            if type(size) is not int or not 0 <= size <= len(data):
+                raise InvalidArgument(f"{what}: binary_data_size is {size!r}, {len(data)} bytes are left")
+            elements, data = data[:size], data[size:]
+        if elements is None:
+            elements = tensor.get("data")
+            if not isinstance(elements, list):
+                raise InvalidArgument(f"{what} has no data")
+        inputs.append(Given(tensor["name"], str(tensor.get("datatype", "")), shape, elements))
+    if len(data):
+        raise InvalidArgument(f"{len(data)} bytes behind the JSON belong to no input")
+    parameters = head.get("parameters", {})
+    binary = {"": isinstance(parameters, dict) and bool(parameters.get("binary_data_output", False))}
+    outputs = []
+    for tensor in _tensors(head, "outputs"):
+        own = tensor.get("parameters", {})
+        if own.get("classification"):
+            raise InvalidArgument(f"output {tensor['name']!r}: classification is not served; sort the scores yourself")
+        binary[tensor["name"]] = bool(own.get("binary_data", binary[""]))
+        outputs.append(Wanted(tensor["name"], Place.of(own, f"output {tensor['name']!r}")))
+    return Inference(name, "", inputs, outputs), binary
+
+
+def _response(name: str, request_id: object, answers: list[tuple[Wanted, str, Array]], binary: Any) -> web.Response:
+    outputs: list[dict[str, Any]] = []
+    parts: list[memoryview] = []
+    for wanted, datatype, array in answers:
+        output: dict[str, Any] = {"name": wanted.name, "datatype": datatype, "shape": list(array.shape)}
+        if wanted.place is not None:
+            output["parameters"] = {
+                "shared_memory_region": wanted.place.region,
+                "shared_memory_byte_size": array.nbytes,
+                "shared_memory_offset": wanted.place.offset,
+            }
+        elif binary.get(wanted.name, binary[""]):
+            output["parameters"] = {"binary_data_size": array.nbytes}
+            parts.append(bytes_of(array))
+        else:
+            output["data"] = (array.astype(bool) if datatype == "BOOL" else array).ravel().tolist()
+        outputs.append(output)
+    answer: dict[str, Any] = {"model_name": name, "model_version": VERSION, "outputs": outputs}
+    if isinstance(request_id, str):
+        answer["id"] = request_id
+    head = json.dumps(answer).encode()
+    if not parts:
+        return web.Response(body=head, content_type="application/json")
+    return web.Response(
+        body=b"".join([head, *parts]),
+        content_type="application/octet-stream",
+        headers={_HEADER: str(len(head))},
+    )
+
+
+async def serve(models: Models, regions: Regions, address: str) -> tuple[web.AppRunner, int]:
+    """Start to answer at ``HOST:PORT``; port 0 takes a free one.
+
+    Returns:
+        The runner and its port.
+
+    Raises:
+        DeviceUnavailable: The address cannot be had.
+    """
+    host, _, port = address.rpartition(":")
+    runner = web.AppRunner(Rest(models, regions).application(), access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, host.strip("[]"), int(port))
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise DeviceUnavailable(f"cannot listen at {address}: {error.strerror}") from None
+    return runner, runner.addresses[0][1]

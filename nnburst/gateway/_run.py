@@ -1,0 +1,61 @@
+"""The gateway's process: a client of the shared service, so that what comes over the network never meets its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..errors import NNBurstError
+from ._models import Models
+from ._regions import Regions
+
+_THREADS = 32
+"""Runs of models that may wait at once; what one run needs is short beside what it waits for."""
+
+
+async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str | None) -> None:
+    from . import _grpc, _rest
+
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="nnburst-oip"))
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    loop.add_reader(0, ended.set)  # standard input ends with the service
+    async with contextlib.AsyncExitStack() as stack:
+        ports: dict[str, Any] = {}
+        if grpc is not None:
+            server, ports["grpc"] = await _grpc.serve(models, regions, grpc)
+            stack.push_async_callback(server.stop, 1.0)
+        if rest is not None:
+            runner, ports["rest"] = await _rest.serve(models, regions, rest)
+            stack.push_async_callback(runner.cleanup)
+        print(json.dumps(ports), flush=True)
+        await ended.wait()
+
+
+def run(address: str, names: Sequence[str], *, grpc: str | None, rest: str | None, shared_memory: bool) -> int:
+    """Serve until SIGTERM, Ctrl-C or the end of standard input. Prints the ports as JSON when it is ready.
+
+    Returns:
+        The exit status.
+    """
+    models, regions = Models(address, names), Regions(shared_memory)
+    with contextlib.closing(models), contextlib.closing(regions):
+        try:
+            asyncio.run(_serve(models, regions, grpc, rest))
+        except NNBurstError as error:
+            print(json.dumps({"error": str(error)}), flush=True)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    options = json.loads(sys.argv[1])
+    sys.exit(run(options.pop("address"), options.pop("names"), **options))

@@ -1,0 +1,361 @@
+"""The Open Inference Protocol, spoken by the client that people use; and clients that mean harm."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import posix_ipc
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
+
+import tritonclient.grpc as triton_grpc  # noqa: E402 (they may be absent)
+import tritonclient.grpc.aio as triton_aio  # noqa: E402
+import tritonclient.http as triton_http  # noqa: E402
+from tritonclient.utils import InferenceServerException  # noqa: E402
+from tritonclient.utils import shared_memory as region  # noqa: E402
+
+pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
+
+X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
+Y = np.maximum(X, 0)
+PROTOCOLS = {"grpc": triton_grpc, "rest": triton_http}
+
+
+class Gateway:
+    """A running `nnburst serve --oip`."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        (folder / "run").mkdir(mode=0o700)
+        environment = os.environ | {"XDG_RUNTIME_DIR": str(folder / "run")}
+        command = [sys.executable, "-m", "nnburst.cli", "serve", "--name", "gate", "--json"]
+        command += ["--model", f"relu={relu(folder)}", "--model", f"types={types(folder)}"]
+        command += ["--oip", "127.0.0.1:0", "--oip-rest", "127.0.0.1:0", *options]
+        self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.ports = json.loads(self.process.stdout.readline())["oip"]
+
+    def url(self, protocol: str) -> str:
+        return f"127.0.0.1:{self.ports[protocol]}"
+
+    def client(self, protocol: str) -> Any:
+        return PROTOCOLS[protocol].InferenceServerClient(self.url(protocol))
+
+    def close(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(60) == 0
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def relu(folder: Path) -> Path:
+    value = [onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in ("x", "y")]
+    return model(folder / "relu.onnx", [("Relu", ["x"], ["y"])], value[:1], value[1:])
+
+
+def types(folder: Path) -> Path:
+    """One input and output of each type, by way of Identity."""
+    kinds = {"f2": 10, "f8": 11, "i1": 3, "u1": 2, "i4": 6, "i8": 7, "b": 9}
+    value = {
+        side: [onnx.helper.make_tensor_value_info(side + name, kind, [3]) for name, kind in kinds.items()]
+        for side in ("in_", "out_")
+    }
+    nodes = [("Identity", ["in_" + name], ["out_" + name]) for name in kinds]
+    return model(folder / "types.onnx", nodes, value["in_"], value["out_"])
+
+
+def model(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> Path:
+    graph = onnx.helper.make_graph([onnx.helper.make_node(*node) for node in nodes], path.stem, inputs, outputs)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    gateway = Gateway(tmp_path_factory.mktemp("gateway"), "--oip-shared-memory")
+    yield gateway
+    gateway.close()
+
+
+@pytest.fixture(params=PROTOCOLS)
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def client(gateway: Gateway, protocol: str) -> Iterator[Any]:
+    client = gateway.client(protocol)
+    yield client
+    client.close()
+
+
+def tensor(protocol: Any, name: str, array: Any, datatype: str = "FP32", **options: Any) -> Any:
+    given = protocol.InferInput(name, list(array.shape), datatype)
+    given.set_data_from_numpy(array, **options)
+    return given
+
+
+# ---- every call that a model on a CPU needs ------------------------------------------------------------------------
+
+
+def test_health_and_metadata(client: Any, protocol: str) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("relu")
+    assert client.is_model_ready("relu", "1")
+    options = {"as_json": True} if protocol == "grpc" else {}
+    assert client.get_server_metadata(**options)["name"] == "nnburst"
+    metadata = client.get_model_metadata("relu", **options)
+    assert metadata["inputs"] == [
+        {"name": "x", "datatype": "FP32", "shape": ["-1", "8"] if protocol == "grpc" else [-1, 8]}
+    ]
+    index = client.get_model_repository_index(**options)
+    assert {row["name"] for row in (index["models"] if protocol == "grpc" else index)} == {"relu", "types"}
+
+
+def test_inference_gives_the_bits_of_the_model(client: Any, protocol: str) -> None:
+    kind = PROTOCOLS[protocol]
+    answer = client.infer("relu", [tensor(kind, "x", X)], request_id="7")
+    assert answer.as_numpy("y").tobytes() == Y.tobytes()
+    asked = client.infer("relu", [tensor(kind, "x", X)], outputs=[kind.InferRequestedOutput("y")])
+    assert asked.as_numpy("y").tobytes() == Y.tobytes()
+
+
+def test_each_type_comes_back_as_it_went(client: Any, protocol: str) -> None:
+    kind = PROTOCOLS[protocol]
+    arrays = {
+        "f2": ("FP16", np.array([0.5, -2, 65504], np.float16)),
+        "f8": ("FP64", np.array([0.1, -1e300, np.pi])),
+        "i1": ("INT8", np.array([-128, 0, 127], np.int8)),
+        "u1": ("UINT8", np.array([0, 1, 255], np.uint8)),
+        "i4": ("INT32", np.array([-(2**31), 0, 2**31 - 1], np.int32)),
+        "i8": ("INT64", np.array([-(2**63), 0, 2**63 - 1])),
+        "b": ("BOOL", np.array([True, False, True])),
+    }
+    inputs = [tensor(kind, "in_" + name, array, datatype) for name, (datatype, array) in arrays.items()]
+    answer = client.infer("types", inputs)
+    for name, (_, array) in arrays.items():
+        assert answer.as_numpy("out_" + name).tobytes() == array.tobytes(), name
+
+
+def test_tensors_as_json(gateway: Gateway) -> None:
+    client = gateway.client("rest")
+    wanted = [triton_http.InferRequestedOutput("y", binary_data=False)]
+    answer = client.infer("relu", [tensor(triton_http, "x", X, binary_data=False)], outputs=wanted)
+    np.testing.assert_array_equal(answer.as_numpy("y"), Y)
+    client.close()
+
+
+def test_many_requests_at_once(client: Any, protocol: str) -> None:
+    kind = PROTOCOLS[protocol]
+    if protocol == "grpc":
+        got: queue.Queue[Any] = queue.Queue()
+        for i in range(20):
+            client.async_infer(
+                "relu", [tensor(kind, "x", X * i)], callback=lambda result, error: got.put((result, error))
+            )
+        answers = [got.get(timeout=60) for _ in range(20)]
+        assert [error for _, error in answers if error] == []
+        sums = sorted(float(answer.as_numpy("y").sum()) for answer, _ in answers)
+    else:
+        pending = [client.async_infer("relu", [tensor(kind, "x", X * i)]) for i in range(20)]
+        sums = sorted(float(one.get_result().as_numpy("y").sum()) for one in pending)
+    assert sums == sorted(float(np.maximum(X * i, 0).sum()) for i in range(20))
+
+
+def test_stream_answers_in_order_and_goes_on_after_an_error(gateway: Gateway) -> None:
+    client, got = gateway.client("grpc"), queue.Queue[Any]()
+    client.start_stream(lambda result, error: got.put((result, error)))
+    for name in ("relu", "nothing", "relu"):
+        client.async_stream_infer(name, [tensor(triton_grpc, "x", X)])
+    first, second, third = (got.get(timeout=60) for _ in range(3))
+    client.stop_stream()
+    client.close()
+    assert first[0].as_numpy("y").tobytes() == third[0].as_numpy("y").tobytes() == Y.tobytes()
+    assert "no model 'nothing'" in str(second[1])
+
+
+def test_asyncio_client(gateway: Gateway) -> None:
+    async def main() -> list[Any]:
+        async with triton_aio.InferenceServerClient(gateway.url("grpc")) as client:
+            runs = [client.infer("relu", [tensor(triton_aio, "x", X * i)]) for i in range(10)]
+            return [answer.as_numpy("y") for answer in await asyncio.gather(*runs)]
+
+    for i, y in enumerate(asyncio.run(main())):
+        np.testing.assert_array_equal(y, np.maximum(X * i, 0))
+
+
+def test_statistics_count(gateway: Gateway) -> None:
+    client = gateway.client("grpc")
+
+    def count() -> int:
+        stats = client.get_inference_statistics("relu", as_json=True)["model_stats"][0]
+        return int(stats.get("inference_count", 0))
+
+    before = count()
+    client.infer("relu", [tensor(triton_grpc, "x", X)])
+    assert count() == before + 1
+    client.close()
+
+
+# ---- shared memory -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    memory = region.create_shared_memory_region("tensors", f"/nnburst-test-{os.getpid()}", 4096)
+    yield memory
+    region.destroy_shared_memory_region(memory)
+
+
+def placed(kind: Any, offset: int = 0, size: int = X.nbytes, name: str = "tensors") -> Any:
+    given = kind.InferInput("x", list(X.shape), "FP32")
+    given.set_shared_memory(name, size, offset)
+    return given
+
+
+def test_tensors_in_shared_memory(client: Any, protocol: str, memory: Any) -> None:
+    kind = PROTOCOLS[protocol]
+    client.register_system_shared_memory("tensors", f"/nnburst-test-{os.getpid()}", 4096)
+    try:
+        region.set_shared_memory_region(memory, [X])
+        wanted = kind.InferRequestedOutput("y")
+        wanted.set_shared_memory("tensors", Y.nbytes, 1024)
+        client.infer("relu", [placed(kind)], outputs=[wanted])
+        assert region.get_contents_as_numpy(memory, np.float32, [2, 8], 1024).tobytes() == Y.tobytes()
+        status = client.get_system_shared_memory_status(**({"as_json": True} if protocol == "grpc" else {}))
+        assert "tensors" in str(status)
+    finally:
+        client.unregister_system_shared_memory("tensors")
+    with pytest.raises(InferenceServerException, match="no region 'tensors'"):
+        client.infer("relu", [placed(kind)])
+
+
+HOSTILE: dict[str, Callable[[Any, str], None]] = {
+    "path out of the folder": lambda client, key: client.register_system_shared_memory("r", "/../../etc/passwd", 16),
+    "folder": lambda client, key: client.register_system_shared_memory("r", "/..", 16),
+    "no name": lambda client, key: client.register_system_shared_memory("", key, 16),
+    "long name": lambda client, key: client.register_system_shared_memory("r" * 5000, key, 16),
+    "not there": lambda client, key: client.register_system_shared_memory("r", "/nnburst-not-there", 16),
+    "too large": lambda client, key: client.register_system_shared_memory("r", key, 4097),
+    "beyond the end": lambda client, key: client.register_system_shared_memory("r", key, 4096, offset=1),
+    "huge": lambda client, key: client.register_system_shared_memory("r", key, 2**63 - 1, offset=2**62),
+    "empty": lambda client, key: client.register_system_shared_memory("r", key, 0),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_region_that_is_none_is_refused(what: str, client: Any, memory: Any) -> None:
+    with pytest.raises(InferenceServerException, match="region|404"):
+        HOSTILE[what](client, f"/nnburst-test-{os.getpid()}")
+    status = client.get_system_shared_memory_status()
+    assert len(status if isinstance(status, list) else status.regions) == 0
+
+
+@pytest.mark.parametrize(("offset", "size"), [(4096, 64), (4090, 64), (0, 63), (0, 4097), (2**62, 64)])
+def test_part_that_is_none_of_a_region_is_refused(
+    client: Any, protocol: str, memory: Any, offset: int, size: int
+) -> None:
+    client.register_system_shared_memory("tensors", f"/nnburst-test-{os.getpid()}", 4096)
+    try:
+        with pytest.raises(InferenceServerException):
+            client.infer("relu", [placed(PROTOCOLS[protocol], offset, size)])
+    finally:
+        client.unregister_system_shared_memory("")
+
+
+def test_memory_that_its_owner_cuts_fails_the_request_only(gateway: Gateway, client: Any, protocol: str) -> None:
+    key = f"/nnburst-cut-{os.getpid()}"
+    shared = posix_ipc.SharedMemory(key, posix_ipc.O_CREX, size=4096)
+    try:
+        client.register_system_shared_memory("cut", key, 4096)
+        os.ftruncate(shared.fd, 16)
+        wanted = PROTOCOLS[protocol].InferRequestedOutput("y")
+        wanted.set_shared_memory("cut", Y.nbytes, 1024)
+        with pytest.raises(InferenceServerException, match="its owner cut it"):
+            client.infer("relu", [placed(PROTOCOLS[protocol], name="cut")])
+        with pytest.raises(InferenceServerException, match="its owner cut it"):
+            client.infer("relu", [tensor(PROTOCOLS[protocol], "x", X)], outputs=[wanted])
+    finally:
+        client.unregister_system_shared_memory("cut")
+        shared.close_fd()
+        shared.unlink()
+    assert client.infer("relu", [tensor(PROTOCOLS[protocol], "x", X)]).as_numpy("y").tobytes() == Y.tobytes()
+
+
+def test_memory_is_refused_unless_it_was_allowed(tmp_path: Path, memory: Any) -> None:
+    gateway = Gateway(tmp_path)
+    client = gateway.client("grpc")
+    with pytest.raises(InferenceServerException, match="--oip-shared-memory"):
+        client.register_system_shared_memory("tensors", f"/nnburst-test-{os.getpid()}", 4096)
+    client.close()
+    gateway.close()
+
+
+# ---- errors --------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_requests_say_what_is_wrong(client: Any, protocol: str) -> None:
+    kind = PROTOCOLS[protocol]
+    for name, inputs, said in (
+        ("nothing", [tensor(kind, "x", X)], "no model 'nothing'"),
+        ("relu", [tensor(kind, "z", X)], "input 'z' is unknown"),
+        ("relu", [], "missing"),
+        ("relu", [tensor(kind, "x", X[:, :7].copy())], "reshape"),
+        ("relu", [tensor(kind, "x", X.astype(np.float64), "FP64")], "is FP32, got FP64"),
+    ):
+        with pytest.raises(InferenceServerException, match=said):
+            client.infer(name, inputs)
+    with pytest.raises(InferenceServerException, match="output 'z' is unknown"):
+        client.infer("relu", [tensor(kind, "x", X)], outputs=[kind.InferRequestedOutput("z")])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b"[" * 100_000,
+        b'{"inputs": 1}',
+        b'{"inputs": [{"name": "x", "shape": [2, 8], "datatype": "FP32"}]}',
+        b'{"inputs": [{"name": "x", "shape": [-2, -8], "datatype": "FP32", "data": []}]}',
+        b'{"inputs": [{"name": "x", "shape": [1, 8], "datatype": "FP32", "data": [1, "2", [3]]}]}',
+        b'{"inputs": [{"name": "x", "shape": ["a"], "datatype": "FP32", "data": [1]}]}',
+        b'{"inputs": [{"name": "x", "shape": [1, 8], "datatype": "FP32", "parameters": {"binary_data_size": 99}}]}',
+        b'{"inputs": [{"name": "x", "shape": [9999999999999, 8], "datatype": "FP32", "data": []}]}',
+    ],
+    ids=range(11),
+)
+def test_malformed_json_is_refused_with_a_sentence(gateway: Gateway, body: bytes) -> None:
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    with pytest.raises(urllib.error.HTTPError) as info:
+        urllib.request.urlopen(urllib.request.Request(url, body, method="POST"), timeout=60)
+    with info.value as answer:
+        assert answer.code == 400
+        assert len(json.loads(answer.read())["error"]) > 10
+
+
+def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    serve = [sys.executable, "-m", "nnburst.cli", "serve", "--socket", str(tmp_path / "s")]
+    for options, said in (
+        (["--oip", "127.0.0.1:8001"], "--model"),
+        (["--oip", "8001"], "HOST:PORT"),
+        (["--oip-shared-memory"], "needs --oip"),
+    ):
+        done = subprocess.run([*serve, *options], capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 1
+        assert said in done.stderr
