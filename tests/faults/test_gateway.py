@@ -259,7 +259,7 @@ HOSTILE: dict[str, Callable[[Any, str], None]] = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_region_that_is_none_is_refused(what: str, client: Any, memory: Any) -> None:
-    with pytest.raises(InferenceServerException, match="region|404"):
+    with pytest.raises(InferenceServerException, match=r"region|404"):
         HOSTILE[what](client, f"/nnburst-test-{os.getpid()}")
     status = client.get_system_shared_memory_status()
     assert len(status if isinstance(status, list) else status.regions) == 0
