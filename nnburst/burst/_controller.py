@@ -141,7 +141,8 @@ class ExecutionBurstController(OneProcess):
         self._lock = threading.RLock()  # a signal handler may close a burst whose counters are just being read
         self._closed = False
         self._fallbacks = 0
-        self._dropped: deque[Memory | BufferToken] = deque()
+        self._dropped: deque[tuple[Memory | BufferToken, bool]] = deque()
+        self._uses: weakref.WeakValueDictionary[Memory, MemoryUse] = weakref.WeakValueDictionary()
         self._final_stats: BurstStats | None = None
         self._leaving: Leaving | None = None
         # Weakly: listeners are kept until the connection ends, and a controller that is just dropped must not be.
@@ -181,8 +182,9 @@ class ExecutionBurstController(OneProcess):
         """Return the slots of memories, giving each a slot that has none; raises as `bind`."""
         if self._closed:
             raise BadState("the burst is closed; open another one")
-        self._forget_dropped()
-        return self._slots.slots_for(pools)
+        with self._lock:  # a memory that is used again from now on is not among the dropped ones
+            self.forget_dropped()
+            return self._slots.slots_for(pools)
 
     def compute(self, request: Request, *, measure: bool = False, timeout: float | None = None) -> ExecutionResult:
         """Run a request once.
@@ -229,16 +231,29 @@ class ExecutionBurstController(OneProcess):
             with contextlib.suppress(NNBurstError):
                 self._context.forget_memory(slot)
 
-    def forget_soon(self, memory: Memory | BufferToken) -> None:
-        """For a finaliser, which may take no lock: forget and close a memory when the next request is bound."""
-        self._dropped.append(memory)
+    def forget_soon(self, memory: Memory | BufferToken, *, close: bool = True) -> None:
+        """For a finaliser, which may take no lock: forget, and close, a memory when the next request is bound."""
+        self._dropped.append((memory, close))
 
-    def _forget_dropped(self) -> None:
-        while self._dropped:
-            memory = self._dropped.popleft()
-            self.forget(memory)
-            if not isinstance(memory, BufferToken):
-                memory.close()
+    def use(self, memory: Memory) -> MemoryUse:
+        """Return what stands for the uses of a memory that is not the burst's. It is forgotten with the last use."""
+        with self._lock:
+            use = self._uses.get(memory)
+            if use is None:
+                use = self._uses[memory] = MemoryUse()
+                weakref.finalize(use, _unused, weakref.ref(self), memory).atexit = False
+            return use
+
+    def forget_dropped(self) -> None:
+        """Do what `forget_soon` has put off."""
+        with self._lock:
+            while self._dropped:
+                memory, close = self._dropped.popleft()
+                if not close and memory in self._uses:  # again
+                    continue
+                self.forget(memory)
+                if close and not isinstance(memory, BufferToken):
+                    memory.close()
 
     @property
     def stats(self) -> BurstStats:
@@ -305,6 +320,18 @@ class ExecutionBurstController(OneProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class MemoryUse:
+    """That a request of a burst names a memory; see `ExecutionBurstController.use`."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _unused(burst: weakref.ref[ExecutionBurstController], memory: Memory) -> None:
+    this = burst()
+    if this is not None:
+        this.forget_soon(memory, close=False)
 
 
 _CONTROLLERS: weakref.WeakValueDictionary[int, ExecutionBurstController] = weakref.WeakValueDictionary()

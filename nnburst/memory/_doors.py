@@ -58,6 +58,16 @@ def locate_array(exporter: Any) -> tuple[Memory, int, int, int]:
         raise InvalidArgument(f"the array cannot be looked at from here: {error}") from error
     if not array.flags.c_contiguous or array.nbytes == 0:
         raise InvalidArgument("only an array that is dense and not empty can be memory of its own")
+    memory, offset = locate_view(array)
+    return memory, offset, array.nbytes, memory.prot if array.flags.writeable else PROT_READ
+
+
+def locate_view(array: Array) -> tuple[Memory, int]:
+    """Find the open pool that a dense array lies in, and where in it.
+
+    Raises:
+        InvalidArgument: It lies in none.
+    """
     start = array.__array_interface__["data"][0]
     with _lock:
         pools = list(_pools)
@@ -66,8 +76,7 @@ def locate_array(exporter: Any) -> tuple[Memory, int, int, int]:
         if mapping is None or memory.closed or memory.image is not None:
             continue
         if mapping.address <= start and start + array.nbytes <= mapping.address + mapping.size:
-            prot = memory.prot if array.flags.writeable else PROT_READ
-            return memory, start - mapping.address, array.nbytes, prot
+            return memory, start - mapping.address
     raise InvalidArgument(
         "the array is not in shared memory that an open pool of this process knows; copy it into "
         "Memory.ashmem(nbytes).array(...), or give its source to from_shared_memory or from_mmap"

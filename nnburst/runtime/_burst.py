@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from .._core._one_process import OneProcess
 from ..burst import BurstStats, ExecutionBurstController
@@ -14,6 +16,7 @@ from ..model import ExecutionPreference
 from ._arguments import answer_length, solve_shapes
 from ._compilation import Compilation
 from ._execution import Execution
+from ._places import find_places, merged
 from ._service import closes_with, service_of
 from ._state import make_states
 
@@ -81,6 +84,7 @@ class Burst(OneProcess):
         measure: bool = False,
         state: Mapping[str, str] | None = None,
         initial_state: Mapping[str, npt.ArrayLike] | None = None,
+        memory: Mapping[str, Memory | np.ndarray[Any, np.dtype[Any]]] | None = None,
         timeout: float | None = None,
         rooms: Mapping[str, int] | None = None,
         keep: object = None,
@@ -96,28 +100,41 @@ class Burst(OneProcess):
             state: ``{output: input}``: what a run leaves in the output, the next one reads as the input. It stays
                 in the device, in driver-managed buffers.
             initial_state: Arrays by input name for the first run; default zero.
+            memory: Where inputs and outputs lie that are to lie elsewhere than in arrays of the execution's own, by
+                name: a view of shared memory (``ring.array("uint8", (480, 640, 3), offset)``), whose dtype and shape
+                are the argument's, or a `Memory`, which is used from its beginning; an image is used whole. Nothing is
+                copied. It must stay open until the first run; from then on the service has it mapped, until the last
+                execution that names it is closed.
             timeout: Seconds that a run may take; None for no limit, 0 for an answer that is there at once.
             rooms: Bytes by name of an output whose shape only a run tells; default 4096.
             keep: What the execution keeps alive.
             home: Where the execution finds another burst when this one is busy; None: its run is refused then.
 
         Raises:
-            InvalidArgument: A shape is missing or contradicts the model; the two ends of a state differ.
+            InvalidArgument: A shape is missing or contradicts the model; the two ends of a state differ; a view is not
+                of shared memory, not dense, or of another dtype.
             GeneralFailure: The device cannot keep state; copy it with `Session.run`.
             BadState: The burst is closed.
         """
-        for name, value in (("state", state), ("shapes", shapes), ("initial_state", initial_state)):
+        for name, value in (
+            ("state", state),
+            ("shapes", shapes),
+            ("initial_state", initial_state),
+            ("memory", memory),
+        ):
             if value is not None and not isinstance(value, Mapping):
                 raise InvalidArgument(f"{name} is a dict by name, not {type(value).__name__}")
         if initial_state is not None and not state:
             raise InvalidArgument("initial_state needs state, which says what is kept")
         compilation = self.compilation
-        sizes = solve_shapes(compilation.inputs, compilation.outputs, shapes or {})
+        places = find_places(compilation.inputs, compilation.outputs, memory or {}, state or {})
+        viewed = {name: place.shape for name, place in places.items() if place.shape is not None}
+        sizes = solve_shapes(compilation.inputs, compilation.outputs, merged(shapes or {}, viewed))
         execution = Execution(compilation)
         execution.timeout = timeout
         try:
             states = make_states(compilation, state or {})
-            execution.share(self, sizes, states, rooms or {}, measure=measure, keep=keep, home=home)
+            execution.share(self, sizes, states, places, rooms or {}, measure=measure, keep=keep, home=home)
             if states:
                 execution.start_state(initial_state)
         except BaseException:

@@ -20,6 +20,7 @@ from .._core._errno import checked_timeout, deadline_after, is_real
 from .._core._leaving import Leaving, time_left
 from .._core._nnburst import lib
 from ..burst import BoundRequest, ExecutionBurstController
+from ..burst._controller import MemoryUse
 from ..devices import Fence, FencedExecution
 from ..errors import (
     BadState,
@@ -51,6 +52,7 @@ from ._compilation import Compilation, member
 from ._event import Event
 from ._layout import Argument, Layout, lay_out
 from ._memory_desc import DeviceMemory
+from ._places import Place
 from ._state import State, make_states
 
 if TYPE_CHECKING:
@@ -153,6 +155,7 @@ class Execution(BoundRequest):
         self._loop_timeout_ns = 0
         self._at: Burst | None = None
         self._initial: Mapping[str, Array] = {}
+        self._uses: dict[ExecutionBurstController, list[MemoryUse]] = {}  # of memory of the caller's
         self._known: dict[ExecutionBurstController, list[Memory | BufferToken]] = {}  # what each burst has slots for
         self._finalizer = weakref.finalize(self, _drop, self._known)
         self._finalizer.atexit = False
@@ -165,6 +168,7 @@ class Execution(BoundRequest):
         burst: Burst,
         sizes: Sizes,
         states: Mapping[str, State],
+        places: Mapping[str, Place],
         rooms: Mapping[str, int],
         *,
         measure: bool,
@@ -177,6 +181,7 @@ class Execution(BoundRequest):
             burst: The burst.
             sizes: Shapes of all arguments.
             states: By the name of their inputs.
+            places: Arguments that lie in memory of the caller's, by name.
             rooms: Bytes by name of an output of which only a run tells the shape, whatever the model says; 4096 for
                 others whose shape is not known.
             measure: Whether `timing` is filled.
@@ -193,21 +198,44 @@ class Execution(BoundRequest):
         read = {state.target.name: state.tokens for state in states.values()}
         written = {state.source.name: state.tokens[::-1] for state in states.values()}
         for i, (node, shape) in enumerate(zip(inputs, sizes.inputs, strict=True)):
-            self._arguments["input"][i] = _shared(node, shape, read.get(node.name), 0)
+            if node.name in places:
+                self._place("input", i, node, shape, places[node.name])
+            else:
+                self._arguments["input"][i] = _shared(node, shape, read.get(node.name), 0)
         for i, (node, size) in enumerate(zip(outputs, self._sizes.outputs, strict=True)):
+            if node.name in places:
+                self._place("output", i, node, size, places[node.name])
+                continue
             room = rooms.get(node.name, _FIRST_GUESS) if size is None else 1
             self._arguments["output"][i] = _shared(node, size, written.get(node.name), room)
         layout = self._laid_out()
-        self.inputs = MappingProxyType(_arrays(inputs, sizes.inputs, layout.inputs, read))
-        self.outputs = MappingProxyType(_arrays(outputs, self._sizes.outputs, layout.outputs, written))
+        views = {name: place.view for name, place in places.items()}
+        self.inputs = MappingProxyType(_arrays(inputs, sizes.inputs, layout.inputs, read, views))
+        self.outputs = MappingProxyType(_arrays(outputs, self._sizes.outputs, layout.outputs, written, views))
         self._feeds = tuple((name, view.dtype, view.shape, view) for name, view in self.inputs.items())
         if all(shape is not None and 0 not in shape for shape in self._sizes.outputs):
             self._copies = tuple(self.outputs[node.name].copy for node in outputs if node.name in self.outputs)
         self._measure = measure
         self._bind(burst.controller)
 
+    def _place(self, kind: str, index: int, node: NodeArg, shape: tuple[int, ...] | None, place: Place) -> None:
+        """Let an argument lie in memory of the caller's."""
+        if place.memory.image is not None:
+            length = 0
+        else:
+            length = place.nbytes if shape is None else math.prod(shape) * node.dtype.itemsize
+            if place.offset + length > place.memory.size:
+                raise InvalidArgument(f"{node.name!r} of shape {shape} takes {length} bytes of {place.memory!r}")
+        self._set_memory(kind, index, place.memory, place.offset, length, shape if node.is_open and shape else ())
+        if place.view is None:
+            with contextlib.suppress(InvalidArgument, GeneralFailure):  # what this process may not look at
+                place.view = place.look(node, shape, length)
+
     def _bind(self, controller: ExecutionBurstController) -> None:
         layout = self._laid_out()
+        if self._is_shared:
+            named = [place for rows in self._arguments.values() for a in rows.values() for place in a.memories]
+            self._uses[controller] = [controller.use(memory) for memory in named if isinstance(memory, Memory)]
         own = [] if layout.memory is None else [layout.memory]
         self._known[controller] = [*own, *(token for state in self._states.values() for token in state.tokens)]
         self.bind_to(controller, layout.requests, measure=self._measure)
@@ -269,6 +297,7 @@ class Execution(BoundRequest):
             self._put_states(states)
         if burst.compilation is not self.compilation:
             self._known.clear()  # the dead hold nothing
+            self._uses.clear()
             self.compilation, self._prepared = burst.compilation, burst.compilation.prepared_model
         self._at = burst
         self._bind(burst.controller)
@@ -857,7 +886,9 @@ class Execution(BoundRequest):
             known = [(controller, pool) for controller, pools in self._known.items() for pool in pools]
             own = [] if self._layout is None or self._layout.memory is None else [self._layout.memory.close]
             states = [state.close for state in self._states.values()]
-            self._leaving = Leaving(*(partial(give_back, *pair) for pair in known), *own, *states)
+            unused = [controller.forget_dropped for controller in self._known]
+            steps = [self._uses.clear, *unused, *own, *states]
+            self._leaving = Leaving(*(partial(give_back, *pair) for pair in known), *steps)
         self._run = _closed
         self._finalizer.detach()
         self._leaving()
@@ -909,11 +940,16 @@ def _arrays(
     shapes: Sequence[tuple[int, ...] | None],
     views: Sequence[Array | None],
     states: Mapping[str, object],
+    given: Mapping[str, Array | None],
 ) -> dict[str, Array]:
     """Arrays by name; flat bytes where the shape is not known."""
     arrays = {}
     for node, shape, view in zip(nodes, shapes, views, strict=True):
         if node.name in states:
+            continue
+        if node.name in given:
+            if (there := given[node.name]) is not None:
+                arrays[node.name] = there
             continue
         if view is None:
             arrays[node.name] = np.empty(shape or (), node.dtype)

@@ -19,6 +19,7 @@ from .._core._leaving import Leaving, time_left, within
 from .._core._one_process import OneProcess
 from ..burst import BurstStats
 from ..errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, OutputInsufficientSize
+from ..memory import Memory
 from ..model import ExecutionPreference, ImportedModel, Model, Priority
 from ._arguments import NodeArg
 from ._bursts import Bursts
@@ -293,6 +294,7 @@ class Session(OneProcess):
         measure: bool = False,
         state: Mapping[str, str] | None = None,
         initial_state: Mapping[str, npt.ArrayLike] | None = None,
+        memory: Mapping[str, Memory | Array] | None = None,
     ) -> Execution:
         """Return an execution with shared input and output arrays of its own. It keeps the session alive.
 
@@ -306,6 +308,7 @@ class Session(OneProcess):
             measure=measure,
             state=state,
             initial_state=initial_state,
+            memory=memory,
             timeout=self._timeout,
             rooms=self._rooms,
             keep=self,
