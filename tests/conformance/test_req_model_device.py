@@ -7,15 +7,21 @@ import time
 
 import numpy as np
 import pytest
-from model_support import SAMPLES, check_outputs, run
+from model_support import SAMPLES, O, T, check_outputs, run
+from msgspec.structs import replace
 
 from nnburst.devices import CompileJob, Device, create_device, device_names
-from nnburst.errors import DeviceUnavailable, ErrorStatus, InvalidArgument, MissedDeadline
+from nnburst.errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.model import (
     DeviceStatus,
     DeviceType,
+    Lifetime,
+    Model,
+    Operand,
     OperandType,
+    Operation,
     Priority,
+    Subgraph,
 )
 
 _END_OF_TIME = 2**64 - 1
@@ -171,3 +177,24 @@ def test_noop_device_does_nothing() -> None:
         outcome = run(prepared, sample.model, sample.inputs, [(2, 3)], way)
         assert outcome.status is ErrorStatus.NONE
         np.testing.assert_array_equal(outcome.outputs[0], np.zeros((2, 3)))
+
+
+def test_REQ_MODEL_012_an_operation_of_an_extension_is_valid_but_not_supported(device: Device) -> None:
+    operation, kind = 1 << 16, 1 << 16 | 1
+    L = Lifetime
+    operands = (
+        Operand(kind, (2,), 1, lifetime=L.SUBGRAPH_INPUT, extra_params=bytes(16)),
+        Operand(kind, (2,), 0, lifetime=L.SUBGRAPH_OUTPUT),
+        Operand(T.TENSOR_FLOAT32, (2,), 1, lifetime=L.SUBGRAPH_INPUT),
+        Operand(T.TENSOR_FLOAT32, (2,), 0, lifetime=L.SUBGRAPH_OUTPUT),
+    )
+    main = Subgraph(operands, (Operation(operation, (0,), (1,)), Operation(O.RELU, (2,), (3,))), (0, 2), (1, 3))
+    model = Model(main, extension_name_to_prefix={"com.example.fibonacci": 1})
+    assert device.get_supported_operations(model) == (False, True)
+    with pytest.raises(GeneralFailure, match=r"operation 0 .* com\.example\.fibonacci"):
+        device.prepare_model(model)
+    taken_for_a_float = replace(model, main=Subgraph(operands[:2], (Operation(O.RELU, (0,), (1,)),), (0,), (1,)))
+    with pytest.raises(InvalidArgument, match=r"V8: operation 0 \(RELU\).* input 0 \(x\) is extension type 0x10001"):
+        device.get_supported_operations(taken_for_a_float)
+    with pytest.raises(InvalidArgument, match="prefix 1"):
+        device.get_supported_operations(replace(model, extension_name_to_prefix={}))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ...cache import SaveResult, VerifiedEntry
 from ...errors import MissedDeadline
-from ...model import Model, OperandType, Operation, operation_name
+from ...model import Model, OperandType, Operation, is_extension, operation_name
 from .._caching import DeviceCacheHome, build_epoch
 from .._deadline import deadline_passed
 from .._interfaces import CacheFiles
@@ -47,6 +47,9 @@ class ReferenceDevice(LocalDevice):
 
     def why_not(self, model: Model, operation: Operation) -> str:
         """Whether there is a kernel; control flow runs if everything that it refers to does."""
+        if is_extension(operation.type):
+            names = {prefix: name for name, prefix in model.extension_name_to_prefix.items()}
+            return f"the device does not have the extension {names.get(operation.type >> 16)}"
         if operation.type not in RUNS:
             return "it is not built"
         missing = {inner.type for inner in _reached(model, operation)} - RUNS
