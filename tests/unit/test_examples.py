@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -51,12 +52,24 @@ def test_camera_ring_gives_right_answers_for_every_frame_it_counts() -> None:
     assert "every answer is right" in done.stdout
 
 
+def test_camera_service_and_viewer_share_frames_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="nnburst-") as directory:  # short enough for a socket
+        monkeypatch.setenv("NNBURST_RUNTIME_DIR", directory)
+        done = run("shared/camera_service_viewer.py", "--frames", "40", "--fps", "300")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"viewer: (\d+) frames seen by process (\d+), (\d+) overwritten, 0 wrong", done.stdout)
+    assert found is not None, done.stdout
+    assert int(found[1]) > 0
+    assert f"service: process {found[2]};" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
         ("recurrent_state.py", ["--units", "0"]),
         ("camera_ring.py", ["--slots", "1"]),
         ("camera_ring.py", ["--fps", "0"]),
+        ("shared/camera_service_viewer.py", ["--fps", "0"]),
     ],
 )
 def test_options_that_make_no_sense_are_refused(name: str, arguments: list[str]) -> None:
