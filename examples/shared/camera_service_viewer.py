@@ -3,9 +3,9 @@
     python examples/shared/camera_service_viewer.py [--frames 200] [--fps 200]
 
 The camera owns a ring of frames in shared memory. It gives the ring's descriptor to who connects, and then says which
-slot has a new frame. Each slot begins with a number that is odd while the camera draws. The viewer binds each slot of the ring as an input, so that the service, a third process, reads
-the pixels where the camera has put them: the viewer never touches them. Starts `nnburst serve` and the two programs
-(this file again, with a role), and checks the answers.
+slot has a new frame. Each slot begins with a number that is odd while the camera draws. The viewer binds each slot as
+an input, so that the service, a third process, reads the pixels where the camera has put them: the viewer never touches
+them. Starts `nnburst serve` and the two programs (this file again, with a role), and checks the answers.
 """
 
 from __future__ import annotations
