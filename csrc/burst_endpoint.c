@@ -29,6 +29,7 @@
 #define MAGIC 0x6e6e6263u
 #define GENERAL_FAILURE 2
 #define SPINS 128u
+#define FARTHEST_NS (24ull * 3600 * 1000000000u) /* a deadline that is further away is not told to the service */
 
 struct nnb_client {
     uint32_t magic;
@@ -274,6 +275,8 @@ static int send_request(nnb_execution *e)
         c->timed_ns = nnb_now_ns();
         nnb_channel_stamp(&c->request, e->n, c->timed_ns, 0);
     }
+    if (e->timeout_ns && e->timeout_ns < FARTHEST_NS)
+        nnb_channel_set_deadline(&c->request, e->n, e->deadline_ns);
     int rc = nnb_channel_send(&c->request, e->turn ? e->other : e->packet, e->n);
     e->sent = rc == 0;
     return rc == -EMSGSIZE ? -ENOBUFS : rc;
@@ -314,10 +317,10 @@ int nnb_execution_start(nnb_execution *e)
     c->slow = 0;
     e->result.status = -1; /* until the answer of this run is here */
     e->sent = 0;
+    e->deadline_ns = e->timeout_ns ? nnb_now_ns() + e->timeout_ns : 0;
     int rc = send_request(e);
     if (rc < 0 && rc != -EAGAIN)
         return end(e, rc);
-    e->deadline_ns = e->timeout_ns ? nnb_now_ns() + e->timeout_ns : 0;
     c->result.waiting = 0; /* a new wait begins */
     nnb_store_relaxed(&c->owner, self());
     e->waiting = 1;

@@ -22,6 +22,7 @@
 
 #define MAGIC 0x6e6e6273u
 #define GENERAL_FAILURE 2
+#define MISSED_DEADLINE 5
 #define OUTPUT_INSUFFICIENT_SIZE 3
 #define LAST_STATUS 8
 #define SPINS 128u
@@ -50,6 +51,7 @@ struct nnb_server {
     uint32_t hash;
     int pending; /* a request waits for its answer */
     uint64_t frees_at_receive;
+    uint64_t deadline_ns; /* of the request at hand, 0: none */
     uint64_t dequeued_ns; /* 0: not measured */
     nnb_request decoded;
     int is_decoded;
@@ -173,6 +175,8 @@ void nnb_server_count(nnb_server *s, uint32_t which, uint64_t n)
 }
 
 static void count(nnb_server *s, uint32_t which) { nnb_count(s->request.counters, which, 1); }
+
+uint64_t nnb_server_deadline(const nnb_server *s) { return s->deadline_ns; }
 
 nnb_channel *nnb_server_inbox(nnb_server *s) { return &s->request; }
 
@@ -454,13 +458,20 @@ static int settle(nnb_server *s, int got)
         if (s->row)
             note_request(s);
         s->request.poll_ended = 0;
+        if ((s->deadline_ns = nnb_channel_deadline(&s->request)) && nnb_now_ns() >= s->deadline_ns) {
+            count(s, NNB_FAILURES); /* the client has given it up: its answer only keeps the two in step */
+            s->taken_ns = 0;
+            int rc = send_status(s, MISSED_DEADLINE);
+            return rc < 0 ? rc : -EAGAIN;
+        }
         id = identify(s);
         if (id >= 0) {
             int measure = s->is_decoded ? s->decoded.measure : s->plans[id].measure;
             s->dequeued_ns = measure ? nnb_now_ns() : 0;
             s->pending = 1;
             s->failed = 0;
-            return s->is_decoded ? id : admit(s, id);
+            id = s->is_decoded ? id : admit(s, id);
+            return s->deadline_ns ? id | NNB_PLAN_TIMED : id;
         }
         count(s, NNB_MALFORMED);
     }

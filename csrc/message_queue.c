@@ -12,7 +12,7 @@
  *         0   8            R, read counter   (unsynchronized: unused)        reader
  *       128   8            W, write counter                                  writer
  *       136   8            write intent      (unsynchronized only)           writer
- *       136   16           stamp             (NNB_LAYOUT_STAMPED; watch.c)   writer
+ *       136   48           stamp             (NNB_LAYOUT_STAMPED; watch.c)   writer
  *       256   4            event word                                        both
  *       384   n * quantum  ring                                              writer
  *
@@ -61,10 +61,10 @@ static int check_grantors(const nnb_grantor *g, uint32_t n, uint32_t n_fds, uint
     return g[NNB_GRANTOR_DATA].extent % quantum ? -EINVAL : 0;
 }
 
-/* A stamp is two words right behind W; anything else at its place belongs to programs that we do not know. */
+/* A stamp is six words right behind W, on its cache line; anything else at its place belongs to programs that we do not know. */
 static int is_stamp(const nnb_grantor *stamp, const nnb_grantor *w)
 {
-    return stamp->fd_index == w->fd_index && stamp->offset == w->offset + 8 && stamp->extent == 16 && w->extent == 8;
+    return stamp->fd_index == w->fd_index && stamp->offset == w->offset + 8 && stamp->extent == NNB_STAMP_BYTES && w->extent == 8;
 }
 
 /* Maps, per fd, the range that its grantors cover. */

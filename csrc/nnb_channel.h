@@ -18,6 +18,7 @@ typedef struct nnb_channel {
     uint32_t rest;       /* waits that sleep at once before polling is tried again */
     uint64_t verified;   /* datums after the head that were found to be whole packets */
     int size_at;         /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
+    uint32_t deadlines;  /* how many were set */
     nnb_a32 hung_up;
     uint64_t poll_ended; /* when polling ended in vain in the wait that is over; 0 if it did not, 1 if there was none */
     uint64_t *counters;  /* of its end: a row's, or private ones */
@@ -61,6 +62,16 @@ static inline int nnb_channel_is_stamped(const nnb_channel *ch)
 }
 /* Its times. 0: there are none, or not such as could be true. */
 int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_ns, uint64_t *lasted_ns);
+
+/* By when the packet of n datums that is sent next has to be answered. */
+void nnb_channel_set_deadline(nnb_channel *ch, uint32_t n, uint64_t deadline_ns);
+uint64_t nnb_channel_find_deadline(const nnb_channel *ch);
+/* By when the packet that was taken last has to be answered; 0: no time. */
+static inline uint64_t nnb_channel_deadline(const nnb_channel *ch)
+{
+    const nnb_mq *q = ch->mq;
+    return q->stamp && nnb_load_relaxed(&q->stamp[2]) ? nnb_channel_find_deadline(ch) : 0;
+}
 
 /* Which runs of a client are timed. */
 typedef struct nnb_sampling {

@@ -42,7 +42,7 @@ struct nnb_mq {
     nnb_a64 *w, *r; /* shared; for an unsynchronized queue r points at own_r */
     nnb_a64 *intent; /* NULL when the layout has none */
     uint32_t *event;
-    nnb_a64 *stamp; /* two words beside W, or NULL; see watch.c */
+    nnb_a64 *stamp; /* six words beside W, or NULL; see watch.c */
     /* Private counters. Exclusive handles trust only these for their own role; w_off, r_off = counter mod size. */
     uint64_t own_w, w_off, own_r, r_off;
     uint64_t seen_w, seen_r; /* last validated value of the peer's counter (exclusive handles) */

@@ -83,6 +83,7 @@ uint64_t nnb_now_ns(void); /* CLOCK_MONOTONIC */
 
 enum { NNB_GRANTOR_READ, NNB_GRANTOR_WRITE, NNB_GRANTOR_DATA, NNB_GRANTOR_EVENT, NNB_GRANTOR_INTENT };
 #define NNB_GRANTOR_STAMP 4 /* of a synchronized queue, in the place of the intent */
+#define NNB_STAMP_BYTES 48
 
 typedef struct nnb_grantor {
     uint32_t flags; /* always 0 */
@@ -422,6 +423,7 @@ typedef struct nnb_server nnb_server;
 
 #define NNB_MAX_PLANS 256
 #define NNB_PLAN_NEW 0x1000000     /* added to the id of a packet that is seen for the first time */
+#define NNB_PLAN_TIMED 0x4000000   /* added if the run has to end by nnb_server_deadline */
 #define NNB_PLAN_GUARDED 0x2000000 /* added if the plan has buffers and was not admitted: enter and leave by hand */
 
 int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns,
@@ -437,6 +439,9 @@ int nnb_server_reply(nnb_server *s);
 int nnb_server_try(nnb_server *s, uint32_t spins);
 /* The request at hand; valid until nnb_server_next. */
 const nnb_request *nnb_server_request(nnb_server *s);
+/* When the request at hand has to be answered, on CLOCK_MONOTONIC; 0: no time. One that comes to its turn later is
+ * answered MISSED_DEADLINE_TRANSIENT here. */
+uint64_t nnb_server_deadline(const nnb_server *s);
 /* Replaces the default answer. Times in microseconds; those of the driver are filled in here. Too many shapes for the
  * channel become GENERAL_FAILURE. */
 int nnb_server_set_result(nnb_server *s, const nnb_result *result);

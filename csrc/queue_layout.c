@@ -52,7 +52,7 @@ int nnb_mq_layout(uint64_t count, uint32_t quantum, uint32_t flavour, uint32_t l
             n = 5;
         } else if (layout == NNB_LAYOUT_STAMPED) {
             out[NNB_GRANTOR_STAMP].offset = LINE + 8;
-            out[NNB_GRANTOR_STAMP].extent = 16;
+            out[NNB_GRANTOR_STAMP].extent = NNB_STAMP_BYTES;
             n = 5;
         }
     }

@@ -23,12 +23,18 @@
  *
  *   The tag is 16 bits of W after the packet: a stamp of another packet is none. Times are the low 48 bits of
  *   CLOCK_MONOTONIC. A peer may write anything there; it spoils what is said about its own burst.
+ *
+ * Deadlines
+ *   Behind the stamp are four words [ tag | deadline ] for requests that are on their way, used in turn. The first one is
+ *   zero as long as the client has never set one. With more than four such requests in the ring the oldest lose theirs:
+ *   then only the client gives them up.
  */
 #define _GNU_SOURCE
 #include "nnb_channel.h"
 
 #define TIME_BITS 48
 #define TIME_MASK ((1ull << TIME_BITS) - 1)
+#define DEADLINES 4u
 #define LONGEST (3600ull * 1000000000u) /* a time that is further away is none */
 
 /* ---- histograms ----------------------------------------------------------------------------------------------- */
@@ -101,6 +107,28 @@ void nnb_channel_stamp(nnb_channel *ch, uint32_t n, uint64_t time_ns, uint64_t l
     uint64_t position = q->own_w + (uint64_t)n * NNB_DATUM_SIZE;
     nnb_store_relaxed(&q->stamp[0], tagged(position, time_ns));
     nnb_store_relaxed(&q->stamp[1], tagged(position, lasted_ns));
+}
+
+void nnb_channel_set_deadline(nnb_channel *ch, uint32_t n, uint64_t deadline_ns)
+{
+    nnb_mq *q = ch->mq;
+    if (q->stamp) /* SYNC POINT commit_write <-> available_to_read: published with the packet, by the store of W */
+        nnb_store_relaxed(&q->stamp[2 + ch->deadlines++ % DEADLINES],
+                          tagged(q->own_w + (uint64_t)n * NNB_DATUM_SIZE, deadline_ns));
+}
+
+uint64_t nnb_channel_find_deadline(const nnb_channel *ch)
+{
+    const nnb_mq *q = ch->mq;
+    for (uint32_t i = 0; i < DEADLINES; i++) {
+        uint64_t word = nnb_load_relaxed(&q->stamp[2 + i]);
+        if (!word || word >> TIME_BITS != ((q->own_r >> 3) & 0xffff))
+            continue;
+        uint64_t now = nnb_now_ns(), left = (word - now) & TIME_MASK;
+        uint64_t deadline = left >> (TIME_BITS - 1) ? now - (TIME_MASK + 1 - left) : now + left; /* 39 hours either way */
+        return deadline ? deadline : 1;
+    }
+    return 0;
 }
 
 int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_ns, uint64_t *lasted_ns)

@@ -44,6 +44,7 @@ class _Lib:
     NNB_EVENT_NOT_FULL: int
     NNB_EVENT_NOT_EMPTY: int
     NNB_GRANTOR_STAMP: int
+    NNB_STAMP_BYTES: int
     NNB_LAYOUT_LINES: int
     NNB_LAYOUT_COMPAT: int
     NNB_LAYOUT_STAMPED: int
@@ -64,6 +65,7 @@ class _Lib:
     NNB_LOST: int
     NNB_MAX_PLANS: int
     NNB_PLAN_NEW: int
+    NNB_PLAN_TIMED: int
     NNB_PLAN_GUARDED: int
     NNB_SEAT_PLANS: int
     NNB_MAX_SEATS: int
@@ -217,6 +219,7 @@ class _Lib:
     def nnb_server_reply(self, s: CData, /) -> int: ...
     def nnb_server_try(self, s: CData, spins: int, /) -> int: ...
     def nnb_server_request(self, s: CData, /) -> CData: ...
+    def nnb_server_deadline(self, s: CData, /) -> int: ...
     def nnb_server_set_result(self, s: CData, result: CData, /) -> int: ...
     def nnb_server_keep_plan(self, s: CData, id: int, /) -> int: ...
     def nnb_server_guard_plan(self, s: CData, id: int, uses: CData, /) -> int: ...

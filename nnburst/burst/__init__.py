@@ -12,6 +12,7 @@ from ._interfaces import (
     BurstExecutorWithCache,
     Kernel,
     SupportsExecute,
+    run_until,
 )
 from ._server import ExecutionBurstServer
 from ._slots import SlotTable
@@ -37,4 +38,5 @@ __all__ = [
     "SlotTable",
     "SupportsExecute",
     "default_polling_window",
+    "run_until",
 ]

@@ -27,7 +27,19 @@ Kernel = Callable[[], ExecutionResult | None]
 
 What fails it may be raised. A kernel with an attribute `gate`, a `BufferSet`, admits itself to driver-managed buffers
 and commits; a burst does both in C, and calls `gate.current` in between, once nothing has to be checked or made anew.
+One with a method ``until(deadline_ns)`` can end itself: it is called instead for a run that has a deadline.
 """
+
+
+def run_until(kernel: Kernel, deadline_ns: int) -> ExecutionResult | None:
+    """Call a kernel; have it end by a time of CLOCK_MONOTONIC in nanoseconds (0: none), if it knows how to.
+
+    Raises:
+        MissedDeadline: It has ended itself.
+        Exception: Whatever the kernel meets.
+    """
+    until: Callable[[int], ExecutionResult | None] | None = getattr(kernel, "until", None) if deadline_ns else None
+    return kernel() if until is None else until(deadline_ns)
 
 
 class BurstCallback(abc.ABC):

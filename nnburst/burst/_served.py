@@ -16,7 +16,7 @@ from ..memory import BufferSet, free_closed_buffers
 from ..model import ExecutionResult, MeasureTiming, failure_of, reason_of
 from ..watch import private_row
 from ._endpoint import c_result, python_request
-from ._interfaces import BurstCallback, BurstExecutorWithCache, Kernel, implements
+from ._interfaces import BurstCallback, BurstExecutorWithCache, Kernel, implements, run_until
 from ._stats import ServerStats, server_stats
 
 if TYPE_CHECKING:
@@ -98,10 +98,18 @@ class Served(abc.ABC):
 
     def attend(self, plan: int) -> None:
         """Run a request whose plan cannot just be called; `plan` is its id with the flags that say why."""
+        deadline_ns = lib.nnb_server_deadline(self._endpoint)
         if plan & lib.NNB_PLAN_GUARDED:
-            self._answer_guarded(plan % MAX_PLANS)
+            self._answer_guarded(plan % MAX_PLANS, deadline_ns)
+        elif plan & lib.NNB_PLAN_NEW:
+            self._answer_new(plan % MAX_PLANS, deadline_ns)
         else:
-            self._answer_new(plan % MAX_PLANS)
+            self._run_kernel(self._plans[self._base + plan % MAX_PLANS], deadline_ns)
+
+    def _run_kernel(self, kernel: Kernel, deadline_ns: int) -> None:
+        result = run_until(kernel, deadline_ns)
+        if result is not None:
+            self.answer(result)
 
     def end(self, number: int) -> None:
         """Give everything back; nothing runs any more.
@@ -129,7 +137,7 @@ class Served(abc.ABC):
         lib.nnb_server_set_result(self._endpoint, raw)
         del keep_alive
 
-    def _answer_new(self, plan_id: int) -> None:
+    def _answer_new(self, plan_id: int, deadline_ns: int) -> None:
         plan = self._bind_request()
         with self._plans_lock:  # against `free_memory`
             # Refused if a slot was freed meanwhile: then the plan runs this once and is not found again.
@@ -139,7 +147,7 @@ class Served(abc.ABC):
             gate = getattr(plan, "gate", None)
             if kept and isinstance(gate, BufferSet) and gate.fixed:
                 self._guard(plan_id, plan, gate)
-        self._run_gated(plan_id, plan)
+        self._run_gated(plan_id, plan, deadline_ns)
 
     def _guard(self, plan_id: int, plan: Kernel, gate: BufferSet) -> None:
         listener, guarded = weakref.ref(self), weakref.ref(gate)
@@ -154,17 +162,15 @@ class Served(abc.ABC):
         gate.when_freed(forget)
         lib.nnb_server_guard_plan(self._endpoint, plan_id, gate.handle)
 
-    def _answer_guarded(self, plan_id: int) -> None:
+    def _answer_guarded(self, plan_id: int, deadline_ns: int) -> None:
         """The plan's buffers are in use, without contents, or not where they were."""
         plan, _ = self._gated.get(plan_id, (self._rebind, None))
-        self._run_gated(plan_id, plan)
+        self._run_gated(plan_id, plan, deadline_ns)
 
-    def _run_gated(self, plan_id: int, plan: Kernel) -> None:
+    def _run_gated(self, plan_id: int, plan: Kernel, deadline_ns: int) -> None:
         """Run a plan that enters its buffers itself. From then on, also if it failed, C does; see `Kernel`."""
         try:
-            result = plan()
-            if result is not None:
-                self.answer(result)
+            self._run_kernel(plan, deadline_ns)
         finally:
             if plan_id in self._gated:
                 self._take_admitted(plan_id)

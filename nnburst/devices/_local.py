@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from ..burst import Kernel, SlotExecutor
+from ..burst import Kernel, SlotExecutor, run_until
 from ..cache import SaveResult, checked_token
 from ..errors import BadState, ErrorStatus, GeneralFailure
 from ..memory import BufferTracker, check_pools
@@ -228,7 +228,7 @@ class LocalModel(PreparedModel):
 def _run(plan: Plan, options: RunOptions) -> ExecutionResult:
     try:
         require_time(options.deadline_ns)
-        result = plan()
+        result = run_until(plan, options.deadline_ns)
     except Exception as error:
         return failure_of(error)
     return (ErrorStatus.NONE, (), NO_TIMING) if result is None else result

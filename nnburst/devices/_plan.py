@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..burst import Kernel
+from ..burst import Kernel, run_until
 from ..errors import ErrorStatus, ResourceExhausted
 from ..memory import BufferSet, OpenRequest, open_request
 from ..model import ExecutionResult, MeasureTiming, Request, RunOptions, Timing
@@ -44,6 +44,7 @@ class Plan:
         self._options = options
         self._buffers = buffers
         self._measures = options.measure == MeasureTiming.YES
+        self._deadline_ns = 0
         self._opened: OpenRequest | None = None
         self.gate: BufferSet | None = None if buffers is None else buffers.set
         if buffers is None:
@@ -76,13 +77,25 @@ class Plan:
         """
         return self._run() if self._buffers is None else self._run_admitted(self._buffers)
 
+    def until(self, deadline_ns: int) -> ExecutionResult | None:
+        """Run once, and end by a time of CLOCK_MONOTONIC in nanoseconds; as far as the kernel can be ended.
+
+        Raises:
+            MissedDeadline: It was ended.
+        """
+        self._deadline_ns = deadline_ns
+        try:
+            return self()
+        finally:
+            self._deadline_ns = 0
+
     def _run(self) -> ExecutionResult | None:
         opened = self._opened or self._open()
         self._opened = None  # opened anew after a failure: memory may have been truncated and its mapping given up
         try:
             opened.before_run()
             started = time.monotonic_ns()
-            result = self._kernel()
+            result = run_until(self._kernel, self._deadline_ns)
             ended = time.monotonic_ns()
         except BaseException:
             opened.after_run(False)
@@ -100,7 +113,7 @@ class Plan:
             if kernel is None:
                 kernel = Plan(self._bind, buffers.with_views(), self._options).call
                 gate.keep(kernel)
-            result = kernel()
+            result = run_until(kernel, self._deadline_ns)
             shapes = () if gate.fixed else buffers.written(result)
         except BaseException:
             gate.fail()

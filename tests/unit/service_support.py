@@ -78,6 +78,34 @@ def raw_peer(side: Side, handler: object | None = None, **options: Any) -> Itera
             assert end.close(WATCHDOG)
 
 
+class Ended:
+    """What became of the runs of a class of kernels that had a deadline."""
+
+    def __init__(self, monkeypatch: Any, kind: Any) -> None:
+        self.errors: list[BaseException | None] = []
+        self.changed = threading.Condition()
+        until = kind.until
+
+        def recorded(this: Any, deadline_ns: int) -> Any:
+            error = None
+            try:
+                return until(this, deadline_ns)
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                with self.changed:
+                    self.errors.append(error)
+                    self.changed.notify()
+
+        monkeypatch.setattr(kind, "until", recorded)
+
+    def first(self) -> BaseException | None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.errors, WATCHDOG)
+            return self.errors[0]
+
+
 class FakeModel(PreparedModel):
     """Calls the device's hook; reports what becomes of it."""
 

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from ...burst import Kernel
-from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
+from ...errors import (
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+    OutputInsufficientSize,
+)
 from ...memory import BufferView
 from ...model import (
     HIGHEST_RANK,
@@ -28,9 +35,12 @@ from ...model import (
     combine_dimensions,
     is_fully_specified,
 )
+from .._alarm import ALARM_CLOCK
+from .._deadline import deadline_passed
 from .._elements import is_scalar
 from ._graph import Graph
 from ._importer import Argument
+from ._library import onnxruntime
 from ._snapshots import copied_always
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -90,7 +100,8 @@ class BoundGraph:
                 self._bind_output(position, graph.outputs[position], operands[index], request, argument)
         if all(argument.has_no_value for argument in request.outputs):
             raise GeneralFailure("every output is omitted; there is nothing to run")
-        self._run = _runner(graph, self._binding) if self._order else _run_nothing
+        self._deadline_ns = 0  # of the run under way, 0: none
+        self._run = _runner(graph, self._binding, graph.run_options) if self._order else _run_nothing
         self._complete = self._with_copies()
 
     # -- binding -------------------------------------------------------------------------------------------------------
@@ -190,7 +201,7 @@ class BoundGraph:
     def kernel(self) -> Kernel:
         """What runs it: the call into ONNX Runtime and copies alone, if there is nothing to tell afterwards."""
         if self._has_open_shapes:
-            return self._run_open
+            return _Ending(self._run_open, self.until)
         run, failed, kept = self._complete, self._failed, self._kept
 
         def run_bound(kept: object = kept) -> None:
@@ -199,7 +210,27 @@ class BoundGraph:
             except Exception as error:
                 raise failed(error) from None
 
+        run_bound.until = self.until  # type: ignore[attr-defined]
         return run_bound
+
+    def until(self, deadline_ns: int) -> ExecutionResult | None:
+        """Run once; between two of its nodes, ONNX Runtime ends a run whose deadline has passed.
+
+        Raises:
+            MissedDeadline: It was ended.
+        """
+        usual = self._run, self._complete
+        options = onnxruntime().RunOptions()  # of this run alone: an alarm that comes late ends no other one
+        self._deadline_ns = deadline_ns
+        try:
+            if self._order:
+                self._run = _runner(self._graph, self._binding, options)
+                self._complete = self._with_copies()
+            with ALARM_CLOCK.at(deadline_ns, partial(setattr, options, "terminate", True)):
+                return self.kernel()
+        finally:
+            self._run, self._complete = usual
+            self._deadline_ns = 0
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -226,6 +257,8 @@ class BoundGraph:
         of another shape than the one that comes out; a graph has no effects, so it may run again with regions of ONNX
         Runtime's own.
         """
+        if deadline_passed(self._deadline_ns):
+            return MissedDeadline("the run was ended at its deadline")
         failure = GeneralFailure(f"ONNX Runtime: {error}")
         if not self._said:
             return failure
@@ -288,9 +321,20 @@ def _writable(pool: MemoryLike, node: Argument, nbytes: int, offset: int) -> Byt
     return region
 
 
-def _runner(graph: Graph, binding: Any) -> Callable[[], None]:
+class _Ending(partial[ExecutionResult | None]):
+    """A kernel that can end itself, since a method has no attributes of its own."""
+
+    until: Callable[[int], ExecutionResult | None]
+
+    def __new__(cls, run: Kernel, until: Callable[[int], ExecutionResult | None]) -> _Ending:
+        made = super().__new__(cls, run)
+        made.until = until
+        return made
+
+
+def _runner(graph: Graph, binding: Any, options: Any) -> Callable[[], None]:
     """Return the shortest way to run: what ``InferenceSession.run_with_iobinding`` does in the end."""
-    session, options = graph.session, graph.run_options
+    session = graph.session
     try:
         run, bound = session._sess.run_with_iobinding, binding._iobinding
     except AttributeError:  # another version of ONNX Runtime

@@ -85,6 +85,14 @@ class Program:
             raise OutputInsufficientSize("an output needs more room", output_shapes=self._shapes())
         return (ErrorStatus.NONE, self._shapes(), NO_TIMING) if self._reports_shapes else None
 
+    def until(self, deadline_ns: int) -> ExecutionResult | None:
+        """Run once; between two operations, also those of a loop, a deadline that has passed ends it."""
+        usual, self._limits = self._limits, replace(self._limits, deadline_ns=deadline_ns)
+        try:
+            return self()
+        finally:
+            self._limits = usual
+
     @property
     def reads(self) -> set[int]:
         """Constants whose stored values are used, when operations are bound or in each run."""
