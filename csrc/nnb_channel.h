@@ -75,7 +75,7 @@ static inline uint64_t nnb_channel_deadline(const nnb_channel *ch)
 
 /* Which runs of a client are timed. */
 typedef struct nnb_sampling {
-    uint32_t every;     /* each n-th, 0: one in 64 on average */
+    uint32_t every;     /* each n-th, 0: one in 256 on average */
     uint32_t countdown; /* to the next one */
     uint32_t random;
     int was_slow; /* the last answer did not come at once */
@@ -87,7 +87,7 @@ static inline int nnb_sample_due(nnb_sampling *s)
     if (s->countdown-- > 1 && !s->was_slow)
         return 0;
     s->random = s->random * 1664525u + 1013904223u;
-    s->countdown = s->every ? s->every : 1 + (s->random >> 25); /* 1 to 128 */
+    s->countdown = s->every ? s->every : 1 + (s->random >> 23); /* 1 to 512 */
     return 1;
 }
 

@@ -11,7 +11,7 @@
  * stands for as many events as its weight says.
  *
  * Stamps
- *   Reading a clock costs as much as a tenth of a round trip, so only some requests are timed: one in 64 on average, at
+ *   Reading clocks at both ends costs as much as a round trip, so only some requests are timed: one in 256 on average, at
  *   random so that no rhythm of the program falls in step with it; and each one while answers do not come at once,
  *   since the clock is nothing beside a wait. The client decides, and puts the time of sending beside W (the stamp). It
  *   travels with the cache line that the server loads anyway. The server puts beside the W of the answer when it took

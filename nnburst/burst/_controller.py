@@ -39,7 +39,7 @@ from ..model import (
     consistent_result,
     reason_of,
 )
-from ..watch import private_row
+from ..watch import Latency, private_row, row_stats
 from ._endpoint import c_request, open_channel, python_result
 from ._slots import SlotTable
 from ._stats import BurstStats, client_stats
@@ -260,6 +260,12 @@ class ExecutionBurstController(OneProcess):
         """Counters of the client's end."""
         with self._lock:
             return self._final_stats or client_stats(self._endpoint, self._fallbacks)
+
+    def latency(self) -> Latency:
+        """Say how long the runs took."""
+        row = row_stats(self._row.pointer)
+        assert row is not None
+        return Latency(row.round_trip, row.queue_wait, row.execution)
 
     @property
     def closed(self) -> bool:

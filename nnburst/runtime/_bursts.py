@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..burst._stats import BurstStats
 from ..errors import BadState, DeadObject
+from ..watch import Latency
 from ._burst import Burst
 from ._compilation import Compilation
 from ._recovery import Recovery
@@ -84,6 +85,10 @@ class Bursts:
     def stats(self) -> BurstStats:
         """Sums of the counters of the clients' ends."""
         return sum((burst.stats for burst in self._bursts[1:]), self.first.stats)
+
+    def latency(self) -> Latency:
+        """Say how long the runs of all took."""
+        return sum((burst.controller.latency() for burst in self._bursts[1:]), self.first.controller.latency())
 
     def refuse(self) -> None:
         """Run nothing any more; executions in flight get `BadState`. Waits for nothing."""

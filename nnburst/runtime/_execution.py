@@ -49,6 +49,7 @@ from ..model import (
 )
 from ._arguments import NodeArg, Sizes
 from ._compilation import Compilation, member
+from ._display import described, nodes_table
 from ._event import Event
 from ._layout import Argument, Layout, lay_out
 from ._memory_desc import DeviceMemory
@@ -900,6 +901,15 @@ class Execution(BoundRequest):
         _drop(self._known, ExecutionBurstController.forget)
         if layout is not None and layout.memory is not None:
             layout.memory.close()
+
+    def __repr__(self) -> str:
+        state = (
+            "closed" if self._leaving is not None else "shared arrays" if self._is_shared else "arguments one by one"
+        )
+        return f"<Execution of {described(self.compilation)}, {state}>"
+
+    def _repr_html_(self) -> str:
+        return nodes_table(repr(self)[1:-1], self.compilation)
 
     def __enter__(self) -> Execution:
         return self

@@ -16,6 +16,7 @@ from .._core._one_process import OneProcess
 from ..devices import Device, PartitionedDevice, ResilientDevice, create_device
 from ..errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
 from ..model import ExecutionPreference, Priority
+from ..watch._html import table
 
 if TYPE_CHECKING:
     import os
@@ -235,6 +236,10 @@ class Service(OneProcess):
     def __repr__(self) -> str:
         state = "closed" if self._closed else "alive" if self.alive else "dead"
         return f"<Service {self._what}, pid {self.pid}, {state}>"
+
+    def _repr_html_(self) -> str:
+        devices = () if self._closed else self._backend.devices
+        return table(repr(self)[1:-1], ([device.name, device.version_string] for device in devices))
 
 
 class _Restarting:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from ._page import Page, Row, private_row
 from ._reader import FoundPage, Viewer, find_services, look
 from ._report import report
-from ._stats import COUNTERS, Histogram, RowKind, RowStats, ServiceStats, row_stats
+from ._stats import COUNTERS, Histogram, Latency, RowKind, RowStats, ServiceStats, row_stats
 
 __all__ = [
     "COUNTERS",
     "FoundPage",
     "Histogram",
+    "Latency",
     "Page",
     "Row",
     "RowKind",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from .._core import ffi, lib
+from ._html import table
 
 if TYPE_CHECKING:
     from .._core._nnburst import CData
@@ -106,6 +107,65 @@ class Histogram(Struct, frozen=True):
             "p99_us": round(self.percentile_ns(99) / 1e3, 3),
             "max_us": round(self.max_ns / 1e3, 3),
         }
+
+
+class Latency(Struct, frozen=True):
+    """How long the runs of a session took. Not each is timed: in a fast loop one of many, all that were slow.
+
+    Attributes:
+        round_trip: From sending a request until its answer was here.
+        queue_wait: The part of it until a thread of the service had the request.
+        execution: The part of it that the service worked.
+    """
+
+    round_trip: Histogram
+    queue_wait: Histogram
+    execution: Histogram
+
+    @property
+    def count(self) -> int:
+        """Runs that the numbers are about."""
+        return self.round_trip.count
+
+    @property
+    def p50(self) -> float:
+        """Seconds that half of the runs took at most; 0 if there was none."""
+        return self.round_trip.percentile_ns(50) / 1e9
+
+    @property
+    def p99(self) -> float:
+        """Seconds that 99 of 100 runs took at most; 0 if there was none."""
+        return self.round_trip.percentile_ns(99) / 1e9
+
+    @property
+    def max(self) -> float:
+        """Seconds that the slowest run took."""
+        return self.round_trip.max_ns / 1e9
+
+    def __add__(self, other: Latency) -> Latency:
+        return Latency(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))
+
+    def __repr__(self) -> str:
+        if not self.count:
+            return "<Latency: no runs>"
+        times = ", ".join(f"{name} {duration(getattr(self, name))}" for name in ("p50", "p99", "max"))
+        return f"<Latency of {self.count:,} runs: {times}>"
+
+    def _repr_html_(self) -> str:
+        parts = {"run": self.round_trip, "queue": self.queue_wait, "execution": self.execution}
+        rows = [
+            [name, *(duration(ns / 1e9) for ns in (h.percentile_ns(50), h.percentile_ns(99), h.max_ns))]
+            for name, h in parts.items()
+        ]
+        return table(f"{self.count:,} runs", rows, ("", "p50", "p99", "max"))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in the unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
 
 
 class RowStats(Struct, frozen=True):

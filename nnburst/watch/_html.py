@@ -1,0 +1,17 @@
+"""Small tables for notebooks."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+
+def table(title: str, rows: Iterable[Iterable[object]], head: Iterable[str] = ()) -> str:
+    """Return an HTML table with a caption; everything in it is text."""
+
+    def line(cells: Iterable[object], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+
+    headings = [line(head, "th")] if head else []
+    body = "".join([*headings, *(line(row, "td") for row in rows)])
+    return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
