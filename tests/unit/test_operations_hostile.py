@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from operation_support import Array, O, T, rng, run_model
 
-from nnburst.errors import ErrorStatus, InvalidArgument
+import nnburst
+from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument
 from nnburst.model import OPERANDS, OPERATIONS, ModelBuilder
 from nnburst.model._signature import Param, types_of
 
@@ -117,3 +118,18 @@ def test_what_lies_between_image_and_result_is_no_larger_than_both(operation: O,
     assert y.shape == (x.shape[0], x.shape[2], x.shape[1], 1)
     assert (y == 0).all()
     assert peak < 64 * x.nbytes
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_fails_while_it_runs_is_named(late: bool) -> None:
+    """Also behind an operation that is bound anew in every run."""
+    b = ModelBuilder()
+    x, indices = b.input("x", T.TENSOR_FLOAT32, (3,)), b.input("i", T.TENSOR_INT32, (2,))
+    shape = b.input("shape", T.TENSOR_INT32, (1,)) if late else b.constant(np.int32([3]))
+    y = b.add_operand(T.TENSOR_FLOAT32, (3,))
+    b.add_operation(O.RESHAPE, [b.neg(x), shape], [y])
+    b.output("y", b.gather(y, 0, indices))
+    inputs = {"x": np.zeros(3, np.float32), "i": np.int32([0, 7])} | ({"shape": np.int32([3])} if late else {})
+    with nnburst.in_process() as service, service.session(b.build()) as session:
+        with pytest.raises(GeneralFailure, match=r"operation 2 \(GATHER\): an index is not in 0 … 2"):
+            session.run(None, inputs)

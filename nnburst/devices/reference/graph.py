@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from ...errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
+from ...errors import GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ...model import (
     DataLocation,
     Lifetime,
@@ -33,9 +33,11 @@ from .._deadline import deadline_passed
 from .call import KernelCall, Step
 from .kernels import KERNELS
 
-__all__ = ["CONTROL_FLOW", "LONGEST_LOOP_NS", "Binding", "Graph", "Limits", "map_argument"]
+__all__ = ["CONTROL_FLOW", "LONGEST_LOOP_NS", "PASSING", "Binding", "Graph", "Limits", "map_argument"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+PASSING = (MissedDeadline, ResourceExhausted, MemoryError)
+"""What ends an execution with a status of its own, whichever operation it comes from."""
 CONTROL_FLOW = (OperationType.IF, OperationType.WHILE)
 LONGEST_LOOP_NS = 15_000_000_000
 """What a WHILE may take at most, whatever is asked for."""
@@ -119,8 +121,27 @@ class Binding:
         """
         for position in range(start, len(self.graph.subgraph.operations)):
             limits.require_time()
-            for step in self.bind(position, limits):
+            self.step_through(position, self.bind(position, limits))
+
+    def step_through(self, position: int, steps: Sequence[Step]) -> None:
+        """Make the calls of an operation.
+
+        Raises:
+            NNBurstError: One fails; the message names the operation.
+        """
+        try:
+            for step in steps:
                 step()
+        except PASSING:
+            raise
+        except Exception as error:
+            raise self.failure(position, error) from error
+
+    def failure(self, position: int, error: Exception) -> GeneralFailure:
+        """Return what an execution fails with when one of its operations does."""
+        name = operation_name(self.graph.subgraph.operations[position].type)
+        reason = str(error) if isinstance(error, NNBurstError) else f"{type(error).__name__}: {error}"
+        return GeneralFailure(f"operation {position} ({name}): {reason}")
 
     def bind(self, position: int, limits: Limits | None) -> list[Step]:
         """Give an operation's results their arrays and return the calls that compute them.
@@ -152,10 +173,12 @@ class Binding:
                     return []
             KERNELS[operation.type](call)
             return call.finished_steps()
-        except UnknownYet:
+        except PASSING:
             raise
-        except InvalidArgument as error:
-            raise GeneralFailure(f"operation {position} ({operation_name(operation.type)}): {error}") from error
+        except Exception as error:
+            if isinstance(error, UnknownYet) and not eager:
+                raise
+            raise self.failure(position, error) from error
 
     def _call(self, position: int, eager: bool) -> KernelCall:
         graph = self.graph  # the closures must not hold the binding: a cycle would keep its mappings

@@ -9,6 +9,7 @@ and the rest of the operations are bound anew in every run, when their inputs ha
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from ...model import (
     operand_info,
 )
 from .call import Step
-from .graph import LONGEST_LOOP_NS, Binding, Limits, map_argument
+from .graph import LONGEST_LOOP_NS, PASSING, Binding, Limits, map_argument
 
 if TYPE_CHECKING:
     from .prepared import ReferencePreparedModel
@@ -79,8 +80,7 @@ class Program:
             if self._limits.deadline_ns or not self.is_bound:
                 self._run_by_operation()
             elif not self._insufficient:
-                for step in self._steps:
-                    step()
+                self._run_all()
         if self._insufficient:
             raise OutputInsufficientSize("an output needs more room", output_shapes=self._shapes())
         return (ErrorStatus.NONE, self._shapes(), NO_TIMING) if self._reports_shapes else None
@@ -142,6 +142,17 @@ class Program:
 
     # -- running ----------------------------------------------------------------------------------------------
 
+    def _run_all(self) -> None:
+        """Make all calls. Only a failure asks to which operation a call belongs."""
+        try:
+            for step in self._steps:
+                step()
+        except PASSING:
+            raise
+        except Exception as error:
+            which = next(i for i, other in enumerate(self._steps) if other is step)
+            raise self._binding.failure(bisect_right(self._starts, which) - 1, error) from error
+
     def _run_by_operation(self) -> None:
         """Run operation by operation, binding those that could not be bound before."""
         limits = self._limits
@@ -149,8 +160,7 @@ class Program:
             limits.require_time()
             start = self._starts[position]
             end = self._starts[position + 1] if position + 1 < self._bound else len(self._steps)
-            for step in self._steps[start:end]:
-                step()
+            self._binding.step_through(position, self._steps[start:end])
         self._binding.run(self._bound, limits)
 
     def _is_complete(self, index: int) -> bool:

@@ -79,9 +79,9 @@ def bbox_transform(call: KernelCall) -> None:
         )
         owners = batch.copy()
         if not ((owners >= 0) & (owners < len(sizes))).all():
-            raise GeneralFailure("AXIS_ALIGNED_BBOX_TRANSFORM: a batch index names no image")
+            raise GeneralFailure("a batch index names no image")
         if not (regions[:, :2] <= regions[:, 2:]).all():
-            raise GeneralFailure("AXIS_ALIGNED_BBOX_TRANSFORM: a region has negative size")
+            raise GeneralFailure("a region has negative size")
         return _transformed(regions, deltas, sizes[owners])
 
     call.compute(function, *(call.array(name) for name in ("roi", "delta", "image", "batch")))

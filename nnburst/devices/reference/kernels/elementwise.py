@@ -37,7 +37,7 @@ def divide(call: KernelCall) -> None:
     def function(a: Array, b: Array) -> Array:
         b = b.copy()
         if not b.all():
-            raise GeneralFailure("DIV: an integer is divided by 0")
+            raise GeneralFailure("an integer is divided by 0")
         return np.asarray(np.floor_divide(a, b))
 
     call.move(function, call.array("a"), call.array("b"))

@@ -20,7 +20,7 @@ def embedding_lookup(call: KernelCall) -> None:
     """Rows of a table by index."""
 
     def function(lookups: Array, values: Array) -> Array:
-        return np.take(values, require_indexes(lookups, len(values), "EMBEDDING_LOOKUP"), 0)
+        return np.take(values, require_indexes(lookups, len(values)), 0)
 
     call.move(function, call.array("lookups"), call.array("values"))
 

@@ -121,7 +121,7 @@ def heatmap_max_keypoint(call: KernelCall) -> None:
         maps = heat if nchw else heat.transpose(0, 3, 1, 2)
         for n, (x1, y1, x2, y2) in enumerate(to_pixels(boxes)):
             if not (x1 <= x2 and y1 <= y2):
-                raise GeneralFailure(f"box {n} of HEATMAP_MAX_KEYPOINT has negative size")
+                raise GeneralFailure(f"box {n} has negative size")
             for k, picture in enumerate(maps[n]):
                 size = len(picture)
                 row, column = divmod(int(picture.argmax()), size)

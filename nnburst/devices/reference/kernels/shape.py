@@ -99,11 +99,11 @@ def pad(call: KernelCall) -> None:
     call.do(np.copyto, inside, x)
 
 
-def require_indexes(indexes: Array, size: int, what: str) -> Array:
+def require_indexes(indexes: Array, size: int) -> Array:
     """Return a private copy of indexes after checking that all are in [0, size)."""
     mine = indexes.copy()
     if mine.size and not (mine.min() >= 0 and mine.max() < size):
-        raise GeneralFailure(f"{what}: an index is not in 0 … {size - 1}")
+        raise GeneralFailure(f"an index is not in 0 … {size - 1}")
     return mine
 
 
@@ -113,7 +113,7 @@ def gather(call: KernelCall) -> None:
     axis = call.axis("axis", x.ndim)
 
     def function(x: Array, indices: Array) -> Array:
-        return np.take(x, require_indexes(indices, x.shape[axis], "GATHER"), axis)
+        return np.take(x, require_indexes(indices, x.shape[axis]), axis)
 
     call.move(function, x, call.array("indices"))
 
