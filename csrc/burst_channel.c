@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "nnb_channel.h"
 
@@ -23,6 +24,7 @@ int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_n
     memset(ch, 0, sizeof(*ch));
     ch->mq = mq;
     ch->size_at = size_at;
+    ch->bell = -1;
     ch->window_ns = window_ns;
     ch->counters = counters;
     ch->packets = size_at == 4 ? NNB_REQUESTS : NNB_RESULTS;
@@ -39,9 +41,24 @@ void nnb_channel_fini(nnb_channel *ch)
 {
     nnb_mq_close(ch->mq);
     ch->mq = NULL;
+    if (ch->bell >= 0)
+        close(ch->bell);
+    ch->bell = -1;
 }
 
 /* ---- sending -------------------------------------------------------------------------------------------------- */
+
+/* The receiver sleeps, or is about to: in the kernel, or in an event loop that watches the bell. */
+static void rouse(nnb_channel *ch)
+{
+    uint32_t *word = ch->mq->event;
+    if (nnb_event_wake(word, NNB_EVENT_NOT_EMPTY) != 1)
+        return;
+    nnb_count(ch->counters, NNB_WAKES, 1);
+    /* It was set before NOT_EMPTY was cleared, in the same word. */
+    if (ch->bell >= 0 && nnb_load32_relaxed((nnb_a32 *)word) & NNB_EVENT_AWAITED)
+        nnb_bell_ring(ch->bell);
+}
 
 int nnb_channel_send(nnb_channel *ch, const uint8_t *packet, uint32_t n)
 {
@@ -54,9 +71,8 @@ int nnb_channel_send(nnb_channel *ch, const uint8_t *packet, uint32_t n)
         return rc == -EAGAIN ? -ENOBUFS : rc;
     nnb_count(ch->counters, ch->packets, 1);
     nnb_fence_seq_cst(); /* SYNC POINT: publish <-> sleep */
-    if (!(nnb_load32_relaxed((nnb_a32 *)q->event) & NNB_EVENT_NOT_EMPTY) &&
-        nnb_event_wake(q->event, NNB_EVENT_NOT_EMPTY) == 1)
-        nnb_count(ch->counters, NNB_WAKES, 1);
+    if (!(nnb_load32_relaxed((nnb_a32 *)q->event) & NNB_EVENT_NOT_EMPTY))
+        rouse(ch);
     return 0;
 }
 
@@ -157,13 +173,13 @@ static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
     }
 }
 
-int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
+int nnb_channel_look(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
 {
-    int rc;
     /* Polling pays if packets come within the window. If they do not, time after time, then perhaps because both ends
      * share a processor and polling keeps the peer from running: rest, and try again later. */
     if (nnb_channel_polls(ch) && !ch->waiting) {
-        if ((rc = poll_window(ch, packet, deadline_ns)) != -EAGAIN)
+        int rc = poll_window(ch, packet, deadline_ns);
+        if (rc != -EAGAIN)
             return rc;
         if (++ch->fruitless >= FRUITLESS_WINDOWS) {
             ch->fruitless = 0;
@@ -173,6 +189,14 @@ int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
     if (!ch->waiting && !ch->poll_ended)
         ch->poll_ended = 1;
     ch->waiting = 1; /* one wait, however many slices it takes */
+    return -EAGAIN;
+}
+
+int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
+{
+    int rc = nnb_channel_look(ch, packet, deadline_ns);
+    if (rc != -EAGAIN)
+        return rc;
     for (int round = 0; round < FRUITLESS_ROUNDS; round++) {
         if ((rc = nnb_channel_try(ch, packet, 1)) != -EAGAIN)
             return rc;
@@ -187,6 +211,18 @@ int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
         }
     }
     return -ERESTART;
+}
+
+int nnb_channel_arm(nnb_channel *ch)
+{
+    nnb_event_expect(ch->mq->event, NNB_EVENT_NOT_EMPTY, NNB_EVENT_AWAITED);
+    nnb_count(ch->counters, NNB_SLEEPS, 1);
+    return nnb_mq_poll(ch->mq) != 0 || nnb_load32_relaxed(&ch->hung_up);
+}
+
+void nnb_channel_disarm(nnb_channel *ch)
+{
+    nnb_event_mark(ch->mq->event, NNB_EVENT_AWAITED, 0);
 }
 
 int nnb_channel_drain(nnb_channel *ch)

@@ -2,17 +2,24 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- *   IDLE --start--> SENT --result--> IDLE
- *          |          |--timeout / abandon--> IDLE, and one more late result to drop
- *          `-> QUEUED, while requests that were given up are still in the ring --timeout / abandon--> IDLE
+ *   IDLE --start--> SENT --answer--> LANDED --told--> IDLE
+ *          |          `--timeout / abandon--> IDLE, and one more late result to drop
+ *          `-> QUEUED: does not fit beside what is in flight --room--> SENT
+ *                `--timeout / abandon / withdraw--> IDLE
  *   any --hang_up--> every call -EPIPE
+ *
+ * Results come in request order: `flight` has a record for each request that was sent and not answered, and a queue
+ * those that wait to be sent. Whoever looks into the result ring takes answers for the oldest record, whose execution
+ * lands; one that was given up has no execution any more, and its result is dropped, so it is never taken for the
+ * answer to another. A result that was not asked for is dropped before the next request goes out.
+ *
+ * Who waits: the caller of a run holds the client until its own answer is there, and takes those before it on the way.
+ * An execution that was detached has no caller; nnb_client_land tells which has landed, and nnb_client_arm lets the
+ * service ring a bell, a socket that an event loop watches. A holder rings it when it leaves, if it kept one of these
+ * functions out.
  *
  * An execution may have two requests that take turns: each run that ends with NONE passes the turn to the other one,
  * before another thread may run it. So state that a run leaves in one buffer is read there by the next.
- *
- * Results come in request order. A result whose request was given up is counted in `late` and dropped when it comes,
- * so it is never taken for the answer to the next request. A result that was not asked for is dropped before the next
- * request goes out.
  *
  * The endpoint lives in pages that the kernel zeroes in a forked child (MADV_WIPEONFORK): there `magic` is 0 and every
  * call says -ECHILD, without a getpid() in each run.
@@ -20,9 +27,11 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "nnb_channel.h"
 
@@ -30,45 +39,139 @@
 #define GENERAL_FAILURE 2
 #define SPINS 128u
 #define FARTHEST_NS (24ull * 3600 * 1000000000u) /* a deadline that is further away is not told to the service */
+#define MOST_SENT 256u /* requests without an answer; a power of two */
+
+/* `busy`: who is inside: an execution, by address, or nothing but BRIEF. A holder is worth waiting for while it is BRIEF.
+ * One that waits for the service is not: it is told that it is WANTED, and rings the bell when it leaves. */
+#define BRIEF 1u
+#define WANTED 2u
+#define HOLDER(busy) ((busy) & ~(uint64_t)(BRIEF | WANTED))
+
+typedef struct record {
+    nnb_execution *e;  /* NULL: given up */
+    uint32_t room;     /* datums that its answer may take */
+    uint64_t timed_ns; /* when it was sent, 0: it is not timed */
+} record;
 
 struct nnb_client {
     uint32_t magic;
-    nnb_a64 busy;  /* the execution that is inside, by address: taken with acquire, given back with release, which orders
-                    * the fields below between threads */
+    nnb_a64 busy;  /* taken with acquire, given back with release: orders the fields below between threads */
     nnb_a64 owner; /* thread of the run in flight; stale while not busy */
     int closed;
-    uint32_t late; /* results still to come for requests that were given up */
+    int is_long, pipelined;
+    int bell;                  /* rung for our own event loop; -1: none */
+    nnb_execution *holder;     /* whose caller waits */
+    nnb_a32 flights;           /* executions that were started, are not waited for, and whose end was not told */
+    uint32_t late;             /* records that were given up */
+    uint64_t owed;             /* datums that answers to the other records may take */
+    uint64_t answered, sent;   /* flight[answered % MOST_SENT] is the oldest */
+    nnb_execution *queue, **queue_end;
+    nnb_execution *landed, **landed_end;
+    record *flight;
     nnb_row *row; /* or NULL: nothing is timed */
     nnb_sampling sampling;
     uint64_t quick;    /* runs answered within the first looks since the last of those that was timed */
     uint64_t looks_ns; /* what the first looks of a run took that was timed and got no answer from them */
-    /* the run in flight */
-    uint64_t timed_ns; /* when it was sent, 0: it is not timed */
-    uint64_t late_ns;  /* likewise, as far as it can be told afterwards */
-    int slow;          /* the first looks have brought no answer */
-    nnb_trace *trace; /* or NULL */
+    uint64_t late_ns;  /* when the request that flies alone was sent, if it is not timed, as far as it can be told */
+    int slow;          /* the first looks have brought no answer to it */
+    nnb_trace *trace;  /* or NULL */
     uint64_t own_counters[NNB_COUNTERS];
     uint8_t *packet; /* room for the whole result ring */
     nnb_channel request, result;
     pthread_mutex_t lock; /* hang_up against close */
 };
 
+enum { IDLE, QUEUED, SENT, LANDED };
+
 struct nnb_execution {
     nnb_client *client;
     uint64_t timeout_ns, deadline_ns;
-    nnb_a32 left; /* it runs elsewhere from now on */
-    int waiting, sent;
-    int late; /* a run of it was given up and may still go on */
-    uint32_t n, shapes_room, dims_room;
+    nnb_a32 left;  /* it runs elsewhere from now on */
+    nnb_a32 flies; /* it was started, is not waited for, and its end was not told */
+    int late;      /* a run of it was given up and may still go on */
+    int stage;
+    int status;           /* LANDED: of the result, or what made sending it impossible */
+    uint32_t place;       /* SENT: its record */
+    uint64_t tag;         /* 0: not detached */
+    nnb_execution *next;  /* in the queue, or among the landed */
+    uint32_t n, answer_n, shapes_room, dims_room;
     uint32_t turn;  /* 1: `other` is sent next */
     uint8_t *other; /* as long as `packet`, or NULL: the same request each time */
     nnb_result result;
     uint8_t packet[];
 };
 
-#define CLOSING 1u
-
 static uint64_t self(void) { return (uint64_t)(uintptr_t)pthread_self(); }
+
+/* ---- who is inside -------------------------------------------------------------------------------------------- */
+
+/* -EBUSY: it is another one's for long. `wants`: the bell is to ring when that is over. */
+static int may_wait(nnb_client *c, int wants)
+{
+    uint64_t by = nnb_load_relaxed(&c->busy);
+    if (by & BRIEF)
+        sched_yield();
+    else if (by && (!wants || by & WANTED || nnb_cas_relaxed(&c->busy, by, by | WANTED)))
+        return -EBUSY;
+    return 0;
+}
+
+static int enter(nnb_client *c, int wants)
+{
+    if (c->magic != MAGIC)
+        return -ECHILD;
+    while (!nnb_cas_acquire(&c->busy, 0, BRIEF))
+        if (may_wait(c, wants) < 0)
+            return -EBUSY;
+    return 0;
+}
+
+static int leave(nnb_client *c, int rc);
+
+/* As enter, for an execution: -EALREADY: it is inside itself; -ESTALE: it has left. */
+static int claim(nnb_execution *e, int wants)
+{
+    nnb_client *c = e->client;
+    if (c->magic != MAGIC)
+        return -ECHILD;
+    while (!nnb_cas_seq_cst(&c->busy, 0, (uintptr_t)e | BRIEF)) {
+        if (HOLDER(nnb_load_relaxed(&c->busy)) == (uintptr_t)e)
+            return -EALREADY;
+        if (may_wait(c, wants) < 0)
+            return -EBUSY;
+    }
+    return nnb_load32_seq_cst(&e->left) ? leave(c, -ESTALE) : 0; /* SYNC POINT enter <-> leave */
+}
+
+/* The holder is about to wait. */
+static void stay(nnb_client *c)
+{
+    if (c->is_long)
+        return;
+    c->is_long = 1;
+    nnb_store_relaxed(&c->busy, (uintptr_t)c->holder);
+}
+
+static void ring_own(nnb_client *c)
+{
+    pthread_mutex_lock(&c->lock);
+    if (c->bell >= 0)
+        nnb_bell_ring(c->bell);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static int leave(nnb_client *c, int rc)
+{
+    c->holder = NULL;
+    if (__builtin_expect(!c->is_long, 1)) {
+        nnb_store_release(&c->busy, 0);
+        return rc;
+    }
+    c->is_long = 0;
+    if (nnb_swap_release(&c->busy, 0) & WANTED)
+        ring_own(c);
+    return rc;
+}
 
 /* ---- client --------------------------------------------------------------------------------------------------- */
 
@@ -84,8 +187,15 @@ int nnb_client_create(nnb_client **out, nnb_mq *request, nnb_mq *result, uint64_
     int rc_request = nnb_channel_init(&c->request, request, 4, polling_window_ns, c->own_counters);
     int rc_result = nnb_channel_init(&c->result, result, 8, polling_window_ns, c->own_counters);
     rc = rc ? rc : rc_request ? rc_request : rc_result;
-    if (!rc && !(c->packet = malloc(result->size)))
-        rc = -ENOMEM;
+    c->bell = -1;
+    c->queue_end = &c->queue;
+    c->landed_end = &c->landed;
+    if (!rc) {
+        c->packet = malloc(result->size);
+        c->flight = malloc(MOST_SENT * sizeof(record));
+        if (!c->packet || !c->flight)
+            rc = -ENOMEM;
+    }
     pthread_mutex_init(&c->lock, NULL);
     c->magic = MAGIC;
     if (rc < 0) {
@@ -96,12 +206,20 @@ int nnb_client_create(nnb_client **out, nnb_mq *request, nnb_mq *result, uint64_
     return 0;
 }
 
+void nnb_client_set_pipelined(nnb_client *c, int bell)
+{
+    c->pipelined = 1;
+    c->bell = bell;
+}
+
 void nnb_client_hang_up(nnb_client *c)
 {
     if (c->magic != MAGIC)
         return;
     pthread_mutex_lock(&c->lock);
     nnb_channel_hang_up(&c->result);
+    if (c->bell >= 0)
+        nnb_bell_ring(c->bell);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -110,7 +228,7 @@ int nnb_client_close(nnb_client *c)
     if (c->magic != MAGIC)
         return -ECHILD;
     nnb_client_hang_up(c);
-    if (!nnb_cas_acquire(&c->busy, 0, CLOSING))
+    if (enter(c, 0) < 0)
         return nnb_load_relaxed(&c->owner) == self() ? -EDEADLK : -EBUSY;
     pthread_mutex_lock(&c->lock);
     if (!c->closed) {
@@ -118,11 +236,15 @@ int nnb_client_close(nnb_client *c)
         nnb_channel_fini(&c->request);
         nnb_channel_fini(&c->result);
         free(c->packet);
+        free(c->flight);
         c->packet = NULL;
+        c->flight = NULL;
+        if (c->bell >= 0)
+            close(c->bell);
+        c->bell = -1;
     }
     pthread_mutex_unlock(&c->lock);
-    nnb_store_release(&c->busy, 0);
-    return 0;
+    return leave(c, 0);
 }
 
 void nnb_client_destroy(nnb_client *c)
@@ -178,6 +300,7 @@ int nnb_execution_create(nnb_execution **out, nnb_client *c, const nnb_request *
     if (!e)
         return -ENOMEM;
     e->client = c;
+    e->answer_n = (uint32_t)c->result.mq->capacity;
     e->result.status = -1;
     int rc = nnb_wire_encode_request(request, e->packet, (uint32_t)n);
     if (rc < 0) {
@@ -223,7 +346,7 @@ void nnb_execution_ran_elsewhere(nnb_execution *e, int status)
 int nnb_execution_leave(nnb_execution *e)
 {
     nnb_store32_seq_cst(&e->left, 1); /* SYNC POINT enter <-> leave */
-    int rc = nnb_load_seq_cst(&e->client->busy) == (uintptr_t)e ? -EALREADY : 0;
+    int rc = HOLDER(nnb_load_seq_cst(&e->client->busy)) == (uintptr_t)e || nnb_load32_relaxed(&e->flies) ? -EALREADY : 0;
     if (!rc && e->late && !nnb_load32_relaxed(&e->client->result.hung_up))
         rc = -EAGAIN;
     if (rc)
@@ -233,7 +356,7 @@ int nnb_execution_leave(nnb_execution *e)
 
 void nnb_execution_return(nnb_execution *e) { nnb_store32_relaxed(&e->left, 0); }
 
-int nnb_client_is_free(const nnb_client *c) { return !nnb_load_relaxed(&c->busy) && !c->closed; }
+int nnb_client_is_free(const nnb_client *c) { return !nnb_load_relaxed(&c->busy) && !nnb_load32_relaxed(&c->flights) && !c->closed; }
 
 uint64_t nnb_execution_deadline(const nnb_execution *e) { return e->deadline_ns; }
 
@@ -249,37 +372,94 @@ void nnb_execution_destroy(nnb_execution *e)
 
 void nnb_execution_set_timeout(nnb_execution *e, uint64_t timeout_ns) { e->timeout_ns = timeout_ns; }
 
+void nnb_execution_set_answer(nnb_execution *e, uint32_t n) { e->answer_n = n; }
+
 const nnb_result *nnb_execution_result(const nnb_execution *e) { return &e->result; }
+
+int nnb_execution_status(const nnb_execution *e) { return e->status; }
 
 uint32_t nnb_execution_spins(const nnb_execution *e) { return nnb_channel_polls(&e->client->result) ? SPINS : 0; }
 
-static int end(nnb_execution *e, int rc)
-{
-    e->waiting = 0;
-    nnb_store_release(&e->client->busy, 0);
-    return rc;
-}
+/* ---- from request to answer ------------------------------------------------------------------------------------- */
 
-/* -EAGAIN: not now. While answers to requests that were given up are due, nothing is put beside such a request in the
- * ring: a server of another make takes all that it finds there for one packet. With the last of those answers the ring
- * is empty. */
+/* -EAGAIN: not now, but when some of what is in flight has landed. Answers must find room, or the server ends the
+ * burst. Beside another request nothing is put in the ring for a server of another make, which takes all that it finds
+ * there for one packet. */
 static int send_request(nnb_execution *e)
 {
     nnb_client *c = e->client;
-    if (c->late) {
-        int64_t room = nnb_mq_available_to_write(c->request.mq);
-        if (room < 0 || (uint64_t)room < c->request.mq->capacity)
+    uint64_t flying = c->sent - c->answered;
+    if (flying) {
+        if (flying == MOST_SENT || (flying > c->late && c->owed + e->answer_n > c->result.mq->capacity))
+            return -EAGAIN;
+        int64_t room = c->pipelined ? 0 : nnb_mq_available_to_write(c->request.mq);
+        if (room < 0 || (!c->pipelined && (uint64_t)room < c->request.mq->capacity))
             return room < 0 ? (int)room : -EAGAIN;
     }
-    if (c->row && (c->timed_ns || nnb_sample_due(&c->sampling))) {
-        c->timed_ns = nnb_now_ns();
-        nnb_channel_stamp(&c->request, e->n, c->timed_ns, 0);
+    uint64_t timed = 0;
+    if (!flying) {
+        c->sampling.was_slow = c->slow;
+        c->late_ns = 0;
+        c->slow = 0;
+    }
+    if (c->row && nnb_sample_due(&c->sampling)) {
+        timed = nnb_now_ns();
+        nnb_channel_stamp(&c->request, e->n, timed, 0);
     }
     if (e->timeout_ns && e->timeout_ns < FARTHEST_NS)
         nnb_channel_set_deadline(&c->request, e->n, e->deadline_ns);
     int rc = nnb_channel_send(&c->request, e->turn ? e->other : e->packet, e->n);
-    e->sent = rc == 0;
-    return rc == -EMSGSIZE ? -ENOBUFS : rc;
+    if (rc < 0)
+        return rc == -EMSGSIZE ? -ENOBUFS : rc == -ENOBUFS && flying ? -EAGAIN : rc;
+    e->place = (uint32_t)(c->sent++ % MOST_SENT);
+    c->flight[e->place] = (record){e, e->answer_n, timed};
+    c->owed += e->answer_n;
+    e->stage = SENT;
+    return 0;
+}
+
+static void land(nnb_execution *e, int status)
+{
+    e->stage = LANDED;
+    e->status = status;
+    if (e->tag) {
+        e->next = NULL;
+        *e->client->landed_end = e;
+        e->client->landed_end = &e->next;
+    }
+}
+
+static void send_queued(nnb_client *c)
+{
+    while (c->queue) {
+        nnb_execution *e = c->queue;
+        int rc = send_request(e);
+        if (rc == -EAGAIN)
+            return;
+        if (!(c->queue = e->next))
+            c->queue_end = &c->queue;
+        if (rc < 0)
+            land(e, rc);
+    }
+}
+
+static void give_up(nnb_execution *e)
+{
+    nnb_client *c = e->client;
+    if (e->stage == SENT && !c->closed) {
+        record *r = &c->flight[e->place];
+        c->owed -= r->room;
+        c->late++;
+        *r = (record){NULL, 0, 0};
+        e->late = 1;
+    }
+    if (e->stage == QUEUED) {
+        nnb_execution **link = &c->queue;
+        while (*link != e)
+            link = &(*link)->next;
+        if (!(*link = e->next))
+            c->queue_end = link;
+    }
 }
 
 /* After anything was taken out of the result ring: a server of another make may wait for room. */
@@ -289,42 +469,48 @@ static void tell_room(nnb_client *c)
     nnb_channel_notify_not_full(&c->result);
 }
 
-int nnb_execution_start(nnb_execution *e)
+/* Sends the request, or queues it behind others. The client is held. */
+static int begin(nnb_execution *e)
 {
     nnb_client *c = e->client;
-    if (c->magic != MAGIC)
-        return -ECHILD;
-    if (!nnb_cas_seq_cst(&c->busy, 0, (uintptr_t)e))
-        return nnb_load_relaxed(&c->busy) == (uintptr_t)e ? -EALREADY : -EBUSY;
-    if (nnb_load32_seq_cst(&e->left)) /* SYNC POINT enter <-> leave */
-        return end(e, -ESTALE);
+    if (e->stage != IDLE)
+        return -EALREADY;
     if (c->closed)
-        return end(e, -ESHUTDOWN);
+        return -ESHUTDOWN;
     if (nnb_load32_acquire(&c->result.hung_up))
-        return end(e, -ENOTCONN);
-    if (!c->late) { /* nothing is outstanding, so whatever is there answers nothing */
+        return -ENOTCONN;
+    if (!c->late)
         e->late = 0;
+    if (c->sent == c->answered) { /* nothing is outstanding, so whatever is there answers nothing */
         int stray = nnb_channel_drain(&c->result);
         if (stray < 0)
-            return end(e, stray);
-        if (stray)
+            return stray;
+        if (stray) {
             nnb_count(c->result.counters, NNB_DROPPED, 1);
-        if (stray)
             tell_room(c);
+        }
     }
-    c->sampling.was_slow = c->slow;
-    c->timed_ns = c->late_ns = 0;
-    c->slow = 0;
     e->result.status = -1; /* until the answer of this run is here */
-    e->sent = 0;
+    e->tag = 0;
     e->deadline_ns = e->timeout_ns ? nnb_now_ns() + e->timeout_ns : 0;
-    int rc = send_request(e);
+    int rc = c->queue ? -EAGAIN : send_request(e);
     if (rc < 0 && rc != -EAGAIN)
-        return end(e, rc);
+        return rc;
+    if (rc == -EAGAIN) {
+        e->stage = QUEUED;
+        e->next = NULL;
+        *c->queue_end = e;
+        c->queue_end = &e->next;
+    }
+    return 0;
+}
+
+static void wait_for(nnb_execution *e)
+{
+    nnb_client *c = e->client;
+    c->holder = e;
     c->result.waiting = 0; /* a new wait begins */
     nnb_store_relaxed(&c->owner, self());
-    e->waiting = 1;
-    return 0;
 }
 
 static int grow(void **array, uint32_t *room, uint32_t need, size_t each)
@@ -361,25 +547,26 @@ static int decode(nnb_execution *e, const uint8_t *packet, uint32_t n)
     nnb_count(e->client->result.counters, NNB_MALFORMED, 1);
     return fail(e);
 }
+
 /* ---- what is timed, see watch.c --------------------------------------------------------------------------------- */
 
 static void note_slow(nnb_client *c)
 {
-    if (!c->row || c->slow)
+    if (!c->row || c->slow || c->sent - c->answered != 1)
         return;
-    uint64_t now = nnb_now_ns();
+    uint64_t now = nnb_now_ns(), timed = c->flight[c->answered % MOST_SENT].timed_ns;
     c->slow = 1;
-    if (c->timed_ns)
-        c->looks_ns = now - c->timed_ns;
+    if (timed)
+        c->looks_ns = now - timed;
     else
         c->late_ns = now - c->looks_ns;
 }
 
-/* The answer is here. All slow runs are timed, of the quick ones one stands for many. */
-static void note_answer(nnb_execution *e, int status)
+/* The answer is here. All slow runs are timed that fly alone, of the others one stands for many. */
+static void note_answer(nnb_execution *e, uint64_t timed, int status)
 {
     nnb_client *c = e->client;
-    uint64_t sent = c->timed_ns ? c->timed_ns : c->late_ns, weight = 1;
+    uint64_t sent = timed ? timed : c->late_ns, weight = 1;
     if (!c->slow)
         weight = ++c->quick;
     if (!sent)
@@ -388,73 +575,170 @@ static void note_answer(nnb_execution *e, int status)
         c->quick = 0;
     uint64_t now = nnb_now_ns(), taken = 0, lasted = 0;
     nnb_histogram_add(&c->row->histograms[NNB_ROUND_TRIP], now - sent, weight);
-    int known = c->timed_ns && nnb_channel_is_stamped(&c->result) &&
+    int known = timed && nnb_channel_is_stamped(&c->result) &&
                 nnb_channel_stamp_of(&c->result, now, &taken, &lasted) && taken >= sent;
     if (known) {
         nnb_histogram_add(&c->row->histograms[NNB_QUEUE_WAIT], taken - sent, weight);
         nnb_histogram_add(&c->row->histograms[NNB_EXECUTION], lasted, weight);
     }
-    if (c->trace && c->timed_ns)
+    if (c->trace && timed)
         c->trace->entries[c->trace->noted++ % c->trace->room] = (nnb_trace_entry){
             .sent = sent, .taken = known ? taken : 0, .answered = known ? taken + lasted : 0, .received = now,
             .run = c->request.counters[NNB_REQUESTS], .thread = self(), .status = status};
 }
 
-/* Looks at what a receive returned. -EAGAIN: it was no answer to this request. */
-static int settle(nnb_execution *e, int got)
+/* Looks at what a receive returned. 0: an answer was dealt with. */
+static int settle(nnb_client *c, int got)
 {
-    nnb_client *c = e->client;
+    record r = c->sent == c->answered ? (record){NULL, 0, 0} : c->flight[c->answered % MOST_SENT];
     if (got > 0 || got == -EPROTO)
         tell_room(c);
-    if (got > 0) {
-        if (c->late) {
-            c->late--;
-            nnb_count(c->result.counters, NNB_DROPPED, 1);
-            int rc = e->sent ? 0 : send_request(e);
-            return rc < 0 && rc != -EAGAIN ? end(e, rc) : -EAGAIN;
+    if (got == -EPROTO) { /* the ring was thrown away: if it held more than one answer one cannot tell which are due */
+        if (c->sent - c->answered != 1 || !r.e) {
+            c->result.mq->corrupt = 1;
+            return -EBADMSG;
         }
-        int status = decode(e, c->packet, (uint32_t)got);
+    } else if (got < 0) {
+        return got;
+    }
+    if (c->sent == c->answered) { /* answers nothing */
+        nnb_count(c->result.counters, NNB_DROPPED, 1);
+        return 0;
+    }
+    c->answered++;
+    c->owed -= r.room;
+    if (r.e) {
+        int status = got < 0 ? fail(r.e) : decode(r.e, c->packet, (uint32_t)got);
         if (status > 0)
             nnb_count(c->result.counters, NNB_FAILURES, 1);
-        if (c->row)
-            note_answer(e, status);
-        return end(e, status);
+        if (c->row && got > 0)
+            note_answer(r.e, r.timed_ns, status);
+        land(r.e, status);
+    } else {
+        c->late--;
+        nnb_count(c->result.counters, NNB_DROPPED, 1);
     }
-    if (got == -EPROTO) { /* the ring was thrown away; with late results in it one cannot tell which are still due */
-        if (c->late)
-            c->result.mq->corrupt = 1;
-        return end(e, c->late ? -EBADMSG : fail(e));
-    }
-    if (got == -ETIMEDOUT) {
-        if (!e->sent)
-            return end(e, -ECANCELED);
-        c->late++;
-        e->late = 1;
-        return end(e, got);
-    }
-    if (got == -EPIPE && !e->sent)
-        return end(e, -ENOTCONN);
-    return got == -EAGAIN || got == -ERESTART ? got : end(e, got);
+    if (__builtin_expect(c->queue != NULL, 0))
+        send_queued(c);
+    return 0;
+}
+
+/* ---- runs that are waited for ----------------------------------------------------------------------------------- */
+
+static void fly(nnb_execution *e)
+{
+    if (nnb_load32_relaxed(&e->flies))
+        return;
+    nnb_store32_relaxed(&e->flies, 1);
+    nnb_store32_relaxed(&e->client->flights, nnb_load32_relaxed(&e->client->flights) + 1);
+}
+
+/* Its end is known to its owner, or will not be. */
+static void told(nnb_execution *e)
+{
+    e->stage = IDLE;
+    e->tag = 0;
+    if (!nnb_load32_relaxed(&e->flies))
+        return;
+    nnb_store32_relaxed(&e->flies, 0);
+    nnb_store32_relaxed(&e->client->flights, nnb_load32_relaxed(&e->client->flights) - 1);
+}
+
+static int end(nnb_execution *e, int rc)
+{
+    give_up(e);
+    told(e);
+    return leave(e->client, rc);
+}
+
+/* What was waited for has landed, or -EAGAIN. */
+static int outcome(nnb_execution *e)
+{
+    if (e->stage != LANDED)
+        return -EAGAIN;
+    told(e);
+    return leave(e->client, e->status);
+}
+
+static int start(nnb_execution *e)
+{
+    nnb_client *c = e->client;
+    int rc = claim(e, 0);
+    if (rc < 0)
+        return rc;
+    if (e->stage == IDLE && nnb_load32_relaxed(&c->flights)) /* it would wait for them */
+        return leave(c, -EBUSY);
+    if ((rc = begin(e)) < 0)
+        return leave(c, rc);
+    wait_for(e);
+    return 0;
+}
+
+int nnb_execution_start(nnb_execution *e)
+{
+    int rc = start(e);
+    if (rc == 0)
+        stay(e->client);
+    return rc;
+}
+
+/* What an error means for a request that has not gone out. */
+static int unsent(const nnb_execution *e, int rc)
+{
+    return e->stage != QUEUED ? rc : rc == -ETIMEDOUT ? -ECANCELED : rc == -EPIPE ? -ENOTCONN : rc;
 }
 
 int nnb_execution_try(nnb_execution *e, uint32_t spins)
 {
-    if (!e->waiting)
+    nnb_client *c = e->client;
+    if (c->holder != e)
         return -EINVAL;
-    int got = nnb_channel_try(&e->client->result, e->client->packet, spins);
-    return got == -EAGAIN ? got : settle(e, got);
+    int rc = outcome(e);
+    if (rc != -EAGAIN)
+        return rc;
+    int got = nnb_channel_try(&c->result, c->packet, spins);
+    if (got == -EAGAIN)
+        return got;
+    return (rc = settle(c, got)) < 0 ? end(e, unsent(e, rc)) : outcome(e);
+}
+
+/* As long as an interpreter lock may be kept; then the caller stays. */
+static int glance(nnb_execution *e)
+{
+    uint32_t spins = nnb_execution_spins(e);
+    int rc = spins || e->stage == LANDED ? nnb_execution_try(e, spins) : -EAGAIN;
+    if (rc == -EAGAIN)
+        stay(e->client);
+    return rc;
+}
+
+int nnb_execution_begin(nnb_execution *e)
+{
+    int rc = start(e);
+    return rc < 0 ? rc : glance(e);
+}
+
+static int receive(nnb_execution *e, int (*how)(nnb_channel *, uint8_t *, uint64_t))
+{
+    nnb_client *c = e->client;
+    if (c->holder != e)
+        return -EINVAL;
+    int rc;
+    while ((rc = outcome(e)) == -EAGAIN) {
+        rc = settle(c, how(&c->result, c->packet, e->deadline_ns));
+        if (rc == -EAGAIN || rc == -ERESTART)
+            return rc;
+        if (rc < 0)
+            return end(e, unsent(e, rc));
+    }
+    return rc;
 }
 
 int nnb_execution_resume(nnb_execution *e)
 {
-    if (!e->waiting)
-        return -EINVAL;
-    note_slow(e->client);
-    int rc;
-    do
-        rc = settle(e, nnb_channel_wait(&e->client->result, e->client->packet, e->deadline_ns));
-    while (rc == -EAGAIN);
-    return rc;
+    if (e->client->holder == e)
+        note_slow(e->client);
+    return receive(e, nnb_channel_wait);
 }
 
 int nnb_execution_run(nnb_execution *e)
@@ -465,11 +749,108 @@ int nnb_execution_run(nnb_execution *e)
 
 void nnb_execution_abandon(nnb_execution *e)
 {
-    if (e->client->magic != MAGIC || !e->waiting || nnb_load_relaxed(&e->client->owner) != self())
-        return;
-    if (e->sent) {
-        e->client->late++;
-        e->late = 1;
+    nnb_client *c = e->client;
+    if (c->magic == MAGIC && c->holder == e && nnb_load_relaxed(&c->owner) == self())
+        end(e, 0);
+}
+
+int nnb_execution_advance(nnb_execution *started, nnb_execution *awaited)
+{
+    nnb_client *c = awaited->client;
+    int rc = enter(c, 0);
+    if (rc < 0)
+        return rc;
+    if (started && (rc = begin(started)) < 0)
+        return leave(c, rc);
+    if (started)
+        fly(started);
+    if (awaited->stage == IDLE)
+        return leave(c, 0);
+    if (c->closed)
+        return end(awaited, -ESHUTDOWN);
+    wait_for(awaited);
+    return glance(awaited);
+}
+
+/* ---- runs that are not waited for ------------------------------------------------------------------------------- */
+
+static int detach(nnb_execution *e, uint64_t tag)
+{
+    e->tag = tag;
+    fly(e);
+    note_slow(e->client);
+    return leave(e->client, -EAGAIN);
+}
+
+int nnb_execution_look(nnb_execution *e) { return receive(e, nnb_channel_look); }
+
+int nnb_execution_detach(nnb_execution *e, uint64_t tag)
+{
+    return e->client->holder == e && tag ? detach(e, tag) : -EINVAL;
+}
+
+int nnb_execution_launch(nnb_execution *e, uint64_t tag, int look)
+{
+    nnb_client *c = e->client;
+    int rc = tag ? claim(e, 1) : -EINVAL;
+    if (rc < 0)
+        return rc;
+    if ((rc = begin(e)) < 0)
+        return leave(c, rc);
+    if (!look)
+        return detach(e, tag);
+    wait_for(e);
+    if ((rc = glance(e)) == -EAGAIN)
+        rc = nnb_execution_look(e);
+    return rc == -EAGAIN || rc == -ERESTART ? detach(e, tag) : rc;
+}
+
+int nnb_execution_flies(const nnb_execution *e) { return (int)nnb_load32_relaxed(&e->flies); }
+
+int nnb_execution_withdraw(nnb_execution *e)
+{
+    nnb_client *c = e->client;
+    int rc = enter(c, 1);
+    if (rc < 0)
+        return rc;
+    if (e->stage != QUEUED || !e->tag)
+        return leave(c, -EALREADY);
+    give_up(e);
+    told(e);
+    return leave(c, 0);
+}
+
+int64_t nnb_client_land(nnb_client *c)
+{
+    int rc = enter(c, 1);
+    if (rc < 0)
+        return rc;
+    nnb_execution *e;
+    while (!(e = c->landed)) {
+        rc = c->closed ? -ESHUTDOWN : nnb_channel_try(&c->result, c->packet, 1);
+        if (rc == -EAGAIN || rc == -ESHUTDOWN || (rc = settle(c, rc)) < 0)
+            return leave(c, rc);
     }
-    end(e, 0);
+    if (!(c->landed = e->next))
+        c->landed_end = &c->landed;
+    uint64_t tag = e->tag;
+    told(e);
+    return leave(c, 0), (int64_t)tag;
+}
+
+int nnb_client_arm(nnb_client *c)
+{
+    int rc = enter(c, 1);
+    if (rc < 0)
+        return rc;
+    return leave(c, c->closed || c->landed || nnb_channel_arm(&c->result));
+}
+
+void nnb_client_disarm(nnb_client *c)
+{
+    if (enter(c, 1) < 0)
+        return;
+    if (!c->closed)
+        nnb_channel_disarm(&c->result);
+    leave(c, 0);
 }

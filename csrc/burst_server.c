@@ -113,6 +113,8 @@ int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_
     return 0;
 }
 
+void nnb_server_set_bell(nnb_server *s, int bell) { s->result.bell = bell; }
+
 void nnb_server_hang_up(nnb_server *s)
 {
     if (s->magic != MAGIC)

@@ -38,6 +38,21 @@ static uint32_t consume(uint32_t *word, uint32_t mask)
     return old;
 }
 
+/* A mark wakes no one and orders nothing. */
+void nnb_event_mark(uint32_t *word, uint32_t mark, int on)
+{
+    uint32_t old;
+    do
+        old = nnb_load32_relaxed((nnb_a32 *)word);
+    while (!nnb_cas32_relaxed((nnb_a32 *)word, old, on ? old | mark : old & ~mark));
+}
+
+void nnb_event_expect(uint32_t *word, uint32_t mask, uint32_t mark)
+{
+    nnb_event_mark(word, mark, 1);
+    consume(word, mask);
+}
+
 int nnb_event_wake(uint32_t *word, uint32_t mask)
 {
     if (!word)

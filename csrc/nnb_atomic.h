@@ -19,6 +19,9 @@
  *     sleeper sees the new W and does not sleep. A seq_cst read-modify-write instead of the sleeper's fence is not
  *     enough: it is no fence, so the load of W may be taken before the bit is cleared.
  *
+ *     A client that awaits answers in an event loop is a sleeper, too: it sets AWAITED first and clears NOT_EMPTY then,
+ *     in the same word, so a sender that finds NOT_EMPTY cleared also finds AWAITED set, and rings.
+ *
  *   SYNC POINT wake <-> consume
  *     A side that always sets the bit (a blocking write, a hang-up) needs no fence: setting (release) and clearing
  *     (acquire) are read-modify-writes of one word. If the clearing comes second, it sees the bit and all that was
@@ -72,6 +75,11 @@ static inline int nnb_cas_acquire(nnb_a64 *p, uint64_t from, uint64_t to)
     return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_acquire, memory_order_relaxed);
 }
 
+static inline int nnb_cas_relaxed(nnb_a64 *p, uint64_t from, uint64_t to)
+{
+    return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_relaxed, memory_order_relaxed);
+}
+
 /* The same, in the one order of all seq_cst accesses. */
 static inline int nnb_cas_seq_cst(nnb_a64 *p, uint64_t from, uint64_t to)
 {
@@ -96,6 +104,10 @@ static inline uint32_t nnb_or32_release(nnb_a32 *p, uint32_t v)
 static inline uint32_t nnb_and32_acquire(nnb_a32 *p, uint32_t v)
 {
     return atomic_fetch_and_explicit(p, v, memory_order_acquire);
+}
+static inline uint64_t nnb_swap_release(nnb_a64 *p, uint64_t v)
+{
+    return atomic_exchange_explicit(p, v, memory_order_release);
 }
 
 /* ThreadSanitizer does not model fences. Under it a fence is a read-modify-write of a word that all threads share,

@@ -7,6 +7,7 @@
 
 #include "nnb_internal.h"
 
+#define NNB_EVENT_AWAITED 0x4u        /* the reader sleeps in an event loop: ring its bell */
 #define NNB_EVENT_HANG_UP 0x80000000u /* wakes our own waiters; the private flag says whether it is true */
 
 typedef struct nnb_channel {
@@ -19,6 +20,7 @@ typedef struct nnb_channel {
     uint64_t verified;   /* datums after the head that were found to be whole packets */
     int size_at;         /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
     uint32_t deadlines;  /* how many were set */
+    int bell; /* sender: the receiver's bell, which this end owns; -1: none */
     nnb_a32 hung_up;
     uint64_t poll_ended; /* when polling ended in vain in the wait that is over; 0 if it did not, 1 if there was none */
     uint64_t *counters;  /* of its end: a row's, or private ones */
@@ -42,6 +44,13 @@ void nnb_channel_notify_not_full(nnb_channel *ch);
  * -ETIMEDOUT, -ERESTART. */
 int nnb_channel_try(nnb_channel *ch, uint8_t *packet, uint32_t spins);
 int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns);
+
+/* The polling of nnb_channel_wait alone; -EAGAIN: the window is over, or it is not worth it. */
+int nnb_channel_look(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns);
+
+/* Lets the sender ring the bell for the next packet. 1: do not wait for that, there is something to see already. */
+int nnb_channel_arm(nnb_channel *ch);
+void nnb_channel_disarm(nnb_channel *ch);
 
 /* Throws away whatever is in the ring. Returns datums or -EBADMSG. */
 int nnb_channel_drain(nnb_channel *ch);

@@ -28,6 +28,13 @@ static inline void nnb_count(uint64_t *counters, uint32_t which, uint64_t n)
     nnb_a64 *word = (nnb_a64 *)&counters[which];
     nnb_store_relaxed(word, nnb_load_relaxed(word) + n);
 }
+/* event_flag.c: the first half of a wait that goes on elsewhere. Sets a mark for the side that wakes, and takes the pending
+ * bits; what is looked at next was published before, or its sender finds both. */
+void nnb_event_expect(uint32_t *word, uint32_t mask, uint32_t mark);
+void nnb_event_mark(uint32_t *word, uint32_t mark, int on);
+
+/* bell.c: makes a socket readable; never waits, whatever the other end has done to it. */
+void nnb_bell_ring(int fd);
 
 struct nnb_mq {
     uint8_t *ring;

@@ -309,7 +309,7 @@ typedef struct nnb_stats {
     uint64_t plan_misses;
 } nnb_stats;
 
-/* Client end. One execution at a time; a second caller gets -EBUSY. Errors of all calls on it:
+/* Client end. One caller waits at a time; a second one gets -EBUSY. Errors of all calls on it:
  * -EPIPE: hung up while the request was on its way; -ENOTCONN: hung up before it was sent; -ESHUTDOWN: closed;
  * -ECHILD: inherited by a forked child; -EBADMSG: the peer corrupted the channel (for good). */
 typedef struct nnb_client nnb_client;
@@ -317,6 +317,9 @@ typedef struct nnb_client nnb_client;
 /* Takes over both queues (synchronized, exclusive, 24-byte quantum, with event word), also on failure.
  * polling_window_ns: how long to poll before sleeping, 0 never polls. */
 int nnb_client_create(nnb_client **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns);
+/* The peer answers any number of requests in turn, and rings a bell (see nnb_client_arm). `bell`: a socket to ring for
+ * what this end has to tell itself, which the client owns from now on; -1: none. Before the first request. */
+void nnb_client_set_pipelined(nnb_client *c, int bell);
 /* The peer is gone: every wait ends. Any thread, any time before nnb_client_destroy. */
 void nnb_client_hang_up(nnb_client *c);
 /* Unmaps the queues. Idempotent. -EBUSY while an execution is in flight (it has been told to stop: try again);
@@ -363,6 +366,36 @@ void nnb_execution_abandon(nnb_execution *e);
  * times (-EAGAIN if nothing came). */
 int nnb_execution_start(nnb_execution *e);
 int nnb_execution_try(nnb_execution *e, uint32_t spins);
+/* Start, and look for as long as an interpreter lock may be kept. -EAGAIN: go on with nnb_execution_resume. */
+int nnb_execution_begin(nnb_execution *e);
+/* Polls for the rest of the window. -EAGAIN: the window is over; -ERESTART: as above. */
+int nnb_execution_look(nnb_execution *e);
+
+/* Several in flight. What does not fit beside the others waits in this end, in order.
+ *
+ * `n` is how many datums the answer may have (default: as many as the channel, so that nothing else is in flight). */
+void nnb_execution_set_answer(nnb_execution *e, uint32_t n);
+/* Starts the one (NULL: none) and waits for the other, which was started so before; 0 at once if it was not.
+ * -EALREADY: `started` is in flight; -EAGAIN: go on with nnb_execution_resume(awaited); or as nnb_execution_run. */
+int nnb_execution_advance(nnb_execution *started, nnb_execution *awaited);
+/* Without a caller that waits: detach lets go of one that was begun, launch starts one and does so; with `look` it
+ * polls for a window before. nnb_client_land will tell `tag`, which is not 0. -EAGAIN: it is in flight; -EBUSY: not
+ * started, another thread waits for an answer: the bell will ring when that is over; -EALREADY: it is in flight
+ * already; or as nnb_execution_run. */
+int nnb_execution_launch(nnb_execution *e, uint64_t tag, int look);
+int nnb_execution_detach(nnb_execution *e, uint64_t tag);
+/* Whether it was started, and its end was not told. */
+int nnb_execution_flies(const nnb_execution *e);
+/* Takes back a launched one that was not sent yet: it will not land. -EALREADY: too late; -EBUSY: as launch. */
+int nnb_execution_withdraw(nnb_execution *e);
+/* The tag of one that has landed (its status is below); -EAGAIN: none has; -EBUSY: as launch. */
+int64_t nnb_client_land(nnb_client *c);
+/* From now on the bell rings at the next answer. 1: land first; -EBUSY: as launch. */
+int nnb_client_arm(nnb_client *c);
+/* It need not ring any more. */
+void nnb_client_disarm(nnb_client *c);
+/* How the last run ended: the status of its result, or a negative errno if it could not be sent. */
+int nnb_execution_status(const nnb_execution *e);
 /* The result of the last run, valid until the next; status -1 if none came through the channel. */
 const nnb_result *nnb_execution_result(const nnb_execution *e);
 
@@ -454,6 +487,9 @@ int nnb_server_guard_plan(nnb_server *s, uint32_t id, nnb_uses *uses);
 void nnb_server_forgo(nnb_server *s);
 /* Drops the plans that use a slot and writes their ids (room for NNB_MAX_PLANS). Any thread. Returns how many. */
 int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids);
+/* Rings at an answer that the client awaits in an event loop. The server owns the socket from now on; before the first
+ * call of nnb_server_next. */
+void nnb_server_set_bell(nnb_server *s, int bell);
 /* The client is gone or the burst is to end: nnb_server_next ends with -EPIPE. Any thread before destroy. */
 void nnb_server_hang_up(nnb_server *s);
 void nnb_server_destroy(nnb_server *s); /* after nnb_server_next has ended for good */

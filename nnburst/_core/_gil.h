@@ -91,15 +91,28 @@ static int nnb_py_execution_resume(nnb_execution *e)
 
 static int nnb_py_execution_run(nnb_execution *e)
 {
-    int rc = nnb_execution_start(e);
-    if (rc < 0)
-        return rc;
-    uint32_t spins = nnb_execution_spins(e);
-    if (spins && (rc = nnb_execution_try(e, spins)) != -EAGAIN)
-        return rc;
-    return nnb_py_execution_resume(e);
+    int rc = nnb_execution_begin(e);
+    return rc == -EAGAIN ? nnb_py_execution_resume(e) : rc;
 }
 #define nnb_execution_run nnb_py_execution_run
+
+/* The look of an event loop: its other tasks wait for the window at most, other threads only for the first spins. */
+static int nnb_py_execution_launch(nnb_execution *e, uint64_t tag, int look)
+{
+    int rc = look ? nnb_execution_begin(e) : nnb_execution_launch(e, tag, 0);
+    if (!look || rc != -EAGAIN)
+        return rc;
+    NNB_WITHOUT_GIL(rc, nnb_execution_look(e));
+    return rc == -EAGAIN || rc == -ERESTART ? nnb_execution_detach(e, tag) : rc;
+}
+#define nnb_execution_launch nnb_py_execution_launch
+
+static int nnb_py_execution_advance(nnb_execution *started, nnb_execution *awaited)
+{
+    int rc = nnb_execution_advance(started, awaited);
+    return rc == -EAGAIN ? nnb_py_execution_resume(awaited) : rc;
+}
+#define nnb_execution_advance nnb_py_execution_advance
 
 static int nnb_py_server_next(nnb_server *s)
 {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..model import ExecutionResult
 from ._controller import BoundRequest, ExecutionBurstController
 from ._executor import SlotExecutor
+from ._flights import Flight, Flights
 from ._group import ListenerGroup, Seat
 from ._interfaces import (
     BurstCallback,
@@ -30,6 +31,8 @@ __all__ = [
     "ExecutionBurstController",
     "ExecutionBurstServer",
     "ExecutionResult",
+    "Flight",
+    "Flights",
     "Kernel",
     "ListenerGroup",
     "Seat",

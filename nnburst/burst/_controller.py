@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import errno
 import math
+import os
 import threading
 import time
 import weakref
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from .._core._errno import check, checked_timeout, deadline_after
+from .._core._errno import check, checked_timeout, deadline_after, system
 from .._core._leaving import Leaving, within
 from .._core._nnburst import ffi, lib
 from .._core._one_process import OneProcess
@@ -41,6 +42,7 @@ from ..model import (
 )
 from ..watch import Latency, private_row, row_stats
 from ._endpoint import c_request, open_channel, python_result
+from ._flights import Bell, Flight, Flights
 from ._slots import SlotTable
 from ._stats import BurstStats, client_stats
 from ._window import CHANNEL_LENGTH, DATUM, window_ns
@@ -60,6 +62,7 @@ _NO_ROOM = -errno.ENOBUFS
 _DIED = -errno.EPIPE
 _NOT_BEGUN = frozenset((-errno.EBUSY, -errno.ESTALE, -errno.ENOTCONN, -errno.ESHUTDOWN))
 """The burst is busy, no longer this execution's, or ended before anything was sent: another burst may run it."""
+_LEFT = -errno.ESTALE
 _LONGEST_ASKING = 1.0
 """Seconds to wait for the reason of a failure."""
 
@@ -117,21 +120,34 @@ class ExecutionBurstController(OneProcess):
         least, most = lib.NNB_MIN_CHANNEL, lib.NNB_MAX_CHANNEL
         if not all(least <= length <= most for length in lengths):
             raise InvalidArgument(f"a burst channel has {least} to {most} datums, not {lengths}")
-        slots = SlotTable()
-        with contextlib.ExitStack() as stack:
+        bell = Bell()
+        slots = SlotTable(bell.rung.fds[0])
+        with contextlib.ExitStack() as stack, contextlib.closing(bell.rung):
             queues = [stack.enter_context(MessageQueue(DATUM, length, layout=Layout.STAMPED)) for length in lengths]
             request, result = [stack.enter_context(queue.descriptor) for queue in queues]
             context = prepared_model.configure_execution_burst(slots, request, result, polling_window)
             try:
                 # The server has attached and emptied the queues; only from now on may anything be written.
                 endpoint = _open_client(request, result, window_ns(polling_window, context.cpus))
+                flights = None
+                if context.pipelined:
+                    lib.nnb_client_set_pipelined(endpoint, system(os.dup, bell.rung.fds[0]))
+                    flights = Flights(endpoint, bell.watched)
             except BaseException:
                 context.close()
                 raise
-        return cls(prepared_model, context, slots, endpoint)
+        return cls(prepared_model, context, slots, endpoint, flights)
 
-    def __init__(self, prepared_model: BurstCapable, context: BurstContext, slots: SlotTable, endpoint: CData) -> None:
+    def __init__(
+        self,
+        prepared_model: BurstCapable,
+        context: BurstContext,
+        slots: SlotTable,
+        endpoint: CData,
+        flights: Flights | None,
+    ) -> None:
         """Use `create`."""
+        self._flights = flights
         self._prepared_model = prepared_model
         self._context = context
         self._slots = slots
@@ -177,6 +193,19 @@ class ExecutionBurstController(OneProcess):
         bound = BoundRequest()
         bound.bind_to(self, (request,), measure=measure)
         return bound
+
+    @property
+    def flights(self) -> Flights:
+        """The executions that were started and are not waited for.
+
+        Raises:
+            GeneralFailure: The server of this burst takes one request at a time.
+        """
+        if self._flights is None:
+            raise GeneralFailure(
+                "the service takes one request at a time (it is older, or has a server of its own); use run()"
+            )
+        return self._flights
 
     def slots_for(self, pools: Sequence[Memory | BufferToken]) -> list[int]:
         """Return the slots of memories, giving each a slot that has none; raises as `bind`."""
@@ -233,7 +262,8 @@ class ExecutionBurstController(OneProcess):
 
     def forget_soon(self, memory: Memory | BufferToken, *, close: bool = True) -> None:
         """For a finaliser, which may take no lock: forget, and close, a memory when the next request is bound."""
-        self._dropped.append((memory, close))
+        if not self._closed:
+            self._dropped.append((memory, close))
 
     def use(self, memory: Memory) -> MemoryUse:
         """Return what stands for the uses of a memory that is not the burst's. It is forgotten with the last use."""
@@ -305,6 +335,8 @@ class ExecutionBurstController(OneProcess):
             time.sleep(0.001)  # the execution in flight has been told to stop; the lock is free for it here
 
     def _forget_all(self) -> None:
+        if self._flights is not None:
+            self._flights.close()
         self._slots.clear()
         self._dropped.clear()
 
@@ -396,8 +428,22 @@ class BoundRequest(OneProcess):
         self._measure = False
         self.requests: tuple[Request, ...] = ()
 
-    def bind_to(self, burst: ExecutionBurstController, requests: tuple[Request, ...], *, measure: bool) -> None:
+    def bind_to(
+        self,
+        burst: ExecutionBurstController,
+        requests: tuple[Request, ...],
+        *,
+        measure: bool,
+        answer_length: int | None = None,
+    ) -> None:
         """Serialise one request, or two that take turns (`turn`), for a burst.
+
+        Args:
+            burst: The burst.
+            requests: One, or two of the same form.
+            measure: Whether results carry `Timing`.
+            answer_length: How many datums a result may have, so that others may be in flight beside it; None if that is
+                not known.
 
         Raises:
             BadState: The burst is closed, or a memory.
@@ -410,6 +456,8 @@ class BoundRequest(OneProcess):
             if i == 0:
                 check(lib.nnb_execution_create(out, burst._endpoint, raw), "bind")
                 pointer = ffi.gc(out[0], lib.nnb_execution_destroy)
+                if answer_length is not None:
+                    lib.nnb_execution_set_answer(pointer, answer_length)
             else:
                 check(lib.nnb_execution_alternate(pointer, raw), "bind")
             del keep_alive
@@ -453,6 +501,57 @@ class BoundRequest(OneProcess):
             # Does nothing, unless a signal handler raised while the answer was still on its way.
             lib.nnb_execution_abandon(self._pointer)
             raise
+
+    def start(self, *, look: bool = False) -> Flight:
+        """Start a run that is not waited for here; `look` as for `Flights.start`. `conclude` tells how it ended.
+
+        Raises:
+            BadState: It is closed, or not bound to a burst.
+            GeneralFailure: The server of this burst takes one request at a time.
+        """
+        if self._run is not lib.nnb_execution_run:
+            self._run(self._pointer)
+        while (flight := self.flights.start(self, look=look)).status == _LEFT:
+            pass  # another thread has moved it to another burst
+        return flight
+
+    def conclude(self, status: int) -> None:
+        """Raise what `run` would have raised.
+
+        Args:
+            status: Of a `Flight` of this execution that has landed, or what the C core returned for it.
+        """
+        try:
+            if status:
+                self._settle(status)
+        except BadState:
+            raise
+        except BaseException:
+            lib.nnb_execution_abandon(self._pointer)
+            raise
+
+    @property
+    def pointer(self) -> CData:
+        """The execution in the C core."""
+        return self._pointer
+
+    @property
+    def flights(self) -> Flights:
+        """Those of its burst.
+
+        Raises:
+            BadState: It is bound to none.
+            GeneralFailure: The server of the burst takes one request at a time.
+        """
+        if self._burst is None:
+            _not_bound(None)
+        assert self._burst is not None
+        return self._burst.flights
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether it was started and its end was not told."""
+        return bool(lib.nnb_execution_flies(self._pointer)) if self._burst is not None else False
 
     def execute(self) -> ExecutionResult:
         """As `run`, but return (status, output shapes, timing) instead of raising for an error status."""
@@ -551,7 +650,9 @@ class BoundRequest(OneProcess):
             errno.EBUSY: BadState(
                 "the burst is running another execution; a burst runs one at a time, open one per thread"
             ),
-            errno.EALREADY: BadState("the execution is running; bind one for each thread"),
+            errno.EALREADY: BadState(
+                "the execution is running, or a run that was given up has not landed; bind one for each thread"
+            ),
             errno.ESHUTDOWN: closed,
             errno.EBADMSG: GeneralFailure("the service corrupted the channel; the burst is dead, open another session"),
         }

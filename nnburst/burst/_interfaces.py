@@ -63,6 +63,15 @@ class BurstCallback(abc.ABC):
         """Where the burst is served; None for a listener thread of its own."""
         return None
 
+    @property
+    def bell(self) -> int | None:
+        """A socket of the callback's, to be rung for answers that the client awaits in an event loop; None: it cannot.
+
+        To ring is to send one byte without waiting (``MSG_DONTWAIT``) when the event word of the result channel says
+        so (docs/WIRE.md).
+        """
+        return None
+
     @abc.abstractmethod
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | BufferToken, ...]]:
         """Return the memory behind each slot.
@@ -79,6 +88,11 @@ class BurstContext(abc.ABC):
     def cpus(self) -> frozenset[int]:
         """CPUs that the listener may run on; by default the thread that asks has started it."""
         return allowed_cpus()
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether several requests may wait in the request channel, and the callback's bell is rung."""
+        return False
 
     @abc.abstractmethod
     def free_memory(self, slot: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import TYPE_CHECKING
 
-from .._core._errno import check
+from .._core._errno import check, system
 from .._core._nnburst import ffi, lib
 from ..errors import InvalidArgument
 from ..model import ExecutionResult, Request, RunOptions
@@ -71,6 +72,8 @@ class ExecutionBurstServer(BurstContext):
         out = ffi.new("nnb_server **")
         check(lib.nnb_server_create(out, request, result, window, MAX_PLANS), "burst channels")
         endpoint, seat = ffi.gc(out[0], lib.nnb_server_destroy), callback.seat
+        if callback.bell is not None:
+            lib.nnb_server_set_bell(endpoint, system(os.dup, callback.bell))
         if seat is None:
             return cls(Listener(callback, executor, endpoint))
         return cls(seat.group.seat(seat, callback, executor, endpoint))
@@ -82,6 +85,11 @@ class ExecutionBurstServer(BurstContext):
 
     def failure_reason(self) -> str:
         return self._listener.take_reason()
+
+    @property
+    def pipelined(self) -> bool:
+        """True: requests are answered one after the other, however many wait."""
+        return True
 
     def free_memory(self, slot: int) -> None:
         self._listener.free_memory(slot)

@@ -22,10 +22,16 @@ class SlotTable(BurstCallback):
     A slot is never used twice: a server that missed a `free_memory` cannot confuse the old memory with a new one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bell: int | None = None) -> None:
+        """`bell` stays open until the burst is configured."""
+        self._bell = bell
         self._memories: dict[int, Memory | BufferToken] = {}
         self._slots: dict[Memory | BufferToken, int] = {}
         self._numbers = itertools.count()
+
+    @property
+    def bell(self) -> int | None:
+        return self._bell
 
     def slots_for(self, memories: Sequence[Memory | BufferToken]) -> list[int]:
         """Return the slot of each memory, in order; a memory seen for the first time gets a new one."""

@@ -13,6 +13,7 @@ from ._copy import copy_memory
 from ._event import Event
 from ._execution import Duration, Execution
 from ._memory_desc import DeviceMemory, MemoryDesc
+from ._pipeline import Pipeline
 from ._recovery import Restart
 from ._service import Service, connect, in_process, launch
 from ._session import Session
@@ -37,6 +38,7 @@ __all__ = [
     "MemoryDesc",
     "NodeArg",
     "OutputShape",
+    "Pipeline",
     "PreparedModel",
     "Priority",
     "Restart",

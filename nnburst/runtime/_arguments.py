@@ -157,16 +157,35 @@ def imported_arguments(
     return completed(inputs, imported.input_shapes), completed(outputs, imported.output_shapes)
 
 
+def checked_inputs(nodes: Sequence[NodeArg], inputs: object) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    """Return what a caller gives as a dict of arrays, one for each input.
+
+    Raises:
+        InvalidArgument: It is no dict, or a name, dtype or shape is wrong.
+    """
+    if not isinstance(inputs, Mapping):
+        raise InvalidArgument(f"inputs are a dict of arrays by name, not {type(inputs).__name__}")
+    by_name = {node.name: node for node in nodes}
+    if inputs.keys() != by_name.keys():
+        missing = sorted(by_name.keys() - inputs.keys())
+        extra = sorted(str(name) for name in inputs.keys() - by_name.keys())
+        raise InvalidArgument(f"inputs {missing} missing, {extra} unknown; this model takes {list(by_name)}")
+    return {name: node.check(inputs[name]) for name, node in by_name.items()}
+
+
 def answer_length(outputs: Sequence[NodeArg]) -> int:
+    """Return how many datums the longest answer has: two, and for each output one, and one for each dimension."""
+    ranks = (_HIGHEST_RANK if argument.shape is None else len(argument.shape) for argument in outputs)
+    return min(2 + len(outputs) + sum(ranks), _MOST_DATUMS)
+
+
+def result_channel_length(outputs: Sequence[NodeArg]) -> int:
     """Return how many datums the result channel of a burst needs, so that the dimensions of all outputs fit.
 
-    An answer has two datums, and, where an output's shape is known only after a run, one for each output and one for
-    each dimension.
+    They are told where an output's shape is known only after a run.
     """
-    if not any(argument.is_open for argument in outputs):
-        return CHANNEL_LENGTH
-    ranks = (_HIGHEST_RANK if argument.shape is None else len(argument.shape) for argument in outputs)
-    return max(CHANNEL_LENGTH, min(2 + len(outputs) + sum(ranks), _MOST_DATUMS))
+    is_open = any(argument.is_open for argument in outputs)
+    return max(CHANNEL_LENGTH, answer_length(outputs)) if is_open else CHANNEL_LENGTH
 
 
 class Sizes(Struct, frozen=True):

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._core._errno import is_real
 from .._core._one_process import OneProcess
 from ..burst import BurstStats, ExecutionBurstController
 from ..errors import InvalidArgument
 from ..memory import Memory
 from ..model import ExecutionPreference
-from ._arguments import answer_length, solve_shapes
+from ._arguments import result_channel_length, solve_shapes
 from ._compilation import Compilation
 from ._execution import Execution
+from ._pipeline import Pipeline
 from ._places import find_places, merged
 from ._service import closes_with, service_of
 from ._state import make_states
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     from ..watch._trace import Recording
     from ._bursts import Bursts
     from ._memory_desc import DeviceMemory
+
+
+_DEEPEST = 64
+"""As many requests as a server keeps bound."""
 
 
 class Burst(OneProcess):
@@ -53,7 +59,7 @@ class Burst(OneProcess):
         self._controller = ExecutionBurstController.create(
             compilation.prepared_model,
             polling_window=polling_window,
-            result_channel_length=answer_length(compilation.outputs),
+            result_channel_length=result_channel_length(compilation.outputs),
         )
         self._recording: Recording | None = None
         if os.environ.get("NNBURST_TRACE"):
@@ -141,6 +147,28 @@ class Burst(OneProcess):
             execution.forget()
             raise
         return execution
+
+    def pipeline(
+        self,
+        depth: int = 16,
+        *,
+        shapes: Mapping[str, int | Sequence[int]] | None = None,
+        timeout: float | None = None,
+        rooms: Mapping[str, int] | None = None,
+        keep: object = None,
+    ) -> Pipeline:
+        """Return `depth` executions that take turns, so that several are in flight; arguments and errors as `bind`."""
+        if not is_real(depth) or not 2 <= depth <= _DEEPEST:
+            raise InvalidArgument(f"a pipeline has a depth of 2 to {_DEEPEST}, not {depth!r}")
+        executions: list[Execution] = []
+        try:
+            for _ in range(int(depth)):
+                executions.append(self.bind(shapes=shapes, timeout=timeout, rooms=rooms, keep=keep))
+        except BaseException:
+            for execution in executions:
+                execution.forget()
+            raise
+        return Pipeline(executions)
 
     @property
     def stats(self) -> BurstStats:

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -47,10 +48,11 @@ from ..model import (
     operand_info,
     operand_nbytes,
 )
-from ._arguments import NodeArg, Sizes
+from ._arguments import NodeArg, Sizes, answer_length
 from ._compilation import Compilation, member
 from ._display import described, nodes_table
 from ._event import Event
+from ._futures import submit
 from ._layout import Argument, Layout, lay_out
 from ._memory_desc import DeviceMemory
 from ._places import Place
@@ -239,7 +241,8 @@ class Execution(BoundRequest):
             self._uses[controller] = [controller.use(memory) for memory in named if isinstance(memory, Memory)]
         own = [] if layout.memory is None else [layout.memory]
         self._known[controller] = [*own, *(token for state in self._states.values() for token in state.tokens)]
-        self.bind_to(controller, layout.requests, measure=self._measure)
+        longest = answer_length(self.compilation.outputs)
+        self.bind_to(controller, layout.requests, measure=self._measure, answer_length=longest)
 
     @property
     def repeats(self) -> int:
@@ -784,6 +787,21 @@ class Execution(BoundRequest):
                     memory.seen_by(burst)
         self._bind(burst.controller)  # each time, since the burst may have been told to free one of the memories
         self.run()
+
+    def submit(self) -> Future[Execution]:
+        """Start a run of the shared arrays; they are the service's until the future is done.
+
+        Its result is this execution. One thread for each burst completes futures, and ends when there are none.
+
+        Returns:
+            A future that cannot be cancelled.
+
+        Raises:
+            BadState: It is closed, in flight, or not bound by `Session.bind` or `Burst.bind`.
+            ResourceExhausted: The system has no thread for the first future.
+            GeneralFailure: The service takes one request at a time.
+        """
+        return submit(self)
 
     # ---- results ---------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from ..errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, 
 from ..memory import Memory
 from ..model import ExecutionPreference, ImportedModel, Model, Priority
 from ..watch import Latency
-from ._arguments import NodeArg
+from ._arguments import NodeArg, checked_inputs
 from ._bursts import Bursts
 from ._cache_sources import CacheSource, cache_source
 from ._caching import CacheReport
@@ -31,6 +31,7 @@ from ._display import described, nodes_table
 from ._execution import Execution
 from ._import import check_source, devices_for, imported
 from ._lanes import Lane, Lanes
+from ._pipeline import Pipeline
 from ._recovery import Recovery, Restart
 from ._service import Service, launch
 
@@ -272,14 +273,7 @@ class Session(OneProcess):
         raise GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
 
     def _checked_inputs(self, inputs: object) -> dict[str, Array]:
-        if not isinstance(inputs, Mapping):
-            raise InvalidArgument(f"inputs are a dict of arrays by name, not {type(inputs).__name__}")
-        nodes = {node.name: node for node in self._compilation.inputs}
-        if inputs.keys() != nodes.keys():
-            missing = sorted(nodes.keys() - inputs.keys())
-            extra = sorted(str(name) for name in inputs.keys() - nodes.keys())
-            raise InvalidArgument(f"inputs {missing} missing, {extra} unknown; this model takes {list(nodes)}")
-        return {name: node.check(inputs[name]) for name, node in nodes.items()}
+        return checked_inputs(self._compilation.inputs, inputs)
 
     def _checked_outputs(self, names: Sequence[str]) -> list[int]:
         if isinstance(names, str):
@@ -316,6 +310,18 @@ class Session(OneProcess):
             keep=self,
             home=self._bursts,
         )
+
+    def pipeline(self, depth: int = 16, *, shapes: Mapping[str, int | Sequence[int]] | None = None) -> Pipeline:
+        """Return executions that take turns, so that the service finds the next request when one has ended.
+
+        Args:
+            depth: How many, 2 to 64. They share no memory; each has arrays of its own.
+            shapes: As for `bind`.
+
+        Raises:
+            InvalidArgument: The depth is out of range, or as `bind`.
+        """
+        return self._bursts.spare().pipeline(depth, shapes=shapes, timeout=self._timeout, rooms=self._rooms, keep=self)
 
     # ---- looking ---------------------------------------------------------------------------------------------
 

@@ -96,6 +96,7 @@ class ServiceConnection(OneProcess):
             hello, _ = connection.call(Hello(version=VERSION, pid=os.getpid()), timeout=timeout)
             if hello.version[0] != VERSION[0]:
                 raise GeneralFailure(f"the service speaks version {hello.version[0]} of the protocol, not {VERSION[0]}")
+            connection.peer_version = hello.version
             listed, _ = connection.call(ListDevices(), timeout=timeout)
         except BaseException:
             connection.close()

@@ -471,13 +471,14 @@ class HostedConnection:
         """Serve a burst; it keeps its model alive."""
         sizes = _extent(message.request_channel) + _extent(message.result_channel)
         model, let_go = self.objects.acquire(message.prepared_model, HostedModel, "prepared model")
-        callback: SlotMemories | None = None
         charge: Charge | None = None
         row: Row | None = None
+        stack = contextlib.ExitStack()
         try:
             charge = self.ledger.charge(bursts=1, mapped_bytes=sizes, fds=len(fds))
             row = self._burst_row(model)
             group = self._host.listeners
+            bell = stack.enter_context(FdBundle([fds.take_last()])) if message.bell else None
             callback = SlotMemories(
                 self.connection,
                 self.ledger,
@@ -487,6 +488,7 @@ class HostedConnection:
                 message.cpus,
                 row,
                 None if group is None else Seat(group, self._number, model.priority),
+                None if bell is None else bell.fds[0],
             )
             request_channel = descriptor_from_wire(message.request_channel, fds)
             try:
@@ -509,9 +511,11 @@ class HostedConnection:
                 row.close()
             let_go()
             raise
+        finally:
+            stack.close()
         burst = HostedBurst(context, callback, charge, let_go)
-        cpus = tuple(context.cpus)
-        return ConfigureBurstReply(burst=self.objects.add(burst, burst.dispose, burst.hang_up), cpus=cpus)
+        number = self.objects.add(burst, burst.dispose, burst.hang_up)
+        return ConfigureBurstReply(number, tuple(context.cpus), message.bell and context.pipelined)
 
     def on_failure_reason(self, message: FailureReason, fds: FdBundle) -> FailureReasonReply:
         """Say why a run of a burst failed."""

@@ -160,10 +160,12 @@ class SlotMemories(BurstCallback):
         cpus: Iterable[int],
         row: Row | None = None,
         seat: Seat | None = None,
+        bell: int | None = None,
     ) -> None:
         self._cpus = frozenset(cpus)
         self._row = row
         self._seat = seat
+        self._bell = bell
         self._allow_direct = allow_direct
         self._connection = connection
         self._tokens = tokens
@@ -185,6 +187,11 @@ class SlotMemories(BurstCallback):
     def seat(self) -> Seat | None:
         """As the host has it."""
         return self._seat
+
+    @property
+    def bell(self) -> int | None:
+        """As the client has sent it; open while the burst is configured."""
+        return self._bell
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | BufferToken, ...]]:
         """Ask the client, in as many calls as the descriptors need."""

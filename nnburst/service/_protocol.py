@@ -236,11 +236,12 @@ class CopyBuffer(Message, tag="copy_buffer", frozen=True):
     source: Id
 
 
-class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True):
+class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit_defaults=True):
     """`callback` is the client's number for its `BurstCallback`; `polling_window` in seconds, None = default; `cpus`:
     where the client may run.
 
-    Descriptors: those of the request channel, then those of the result channel.
+    Descriptors: those of the request channel, then those of the result channel, then the bell if there is one (since
+    2.1: a socket, see docs/WIRE.md).
     """
 
     prepared_model: Id
@@ -249,11 +250,13 @@ class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True):
     result_channel: WireQueue
     polling_window: Annotated[float, msgspec.Meta(ge=0, le=60)] | None = None
     cpus: Cpus = ()
+    bell: bool = False
 
 
-class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen=True):
+class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen=True, omit_defaults=True):
     burst: Id
     cpus: Cpus = ()  # where the listener may run
+    pipelined: bool = False  # several requests may wait, and the bell is rung; only if there is one
 
 
 class GetMemories(Message, tag="get_memories", frozen=True):
@@ -372,7 +375,7 @@ CALLS: tuple[Call, ...] = (
         ConfigureBurst,
         ConfigureBurstReply,
         "on_configure_execution_burst",
-        request_fds=lambda m: m.request_channel.n_fds + m.result_channel.n_fds,
+        request_fds=lambda m: m.request_channel.n_fds + m.result_channel.n_fds + m.bell,
     ),
     Call(
         GetMemories,

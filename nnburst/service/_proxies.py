@@ -391,6 +391,8 @@ class RemotePreparedModel(_Remote, PreparedModel):
         holder = self._callbacks.add(callback)
         requests, request_fds = queue_to_wire(request_channel)
         results, result_fds = queue_to_wire(result_channel)
+        can_ring = self._connection.peer_version >= (2, 1)
+        bells = [] if callback.bell is None or not can_ring else [callback.bell]
         message = ConfigureBurst(
             prepared_model=number,
             callback=holder.number,
@@ -398,10 +400,11 @@ class RemotePreparedModel(_Remote, PreparedModel):
             result_channel=results,
             polling_window=None if polling_window is None else float(polling_window),
             cpus=tuple(callback.cpus),
+            bell=bool(bells),
         )
         reply, _ = self._connection.call(
             message,
-            [*request_fds, *result_fds],
+            [*request_fds, *result_fds, *bells],
             on_late=partial(_forget_late, self._connection),
         )
         return RemoteBurstContext(self._connection, self._keep, reply, holder)
@@ -444,11 +447,17 @@ class RemoteBurstContext(_Remote, BurstContext):
         super().__init__(connection, keep, reply.burst, "burst")
         self._holder = holder
         self._cpus = frozenset(reply.cpus)
+        self._pipelined = reply.pipelined
 
     @property
     def cpus(self) -> frozenset[int]:
         """As the service has told."""
         return self._cpus
+
+    @property
+    def pipelined(self) -> bool:
+        """As the service has told."""
+        return self._pipelined
 
     def failure_reason(self) -> str:
         reply, _ = self._connection.call(FailureReason(burst=self.number), timeout=_SHORT)

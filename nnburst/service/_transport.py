@@ -106,6 +106,8 @@ class Connection:
         self._handlers = {call: getattr(handler, call.handler) for call in CALLS if call.side is side}
         self._admit: Callable[[Call], None] | None = getattr(handler, "admit", None)
         self.send_timeout = send_timeout
+        self.peer_version = (0, 0)
+        """What it said at hello."""
         self._on_end = on_end
         self._inbox = Inbox()
         self._owner = threading.Thread(target=self._own, name=f"{name}-reader", daemon=True)

@@ -1,6 +1,6 @@
 /* Two threads run on one client and a third closes it: one at a time is inside, the others are told so. */
 #define PAGES 3
-#define PAGE 512
+#define PAGE 768
 #include "model.h"
 
 #include "event_flag.c"

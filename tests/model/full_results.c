@@ -1,7 +1,7 @@
 /* The client of a burst drops two late results, which fill the ring; the third needs the whole of it. A server that
  * waits for room (with a blocking write) is woken in vain by the first and in time by the second. */
 #define PAGES 2
-#define PAGE 640
+#define PAGE 768
 #include "model.h"
 
 #include "event_flag.c"

@@ -35,6 +35,7 @@ WEAKER = {
     "nnb_load_seq_cst": ("nnb_load_acquire",),
     "nnb_load32_seq_cst": ("nnb_load32_acquire",),
     "nnb_store32_seq_cst": ("nnb_store32_release",),
+    "nnb_swap_release": ("nnb_swap_relaxed",),
     "nnb_or32_release": ("nnb_or32_relaxed",),
     "nnb_and32_acquire": ("nnb_and32_relaxed",),
     "nnb_fence_seq_cst": ("nnb_fence_acq_rel", "nnb_fence_acquire", "nnb_fence_release", ""),
@@ -43,9 +44,9 @@ WEAKER = {
 }
 # What the header lacks because the product needs it nowhere.
 EXTRA = """
-static inline int nnb_cas_relaxed(nnb_a64 *p, uint64_t from, uint64_t to)
+static inline uint64_t nnb_swap_relaxed(nnb_a64 *p, uint64_t v)
 {
-    return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_relaxed, memory_order_relaxed);
+    return atomic_exchange_explicit(p, v, memory_order_relaxed);
 }
 static inline uint32_t nnb_or32_relaxed(nnb_a32 *p, uint32_t v)
 {

@@ -1,7 +1,7 @@
 /* Client and server of a burst: a first run, one step after the other, binds the request and leaves both NOT_EMPTY
  * bits set; the second is run by two threads, which sleep whenever they find nothing. */
 #define PAGES 4
-#define PAGE 640
+#define PAGE 768
 #include "model.h"
 
 #include "event_flag.c"

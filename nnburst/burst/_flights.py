@@ -1,0 +1,186 @@
+"""Executions that were started and that no caller waits for: an event loop, or a thread for all of them, does.
+
+The service rings the burst's bell, a socket, at the next answer after `Flights.attend` or `Flights.arm` found none. So
+whatever can watch a descriptor can wait for a burst. Several may watch: each attends when the bell rings, and one of
+them takes what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .._core._errno import system
+from .._core._fds import FdSet
+from .._core._nnburst import lib
+from ..errors import BadState
+
+if TYPE_CHECKING:
+    from .._core._nnburst import CData
+    from ._controller import BoundRequest
+
+_AGAIN = -errno.EAGAIN
+_BUSY = -errno.EBUSY
+
+
+class Bell:
+    """A pair of connected sockets: one to watch, one to ring."""
+
+    def __init__(self) -> None:
+        watched, rung = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_STREAM)
+        watched.setblocking(False)
+        self.watched, self.rung = FdSet([watched.detach()]), FdSet([rung.detach()])
+
+
+class Flight:
+    """One started execution.
+
+    Attributes:
+        request: Kept alive until it lands, for the service writes to its outputs.
+        status: None until it has landed; then the status of its result, or the negative errno that `BoundRequest.run`
+            would have had.
+    """
+
+    __slots__ = ("_then", "request", "status", "tag")
+
+    def __init__(self, request: BoundRequest, tag: int) -> None:
+        self.request = request
+        self.tag = tag
+        self.status: int | None = None
+        self._then: Callable[[Flight], None] | None = None
+
+    def when_landed(self, then: Callable[[Flight], None]) -> None:
+        """Call `then`, in place of what was to be called before, when it has landed; at once if it has.
+
+        It is called in the thread that attends, perhaps twice, and must not wait.
+        """
+        self._then = then
+        if self.status is not None:
+            then(self)
+
+    def land(self, status: int) -> None:
+        """Called by `Flights`."""
+        self.status = status
+        if self._then is not None:
+            self._then(self)
+
+
+class Flights:
+    """The started executions of one burst. Any thread."""
+
+    def __init__(self, endpoint: CData, watched: FdSet) -> None:
+        self._endpoint = endpoint
+        self._watched = watched
+        self._tags = itertools.count(1)
+        self._flying: dict[int, Flight] = {}
+        self._kept_out: deque[Flight] = deque()  # to be started when the thread that waits in the burst has left
+
+    @property
+    def count(self) -> int:
+        """How many have not landed."""
+        return len(self._flying)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the burst is closed."""
+        return self._watched.closed
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `attend` is to be called.
+
+        Raises:
+            BadState: The burst is closed.
+        """
+        return self._watched.fds[0]
+
+    def start(self, request: BoundRequest, *, look: bool = False) -> Flight:
+        """Start an execution. If it does not land at once, `arm` or `attend` afterwards.
+
+        Args:
+            request: Bound to this burst, and not in flight.
+            look: Whether to poll for its answer, for the polling window, if nothing else is in flight.
+        """
+        flight = Flight(request, next(self._tags))
+        self._flying[flight.tag] = flight
+        if self._kept_out:
+            self._keep_out(flight)
+            return flight
+        status = lib.nnb_execution_launch(request._pointer, flight.tag, look and len(self._flying) == 1)
+        if status == _BUSY:
+            self._keep_out(flight)
+        elif status != _AGAIN:
+            del self._flying[flight.tag]
+            flight.status = status
+        return flight
+
+    def _keep_out(self, flight: Flight) -> None:
+        self._kept_out.append(flight)
+        self._start_kept_out()
+
+    def _start_kept_out(self) -> None:
+        while self._kept_out:
+            try:
+                flight = self._kept_out.popleft()
+            except IndexError:  # another thread, or a signal handler, has started it
+                return
+            status = lib.nnb_execution_launch(flight.request._pointer, flight.tag, False)
+            if status == _BUSY:  # the bell rings when it is worth another attempt
+                self._kept_out.appendleft(flight)
+                return
+            if status != _AGAIN:
+                self._land(flight.tag, status)
+
+    def give_up(self, flight: Flight) -> bool:
+        """Take an execution back that has not reached the service; False if it has to land."""
+        try:
+            self._kept_out.remove(flight)
+        except ValueError:
+            if lib.nnb_execution_withdraw(flight.request._pointer) < 0:
+                return False
+        self._land(flight.tag, -errno.ECANCELED)
+        return True
+
+    def _land(self, tag: int, status: int) -> None:
+        flight = self._flying.pop(tag, None)
+        if flight is not None:
+            flight.land(status)
+
+    def _take(self) -> None:
+        """Take what has landed."""
+        self._start_kept_out()
+        while (tag := lib.nnb_client_land(self._endpoint)) >= 0:
+            flight = self._flying.get(tag)
+            if flight is not None:
+                self._land(tag, lib.nnb_execution_status(flight.request._pointer))
+        if tag not in (_AGAIN, _BUSY):  # the burst is over
+            self._kept_out.clear()
+            for left in list(self._flying):
+                self._land(left, tag)
+
+    def arm(self) -> bool:
+        """Have the bell rung at the next answer; False if nothing is in flight (any more)."""
+        while self._flying:
+            if lib.nnb_client_arm(self._endpoint) <= 0:  # or the thread that waits in the burst will ring
+                return True
+            self._take()
+        lib.nnb_client_disarm(self._endpoint)
+        return False
+
+    def attend(self) -> bool:
+        """Take what has landed, after the bell has rung, and have it rung again; False if nothing is in flight."""
+        with contextlib.suppress(BlockingIOError, BadState, OSError):  # also closed, meanwhile or before
+            while len(os.read(self.fileno(), 4096)) == 4096:
+                pass
+        self._take()
+        return self.arm()
+
+    def close(self) -> None:
+        """The burst is closed."""
+        self._take()
+        self._watched.close()

@@ -1,0 +1,106 @@
+"""Started executions as `concurrent.futures.Future`s, and the one thread per burst that completes them."""
+
+from __future__ import annotations
+
+import select
+import threading
+import weakref
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+from .._core._fds import FdSet
+from .._core._leaving import ProcessLock
+from ..errors import BadState, ResourceExhausted
+
+if TYPE_CHECKING:
+    from ..burst import BoundRequest, Flight, Flights
+
+    E = TypeVar("E", bound=BoundRequest)
+
+_LINGER = 1.0
+"""Seconds that an idle thread stays for the next execution."""
+
+
+def submit(execution: E) -> Future[E]:
+    """Start an execution. The future's result is the execution itself, whose outputs are then those of the run.
+
+    Raises:
+        ResourceExhausted: The system has no thread for the first one of a burst.
+        NNBurstError: As `BoundRequest.start`.
+    """
+    future: Future[E] = Future()
+    flight = execution.start()
+    flights = execution.flights
+    _attendant(flights)
+    future.set_running_or_notify_cancel()
+
+    def landed(flight: Flight) -> None:
+        if not future.done():
+            try:
+                execution.conclude(flight.status or 0)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(execution)
+
+    flight.when_landed(landed)
+    flights.arm()
+    return future
+
+
+_attendants = ProcessLock()
+_threads: weakref.WeakKeyDictionary[Flights, threading.Thread] = weakref.WeakKeyDictionary()
+
+
+def _attendant(flights: Flights) -> None:
+    """See to it that a thread attends to these flights."""
+    with _attendants.lock:
+        thread = _threads.get(flights)
+        if thread is not None and thread.is_alive():
+            return
+        try:
+            fd = FdSet.duplicate([flights.fileno()])
+        except BadState:  # closed: all has landed
+            return
+        thread = threading.Thread(
+            target=_attend, args=(weakref.ref(flights), fd), name="nnburst-attendant", daemon=True
+        )
+        _threads[flights] = thread
+        try:
+            thread.start()
+        except RuntimeError as error:
+            del _threads[flights]
+            raise ResourceExhausted(f"submit() needs a thread: {error}") from error
+
+
+def _attend(reference: weakref.ref[Flights], fd: FdSet) -> None:
+    poll = select.poll()
+    poll.register(fd.fds[0], select.POLLIN)
+    try:
+        while True:
+            flights = reference()
+            if flights is None:
+                return
+            waits = flights.attend()
+            if flights.closed:
+                return
+            if not waits:
+                del flights
+                if not poll.poll(_LINGER * 1000) and _leave(reference):
+                    return
+            else:
+                poll.poll()
+    finally:
+        fd.close()
+
+
+def _leave(reference: weakref.ref[Flights]) -> bool:
+    """Whether the thread of these flights may end: then it is not theirs any more."""
+    with _attendants.lock:
+        flights = reference()
+        if flights is None:
+            return True
+        if flights.count:
+            return False
+        _threads.pop(flights, None)
+        return True

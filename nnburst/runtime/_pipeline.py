@@ -1,0 +1,146 @@
+"""Several executions of a burst in flight: while the service runs one, the next ones are filled."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._core._nnburst import ffi, lib
+from .._core._one_process import OneProcess
+from ..errors import InvalidArgument, NNBurstError
+from ._arguments import checked_inputs
+from ._execution import Execution
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import numpy.typing as npt
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_EALREADY = -errno.EALREADY
+
+
+class Pipeline(OneProcess):
+    """Executions that take turns on one burst, so that the service always finds the next request.
+
+    Made by `Session.pipeline` and `Burst.pipeline`. Fill `current` and call `advance`, which starts it and returns the
+    next one to fill; if that was in flight, its run has ended and its outputs are there. `map` does all of this for
+    arrays. One thread at a time. Context manager.
+
+    Args:
+        executions: Two or more of one burst, which the pipeline owns from now on.
+
+    Attributes:
+        current: The execution to fill.
+        depth: How many executions there are.
+
+    Raises:
+        InvalidArgument: There are fewer than two.
+    """
+
+    def __init__(self, executions: Sequence[Execution]) -> None:
+        if len(executions) < 2:
+            raise InvalidArgument(f"a pipeline needs a depth of 2 or more, not {len(executions)}")
+        self._executions = tuple(executions)
+        self._pointers = tuple(execution.pointer for execution in executions)
+        self._at = 0
+        self._advance = lib.nnb_execution_advance
+        self.current = self._executions[0]
+        self.depth = len(executions)
+
+    def advance(self) -> Execution:
+        """Start `current` and return the execution that comes next, which is current from now on.
+
+        From the call number `depth` - 1 on it is one that was in flight: its run has ended.
+
+        Raises:
+            BadState: The pipeline or its burst is closed, or another thread waits in the burst; nothing has changed.
+            NNBurstError: The run that has ended failed, as `Execution.run` says. The pipeline has advanced.
+        """
+        at, pointers = self._at, self._pointers
+        following = at + 1 if at + 1 < len(pointers) else 0
+        current = self._executions[following]
+        try:
+            status = self._advance(pointers[at], pointers[following])
+            if status:
+                if status == _EALREADY or not lib.nnb_execution_flies(pointers[at]):
+                    self._executions[at].conclude(status)  # it was not started, or has run elsewhere
+                else:
+                    self._at, self.current = following, current
+                    current.conclude(status)
+        except BaseException:
+            lib.nnb_execution_abandon(pointers[following])  # a signal handler raised
+            raise
+        self._at, self.current = following, current
+        return current
+
+    def drain(self) -> Iterator[Execution]:
+        """Wait for all that are in flight, and yield them in the order in which they were started.
+
+        Raises:
+            NNBurstError: A run failed, as `Execution.run` says; call again for those that are left.
+        """
+        for ahead in range(1, self.depth + 1):
+            execution = self._executions[(self._at + ahead) % self.depth]
+            if execution.is_in_flight:
+                try:
+                    execution.conclude(self._advance(ffi.NULL, execution.pointer))
+                except BaseException:
+                    lib.nnb_execution_abandon(execution.pointer)
+                    raise
+                yield execution
+
+    def map(self, inputs: Iterable[Mapping[str, npt.ArrayLike]]) -> Iterator[list[Array]]:
+        """Run the model on each of many inputs; yield copies of the outputs, in order.
+
+        Args:
+            inputs: Arrays by name, as for `Session.run`; taken while the service runs those before.
+
+        Raises:
+            InvalidArgument: A name, dtype or shape is wrong. What is in flight is waited for and dropped.
+            NNBurstError: A run failed, likewise.
+        """
+        try:
+            for count, arrays in enumerate(inputs, 2):
+                current = self.current
+                if not current.feed(arrays):
+                    for name, array in checked_inputs(current.compilation.inputs, arrays).items():
+                        if array.shape != current.inputs[name].shape:
+                            raise InvalidArgument(
+                                f"input {name!r} has shape {array.shape}; this pipeline runs "
+                                f"{current.inputs[name].shape}"
+                            )
+                        current.inputs[name][...] = array
+                ended = self.advance()
+                if count > self.depth:
+                    yield ended.copied()
+            for ended in self.drain():
+                yield ended.copied()
+        finally:
+            self._settle_down()
+
+    def _settle_down(self) -> None:
+        """Wait for what is in flight, whatever comes of it."""
+        for execution in self._executions:
+            if execution.is_in_flight:
+                with contextlib.suppress(NNBurstError):
+                    execution.conclude(self._advance(ffi.NULL, execution.pointer))
+
+    def close(self) -> None:
+        """Wait for what is in flight and give the memory back. Idempotent."""
+        self._settle_down()
+        for execution in self._executions:
+            execution.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,301 @@
+"""Several executions in flight: futures and pipelines, their order, their ends, and what they leave."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from service_support import in_process
+
+import nnburst
+from nnburst import ModelBuilder, OperandType, OperationType
+from nnburst.burst import ExecutionBurstController
+from nnburst.devices import create_device
+
+PATIENCE = 20.0
+FUNCTIONS = """
+import time
+from nnburst.devices.function import Tensor, declare
+
+@declare(inputs=[Tensor("x", "float32", (4,))], outputs=[Tensor("y", "float32", (4,))])
+def slow(x):
+    time.sleep(float(x[0]))
+    if x[1] < 0:
+        raise ValueError(f"refused {x[1]}")
+    return x.copy()
+"""
+
+
+def relu(size: int = 4) -> nnburst.Model:
+    b = ModelBuilder()
+    b.output("y", b.add(OperationType.RELU, [b.input("x", OperandType.TENSOR_FLOAT32, (size,))]))
+    return b.build()
+
+
+def filled(value: float) -> dict[str, np.ndarray]:
+    return {"x": np.full(4, value, np.float32)}
+
+
+@pytest.fixture(scope="module", params=["child", "in process"])
+def service(request: pytest.FixtureRequest) -> Iterator[nnburst.Service]:
+    start = nnburst.launch if request.param == "child" else nnburst.in_process
+    with start(devices=["nnburst-reference"]) as service:
+        yield service
+
+
+@pytest.fixture
+def session(service: nnburst.Service) -> Iterator[nnburst.Session]:
+    with service.session(relu()) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def function(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A device with a function that takes as many seconds as its input says, and refuses what is negative."""
+    directory = tmp_path_factory.mktemp("functions")
+    (directory / "flight_function.py").write_text(FUNCTIONS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH")))))
+        yield "nnburst-function:call=flight_function:slow"
+
+
+@pytest.fixture(scope="module")
+def slow_service(function: str) -> Iterator[nnburst.Service]:
+    with nnburst.launch(devices=[function]) as service:
+        yield service
+
+
+@pytest.fixture
+def slow(slow_service: nnburst.Service) -> Iterator[nnburst.Session]:
+    with slow_service.session("slow") as session:
+        yield session
+
+
+@pytest.fixture
+def mortal(function: str) -> Iterator[nnburst.Session]:
+    """Its service is this test's own."""
+    with nnburst.launch(devices=[function]) as service, service.session("slow") as session:
+        yield session
+
+
+def wait_until(condition: object) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+# ---- futures ---------------------------------------------------------------------------------------------------------
+
+
+def test_futures_of_one_burst_are_done_in_order_and_each_has_its_own_outputs(session: nnburst.Session) -> None:
+    executions = [session.bind() for _ in range(20)]
+    for i, execution in enumerate(executions):
+        execution.inputs["x"][:] = i
+    futures = [execution.submit() for execution in executions]
+    done = [future.result(PATIENCE) for future in concurrent.futures.as_completed(futures, PATIENCE)]
+    assert {id(execution) for execution in done} == {id(execution) for execution in executions}
+    assert [int(execution.outputs["y"][3]) for execution in executions] == list(range(20))
+    assert all(future.done() and not future.cancel() for future in futures)
+
+
+def test_submitting_starts_one_thread_for_a_burst_which_ends_when_there_is_nothing_to_wait_for(
+    session: nnburst.Session,
+) -> None:
+    def attendants() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "nnburst-attendant"]
+
+    executions = [session.burst.bind() for _ in range(30)]
+    for future in [execution.submit() for execution in executions]:
+        future.result(PATIENCE)
+        assert len(attendants()) <= 1
+    wait_until(lambda: not attendants())
+    executions[0].submit().result(PATIENCE)  # and another one starts
+
+
+def test_execution_in_flight_can_be_neither_run_nor_submitted(slow: nnburst.Session) -> None:
+    execution = slow.bind()
+    execution.inputs["x"][:] = 0.2
+    future = execution.submit()
+    with pytest.raises(nnburst.BadState, match="execution is running"):
+        execution.run()
+    with pytest.raises(nnburst.BadState, match="execution is running"):
+        execution.submit().result(PATIENCE)
+    assert future.result(PATIENCE) is execution
+    execution.run()
+
+
+def test_run_that_finds_others_in_flight_moves_to_another_burst(slow: nnburst.Session) -> None:
+    first, second = slow.burst.bind(), slow.bind()
+    first.inputs["x"][:] = 0.5
+    future = first.submit()
+    second.run()
+    assert not future.done()
+    future.result(PATIENCE)
+
+
+def test_failure_of_one_future_has_its_reason_and_leaves_the_others_alone(slow: nnburst.Session) -> None:
+    executions = [slow.burst.bind() for _ in range(5)]
+    executions[2].inputs["x"][1] = -3
+    futures = [execution.submit() for execution in executions]
+    errors = [future.exception(PATIENCE) for future in futures]
+    assert [error is None for error in errors] == [True, True, False, True, True]
+    assert isinstance(errors[2], nnburst.GeneralFailure)
+    assert "refused -3" in str(errors[2])
+
+
+def test_death_of_the_service_ends_every_future(mortal: nnburst.Session) -> None:
+    executions = [mortal.burst.bind() for _ in range(5)]
+    executions[0].inputs["x"][:] = 60
+    futures = [execution.submit() for execution in executions]
+    os.kill(mortal.service.pid, signal.SIGKILL)
+    for future in futures:
+        assert isinstance(future.exception(PATIENCE), nnburst.DeadObject)
+
+
+def test_closing_the_session_ends_every_future(slow: nnburst.Session) -> None:
+    executions = [slow.burst.bind() for _ in range(5)]
+    executions[0].inputs["x"][:] = 60
+    futures = [execution.submit() for execution in executions]
+    slow.close()
+    for future in futures:
+        assert isinstance(future.exception(PATIENCE), nnburst.BadState)
+    with pytest.raises(nnburst.BadState):
+        executions[0].submit().result(PATIENCE)
+
+
+# ---- pipelines -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [2, 3, 16])
+def test_pipeline_maps_in_order(session: nnburst.Session, depth: int) -> None:
+    with session.pipeline(depth) as pipeline:
+        for count in (0, 1, 2, 15, 16, 40):
+            outputs = pipeline.map(filled(i) for i in range(count))
+            assert [int(y[0]) for (y,) in outputs] == list(range(count))
+
+
+def test_pipeline_takes_inputs_while_the_service_runs(slow: nnburst.Session) -> None:
+    taken: list[float] = []
+
+    def inputs() -> Iterator[dict[str, np.ndarray]]:
+        for i in range(6):
+            taken.append(i)
+            yield filled(0.01)
+
+    with slow.pipeline(4) as pipeline:
+        outputs = pipeline.map(inputs())
+        next(outputs)
+        assert taken == [0, 1, 2, 3]
+        assert len(list(outputs)) == 5
+
+
+def test_execution_that_pipeline_hands_out_has_the_outputs_of_its_last_run(session: nnburst.Session) -> None:
+    with session.pipeline(3) as pipeline:
+        seen = []
+        for i in range(10):
+            pipeline.current.inputs["x"][:] = i
+            current = pipeline.advance()
+            assert current is pipeline.current
+            seen.append(int(current.outputs["y"][0]))
+        assert seen[2:] == list(range(8))
+        assert [int(x.outputs["y"][0]) for x in pipeline.drain()] == [8, 9]
+        assert list(pipeline.drain()) == []
+
+
+def test_failure_in_a_pipeline_is_raised_in_its_turn_and_the_rest_goes_on(slow: nnburst.Session) -> None:
+    with slow.pipeline(2) as pipeline:
+        for i in (0, 1, 2):
+            pipeline.current.inputs["x"][:] = [0, -1 if i == 1 else i, 0, 0]
+            if i == 2:
+                with pytest.raises(nnburst.GeneralFailure, match="refused -1"):
+                    pipeline.advance()
+            else:
+                pipeline.advance()
+        assert [int(x.outputs["y"][1]) for x in pipeline.drain()] == [2]
+        mapped = pipeline.map([filled(0), {"x": np.array([0, -1, 0, 0], np.float32)}, filled(0)])
+        assert len(next(mapped)) == 1
+        with pytest.raises(nnburst.GeneralFailure):
+            list(mapped)
+        assert len(list(pipeline.map([filled(0)] * 3))) == 3
+
+
+def test_wrong_input_of_a_pipeline_is_named_and_nothing_stays_in_flight(session: nnburst.Session) -> None:
+    with session.pipeline(4) as pipeline:
+        for wrong in ({"z": np.zeros(4, np.float32)}, {"x": np.zeros(4)}, {"x": np.zeros(5, np.float32)}, 3):
+            with pytest.raises(nnburst.InvalidArgument):
+                list(pipeline.map(itertools.chain([filled(1)] * 3, [wrong])))  # type: ignore[list-item]
+        assert [int(y[0]) for (y,) in pipeline.map([filled(5)])] == [5]
+
+
+def test_generator_that_is_dropped_leaves_nothing_in_flight(slow: nnburst.Session) -> None:
+    with slow.pipeline(4) as pipeline:
+        outputs = pipeline.map([filled(0.01)] * 8)
+        next(outputs)
+        outputs.close()
+        assert not any(execution.is_in_flight for execution in pipeline._executions)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 65, "3", None])
+def test_depth_that_makes_no_pipeline_is_refused(session: nnburst.Session, depth: object) -> None:
+    with pytest.raises(nnburst.InvalidArgument, match="depth of 2 to 64"):
+        session.pipeline(depth)  # type: ignore[arg-type]
+
+
+def test_interrupt_of_a_waiting_pipeline_leaves_it_usable(slow: nnburst.Session) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with slow.pipeline(2) as pipeline:
+            pipeline.current.inputs["x"][:] = 1.0
+            pipeline.advance()
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            with pytest.raises(Stop):
+                pipeline.advance()
+            assert len(list(pipeline.map([filled(0)] * 5))) == 5
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_dead_service_ends_a_pipeline(mortal: nnburst.Session) -> None:
+    with mortal.pipeline(4) as pipeline:
+        os.kill(mortal.service.pid, signal.SIGKILL)
+        with pytest.raises(nnburst.DeadObject):
+            list(pipeline.map(filled(0) for _ in range(20)))
+
+
+def test_pipeline_and_futures_share_a_burst(session: nnburst.Session) -> None:
+    others = [session.burst.bind() for _ in range(4)]
+    with session.burst.pipeline(4) as pipeline:
+        seen = []
+        for i in range(40):
+            futures = [other.submit() for other in others] if i % 10 == 0 else []
+            pipeline.current.inputs["x"][:] = i
+            seen.append(int(pipeline.advance().outputs["y"][0]))
+            for future in futures:
+                future.result(PATIENCE)
+        assert seen[3:] == list(range(37))
+        assert len(list(pipeline.drain())) == 3
+
+
+def test_older_service_is_sent_no_bell_and_takes_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nnburst.service._host.VERSION", (2, 0))
+    with (
+        in_process([create_device("nnburst-reference")]) as (client, _),
+        client.devices[0].prepare_model(relu()) as prepared,
+        ExecutionBurstController.create(prepared) as burst,
+    ):
+        with pytest.raises(nnburst.GeneralFailure, match="one request at a time"):
+            _ = burst.flights
