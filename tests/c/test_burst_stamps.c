@@ -1,0 +1,133 @@
+/* What both ends of a burst time: the same runs, with weights that add up to all of them; nothing where a peer stamps
+ * nothing, and nothing worse than wrong numbers where it stamps lies. */
+#include "burst_pair.h"
+
+#define RUNS 5000
+
+static nnb_row client_row, server_row;
+
+static burst_pair watched_pair(uint32_t layout)
+{
+    uint32_t options = NNB_MQ_EXCLUSIVE | NNB_MQ_SEALED;
+    burst_pair p;
+    p.request = new_queue(32, NNB_DATUM_SIZE, NNB_SYNCHRONIZED, layout, options);
+    p.result = new_queue(32, NNB_DATUM_SIZE, NNB_SYNCHRONIZED, layout, options);
+    nnb_mq *request = second_handle(p.request), *result = second_handle(p.result);
+    CHECK_EQ(nnb_client_create(&p.client, p.request, p.result, 50000), 0);
+    CHECK_EQ(nnb_server_create(&p.server, request, result, 50000, 8), 0);
+    memset(&client_row, 0, sizeof client_row);
+    memset(&server_row, 0, sizeof server_row);
+    nnb_client_watch(p.client, &client_row);
+    nnb_server_watch(p.server, &server_row);
+    return p;
+}
+
+static void run_once(burst_pair *p, nnb_execution *e)
+{
+    CHECK_EQ(nnb_execution_start(e), 0);
+    int id = nnb_server_try(p->server, 1);
+    if (id & NNB_PLAN_NEW)
+        CHECK_EQ(nnb_server_keep_plan(p->server, 0), 0);
+    CHECK_EQ(nnb_server_reply(p->server), 0);
+    CHECK_EQ(nnb_execution_try(e, 1), 0);
+}
+
+static uint64_t in_buckets(const nnb_histogram *h)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < NNB_BUCKETS; i++)
+        n += h->buckets[i];
+    return n;
+}
+
+static void check_counters(void)
+{
+    CHECK_EQ(client_row.counters[NNB_REQUESTS], RUNS);
+    CHECK_EQ(client_row.counters[NNB_RESULTS], RUNS);
+    CHECK_EQ(server_row.counters[NNB_REQUESTS], RUNS);
+    CHECK_EQ(server_row.counters[NNB_PLAN_HITS], RUNS - 1);
+}
+
+static void timed_runs_stand_for_all(void)
+{
+    burst_pair p = watched_pair(NNB_LAYOUT_STAMPED);
+    nnb_execution *e = new_execution(p.client, 1);
+    for (int i = 0; i < RUNS; i++)
+        run_once(&p, e);
+    check_counters();
+    uint64_t n = server_row.histograms[NNB_EXECUTION].count;
+    CHECK(n <= RUNS && n > RUNS - 512);
+    CHECK_EQ(server_row.histograms[NNB_QUEUE_WAIT].count, n);
+    CHECK_EQ(client_row.histograms[NNB_ROUND_TRIP].count, n);
+    CHECK_EQ(client_row.histograms[NNB_EXECUTION].count, n);
+    CHECK_EQ(in_buckets(&server_row.histograms[NNB_EXECUTION]), n);
+    CHECK_EQ(client_row.histograms[NNB_EXECUTION].sum, server_row.histograms[NNB_EXECUTION].sum);
+    CHECK(client_row.histograms[NNB_ROUND_TRIP].sum >= client_row.histograms[NNB_EXECUTION].sum);
+
+    /* a trace has every run from now on, in order */
+    nnb_trace_entry entries[8];
+    nnb_trace trace = {.room = 8, .entries = entries};
+    nnb_client_trace(p.client, &trace, 1);
+    for (int i = 0; i < 20; i++)
+        run_once(&p, e);
+    CHECK_EQ(trace.noted, 20);
+    for (uint64_t i = 12; i < 20; i++) {
+        const nnb_trace_entry *t = &entries[i % 8];
+        CHECK_EQ(t->run, RUNS + i + 1);
+        CHECK(t->sent && t->sent <= t->taken && t->taken <= t->answered && t->answered <= t->received);
+    }
+    nnb_execution_destroy(e);
+    end_pair(&p);
+}
+
+static void peer_without_stamps_is_served(void)
+{
+    burst_pair p = watched_pair(NNB_LAYOUT_LINES);
+    nnb_execution *e = new_execution(p.client, 1);
+    for (int i = 0; i < RUNS; i++)
+        run_once(&p, e);
+    check_counters();
+    CHECK_EQ(server_row.histograms[NNB_EXECUTION].count, 0);
+    CHECK(client_row.histograms[NNB_ROUND_TRIP].count > RUNS - 512);
+    CHECK_EQ(client_row.histograms[NNB_QUEUE_WAIT].count, 0);
+    nnb_execution_destroy(e);
+    end_pair(&p);
+}
+
+static void lies_are_not_believed(void)
+{
+    burst_pair p = watched_pair(NNB_LAYOUT_STAMPED);
+    nnb_execution *e = new_execution(p.client, 1);
+    nnb_trace_entry entry;
+    nnb_trace trace = {.room = 1, .entries = &entry};
+    nnb_client_trace(p.client, &trace, 1);
+    for (uint64_t i = 0; i < RUNS; i++) {
+        CHECK_EQ(nnb_execution_start(e), 0);
+        uint64_t tag = nnb_load_relaxed(&p.request->stamp[0]) >> 48 << 48, lie = i * 0x9e3779b97f4a7c15u;
+        nnb_store_relaxed(&p.request->stamp[i % 2], i % 3 ? tag | lie >> 16 : lie);
+        int id = nnb_server_try(p.server, 1);
+        CHECK(id >= 0);
+        if (id & NNB_PLAN_NEW)
+            CHECK_EQ(nnb_server_keep_plan(p.server, 0), 0);
+        CHECK_EQ(nnb_server_reply(p.server), 0);
+        tag = nnb_load_relaxed(&p.result->stamp[0]) >> 48 << 48;
+        nnb_store_relaxed(&p.result->stamp[i % 2], i % 5 ? tag | lie >> 16 : lie);
+        CHECK_EQ(nnb_execution_try(e, 1), 0);
+        if (entry.taken) /* what is told as known is possible */
+            CHECK(entry.sent <= entry.taken && entry.taken <= entry.answered && entry.answered <= entry.received);
+    }
+    check_counters();
+    CHECK(server_row.histograms[NNB_QUEUE_WAIT].max <= 3600ull * 1000000000u);
+    CHECK_EQ(trace.noted, RUNS);
+    nnb_execution_destroy(e);
+    end_pair(&p);
+}
+
+int main(void)
+{
+    watchdog();
+    timed_runs_stand_for_all();
+    peer_without_stamps_is_served();
+    lies_are_not_believed();
+    return 0;
+}
