@@ -181,6 +181,15 @@ def test_rows_of_memory_run_with_real_services(tmp_path: Path) -> None:
     assert all(len(result.rounds) == 2 for result in results.values())
 
 
+def test_clients_of_a_shared_service_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "clients.json"
+    done = CliRunner().invoke(bench, ["--clients", "3", "--quick", "--json", str(path)])
+    assert done.exit_code == 0, done.output
+    rows = json.loads(path.read_text())["clients"]
+    assert [row["clients"] for row in rows] == [1, 2, 3]
+    assert all(len(row["runs"]) == row["clients"] and min(row["runs"]) > 0 for row in rows)
+
+
 def test_unknown_row_is_refused() -> None:
     result = CliRunner().invoke(bench, ["--only", "nothing-like-that"])
     assert result.exit_code == 2

@@ -36,6 +36,10 @@ _NO_MATPLOTLIB = "--png needs matplotlib: pip install 'nnburst[bench]'"
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="ONNX Runtime threads (--model).")
 @click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input (--model).")
 @click.option(
+    "--clients", type=click.IntRange(1, 256), metavar="N",
+    help="Measure what 1, 2, 4 … N programs get of one service that they share, instead.",
+)  # fmt: skip
+@click.option(
     "--json", "json_path", type=_FILE, callback=checked, help="Write rows, conditions and budget to this file."
 )
 @click.option(
@@ -54,6 +58,7 @@ def bench(
     model: str | None,
     threads: int,
     shapes: tuple[str, ...],
+    clients: int | None,
     json_path: Path | None,
     png_path: Path | None,
     markdown_path: Path | None,
@@ -69,6 +74,12 @@ def bench(
         if png_path or markdown_path or only or list_rows:
             raise click.UsageError("--model goes with --quick, --count, --rounds, --threads, --shape and --json")
         _bench_model(model, threads, shapes, _plan(quick, count, rounds), polling_window / 1e6, json_path)
+        return
+
+    if clients is not None:
+        if png_path or markdown_path or only or list_rows:
+            raise click.UsageError("--clients goes with --quick and --json")
+        _bench_clients(clients, 0.5 if quick else 2.0, json_path)
         return
 
     from ._rows import select
@@ -102,6 +113,24 @@ def _plan(quick: bool, count: int | None, rounds: int | None) -> Any:
     from ._schedule import Plan
 
     return Plan(rounds or (3 if quick else 20), count or (2_000 if quick else 20_000), 0.04 if quick else 0.12)
+
+
+def _bench_clients(most: int, seconds: float, json_path: Path | None) -> None:
+    from ...errors import NNBurstError
+    from ._clients import HEAD, as_json, measure_shares, show
+
+    shares = []
+    click.echo(HEAD)
+    try:
+        for share in measure_shares(most, seconds):
+            click.echo(show(share))
+            shares.append(share)
+    except NNBurstError as error:
+        raise click.ClickException(f"{type(error).__name__}: {error}") from error
+    if json_path:
+        with writing(json_path):
+            json_path.write_text(as_json(shares) + "\n", encoding="utf-8")
+        click.echo(f"wrote {json_path}", err=True)
 
 
 def _bench_model(

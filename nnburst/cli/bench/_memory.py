@@ -142,7 +142,7 @@ INPUT_CASES: tuple[Case, ...] = (
 # ---- (h) a step of a recurrent network: the state goes in, the next one comes out -----------------------------------
 
 
-def _step_model(nbytes: int) -> Model:
+def step_model(nbytes: int) -> Model:
     """The least that a step can be: one pass over the state, and a small input and output beside it."""
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (1, 4))
@@ -153,13 +153,13 @@ def _step_model(nbytes: int) -> Model:
 
 
 def _in_domain(service: Any, window: float, nbytes: int, stack: ExitStack) -> Callable[[], object]:
-    session = stack.enter_context(service.session(_step_model(nbytes), polling_window=window))
+    session = stack.enter_context(service.session(step_model(nbytes), polling_window=window))
     run: Callable[[], object] = stack.enter_context(session.bind(state={"h_out": "h_in"})).run
     return run
 
 
 def _copied(service: Any, window: float, nbytes: int, stack: ExitStack) -> Callable[[], object]:
-    session = stack.enter_context(service.session(_step_model(nbytes), polling_window=window))
+    session = stack.enter_context(service.session(step_model(nbytes), polling_window=window))
     x, names = np.zeros((1, 4), np.float32), ["h_out"]
     state = [np.zeros((1, nbytes // _F32), np.float32)]
 
@@ -171,7 +171,7 @@ def _copied(service: Any, window: float, nbytes: int, stack: ExitStack) -> Calla
 
 def _in_pool(service: Any, window: float, nbytes: int, stack: ExitStack) -> Callable[[], object]:
     """The client keeps two states in a pool and has them change places, as the buffers of a memory domain do."""
-    prepared = service.device(_REFERENCE).prepare_model(_step_model(nbytes))
+    prepared = service.device(_REFERENCE).prepare_model(step_model(nbytes))
     stack.callback(prepared.close)
     burst = stack.enter_context(ExecutionBurstController.create(prepared, polling_window=window))
     memory = stack.enter_context(Memory.ashmem(256 + 2 * nbytes))
