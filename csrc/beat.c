@@ -63,17 +63,7 @@ static int start_thread(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, register_fork);
-    pthread_t thread;
-    pthread_attr_t attr;
-    sigset_t all, before;
-    sigfillset(&all); /* signals are for the threads that have handlers to run */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    int rc = -pthread_create(&thread, &attr, beat, NULL);
-    pthread_attr_destroy(&attr);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return rc;
+    return nnb_start_detached(beat, NULL);
 }
 
 int nnb_beat_enter(nnb_sleeper *s, uint32_t *word)

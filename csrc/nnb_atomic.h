@@ -93,6 +93,11 @@ static inline uint32_t nnb_load32_acquire(const nnb_a32 *p) { return atomic_load
 static inline uint32_t nnb_load32_relaxed(const nnb_a32 *p) { return atomic_load_explicit(p, memory_order_relaxed); }
 static inline void nnb_store32_release(nnb_a32 *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_release); }
 static inline void nnb_store32_relaxed(nnb_a32 *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_relaxed); }
+/* Returns what was there before. */
+static inline uint32_t nnb_add32_relaxed(nnb_a32 *p, uint32_t v)
+{
+    return atomic_fetch_add_explicit(p, v, memory_order_relaxed);
+}
 static inline int nnb_cas32_relaxed(nnb_a32 *p, uint32_t from, uint32_t to)
 {
     return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_relaxed, memory_order_relaxed);

@@ -22,6 +22,9 @@ typedef struct nnb_sleeper {
 int nnb_beat_enter(nnb_sleeper *s, uint32_t *word);
 void nnb_beat_leave(nnb_sleeper *s);
 
+/* descriptor.c: a thread that ends by itself and takes no signals. 0 or -EAGAIN. */
+int nnb_start_detached(void *(*run)(void *), void *argument);
+
 /* Counts in a word that others only read; one thread at a time writes it. */
 static inline void nnb_count(uint64_t *counters, uint32_t which, uint64_t n)
 {

@@ -36,6 +36,16 @@ int64_t nnb_fd_size(int fd);
 /* Returns the magic number of the file system that `fd` lives on (statfs f_type). */
 int64_t nnb_fd_filesystem(int fd);
 
+/* ---- descriptor.c ------------------------------------------------------------------------------------------- */
+
+#define NNB_FD_MAY_BLOCK 0x40000000 /* beside the number: closing it may wait for the server of a file system */
+
+/* Closes a descriptor, given as a pointer: the destructor of what owns it. One that may block is closed by a thread of
+ * its own, unless 32 of them are stuck. */
+void nnb_fd_drop(void *fd);
+
+/* ---- memory_map.c, mappings --------------------------------------------------------------------------------- */
+
 /* A mapping that survives a peer which truncates the file: a fault on it maps zero pages and counts. */
 typedef struct nnb_mapping {
     uint8_t *addr; /* first byte asked for; `offset` need not be page-aligned */

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "nnb_internal.h"
 #include "nnburst.h"
 
 struct watch {
@@ -53,18 +54,8 @@ int nnb_exit_when_dead(int pidfd, int sock_fd)
     w->sock = sock_fd < 0 || rc ? -1 : fcntl(sock_fd, F_DUPFD_CLOEXEC, 3);
     if (!rc && sock_fd >= 0 && w->sock < 0)
         rc = -errno;
-    if (!rc) {
-        pthread_t thread;
-        pthread_attr_t attr;
-        sigset_t all, before;
-        sigfillset(&all); /* signals are for the threads that have handlers to run */
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        pthread_attr_init(&attr);
-        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-        rc = -pthread_create(&thread, &attr, watch_thread, w);
-        pthread_attr_destroy(&attr);
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-    }
+    if (!rc)
+        rc = nnb_start_detached(watch_thread, w);
     if (rc) {
         if (w->pidfd >= 0)
             close(w->pidfd);

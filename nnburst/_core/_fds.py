@@ -1,57 +1,51 @@
 """Owned file descriptors: closed once, duplicated when shared, carried into ``multiprocessing`` children.
 
+Each has a destructor in C. A finaliser in Python could be interrupted half-way, and the interpreter drops what is
+raised in one: that descriptor would be lost.
+
 To close a file on FUSE or NFS is to ask its server, and the server of another user's files may not answer. Such a
 descriptor is closed by a thread of its own, whoever lets go of it: a worker, the owner of a connection, a finaliser.
 """
 
 from __future__ import annotations
 
-import _thread
-import collections
 import contextlib
 import fcntl
+import operator
 import os
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import repeat
 from typing import Any, Protocol, TypeVar
 
 from ..errors import BadState, InvalidArgument, ResourceExhausted
 from ._file_system import may_block
+from ._nnburst import ffi, lib
 
-_MOST_CLOSERS = 32
-_closers: list[int] = []
-"""Threads that close what may block. If so many are stuck, closing is done in place: whoever goes on to send files of
-such a server waits for it himself."""
+_cast = partial(ffi.cast, ffi.typeof("void *"))
+
+
+def _owned(flags: Iterable[int], fds: Iterable[int]) -> Iterator[Any]:
+    """Pair each descriptor with the C function that closes it when it is dropped. No step of this is Python."""
+    return map(ffi.gc, map(_cast, map(operator.or_, flags, fds)), repeat(lib.nnb_fd_drop))
+
+
+def _flags(fds: Iterable[int]) -> list[int]:
+    return [lib.NNB_FD_MAY_BLOCK if may_block(fd) else 0 for fd in fds]
+
+
+def _number(owned: Any) -> int:
+    return int(ffi.cast("intptr_t", owned)) & ~lib.NNB_FD_MAY_BLOCK
 
 
 def close_fds(fds: list[int]) -> None:
     """Close descriptors, whatever state they are in, and empty the list.
 
-    Each is taken from the list and closed in one step, so that an interrupt loses none and none is closed twice. If one
-    of them may block, a thread does it.
+    All are taken from the list in one step, so that an interrupt loses none and none is closed twice. One that may
+    block is closed by a thread.
     """
-    if any(map(may_block, fds)) and len(_closers) < _MOST_CLOSERS:
-        with contextlib.suppress(RuntimeError):  # the system has no thread
-            _thread.start_new_thread(_close_apart, (fds,))
-            return
-    _close(fds)
-
-
-def _close(fds: list[int]) -> None:
-    while fds:
-        with contextlib.suppress(OSError, IndexError):  # not open; another thread was faster
-            collections.deque(map(os.close, iter(fds.pop, None)), maxlen=0)
-
-
-def _close_apart(fds: list[int]) -> None:
-    _closers.append(_thread.get_ident())
-    try:
-        _close(fds)
-    finally:
-        _closers.remove(_thread.get_ident())
-
-
-os.register_at_fork(after_in_child=_closers.clear)
+    with contextlib.suppress(IndexError):  # another thread was faster
+        list(_owned(_flags(fds), iter(partial(fds.pop, 0), None)))
 
 
 T = TypeVar("T", bound="FdSet")
@@ -68,11 +62,21 @@ class FdSet:
         fds: Descriptors that this object owns from now on.
     """
 
-    __slots__ = ("_closed", "_fds")
+    __slots__ = ("_closed", "_owned")
 
     def __init__(self, fds: Iterable[int] = ()) -> None:
         self._closed = False
-        self._fds = list(fds)
+        self._owned: list[Any] = []
+        self._adopt(list(fds))
+
+    def _adopt(self, fds: list[int]) -> None:
+        try:
+            flags = _flags(fds)
+        except BaseException:  # an interrupt
+            flags = [0] * len(fds)
+            raise
+        finally:
+            self._owned.extend(_owned(flags, fds))
 
     @classmethod
     def duplicate(cls: type[T], fds: Iterable[int]) -> T:
@@ -91,7 +95,7 @@ class FdSet:
             except OSError as error:
                 raise InvalidArgument(f"file descriptor {fd} is not open") from error
         try:
-            copies._fds.extend(map(os.dup, given))  # one step for an interrupt; not inheritable, as all of Python's
+            copies._owned.extend(_owned(_flags(given), map(os.dup, given)))  # one step for an interrupt
         except OSError as error:
             copies.close()
             raise ResourceExhausted(f"cannot duplicate {len(given)} file descriptors: {error.strerror}") from error
@@ -106,7 +110,7 @@ class FdSet:
         """
         if self._closed:
             raise BadState("the file descriptors are closed; duplicate them before closing their owner")
-        return tuple(self._fds)
+        return tuple(map(_number, self._owned))
 
     @property
     def closed(self) -> bool:
@@ -115,25 +119,31 @@ class FdSet:
 
     def add(self, fd: int) -> int:
         """Own one more; returns it."""
-        self._fds.append(fd)
+        self._adopt([fd])
         return fd
 
     def joined(self, other: FdSet) -> FdSet:
         """Move the descriptors of both into a new set."""
-        both = FdSet(self.fds + other.fds)
+        if self._closed or other._closed:
+            raise BadState("the file descriptors are closed; duplicate them before closing their owner")
+        both = FdSet()
+        both._owned = self._owned + other._owned
         for moved in (self, other):
-            moved._closed, moved._fds = True, []
+            moved._closed, moved._owned = True, []
         return both
+
+    def disown(self, which: slice) -> tuple[int, ...]:
+        """Hand descriptors over to the caller."""
+        taken = self._owned[which]
+        del self._owned[which]
+        for owned in taken:
+            ffi.gc(owned, None)
+        return tuple(map(_number, taken))
 
     def close(self) -> None:
         """Close every descriptor. Idempotent."""
         self._closed = True
-        close_fds(self._fds)
-
-    def __del__(self) -> None:
-        # A constructor that failed leaves no attribute; at interpreter exit, when modules are gone, the kernel closes.
-        if getattr(self, "_fds", None) and not sys.is_finalizing():
-            self.close()
+        self._owned.clear()
 
     def __len__(self) -> int:
         return len(self.fds)

@@ -67,7 +67,7 @@ class FdBundle(FdSet):
     __slots__ = ()
 
     def __len__(self) -> int:
-        return len(self._fds)
+        return len(self._owned)
 
     def take(self, count: int) -> tuple[int, ...]:
         """Remove and return the next `count` descriptors.
@@ -75,14 +75,13 @@ class FdBundle(FdSet):
         Raises:
             InvalidArgument: There are fewer.
         """
-        if count > len(self._fds):
-            raise InvalidArgument(f"{count} descriptors wanted, {len(self._fds)} left in the message")
-        taken, self._fds[:count] = tuple(self._fds[:count]), ()
-        return taken
+        if count > len(self):
+            raise InvalidArgument(f"{count} descriptors wanted, {len(self)} left in the message")
+        return self.disown(slice(count))
 
     def take_last(self) -> int:
         """Remove and return the last descriptor."""
-        return self._fds.pop()
+        return self.disown(slice(-1, None))[0]
 
     def __enter__(self) -> FdBundle:
         return self

@@ -7,7 +7,6 @@ import errno
 import importlib.util
 import inspect
 import os
-import queue
 import re
 import threading
 from pathlib import Path
@@ -19,7 +18,7 @@ import nnburst._core
 from nnburst import errors
 from nnburst._core import _fds
 from nnburst._core._errno import check, deadline_after, header_digest
-from nnburst._core._fds import close_fds
+from nnburst._core._fds import FdSet, close_fds
 from nnburst._core._nnburst import ffi, lib
 from nnburst.fmq import MessageQueue
 
@@ -147,22 +146,36 @@ def test_check_alone_turns_an_errno_of_the_core_into_an_exception() -> None:
     assert not elsewhere
 
 
-@pytest.mark.parametrize(("busy", "apart"), [(0, True), (_fds._MOST_CLOSERS, False)])
-def test_descriptor_that_may_block_is_closed_by_a_thread_of_its_own_while_there_may_be_more(
-    monkeypatch: pytest.MonkeyPatch, busy: int, apart: bool
+@pytest.mark.parametrize("may_block", [False, True])
+@pytest.mark.parametrize("way", ["close_fds", "close", "drop"])
+def test_descriptor_is_closed_and_the_core_told_that_it_may_block(
+    monkeypatch: pytest.MonkeyPatch, way: str, may_block: bool
 ) -> None:
-    closers: queue.SimpleQueue[int] = queue.SimpleQueue()
-    close = _fds._close
-
-    def noted(fds: list[int]) -> None:
-        close(fds)
-        closers.put(threading.get_ident())
-
-    monkeypatch.setattr(_fds, "may_block", lambda fd: True)
-    monkeypatch.setattr(_fds, "_closers", [0] * busy)
-    monkeypatch.setattr(_fds, "_close", noted)
+    told: list[int] = []
+    cast = _fds._cast
+    monkeypatch.setattr(_fds, "may_block", lambda fd: may_block)
+    monkeypatch.setattr(_fds, "_cast", lambda number: told.append(number) or cast(number))
     r, w = os.pipe()
-    close_fds([w])
-    assert (closers.get(timeout=20) != threading.get_ident()) == apart
-    assert os.read(r, 1) == b""
+    if way == "close_fds":
+        given = [w]
+        close_fds(given)
+        assert given == []
+    else:
+        owner = FdSet([w])
+        assert owner.fds == (w,)
+        owner.close() if way == "close" else None
+        del owner
+    assert told == [w | (lib.NNB_FD_MAY_BLOCK if may_block else 0)]
+    assert os.read(r, 1) == b""  # waits for a thread, if one closes
     os.close(r)
+
+
+def test_descriptors_are_closed_once_whatever_state_they_are_in() -> None:
+    r, w = os.pipe()
+    os.close(w)
+    given = [r, w]
+    close_fds(given)
+    close_fds(given)
+    assert given == []
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(r)

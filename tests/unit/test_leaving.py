@@ -289,10 +289,7 @@ def test_limit_of_runs_also_limits_opening(service: nnburst.Service, monkeypatch
 
 
 class InterruptAt:
-    """Raises KeyboardInterrupt in this thread at the nth line of the package that is reached.
-
-    Not inside a finaliser: the interpreter drops what is raised there, and with it the rest of that finaliser.
-    """
+    """Raises KeyboardInterrupt in this thread at the nth line of the package that is reached, finalisers included."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -305,22 +302,13 @@ class InterruptAt:
         sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> object:
-        if not frame.f_code.co_filename.startswith(PACKAGE) or finalises(frame):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         if event == "line":
             self.left -= 1
             if self.left == 0:
                 raise KeyboardInterrupt  # which ends the tracing, too
         return self._trace
-
-
-def finalises(frame: FrameType | None) -> bool:
-    """Whether a frame is inside ``__del__``."""
-    while frame is not None:
-        if frame.f_code.co_name == "__del__":
-            return True
-        frame = frame.f_back
-    return False
 
 
 def interrupt_everywhere(open_one: Callable[[], Any], close: Callable[[Any], None], step: int = 1) -> int:
