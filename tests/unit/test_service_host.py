@@ -588,7 +588,7 @@ def test_quotas_of_models_answer_resource_exhausted_and_releasing_helps(quotas: 
 
 def test_quotas_are_one_value_for_all_connections_of_a_host() -> None:
     quotas = Quotas()
-    assert msgspec.structs.astuple(quotas) == (1, 64, 64, 1024, 4 << 30, 16 << 30, 1024)
+    assert msgspec.structs.astuple(quotas) == (1, 64, 64, 1024, 4 << 30, 16 << 30, 1024, 64)
     with pytest.raises(AttributeError):
         quotas.models = 65  # type: ignore[misc]
 
