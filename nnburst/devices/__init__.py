@@ -9,6 +9,7 @@ from ._fence import Fence, FenceSignal, FenceState
 from ._fenced import FencedExecution, FencedInfo, LocalFenced, checked_fences
 from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 from ._local import LocalDevice, LocalModel
+from ._measure import measured_capabilities
 from ._plan import Plan
 from ._registry import create_device, device_names
 from ._resilient import ResilientDevice, check_device, checked_model
@@ -49,4 +50,5 @@ __all__ = [
     "checked_model",
     "create_device",
     "device_names",
+    "measured_capabilities",
 ]

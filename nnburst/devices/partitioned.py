@@ -37,6 +37,7 @@ from ..model import (
     failure_of,
     has_known_size,
     operand_nbytes,
+    operation_cost,
     operation_name,
     reason_of,
     regions,
@@ -94,12 +95,18 @@ class PartitionedDevice(Device):
         answers = [device.get_supported_operations(model) for device in self.devices]
         return tuple(any(said) for said in zip(*answers, strict=True))
 
-    def plan(self, model: Model, supported: Sequence[Sequence[bool]] | None = None) -> tuple[Step, ...]:
+    def plan(
+        self,
+        model: Model,
+        supported: Sequence[Sequence[bool]] | None = None,
+        capabilities: Sequence[Capabilities] | None = None,
+    ) -> tuple[Step, ...]:
         """Cut a model: each operation goes to the first device that supports it.
 
         Args:
             model: Valid.
             supported: What each device has answered, if it was asked already.
+            capabilities: Of each device: the fastest gets an operation then, the first of those that are equal.
 
         Raises:
             InvalidArgument: The model breaks a rule.
@@ -113,7 +120,11 @@ class PartitionedDevice(Device):
                 name = operation_name(model.main.operations[n].type)
                 names = ", ".join(device.name for device in self.devices)
                 raise GeneralFailure(f"operation {n} ({name}) is supported by none of {names}")
-            chosen.append(said.index(True))
+            able = [k for k, can in enumerate(said) if can]
+            if capabilities is not None:
+                operation = model.main.operations[n]
+                able.sort(key=lambda k: operation_cost(model, model.main, operation, capabilities[k]))
+            chosen.append(able[0])
         return tuple(Step(self.devices[part.device], part) for part in cut(model, chosen))
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PartitionedModel:

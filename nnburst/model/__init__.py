@@ -32,6 +32,7 @@ from ._operation_types import FusedActivation, OperationType, PaddingScheme, ope
 from ._operation_view import OperationView, OutputSpec, UnknownYet
 from ._operations import OPERATIONS, OperationInfo
 from ._partition import Part, cut, has_known_size, regions
+from ._performance import NEVER, operation_cost
 from ._running import ExecutionResult, Failure, RunOptions, consistent_result, failure_of, reason_of
 from ._signature import Match, Param, Signature, match_signature
 from ._types import (
@@ -69,6 +70,7 @@ __all__ = [
     "INLINE_LIMIT",
     "MAX_OPERANDS",
     "METHODS",
+    "NEVER",
     "NO_TIMING",
     "OPERANDS",
     "OPERATIONS",
@@ -137,6 +139,7 @@ __all__ = [
     "match_signature",
     "operand_info",
     "operand_nbytes",
+    "operation_cost",
     "operation_name",
     "operation_since",
     "pad_widths",

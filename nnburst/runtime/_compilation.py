@@ -14,9 +14,18 @@ from .._core._errno import checked_timeout
 from .._core._leaving import deadline_within, within
 from .._core._one_process import OneProcess
 from ..cache import Cache, Limits, checked_token
-from ..devices import CompileJob, Device, PartitionedDevice, PartitionedModel, PreparedModel
+from ..devices import CompileJob, Device, PartitionedDevice, PartitionedModel, PreparedModel, measured_capabilities
 from ..errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, error_for
-from ..model import ExecutionPreference, ImportedModel, Model, Part, Priority, operation_name
+from ..model import (
+    Capabilities,
+    ExecutionPreference,
+    ImportedModel,
+    Model,
+    Part,
+    Priority,
+    operation_cost,
+    operation_name,
+)
 from ._arguments import NodeArg, imported_arguments, model_arguments
 from ._cache_sources import CacheSource, DescriptorCache, DirectoryCache, FlatCache, Job
 from ._caching import CacheReport, combined_report, compile_with_cache
@@ -63,8 +72,8 @@ class Compilation(OneProcess):
         model: From `ModelBuilder`, or as a device imported it.
         devices: Where it may run, in order of preference. It is compiled for the first that supports every operation;
             if that fails to, for the next; if there is none, it is cut into parts for several (`report`).
-            A `Service` stands for all its devices and leaves the choice to the runtime, which may then also
-            let shared memory stand in for memory of the device.
+            A `Service` stands for all its devices and leaves the choice to the runtime, which measures those that
+            can run the same, and may let shared memory stand in for memory of the device.
 
     Raises:
         InvalidArgument: The model is no `Model`; no device is given, or one twice.
@@ -206,13 +215,27 @@ class Compilation(OneProcess):
         Raises:
             GeneralFailure: They cannot run it together, either.
         """
-        for device, supported in able:
-            if all(supported):
-                return [(device, self.model, tuple(range(len(self.model.main.operations))))]
+        operations = self.model.main.operations
+        speeds = self._speeds(able)
+        alone = [k for k, (_, supported) in enumerate(able) if all(supported)]
+        if speeds is not None:
+            main, speed = self.model.main, speeds
+            alone.sort(key=lambda k: sum(operation_cost(self.model, main, each, speed[k]) for each in operations))
+        if alone:
+            return [(able[alone[0]][0], self.model, tuple(range(len(operations))))]
         together = PartitionedDevice([device for device, _ in able])
-        steps = together.plan(self.model, [supported for _, supported in able])
+        steps = together.plan(self.model, [supported for _, supported in able], speeds)
         self._parts = tuple(step.part for step in steps)
         return [(step.device, step.part.model, step.part.operations) for step in steps]
+
+    def _speeds(self, able: Sequence[tuple[Device, Sequence[bool]]]) -> list[Capabilities] | None:
+        """Measure the devices if the choice is the runtime's and there is one."""
+        if self._names_devices or self._imported is not None:
+            return None
+        answers = zip(*(supported for _, supported in able), strict=True)
+        if not any(sum(said) > 1 for said in answers):
+            return None
+        return [measured_capabilities(device) for device, _ in able]
 
     def _take(
         self,

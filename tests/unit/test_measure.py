@@ -1,0 +1,147 @@
+"""Devices are measured, and the runtime's choice follows from it; a choice of the caller's does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_control_flow import counting_model, if_model
+from test_partition import O, Only, T
+
+import nnburst
+from nnburst import Compilation
+from nnburst.burst import Kernel
+from nnburst.devices import LocalModel, NoopDevice, measured_capabilities
+from nnburst.devices import _measure as measure
+from nnburst.model import (
+    NEVER,
+    Capabilities,
+    Model,
+    ModelBuilder,
+    PerformanceInfo,
+    Request,
+    RunOptions,
+    operation_cost,
+)
+
+pytestmark = pytest.mark.leaks("the trust store of a process stays open")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(measure, "_known", {})
+
+
+class Slow(Only):
+    """Every run takes a while longer."""
+
+    def compile(self, model: Model) -> LocalModel:
+        prepared = super().compile(model)
+        bind = prepared.bind
+
+        def slowly(request: Request, options: RunOptions) -> Kernel:
+            kernel = bind(request, options)
+
+            def run() -> object:
+                time.sleep(0.02)
+                return kernel()
+
+            return run  # type: ignore[return-value]
+
+        prepared.bind = slowly  # type: ignore[method-assign]
+        return prepared
+
+
+def relu() -> Model:
+    b = ModelBuilder()
+    b.output("y", b.relu(b.input("x", T.TENSOR_FLOAT32, (4,))))
+    return b.build()
+
+
+def chosen(devices: list, model: Model, monkeypatch: pytest.MonkeyPatch, *, by_runtime: bool) -> list[str]:  # type: ignore[type-arg]
+    with Compilation(model, devices) as compilation:
+        if by_runtime:  # as with a service
+            monkeypatch.setattr(compilation, "_names_devices", False)
+        compilation.finish()
+        return [step.device for step in compilation.report.steps]
+
+
+def test_the_faster_device_gets_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [Slow("test-slow"), Only("test-quick")]
+    assert chosen(devices, relu(), monkeypatch, by_runtime=True) == ["test-quick"]
+    assert chosen(devices, relu(), monkeypatch, by_runtime=False) == ["test-slow"]
+
+
+def test_the_faster_device_gets_what_both_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = ModelBuilder()
+    x = b.input("x", T.TENSOR_FLOAT32, (4,))
+    b.output("y", b.binary(O.ADD, b.neg(b.relu(x)), np.ones(4, np.float32)))
+    devices = [Slow("test-slow", O.RELU, O.NEG, O.FULLY_CONNECTED), Only("test-quick", O.NEG, O.ADD, O.FULLY_CONNECTED)]
+    assert chosen(devices, b.build(), monkeypatch, by_runtime=True) == ["test-slow", "test-quick"]
+    b = ModelBuilder()
+    x = b.input("x", T.TENSOR_FLOAT32, (4,))
+    b.output("y", b.binary(O.ADD, b.neg(b.relu(x)), np.ones(4, np.float32)))
+    with Compilation(b.build(), devices) as compilation:
+        compilation.finish()
+        assert [step.operations for step in compilation.report.steps] == [(0, 1), (2,)]  # the order that was given
+
+
+def test_a_device_that_computes_nothing_is_never_preferred() -> None:
+    with (
+        nnburst.in_process(devices=["nnburst-noop", "nnburst-reference"]) as service,
+        Compilation(relu(), service) as compilation,
+    ):
+        compilation.finish()
+        assert compilation.report.steps[0].device == "nnburst-reference"
+    noop = dict(measured_capabilities(NoopDevice()).operand_performance)
+    assert {info.exec_time for info in noop.values()} == {NEVER}
+
+
+def test_a_device_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Only("test-once")
+    found = measured_capabilities(device)
+    runs = len(device.prepared)
+    assert runs >= 4
+    assert measured_capabilities(device) is found
+    monkeypatch.setattr(measure, "_known", {})  # as another process
+    assert measured_capabilities(device) == found
+    assert len(device.prepared) == runs
+    measured = dict(found.operand_performance)
+    assert all(0 < measured[code].exec_time < NEVER for code in (T.TENSOR_FLOAT32, T.TENSOR_QUANT8_ASYMM))
+    assert list(measured) == sorted(measured)
+
+
+@pytest.mark.parametrize("spoil", [lambda file: file.write_bytes(b"{"), lambda file: file.write_bytes(b'{"a": 1}' * 9)])
+def test_what_was_kept_and_cannot_be_read_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spoil: Callable[[Path], object]
+) -> None:
+    device = Only("test-spoilt")
+    measured_capabilities(device)
+    (file,) = (tmp_path / "state" / "measured").iterdir()
+    assert file.parent.stat().st_mode & 0o77 == file.parent.parent.stat().st_mode & 0o77 == 0
+    spoil(file)
+    monkeypatch.setattr(measure, "_known", {})
+    before = len(device.prepared)
+    measured_capabilities(device)
+    assert len(device.prepared) > before
+
+
+def test_where_nothing_can_be_kept_it_is_measured_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNBURST_STATE_DIR", "/proc/no/such/place")
+    device = Only("test-nowhere")
+    assert measured_capabilities(device) is measured_capabilities(device)
+
+
+def test_costs_of_control_flow_are_those_of_what_is_inside() -> None:
+    types = tuple((int(code), PerformanceInfo(2.0)) for code in (T.TENSOR_FLOAT32, T.TENSOR_INT32, T.TENSOR_BOOL8))
+    speeds = Capabilities(
+        operand_performance=types, if_performance=PerformanceInfo(10.0), while_performance=PerformanceInfo(100.0)
+    )
+    for model, cost in ((if_model(), 10 + (2 + 2) / 2), (counting_model(), 100 + 2 + 2 * 2)):
+        assert operation_cost(model, model.main, model.main.operations[0], speeds) == cost
+    unknown = Capabilities()
+    assert operation_cost(relu(), relu().main, relu().main.operations[0], unknown) == NEVER
