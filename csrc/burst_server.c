@@ -297,6 +297,16 @@ int nnb_server_set_result(nnb_server *s, const nnb_result *result)
     return 0;
 }
 
+int nnb_server_set_answer(nnb_server *s, const uint8_t *datums, uint32_t n)
+{
+    if (!s->pending || n > s->result.mq->capacity)
+        return -EINVAL;
+    s->pending = n != 0;
+    memcpy(s->answer, datums, (size_t)n * NNB_DATUM_SIZE);
+    s->answer_n = n;
+    return 0;
+}
+
 /* ---- plans ---------------------------------------------------------------------------------------------------- */
 
 /* FNV-1a over 32-bit words: packets are short and this only has to tell bound plans apart quickly. */

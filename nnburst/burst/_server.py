@@ -59,7 +59,7 @@ class ExecutionBurstServer(BurstContext):
         if not isinstance(executor, BurstExecutorWithCache):
             if not hasattr(executor, "execute_synchronously"):
                 raise InvalidArgument("executor must be a BurstExecutorWithCache or a prepared model")
-            executor = _executor_of(executor)
+            executor = executor_of(executor)
         if not implements(executor, "bind") and not implements(executor, "execute"):
             raise InvalidArgument(f"{type(executor).__name__} implements neither bind nor execute; a burst needs one")
         window = window_ns(polling_window, callback.cpus)
@@ -101,6 +101,11 @@ class ExecutionBurstServer(BurstContext):
         """End the burst. An execution that is running finishes first."""
         self._listener.close()
 
+    def set_answer(self, datums: bytes) -> None:
+        """Answer the request at hand with these datums, packet or not; none: not at all. For tests of clients."""
+        n = len(datums) // lib.NNB_DATUM_SIZE
+        check(lib.nnb_server_set_answer(self._listener._endpoint, ffi.from_buffer("uint8_t[]", datums), n), "answer")
+
     @property
     def stats(self) -> ServerStats:
         """Counters since `create`."""
@@ -112,7 +117,7 @@ class ExecutionBurstServer(BurstContext):
         return self._listener.alive
 
 
-def _executor_of(prepared_model: SupportsExecute) -> SlotExecutor:
+def executor_of(prepared_model: SupportsExecute) -> SlotExecutor:
     """Return an executor that has each request run by `execute_synchronously`."""
 
     def bind(request: Request, options: RunOptions) -> Kernel:

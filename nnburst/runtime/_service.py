@@ -20,6 +20,7 @@ from ..watch._html import table
 
 if TYPE_CHECKING:
     import os
+    import socket
     from types import TracebackType
 
     from ..model import Model
@@ -35,6 +36,8 @@ _A_MOMENT = 0.05
 
 
 class _Backend(Protocol):
+    @property
+    def faults(self) -> socket.socket | None: ...
     @property
     def devices(self) -> tuple[Device, ...]: ...
     @property
@@ -74,6 +77,7 @@ class _LocalBackend:
         import os
 
         self.devices = devices
+        self.faults = None
         self.pid = os.getpid()
         self.alive = True
         self._leaving = Leaving(*(device.close for device in devices))
@@ -154,6 +158,11 @@ class Service(OneProcess):
     def pid(self) -> int:
         """Process id of the process that runs the models."""
         return self._backend.pid
+
+    @property
+    def faults(self) -> socket.socket | None:
+        """Where a service with fault points takes the orders of `nnburst.testing.inject`; None without them."""
+        return self._backend.faults
 
     @property
     def alive(self) -> bool:
@@ -266,6 +275,10 @@ class _Restarting:
             return self._backend.devices[index]
 
     @property
+    def faults(self) -> socket.socket | None:
+        return self._backend.faults
+
+    @property
     def pid(self) -> int:
         return self._backend.pid
 
@@ -292,6 +305,7 @@ def launch(
     log_level: str | int = "warning",
     log: str | os.PathLike[str] | None = None,
     quotas: Mapping[str, int] | None = None,
+    faults: bool = False,
 ) -> Service:
     """Start a service process that belongs to this one and ends with it.
 
@@ -302,6 +316,7 @@ def launch(
         log_level: Least level of what it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
         log: File that its log is appended to; None for the stderr of this process.
         quotas: What this program may have in it, such as ``{"models": 200}``; see docs/service.md for the names.
+        faults: Give it fault points, for tests: see `nnburst.testing.inject`. Each run takes a system call more.
 
     Raises:
         DeviceUnavailable: The process could not serve; the message carries what it printed.
@@ -311,7 +326,7 @@ def launch(
     from ..service import start_child  # a program that stays in process needs no process boundary
 
     def start() -> _Backend:
-        return start_child(devices, timeout=timeout, log_level=log_level, log=log, quotas=quotas)
+        return start_child(devices, timeout=timeout, log_level=log_level, log=log, quotas=quotas, faults=faults)
 
     return Service(_Restarting(start) if restart else start(), "child", start)
 

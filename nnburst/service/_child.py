@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--log-level", type=int, default=logging.WARNING, help="a number of `logging`")
     parser.add_argument("--quota", action="append", default=[], help="NAME=NUMBER of `Quotas`")
     parser.add_argument("--path", action="append", default=[], help="where the client's program finds its modules")
+    parser.add_argument("--faults", type=int, default=-1, help="where orders of faults come from")
     parser.add_argument("devices", nargs="+", metavar="DEVICE")
     options = parser.parse_args(arguments)
 
@@ -60,7 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = {name: int(number) for name, _, number in (text.partition("=") for text in options.quota)}
         quotas = Quotas().changed(given)  # the only connection is all that its user has
-        host = ServiceHost(list(map(create_device, options.devices)), quotas=quotas, user_quotas=quotas, page=Page())
+        devices = list(map(create_device, options.devices))
+        if options.faults >= 0:
+            from ..devices._faults import FaultPoints
+
+            devices = list(map(FaultPoints(socket.socket(fileno=options.faults)).wrap, devices))
+        host = ServiceHost(devices, quotas=quotas, user_quotas=quotas, page=Page())
     except NNBurstError as error:
         print(error, file=sys.stderr)
         return 1

@@ -102,6 +102,8 @@ class ServiceConnection(OneProcess):
             connection.close()
             raise
         self._kill = kill
+        self.faults: socket.socket | None = None
+        """Where a service with fault points takes orders."""
         self._link = _Link(connection)
         self._connection = connection
         self._pid = hello.pid

@@ -36,6 +36,7 @@ def start_child(
     log_level: str | int = "warning",
     log: str | os.PathLike[str] | None = None,
     quotas: Mapping[str, int] | None = None,
+    faults: bool = False,
 ) -> ServiceConnection:
     """Start a service process for this process alone and connect to it.
 
@@ -57,6 +58,7 @@ def start_child(
             ``"critical"``, or a number of `logging`.
         log: File that its stderr is appended to, logs and messages of libraries alike; None for this one's stderr.
         quotas: What this connection may own, by name of `Quotas`; None for the defaults.
+        faults: Whether the child has fault points, for `nnburst.testing.inject`.
 
     Raises:
         InvalidArgument: No device is named, the level is unknown, or the file cannot be written.
@@ -72,7 +74,7 @@ def start_child(
     options = [f"--log-level={_level(log_level)}", *(f"--quota={name}={n}" for name, n in (quotas or {}).items())]
     try:
         with _stderr(log) as stderr:
-            return _start(names, limit, dict(os.environ if env is None else env), options, stderr)
+            return _start(names, limit, dict(os.environ if env is None else env), options, stderr, faults)
     except NNBurstError:  # some of which are OSErrors, too
         raise
     except (OSError, MemoryError) as error:
@@ -80,15 +82,24 @@ def start_child(
 
 
 def _start(
-    names: Sequence[str], timeout: float | None, env: dict[str, str], options: Sequence[str], stderr: int
+    names: Sequence[str],
+    timeout: float | None,
+    env: dict[str, str],
+    options: Sequence[str],
+    stderr: int,
+    faults: bool,
 ) -> ServiceConnection:
     timeout = time_left(timeout)
     errors = system(os.memfd_create, "nnburst-child-stderr", os.MFD_CLOEXEC)
+    orders: tuple[socket.socket, ...] = ()
     try:
+        if faults:
+            orders = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         ours, theirs = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             with theirs:
-                process = _spawn(names, theirs.fileno(), errors, env, options, stderr)
+                passed = {"socket": theirs.fileno(), "stderr": stderr, "faults": orders[1].fileno() if orders else -1}
+                process = _spawn(names, passed, errors, env, options)
         except BaseException:
             ours.close()
             raise
@@ -99,20 +110,30 @@ def _start(
             _reap(process, LEAVING)
             raise
         try:
-            return ServiceConnection(
+            connection = ServiceConnection(
                 ours, peer_pidfd=pidfd, timeout=timeout, on_end=partial(_reap, process), kill=process.kill
             )
+            if faults:
+                connection.faults = orders[0]
+                connection.link_to_death(orders[0].close)
+            return connection
         except DeadObject as error:
             how = str(error).partition(": ")[2] or error
             raise DeviceUnavailable(f"no service for {', '.join(names)}: {how}{_said(errors)}") from error
         except MissedDeadline as error:
             raise MissedDeadline(f"the service process did not start within {timeout:.3g} s{_said(errors)}") from error
+    except BaseException:
+        for end in orders:
+            end.close()
+        raise
     finally:
         os.close(errors)
+        for end in orders[1:]:
+            end.close()
 
 
 def _spawn(
-    names: Sequence[str], sock: int, errors: int, env: dict[str, str], options: Sequence[str], stderr: int
+    names: Sequence[str], passed: Mapping[str, int], errors: int, env: dict[str, str], options: Sequence[str]
 ) -> subprocess.Popen[bytes]:
     if not sys.executable:
         raise DeviceUnavailable(
@@ -120,7 +141,7 @@ def _spawn(
         )
     env = service_environment(env)
     env["PYTHONPATH"] = _safe_path.absolute_entries(env.get("PYTHONPATH", ""))
-    numbers = {"socket": sock, "parent": os.getpid(), "stderr": stderr}
+    numbers = {**passed, "parent": os.getpid()}
     command = [sys.executable, *_flags(), _BOOTSTRAP, *(f"--{name}={number}" for name, number in numbers.items())]
     command += options
     if any(name.partition(":")[0] == _FUNCTIONS for name in names):
@@ -129,7 +150,7 @@ def _spawn(
         [*command, *names],
         stdin=subprocess.DEVNULL,
         stderr=errors,
-        pass_fds=[fd for fd in (sock, stderr) if fd >= 0],
+        pass_fds=[fd for fd in passed.values() if fd >= 0],
         start_new_session=True,
         env=env,
     )

@@ -30,9 +30,9 @@ def tiny_model() -> Model:
     return builder.build()
 
 
-def request_on(pool: Memory) -> Request:
-    inputs = (RequestArgument(location=DataLocation(0, 0, 256)),)
-    outputs = (RequestArgument(location=DataLocation(0, 256, 256)),)
+def request_on(pool: Memory, nbytes: int = 256) -> Request:
+    inputs = (RequestArgument(location=DataLocation(0, 0, nbytes)),)
+    outputs = (RequestArgument(location=DataLocation(0, 256, nbytes)),)
     return Request(inputs, outputs, (pool,))
 
 

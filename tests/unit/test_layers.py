@@ -32,10 +32,16 @@ ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what user
     "",
     "onnx_backend",
     "gateway",
+    "testing",
     "cli",
 )
-PROTOCOLS = {"nnburst.gateway._grpc": {"grpc", "tritonclient"}, "nnburst.gateway._rest": {"aiohttp"}}
-"""Modules that subclass or decorate what an extra brings; only `nnburst.gateway._run` imports them, where it serves."""
+EXTRAS = {
+    "nnburst.gateway._grpc": {"grpc", "tritonclient"},
+    "nnburst.gateway._rest": {"aiohttp"},
+    "nnburst.testing.pytest_plugin": {"pytest"},
+}
+"""Modules that subclass or decorate what an extra brings; only `nnburst.gateway._run`, where it serves, and
+pytest import them."""
 CORE_DEPENDENCIES = {"cffi", "numpy", "posix_ipc", "cryptography", "msgspec", "click", "rich"}
 
 
@@ -126,7 +132,7 @@ def test_modules_import_each_other_without_cycles() -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_module_needs_only_core_dependencies_when_imported(name: str) -> None:
     tops = {target.split(".")[0] for target in MODULES[name].imported(set(MODULES), lazy=False)}
-    allowed = CORE_DEPENDENCIES | set(sys.stdlib_module_names) | {"nnburst"} | PROTOCOLS.get(name, set())
+    allowed = CORE_DEPENDENCIES | set(sys.stdlib_module_names) | {"nnburst"} | EXTRAS.get(name, set())
     assert tops <= allowed, f"{name} imports {sorted(tops - allowed)} at import time: extras are imported where used"
 
 

@@ -1,0 +1,186 @@
+"""Faults on order: what the service does at its next executions, or at another point."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import socket
+import time
+from types import TracebackType
+from typing import Literal, Protocol
+
+import msgspec
+
+from ..errors import BadState, InvalidArgument
+
+Point = Literal["supported", "prepare", "restore", "burst", "run"]
+Freeze = Literal["process", "call", "interpreter"]
+Corruption = Literal["packet", "counter", "shapes"]
+
+_POINTS = ("supported", "prepare", "restore", "burst", "run")
+_FREEZES = {"process": "stop", "call": "block", "interpreter": "spin"}
+_CORRUPTIONS = ("packet", "counter", "shapes")
+_PATIENCE = 30.0
+
+
+class _Faulty(Protocol):
+    @property
+    def faults(self) -> socket.socket | None: ...
+    @property
+    def pid(self) -> int: ...
+
+
+class Fault:
+    """A fault that a service has been ordered. Context manager: at its end the fault is withdrawn.
+
+    A fault that is not kept stays in force.
+
+    Attributes:
+        service: Where it is.
+    """
+
+    def __init__(self, service: _Faulty, order: bytes, *, stops: bool) -> None:
+        """Use `inject`."""
+        self.service = service
+        self._stops = stops
+        self._times = 0
+        faults = service.faults
+        if faults is None or faults.fileno() < 0:
+            raise BadState("the service has no fault points, or has ended; start it with launch(faults=True)")
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            with theirs:
+                socket.send_fds(faults, [order], [theirs.fileno()])
+        except OSError as error:
+            self._ours.close()
+            raise BadState(f"the service takes no orders: {error.strerror}") from error
+
+    @property
+    def times(self) -> int:
+        """How often it has happened so far; also after the service has died of it."""
+        if self._ours.fileno() >= 0:
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                while self._ours.recv(1, socket.MSG_DONTWAIT):
+                    self._times += 1
+        return self._times
+
+    def wait(self, timeout: float = _PATIENCE) -> None:
+        """Wait until it happens, or has happened since the last `wait`. A process that it stops is stopped then.
+
+        Raises:
+            TimeoutError: It has not happened within `timeout` seconds.
+        """
+        end = time.monotonic() + timeout
+        ready = select.select([self._ours], [], [], timeout)[0]
+        if not ready or self._ours.recv(1) != b"!":
+            raise TimeoutError(f"the fault has not happened within {timeout:g} s")
+        self._times += 1
+        while self._stops and not _is_stopped(self.service.pid):
+            if time.monotonic() > end:
+                raise TimeoutError("the process has not stopped")
+            time.sleep(0.001)
+
+    def withdraw(self) -> None:
+        """Have it not happen any more; what is frozen goes on, unless it holds the interpreter lock. Idempotent."""
+        self._times = self.times
+        if self._ours.fileno() >= 0:
+            with contextlib.suppress(OSError):  # the service has ended
+                self._ours.send(b"w", socket.MSG_NOSIGNAL)
+            self._ours.close()
+        if self._stops and self.service.faults is not None and self.service.faults.fileno() >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.service.pid, signal.SIGCONT)
+
+    def __enter__(self) -> Fault:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.withdraw()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_ours"):
+            self._ours.close()
+
+
+def inject(
+    service: _Faulty,
+    *,
+    at: Point = "run",
+    after: int = 0,
+    crash_on: int | None = None,
+    crash_with: int = signal.SIGKILL,
+    exit_on: int | None = None,
+    exit_status: int = 1,
+    delay: float | None = None,
+    freeze: bool | Freeze = False,
+    corrupt_answer: Corruption | None = None,
+    drop_wakeup: bool = False,
+) -> Fault:
+    """Order a fault of a service. It is in force for everything that is asked of the service from now on.
+
+    One fault a call; several may be in force, and happen in the order of the calls.
+
+    Args:
+        service: Launched with ``faults=True``; or a connection of ``start_child(faults=True)``.
+        at: Where: ``"run"`` is every execution, through a burst or not; ``"prepare"``, ``"restore"`` (from cache
+            files), ``"supported"``, ``"burst"`` (opening one).
+        after: How often the point is passed before the fault is in force.
+        crash_on: The process dies of a signal at the n-th passage, 1 for the next.
+        crash_with: The signal.
+        exit_on: The process exits at the n-th passage.
+        exit_status: With this status.
+        delay: Seconds that each passage takes longer.
+        freeze: At the next passage, ``"process"`` (or True) stops the whole process, ``"call"`` only this call, and
+            ``"interpreter"`` keeps the interpreter lock for ever.
+        corrupt_answer: The next answer of a burst: ``"packet"`` is bytes that are no packet, ``"counter"`` a write
+            counter that cannot be, ``"shapes"`` output shapes that contradict the model.
+        drop_wakeup: The next answer of a burst is there, but its sleeping client is not woken.
+
+    Raises:
+        BadState: The service has no fault points, or has ended.
+        InvalidArgument: Not exactly one fault is given, or a number is out of range.
+    """
+    given: list[tuple[str, float]] = []
+    skip = after
+    for death, n, how_dead in (("kill", crash_on, crash_with), ("exit", exit_on, exit_status)):
+        if n is not None:
+            if n < 1:
+                raise InvalidArgument(f"the passage is {n}; 1 is the next one")
+            skip = after + n - 1
+            given.append((death, how_dead))
+    if delay is not None:
+        if not 0 <= delay < math.inf:
+            raise InvalidArgument(f"delay={delay!r}; give seconds")
+        given.append(("delay", delay))
+    if freeze:
+        how = "process" if freeze is True else freeze
+        if how not in _FREEZES:
+            raise InvalidArgument(f"freeze={freeze!r}; choose one of {', '.join(_FREEZES)}")
+        given.append((_FREEZES[how], 0))
+    if corrupt_answer is not None:
+        if corrupt_answer not in _CORRUPTIONS:
+            raise InvalidArgument(f"corrupt_answer={corrupt_answer!r}; choose one of {', '.join(_CORRUPTIONS)}")
+        given.append((corrupt_answer, 0))
+    if drop_wakeup:
+        given.append(("wakeup", 0))
+    if len(given) != 1:
+        raise InvalidArgument(f"{len(given)} faults are given; give one, and call inject again for another")
+    if at not in _POINTS:
+        raise InvalidArgument(f"at={at!r}; choose one of {', '.join(_POINTS)}")
+    if at != "run" and (corrupt_answer or drop_wakeup):
+        raise InvalidArgument('an answer of a burst is spoilt at="run"')
+    if after < 0:
+        raise InvalidArgument(f"after={after}; give a count")
+    ((act, number),) = given
+    order = msgspec.json.encode({"point": at, "act": act, "skip": skip, "number": float(number)})
+    return Fault(service, order, stops=act == "stop")
+
+
+def _is_stopped(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()[0] in "Tt"

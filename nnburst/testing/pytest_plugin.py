@@ -1,0 +1,95 @@
+"""Fixtures for tests of programs that use nnburst. pytest loads them by itself; docs/testing.md says how they are used.
+
+Each test has services and directories of its own, so tests may run in any order and in parallel (pytest-xdist).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from ..runtime import Service
+
+__all__ = [
+    "nnburst_directories",
+    "nnburst_launch",
+    "nnburst_leaves_nothing",
+    "nnburst_service",
+    "nnburst_start_method",
+]
+
+_VARIABLES = {"NNBURST_CACHE_DIR": "cache", "NNBURST_STATE_DIR": "state", "NNBURST_RUNTIME_DIR": "run"}
+
+
+@pytest.fixture
+def nnburst_leaves_nothing() -> Iterator[None]:
+    """Fail if the test leaves descriptors, threads, processes, mappings or shared memory behind.
+
+    It comes before other fixtures if it is named first, and then looks at what they leave, too.
+    """
+    from multiprocessing import resource_tracker
+
+    from . import assert_nothing_left
+
+    resource_tracker.ensure_running()  # started by the first use of multiprocessing, and meant to stay
+    try:
+        with assert_nothing_left():
+            yield
+    except AssertionError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture
+def nnburst_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the test directories of its own for compiled models, for what a service trusts, and for sockets.
+
+    Returns the directory that they are in: ``cache``, ``state`` and ``run``.
+    """
+    for variable, name in _VARIABLES.items():
+        (tmp_path / name).mkdir(mode=0o700, exist_ok=True)
+        monkeypatch.setenv(variable, str(tmp_path / name))
+    return tmp_path
+
+
+@pytest.fixture
+def nnburst_launch(nnburst_directories: Path) -> Iterator[Callable[..., Service]]:
+    """Return `nnburst.launch`, with fault points by default; what it starts is closed after the test."""
+    import nnburst
+
+    with ExitStack() as stack:
+
+        def launch(*, faults: bool = True, **options: Any) -> Service:
+            return stack.enter_context(nnburst.launch(faults=faults, **options))
+
+        yield launch
+
+
+@pytest.fixture
+def nnburst_service(nnburst_launch: Callable[..., Service]) -> Service:
+    """A service of the test's own, with fault points."""
+    return nnburst_launch()
+
+
+@pytest.fixture(scope="session")
+def _fork_server() -> Iterator[None]:
+    """multiprocessing's fork server is meant to stay: it starts before any test and ends after the last."""
+    from multiprocessing import forkserver, resource_tracker
+
+    resource_tracker.ensure_running()
+    forkserver.ensure_running()
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(params=["fork", "spawn", "forkserver"])
+def nnburst_start_method(request: pytest.FixtureRequest, _fork_server: None) -> BaseContext:
+    """A context of multiprocessing; the test runs once with each way to start a process."""
+    context: BaseContext = multiprocessing.get_context(request.param)
+    return context

@@ -1,0 +1,270 @@
+"""Faults on order: each is what it says, as its client sees it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fault_support import WATCHDOG, Background, request_on
+
+import nnburst
+from nnburst import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, OperandType, Service, Session
+from nnburst.burst import BurstCallback, ExecutionBurstController
+from nnburst.devices import create_device
+from nnburst.devices._faults import FaultPoints
+from nnburst.errors import ErrorStatus
+from nnburst.memory import Memory
+from nnburst.testing import assert_nothing_left, inject
+
+ONES = {"x": np.ones((1, 4), np.float32)}
+Launch = Callable[..., Service]
+
+
+def relu(first: int = 1) -> nnburst.Model:
+    b = nnburst.ModelBuilder()
+    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, (first, 4))))
+    return b.build()
+
+
+@pytest.fixture
+def service(nnburst_launch: Launch) -> Service:
+    return nnburst_launch(devices=["nnburst-reference"], log_level="error")
+
+
+@pytest.fixture
+def session(service: Service) -> Iterator[Session]:
+    with service.session(relu()) as session:
+        session.run(None, ONES)
+        yield session
+
+
+def assert_right(session: Session) -> None:
+    assert session.run(None, ONES)[0].tolist() == [[1, 1, 1, 1]]
+
+
+def test_crash_comes_with_the_run_that_was_named(service: Service, session: Session) -> None:
+    fault = inject(service, crash_on=3)
+    assert_right(session)
+    assert_right(session)
+    assert fault.times == 0
+    with pytest.raises(DeadObject, match="killed by SIGKILL"):
+        session.run(None, ONES)
+    assert fault.times == 1
+    with pytest.raises(BadState, match="has ended"):
+        inject(service, crash_on=1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "how"),
+    [
+        ({"crash_on": 1, "crash_with": signal.SIGSEGV}, "killed by SIGSEGV"),
+        ({"crash_on": 1, "crash_with": signal.SIGABRT}, "killed by SIGABRT"),
+        ({"exit_on": 2, "exit_status": 7}, "ended with status 7"),
+    ],
+)
+def test_process_ends_as_it_was_told(service: Service, session: Session, fault: dict[str, Any], how: str) -> None:
+    inject(service, **fault)
+    with session.bind() as execution, pytest.raises(DeadObject, match=how):
+        for _ in range(2):
+            execution.run()
+
+
+def test_delay_lasts_until_it_is_withdrawn(service: Service, session: Session) -> None:
+    with inject(service, delay=0.05, after=1) as fault:
+        assert_right(session)
+        started = time.monotonic()
+        for _ in range(2):
+            assert_right(session)
+        assert time.monotonic() - started >= 0.1
+        assert fault.times == 2
+    assert_right(session)
+    assert fault.times == 2
+
+
+def test_delay_beyond_the_timeout_is_a_missed_deadline_and_the_late_answer_is_dropped(service: Service) -> None:
+    with service.session(relu(), timeout=0.05) as session, session.bind() as execution:
+        execution.run()
+        with inject(service, delay=WATCHDOG) as fault:
+            with pytest.raises(MissedDeadline):
+                execution.run()
+            fault.wait()
+        session.timeout = None
+        execution.run()
+
+
+@pytest.mark.parametrize("freeze", ["process", "call"])
+def test_frozen_service_is_a_missed_deadline_and_goes_on_when_it_is_released(service: Service, freeze: Any) -> None:
+    with service.session(relu(), timeout=0.05) as session, session.bind() as execution:
+        execution.run()
+        with inject(service, freeze=freeze) as fault:
+            with pytest.raises(MissedDeadline):
+                execution.run()
+            fault.wait()
+            others = Background(lambda: service.devices[0].get_supported_operations(relu()))
+            if freeze == "call":  # which alone stands still
+                assert others.result() == (True,)
+        assert others.result() == (True,)
+        session.timeout = None
+        execution.run()
+
+
+def test_interpreter_that_is_frozen_serves_nothing_and_is_killed_by_close(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nnburst.service._transport.LEAVING", 0.05)
+    with service.session(relu(), timeout=0.05) as session:
+        session.run(None, ONES)
+        inject(service, freeze="interpreter")
+        with pytest.raises(MissedDeadline):
+            session.run(None, ONES)
+        with pytest.raises(MissedDeadline):
+            service.session(relu(), open_timeout=0.05)
+        service.close()
+
+
+def test_packet_that_is_none_is_a_general_failure_of_one_run(service: Service, session: Session) -> None:
+    inject(service, corrupt_answer="packet")
+    with pytest.raises(GeneralFailure):
+        session.run(None, ONES)
+    assert_right(session)
+
+
+def test_counter_that_cannot_be_ends_the_burst_alone(service: Service, session: Session) -> None:
+    inject(service, corrupt_answer="counter")
+    for _ in range(2):
+        with pytest.raises(GeneralFailure, match="corrupted"):
+            session.run(None, ONES)
+    with service.session(relu()) as other:
+        assert_right(other)
+
+
+def test_shapes_that_contradict_the_model_are_refused_where_they_count(service: Service, session: Session) -> None:
+    inject(service, corrupt_answer="shapes")
+    assert_right(session)  # the client knows the shape
+    with service.session(relu(0)) as open_shape:
+        assert_right(open_shape)
+        inject(service, corrupt_answer="shapes")
+        with pytest.raises(GeneralFailure, match=r"told shape \(7, 7, 7, 7, 7\)"):
+            open_shape.run(None, ONES)
+        assert_right(open_shape)
+
+
+def test_client_whose_wakeup_is_lost_finds_its_answer_all_the_same(service: Service) -> None:
+    with service.session(relu(), polling_window=0) as session:
+        assert_right(session)
+        fault = inject(service, drop_wakeup=True)
+        assert_right(session)
+        assert fault.times == 1
+
+
+def test_wakeup_that_is_dropped_is_not_sent() -> None:
+    """Seen from the server: it sends an answer to a client that sleeps, and wakes no one."""
+    import socket
+
+    class Unused(BurstCallback):
+        def get_memories(self, slots: Any) -> Any:
+            return ErrorStatus.NONE, (pool,)
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    device = FaultPoints(theirs).wrap(create_device("nnburst-noop"))
+
+    class Here:
+        faults, pid = ours, 0
+
+    with ours, theirs, Memory.ashmem(512) as pool:
+        model = device.prepare_model(relu())
+        made: list[Any] = []
+        configure = model.configure_execution_burst
+        model.configure_execution_burst = lambda *a: made.append(configure(*a)) or made[0]  # type: ignore[method-assign]
+        with ExecutionBurstController.create(model, polling_window=0.0) as controller:
+            controller.compute(request_on(pool, 16))
+            fault = inject(Here(), drop_wakeup=True)  # type: ignore[arg-type]
+            before = made[0].stats.wakes
+            assert controller.compute(request_on(pool, 16))[0] is ErrorStatus.NONE
+            assert fault.times == 1
+            assert made[0].stats.wakes == before
+        device.close()
+
+
+def test_points_of_the_control_plane_are_passed_before_the_device_is_asked(service: Service) -> None:
+    for point, use in {
+        "supported": lambda: service.devices[0].get_supported_operations(relu()),
+        "prepare": lambda: service.devices[0].prepare_model(relu()),
+        "burst": lambda: service.session(relu()).close(),
+    }.items():
+        with inject(service, at=point, freeze="call") as fault:  # type: ignore[arg-type]
+            call = Background(use)
+            fault.wait(WATCHDOG)
+        assert not isinstance(call.result(), Exception)
+
+
+def test_fault_that_is_withdrawn_does_not_happen(service: Service, session: Session) -> None:
+    with inject(service, crash_on=1):
+        pass
+    assert_right(session)
+
+
+def test_faults_of_one_point_happen_in_the_order_of_the_calls(service: Service, session: Session) -> None:
+    delay, crash = inject(service, delay=0.0), inject(service, crash_on=2)
+    assert_right(session)
+    with pytest.raises(DeadObject):
+        session.run(None, ONES)
+    assert (delay.times, crash.times) == (2, 1)
+
+
+def test_fault_that_does_not_happen_is_waited_for_no_longer_than_asked(service: Service) -> None:
+    with inject(service, crash_on=1) as fault, pytest.raises(TimeoutError, match=r"within 0\.01 s"):
+        fault.wait(0.01)
+
+
+def test_each_process_of_a_program_has_faults_of_its_own(nnburst_start_method: BaseContext) -> None:
+    process = nnburst_start_method.Process(target=_crash_and_go_on)  # type: ignore[attr-defined]
+    process.start()
+    process.join(WATCHDOG)
+    assert process.exitcode == 0
+    process.close()
+
+
+def _crash_and_go_on() -> None:
+    with assert_nothing_left():
+        _crash()
+
+
+def _crash() -> None:
+    with nnburst.launch(devices=["nnburst-noop"], faults=True) as service, service.session(relu()) as session:
+        inject(service, crash_on=1)
+        with pytest.raises(DeadObject):
+            session.run(None, ONES)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "0 faults"),
+        ({"crash_on": 1, "delay": 1.0}, "2 faults"),
+        ({"crash_on": 0}, "1 is the next one"),
+        ({"delay": -1}, "give seconds"),
+        ({"freeze": "all"}, "choose one of process, call, interpreter"),
+        ({"corrupt_answer": "x"}, "choose one of packet"),
+        ({"crash_on": 1, "at": "x"}, "choose one of supported"),
+        ({"drop_wakeup": True, "at": "prepare"}, 'at="run"'),
+        ({"crash_on": 1, "after": -1}, "give a count"),
+    ],
+)
+def test_order_that_makes_no_sense_is_an_invalid_argument(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        inject(None, **given)  # type: ignore[arg-type]
+
+
+def test_service_without_fault_points_says_how_to_have_them(tmp_path: Path) -> None:
+    with nnburst.launch(devices=["nnburst-noop"]) as service:
+        with pytest.raises(BadState, match="faults=True"):
+            inject(service, crash_on=1)
+        loaded = Path(f"/proc/{service.pid}/cmdline").read_bytes()
+        assert b"--faults=-1" in loaded
