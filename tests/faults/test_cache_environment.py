@@ -23,9 +23,11 @@ from nnburst.cache import (
     Cache,
     CacheReason,
     CacheRejected,
+    EntryInfo,
     Limits,
     TrustStore,
     _directory,
+    _eviction,
     default_cache_directory,
     default_state_directory,
     prune,
@@ -183,6 +185,14 @@ def test_limits_hold_without_an_index(tmp_path: Path, how: str) -> None:
     assert how != "link" or (tmp_path / "victim").read_text() == "precious"
 
 
+def test_an_entry_is_worth_less_with_every_moment_without_a_use() -> None:
+    entry = EntryInfo(name(1), "0" * 32, created=1000, nbytes=100)
+    values = [_eviction._value(entry, 1000 + part * _eviction._HALF_LIFE) for part in (0.0, 0.5, 1.0, 1.5)]
+    assert values == sorted(values, reverse=True)
+    assert len(set(values)) == 4
+    assert values[2] == pytest.approx(values[0] / 2)
+
+
 def test_clock_that_went_back(tmp_path: Path) -> None:
     """Entries of a correct clock on a board that believes in 1970: half-lives of the future are none."""
     cache = Cache(tmp_path / "c", Limits(max_bytes=3000, min_free=0))
@@ -231,6 +241,7 @@ def test_pins_outlive_the_index(tmp_path: Path) -> None:
     fill(cache, name(1))
     fill(cache, name(2))
     assert cache.pin([name(1)], True) == 1
+    assert stat.S_IMODE((tmp_path / "c" / "pins" / name(1)).stat().st_mode) == 0o600
     (tmp_path / "c" / "index.sqlite3").unlink()
     fill(cache, name(1))  # a new generation
     assert prune(cache, everything=True).entries == {"all": 1}

@@ -177,6 +177,15 @@ def test_an_array_in_a_pool_is_a_source_and_any_other_is_not() -> None:
         Memory.from_dlpack(part)
 
 
+def test_array_in_a_pool_that_begins_within_its_object_is_found_behind_that() -> None:
+    with Memory.ashmem(3 * PAGE) as whole, Memory.mmap_fd(whole.fds[0], 2 * PAGE, offset=PAGE) as pool:
+        part = pool.array(np.uint8, (16,), PAGE)
+        with Memory.from_dlpack(part) as memory:
+            part[:] = 7
+            assert memory.offset == 2 * PAGE
+            assert memory.array(np.uint8, (16,)).tolist() == [7] * 16
+
+
 # -- named -------------------------------------------------------------------------------------------------------------
 
 
@@ -360,8 +369,9 @@ def test_layouts_that_contradict_themselves_are_refused(change: dict[str, Any]) 
 
 
 def test_nv12_needs_even_sides_and_planes_that_do_not_overlap() -> None:
-    with pytest.raises(InvalidArgument, match="even"):
-        Memory.hardware_buffer(7, 4, "NV12")
+    for width, height in ((7, 4), (8, 5), (7, 5)):
+        with pytest.raises(InvalidArgument, match="even"):
+            Memory.hardware_buffer(width, height, "NV12")
     with pytest.raises(InvalidArgument, match="plane begins"):
         check_layout(ImageLayout(8, 4, FORMATS["NV12"].fourcc, ((0, 8), (31, 8))))
     with pytest.raises(InvalidArgument, match="unknown"):

@@ -252,6 +252,11 @@ def test_REQ_MEM_102_a_copy_never_makes_a_truncated_file_longer(file: Any) -> No
         assert os.fstat(file.fileno()).st_size == PAGE
 
 
+def test_dtype_that_contradicts_itself_is_an_invalid_argument() -> None:
+    with Memory.ashmem(PAGE) as memory, pytest.raises(InvalidArgument, match="dtype"):
+        memory.array([("a", "u1"), ("a", "u1")], (1,))
+
+
 def test_files_that_no_local_file_system_serves_are_refused_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(REMOTE_FILES, raising=False)
     with tempfile.NamedTemporaryFile(dir="/var/tmp") as file:
