@@ -94,6 +94,14 @@ class Session(OneProcess):
 
     _instead = "open one in each process, on a service of that process"
 
+    def __new__(cls, *args: object, **options: object) -> Session:
+        """Make it such that its runs are spans, if the program has imported OpenTelemetry."""
+        if cls is Session and "opentelemetry.trace" in sys.modules:
+            from ._spans import TracedSession
+
+            cls = TracedSession
+        return super().__new__(cls)
+
     def __init__(
         self,
         model: Model | str | os.PathLike[str] | bytes,

@@ -143,6 +143,47 @@ def test_only_the_last_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
 
 
+SPANS = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+import numpy as np, nnburst
+
+exporter, provider = InMemorySpanExporter(), TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+b = nnburst.ModelBuilder()
+b.output("y", b.softmax(b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 4))))
+array = {"x": np.zeros((1, 4), np.float32)}
+with nnburst.in_process(devices=["nnburst-noop"]) as service, service.session(b.build()) as session:
+    with provider.get_tracer("program").start_as_current_span("frame") as frame:
+        session.run(None, array)
+    try:
+        session.run(None, {})
+    except nnburst.InvalidArgument:
+        pass
+    with trace.use_span(trace.NonRecordingSpan(trace.INVALID_SPAN_CONTEXT.__class__(1, 1, is_remote=False))):
+        session.run(None, array)  # the parent is not sampled
+    pid = service.pid
+run, outer, failed = exporter.get_finished_spans()
+assert (run.name, outer.name, run.parent.span_id) == ("nnburst.run", "frame", outer.context.span_id)
+assert run.attributes["nnburst.service.pid"] == pid and run.attributes["nnburst.device"] == "nnburst-noop"
+assert not failed.status.is_ok and failed.events[0].name == "exception"
+"""
+
+
+def test_runs_are_spans_where_the_program_uses_opentelemetry_and_samples() -> None:
+    pytest.importorskip("opentelemetry.sdk.trace", reason="needs opentelemetry-sdk")
+    done = subprocess.run([sys.executable, "-c", SPANS], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_session_of_a_program_without_opentelemetry_is_a_plain_one() -> None:
+    code = "import sys, nnburst; s = nnburst.in_process().session; assert 'opentelemetry' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], timeout=100, check=True)
+
+
 def test_file_that_is_not_a_trace_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("Dear reader, this is longer than the beginning of a trace.\n")
