@@ -58,6 +58,7 @@ class CacheFiles(Struct, frozen=True):
         staged: The files become visible later: the device is told with `Device.confirm_cache`.
         only_if_worth: Do not write files that would be read more slowly than the model compiles.
         place_fds: The directory where the entry is kept: a save replaces what was saved there under the token.
+        priority: Of the executions of the model that is restored; `CompileJob` says that of one that is compiled.
     """
 
     model_fds: Descriptors
@@ -67,6 +68,7 @@ class CacheFiles(Struct, frozen=True):
     staged: bool = False
     only_if_worth: bool = False
     place_fds: Annotated[tuple[int, ...], msgspec.Meta(max_length=1)] = ()
+    priority: Priority = Priority.MEDIUM
 
     @property
     def fds(self) -> tuple[int, ...]:

@@ -117,7 +117,8 @@ class _Attempt:
         with contextlib.suppress(Exception):  # a service that is stuck must not cost more than the deadline
             alive = not deadline_ns and device.status is not DeviceStatus.OFFLINE
         try:
-            self.prepared = device.prepare_model_from_cache(entry.files, deadline_ns)
+            files = replace(entry.files, priority=self._job.asked.priority)
+            self.prepared = device.prepare_model_from_cache(files, deadline_ns)
         except DeadObject:
             if not alive:  # it may have been dead before: the entry is to blame if the device works without it
                 self._suspect = entry

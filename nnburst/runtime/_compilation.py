@@ -126,7 +126,10 @@ class Compilation(OneProcess):
         return self._preference
 
     def set_priority(self, priority: str | Priority) -> None:
-        """Say how important executions are. It does nothing yet but reach the device; raises as `set_preference`."""
+        """Say how important executions are: a shared service takes those that wait in this order.
+
+        Raises as `set_preference`.
+        """
         self._check_open()
         self._priority = member(Priority, priority, "priority")
 

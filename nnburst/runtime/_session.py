@@ -66,7 +66,7 @@ class Session(OneProcess):
             first that supports every operation.
         preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"``; what it does is said in
             `Compilation.set_preference`.
-        priority: ``"low"``, ``"medium"`` or ``"high"``. It does nothing yet but reach the device.
+        priority: ``"low"``, ``"medium"`` or ``"high"``: whose waiting runs a shared service takes first.
         concurrency: How many calls of `run` may be in the service at once, each with arrays of its own, which are made
             when they are needed; None for as many as the service has CPUs. Further callers wait.
         polling_window: As for `Burst`.

@@ -381,7 +381,7 @@ class HostedConnection:
         row = self._row_of(prepared, device, None)
         if row is not None:
             row.count("restored")
-        owned = HostedModel(prepared, (), charge, row)
+        owned = HostedModel(prepared, (), charge, row, cache.priority)
         return PrepareModelFromCacheReply(self.objects.add(owned, owned.dispose))
 
     def on_confirm_cache(self, message: ConfirmCache, fds: FdBundle) -> ConfirmCacheReply:

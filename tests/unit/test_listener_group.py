@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from service_support import WATCHDOG, socket_pair, tiny_model
 
-from nnburst.burst import ListenerGroup
-from nnburst.devices import create_device
+from nnburst.burst import ExecutionBurstController, ListenerGroup, Seat
+from nnburst.devices import CacheFiles, CompileJob, create_device
 from nnburst.devices.function import FunctionDevice, Tensor, declare
 from nnburst.errors import GeneralFailure
+from nnburst.model import Priority
 from nnburst.runtime import Service
 from nnburst.service import ServiceConnection, ServiceHost
 
@@ -134,6 +137,32 @@ def test_failures_and_buffers_pass_through_a_group(shared: Callable[..., Shared]
     assert run(other).tolist() == [1, 2, 3, 4]
     other.close()
     assert run(one)[0] == 1
+
+
+@pytest.mark.leaks("the trust store of a process stays open")
+def test_priority_of_a_model_reaches_its_seat_also_from_cache_files(
+    shared: Callable[..., Shared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Priority] = []
+    seat = ListenerGroup.seat
+
+    def recorded(group: ListenerGroup, place: Seat, *rest: Any) -> Any:
+        seen.append(place.priority)
+        return seat(group, place, *rest)
+
+    monkeypatch.setattr(ListenerGroup, "seat", recorded)
+    device = shared().connect().device("nnburst-reference")
+    with contextlib.ExitStack() as stack:
+        models, data = device.get_number_of_cache_files_needed()
+        fds = [os.open(tmp_path / str(i), os.O_RDWR | os.O_CREAT) for i in range(models + data)]
+        stack.callback(lambda: [os.close(fd) for fd in fds])
+        files = CacheFiles(tuple(fds[:models]), tuple(fds[models:]), bytes(32), priority=Priority.HIGH)
+        compiled = device.prepare_model(tiny_model(), CompileJob(priority=Priority.LOW, cache=files))
+        restored = device.prepare_model_from_cache(files)
+        for prepared in (compiled, restored):
+            stack.callback(prepared.close)
+            stack.enter_context(ExecutionBurstController.create(prepared))
+    assert seen == [Priority.LOW, Priority.HIGH]
 
 
 def test_client_that_dies_leaves_no_burst(shared: Callable[..., Shared]) -> None:

@@ -88,7 +88,10 @@ def _measure(context: Any, address: str, count: int, seconds: float) -> Share:
 def _receive(end: Connection) -> Any:
     if not end.poll(_PATIENCE):
         raise DeviceUnavailable(f"a client of the benchmark has said nothing for {_PATIENCE:g} s")
-    return end.recv()
+    try:
+        return end.recv()
+    except EOFError:
+        raise DeviceUnavailable("a client of the benchmark has ended; its error is above") from None
 
 
 def _client(address: str, end: Connection) -> None:
