@@ -813,7 +813,8 @@ int nnb_execution_withdraw(nnb_execution *e)
     int rc = enter(c, 1);
     if (rc < 0)
         return rc;
-    if (e->stage != QUEUED || !e->tag)
+    int over = c->closed || nnb_load32_relaxed(&c->result.hung_up) || c->result.mq->corrupt;
+    if (!e->tag || (e->stage != QUEUED && !over))
         return leave(c, -EALREADY);
     give_up(e);
     told(e);

@@ -399,7 +399,8 @@ int nnb_execution_launch(nnb_execution *e, uint64_t tag, int look);
 int nnb_execution_detach(nnb_execution *e, uint64_t tag);
 /* Whether it was started, and its end was not told. */
 int nnb_execution_flies(const nnb_execution *e);
-/* Takes back a launched one that was not sent yet: it will not land. -EALREADY: too late; -EBUSY: as launch. */
+/* Takes back a launched one that was not sent yet, or any if the burst is over: it will not land. -EALREADY: too late;
+ * -EBUSY: as launch. */
 int nnb_execution_withdraw(nnb_execution *e);
 /* The tag of one that has landed (its status is below); -EAGAIN: none has; -EBUSY: as launch. */
 int64_t nnb_client_land(nnb_client *c);

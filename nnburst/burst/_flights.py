@@ -160,7 +160,8 @@ class Flights:
                 self._land(tag, lib.nnb_execution_status(flight.request._pointer))
         if tag not in (_AGAIN, _BUSY):  # the burst is over
             self._kept_out.clear()
-            for left in list(self._flying):
+            for left, flight in list(self._flying.items()):
+                lib.nnb_execution_withdraw(flight.request._pointer)
                 self._land(left, tag)
 
     def arm(self) -> bool:

@@ -48,6 +48,7 @@ from ..model import (
     operand_info,
     operand_nbytes,
 )
+from . import _async
 from ._arguments import NodeArg, Sizes, answer_length
 from ._compilation import Compilation, member
 from ._display import described, nodes_table
@@ -787,6 +788,18 @@ class Execution(BoundRequest):
                     memory.seen_by(burst)
         self._bind(burst.controller)  # each time, since the burst may have been told to free one of the memories
         self.run()
+
+    async def arun(self) -> None:
+        """As `run`, awaited in asyncio or Trio; no thread is made.
+
+        A task that is cancelled gives the run up: until that has landed its arrays are in use; its answer is dropped.
+
+        Raises:
+            BadState: It is in flight, also one that was given up; or there is no event loop.
+            GeneralFailure: The service takes one request at a time.
+            NNBurstError: As `run`.
+        """
+        await _async.run(self)
 
     def submit(self) -> Future[Execution]:
         """Start a run of the shared arrays; they are the service's until the future is done.

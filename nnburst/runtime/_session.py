@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import time
@@ -22,6 +23,7 @@ from ..errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, 
 from ..memory import Memory
 from ..model import ExecutionPreference, ImportedModel, Model, Priority
 from ..watch import Latency
+from . import _async
 from ._arguments import NodeArg, checked_inputs
 from ._bursts import Bursts
 from ._cache_sources import CacheSource, cache_source
@@ -221,6 +223,56 @@ class Session(OneProcess):
                 self._lanes.hand_over()
         return outputs if wanted is None else [outputs[i] for i in wanted]
 
+    async def arun(
+        self, output_names: Sequence[str] | None, inputs: Mapping[str, npt.ArrayLike]
+    ) -> list[np.ndarray[Any, np.dtype[Any]]]:
+        """As `run`, awaited in asyncio or Trio; no thread is made.
+
+        Any number of tasks may await it; ``concurrency`` of their runs are under way at once. A task that is cancelled
+        gives its run up; what it has used is used again when the run has landed.
+
+        Raises:
+            BadState: There is no event loop, or as `run`.
+            NNBurstError: As `run`.
+        """
+        wanted = None if output_names is None else self._checked_outputs(output_names)
+        timeout = self._timeout
+        end = None if timeout is None else time.monotonic() + timeout
+        lane = await _async.take_lane(self._lanes, timeout)
+        if lane is None:
+            raise MissedDeadline(f"not started within {timeout} s: {self._lanes.number} runs were under way")
+        held = [lane]
+
+        def give() -> None:
+            with contextlib.suppress(IndexError):  # it was given back
+                self._lanes.give(held.pop())
+
+        execution: Execution | None = None
+        try:
+            execution = lane.execution
+            if execution is None or not execution.feed(inputs):
+                execution = self._fed(lane, inputs)
+            for _ in range(_MOST_RERUNS):
+                if end is not None:
+                    execution.timeout = max(0.0, end - time.monotonic())
+                if not execution.burst_is_free:
+                    execution.find_way(errno.EBUSY)
+                try:
+                    await _async.run(execution, give)
+                except OutputInsufficientSize as error:
+                    execution = self._larger(lane, execution, error)
+                else:
+                    outputs = execution.copied()
+                    break
+            else:
+                raise GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
+        finally:
+            if end is not None and lane.execution is not None:
+                lane.execution.timeout = timeout
+            if execution is None or not execution.is_in_flight:  # else when what was given up has landed
+                give()
+        return outputs if wanted is None else [outputs[i] for i in wanted]
+
     def _waited_for(self) -> tuple[Lane, float | None]:
         """Wait for a lane. Returns it and the time that is then left for the run."""
         number = self._lanes.number
@@ -266,19 +318,23 @@ class Session(OneProcess):
     def _with_more_room(self, lane: Lane, small: Execution, error: OutputInsufficientSize) -> list[Array]:
         """Make room for what the last run needed, forget the lane's executions, which have less, and run again."""
         for _ in range(_MOST_RERUNS):
-            for name, nbytes in small.needed_rooms(error).items():
-                self._rooms[name] = max(nbytes, self._rooms.get(name, 0))
-            larger = self._kept({name: view.shape for name, view in small.inputs.items()})
-            for name, view in small.inputs.items():
-                larger.inputs[name][...] = view
-            lane.forget()
-            lane.execution = larger
+            larger = self._larger(lane, small, error)
             try:
                 larger.run()
                 return larger.copied()
             except OutputInsufficientSize as more:
                 small, error = larger, more
         raise GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
+
+    def _larger(self, lane: Lane, small: Execution, error: OutputInsufficientSize) -> Execution:
+        for name, nbytes in small.needed_rooms(error).items():
+            self._rooms[name] = max(nbytes, self._rooms.get(name, 0))
+        larger = self._kept({name: view.shape for name, view in small.inputs.items()})
+        for name, view in small.inputs.items():
+            larger.inputs[name][...] = view
+        lane.forget()
+        lane.execution = larger
+        return larger
 
     def _checked_inputs(self, inputs: object) -> dict[str, Array]:
         return checked_inputs(self._compilation.inputs, inputs)

@@ -1,0 +1,262 @@
+"""Awaiting runs in asyncio and Trio: results, order, cancelling, time limits, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from test_flights import FUNCTIONS, filled, relu
+
+import nnburst
+
+PATIENCE = 20.0
+Main = Callable[[], Awaitable[Any]]
+
+
+@pytest.fixture(scope="module")
+def function(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("functions")
+    (directory / "async_function.py").write_text(FUNCTIONS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH")))))
+        yield "nnburst-function:call=async_function:slow"
+
+
+@pytest.fixture(scope="module")
+def service(function: str) -> Iterator[nnburst.Service]:
+    with nnburst.launch(devices=["nnburst-reference", function]) as service:
+        yield service
+
+
+@pytest.fixture
+def session(service: nnburst.Service) -> Iterator[nnburst.Session]:
+    with service.session(relu()) as session:
+        yield session
+
+
+@pytest.fixture
+def slow(service: nnburst.Service) -> Iterator[nnburst.Session]:
+    with service.session("slow") as session:
+        yield session
+
+
+def in_asyncio(main: Main) -> Any:
+    return asyncio.run(asyncio.wait_for(main(), PATIENCE))  # type: ignore[arg-type]
+
+
+def in_trio(main: Main) -> Any:
+    trio = pytest.importorskip("trio")
+    return trio.run(main)
+
+
+@pytest.fixture(params=[in_asyncio, in_trio])
+def loop(request: pytest.FixtureRequest) -> Callable[[Main], Any]:
+    return request.param  # type: ignore[no-any-return]
+
+
+def test_awaited_runs_return_what_run_returns(loop: Callable[[Main], Any], session: nnburst.Session) -> None:
+    async def main() -> None:
+        for i in range(50):
+            (y,) = await session.arun(None, filled(i))
+            assert int(y[0]) == i
+        assert [int(y[0]) for y in await session.arun(["y", "y"], filled(7))] == [7, 7]
+        execution = session.bind()
+        execution.inputs["x"][:] = 5
+        await execution.arun()
+        assert int(execution.outputs["y"][0]) == 5
+        with pytest.raises(nnburst.InvalidArgument):
+            await session.arun(None, {"x": np.zeros(5, np.float32)})
+
+    loop(main)
+
+
+def test_runs_that_take_long_suspend_their_task_alone(loop: Callable[[Main], Any], slow: nnburst.Session) -> None:
+    async def main() -> None:
+        execution = slow.bind()
+        for _ in range(3):
+            execution.inputs["x"][:] = 0.05
+            await execution.arun()
+            (y,) = await slow.arun(None, filled(0.02))
+            assert y[0] == np.float32(0.02)
+        execution.inputs["x"][1] = -4
+        with pytest.raises(nnburst.GeneralFailure, match="refused -4"):
+            await execution.arun()
+
+    loop(main)
+
+
+def test_thousand_awaited_at_once_finish_and_make_no_thread(session: nnburst.Session) -> None:
+    threads = set(threading.enumerate())
+
+    async def one(i: int) -> bool:
+        (y,) = await session.arun(None, filled(i))
+        return int(y[0]) == i
+
+    async def main() -> None:
+        assert all(await asyncio.gather(*(one(i) for i in range(1000))))
+
+    in_asyncio(main)
+    made = {thread.name for thread in set(threading.enumerate()) - threads}
+    assert not {name for name in made if not name.startswith("nnburst-client")}
+
+
+def test_other_tasks_run_between_runs_that_are_answered_at_once(session: nnburst.Session) -> None:
+    async def main() -> None:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        execution = session.bind()
+        for _ in range(2000):
+            await execution.arun()
+        task.cancel()
+        assert turns > 10
+
+    in_asyncio(main)
+
+
+def test_cancelled_run_lands_before_its_arrays_are_used_again(
+    loop: Callable[[Main], Any], slow: nnburst.Session
+) -> None:
+    async def main() -> None:
+        execution = slow.bind()
+        execution.inputs["x"][:] = 0.3
+        await cancelled_after(0.05, execution.arun)
+        assert execution.is_in_flight
+        with pytest.raises(nnburst.BadState, match="execution is running"):
+            await execution.arun()
+        while execution.is_in_flight:
+            await sleep(0.01)
+        execution.inputs["x"][:] = 0
+        await execution.arun()
+
+    loop(main)
+
+
+async def sleep(seconds: float) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        import trio
+
+        await trio.sleep(seconds)
+    else:
+        await asyncio.sleep(seconds)
+
+
+async def cancelled_after(seconds: float, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        import trio
+
+        with trio.move_on_after(seconds) as scope:
+            await function(*args)
+        assert scope.cancelled_caught
+    else:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(function(*args), seconds)
+
+
+def cancel_at_random(session: nnburst.Session, seconds: float) -> int:
+    """Runs for so long, of which many are cancelled at random moments; every answer is right."""
+    draw = random.Random(3)
+    cancelled = 0
+
+    async def one(i: int) -> None:
+        nonlocal cancelled
+        task = asyncio.ensure_future(session.arun(None, {"x": np.array([draw.random() / 2000, i, i, i], np.float32)}))
+        await asyncio.sleep(draw.random() / 2000)
+        if draw.random() < 0.7:
+            task.cancel()
+        try:
+            (y,) = await task
+            assert int(y[3]) == i
+        except asyncio.CancelledError:
+            cancelled += 1
+
+    async def main() -> None:
+        end, i = time.monotonic() + seconds, 0
+        while time.monotonic() < end:
+            await asyncio.gather(*(one(i + k) for k in range(8)))
+            i += 8
+        (y,) = await session.arun(None, filled(0))
+        assert int(y[0]) == 0
+
+    asyncio.run(main())
+    return cancelled
+
+
+def test_runs_that_are_cancelled_at_random_spoil_no_other(slow: nnburst.Session) -> None:
+    assert cancel_at_random(slow, 1.5) > 0
+
+
+@pytest.mark.soak
+def test_ten_thousand_runs_cancelled_at_random(slow: nnburst.Session) -> None:
+    cancelled = 0
+    while cancelled < 10_000:
+        cancelled += cancel_at_random(slow, 10)
+
+
+def test_time_limit_of_an_awaited_run(loop: Callable[[Main], Any], service: nnburst.Service) -> None:
+    async def main() -> None:
+        with service.session("slow", timeout=0.1) as session:
+            with pytest.raises(nnburst.MissedDeadline):
+                await session.arun(None, filled(0.5))
+            await sleep(0.6)
+            await session.arun(None, filled(0))
+
+    loop(main)
+
+
+def test_death_of_the_service_reaches_every_awaiting_task(function: str) -> None:
+    with nnburst.launch(devices=[function]) as service, service.session("slow") as session:
+
+        async def main() -> None:
+            tasks = [asyncio.ensure_future(session.arun(None, filled(60))) for _ in range(6)]
+            await asyncio.sleep(0.2)
+            os.kill(service.pid, signal.SIGKILL)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(result, nnburst.DeadObject) for result in results), results
+
+        in_asyncio(main)
+
+
+def test_awaiting_without_an_event_loop_says_so(session: nnburst.Session) -> None:
+    coroutine = session.bind().arun()
+    with pytest.raises(nnburst.BadState, match="no event loop"):
+        coroutine.send(None)
+
+
+def test_threads_and_tasks_share_a_session(session: nnburst.Session) -> None:
+    wrong: list[int] = []
+
+    def in_thread() -> None:
+        for i in range(200):
+            if int(session.run(None, filled(i))[0][0]) != i:
+                wrong.append(i)
+
+    async def main() -> None:
+        for i in range(200):
+            assert int((await session.arun(None, filled(1000 + i)))[0][0]) == 1000 + i
+
+    threads = [threading.Thread(target=in_thread) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    in_asyncio(main)
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not wrong
