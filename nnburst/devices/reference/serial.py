@@ -29,8 +29,9 @@ from ...model import (
 
 __all__ = ["FORMAT", "Compiled", "pack", "unpack"]
 
-FORMAT = 1
-"""Part of the epoch: files of another format are not even opened."""
+FORMAT = 2
+"""Part of the epoch: files of another format are not even opened. Another one, too, when kernels make other arrays of
+constants: what is not in a file is made anew, of constants that may not be in it."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _ALIGNMENT = 64
