@@ -19,7 +19,7 @@ from .._core._errno import checked_timeout
 from .._core._leaving import Leaving, time_left, within
 from .._core._one_process import OneProcess
 from ..burst import BurstStats
-from ..errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, OutputInsufficientSize
+from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, OutputInsufficientSize
 from ..memory import Memory
 from ..model import ExecutionPreference, ImportedModel, Model, Priority
 from ..watch import Latency
@@ -426,6 +426,16 @@ class Session(OneProcess):
     def restarts(self) -> tuple[Restart, ...]:
         """The deaths of the service that the session has got over, with ``on_death="restart"``."""
         return () if self._bursts.recovery is None else self._bursts.recovery.restarts
+
+    def reopen(self) -> None:
+        """Get over a death of the service now rather than with the next run. Does nothing while it lives.
+
+        Raises:
+            DeadObject: It does not come back, or the session was not opened with ``on_death="restart"``.
+            NNBurstError: As a run that has to wait for it.
+        """
+        if not self._service.alive and not self._bursts.recover(self._bursts.first):
+            raise DeadObject("the service is gone; open the session with on_death='restart' to have it started again")
 
     @property
     def stats(self) -> BurstStats:

@@ -32,16 +32,17 @@ ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what user
     "",
     "onnx_backend",
     "gateway",
+    "scale",
     "testing",
     "cli",
 )
 EXTRAS = {
     "nnburst.gateway._grpc": {"grpc", "tritonclient"},
     "nnburst.gateway._rest": {"aiohttp"},
+    "nnburst.scale.ray": {"ray"},
     "nnburst.testing.pytest_plugin": {"pytest"},
 }
-"""Modules that subclass or decorate what an extra brings; only `nnburst.gateway._run`, where it serves, and
-pytest import them."""
+"""Modules that subclass or decorate what an extra brings, imported by those who use it."""
 CORE_DEPENDENCIES = {"cffi", "numpy", "posix_ipc", "cryptography", "msgspec", "click", "rich"}
 
 

@@ -1,0 +1,1 @@
+"""Sessions on many machines, by way of engines that do that for a living."""

@@ -1,0 +1,159 @@
+"""Sessions in Ray: an actor, and a deployment for Ray Serve. Needs the extra ``ray``.
+
+Ray places, scales, routes and restarts; each replica holds a `Session`, whose model runs in a service process beside
+it, or in a service that the programs of its node share. What kills a model costs that service only: the replica stays,
+and its next request starts the service again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import DeviceUnavailable, InvalidArgument
+from ..runtime import Service, Session, connect
+
+try:
+    import ray
+    from ray import serve
+except ImportError as error:
+    raise DeviceUnavailable("nnburst.scale.ray needs Ray: pip install 'nnburst[ray]'") from error
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Inputs = Mapping[str, Array]
+
+_MOST_MODELS = 3
+
+
+class Replica:
+    """A session, or one for each model that is asked for, as an actor or a replica holds it.
+
+    Args:
+        model: The path of a model file on each node, its bytes, or with `service` the name of a model that the service
+            has. None: each request names its model (see `deployment`), found by `find`.
+        service: Name or address of a service that the programs of a node share, as for `nnburst.connect`; None starts
+            one for each session.
+        retry: Whether a request that met the death of its service is repeated once: for models that give the same
+            answer twice. Without it such a request gets `DeadObject`.
+        find: Turns the name of a model into what `model` would be.
+        options: Of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | bytes | None = None,
+        *,
+        service: str | None = None,
+        retry: bool = False,
+        find: Callable[[str], str | bytes] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if model is None and service is None and find is None:
+            raise InvalidArgument("give a model, or find= to look one up by its name, or the service= that has them")
+        self._shared: Service | None = None if service is None else connect(service)
+        self._options = {"on_death": "restart", "retry": int(retry), **(options or {})}
+        self._find = find or (lambda name: name)
+        self._session = None if model is None else self._open(model)
+
+    def _open(self, model: str | os.PathLike[str] | bytes) -> Session:
+        return Session(model, service=self._shared, **self._options)
+
+    def open_model(self, name: str) -> Session:
+        """Return a session of a model by its name."""
+        return self._open(self._find(name))
+
+    @property
+    def session(self) -> Session:
+        """The session of the model that was given.
+
+        Raises:
+            InvalidArgument: None was: requests name theirs.
+        """
+        if self._session is None:
+            raise InvalidArgument("this replica serves models by name; name one with the request")
+        return self._session
+
+    def run(self, inputs: Inputs) -> list[Array]:
+        """Run the model once; raises as `Session.run`."""
+        return self.session.run(None, inputs)
+
+    def run_many(self, batch: Sequence[Inputs]) -> list[list[Array]]:
+        """Run the model for each of several inputs, in order."""
+        return [self.run(inputs) for inputs in batch]
+
+    def check_health(self) -> None:
+        """Open a service that has died again, now rather than with the next request.
+
+        Raises:
+            NNBurstError: It cannot be opened; Ray then replaces the replica.
+        """
+        if self._session is not None:
+            self._session.reopen()
+
+    def close(self) -> None:
+        """End the session and what belongs to it."""
+        if self._session is not None:
+            self._session.close()
+        if self._shared is not None:
+            self._shared.close()
+
+
+def actor(
+    model: str | os.PathLike[str] | bytes, *, actor_options: Mapping[str, Any] | None = None, **session: Any
+) -> Any:
+    """Start an actor that holds a session; its methods are those of `Replica`.
+
+    Args:
+        model: As for `Replica`.
+        actor_options: Of Ray's `.options()`: ``num_cpus``, ``name``, ``max_concurrency``, and so on.
+        session: The other arguments of `Replica`.
+    """
+    return ray.remote(Replica).options(**(actor_options or {})).remote(model, **session)
+
+
+def deployment(
+    model: str | os.PathLike[str] | bytes | None = None,
+    *,
+    serve_options: Mapping[str, Any] | None = None,
+    most_models: int = _MOST_MODELS,
+    **session: Any,
+) -> Any:
+    """Return an application for `ray.serve.run`, whose replicas hold a session each.
+
+    ``handle.remote(inputs)`` gives a list of arrays. Without a model the request names one:
+    ``handle.options(multiplexed_model_id="detector").remote(inputs)``; a replica keeps the last `most_models` open and
+    Serve sends requests to where their model is.
+
+    Args:
+        model: As for `Replica`.
+        serve_options: Of Serve's `deployment()`: ``num_replicas``, ``max_ongoing_requests``, ``ray_actor_options``, ….
+        most_models: How many models a replica keeps open.
+        session: The other arguments of `Replica`.
+    """
+
+    class Model:
+        def __init__(self) -> None:
+            self._replica = Replica(model, **session)
+
+        async def __call__(self, inputs: Inputs) -> list[Array]:
+            name = serve.get_multiplexed_model_id()
+            opened = await self.open_model(name) if name else self._replica.session
+            return await asyncio.get_running_loop().run_in_executor(None, opened.run, None, inputs)
+
+        @serve.multiplexed(max_num_models_per_replica=most_models)  # type: ignore[untyped-decorator]
+        async def open_model(self, name: str) -> Session:
+            return await asyncio.get_running_loop().run_in_executor(None, self._replica.open_model, name)
+
+        def check_health(self) -> None:
+            self._replica.check_health()
+
+        def __del__(self) -> None:
+            if (replica := getattr(self, "_replica", None)) is not None:
+                replica.close()
+
+    options = {"health_check_period_s": 1.0, **(serve_options or {})}
+    return serve.deployment(Model).options(**options).bind()
