@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..burst import BurstStats, ExecutionBurstController
 from ..devices import Buffer, Device, Fence, PreparedModel
 from ..model import BufferToken, ExecutionPreference, ExecutionResult, OutputShape, Priority, Timing
+from ..watch import Latency
 from ._arguments import NodeArg
 from ._burst import Burst
 from ._caching import CacheReport
@@ -35,6 +36,7 @@ __all__ = [
     "ExecutionPreference",
     "ExecutionResult",
     "Fence",
+    "Latency",
     "MemoryDesc",
     "NodeArg",
     "OutputShape",
