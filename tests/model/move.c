@@ -1,6 +1,6 @@
 /* One thread runs an execution while another one moves it to another burst: it never runs on both. */
 #define PAGES 3
-#define PAGE 512
+#define PAGE 768
 #include "model.h"
 
 #include "event_flag.c"

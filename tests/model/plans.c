@@ -1,7 +1,7 @@
 /* A slot is freed while the server binds a request and finds it twice again: a plan is not found after its slot is
  * gone. Then the server is hung up. */
 #define PAGES 1
-#define PAGE 640
+#define PAGE 768
 #include "model.h"
 
 #include "event_flag.c"
