@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import os
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from .._core._errno import checked_timeout
 from .._core._leaving import deadline_within, within
@@ -17,12 +18,16 @@ from ..cache import Cache, Limits, checked_token
 from ..devices import CompileJob, Device, PartitionedDevice, PartitionedModel, PreparedModel, measured_capabilities
 from ..errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, error_for
 from ..model import (
+    NEVER,
     Capabilities,
     ExecutionPreference,
+    ExecutionResult,
     ImportedModel,
     Model,
     Part,
     Priority,
+    Request,
+    RunOptions,
     operation_cost,
     operation_name,
 )
@@ -58,7 +63,7 @@ class CompilationReport(Struct, frozen=True):
 
     Attributes:
         steps: One, or several in the order in which they run.
-        refusals: Devices that failed to compile, and why: (name, reason).
+        refusals: Devices that failed to compile or to run, and why: (name, reason).
     """
 
     steps: tuple[StepReport, ...]
@@ -105,6 +110,10 @@ class Compilation(OneProcess):
         self._cache: CacheSource | None = None
         self._report: CompilationReport | None = None
         self._parts: tuple[Part, ...] = ()
+        self._others: list[Device] = []
+        """Those that could run the model, too, the fastest first; none unless the choice was the runtime's."""
+        self._second: PreparedModel | None = None
+        self._lock = threading.RLock()
         self._lacks: list[str] = []
 
     def set_preference(self, preference: str | ExecutionPreference) -> None:
@@ -222,14 +231,19 @@ class Compilation(OneProcess):
         speeds = self._speeds(able)
         alone = [k for k, (_, supported) in enumerate(able) if all(supported)]
         if speeds is not None:
-            main, speed = self.model.main, speeds
-            alone.sort(key=lambda k: sum(operation_cost(self.model, main, each, speed[k]) for each in operations))
+            costs = [self._cost(speed) for speed in speeds]
+            alone.sort(key=costs.__getitem__)
+            self._others = [able[k][0] for k in alone[1:] if costs[k] < NEVER]
         if alone:
             return [(able[alone[0]][0], self.model, tuple(range(len(operations))))]
         together = PartitionedDevice([device for device, _ in able])
         steps = together.plan(self.model, [supported for _, supported in able], speeds)
         self._parts = tuple(step.part for step in steps)
         return [(step.device, step.part.model, step.part.operations) for step in steps]
+
+    def _cost(self, speed: Capabilities) -> float:
+        main = self.model.main
+        return sum(operation_cost(self.model, main, each, speed) for each in main.operations)
 
     def _speeds(self, able: Sequence[tuple[Device, Sequence[bool]]]) -> list[Capabilities] | None:
         """Measure the devices if the choice is the runtime's and there is one."""
@@ -253,6 +267,26 @@ class Compilation(OneProcess):
             self._device = PartitionedDevice(tuple(dict.fromkeys(device for device, _, _ in steps)))
         self._report = report
         closes_with(self._device, self)
+
+    def run_elsewhere(self, request: Request, options: RunOptions, failure: NNBurstError) -> ExecutionResult | None:
+        """Run a request that has failed on the next device that can run the model; None if there is none.
+
+        Args:
+            request: Without buffers of the device.
+            options: How.
+            failure: Why it failed; goes into the report when the next device is needed first.
+        """
+        with self._lock:
+            while self._second is None and self._others and self._report is not None and not self._refuses:
+                device = self._others.pop(0)
+                try:
+                    self._second = device.prepare_model(self.model, CompileJob(self._preference, self._priority))
+                    refusal = self.device.name, f"a run failed, and goes to {device.name} instead: {failure}"
+                except NNBurstError as error:
+                    refusal = device.name, str(error)
+                self._report = structs.replace(self._report, refusals=(*self._report.refusals, refusal))
+            second = self._second
+        return None if second is None else second.execute_synchronously(request, options)
 
     @property
     def has_one_device(self) -> bool:
@@ -416,9 +450,11 @@ class Compilation(OneProcess):
         """Release the prepared model. Idempotent."""
         self._release_cache()
         self._finished = True
-        if self._prepared is not None:
-            self._prepared.close()
-        self._prepared = None
+        for prepared in (self._prepared, self._second):
+            if prepared is not None:
+                prepared.close()
+        self._prepared = self._second = None
+        self._others.clear()
 
     def __enter__(self) -> Compilation:
         return self

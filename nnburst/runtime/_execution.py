@@ -26,10 +26,12 @@ from ..devices import Fence, FencedExecution
 from ..errors import (
     BadState,
     DeadObject,
+    DeviceUnavailable,
     ErrorStatus,
     GeneralFailure,
     InvalidArgument,
     MissedDeadline,
+    NNBurstError,
     OutputInsufficientSize,
     ResourceExhausted,
 )
@@ -686,7 +688,26 @@ class Execution(BoundRequest):
             else:
                 status = self._ran_elsewhere(Failure(info.status, info.reason))
             if status:
-                self._settle(status)
+                super()._settle(status)  # what depends on it has failed with it
+
+    def _settle(self, status: int) -> None:
+        try:
+            super()._settle(status)
+        except (DeviceUnavailable, GeneralFailure, ResourceExhausted) as error:
+            if not self._ran_on_another(error):
+                raise
+
+    def _ran_on_another(self, failure: NNBurstError) -> bool:
+        """Have another device run what has failed, if the choice of the device was not the caller's."""
+        request = self._laid_out().requests[self.turn]
+        if any(isinstance(pool, BufferToken) for pool in request.pools):
+            return False  # they are the first device's
+        result = self.compilation.run_elsewhere(request, self._options, failure)
+        if result is None:
+            return False
+        if status := self._ran_elsewhere(result):
+            super()._settle(status)
+        return True
 
     def burst_compute(self, burst: Burst) -> None:
         """Run through a burst and wait for the end.

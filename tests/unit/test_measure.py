@@ -12,7 +12,7 @@ from test_control_flow import counting_model, if_model
 from test_partition import O, Only, T
 
 import nnburst
-from nnburst import Compilation
+from nnburst import Burst, Compilation, Execution, GeneralFailure
 from nnburst.burst import Kernel
 from nnburst.devices import LocalModel, NoopDevice, measured_capabilities
 from nnburst.devices import _measure as measure
@@ -99,6 +99,63 @@ def test_a_device_that_computes_nothing_is_never_preferred() -> None:
         assert compilation.report.steps[0].device == "nnburst-reference"
     noop = dict(measured_capabilities(NoopDevice()).operand_performance)
     assert {info.exec_time for info in noop.values()} == {NEVER}
+
+
+class Failing(Only):
+    """Runs what it is measured with, and nothing else."""
+
+    def compile(self, model: Model) -> LocalModel:
+        prepared = super().compile(model)
+        if model.main.operations[0].type == O.RELU:
+
+            def bind(request: Request, options: RunOptions) -> Kernel:
+                def run() -> None:
+                    raise RuntimeError("it overheats")
+
+                return run
+
+            prepared.bind = bind  # type: ignore[method-assign]
+        return prepared
+
+
+@pytest.mark.parametrize("way", ["compute", "burst", "bind"])
+def test_a_run_that_fails_goes_to_the_next_device(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    second = Slow("test-second")
+    with Compilation(relu(), [Failing("test-first"), second, NoopDevice()]) as compilation:
+        monkeypatch.setattr(compilation, "_names_devices", False)
+        compilation.finish()
+        assert compilation.report.steps[0].device == "test-first"
+        x, y = np.array([-1, 2, -3, 4], np.float32), np.zeros(4, np.float32)
+        with Burst(compilation) as burst, Execution(compilation, reusable=True) as execution, burst.bind() as bound:
+            execution.set_input(0, x)
+            execution.set_output(0, y)
+            bound.inputs["x"][:] = x
+            for _ in range(2):
+                y[:] = 9
+                if way == "compute":
+                    execution.compute()
+                elif way == "burst":
+                    execution.burst_compute(burst)
+                else:
+                    bound.run()
+                    y[:] = bound.outputs["y"]
+                assert y.tolist() == [0, 2, 0, 4]
+        ((name, reason),) = compilation.report.refusals
+        assert name == "test-first"
+        assert "goes to test-second instead" in reason
+        assert "it overheats" in reason
+
+
+@pytest.mark.parametrize("second", [NoopDevice, lambda: None], ids=["untrustworthy", "none"])
+def test_a_run_that_fails_goes_to_no_device_that_is_wrong_or_was_not_chosen_by_the_runtime(
+    monkeypatch: pytest.MonkeyPatch, second: Callable[[], NoopDevice | None]
+) -> None:
+    devices = [Failing("test-first"), second() or Only("test-named")]
+    with Compilation(relu(), devices) as compilation:
+        monkeypatch.setattr(compilation, "_names_devices", second is not NoopDevice)
+        compilation.finish()
+        with Burst(compilation) as burst, burst.bind() as bound, pytest.raises(GeneralFailure, match="it overheats"):
+            bound.run()
 
 
 def test_a_device_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
