@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from service_support import WATCHDOG, Answers, FakeDevice, in_process, open_fds, raw_peer, socket_pair, tiny_model
 
-from nnburst.burst import BurstCallback, ExecutionBurstController
-from nnburst.devices import CompileJob
+from nnburst.burst import BurstCallback, ExecutionBurstController, Kernel
+from nnburst.devices import CompileJob, PreparedModel, create_device
+from nnburst.devices.noop import NoopPreparedModel
 from nnburst.errors import (
     BadState,
     DeadObject,
@@ -46,6 +47,7 @@ from nnburst.service import Quotas, ServiceConnection, ServiceHost, _protocol, _
 from nnburst.service._marshal import memories_from_wire, model_to_wire
 from nnburst.service._packets import FdBundle
 from nnburst.service._protocol import Side
+from nnburst.testing import Snapshot
 
 
 def queues() -> tuple[MessageQueue, MessageQueue]:
@@ -742,3 +744,44 @@ def test_forked_children_get_a_bad_state_and_disturb_nobody() -> None:
         assert model.execute_synchronously(a_request(pool))[0] is ErrorStatus.NONE
         assert device.contexts[0].log == []
         burst.free_memory(1)
+
+
+@pytest.mark.parametrize("through", ["execute", "burst"])
+def test_pools_of_requests_that_fail_are_unmapped_at_once(monkeypatch: pytest.MonkeyPatch, through: str) -> None:
+    """And not when the collector comes: a client that fails again and again would fill the address space."""
+    mapped: list[bool] = []
+
+    def bind(model: NoopPreparedModel, request: Request, options: RunOptions) -> Kernel:
+        arrays = [pool.array(np.uint8, (16,)) for pool in request.pools]
+
+        def run() -> None:
+            mapped.append(Snapshot().mappings != before.mappings)
+            raise GeneralFailure(f"{len(arrays)} arrays are of no use")
+
+        return run
+
+    def fail(prepared: PreparedModel) -> None:
+        with Memory.ashmem(4096) as pool:
+            source, target = (RequestArgument(location=DataLocation(0, offset, 16)) for offset in (0, 16))
+            request = Request((source,), (target,), (pool,))
+            if through == "execute":
+                result = prepared.execute_synchronously(request)
+                assert result[0] is ErrorStatus.GENERAL_FAILURE, result.reason
+            else:
+                with ExecutionBurstController.create(prepared) as controller:
+                    assert controller.compute(request)[0] is ErrorStatus.GENERAL_FAILURE
+
+    monkeypatch.setattr(NoopPreparedModel, "bind", bind)
+    gc.collect()
+    gc.disable()
+    try:
+        with in_process([create_device("nnburst-noop")]) as (client, _):
+            prepared = client.devices[0].prepare_model(tiny_model())
+            before = Snapshot()
+            for _ in range(3):
+                fail(prepared)
+            assert Snapshot().mappings == before.mappings
+            assert mapped == [True] * 3
+            prepared.close()
+    finally:
+        gc.enable()
