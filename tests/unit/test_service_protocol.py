@@ -90,6 +90,12 @@ SAMPLES = (
         _protocol.Execute(1, REQUEST, RunOptions(MeasureTiming.YES, 5, 6)),
         _protocol.ExecuteReply(3, SHAPES, Timing(), "too small"),
     ),
+    (
+        _protocol.ExecuteFenced(1, REQUEST, RunOptions(MeasureTiming.YES, 5, 6), 3, 7),
+        _protocol.ExecuteFencedReply(4),
+    ),
+    (_protocol.GetFencedInfo(4), _protocol.GetFencedInfoReply(2, Timing(1, 2), Timing(), "no")),
+    (_protocol.CancelFenced(4), _protocol.Done()),
     (_protocol.ConfigureBurst(1, 2, QUEUE, QUEUE, 0.5), _protocol.ConfigureBurstReply(3)),
     (_protocol.GetMemories(2, (0, -1, 2**31 - 1)), _protocol.GetMemoriesReply(0, (POOL,))),
     (_protocol.FailureReason(3), _protocol.FailureReasonReply("no such frame")),
@@ -126,13 +132,14 @@ def test_numbers_of_descriptors_follow_from_the_message() -> None:
         "prepare_model": 4,
         "prepare_model_from_cache": 3,
         "execute": 2,
+        "execute_fenced": 5,
         "configure_execution_burst": 2,
         "copy_to": 1,
         "copy_from": 1,
     }
     assert counts == dict.fromkeys(counts, 0) | expected
     reply_counts = {CALL_BY_REQUEST[type(q)].name: CALL_BY_REQUEST[type(q)].reply_fds(r) for q, r in SAMPLES}
-    assert reply_counts == dict.fromkeys(reply_counts, 0) | {"get_memories": 1}
+    assert reply_counts == dict.fromkeys(reply_counts, 0) | {"execute_fenced": 1, "get_memories": 1}
 
 
 def test_every_row_has_a_handler_on_its_side_and_a_name_of_its_own() -> None:
