@@ -111,13 +111,16 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
     # ---- inference -------------------------------------------------------------------------------------------
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
-        return await self._answer(context, lambda: self._infer(request))
+        try:
+            return await self._infer(request)
+        except NNBurstError as error:
+            await context.abort(status_code(error), str(error))
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """One answer for each request, in their order; an error is an answer, too."""
         async for request in requests:
             try:
-                answer = await asyncio.get_running_loop().run_in_executor(None, self._infer, request)
+                answer = await self._infer(request)
             except NNBurstError as error:
                 yield pb.ModelStreamInferResponse(
                     error_message=str(error), infer_response=pb.ModelInferResponse(id=request.id)
@@ -127,9 +130,9 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 answer.parameters["triton_final_response"].bool_param = True
             yield pb.ModelStreamInferResponse(infer_response=answer)
 
-    def _infer(self, request: Any) -> Any:
+    async def _infer(self, request: Any) -> Any:
         answer = pb.ModelInferResponse(model_name=request.model_name, model_version=VERSION, id=request.id)
-        for wanted, datatype, array in infer(self._models, self._regions, _inference(request)):
+        for wanted, datatype, array in await infer(self._models, self._regions, _inference(request)):
             output = answer.outputs.add(name=wanted.name, datatype=datatype, shape=array.shape)
             if wanted.place is None:
                 answer.raw_output_contents.append(bytes(bytes_of(array)))

@@ -69,7 +69,7 @@ class Inference:
     outputs: Sequence[Wanted] = field(default=())
 
 
-def infer(models: Models, regions: Regions, inference: Inference) -> list[tuple[Wanted, str, Array]]:
+async def infer(models: Models, regions: Regions, inference: Inference) -> list[tuple[Wanted, str, Array]]:
     """Run a request.
 
     Returns:
@@ -81,7 +81,7 @@ def infer(models: Models, regions: Regions, inference: Inference) -> list[tuple[
     """
     if inference.version not in ("", VERSION):
         raise InvalidArgument(f"model {inference.model!r} has the version {VERSION}, not {inference.version!r}")
-    session = models.session(inference.model)
+    session = await models.opened(inference.model)
     nodes = {node.name: node for node in session.get_inputs()}
     results = {node.name: (i, node) for i, node in enumerate(session.get_outputs())}
     arrays: dict[str, Array] = {}
@@ -97,7 +97,7 @@ def infer(models: Models, regions: Regions, inference: Inference) -> list[tuple[
     for output in wanted:
         if output.name not in results:
             raise InvalidArgument(f"output {output.name!r} is unknown; the model gives {list(results)}")
-    values = models.run(inference.model, arrays)
+    values = await models.run(inference.model, arrays)
     answers = []
     for output in wanted:
         index, node = results[output.name]

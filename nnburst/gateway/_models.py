@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -67,13 +68,20 @@ class Models:
         except NNBurstError:
             return False
 
-    def run(self, name: str, inputs: Mapping[str, Array]) -> list[Array]:
+    async def opened(self, name: str) -> Session:
+        """As `session`; a thread waits if it has to be opened first."""
+        session = self._sessions.get(name)
+        if session is not None and session.service.alive:
+            return session
+        return await asyncio.get_running_loop().run_in_executor(None, self.session, name)
+
+    async def run(self, name: str, inputs: Mapping[str, Array]) -> list[Array]:
         """Run a model once; raises as `Session.run`. A request that met a dead service is not repeated."""
-        session = self.session(name)
+        session = await self.opened(name)
         counts, began = self.counts[name], time.monotonic_ns()
         counts.last_ms = time.time_ns() // 1_000_000
         try:
-            outputs = session.run(None, inputs)
+            outputs = await session.arun(None, inputs)
         except NNBurstError:
             counts.failures += 1
             counts.failure_ns += time.monotonic_ns() - began

@@ -119,7 +119,7 @@ class Rest:
         head = _object(body if length is None else body[: int(length)])
         data = memoryview(body)[len(body) if length is None else int(length) :]
         inference, binary = _inference(name, head, data)
-        answers = await _elsewhere(lambda: infer(self._models, self._regions, inference))
+        answers = await infer(self._models, self._regions, inference)
         return _response(name, head.get("id"), answers, binary)
 
     # ---- shared memory ---------------------------------------------------------------------------------------
