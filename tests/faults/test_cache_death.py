@@ -6,13 +6,15 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from fault_support import Background, Steps, tiny_model
+from fault_support import Background, tiny_model
 
 from nnburst.devices import CacheFiles, CompileJob, Device, PreparedModel
 from nnburst.errors import DeadObject, ErrorStatus
 from nnburst.service import start_child
+from nnburst.testing import inject
 
 Call = Callable[[Device, CacheFiles], PreparedModel]
 CALLS: dict[str, tuple[str, Call]] = {
@@ -35,13 +37,13 @@ def files(tmp_path: Path) -> Iterator[CacheFiles]:
 
 @pytest.mark.parametrize(("step", "call"), CALLS.values(), ids=CALLS.keys())
 def test_service_killed_during_the_call_is_a_dead_object(
-    tmp_path: Path, files: CacheFiles, step: str, call: Call
+    files: CacheFiles, step: Literal["prepare", "restore"], call: Call
 ) -> None:
-    steps = Steps(tmp_path / "steps")
-    with start_child(devices=("test-hooks",), env=steps.env(step)) as connection:
+    with start_child(devices=("nnburst-reference",), faults=True) as connection:
         device = connection.devices[0]
+        frozen = inject(connection, at=step, freeze="call")
         running = Background(lambda: call(device, files))
-        steps.wait()  # the service is inside the call
+        frozen.wait()  # the service is inside the call
         os.kill(connection.pid, signal.SIGKILL)
         error = running.result()
         assert isinstance(error, DeadObject)
