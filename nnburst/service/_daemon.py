@@ -99,8 +99,11 @@ class Daemon:
         self._stop_reason = self._stop_reason or reason
         self._poke()
 
-    def run(self) -> str:
+    def run(self, when_ready: Callable[[], None] = lambda: None) -> str:
         """Serve until stopped, then close the host.
+
+        Args:
+            when_ready: Called once signals are handled: who hears that the service is ready may stop it at once.
 
         Returns:
             Why it ended.
@@ -108,6 +111,7 @@ class Daemon:
         unlink = self._host.when_idle(self._poke)
         try:
             with _signals(self._woken):
+                when_ready()
                 self._loop()
         finally:
             unlink()

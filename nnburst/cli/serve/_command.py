@@ -134,9 +134,12 @@ def serve(
                 **({} if port is None else {"metrics": f"http://127.0.0.1:{port}/metrics"}),
                 **({"oip": ports} if ports else {}),
             }
-            click.echo(json.dumps(ready) if as_json else _ready_line(ready))
-            notify_manager("READY=1")
-            reason = daemon.run()
+
+            def announce() -> None:
+                click.echo(json.dumps(ready) if as_json else _ready_line(ready))
+                notify_manager("READY=1")
+
+            reason = daemon.run(announce)
             notify_manager("STOPPING=1")
             logging.getLogger(__name__).info("ended: %s", reason)
     except NNBurstError as error:
