@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from ._display import described, nodes_table
 from ._execution import Execution
 from ._import import check_source, devices_for, imported
 from ._lanes import Lane, Lanes
+from ._many import run_many
 from ._pipeline import Pipeline
 from ._recovery import Recovery, Restart
 from ._service import Service, launch
@@ -374,6 +375,22 @@ class Session(OneProcess):
             keep=self,
             home=self._bursts,
         )
+
+    def run_many(self, inputs: Iterable[Mapping[str, npt.ArrayLike]], *, batch: int = 1) -> Iterator[list[Array]]:
+        """Run the model on each of many inputs, several under way; yield a list of all outputs for each, in order.
+
+        Args:
+            inputs: Arrays by name, as for `run`; taken while the service runs those before.
+            batch: Rows that are run at once, where every input's first dimension is symbolic. An input of many has one
+                row, or a few, and its outputs have as many.
+
+        Raises:
+            InvalidArgument: An input is wrong, or the model takes no batches.
+            NNBurstError: A run failed, as `run` says.
+        """
+        if not isinstance(batch, int) or batch < 1:
+            raise InvalidArgument(f"batch={batch!r}; give a number of rows, 1 or more")
+        return run_many(self, inputs, batch)
 
     def pipeline(self, depth: int = 16, *, shapes: Mapping[str, int | Sequence[int]] | None = None) -> Pipeline:
         """Return executions that take turns, so that the service finds the next request when one has ended.

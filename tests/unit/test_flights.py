@@ -299,3 +299,28 @@ def test_older_service_is_sent_no_bell_and_takes_one_request_at_a_time(monkeypat
     ):
         with pytest.raises(nnburst.GeneralFailure, match="one request at a time"):
             _ = burst.flights
+
+
+# ---- many inputs -----------------------------------------------------------------------------------------------------
+
+
+def test_many_inputs_come_out_in_order(session: nnburst.Session) -> None:
+    assert [int(y[0]) for (y,) in session.run_many(filled(i) for i in range(50))] == list(range(50))
+    assert list(session.run_many([])) == []
+    with pytest.raises(nnburst.InvalidArgument, match="symbolic first dimension"):
+        list(session.run_many([filled(0)], batch=4))
+    with pytest.raises(nnburst.InvalidArgument, match="batch=0"):
+        session.run_many([], batch=0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 40, 41])
+def test_many_inputs_run_in_batches_where_the_model_takes_them(service: nnburst.Service, count: int) -> None:
+    b = ModelBuilder()
+    b.output("y", b.add(OperationType.RELU, [b.input("x", OperandType.TENSOR_FLOAT32, (0, 4))]))
+    with service.session(b.build()) as session:
+        inputs = [{"x": np.full((1 + i % 3, 4), i, np.float32)} for i in range(count)]
+        outputs = list(session.run_many(iter(inputs), batch=8))
+        assert [y.shape for (y,) in outputs] == [arrays["x"].shape for arrays in inputs]
+        assert [int(y[0, 0]) for (y,) in outputs] == list(range(count))
+        if count > 8:
+            assert session.stats.sent < count

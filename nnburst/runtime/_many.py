@@ -1,0 +1,103 @@
+"""Many inputs, one result each, in order: in batches if the model takes them, filled while the service runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import GeneralFailure, InvalidArgument
+from ._arguments import NodeArg, checked_inputs
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ._session import Session
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Inputs = Mapping[str, "npt.ArrayLike"]
+
+_DEPTH = 4
+"""Batches under way: one runs, one waits, one is filled, one is read."""
+
+
+def run_many(session: Session, inputs: Iterable[Inputs], batch: int) -> Iterator[list[Array]]:
+    """See `Session.run_many`."""
+    nodes, rest = session.get_inputs(), iter(inputs)
+    try:
+        first = checked_inputs(nodes, next(rest))
+    except StopIteration:
+        return
+    every = chain([first], rest)
+    if batch == 1:
+        shapes = {node.name: first[node.name].shape for node in nodes if node.is_open}
+        with session.pipeline(16, shapes=shapes) as pipeline:
+            yield from pipeline.map(every)
+        return
+    fixed = [node.name for node in nodes if not _is_batched(node)]
+    if fixed:
+        raise InvalidArgument(f"batch={batch} needs a symbolic first dimension of every input, also of {fixed}")
+    yield from _batched(session, nodes, first, every, batch)
+
+
+def _is_batched(node: NodeArg) -> bool:
+    return node.shape is not None and len(node.shape) > 0 and not isinstance(node.shape[0], int)
+
+
+def _batched(
+    session: Session, nodes: list[NodeArg], first: Mapping[str, Array], every: Iterable[Inputs], batch: int
+) -> Iterator[list[Array]]:
+    shapes = {node.name: (batch, *first[node.name].shape[1:]) for node in nodes}
+    waiting: deque[list[int]] = deque()  # how many rows each input of a batch has
+    rows: list[int] = []
+    filled = 0
+    with session.pipeline(_DEPTH, shapes=shapes) as pipeline:
+        for item in every:
+            arrays = checked_inputs(nodes, item)
+            count = arrays[nodes[0].name].shape[0]
+            for node in nodes:
+                shape = arrays[node.name].shape
+                if shape[0] != count or shape[1:] != shapes[node.name][1:] or count > batch:
+                    raise InvalidArgument(
+                        f"input {node.name!r} has shape {shape}; in this batch it is 1 to {batch} rows, as many as the "
+                        f"other inputs have, of shape {shapes[node.name][1:]}"
+                    )
+            if filled + count > batch:  # it begins the next batch
+                yield from _finish(pipeline, waiting)
+                yield from _split(session.run(None, _head(pipeline.current.inputs, filled)), rows)
+                rows, filled = [], 0
+            for name, view in pipeline.current.inputs.items():
+                view[filled : filled + count] = arrays[name]
+            rows.append(count)
+            filled += count
+            if filled == batch:
+                waiting.append(rows)
+                rows, filled = [], 0
+                ended = pipeline.advance()
+                if len(waiting) == _DEPTH:
+                    yield from _split(ended.copied(), waiting.popleft())
+        yield from _finish(pipeline, waiting)
+        if filled:
+            yield from _split(session.run(None, _head(pipeline.current.inputs, filled)), rows)
+
+
+def _head(views: Mapping[str, Array], filled: int) -> dict[str, Array]:
+    return {name: view[:filled] for name, view in views.items()}
+
+
+def _finish(pipeline: Any, waiting: deque[list[int]]) -> Iterator[list[Array]]:
+    for ended in pipeline.drain():
+        yield from _split(ended.copied(), waiting.popleft())
+
+
+def _split(outputs: list[Array], rows: list[int]) -> Iterator[list[Array]]:
+    total = sum(rows)
+    if any(output.ndim == 0 or output.shape[0] != total for output in outputs):
+        raise GeneralFailure(f"an output has not one row for each of {total}; this model cannot be run in batches")
+    start = 0
+    for count in rows:
+        yield [output[start : start + count] for output in outputs]
+        start += count
