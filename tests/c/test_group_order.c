@@ -104,6 +104,11 @@ static void highest_priority_first(void)
         send(i); /* all are known afterwards */
         CHECK_EQ(next_burst(), i);
     }
+    for (int i = 2; i > 0; i--) { /* the higher its priority, the more it has had: that counts for nothing */
+        send(i);
+        CHECK_EQ(next_burst(), i);
+        last_for(10 * i);
+    }
     for (int i = 0; i < 3; i++)
         send(i);
     CHECK_EQ(next_burst(), 2);
