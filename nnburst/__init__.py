@@ -19,7 +19,9 @@ from .errors import (
 from .memory import Memory
 from .model import Model, ModelBuilder, OperandType, OperationType
 from .runtime import (
+    BrokenBurst,
     Burst,
+    BurstExecutor,
     Compilation,
     DeviceMemory,
     Execution,
@@ -35,7 +37,9 @@ from .runtime import (
 
 __all__ = [
     "BadState",
+    "BrokenBurst",
     "Burst",
+    "BurstExecutor",
     "Compilation",
     "DeadObject",
     "DeviceMemory",

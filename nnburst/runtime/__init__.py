@@ -13,6 +13,7 @@ from ._compilation import Compilation, CompilationReport, StepReport
 from ._copy import copy_memory
 from ._event import Event
 from ._execution import Duration, Execution
+from ._executor import BrokenBurst, BurstExecutor
 from ._memory_desc import DeviceMemory, MemoryDesc
 from ._pipeline import Pipeline
 from ._recovery import Restart
@@ -20,9 +21,11 @@ from ._service import Service, connect, in_process, launch
 from ._session import Session
 
 __all__ = [
+    "BrokenBurst",
     "Buffer",
     "BufferToken",
     "Burst",
+    "BurstExecutor",
     "BurstStats",
     "CacheReport",
     "Compilation",

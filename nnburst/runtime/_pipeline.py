@@ -108,14 +108,7 @@ class Pipeline(OneProcess):
         try:
             for count, arrays in enumerate(inputs, 2):
                 current = self.current
-                if not current.feed(arrays):
-                    for name, array in checked_inputs(current.compilation.inputs, arrays).items():
-                        if array.shape != current.inputs[name].shape:
-                            raise InvalidArgument(
-                                f"input {name!r} has shape {array.shape}; this pipeline runs "
-                                f"{current.inputs[name].shape}"
-                            )
-                        current.inputs[name][...] = array
+                fill(current, arrays)
                 ended = self.advance()
                 if count > self.depth:
                     yield ended.copied()
@@ -144,3 +137,18 @@ class Pipeline(OneProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def fill(execution: Execution, inputs: Mapping[str, npt.ArrayLike]) -> None:
+    """Copy arrays into the inputs of an execution.
+
+    Raises:
+        InvalidArgument: A name, dtype or shape is wrong.
+    """
+    if execution.feed(inputs):
+        return
+    for name, array in checked_inputs(execution.compilation.inputs, inputs).items():
+        view = execution.inputs[name]
+        if array.shape != view.shape:
+            raise InvalidArgument(f"input {name!r} has shape {array.shape}; what is bound here runs {view.shape}")
+        view[...] = array

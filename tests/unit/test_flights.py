@@ -324,3 +324,29 @@ def test_many_inputs_run_in_batches_where_the_model_takes_them(service: nnburst.
         assert [int(y[0, 0]) for (y,) in outputs] == list(range(count))
         if count > 8:
             assert session.stats.sent < count
+
+
+# ---- executor --------------------------------------------------------------------------------------------------------
+
+
+def test_executor_runs_the_session_and_nothing_else(session: nnburst.Session) -> None:
+    with nnburst.BurstExecutor(session, depth=3) as executor:
+        results = executor.map(session.run, itertools.repeat(None), [filled(i) for i in range(20)])
+        assert [int(y[0]) for (y,) in results] == list(range(20))
+        with pytest.raises(nnburst.InvalidArgument, match="its session's run"):
+            executor.submit(print)
+        assert isinstance(executor.submit(session.run, None, {"z": 1}).exception(PATIENCE), nnburst.InvalidArgument)
+        assert int(executor.submit(session.run, ["y"], filled(9)).result(PATIENCE)[0][0]) == 9
+    with pytest.raises(nnburst.BadState, match="shut down"):
+        executor.submit(session.run, None, filled(0))
+
+
+def test_dead_service_breaks_the_executor(mortal: nnburst.Session) -> None:
+    executor = nnburst.BurstExecutor(mortal, depth=2)
+    futures = [executor.submit(mortal.run, None, filled(60)) for _ in range(4)]
+    os.kill(mortal.service.pid, signal.SIGKILL)
+    for future in futures:
+        assert isinstance(future.exception(PATIENCE), concurrent.futures.BrokenExecutor)
+    with pytest.raises(concurrent.futures.BrokenExecutor):
+        executor.submit(mortal.run, None, filled(0))
+    executor.shutdown()
