@@ -14,8 +14,8 @@ from .._core._leaving import LEAVING, time_left, within
 from .._core._one_process import OneProcess
 from ..devices import Device
 from ..errors import BadState, DeadObject, DeviceUnavailable, GeneralFailure
+from . import _protocol as calls
 from ._callbacks import CallbackRegistry
-from ._protocol import VERSION, Goodbye, Hello, HelloReply, ListDevices, Side
 from ._proxies import RemoteDevice
 from ._rendezvous import dial
 from ._transport import Connection
@@ -28,12 +28,12 @@ class _Link:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._finalizer = weakref.finalize(self, connection.hang_up, Goodbye())
+        self._finalizer = weakref.finalize(self, connection.hang_up, calls.Goodbye())
         self._finalizer.atexit = False  # _end_all does it
 
     def close(self) -> None:
         """Say goodbye and wait for the end. Idempotent."""
-        self.connection.close(farewell=Goodbye())
+        self.connection.close(farewell=calls.Goodbye())
         self._finalizer.detach()
 
 
@@ -42,7 +42,7 @@ def _end_all() -> None:
     """All at once, so that those that do not answer are waited for together."""
     left = list(_open.values())
     for connection in left:
-        connection.hang_up(Goodbye())
+        connection.hang_up(calls.Goodbye())
     for connection in left:
         connection.close()
 
@@ -82,7 +82,13 @@ class ServiceConnection(OneProcess):
 
         try:
             connection: Connection = Connection(
-                sock, Side.CLIENT, callbacks, peer_pidfd=peer_pidfd, workers=2, on_end=ended, name="nnburst-client"
+                sock,
+                calls.Side.CLIENT,
+                callbacks,
+                peer_pidfd=peer_pidfd,
+                workers=2,
+                on_end=ended,
+                name="nnburst-client",
             )
         except BaseException:  # there is no connection that could end
             sock.close()
@@ -92,12 +98,14 @@ class ServiceConnection(OneProcess):
         try:
             _open[id(connection)] = connection
             connection.start()
-            hello: HelloReply
-            hello, _ = connection.call(Hello(version=VERSION, pid=os.getpid()), timeout=timeout)
-            if hello.version[0] != VERSION[0]:
-                raise GeneralFailure(f"the service speaks version {hello.version[0]} of the protocol, not {VERSION[0]}")
+            hello: calls.HelloReply
+            hello, _ = connection.call(calls.Hello(version=calls.VERSION, pid=os.getpid()), timeout=timeout)
+            if hello.version[0] != calls.VERSION[0]:
+                raise GeneralFailure(
+                    f"the service speaks version {hello.version[0]} of the protocol, not {calls.VERSION[0]}"
+                )
             connection.peer_version = hello.version
-            listed, _ = connection.call(ListDevices(), timeout=timeout)
+            listed, _ = connection.call(calls.ListDevices(), timeout=timeout)
         except BaseException:
             connection.close()
             raise

@@ -29,17 +29,8 @@ from ..errors import (
 from ..memory import Memory, check_pools
 from ..model import BufferDesc, consistent_result, reason_of
 from ..watch import Page, Row, RowKind
-from ._cache_messages import (
-    CacheOutcome,
-    ConfirmCache,
-    ConfirmCacheReply,
-    GetDeviceCounters,
-    GetDeviceCountersReply,
-    PrepareModel,
-    PrepareModelFromCache,
-    PrepareModelFromCacheReply,
-    PrepareModelReply,
-)
+from . import _cache_messages as caching
+from . import _protocol as calls
 from ._hosted import HostedBuffer, HostedBurst, HostedFenced, HostedModel, SlotMemories, close_all, limited_window
 from ._marshal import (
     cache_from_wire,
@@ -52,45 +43,6 @@ from ._marshal import (
 )
 from ._object_table import ObjectTable
 from ._packets import FdBundle
-from ._protocol import (
-    VERSION,
-    Allocate,
-    AllocateReply,
-    Call,
-    CancelFenced,
-    ConfigureBurst,
-    ConfigureBurstReply,
-    CopyBuffer,
-    CopyFrom,
-    CopyTo,
-    CopyToReply,
-    Done,
-    Ending,
-    Execute,
-    ExecuteFenced,
-    ExecuteFencedReply,
-    ExecuteReply,
-    FailureReason,
-    FailureReasonReply,
-    FreeMemory,
-    GetDeviceStatus,
-    GetDeviceStatusReply,
-    GetFencedInfo,
-    GetFencedInfoReply,
-    GetSupportedOperations,
-    GetSupportedOperationsReply,
-    Goodbye,
-    Hello,
-    HelloReply,
-    ImportModel,
-    ImportModelReply,
-    ListDevices,
-    ListDevicesReply,
-    Malformed,
-    Release,
-    Side,
-    sendable,
-)
 from ._quotas import PER_USER, Charge, Ledger, Quotas
 from ._rendezvous import peer_of
 from ._transport import Connection
@@ -206,7 +158,7 @@ class ServiceHost:
             for hosted in all_connections:
                 within(LEAVING, hosted.objects.close)  # what runs is finished before its client hears of the end
         for hosted in all_connections:
-            hosted.connection.hang_up(Ending(reason=reason) if reason else None)
+            hosted.connection.hang_up(calls.Ending(reason=reason) if reason else None)
         for hosted in all_connections:
             hosted.close()
         if self.listeners is not None:
@@ -244,7 +196,7 @@ class HostedConnection:
         self._same_user = peer.uid == os.geteuid()
         self.connection = Connection(
             sock,
-            Side.SERVICE,
+            calls.Side.SERVICE,
             self,
             peer_pidfd=peer_pidfd,
             workers=workers,
@@ -269,32 +221,32 @@ class HostedConnection:
 
     # -- serving -------------------------------------------------------------------------------------------------------
 
-    def admit(self, call: Call) -> None:
+    def admit(self, call: calls.Call) -> None:
         """Nothing is served before hello."""
-        if not self._greeted and call.request is not Hello:
-            raise Malformed(f"{call.name} before hello")
+        if not self._greeted and call.request is not calls.Hello:
+            raise calls.Malformed(f"{call.name} before hello")
 
-    def on_hello(self, message: Hello, fds: FdBundle) -> HelloReply:
+    def on_hello(self, message: calls.Hello, fds: FdBundle) -> calls.HelloReply:
         """Compare versions."""
-        if message.version[0] != VERSION[0]:
+        if message.version[0] != calls.VERSION[0]:
             raise GeneralFailure(
                 f"the client speaks version {_dotted(message.version)} of the control protocol and the service "
-                f"{_dotted(VERSION)}: run the same nnburst on both sides"
+                f"{_dotted(calls.VERSION)}: run the same nnburst on both sides"
             )
         self._greeted = True
-        return HelloReply(version=VERSION, pid=os.getpid())
+        return calls.HelloReply(version=calls.VERSION, pid=os.getpid())
 
-    def on_list_devices(self, message: ListDevices, fds: FdBundle) -> ListDevicesReply:
+    def on_list_devices(self, message: calls.ListDevices, fds: FdBundle) -> calls.ListDevicesReply:
         """Describe every device."""
-        return ListDevicesReply(devices=tuple(_describe(device) for device in self._host.devices))
+        return calls.ListDevicesReply(devices=tuple(_describe(device) for device in self._host.devices))
 
-    def on_get_device_status(self, message: GetDeviceStatus, fds: FdBundle) -> GetDeviceStatusReply:
+    def on_get_device_status(self, message: calls.GetDeviceStatus, fds: FdBundle) -> calls.GetDeviceStatusReply:
         """Ask a device."""
-        return GetDeviceStatusReply(status=self._device(message.device).status)
+        return calls.GetDeviceStatusReply(status=self._device(message.device).status)
 
     def on_get_supported_operations(
-        self, message: GetSupportedOperations, fds: FdBundle
-    ) -> GetSupportedOperationsReply:
+        self, message: calls.GetSupportedOperations, fds: FdBundle
+    ) -> calls.GetSupportedOperationsReply:
         """Ask a device about a model, which is forgotten afterwards."""
         device = self._device(message.device)
         charge = self.ledger.charge(mapped_bytes=total_size(message.model.pools), fds=len(fds))
@@ -302,12 +254,12 @@ class HostedConnection:
         try:
             model = model_from_wire(message.model, fds, self._same_user)
             pools = model.pools  # type: ignore[assignment]
-            return GetSupportedOperationsReply(supported=tuple(device.get_supported_operations(model)))
+            return calls.GetSupportedOperationsReply(supported=tuple(device.get_supported_operations(model)))
         finally:
             close_all(pools)
             charge.release()
 
-    def on_import_model(self, message: ImportModel, fds: FdBundle) -> ImportModelReply:
+    def on_import_model(self, message: calls.ImportModel, fds: FdBundle) -> calls.ImportModelReply:
         """Have a device read a file, which is forgotten afterwards."""
         device = self._device(message.device)
         charge = self.ledger.charge(mapped_bytes=total_size(message.pools), fds=len(fds))
@@ -316,7 +268,7 @@ class HostedConnection:
             pools = memories_from_wire(message.pools, fds, self._same_user)
             check_pools(pools, "imported file")
             imported = device.import_model(message.source, pools)
-            return ImportModelReply(
+            return calls.ImportModelReply(
                 model=model_to_wire(imported.model)[0],
                 files=imported.files,
                 input_shapes=imported.input_shapes,
@@ -326,7 +278,7 @@ class HostedConnection:
             close_all(pools)
             charge.release()
 
-    def on_prepare_model(self, message: PrepareModel, fds: FdBundle) -> PrepareModelReply:
+    def on_prepare_model(self, message: caching.PrepareModel, fds: FdBundle) -> caching.PrepareModelReply:
         """Compile a model; the connection owns it and its pools."""
         device = self._device(message.device)
         charge = self.ledger.charge(models=1, mapped_bytes=total_size(message.model.pools), fds=len(fds))
@@ -354,9 +306,9 @@ class HostedConnection:
             if prepared.cache_result is not None and prepared.cache_result.saved:
                 row.count("saved")
         owned = HostedModel(prepared, pools, charge, row, message.job.priority)
-        return PrepareModelReply(self.objects.add(owned, owned.dispose), _outcome(prepared.cache_result))
+        return caching.PrepareModelReply(self.objects.add(owned, owned.dispose), _outcome(prepared.cache_result))
 
-    def on_prepare_model_from_cache(self, message: PrepareModelFromCache, fds: FdBundle) -> PrepareModelFromCacheReply:
+    def on_prepare_model_from_cache(self, message: caching.PrepareModelFromCache, fds: FdBundle) -> caching.PrepareModelFromCacheReply:
         """Restore a model from cache files; the connection owns it."""
         device = self._device(message.device)
         checked_token(message.cache.token)
@@ -371,7 +323,7 @@ class HostedConnection:
                 self._host.page.service.count("rejected")
             if charge is not None:
                 charge.release()
-            return PrepareModelFromCacheReply(None, error.reason.value, int(error.status), str(error)[:_MAX_MESSAGE])
+            return caching.PrepareModelFromCacheReply(None, error.reason.value, int(error.status), str(error)[:_MAX_MESSAGE])
         except BaseException:
             if charge is not None:
                 charge.release()
@@ -382,17 +334,17 @@ class HostedConnection:
         if row is not None:
             row.count("restored")
         owned = HostedModel(prepared, (), charge, row, cache.priority)
-        return PrepareModelFromCacheReply(self.objects.add(owned, owned.dispose))
+        return caching.PrepareModelFromCacheReply(self.objects.add(owned, owned.dispose))
 
-    def on_confirm_cache(self, message: ConfirmCache, fds: FdBundle) -> ConfirmCacheReply:
+    def on_confirm_cache(self, message: caching.ConfirmCache, fds: FdBundle) -> caching.ConfirmCacheReply:
         """Tell a device that cache files are visible."""
-        return ConfirmCacheReply(self._device(message.device).confirm_cache(message.token, message.generation))
+        return caching.ConfirmCacheReply(self._device(message.device).confirm_cache(message.token, message.generation))
 
-    def on_get_device_counters(self, message: GetDeviceCounters, fds: FdBundle) -> GetDeviceCountersReply:
+    def on_get_device_counters(self, message: caching.GetDeviceCounters, fds: FdBundle) -> caching.GetDeviceCountersReply:
         """Return a device's counters."""
-        return GetDeviceCountersReply(dict(self._device(message.device).counters()))
+        return caching.GetDeviceCountersReply(dict(self._device(message.device).counters()))
 
-    def on_execute(self, message: Execute, fds: FdBundle) -> ExecuteReply:
+    def on_execute(self, message: calls.Execute, fds: FdBundle) -> calls.ExecuteReply:
         """Execute without a burst."""
         charge = self.ledger.charge(mapped_bytes=total_size(message.request.pools), fds=len(fds))
         pools: Sequence[Memory] = ()
@@ -410,9 +362,9 @@ class HostedConnection:
             close_all(pools)
             charge.release()
         status, shapes, timing = consistent_result(*result)
-        return ExecuteReply(int(status), tuple(shapes), timing, sendable(reason_of(result)))
+        return calls.ExecuteReply(int(status), tuple(shapes), timing, calls.sendable(reason_of(result)))
 
-    def on_execute_fenced(self, message: ExecuteFenced, fds: FdBundle) -> tuple[ExecuteFencedReply, FdBundle]:
+    def on_execute_fenced(self, message: calls.ExecuteFenced, fds: FdBundle) -> tuple[calls.ExecuteFencedReply, FdBundle]:
         """Launch an execution that waits for fences; neither this thread nor another that serves calls waits."""
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as fences:
             # What it needs until it has ended, whoever lets go of it.
@@ -449,25 +401,25 @@ class HostedConnection:
                 raise
             hosted.launched(run)
             try:
-                return ExecuteFencedReply(number), FdBundle((run.fence.detach_copy(),))
+                return calls.ExecuteFencedReply(number), FdBundle((run.fence.detach_copy(),))
             except BaseException:
                 hosted.cancel()
                 self.objects.remove(number)
                 raise
 
-    def on_get_fenced_info(self, message: GetFencedInfo, fds: FdBundle) -> GetFencedInfoReply:
+    def on_get_fenced_info(self, message: calls.GetFencedInfo, fds: FdBundle) -> calls.GetFencedInfoReply:
         """Say how a fenced execution ended."""
         with self.objects.lease(message.execution, HostedFenced, "fenced execution") as hosted:
             info = hosted.execution.info()
-        return GetFencedInfoReply(int(info.status), info.launched, info.fenced, sendable(info.reason))
+        return calls.GetFencedInfoReply(int(info.status), info.launched, info.fenced, calls.sendable(info.reason))
 
-    def on_cancel_fenced(self, message: CancelFenced, fds: FdBundle) -> Done:
+    def on_cancel_fenced(self, message: calls.CancelFenced, fds: FdBundle) -> calls.Done:
         """Have a fenced execution not begin."""
         with self.objects.lease(message.execution, HostedFenced, "fenced execution") as hosted:
             hosted.execution.cancel()
-        return Done()
+        return calls.Done()
 
-    def on_configure_execution_burst(self, message: ConfigureBurst, fds: FdBundle) -> ConfigureBurstReply:
+    def on_configure_execution_burst(self, message: calls.ConfigureBurst, fds: FdBundle) -> calls.ConfigureBurstReply:
         """Serve a burst; it keeps its model alive."""
         sizes = _extent(message.request_channel) + _extent(message.result_channel)
         model, let_go = self.objects.acquire(message.prepared_model, HostedModel, "prepared model")
@@ -515,20 +467,20 @@ class HostedConnection:
             stack.close()
         burst = HostedBurst(context, callback, charge, let_go)
         number = self.objects.add(burst, burst.dispose, burst.hang_up)
-        return ConfigureBurstReply(number, tuple(context.cpus), message.bell and context.pipelined)
+        return calls.ConfigureBurstReply(number, tuple(context.cpus), message.bell and context.pipelined)
 
-    def on_failure_reason(self, message: FailureReason, fds: FdBundle) -> FailureReasonReply:
+    def on_failure_reason(self, message: calls.FailureReason, fds: FdBundle) -> calls.FailureReasonReply:
         """Say why a run of a burst failed."""
         with self.objects.lease(message.burst, HostedBurst, "burst") as burst:
-            return FailureReasonReply(sendable(burst.failure_reason()))
+            return calls.FailureReasonReply(calls.sendable(burst.failure_reason()))
 
-    def on_free_memory(self, message: FreeMemory, fds: FdBundle) -> Done:
+    def on_free_memory(self, message: calls.FreeMemory, fds: FdBundle) -> calls.Done:
         """Forget a slot of a burst."""
         with self.objects.lease(message.burst, HostedBurst, "burst") as burst:
             burst.free_memory(message.slot)
-        return Done()
+        return calls.Done()
 
-    def on_allocate(self, message: Allocate, fds: FdBundle) -> AllocateReply:
+    def on_allocate(self, message: calls.Allocate, fds: FdBundle) -> calls.AllocateReply:
         """Allocate a driver-managed buffer; the connection owns it."""
         device = self._device(message.device)
         charge = self.ledger.charge(buffers=1)
@@ -547,18 +499,18 @@ class HostedConnection:
             charge.release()
             raise
         owned = HostedBuffer(buffer, self.ledger, charge, self.tokens)
-        return AllocateReply(buffer=self.objects.add(owned, owned.dispose), token=buffer.token)
+        return calls.AllocateReply(buffer=self.objects.add(owned, owned.dispose), token=buffer.token)
 
-    def on_copy_to(self, message: CopyTo, fds: FdBundle) -> CopyToReply:
+    def on_copy_to(self, message: calls.CopyTo, fds: FdBundle) -> calls.CopyToReply:
         """Copy a buffer out."""
         with self._copying(message.buffer, message.memory, fds) as (buffer, memory):
-            return CopyToReply(generation=buffer.copy_to(memory))
+            return calls.CopyToReply(generation=buffer.copy_to(memory))
 
-    def on_copy_from(self, message: CopyFrom, fds: FdBundle) -> Done:
+    def on_copy_from(self, message: calls.CopyFrom, fds: FdBundle) -> calls.Done:
         """Copy into a buffer."""
         with self._copying(message.buffer, message.memory, fds) as (buffer, memory):
             buffer.copy_from(memory, message.dimensions)
-        return Done()
+        return calls.Done()
 
     @contextlib.contextmanager
     def _copying(self, number: int, wire: WireMemory, fds: FdBundle) -> Iterator[tuple[Buffer, Memory]]:
@@ -571,24 +523,24 @@ class HostedConnection:
         finally:
             charge.release()
 
-    def on_copy_buffer(self, message: CopyBuffer, fds: FdBundle) -> Done:
+    def on_copy_buffer(self, message: calls.CopyBuffer, fds: FdBundle) -> calls.Done:
         """Copy inside the device."""
         with (
             self.objects.lease(message.buffer, HostedBuffer, "buffer") as target,
             self.objects.lease(message.source, HostedBuffer, "buffer") as source,
         ):
             target.buffer.copy_buffer(source.buffer)
-        return Done()
+        return calls.Done()
 
-    def on_release(self, message: Release, fds: FdBundle) -> Done:
+    def on_release(self, message: calls.Release, fds: FdBundle) -> calls.Done:
         """Let go of an object."""
         self.objects.remove(message.object)
-        return Done()
+        return calls.Done()
 
-    def on_goodbye(self, message: Goodbye, fds: FdBundle) -> Done:
+    def on_goodbye(self, message: calls.Goodbye, fds: FdBundle) -> calls.Done:
         """Release everything before the client closes its end."""
         self.objects.close()
-        return Done()
+        return calls.Done()
 
     def _row_of(self, prepared: PreparedModel, device: Device, model: WireModel | None) -> Row | None:
         page = self._host.page
@@ -627,10 +579,10 @@ def _is_usable(device: Device) -> bool:
     return True
 
 
-def _outcome(result: SaveResult | None) -> CacheOutcome | None:
+def _outcome(result: SaveResult | None) -> caching.CacheOutcome | None:
     if result is None:
         return None
-    return CacheOutcome(result.saved, result.reason.value, result.generation, result.nbytes, result.seconds)
+    return caching.CacheOutcome(result.saved, result.reason.value, result.generation, result.nbytes, result.seconds)
 
 
 def _describe(device: Device) -> DeviceInfo:

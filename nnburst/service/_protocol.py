@@ -318,14 +318,10 @@ def _of_cache(files: CacheFiles | None) -> int:
 
 
 class Call(Struct, frozen=True):
-    """One row: a call, who serves it, and how many descriptors its messages carry.
-
-    `handler` names the method of the serving side; it takes (request, fds) and returns the reply, or (reply, fds).
-    """
+    """One row: a call, who serves it, and how many descriptors its messages carry."""
 
     request: type[Message]
     reply: type[Message]
-    handler: str
     side: Side = Side.SERVICE
     request_fds: Callable[[Any], int] = _none
     reply_fds: Callable[[Any], int] = _none
@@ -335,64 +331,46 @@ class Call(Struct, frozen=True):
         """The tag of the request."""
         return str(self.request.__struct_config__.tag)
 
+    @property
+    def handler(self) -> str:
+        """The method of the serving side: it takes (request, fds) and returns the reply, or (reply, fds)."""
+        return f"on_{self.name}"
+
 
 CALLS: tuple[Call, ...] = (
-    Call(Hello, HelloReply, "on_hello"),
-    Call(ListDevices, ListDevicesReply, "on_list_devices"),
-    Call(GetDeviceStatus, GetDeviceStatusReply, "on_get_device_status"),
-    Call(
-        GetSupportedOperations,
-        GetSupportedOperationsReply,
-        "on_get_supported_operations",
-        request_fds=lambda m: _of_pools(m.model.pools),
-    ),
-    Call(ImportModel, ImportModelReply, "on_import_model", request_fds=lambda m: _of_pools(m.pools)),
-    Call(
-        PrepareModel,
-        PrepareModelReply,
-        "on_prepare_model",
-        request_fds=lambda m: _of_pools(m.model.pools) + _of_cache(m.job.cache),
-    ),
-    Call(
-        PrepareModelFromCache,
-        PrepareModelFromCacheReply,
-        "on_prepare_model_from_cache",
-        request_fds=lambda m: _of_cache(m.cache),
-    ),
-    Call(ConfirmCache, ConfirmCacheReply, "on_confirm_cache"),
-    Call(GetDeviceCounters, GetDeviceCountersReply, "on_get_device_counters"),
-    Call(Execute, ExecuteReply, "on_execute", request_fds=lambda m: _of_pools(m.request.pools)),
+    Call(Hello, HelloReply),
+    Call(ListDevices, ListDevicesReply),
+    Call(GetDeviceStatus, GetDeviceStatusReply),
+    Call(GetSupportedOperations, GetSupportedOperationsReply, request_fds=lambda m: _of_pools(m.model.pools)),
+    Call(ImportModel, ImportModelReply, request_fds=lambda m: _of_pools(m.pools)),
+    Call(PrepareModel, PrepareModelReply, request_fds=lambda m: _of_pools(m.model.pools) + _of_cache(m.job.cache)),
+    Call(PrepareModelFromCache, PrepareModelFromCacheReply, request_fds=lambda m: _of_cache(m.cache)),
+    Call(ConfirmCache, ConfirmCacheReply),
+    Call(GetDeviceCounters, GetDeviceCountersReply),
+    Call(Execute, ExecuteReply, request_fds=lambda m: _of_pools(m.request.pools)),
     Call(
         ExecuteFenced,
         ExecuteFencedReply,
-        "on_execute_fenced",
         request_fds=lambda m: _of_pools(m.request.pools) + m.fences,
         reply_fds=lambda m: 1,
     ),
-    Call(GetFencedInfo, GetFencedInfoReply, "on_get_fenced_info"),
-    Call(CancelFenced, Done, "on_cancel_fenced"),
+    Call(GetFencedInfo, GetFencedInfoReply),
+    Call(CancelFenced, Done),
     Call(
         ConfigureBurst,
         ConfigureBurstReply,
-        "on_configure_execution_burst",
         request_fds=lambda m: m.request_channel.n_fds + m.result_channel.n_fds + m.bell,
     ),
-    Call(
-        GetMemories,
-        GetMemoriesReply,
-        "on_get_memories",
-        side=Side.CLIENT,
-        reply_fds=lambda m: _of_pools(m.memories),
-    ),
-    Call(FailureReason, FailureReasonReply, "on_failure_reason"),
-    Call(Ending, Done, "on_ending", side=Side.CLIENT),
-    Call(FreeMemory, Done, "on_free_memory"),
-    Call(Allocate, AllocateReply, "on_allocate"),
-    Call(CopyTo, CopyToReply, "on_copy_to", request_fds=lambda m: m.memory.n_fds),
-    Call(CopyFrom, Done, "on_copy_from", request_fds=lambda m: m.memory.n_fds),
-    Call(CopyBuffer, Done, "on_copy_buffer"),
-    Call(Release, Done, "on_release"),
-    Call(Goodbye, Done, "on_goodbye"),
+    Call(GetMemories, GetMemoriesReply, side=Side.CLIENT, reply_fds=lambda m: _of_pools(m.memories)),
+    Call(FailureReason, FailureReasonReply),
+    Call(Ending, Done, side=Side.CLIENT),
+    Call(FreeMemory, Done),
+    Call(Allocate, AllocateReply),
+    Call(CopyTo, CopyToReply, request_fds=lambda m: m.memory.n_fds),
+    Call(CopyFrom, Done, request_fds=lambda m: m.memory.n_fds),
+    Call(CopyBuffer, Done),
+    Call(Release, Done),
+    Call(Goodbye, Done),
 )
 
 CALL_BY_REQUEST: Mapping[type[Message], Call] = {call.request: call for call in CALLS}

@@ -41,27 +41,10 @@ from ..model import (
     RunOptions,
     failure_of,
 )
-from ._cache_messages import ConfirmCache, GetDeviceCounters, PrepareModel, PrepareModelFromCache
+from . import _cache_messages as caching
+from . import _protocol as calls
 from ._callbacks import CallbackHolder, CallbackRegistry
 from ._marshal import cache_to_wire, model_from_wire, model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
-from ._protocol import (
-    Allocate,
-    CancelFenced,
-    ConfigureBurst,
-    ConfigureBurstReply,
-    CopyBuffer,
-    CopyFrom,
-    CopyTo,
-    Execute,
-    ExecuteFenced,
-    FailureReason,
-    FreeMemory,
-    GetDeviceStatus,
-    GetFencedInfo,
-    GetSupportedOperations,
-    ImportModel,
-    Release,
-)
 from ._transport import Connection
 from ._wire import DeviceInfo, Message
 
@@ -83,7 +66,7 @@ class _Remote:
         self._keep = keep
         self._number = number
         self._what = what
-        self._finalizer = weakref.finalize(self, connection.forget, Release(number))
+        self._finalizer = weakref.finalize(self, connection.forget, calls.Release(number))
         self._finalizer.atexit = False  # the service goes as a whole then
 
     @property
@@ -109,7 +92,7 @@ class _Remote:
         if not self._finalizer.alive:
             return
         try:
-            self._connection.release(Release(object=self._number))
+            self._connection.release(calls.Release(object=self._number))
         except (BadState, DeadObject, MissedDeadline):
             pass  # the service has ended, or is busy and will come to it
         except BaseException:
@@ -159,7 +142,7 @@ class RemoteDevice(Device):
     def status(self) -> DeviceStatus:
         """Whether the device can take work now; OFFLINE once the service is gone."""
         try:
-            reply, _ = self._connection.call(GetDeviceStatus(device=self._index), timeout=_SHORT)
+            reply, _ = self._connection.call(calls.GetDeviceStatus(device=self._index), timeout=_SHORT)
         except DeadObject:
             return DeviceStatus.OFFLINE
         status: DeviceStatus = reply.status
@@ -173,14 +156,16 @@ class RemoteDevice(Device):
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
         handles, fds = pools_to_wire(pools)
-        reply, received = self._connection.call(ImportModel(device=self._index, source=source, pools=handles), fds)
+        reply, received = self._connection.call(
+            calls.ImportModel(device=self._index, source=source, pools=handles), fds
+        )
         return ImportedModel(
             model_from_wire(reply.model, received), reply.files, reply.input_shapes, reply.output_shapes
         )
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
         wire, fds = model_to_wire(model)
-        reply, _ = self._connection.call(GetSupportedOperations(device=self._index, model=wire), fds)
+        reply, _ = self._connection.call(calls.GetSupportedOperations(device=self._index, model=wire), fds)
         supported: tuple[bool, ...] = reply.supported
         return supported
 
@@ -194,7 +179,7 @@ class RemoteDevice(Device):
             fds += cache_fds
             job = replace(job, cache=cache)
         reply, _ = self._connection.call(
-            PrepareModel(device=self._index, model=wire, job=job),
+            caching.PrepareModel(device=self._index, model=wire, job=job),
             fds,
             timeout=_until(job.deadline_ns),
             on_late=partial(_forget_late, self._connection),
@@ -217,7 +202,7 @@ class RemoteDevice(Device):
         deadline_ns = deadline_within(deadline_ns)
         wire, fds = cache_to_wire(cache)
         reply, _ = self._connection.call(
-            PrepareModelFromCache(device=self._index, cache=wire, deadline_ns=deadline_ns),
+            caching.PrepareModelFromCache(device=self._index, cache=wire, deadline_ns=deadline_ns),
             fds,
             timeout=_until(deadline_ns),
             on_late=partial(_forget_late, self._connection),
@@ -227,13 +212,13 @@ class RemoteDevice(Device):
         return RemotePreparedModel(self._connection, self._callbacks, self._keep, reply.prepared_model)
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:
-        message = ConfirmCache(device=self._index, token=token, generation=generation)
+        message = caching.ConfirmCache(device=self._index, token=token, generation=generation)
         reply, _ = self._connection.call(message, timeout=_SHORT)
         known: bool = reply.known
         return known
 
     def counters(self) -> dict[str, int]:
-        reply, _ = self._connection.call(GetDeviceCounters(device=self._index), timeout=_SHORT)
+        reply, _ = self._connection.call(caching.GetDeviceCounters(device=self._index), timeout=_SHORT)
         counters: dict[str, int] = reply.counters
         return counters
 
@@ -252,7 +237,7 @@ class RemoteDevice(Device):
             if position in named and not ours:
                 raise InvalidArgument(f"prepared model {position} is not one of this service")
             numbers.append(prepared.number if isinstance(prepared, RemotePreparedModel) and ours else 0)
-        message = Allocate(
+        message = calls.Allocate(
             device=self._index,
             dimensions=_in_range(desc.dimensions),
             prepared_models=tuple(numbers),
@@ -276,19 +261,19 @@ class RemoteBuffer(_Remote, Buffer):
 
     def copy_to(self, memory: Memory) -> int:
         (handle,), fds = pools_to_wire([memory])
-        reply, _ = self._connection.call(CopyTo(buffer=self.number, memory=handle), fds, timeout=self.timeout)
+        reply, _ = self._connection.call(calls.CopyTo(buffer=self.number, memory=handle), fds, timeout=self.timeout)
         generation: int = reply.generation
         return generation
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
         (handle,), fds = pools_to_wire([memory])
-        message = CopyFrom(buffer=self.number, memory=handle, dimensions=_in_range(dimensions))
+        message = calls.CopyFrom(buffer=self.number, memory=handle, dimensions=_in_range(dimensions))
         self._connection.call(message, fds, timeout=self.timeout)
 
     def copy_buffer(self, source: Buffer) -> None:
         if not isinstance(source, RemoteBuffer) or source._connection is not self._connection:
             raise InvalidArgument("the source is a buffer of another device; copy through shared memory")
-        self._connection.call(CopyBuffer(buffer=self.number, source=source.number), timeout=self.timeout)
+        self._connection.call(calls.CopyBuffer(buffer=self.number, source=source.number), timeout=self.timeout)
 
     def close(self) -> None:
         """Give the buffer back. Idempotent."""
@@ -327,7 +312,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         number = self.number
         try:
             wire, fds = request_to_wire(request)
-            message = Execute(prepared_model=number, request=wire, options=options)
+            message = calls.Execute(prepared_model=number, request=wire, options=options)
             reply, _ = self._connection.call(message, fds, timeout=_until(options.deadline_ns))
         except (BadState, DeadObject):
             raise
@@ -356,7 +341,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
             raise InvalidArgument("the end of an execution in another process is told by its fence: on_end is not used")
         fences = checked_fences(wait_for, duration_ns)
         wire, fds = request_to_wire(request)
-        message = ExecuteFenced(number, wire, options, len(fences), duration_ns)
+        message = calls.ExecuteFenced(number, wire, options, len(fences), duration_ns)
         reply, received = self._connection.call(
             message,
             [*fds, *(fence.fileno() for fence in fences)],
@@ -393,7 +378,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         results, result_fds = queue_to_wire(result_channel)
         can_ring = self._connection.peer_version >= (2, 1)
         bells = [] if callback.bell is None or not can_ring else [callback.bell]
-        message = ConfigureBurst(
+        message = calls.ConfigureBurst(
             prepared_model=number,
             callback=holder.number,
             request_channel=requests,
@@ -431,18 +416,18 @@ class RemoteFenced(_Remote, FencedExecution):
         self.fence = fence
 
     def info(self) -> FencedInfo:
-        reply, _ = self._connection.call(GetFencedInfo(execution=self.number), timeout=_SHORT)
+        reply, _ = self._connection.call(calls.GetFencedInfo(execution=self.number), timeout=_SHORT)
         return FencedInfo(ErrorStatus(reply.status), reply.launched, reply.fenced, reply.reason)
 
     def cancel(self) -> None:
-        self._connection.forget(CancelFenced(execution=self.number))
+        self._connection.forget(calls.CancelFenced(execution=self.number))
 
 
 class RemoteBurstContext(_Remote, BurstContext):
     """The `BurstContext` of a burst that a service serves."""
 
     def __init__(
-        self, connection: Connection, keep: object, reply: ConfigureBurstReply, holder: CallbackHolder
+        self, connection: Connection, keep: object, reply: calls.ConfigureBurstReply, holder: CallbackHolder
     ) -> None:
         super().__init__(connection, keep, reply.burst, "burst")
         self._holder = holder
@@ -460,7 +445,7 @@ class RemoteBurstContext(_Remote, BurstContext):
         return self._pipelined
 
     def failure_reason(self) -> str:
-        reply, _ = self._connection.call(FailureReason(burst=self.number), timeout=_SHORT)
+        reply, _ = self._connection.call(calls.FailureReason(burst=self.number), timeout=_SHORT)
         reason: str = reply.reason
         return reason
 
@@ -471,10 +456,10 @@ class RemoteBurstContext(_Remote, BurstContext):
             DeadObject: The service died.
             BadState: The burst or the connection is closed.
         """
-        self._connection.release(FreeMemory(burst=self.number, slot=slot))
+        self._connection.release(calls.FreeMemory(burst=self.number, slot=slot))
 
     def forget_memory(self, slot: int) -> None:
-        self._connection.forget(FreeMemory(burst=self.number, slot=slot))
+        self._connection.forget(calls.FreeMemory(burst=self.number, slot=slot))
 
     def hang_up(self) -> None:
         self._finalizer()
@@ -505,7 +490,7 @@ def _forget_late(connection: Connection, reply: Message) -> None:
     """Let go of the object that a reply names which its caller has not waited for."""
     for name in ("prepared_model", "burst", "buffer", "execution"):
         if number := getattr(reply, name, None):
-            connection.forget(Release(number))
+            connection.forget(calls.Release(number))
 
 
 def _in_range(dimensions: Sequence[int]) -> tuple[int, ...]:

@@ -25,22 +25,10 @@ from typing import Any
 from .._core._fds import FdSet
 from .._core._leaving import LEAVING, abandon_when_forked, time_left
 from ..errors import BadState, Ending, ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted, error_for
+from . import _protocol as calls
 from ._owner import Inbox
 from ._packets import DescriptorsLost, EndOfStream, FdBundle, Kind, Outgoing, Packet, receive
 from ._pending import PendingCall, PendingCalls, ServedCalls
-from ._protocol import (
-    CALLS,
-    Call,
-    Malformed,
-    Side,
-    decode_error,
-    decode_reply,
-    decode_request,
-    encode,
-    encode_reply,
-    encode_request,
-    error_reply,
-)
 from ._wire import Message
 from ._workers import Workers
 
@@ -90,7 +78,7 @@ class Connection:
     def __init__(
         self,
         sock: socket.socket,
-        side: Side,
+        side: calls.Side,
         handler: object,
         *,
         peer_pidfd: int | None = None,
@@ -103,8 +91,8 @@ class Connection:
         sock.setblocking(False)
         self._sock = sock
         self._side = side
-        self._handlers = {call: getattr(handler, call.handler) for call in CALLS if call.side is side}
-        self._admit: Callable[[Call], None] | None = getattr(handler, "admit", None)
+        self._handlers = {call: getattr(handler, call.handler) for call in calls.CALLS if call.side is side}
+        self._admit: Callable[[calls.Call], None] | None = getattr(handler, "admit", None)
         self.send_timeout = send_timeout
         self.peer_version = (0, 0)
         """What it said at hello."""
@@ -314,7 +302,7 @@ class Connection:
             self._note(str(error))
         except ConnectionError as error:
             self._note(f"the connection broke: {error.strerror}")
-        except Malformed as error:
+        except calls.Malformed as error:
             self._note(f"malformed message: {error}")
             _log.warning("connection closed: malformed message: %s", error)
         except Exception as error:
@@ -434,7 +422,7 @@ class Connection:
             pending.fail(self._failure(pending))
             return
         try:
-            pending.body = encode_request(pending.message)
+            pending.body = calls.encode_request(pending.message)
             self._calls.add(pending, is_attended=is_attended)
         except NNBurstError as error:
             pending.fail(error)
@@ -492,7 +480,9 @@ class Connection:
             if pending is not None:
                 self._fail(pending, error)
         elif message.kind is Kind.REPLY:  # e.g. too many descriptors in flight: say so without them
-            refusal = Outgoing(Kind.ERROR, message.number, encode(error_reply(error)), on_sent=message.on_sent)
+            refusal = Outgoing(
+                Kind.ERROR, message.number, calls.encode(calls.error_reply(error)), on_sent=message.on_sent
+            )
             self._outbox.appendleft(refusal)
         else:
             self._note(f"an answer cannot be sent: {error}")
@@ -511,7 +501,7 @@ class Connection:
             error = ResourceExhausted("descriptors of a message were lost: the process may open no more (ulimit -n)")
             if lost.kind is Kind.REQUEST:
                 self._serving.enter()
-                self._answer(lost.call_id, self._serving.leave, Kind.ERROR, encode(error_reply(error)))
+                self._answer(lost.call_id, self._serving.leave, Kind.ERROR, calls.encode(calls.error_reply(error)))
             elif (pending := self._calls.find(lost.call_id)) is not None:
                 self._fail(pending, error)
 
@@ -526,10 +516,10 @@ class Connection:
             raise
 
     def _accept(self, packet: Packet) -> None:
-        call, message = decode_request(packet.body, self._side)
+        call, message = calls.decode_request(packet.body, self._side)
         number, fds = packet.call_id, packet.fds
         if call.request_fds(message) != len(fds):
-            raise Malformed(f"{call.name} needs {call.request_fds(message)} descriptors, {len(fds)} came")
+            raise calls.Malformed(f"{call.name} needs {call.request_fds(message)} descriptors, {len(fds)} came")
         self._serving.enter(len(fds), packet.is_long)
         leave = partial(self._serving.leave, len(fds), packet.is_long)
 
@@ -543,23 +533,23 @@ class Connection:
             self._workers.submit(job, self._serving.count)
         except ResourceExhausted as error:  # no thread to be had
             fds.close()
-            self._answer(number, leave, Kind.ERROR, encode(error_reply(error)))
+            self._answer(number, leave, Kind.ERROR, calls.encode(calls.error_reply(error)))
 
     def _complete(self, packet: Packet) -> None:
         pending = self._calls.find(packet.call_id)
         if pending is None:
-            raise Malformed(f"a reply to call {packet.call_id}, which was not made")
+            raise calls.Malformed(f"a reply to call {packet.call_id}, which was not made")
         reply: Message | None = None
         error: NNBurstError | None = None
         if packet.kind is Kind.ERROR:
-            answer = decode_error(packet.body)
+            answer = calls.decode_error(packet.body)
             error = error_for(ErrorStatus(answer.status), answer.message, answer.output_shapes)
             wanted = 0
         else:
-            reply = decode_reply(pending.call, packet.body)
+            reply = calls.decode_reply(pending.call, packet.body)
             wanted = pending.call.reply_fds(reply)
         if wanted != len(packet.fds):
-            raise Malformed(f"a reply needs {wanted} descriptors, {len(packet.fds)} came")
+            raise calls.Malformed(f"a reply needs {wanted} descriptors, {len(packet.fds)} came")
         self._calls.remove(pending)
         pending.finish(reply, error, packet.fds)
 
@@ -575,11 +565,11 @@ class Connection:
         try:
             self._outbox.append(Outgoing(kind, number, body, fds, on_sent=leave))
         except NNBurstError as error:
-            self._outbox.append(Outgoing(Kind.ERROR, number, encode(error_reply(error)), on_sent=leave))
+            self._outbox.append(Outgoing(Kind.ERROR, number, calls.encode(calls.error_reply(error)), on_sent=leave))
 
     # -- the workers ---------------------------------------------------------------------------------------------------
 
-    def _serve(self, call: Call, message: Message, received: FdBundle) -> tuple[Kind, bytes, FdBundle] | None:
+    def _serve(self, call: calls.Call, message: Message, received: FdBundle) -> tuple[Kind, bytes, FdBundle] | None:
         """Return the answer with descriptors of its own; None if the connection has to end."""
         fds = FdBundle()
         try:
@@ -587,8 +577,8 @@ class Connection:
                 self._admit(call)
             answer = self._handlers[call](message, received)
             reply, fds = answer if isinstance(answer, tuple) else (answer, fds)
-            return Kind.REPLY, encode_reply(call, reply), fds
-        except Malformed as error:
+            return Kind.REPLY, calls.encode_reply(call, reply), fds
+        except calls.Malformed as error:
             self.stop(f"malformed message: {error}")
             return None
         except NNBurstError as error:
@@ -597,4 +587,4 @@ class Connection:
             _log.exception("%s failed", call.name)
             refusal = GeneralFailure(f"{call.name} failed: {type(error).__name__}: {error}")
         fds.close()
-        return Kind.ERROR, encode(error_reply(refusal)), FdBundle()
+        return Kind.ERROR, calls.encode(calls.error_reply(refusal)), FdBundle()

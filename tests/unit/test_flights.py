@@ -291,7 +291,7 @@ def test_pipeline_and_futures_share_a_burst(session: nnburst.Session) -> None:
 
 
 def test_older_service_is_sent_no_bell_and_takes_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnburst.service._host.VERSION", (2, 0))
+    monkeypatch.setattr("nnburst.service._protocol.VERSION", (2, 0))
     with (
         in_process([create_device("nnburst-reference")]) as (client, _),
         client.devices[0].prepare_model(relu()) as prepared,
