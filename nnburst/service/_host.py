@@ -308,7 +308,9 @@ class HostedConnection:
         owned = HostedModel(prepared, pools, charge, row, message.job.priority)
         return caching.PrepareModelReply(self.objects.add(owned, owned.dispose), _outcome(prepared.cache_result))
 
-    def on_prepare_model_from_cache(self, message: caching.PrepareModelFromCache, fds: FdBundle) -> caching.PrepareModelFromCacheReply:
+    def on_prepare_model_from_cache(
+        self, message: caching.PrepareModelFromCache, fds: FdBundle
+    ) -> caching.PrepareModelFromCacheReply:
         """Restore a model from cache files; the connection owns it."""
         device = self._device(message.device)
         checked_token(message.cache.token)
@@ -323,7 +325,9 @@ class HostedConnection:
                 self._host.page.service.count("rejected")
             if charge is not None:
                 charge.release()
-            return caching.PrepareModelFromCacheReply(None, error.reason.value, int(error.status), str(error)[:_MAX_MESSAGE])
+            return caching.PrepareModelFromCacheReply(
+                None, error.reason.value, int(error.status), str(error)[:_MAX_MESSAGE]
+            )
         except BaseException:
             if charge is not None:
                 charge.release()
@@ -340,7 +344,9 @@ class HostedConnection:
         """Tell a device that cache files are visible."""
         return caching.ConfirmCacheReply(self._device(message.device).confirm_cache(message.token, message.generation))
 
-    def on_get_device_counters(self, message: caching.GetDeviceCounters, fds: FdBundle) -> caching.GetDeviceCountersReply:
+    def on_get_device_counters(
+        self, message: caching.GetDeviceCounters, fds: FdBundle
+    ) -> caching.GetDeviceCountersReply:
         """Return a device's counters."""
         return caching.GetDeviceCountersReply(dict(self._device(message.device).counters()))
 
@@ -364,7 +370,9 @@ class HostedConnection:
         status, shapes, timing = consistent_result(*result)
         return calls.ExecuteReply(int(status), tuple(shapes), timing, calls.sendable(reason_of(result)))
 
-    def on_execute_fenced(self, message: calls.ExecuteFenced, fds: FdBundle) -> tuple[calls.ExecuteFencedReply, FdBundle]:
+    def on_execute_fenced(
+        self, message: calls.ExecuteFenced, fds: FdBundle
+    ) -> tuple[calls.ExecuteFencedReply, FdBundle]:
         """Launch an execution that waits for fences; neither this thread nor another that serves calls waits."""
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as fences:
             # What it needs until it has ended, whoever lets go of it.

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import nnburst
 from nnburst import ModelBuilder, OperandType, OperationType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device
+from nnburst.service import _protocol
 
 PATIENCE = 20.0
 FUNCTIONS = """
@@ -291,7 +293,7 @@ def test_pipeline_and_futures_share_a_burst(session: nnburst.Session) -> None:
 
 
 def test_older_service_is_sent_no_bell_and_takes_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnburst.service._protocol.VERSION", (2, 0))
+    monkeypatch.setattr("nnburst.service._host.calls", SimpleNamespace(**vars(_protocol) | {"VERSION": (2, 0)}))
     with (
         in_process([create_device("nnburst-reference")]) as (client, _),
         client.devices[0].prepare_model(relu()) as prepared,

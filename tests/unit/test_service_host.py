@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -322,7 +323,7 @@ def test_REQ_CLI_005_REQ_CLI_008_a_failing_transport_gives_no_burst(
     send = socket.socket.sendmsg
 
     def failing(sock: socket.socket, data: Any, ancillary: Any = (), *rest: Any) -> int:
-        if ancillary and sum(len(fds) for _, _, fds in ancillary) == 2:  # those of the two channels
+        if ancillary and sum(len(fds) for _, _, fds in ancillary) == 3:  # those of the two channels and the bell
             raise OSError(number, os.strerror(number))
         return send(sock, data, ancillary, *rest)
 
@@ -617,7 +618,8 @@ def test_another_major_version_is_refused_by_the_service(monkeypatch: pytest.Mon
     a, b = socket_pair()
     host = ServiceHost([])
     host.serve(b)
-    monkeypatch.setattr("nnburst.service._connection.VERSION", (3, 0))
+    of_another = SimpleNamespace(**vars(_protocol) | {"VERSION": (3, 0)})
+    monkeypatch.setattr("nnburst.service._connection.calls", of_another)
     with pytest.raises(GeneralFailure, match=r"version 3\.0 of the control protocol and the service [0-2]\.\d+:"):
         ServiceConnection(a)
     host.close()
