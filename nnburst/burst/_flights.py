@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _AGAIN = -errno.EAGAIN
 _BUSY = -errno.EBUSY
+_DIED = -errno.EPIPE
+_CLOSED = -errno.ESHUTDOWN
 
 
 class Bell:
@@ -79,12 +81,26 @@ class Flights:
         self._watched = watched
         self._tags = itertools.count(1)
         self._flying: dict[int, Flight] = {}
+        self._alone: set[int] = set()  # tags of those that need a thread to land
         self._kept_out: deque[Flight] = deque()  # to be started when the thread that waits in the burst has left
 
     @property
     def count(self) -> int:
         """How many have not landed."""
         return len(self._flying)
+
+    @property
+    def need_thread(self) -> bool:
+        """Whether there are some for which `leave_to_thread` was called and that have not landed."""
+        return bool(self._alone)
+
+    def leave_to_thread(self, flight: Flight) -> bool:
+        """Say that a flight needs a thread to attend to it, as no event loop may be left; False if it has landed."""
+        self._alone.add(flight.tag)
+        if flight.tag not in self._flying:
+            self._alone.discard(flight.tag)
+            return False
+        return True
 
     @property
     def closed(self) -> bool:
@@ -148,6 +164,7 @@ class Flights:
 
     def _land(self, tag: int, status: int) -> None:
         flight = self._flying.pop(tag, None)
+        self._alone.discard(tag)
         if flight is not None:
             flight.land(status)
 
@@ -162,7 +179,7 @@ class Flights:
             self._kept_out.clear()
             for left, flight in list(self._flying.items()):
                 lib.nnb_execution_withdraw(flight.request._pointer)
-                self._land(left, tag)
+                self._land(left, _DIED if tag == _CLOSED else tag)  # it may have run
 
     def arm(self) -> bool:
         """Have the bell rung at the next answer; False if nothing is in flight (any more)."""

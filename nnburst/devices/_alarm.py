@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from .._core._leaving import abandon_when_forked
+from ..errors import ResourceExhausted
 
 _LONGEST = 3600.0
 """Seconds that the thread sleeps at a time."""
@@ -36,13 +37,21 @@ class AlarmClock:
         """Call a function at a time of CLOCK_MONOTONIC, unless the with block has been left before.
 
         It may still be called just after the block.
+
+        Raises:
+            ResourceExhausted: The system has no thread for it.
         """
         with self._changed:
             number = next(self._numbers)
             self._alarms[number] = deadline_ns, call
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="nnburst-alarm", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="nnburst-alarm", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    del self._alarms[number]
+                    raise ResourceExhausted(f"a deadline needs a thread: {error}") from error
+                self._thread = thread
             elif not 0 < self._sleeps_until <= deadline_ns:
                 self._changed.notify()
         try:

@@ -183,7 +183,7 @@ def _delay(armed: _Armed) -> None:
 
 
 def _stop(armed: _Armed) -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # os.kill may stop this thread a little later
 
 
 def _block(armed: _Armed) -> None:

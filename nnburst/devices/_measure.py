@@ -23,7 +23,7 @@ import numpy as np
 
 from ..burst import ExecutionBurstController
 from ..cache import default_state_directory
-from ..errors import NNBurstError
+from ..errors import DeadObject, MissedDeadline, NNBurstError, ResourceExhausted
 from ..memory import Memory
 from ..model import (
     NEVER,
@@ -44,6 +44,8 @@ _ROWS, _COLUMNS = 32, 128
 _RUNS = 5
 _TOLERANCE = 0.05
 """Of the largest value; half precision has to pass."""
+_PASSING = (DeadObject, MissedDeadline, ResourceExhausted)
+"""Failures that say nothing of the device: they are not kept."""
 Array = np.ndarray[Any, np.dtype[Any]]
 _known: dict[bytes, Capabilities] = {}
 
@@ -56,9 +58,15 @@ def measured_capabilities(device: Device) -> Capabilities:
     """
     key = hashlib.sha256(f"{device.name}\0{device.version_string}\0{os.cpu_count()}\0".encode() + device.cache_epoch)
     digest = key.digest()
-    if digest not in _known:
-        _known[digest] = _stored(digest) or _measured(device, digest)
-    return _known[digest]
+    found = _known.get(digest) or _stored(digest)
+    if found is None:
+        found, passing = _measured(device)
+        if passing:  # measured again when it is asked for next
+            return found
+        with contextlib.suppress(OSError, NNBurstError):  # kept for this process only
+            _store(digest, msgspec.json.encode(found))
+    _known[digest] = found
+    return found
 
 
 def _file(digest: bytes) -> Path:
@@ -72,9 +80,17 @@ def _stored(digest: bytes) -> Capabilities | None:
         return None
 
 
-def _measured(device: Device, digest: bytes) -> Capabilities:
+def _measured(device: Device) -> tuple[Capabilities, bool]:
+    """Return what was measured, and whether something failed that need not fail next time."""
     claims = device.capabilities
-    times: dict[int, float] = {code: _time(device, *make()) for code, make in _CASES.items()}
+    times: dict[int, float] = {}
+    passing = False
+    for code, make in _CASES.items():
+        try:
+            times[code] = _time(device, *make())
+        except _PASSING as error:
+            _log.info("%s was not measured: %s", device.name, error)
+            times[code], passing = NEVER, True
     _log.info("%s takes %s", device.name, {code.name: times[code] for code in _CASES})
     right = not any(map(math.isnan, times.values()))
     known = {
@@ -86,9 +102,7 @@ def _measured(device: Device, digest: bytes) -> Capabilities:
         relaxed_tensor=known.get(OperandType.TENSOR_FLOAT32, claims.relaxed_tensor),
         operand_performance=tuple(sorted(known.items(), key=lambda pair: pair[0])),
     )
-    with contextlib.suppress(OSError, NNBurstError):  # measured again next time
-        _store(digest, msgspec.json.encode(found))
-    return found
+    return found, passing
 
 
 def _store(digest: bytes, text: bytes) -> None:
@@ -126,6 +140,8 @@ def _time(device: Device, model: Model, x: Array, expected: Callable[[], Array])
             if not np.allclose(found, wanted, rtol=0, atol=_TOLERANCE * float(np.abs(wanted).max())):
                 return math.nan
             return max(_best(bound.run) / baseline, 1e-6)
+    except _PASSING:
+        raise
     except NNBurstError as error:
         _log.info("%s was not measured: %s", device.name, error)
         return NEVER

@@ -2,7 +2,8 @@
 
 A run that is answered within the polling window does not suspend its task, but for one turn of the loop now and then:
 other tasks wait no longer than a window. A run that is cancelled is given up: one that the service has not seen is
-taken back, another lands later, and until then its arrays are in use.
+taken back, another lands later, and until then its arrays are in use. A thread sees to that, as the loop may end first:
+one for each burst, which goes a second after the last of them has landed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .._core._fds import FdSet
-from ..errors import BadState, MissedDeadline
+from ..errors import BadState, MissedDeadline, ResourceExhausted
+from ._futures import attend_to
 
 if TYPE_CHECKING:
     from ..burst import BoundRequest, Flight, Flights
@@ -106,7 +108,9 @@ def _give_up(flight: Flight, flights: Flights, late: Callable[[], None] | None) 
             once.pop()()
 
     flight.when_landed(landed)
-    flights.give_up(flight)
+    if not flights.give_up(flight):
+        with contextlib.suppress(ResourceExhausted):  # then the loop alone, as long as it runs
+            attend_to(flights, flight)
 
 
 async def take_lane(lanes: Lanes, timeout: float | None) -> Lane | None:

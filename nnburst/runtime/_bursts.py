@@ -58,6 +58,17 @@ class Bursts:
         """The one that there is from the beginning."""
         return self._bursts[0]
 
+    def living(self) -> Burst:
+        """As `spare`, after a death that is to be got over first: for what is bound to stay where it is.
+
+        Raises:
+            NNBurstError: As `spare`, and as `Recovery.wait`.
+        """
+        first = self.first
+        if first.controller.ending.reason:
+            self.recover(first)
+        return self.spare()
+
     def spare(self) -> Burst:
         """Return one that runs nothing now; another one if all do.
 

@@ -230,6 +230,7 @@ class Compilation(OneProcess):
         operations = self.model.main.operations
         speeds = self._speeds(able)
         alone = [k for k, (_, supported) in enumerate(able) if all(supported)]
+        self._others = []
         if speeds is not None:
             costs = [self._cost(speed) for speed in speeds]
             alone.sort(key=costs.__getitem__)

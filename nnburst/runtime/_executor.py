@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,7 +46,7 @@ class BurstExecutor(Executor):
         self._lock = threading.RLock()
         self._waiting: deque[tuple[Future[Any], Any, Any]] = deque()
         burst = session.burst
-        self._idle: list[Execution] = [burst.bind() for _ in range(depth)]
+        self._idle: list[Execution] = [burst.bind(timeout=session._timeout, rooms=session._rooms) for _ in range(depth)]
         self._executions = tuple(self._idle)
         self._pending: set[Future[Any]] = set()
         self._broken: BrokenBurst | None = None
@@ -133,9 +134,7 @@ class BurstExecutor(Executor):
             for future in left:
                 future.cancel()
         if wait:
-            for future in left:
-                if not future.cancelled():
-                    future.exception()
+            futures.wait(left)
             for execution in self._executions:
                 execution.forget()
 

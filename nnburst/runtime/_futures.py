@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import threading
+import time
 import weakref
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
@@ -31,11 +33,17 @@ def submit(execution: E) -> Future[E]:
     future: Future[E] = Future()
     flight = execution.start()
     flights = execution.flights
-    _attendant(flights)
+    try:
+        attend_to(flights, flight)
+    except ResourceExhausted:
+        flights.give_up(flight)
+        raise
     future.set_running_or_notify_cancel()
+    once = [future]
 
     def landed(flight: Flight) -> None:
-        if not future.done():
+        with contextlib.suppress(IndexError):  # another thread has found it landed, too
+            future = once.pop()
             try:
                 execution.conclude(flight.status or 0)
             except BaseException as error:
@@ -52,8 +60,14 @@ _attendants = ProcessLock()
 _threads: weakref.WeakKeyDictionary[Flights, threading.Thread] = weakref.WeakKeyDictionary()
 
 
-def _attendant(flights: Flights) -> None:
-    """See to it that a thread attends to these flights."""
+def attend_to(flights: Flights, flight: Flight) -> None:
+    """See to it that a thread attends to these flights until this one has landed.
+
+    Raises:
+        ResourceExhausted: The system has no thread for it.
+    """
+    if not flights.leave_to_thread(flight):
+        return
     with _attendants.lock:
         thread = _threads.get(flights)
         if thread is not None and thread.is_alive():
@@ -70,26 +84,30 @@ def _attendant(flights: Flights) -> None:
             thread.start()
         except RuntimeError as error:
             del _threads[flights]
-            raise ResourceExhausted(f"submit() needs a thread: {error}") from error
+            raise ResourceExhausted(f"what is in flight needs a thread: {error}") from error
 
 
 def _attend(reference: weakref.ref[Flights], fd: FdSet) -> None:
     poll = select.poll()
     poll.register(fd.fds[0], select.POLLIN)
+    end = 0.0  # of lingering; 0: it is needed
     try:
         while True:
             flights = reference()
             if flights is None:
                 return
-            waits = flights.attend()
+            flights.attend()
             if flights.closed:
                 return
-            if not waits:
-                del flights
-                if not poll.poll(_LINGER * 1000) and _leave(reference):
-                    return
-            else:
+            if flights.need_thread:
+                end = 0.0
                 poll.poll()
+            else:
+                del flights
+                end = end or time.monotonic() + _LINGER
+                left = end - time.monotonic()
+                if (left <= 0 or not poll.poll(left * 1000)) and _leave(reference):
+                    return
     finally:
         fd.close()
 
@@ -100,7 +118,7 @@ def _leave(reference: weakref.ref[Flights]) -> bool:
         flights = reference()
         if flights is None:
             return True
-        if flights.count:
+        if flights.need_thread:
             return False
         _threads.pop(flights, None)
         return True

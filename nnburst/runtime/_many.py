@@ -38,7 +38,7 @@ def run_many(session: Session, inputs: Iterable[Inputs], batch: int) -> Iterator
             yield from pipeline.map(every)
         return
     fixed = [node.name for node in nodes if not _is_batched(node)]
-    if fixed:
+    if fixed or not nodes:
         raise InvalidArgument(f"batch={batch} needs a symbolic first dimension of every input, also of {fixed}")
     yield from _batched(session, nodes, first, every, batch)
 
@@ -60,7 +60,7 @@ def _batched(
             count = arrays[nodes[0].name].shape[0]
             for node in nodes:
                 shape = arrays[node.name].shape
-                if shape[0] != count or shape[1:] != shapes[node.name][1:] or count > batch:
+                if shape[0] != count or shape[1:] != shapes[node.name][1:] or not 1 <= count <= batch:
                     raise InvalidArgument(
                         f"input {node.name!r} has shape {shape}; in this batch it is 1 to {batch} rows, as many as the "
                         f"other inputs have, of shape {shapes[node.name][1:]}"

@@ -56,7 +56,7 @@ class Pipeline(OneProcess):
     def advance(self) -> Execution:
         """Start `current` and return the execution that comes next, which is current from now on.
 
-        From the call number `depth` - 1 on it is one that was in flight: its run has ended.
+        From the call number `depth` on it is one that was in flight: its run has ended.
 
         Raises:
             BadState: The pipeline or its burst is closed, or another thread waits in the burst; nothing has changed.

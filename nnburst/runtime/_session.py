@@ -364,7 +364,7 @@ class Session(OneProcess):
 
         The arguments, and what is raised, are those of `Burst.bind`; the timeout is the session's.
         """
-        return self._bursts.spare().bind(
+        return self._bursts.living().bind(
             shapes=shapes,
             measure=measure,
             state=state,
@@ -402,7 +402,7 @@ class Session(OneProcess):
         Raises:
             InvalidArgument: The depth is out of range, or as `bind`.
         """
-        return self._bursts.spare().pipeline(depth, shapes=shapes, timeout=self._timeout, rooms=self._rooms, keep=self)
+        return self._bursts.living().pipeline(depth, shapes=shapes, timeout=self._timeout, rooms=self._rooms, keep=self)
 
     # ---- looking ---------------------------------------------------------------------------------------------
 
@@ -491,7 +491,7 @@ class Session(OneProcess):
             self._end_recovery,
             self._owned.close if self._owned is not None else lambda: None,
             self._bursts.close,
-            self._compilation.close,
+            lambda: self._compilation.close(),  # the one that a restart has just made, too
             self._lanes.forget,
             self._finalizer.detach,
         )

@@ -218,6 +218,25 @@ def test_state_that_is_lost_is_said_once_and_begins_anew() -> None:
                 assert execution.get_state()["t"].tolist() == [7] * 4
 
 
+@pytest.mark.parametrize("what", ["run_many", "state"])
+def test_what_is_bound_after_a_death_is_bound_to_a_service_that_lives(what: str) -> None:
+    with (
+        nnburst.launch(devices=["nnburst-reference"]) as service,
+        service.session(counter(), on_death="restart") as session,
+    ):
+        service.kill()
+        while service.alive:
+            time.sleep(0.001)
+        if what == "run_many":
+            outputs = [y.tolist() for (y,) in session.run_many([{"t": ONE}] * 3)]
+            assert outputs == [[2.0] * 4] * 3
+        else:
+            with session.bind(state={"t_out": "t"}) as bound:
+                bound.run()
+                assert bound.get_state()["t"].tolist() == [1.0] * 4
+        assert len(session.restarts) == 1
+
+
 def test_caller_with_little_time_does_not_wait_for_the_start(service: nnburst.Service, place: Path) -> None:
     with service.session("fragile", on_death="restart", timeout=0.05) as session:
         session.run(None, full(1))

@@ -146,6 +146,20 @@ def test_cancelled_run_lands_before_its_arrays_are_used_again(
     loop(main)
 
 
+def test_run_that_was_given_up_lands_without_its_loop(loop: Callable[[Main], Any], service: nnburst.Service) -> None:
+    with service.session("slow", concurrency=1) as session:
+
+        async def main() -> None:
+            await cancelled_after(0.05, session.arun, None, filled(0.3))
+
+        loop(main)
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.append(session.run(None, filled(0))), daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        assert answers, "the run waits for one that never lands"
+
+
 async def sleep(seconds: float) -> None:
     try:
         asyncio.get_running_loop()

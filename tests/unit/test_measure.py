@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from test_control_flow import counting_model, if_model
 from test_partition import O, Only, T
 
 import nnburst
-from nnburst import Burst, Compilation, Execution, GeneralFailure
+from nnburst import Burst, Compilation, Execution, GeneralFailure, ResourceExhausted
 from nnburst.burst import Kernel
 from nnburst.devices import LocalModel, NoopDevice, measured_capabilities
 from nnburst.devices import _measure as measure
@@ -185,6 +186,14 @@ def test_what_was_kept_and_cannot_be_read_is_measured_again(
     before = len(device.prepared)
     measured_capabilities(device)
     assert len(device.prepared) > before
+
+
+def test_what_fails_in_passing_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Only("test-passing")
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "compile", Mock(side_effect=ResourceExhausted("too many open files")))
+        assert dict(measured_capabilities(device).operand_performance)[T.TENSOR_FLOAT32].exec_time == NEVER
+    assert dict(measured_capabilities(device).operand_performance)[T.TENSOR_FLOAT32].exec_time < NEVER
 
 
 def test_where_nothing_can_be_kept_it_is_measured_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
