@@ -29,7 +29,7 @@ _VARIABLES = {"NNBURST_CACHE_DIR": "cache", "NNBURST_STATE_DIR": "state", "NNBUR
 
 
 @pytest.fixture
-def nnburst_leaves_nothing(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def nnburst_leaves_nothing(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Fail if the test leaves descriptors, threads, processes, mappings or shared memory behind.
 
     It comes before other fixtures if it is named first, and then looks at what they leave, too.
@@ -44,6 +44,7 @@ def nnburst_leaves_nothing(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
             yield
             for phase in ("setup", "call"):  # records hold exceptions, and these what the program was doing
                 caplog.get_records(phase).clear()
+            request.node.funcargs.clear()  # pytest keeps the values of fixtures, and arrays keep what they lie in
     except AssertionError as error:
         pytest.fail(str(error), pytrace=False)
 

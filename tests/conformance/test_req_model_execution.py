@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -344,7 +345,7 @@ def as_inputs(sample: Sample) -> Sample:
         indexes.append(index)
     changed = replace(main, operands=tuple(operands), input_indexes=tuple(indexes))
     model = replace(sample.model, main=changed, input_names=(), output_names=())
-    return replace(sample, model=model, inputs=tuple(inputs))
+    return dataclasses.replace(sample, model=model, inputs=tuple(inputs))
 
 
 def as_references(sample: Sample) -> Sample:
@@ -364,7 +365,7 @@ def as_references(sample: Sample) -> Sample:
     )
     changed = replace(model.main, operands=operands)
     moved: Model = replace(model, main=changed, operand_values=b"", pools=(*model.pools, pool))
-    return replace(sample, model=moved)
+    return dataclasses.replace(sample, model=moved)
 
 
 @every_sample
