@@ -405,6 +405,10 @@ _REFUSALS = {
         "the service refused the request (INVALID_ARGUMENT): an argument contradicts the model, or a memory it uses "
         "was freed"
     ),
+    ErrorStatus.MISSED_DEADLINE_TRANSIENT: (
+        "no answer within {timeout} s: the service dropped or ended the run. Give more time (timeout=) or look at what "
+        "the service is doing"
+    ),
     ErrorStatus.OUTPUT_INSUFFICIENT_SIZE: "an output region is too small; .output_shapes of the error tells the sizes",
 }
 
@@ -617,7 +621,8 @@ class BoundRequest(OneProcess):
             result = self._explained(self.result)
             final, shapes, _ = result
             reason = reason_of(result)
-            message = _REFUSALS.get(final, f"the execution failed with {final.name}; launch(log_level='info') logs why")
+            refusal = "the execution failed with {name}; launch(log_level='info') logs why"
+            message = _REFUSALS.get(final, refusal).format(name=final.name, timeout=self._timeout)
             if reason and final is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
                 message = f"the execution failed with {final.name}: {reason}"
             raise error_for(final, message, shapes)

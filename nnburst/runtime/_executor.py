@@ -51,6 +51,7 @@ class BurstExecutor(Executor):
         self._pending: set[Future[Any]] = set()
         self._broken: BrokenBurst | None = None
         self._closed = False
+        self._starts = False
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Start ``fn(*args, **kwargs)``, where `fn` is the session's `run`.
@@ -79,9 +80,21 @@ class BurstExecutor(Executor):
             self._pending.discard(future)
 
     def _start(self) -> None:
+        with self._lock:
+            if self._starts:  # perhaps this very thread, which was called back: it goes on where it is
+                return
+            self._starts = True
+        try:
+            self._start_waiting()
+        except BaseException:  # an interrupt
+            self._starts = False
+            raise
+
+    def _start_waiting(self) -> None:
         while True:
             with self._lock:
                 if not self._waiting or not self._idle:
+                    self._starts = False
                     return
                 future, args, kwargs = self._waiting.popleft()
                 if not future.set_running_or_notify_cancel():

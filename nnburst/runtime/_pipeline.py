@@ -65,6 +65,7 @@ class Pipeline(OneProcess):
         at, pointers = self._at, self._pointers
         following = at + 1 if at + 1 < len(pointers) else 0
         current = self._executions[following]
+        status = 0
         try:
             status = self._advance(pointers[at], pointers[following])
             if status:
@@ -75,6 +76,8 @@ class Pipeline(OneProcess):
                     current.conclude(status)
         except BaseException:
             lib.nnb_execution_abandon(pointers[following])  # a signal handler raised
+            if status != _EALREADY and lib.nnb_execution_flies(pointers[at]):  # perhaps as soon as it was started
+                self._at, self.current = following, current
             raise
         self._at, self.current = following, current
         return current

@@ -19,7 +19,15 @@ from .._core._errno import checked_timeout
 from .._core._leaving import Leaving, time_left, within
 from .._core._one_process import OneProcess
 from ..burst import BurstStats
-from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, OutputInsufficientSize
+from ..errors import (
+    BadState,
+    DeadObject,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    OutputInsufficientSize,
+    ResourceExhausted,
+)
 from ..memory import Memory
 from ..model import ExecutionPreference, ImportedModel, Model, Priority
 from ..watch import Latency
@@ -257,7 +265,8 @@ class Session(OneProcess):
                 if end is not None:
                     execution.timeout = max(0.0, end - time.monotonic())
                 if not execution.burst_is_free:
-                    execution.find_way(errno.EBUSY)
+                    with contextlib.suppress(ResourceExhausted):  # then it shares the burst
+                        execution.find_way(errno.EBUSY)
                 try:
                     await _async.run(execution, give)
                 except OutputInsufficientSize as error:

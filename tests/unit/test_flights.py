@@ -343,9 +343,10 @@ def test_executor_runs_the_session_and_nothing_else(session: nnburst.Session) ->
         executor.submit(session.run, None, filled(0))
 
 
-def test_dead_service_breaks_the_executor(mortal: nnburst.Session) -> None:
+@pytest.mark.parametrize("count", [4, 1000])
+def test_dead_service_breaks_the_executor(mortal: nnburst.Session, count: int) -> None:
     executor = nnburst.BurstExecutor(mortal, depth=2)
-    futures = [executor.submit(mortal.run, None, filled(60)) for _ in range(4)]
+    futures = [executor.submit(mortal.run, None, filled(60)) for _ in range(count)]
     os.kill(mortal.service.pid, signal.SIGKILL)
     for future in futures:
         assert isinstance(future.exception(PATIENCE), concurrent.futures.BrokenExecutor)
