@@ -826,6 +826,7 @@ class Execution(BoundRequest):
         """Start a run of the shared arrays; they are the service's until the future is done.
 
         Its result is this execution. One thread for each burst completes futures, and ends when there are none.
+        `timeout` is kept by the service alone here: limit your own waiting with ``future.result(timeout)``.
 
         Returns:
             A future that cannot be cancelled.
