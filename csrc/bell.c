@@ -4,11 +4,30 @@
  *
  * Not an eventfd: whether a write to one waits is a flag of the open file, which the client shares and may change, so it
  * could keep a thread of the service for ever. How a datagram is sent is the sender's own choice.
+ *
+ * Only one end of a connected pair of local sockets is taken. To close a socket of the network may take as long as its
+ * owner likes (SO_LINGER), and so may to close what was sent to a local one and not received. So nothing may have been
+ * sent to it, and nothing can be from then on.
  */
 #define _GNU_SOURCE
+#include <errno.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "nnb_internal.h"
+#include "nnburst.h"
+
+int nnb_bell_check(int fd)
+{
+    int domain = 0, type = 0, waiting = 0;
+    struct sockaddr_storage peer;
+    socklen_t n = sizeof(int), m = sizeof(int), k = sizeof(peer);
+    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &n) < 0 || getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &m) < 0 ||
+        domain != AF_UNIX || type != SOCK_STREAM || getpeername(fd, (struct sockaddr *)&peer, &k) < 0 ||
+        shutdown(fd, SHUT_RD) < 0 || ioctl(fd, FIONREAD, &waiting) < 0 || waiting)
+        return -EINVAL;
+    return 0;
+}
 
 void nnb_bell_ring(int fd)
 {

@@ -507,6 +507,9 @@ int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids);
 /* Rings at an answer that the client awaits in an event loop. The server owns the socket from now on; before the first
  * call of nnb_server_next. */
 void nnb_server_set_bell(nnb_server *s, int bell);
+/* Whether a socket that a client has sent can be a bell: -EINVAL unless it is an end of a connected pair of local stream
+ * sockets and nothing waits in it. From then on nothing can be sent to it. */
+int nnb_bell_check(int fd);
 /* The client is gone or the burst is to end: nnb_server_next ends with -EPIPE. Any thread before destroy. */
 void nnb_server_hang_up(nnb_server *s);
 void nnb_server_destroy(nnb_server *s); /* after nnb_server_next has ended for good */

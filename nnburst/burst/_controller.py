@@ -123,6 +123,8 @@ class ExecutionBurstController(OneProcess):
         bell = Bell()
         slots = SlotTable(bell.rung.fds[0])
         with contextlib.ExitStack() as stack, contextlib.closing(bell.rung):
+            failing = stack.enter_context(contextlib.ExitStack())
+            failing.callback(bell.watched.close)  # not when the error is collected, which may be kept
             queues = [stack.enter_context(MessageQueue(DATUM, length, layout=Layout.STAMPED)) for length in lengths]
             request, result = [stack.enter_context(queue.descriptor) for queue in queues]
             context = prepared_model.configure_execution_burst(slots, request, result, polling_window)
@@ -136,6 +138,7 @@ class ExecutionBurstController(OneProcess):
             except BaseException:
                 context.close()
                 raise
+            failing.pop_all()
         return cls(prepared_model, context, slots, endpoint, flights)
 
     def __init__(

@@ -13,6 +13,9 @@ from ..model import OperandType
 from ..runtime import NodeArg
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_MOST_DIMENSIONS = 32
+_MOST_ELEMENTS = 1 << 32
+"""In one dimension. Checked before any arithmetic: a product of what clients send could take hours."""
 
 _DTYPES = {
     "BOOL": np.dtype(np.bool_),
@@ -44,8 +47,11 @@ def array_of(node: NodeArg, datatype: str, shape: Sequence[int], data: bytes | m
     wanted = datatype_of(node)
     if datatype != wanted:
         raise InvalidArgument(f"input {node.name!r} is {wanted}, got {datatype or 'no datatype'}")
-    if any(size < 0 for size in shape):
-        raise InvalidArgument(f"input {node.name!r}: the shape {list(shape)} has a negative dimension")
+    if len(shape) > _MOST_DIMENSIONS or not all(0 <= size < _MOST_ELEMENTS for size in shape):
+        raise InvalidArgument(
+            f"input {node.name!r}: a shape has at most {_MOST_DIMENSIONS} dimensions, "
+            f"each from 0 to {_MOST_ELEMENTS - 1}"
+        )
     dtype = _DTYPES.get(datatype, node.dtype)
     count = math.prod(shape)
     if isinstance(data, bytes | memoryview):

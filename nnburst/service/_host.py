@@ -15,7 +15,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from .._core._errno import check
 from .._core._leaving import LEAVING, within
+from .._core._nnburst import lib
 from ..burst import ListenerGroup, Seat
 from ..cache import CacheRejected, SaveResult, check_fd, checked_token
 from ..devices import Buffer, CacheFiles, Device, Fence, PreparedModel, check_device, checked_model
@@ -439,6 +441,8 @@ class HostedConnection:
             row = self._burst_row(model)
             group = self._host.listeners
             bell = stack.enter_context(FdBundle([fds.take_last()])) if message.bell else None
+            if bell is not None:
+                check(lib.nnb_bell_check(bell.fds[0]), "bell")
             callback = SlotMemories(
                 self.connection,
                 self.ledger,

@@ -349,6 +349,19 @@ def test_malformed_json_is_refused_with_a_sentence(gateway: Gateway, body: bytes
         assert len(json.loads(answer.read())["error"]) > 10
 
 
+@pytest.mark.parametrize(
+    "shape", [[10**4000] * 400, [1] * 70, [2**70, 0], [-1]], ids=["huge", "deep", "wide", "negative"]
+)
+def test_shape_that_no_array_has_is_refused_before_any_arithmetic(gateway: Gateway, shape: list[int]) -> None:
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape, "data": [1.0]}]}
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    with pytest.raises(urllib.error.HTTPError) as info:
+        urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), method="POST"), timeout=60)
+    with info.value as answer:
+        assert answer.code == 400
+        assert "dimensions" in json.loads(answer.read())["error"]
+
+
 def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     serve = [sys.executable, "-m", "nnburst.cli", "serve", "--socket", str(tmp_path / "s")]
     for options, said in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -282,6 +283,46 @@ def test_each_end_of_a_burst_learns_where_the_other_may_run(monkeypatch: pytest.
         burst = configure(model, Pinned())
         assert device.contexts[0].callback.cpus == {0, 7}
         assert burst.cpus == {5}
+
+
+def test_a_bell_is_the_empty_end_of_a_connected_local_pair() -> None:
+    class Ringing(Callback):
+        bell: int | None = None
+
+    device = FakeDevice()
+    with in_process([device]) as (client, host), contextlib.ExitStack() as stack:
+        model = client.devices[0].prepare_model(tiny_model())
+
+        def given(*sockets: socket.socket) -> list[int]:
+            return [stack.enter_context(each).fileno() for each in sockets]
+
+        def ringing(bell: int) -> Ringing:
+            callback = Ringing()
+            callback.bell = bell
+            return callback
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        used, theirs = socket.socketpair()
+        socket.send_fds(theirs, [b"x"], [listener.fileno()])
+        network = socket.create_connection(listener.getsockname())
+        datagrams = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        alone = socket.socket(socket.AF_UNIX)
+        end, pipe = os.pipe()
+        stack.callback(os.close, end)
+        stack.callback(os.close, pipe)
+        for bell in [*given(network, used, datagrams[0], alone), pipe]:
+            with pytest.raises(InvalidArgument, match="bell"):
+                configure(model, ringing(bell))
+        given(listener, theirs, datagrams[1])
+        (hosted,) = host.connections
+        assert hosted.ledger.used["bursts"] == hosted.ledger.used["fds"] == 0
+        good, far = socket.socketpair()
+        given(good, far)
+        configure(model, ringing(good.fileno()))
+        with pytest.raises(BrokenPipeError):
+            far.send(b"x")  # what waited in a bell would have to be closed with it
+        good.send(b"x")
+        assert far.recv(1) == b"x"
 
 
 def test_REQ_CLI_002_the_device_is_asked_once_for_a_burst() -> None:
