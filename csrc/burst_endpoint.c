@@ -76,7 +76,8 @@ struct nnb_client {
     int slow;          /* the first looks have brought no answer to it */
     nnb_trace *trace;  /* or NULL */
     uint64_t own_counters[NNB_COUNTERS];
-    uint8_t *packet; /* room for the whole result ring */
+    uint32_t room;   /* datums of the result ring */
+    uint8_t *packet; /* as long */
     nnb_channel request, result;
     pthread_mutex_t lock; /* hang_up against close */
 };
@@ -191,6 +192,7 @@ int nnb_client_create(nnb_client **out, nnb_mq *request, nnb_mq *result, uint64_
     c->queue_end = &c->queue;
     c->landed_end = &c->landed;
     if (!rc) {
+        c->room = (uint32_t)result->capacity;
         c->packet = malloc(result->size);
         c->flight = malloc(MOST_SENT * sizeof(record));
         if (!c->packet || !c->flight)
@@ -300,7 +302,7 @@ int nnb_execution_create(nnb_execution **out, nnb_client *c, const nnb_request *
     if (!e)
         return -ENOMEM;
     e->client = c;
-    e->answer_n = (uint32_t)c->result.mq->capacity;
+    e->answer_n = c->room; /* not the queue's own: it may be closed meanwhile */
     e->result.status = -1;
     int rc = nnb_wire_encode_request(request, e->packet, (uint32_t)n);
     if (rc < 0) {
@@ -390,7 +392,7 @@ static int send_request(nnb_execution *e)
     nnb_client *c = e->client;
     uint64_t flying = c->sent - c->answered;
     if (flying) {
-        if (flying == MOST_SENT || (flying > c->late && c->owed + e->answer_n > c->result.mq->capacity))
+        if (flying == MOST_SENT || (flying > c->late && c->owed + e->answer_n > c->room))
             return -EAGAIN;
         int64_t room = c->pipelined ? 0 : nnb_mq_available_to_write(c->request.mq);
         if (room < 0 || (!c->pipelined && (uint64_t)room < c->request.mq->capacity))

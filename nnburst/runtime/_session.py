@@ -105,14 +105,6 @@ class Session(OneProcess):
 
     _instead = "open one in each process, on a service of that process"
 
-    def __new__(cls, *args: object, **options: object) -> Session:
-        """Make it such that its runs are spans, if the program has imported OpenTelemetry."""
-        if cls is Session and "opentelemetry.trace" in sys.modules:
-            from ._spans import TracedSession
-
-            cls = TracedSession
-        return super().__new__(cls)
-
     def __init__(
         self,
         model: Model | str | os.PathLike[str] | bytes,
@@ -160,6 +152,10 @@ class Session(OneProcess):
         # what they hold in the service by themselves.
         self._finalizer = weakref.finalize(self, self._bursts.hang_up)
         self._finalizer.atexit = False
+        if type(self) is Session and "opentelemetry.trace" in sys.modules:  # the program uses it: runs are spans
+            from ._spans import TracedSession
+
+            self.__class__ = TracedSession
 
     def _open(self, settings: _Settings, service: Service | None, polling_window: float | None) -> None:
         with contextlib.ExitStack() as opened:

@@ -18,6 +18,7 @@ import pytest
 
 import nnburst
 import nnburst.fmq
+import nnburst.testing
 from nnburst import InvalidArgument, ModelBuilder, OperandType, OperationType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import _registry, create_device
@@ -135,7 +136,10 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def options() -> set[str]:
     """Names of the parameters of everything that users call, and of the options of devices."""
-    things = [*(getattr(room, name) for room in (nnburst, nnburst.fmq) for name in room.__all__), start_child]
+    things = [
+        *(getattr(room, name) for room in (nnburst, nnburst.fmq, nnburst.testing) for name in room.__all__),
+        start_child,
+    ]
     things += [getattr(import_module(module), factory) for module, factory in _registry._BUILT_IN.values()]
     found: set[str] = set()
     for thing in things:
@@ -143,7 +147,7 @@ def options() -> set[str]:
             if callable(member):
                 with contextlib.suppress(ValueError):  # builtins
                     found |= inspect.signature(member).parameters.keys()
-    return found
+    return found | {"find"}  # of `nnburst.scale.ray`, which these tests do without
 
 
 def test_options_that_messages_name_exist() -> None:
