@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Not an eventfd: whether a write to one waits is a flag of the open file, which the client shares and may change, so it
- * could keep a thread of the service for ever. How a datagram is sent is the sender's own choice.
+ * could keep a thread of the service for ever. How a stream is sent is the sender's own choice.
  *
  * Only one end of a connected pair of local sockets is taken. To close a socket of the network may take as long as its
  * owner likes (SO_LINGER), and so may to close what was sent to a local one and not received. So nothing may have been

@@ -16,7 +16,7 @@
  *   saturated  As many runs are under way as there are processors, and another request waits. Nobody leads; the worker
  *              that ends first takes the lead and picks. The watchman counts runs that last too long as stuck, and
  *              starts others beside them; then one more worker is asked for (-EUSERS). A client may have a few
- *              runs under way, so that its own that hang take no more.
+ *              runs under way, so that its own that hang take no more. Its other requests wait for one of those.
  *
  * The word `lead` says who leads: FREE, LOOKING, or BUSY with which run of which worker. What is "the leader's" below is
  * touched by the leader alone; `lead` itself, or `lock`, hands it on.
@@ -63,6 +63,7 @@
 #define TICK_NS 1000000u       /* of the watchman */
 #define IDLE_TICKS 8           /* so many without a run, and it rests */
 #define STUCK_NS 2000000u      /* a run is not stuck before */
+#define GROW_NS 1000000000u    /* a worker that was asked for and has not come by then is asked for again */
 #define COLD_NS 2000000u       /* a queue without packets for so long is looked at now and then only */
 #define MEASURE_EVERY 16u      /* runs, while one client is served and no share has to be fair */
 #define FEW 16u                /* active queues are looked at before each pick if they are so few */
@@ -171,7 +172,7 @@ struct nnb_group {
     seat *dead; /* the leader may still know them */
     nnb_worker *workers, *parked, *watchman;
     uint32_t n_workers, next_worker;
-    int growing;
+    uint64_t asked_ns; /* when the worker was asked for that has not come yet; 0: none is due */
     watcher *watchers;
 
     /* leader only */
@@ -344,17 +345,29 @@ int nnb_group_add(nnb_group *g, nnb_server *s, uint64_t client, uint32_t priorit
                     .priority = priority < NNB_PRIORITIES ? priority : NNB_PRIORITIES - 1};
         g->seats[i] = m;
         nnb_store32_relaxed(&g->n_live, nnb_load32_relaxed(&g->n_live) + 1);
-        if (STATE(nnb_load_relaxed(&g->lead)) == BUSY)
-            arm(g); /* the run that is under way had the group to itself */
+        nnb_store32_relaxed(&g->changed, 1);
+        if (STATE(nnb_load_relaxed(&g->lead)) != FREE)
+            arm(g); /* the run that is under way, or about to be, had the group to itself */
     }
     pthread_mutex_unlock(&g->lock);
     if (rc) {
         free(m);
         return rc;
     }
-    nnb_store32_release(&g->changed, 1);
     ring(&g->bell);
     return (int)i;
+}
+
+/* Under lock: a number that no other worker has, for the word `lead`. */
+static uint32_t next_number(nnb_group *g)
+{
+    const nnb_worker *w;
+    do {
+        g->next_worker = (g->next_worker + 1) & 0x3fff;
+        for (w = g->workers; w && w->number != g->next_worker;)
+            w = w->next;
+    } while (w);
+    return g->next_worker;
 }
 
 int nnb_worker_create(nnb_worker **out, nnb_group *g)
@@ -364,7 +377,7 @@ int nnb_worker_create(nnb_worker **out, nnb_group *g)
         return -ENOMEM;
     w->group = g;
     pthread_mutex_lock(&g->lock);
-    w->number = ++g->next_worker & 0x3fff;
+    w->number = next_number(g);
     w->next = g->workers;
     g->workers = w;
     g->n_workers++;
@@ -385,6 +398,8 @@ void nnb_worker_destroy(nnb_worker *w)
             *link = w->next;
             break;
         }
+    if (w->is_fresh) /* no thread was to be had for it */
+        g->n_workers--;
     pthread_mutex_unlock(&g->lock);
     free(w);
 }
@@ -641,10 +656,12 @@ static void detach(nnb_worker *w)
 /* Under lock: -EUSERS once if the group is short of workers. */
 static int wants_worker(nnb_group *g)
 {
-    if (g->growing || g->parked || g->n_workers >= MOST_WORKERS ||
-        (g->n_workers > g->cpus && !nnb_load32_relaxed(&g->n_stuck)))
+    if (g->parked || g->n_workers >= MOST_WORKERS || (g->n_workers > g->cpus && !nnb_load32_relaxed(&g->n_stuck)))
         return 0;
-    g->growing = 1;
+    uint64_t now = nnb_now_ns();
+    if (g->asked_ns && now - g->asked_ns < GROW_NS)
+        return 0;
+    g->asked_ns = now;
     return -EUSERS;
 }
 
@@ -969,6 +986,7 @@ static void sleep_on_all(nnb_group *g)
     for (uint32_t i = 0; i < g->n_mine; i++)
         if (is_free(g->mine[i]))
             clear_bits(g->mine[i]);
+    nnb_store32_relaxed(&g->waiting, g->n_ready != 0); /* for runs of their own clients: those are not to stay attached */
     nnb_store32_relaxed(&g->asleep, 1);
     if (nnb_and32_acquire(&g->bell, 0)) /* SYNC POINT: wake <-> consume */
         quiet = 0;
@@ -987,6 +1005,7 @@ static void sleep_on_all(nnb_group *g)
     if (quiet)
         wait_for_words(words, n + 1);
     nnb_store32_relaxed(&g->asleep, 0);
+    nnb_store32_relaxed(&g->waiting, 0);
     g->now_ns = nnb_now_ns();
     for (uint32_t i = 0; quiet && i < g->n_mine; i++) {
         seat *m = g->mine[i];
@@ -1154,6 +1173,8 @@ static int tick(nnb_worker *w)
     }
     if (STATE(x) == BUSY || x != w->seen_lead) {
         w->idle_ticks = 0;
+    } else if (nnb_load32_relaxed(&g->changed)) { /* the leader may begin a run without knowing of all bursts */
+        w->idle_ticks = 0;
     } else if (++w->idle_ticks >= IDLE_TICKS) {
         nnb_store32_relaxed(&g->ticking, 0);
         nnb_fence_seq_cst(); /* SYNC POINT: arm <-> rest */
@@ -1190,7 +1211,7 @@ static int park(nnb_worker *w)
     pthread_mutex_lock(&g->lock);
     uint32_t state = STATE(nnb_load_relaxed(&g->lead));
     if (w->is_fresh)
-        w->is_fresh = g->growing = 0; /* one at a time: threads take a while to start */
+        w->is_fresh = 0, g->asked_ns = 0; /* one at a time: threads take a while to start */
     if (nnb_load32_acquire(&g->closing)) {
         rc = -EPIPE;
     } else if (state == FREE && has_processor(g)) {
@@ -1209,7 +1230,8 @@ static int park(nnb_worker *w)
         w->next_parked = g->parked;
         g->parked = w;
         count_up(&g->n_parked);
-        if (is_saturated || (state == BUSY && nnb_load32_relaxed(&g->n_live) > 1))
+        int is_shared = nnb_load32_relaxed(&g->n_live) > 1;
+        if (is_saturated || (is_shared && (state == BUSY || nnb_load32_relaxed(&g->changed))))
             arm(g);
     }
     while (rc == 1) {

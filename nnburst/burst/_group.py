@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .._core._errno import check
 from .._core._leaving import time_left
 from .._core._nnburst import ffi, lib
-from ..errors import BadState, NNBurstError, ResourceExhausted
+from ..errors import BadState, ResourceExhausted
 from ..model import Priority
 from ._interfaces import BurstCallback, BurstExecutorWithCache, Kernel
 from ._served import MAX_PLANS, Served, serve
@@ -84,10 +84,12 @@ class ListenerGroup:
     def _ensure_threads(self) -> None:
         """One for the first burst; with others, one that is there if a run of the first one does not end."""
         wanted = 1 + any(burst is not None and burst.alive for burst in self._bursts)
-        while lib.nnb_group_workers(self._handle) < wanted:
-            if self._start_thread() or wanted > lib.nnb_group_workers(self._handle) > 0:
+        while (there := lib.nnb_group_workers(self._handle)) < wanted:
+            if self._start_thread():
                 continue
-            raise ResourceExhausted("a burst needs a thread, and the system has none")
+            if not there:
+                raise ResourceExhausted("a burst needs a thread, and the system has none")
+            return  # fewer do; more are asked for when they are missed
 
     def _start_thread(self) -> bool:
         out = ffi.new("nnb_worker **")
@@ -179,7 +181,7 @@ class SeatedBurst(Served):
     def end(self, number: int) -> None:
         try:
             super().end(number)
-        except NNBurstError:
+        except Exception:  # also of a device of the user's: its thread goes on with the other bursts
             _log.exception("giving back a burst failed")
         finally:
             self._ended.set()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from service_support import WATCHDOG, socket_pair, tiny_model
 from nnburst.burst import ExecutionBurstController, ListenerGroup, Seat
 from nnburst.devices import CacheFiles, CompileJob, create_device
 from nnburst.devices.function import FunctionDevice, Tensor, declare
-from nnburst.errors import GeneralFailure
+from nnburst.errors import GeneralFailure, ResourceExhausted
 from nnburst.model import Priority
 from nnburst.runtime import Service
 from nnburst.service import ServiceConnection, ServiceHost
@@ -121,6 +122,72 @@ def test_run_that_hangs_delays_no_other_client(shared: Callable[..., Shared]) ->
         for thread in threads:
             thread.join(WATCHDOG)
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_runs_of_one_client_that_repeat_leave_room_for_its_others(shared: Callable[..., Shared]) -> None:
+    begun: list[float] = []
+    inside, released = threading.Semaphore(0), threading.Event()
+
+    def function(x: Any) -> Any:
+        begun.append(float(x[0]))
+        if x[0] == 0:
+            inside.release()
+            assert released.wait(WATCHDOG)
+        return np.array(x)
+
+    service = shared(function, runs=2)
+    client = service.connect()
+    first, second, third = (client.session("call", polling_window=0.01) for _ in range(3))
+    for session in (first, second, third):
+        run(session, 9)
+
+    def repeat(session: Any) -> None:
+        run(session, 0)
+        for _ in range(100):
+            run(session, 3)
+
+    threads = [threading.Thread(target=repeat, args=(session,)) for session in (first, second)]
+    threads.append(threading.Thread(target=run, args=(third, 2)))
+    for thread in threads[:2]:
+        thread.start()
+        assert inside.acquire(timeout=WATCHDOG)
+    threads[2].start()
+    try:
+        deadline = time.monotonic() + WATCHDOG
+        while third.stats.sent < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(0.05)  # the leader sleeps
+    finally:
+        released.set()
+        for thread in threads:
+            thread.join(WATCHDOG)
+    assert begun[: begun.index(2)].count(3) <= 20, "the third waited for what followed the others"
+
+
+def test_group_without_threads_refuses_bursts_until_there_are_some(
+    shared: Callable[..., Shared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = shared()
+    connection = service.connect()
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "nnburst-listener":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for _ in range(2):
+        with pytest.raises(ResourceExhausted, match="needs a thread"):
+            connection.session("call")
+    monkeypatch.undo()
+    one = connection.session("call")
+    assert run(one)[0] == 1
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    other = connection.session("call")  # the thread that is there serves it
+    assert run(other)[0] == 1
+    assert run(one)[0] == 1
 
 
 def test_failures_and_buffers_pass_through_a_group(shared: Callable[..., Shared]) -> None:
