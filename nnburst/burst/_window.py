@@ -19,6 +19,7 @@ DATUM = np.dtype((np.void, 24))
 WINDOW_VARIABLE = "NNBURST_POLLING_WINDOW_US"
 _DEFAULT_WINDOW = 50e-6
 _LONGEST_WINDOW = 60.0  # also the bound of the control plane
+_REAL_TIME = {os.SCHED_FIFO, os.SCHED_RR}
 
 
 def allowed_cpus() -> frozenset[int]:
@@ -27,6 +28,14 @@ def allowed_cpus() -> frozenset[int]:
         return frozenset(os.sched_getaffinity(0))
     except OSError:  # a filter of system calls
         return frozenset(range(os.cpu_count() or 1))
+
+
+def is_real_time() -> bool:
+    """Whether this thread gives way to none of the usual policy."""
+    try:
+        return os.sched_getscheduler(0) & 0xFF in _REAL_TIME  # above are flags
+    except OSError:  # a filter of system calls
+        return False
 
 
 def default_polling_window(peer_cpus: Iterable[int] = ()) -> float:
@@ -63,5 +72,11 @@ def checked_window(seconds: float) -> float:
 
 
 def window_ns(seconds: float | None, peer_cpus: Iterable[int]) -> int:
-    """Polling window in nanoseconds; None means the default towards a peer on those CPUs."""
-    return round((default_polling_window(peer_cpus) if seconds is None else checked_window(seconds)) * 1e9)
+    """Polling window in nanoseconds; None means the default towards a peer on those CPUs.
+
+    A thread of a real-time policy is taken off its CPU for no usual one. It polls only towards a peer that has a CPU
+    which this thread does not use, whatever was asked for: the peer may be what it keeps from running.
+    """
+    peer = frozenset(peer_cpus)
+    window = default_polling_window(peer) if seconds is None else checked_window(seconds)
+    return 0 if is_real_time() and peer <= allowed_cpus() else round(window * 1e9)

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
@@ -306,6 +306,8 @@ def launch(
     log: str | os.PathLike[str] | None = None,
     quotas: Mapping[str, int] | None = None,
     faults: bool = False,
+    scheduler: tuple[str, int] | None = None,
+    affinity: Collection[int] | None = None,
 ) -> Service:
     """Start a service process that belongs to this one and ends with it.
 
@@ -317,16 +319,30 @@ def launch(
         log: File that its log is appended to; None for the stderr of this process.
         quotas: What this program may have in it, such as ``{"models": 200}``; see docs/service.md for the names.
         faults: Give it fault points, for tests: see `nnburst.testing.inject`. Each run takes a system call more.
+        scheduler: Real-time policy and priority of its threads, such as ``("fifo", 20)`` or ``("rr", 1)``; None for
+            the usual one. It polls for requests only if this process may use a CPU that `affinity` leaves to it.
+        affinity: Numbers of the CPUs that it may use, such as ``{1}``; None for those of this thread.
 
     Raises:
-        DeviceUnavailable: The process could not serve; the message carries what it printed.
-        InvalidArgument: No device is named, the level is unknown, or the file cannot be written.
+        DeviceUnavailable: The process could not serve, or is refused the policy or a CPU; the message carries what it
+            printed.
+        InvalidArgument: No device is named, the level is unknown, the file cannot be written, or policy, priority
+            or CPUs are none.
         MissedDeadline: It did not start in time.
     """
     from ..service import start_child  # a program that stays in process needs no process boundary
 
     def start() -> _Backend:
-        return start_child(devices, timeout=timeout, log_level=log_level, log=log, quotas=quotas, faults=faults)
+        return start_child(
+            devices,
+            timeout=timeout,
+            log_level=log_level,
+            log=log,
+            quotas=quotas,
+            faults=faults,
+            scheduler=scheduler,
+            affinity=affinity,
+        )
 
     return Service(_Restarting(start) if restart else start(), "child", start)
 

@@ -19,6 +19,7 @@ from ..errors import NNBurstError
 from ..watch import Page
 from ._host import ServiceHost
 from ._quotas import Quotas
+from ._scheduling import Scheduling
 
 _MOST_FDS = 65536
 
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quota", action="append", default=[], help="NAME=NUMBER of `Quotas`")
     parser.add_argument("--path", action="append", default=[], help="where the client's program finds its modules")
     parser.add_argument("--faults", type=int, default=-1, help="where orders of faults come from")
+    parser.add_argument("--scheduler", default=None, help="POLICY:PRIORITY")
+    parser.add_argument("--affinity", default=None, help="numbers of CPUs")
     parser.add_argument("devices", nargs="+", metavar="DEVICE")
     options = parser.parse_args(arguments)
 
@@ -48,7 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pidfd = os.pidfd_open(options.parent) if os.getppid() == options.parent else -1
     if pidfd < 0 or os.getppid() != options.parent:
         return 0
-    check(lib.nnb_exit_when_dead(pidfd, sock.fileno()), "watching the client")
+    try:
+        Scheduling.parse(options.scheduler, options.affinity).apply(
+            lambda: check(lib.nnb_exit_when_dead(pidfd, sock.fileno()), "watching the client")
+        )
+    except NNBurstError as error:
+        print(error, file=sys.stderr)
+        return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client decides what Ctrl-C ends
     faulthandler.enable()
     # Each pool of a client takes a descriptor here, and the usual limit of 1024 is for programs that use select().

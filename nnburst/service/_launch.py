@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from .. import _safe_path
@@ -17,6 +17,7 @@ from .._core._leaving import LEAVING, time_left
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ._connection import ServiceConnection
 from ._quotas import Quotas
+from ._scheduling import Scheduling
 
 _DEFAULTS = {
     # Large blocks go back to the system when they are freed: glibc raises this by itself, up to 32 MiB, and keeps more.
@@ -37,6 +38,8 @@ def start_child(
     log: str | os.PathLike[str] | None = None,
     quotas: Mapping[str, int] | None = None,
     faults: bool = False,
+    scheduler: tuple[str, int] | None = None,
+    affinity: Collection[int] | None = None,
 ) -> ServiceConnection:
     """Start a service process for this process alone and connect to it.
 
@@ -59,10 +62,14 @@ def start_child(
         log: File that its stderr is appended to, logs and messages of libraries alike; None for this one's stderr.
         quotas: What this connection may own, by name of `Quotas`; None for the defaults.
         faults: Whether the child has fault points, for `nnburst.testing.inject`.
+        scheduler: Real-time policy and priority of all its threads, such as ``("fifo", 20)``; None for the usual one.
+        affinity: CPUs that it may use; None for those of this process.
 
     Raises:
-        InvalidArgument: No device is named, the level is unknown, or the file cannot be written.
-        DeviceUnavailable: The child ended before it could serve; the message carries its error output.
+        InvalidArgument: No device is named, the level is unknown, the file cannot be written, or policy, priority
+            or CPUs are none.
+        DeviceUnavailable: The child ended before it could serve, or is refused the policy or a CPU; the message carries
+            its error output.
         MissedDeadline: It did not start in time.
         ResourceExhausted: There are no descriptors, processes or threads for it.
     """
@@ -72,6 +79,7 @@ def start_child(
         raise InvalidArgument("a service needs at least one device")
     Quotas().changed(quotas or {})
     options = [f"--log-level={_level(log_level)}", *(f"--quota={name}={n}" for name, n in (quotas or {}).items())]
+    options += Scheduling.of(scheduler, affinity).options()
     try:
         with _stderr(log) as stderr:
             return _start(names, limit, dict(os.environ if env is None else env), options, stderr, faults)

@@ -52,6 +52,10 @@ _LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option("--oip-rest", metavar="HOST:PORT", help="The same over HTTP.")
 @click.option("--oip-shared-memory", is_flag=True, help="Let clients of the protocol pass tensors in POSIX memory.")
+@click.option(
+    "--scheduler", default=None, metavar="POLICY:N", help="Real-time policy and priority, such as fifo:20 or rr:1."
+)
+@click.option("--affinity", default=None, metavar="CPUS", help="CPUs that it may use, such as 1 or 0,2-3.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="warning", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the line that says it is ready as JSON.")
 def serve(
@@ -67,6 +71,8 @@ def serve(
     oip: str | None,
     oip_rest: str | None,
     oip_shared_memory: bool,
+    scheduler: str | None,
+    affinity: str | None,
     log_level: str,
     as_json: bool,
 ) -> None:
@@ -84,12 +90,14 @@ def serve(
     from ...runtime import in_process
     from ...runtime._service import DEFAULT_DEVICES
     from ...service import AccessPolicy, Daemon, ServiceHost, activated_sockets, claim, notify_manager
+    from ...service._scheduling import Scheduling
     from ...watch import Page
     from ...watch._metrics import exporting
     from ._gateway import gateway
 
     logging.basicConfig(format="nnburst serve %(process)d: %(levelname)s: %(message)s", level=log_level.upper())
     try:
+        Scheduling.parse(scheduler, affinity).apply()  # before there are threads, which inherit it
         address = _address(name, path)
         policy = AccessPolicy(frozenset(map(_uid, uids)), frozenset(map(_gid, gids)))
         limits, user_limits = _quotas(quotas)

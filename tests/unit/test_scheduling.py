@@ -1,0 +1,235 @@
+"""Services with a real-time policy and CPUs of their own: who gets them, who is refused, who polls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nnburst
+from nnburst.burst._window import window_ns
+from nnburst.errors import DeviceUnavailable, InvalidArgument
+from nnburst.service._scheduling import POLICIES, Scheduling
+
+ROOT = Path(__file__).resolve().parents[2]
+CPUS = sorted(os.sched_getaffinity(0))
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """Run in a thread of its own, which may become what it likes; raise what it raises."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append((work(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    ((value, error),) = outcome
+    if error is not None:
+        raise error
+    return value
+
+
+def real_time_is_allowed() -> bool:
+    try:
+        in_thread(Scheduling("fifo", 2).apply)
+    except DeviceUnavailable:
+        return False
+    return True
+
+
+@pytest.fixture
+def real_time() -> None:
+    if not real_time_is_allowed():
+        pytest.skip("SCHED_FIFO is refused to this user")
+
+
+def threads_of(pid: int) -> Iterator[tuple[str, int, frozenset[int]]]:
+    """Yield policy, priority and CPUs of each thread of a process."""
+    names = {number: name for name, number in POLICIES.items()}
+    for tid in map(int, os.listdir(f"/proc/{pid}/task")):
+        policy = names.get(os.sched_getscheduler(tid), "")
+        yield policy, os.sched_getparam(tid).sched_priority, frozenset(os.sched_getaffinity(tid))
+
+
+def test_a_shared_service_has_what_its_command_line_says(real_time: None, tmp_path: Path) -> None:
+    cpus = f"{CPUS[0]},{CPUS[-1]}-{CPUS[-1]}"
+    command = [sys.executable, "-m", "nnburst.cli", "serve", "--socket", str(tmp_path / "s"), "--scheduler", "rr:3"]
+    with subprocess.Popen([*command, "--affinity", cpus], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            with nnburst.connect(f"unix:{tmp_path / 's'}") as service, service.session(relu()) as session:
+                session.bind().run()
+                threads = set(threads_of(process.pid))
+        finally:
+            process.terminate()
+    assert threads == {("rr", 3, frozenset({CPUS[0], CPUS[-1]}))}
+
+
+def relu() -> nnburst.Model:
+    b = nnburst.ModelBuilder()
+    b.output("y", b.relu(b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (4,))))
+    return b.build()
+
+
+def test_each_thread_of_a_service_has_what_launch_was_told(real_time: None) -> None:
+    cpus = frozenset(CPUS[-1:])
+    with nnburst.launch(devices=["nnburst-noop"], scheduler=("fifo", 20), affinity=cpus) as service:
+        with service.session(relu()) as session, session.bind() as execution:
+            execution.run()
+            threads = list(threads_of(service.pid))
+    assert {found[2] for found in threads} == {cpus}
+    assert sorted(found[:2] for found in threads if found[1] != 20) == [
+        ("fifo", 21)
+    ]  # ends the service with its client
+    assert len([found for found in threads if found[:2] == ("fifo", 20)]) >= 3  # also the one that serves the burst
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="one CPU")
+def test_affinity_alone_needs_no_rights() -> None:
+    with nnburst.launch(devices=["nnburst-noop"], affinity=CPUS[:1]) as service:
+        assert {found[2] for found in threads_of(service.pid)} == {frozenset(CPUS[:1])}
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="one CPU")
+def test_a_real_time_service_polls_only_beside_its_client(real_time: None) -> None:
+    own, other = CPUS[:1], CPUS[1:]
+
+    def window(seconds: float | None, peer: list[int]) -> int:
+        def ask() -> int:
+            Scheduling("rr", 1, frozenset(own)).apply()
+            return window_ns(seconds, peer)
+
+        return in_thread(ask)
+
+    assert window(None, other) == window(None, CPUS) == 50_000
+    assert window(0.5, other) == 500_000_000
+    assert window(None, own) == window(0.5, own) == window(0.5, []) == 0
+    os_window = in_thread(lambda: os.sched_setaffinity(0, own) or window_ns(0.5, own))
+    assert os_window == 500_000_000  # the usual policy: what was asked for
+
+
+def test_a_device_that_keeps_its_cpu_ends_with_its_client(real_time: None) -> None:
+    """The thread that notices comes before the one that spins on the same CPU at the service's own priority."""
+    program = (
+        "import nnburst, numpy as np, os\n"
+        "from nnburst.testing import inject\n"
+        "from nnburst.errors import MissedDeadline\n"
+        "b = nnburst.ModelBuilder()\n"
+        "b.output('y', b.relu(b.input('x', nnburst.OperandType.TENSOR_FLOAT32, (4,))))\n"
+        f"real_time = {{'scheduler': ('fifo', 20), 'affinity': {CPUS[-1:]}}}\n"
+        "service = nnburst.launch(devices=['nnburst-noop'], faults=True, **real_time)\n"
+        "session = service.session(b.build(), timeout=0.05)\n"
+        "inject(service, freeze='interpreter')\n"
+        "print(service.pid, flush=True)\n"
+        "try:\n    session.run(None, {'x': np.zeros(4, np.float32)})\n"
+        "except MissedDeadline:\n    os._exit(0)\n"
+    )
+    client = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    with client:
+        assert client.stdout is not None
+        service = os.pidfd_open(int(client.stdout.readline()))
+        try:
+            assert client.wait(60) == 0
+            poll = select.poll()
+            poll.register(service, select.POLLIN)
+            assert poll.poll(30_000), "the service is still there"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(service, signal.SIGKILL)
+            os.close(service)
+
+
+GIVE_UP = """
+import ctypes, os, resource, sys
+if os.geteuid() == 0:
+    for capability in (23, 24):  # CAP_SYS_NICE, CAP_SYS_RESOURCE; gone at the next exec
+        assert ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) == 0
+resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def without_rights(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process that may not have real-time policies, nor may what it starts."""
+    return subprocess.run(
+        [sys.executable, "-c", GIVE_UP, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-c", "import nnburst; nnburst.launch(devices=['nnburst-noop'], scheduler=('rr', 7))"],
+        ["-m", "nnburst.cli", "serve", "--name", "refused", "--scheduler", "rr:7"],
+    ],
+    ids=["launch", "serve"],
+)
+def test_a_policy_that_is_refused_says_what_allows_it(arguments: list[str]) -> None:
+    done = without_rights(*arguments)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    for part in ("scheduler rr:7 is refused: ", "`ulimit -r 7`", "--ulimit rtprio=7", "CAP_SYS_NICE"):
+        assert part in last
+
+
+def test_a_cpu_that_is_not_there_is_said() -> None:
+    with pytest.raises(DeviceUnavailable, match=r"affinity 4095 is refused: this process may run on CPU"):
+        nnburst.launch(devices=["nnburst-noop"], affinity={4095})
+    with pytest.raises(InvalidArgument, match="no CPU 4095 for this process"):
+        in_thread(Scheduling.of(None, {CPUS[0], 4095}).apply)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"scheduler": "fifo"}, "give policy and priority"),
+        ({"scheduler": ("fifo", "20")}, "give policy and priority"),
+        ({"scheduler": ("fifo", True)}, "give policy and priority"),
+        ({"scheduler": 20}, "give policy and priority"),
+        ({"scheduler": ("batch", 1)}, "'fifo' or 'rr'"),
+        ({"scheduler": ("fifo", 0)}, "1 to 99"),
+        ({"scheduler": ("fifo", 100)}, "1 to 99"),
+        ({"affinity": set()}, "numbers of CPUs"),
+        ({"affinity": 1}, "numbers of CPUs"),
+        ({"affinity": {-1}}, "numbers of CPUs"),
+        ({"affinity": "1"}, "numbers of CPUs"),
+    ],
+)
+def test_options_that_make_no_sense_are_invalid_arguments(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        nnburst.launch(**given)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "affinity", "said"),
+    [("fifo", None, "fifo:20"), ("fifo:x", None, "fifo:20"), (None, "one", "such as 1"), (None, "1-", "such as 1"),
+     (None, "3-1", "numbers of CPUs"), (None, "0-99999999", "such as 1")],
+)  # fmt: skip
+def test_texts_of_a_command_line_that_make_no_sense_are_invalid_arguments(
+    scheduler: str | None, affinity: str | None, said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        Scheduling.parse(scheduler, affinity)
+
+
+def test_what_launch_takes_comes_out_of_its_command_line_again() -> None:
+    given = Scheduling.of(("rr", 3), [2, 0, 3])
+    assert given.options() == ["--scheduler=rr:3", "--affinity=0,2,3"]
+    assert Scheduling.parse("rr:3", "0, 2-3") == given
+    assert Scheduling.parse(None, None) == Scheduling.of(None, None) == Scheduling()
+    assert Scheduling().options() == []
