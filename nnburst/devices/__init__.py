@@ -5,6 +5,7 @@ from __future__ import annotations
 from ._buffers import LocalBuffer
 from ._caching import DeviceCacheHome, build_epoch
 from ._common import check_preparation
+from ._described import DescribedDevice, DeviceInfo
 from ._fence import Fence, FenceSignal, FenceState
 from ._fenced import FencedExecution, FencedInfo, LocalFenced, checked_fences
 from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
@@ -13,6 +14,7 @@ from ._measure import measured_capabilities
 from ._plan import Plan
 from ._registry import create_device, device_names
 from ._resilient import ResilientDevice, check_device, checked_model
+from ._wrapped import WrappedModel
 from .named import NamedDevice
 from .noop import NoopDevice, NoopPreparedModel
 from .partitioned import PartitionedDevice, PartitionedModel
@@ -22,8 +24,10 @@ __all__ = [
     "Buffer",
     "CacheFiles",
     "CompileJob",
+    "DescribedDevice",
     "Device",
     "DeviceCacheHome",
+    "DeviceInfo",
     "Fence",
     "FenceSignal",
     "FenceState",
@@ -43,6 +47,7 @@ __all__ = [
     "ReferenceDevice",
     "ReferencePreparedModel",
     "ResilientDevice",
+    "WrappedModel",
     "build_epoch",
     "check_device",
     "check_preparation",

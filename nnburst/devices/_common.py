@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import NewType
 
@@ -14,6 +15,7 @@ from ..model import (
     OPERANDS,
     Capabilities,
     ExecutionPreference,
+    Extension,
     Lifetime,
     Model,
     OperandType,
@@ -21,7 +23,7 @@ from ..model import (
     Priority,
 )
 from ._deadline import deadline_passed
-from ._interfaces import CompileJob
+from ._interfaces import CompileJob, Device
 
 OwnBytes = NewType("OwnBytes", bytes)
 """A model that this process wrote from what it had parsed: the only bytes that an importer gives to a runtime.
@@ -50,6 +52,12 @@ def check_preparation(job: CompileJob) -> None:
         raise InvalidArgument(f"priority {job.priority} is none of {[int(p) for p in Priority]}")
     if deadline_passed(job.deadline_ns):
         raise MissedDeadline("the deadline of the preparation has passed; give it more time")
+
+
+def all_extensions(devices: Sequence[Device]) -> tuple[Extension, ...]:
+    """Return the extensions of several devices, each once."""
+    found = {extension.name: extension for device in devices for extension in device.get_supported_extensions()}
+    return tuple(found.values())
 
 
 def readable_operations(model: Model) -> tuple[bool, ...]:

@@ -12,24 +12,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from msgspec import Struct
-
 from ..errors import BadState, DeadObject, GeneralFailure, NNBurstError
 from ..memory import Memory
-from ..model import (
-    BufferDesc,
-    BufferRole,
-    Capabilities,
-    DeviceStatus,
-    DeviceType,
-    Extension,
-    ImportedModel,
-    Model,
-)
+from ..model import BufferDesc, BufferRole, DeviceStatus, ImportedModel, Model
+from ._described import MOST_CACHE_FILES, DescribedDevice, DeviceInfo
 from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 
 _log = logging.getLogger(__name__)
-_MOST_FILES = 32
 _T = TypeVar("_T")
 
 
@@ -46,8 +35,10 @@ def check_device(device: Device) -> None:
         raise
     except Exception as error:
         raise GeneralFailure(f"{device.name} cannot tell how many cache files it needs: {error}") from error
-    if not all(isinstance(count, int) and 0 <= count <= _MOST_FILES for count in counts) or len(counts) != 2:
-        raise GeneralFailure(f"{device.name} wants {counts} cache files; 0 to {_MOST_FILES} of each kind are possible")
+    if not all(isinstance(count, int) and 0 <= count <= MOST_CACHE_FILES for count in counts) or len(counts) != 2:
+        raise GeneralFailure(
+            f"{device.name} wants {counts} cache files; 0 to {MOST_CACHE_FILES} of each kind are possible"
+        )
 
 
 def checked_model(device: Device, prepared: PreparedModel | None) -> PreparedModel:
@@ -61,32 +52,7 @@ def checked_model(device: Device, prepared: PreparedModel | None) -> PreparedMod
     return prepared
 
 
-class _Metadata(Struct, frozen=True):
-    """What must not change. Read once; later questions are answered from here."""
-
-    name: str
-    version_string: str
-    type: DeviceType
-    capabilities: Capabilities
-    extensions: tuple[Extension, ...]
-    cache_files: tuple[int, int]
-    cache_epoch: bytes
-
-    @classmethod
-    def of(cls, device: Device) -> _Metadata:
-        check_device(device)
-        return cls(
-            device.name,
-            device.version_string,
-            device.type,
-            device.capabilities,
-            device.get_supported_extensions(),
-            device.get_number_of_cache_files_needed(),
-            device.cache_epoch,
-        )
-
-
-class ResilientDevice(Device):
+class ResilientDevice(DescribedDevice):
     """Connects again when the device's process has died, and repeats the call that found out, once.
 
     Prepared models and buffers of the dead process stay dead: only the device recovers. Thread safe.
@@ -102,17 +68,19 @@ class ResilientDevice(Device):
     def __init__(self, connect: Callable[[], Device]) -> None:
         self._connect = connect
         self._lock = threading.Lock()
-        self._device: Device | None
-        self._device, self._metadata = self._connected()
         self._closed = False
+        device, info = self._connected()
+        self._device: Device | None = device
+        super().__init__(info)
 
     # ---- recovery ------------------------------------------------------------------------------------------------
 
-    def _connected(self) -> tuple[Device, _Metadata]:
+    def _connected(self) -> tuple[Device, DeviceInfo]:
         """Connect, and ask what the device is; one that cannot say is closed."""
         device = self._connect()
         try:
-            return device, _Metadata.of(device)
+            check_device(device)
+            return device, DeviceInfo.of(device)
         except BaseException:
             _close(device)
             raise
@@ -143,8 +111,8 @@ class ResilientDevice(Device):
         try:
             with self._lock:
                 if self._device is failed and not self._closed:
-                    replacement, metadata = self._connected()
-                    same = metadata == self._metadata
+                    replacement, info = self._connected()
+                    same = info == self._info
                     self._device = replacement if same else None
                     replaced.extend((failed,) if same else (failed, replacement))
                 return self.current
@@ -168,34 +136,6 @@ class ResilientDevice(Device):
             except NNBurstError:
                 raise death from None
             return call(device)
-
-    # ---- what does not change ------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        return self._metadata.name
-
-    @property
-    def version_string(self) -> str:
-        return self._metadata.version_string
-
-    @property
-    def type(self) -> DeviceType:
-        return self._metadata.type
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._metadata.capabilities
-
-    @property
-    def cache_epoch(self) -> bytes:
-        return self._metadata.cache_epoch
-
-    def get_supported_extensions(self) -> tuple[Extension, ...]:
-        return self._metadata.extensions
-
-    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
-        return self._metadata.cache_files
 
     # ---- what the device does ------------------------------------------------------------------------------------
 

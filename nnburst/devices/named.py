@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from ..burst import BurstExecutorWithCache, ExecutionResult
 from ..errors import GeneralFailure, InvalidArgument
 from ..memory import Memory
 from ..model import (
@@ -23,15 +22,14 @@ from ..model import (
     Model,
     Operand,
     Operation,
-    Request,
-    RunOptions,
     Subgraph,
     extension_code,
     extension_prefix,
     validate_model,
 )
-from ._common import build_version, check_preparation, cpu_capabilities
+from ._common import all_extensions, build_version, check_preparation, cpu_capabilities
 from ._interfaces import Buffer, CompileJob, Device, PreparedModel
+from ._wrapped import WrappedModel
 
 __all__ = ["NamedDevice", "SharedModel"]
 
@@ -109,10 +107,7 @@ class NamedDevice(Device):
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
         """Those of the devices that run the models, and one for names."""
-        found = {
-            extension.name: extension for device in self._devices for extension in device.get_supported_extensions()
-        }
-        return (_EXTENSION, *found.values())
+        return _EXTENSION, *all_extensions(self._devices)
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
         validate_model(model)
@@ -147,7 +142,7 @@ class NamedDevice(Device):
         homes = {id(model.device): model.device for model in used if isinstance(model, SharedModel)}
         if len(homes) != 1 or not all(isinstance(model, SharedModel) for model in used):
             raise InvalidArgument("a buffer is for models of one device; give roles of models that run on the same one")
-        inner = [model.prepared if isinstance(model, SharedModel) else model for model in prepared_models]
+        inner = [model.inner if isinstance(model, SharedModel) else model for model in prepared_models]
         return next(iter(homes.values())).allocate(desc, inner, input_roles, output_roles)
 
     def _find(self, model: Model) -> _Published | None:
@@ -164,10 +159,11 @@ class NamedDevice(Device):
             published.let_go()
 
 
-class SharedModel(PreparedModel):
+class SharedModel(WrappedModel):
     """A published model, as one client has it open."""
 
     def __init__(self, published: _Published) -> None:
+        super().__init__(published.prepared)
         published.use()
         self._published = published
         self._open = True
@@ -180,17 +176,6 @@ class SharedModel(PreparedModel):
     def device(self) -> Device:
         """What runs it."""
         return self._published.device
-
-    @property
-    def prepared(self) -> PreparedModel:
-        """What all clients share."""
-        return self._published.prepared
-
-    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
-        return self.prepared.execute_synchronously(request, options)
-
-    def burst_executor(self) -> BurstExecutorWithCache | None:
-        return self.prepared.burst_executor()
 
     def close(self) -> None:
         if self._open:

@@ -44,6 +44,7 @@ from ..model import (
     validate_model,
     validate_request,
 )
+from ._common import all_extensions
 from ._deadline import require_time
 from ._fence import Fence
 from ._fenced import FencedExecution, FencedInfo
@@ -87,8 +88,7 @@ class PartitionedDevice(Device):
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
         """Those of all devices."""
-        found = {extension.name: extension for each in self.devices for extension in each.get_supported_extensions()}
-        return tuple(found.values())
+        return all_extensions(self.devices)
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
         """An operation is supported if one of the devices supports it."""

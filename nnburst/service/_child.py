@@ -71,11 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = {name: int(number) for name, _, number in (text.partition("=") for text in options.quota)}
         quotas = Quotas().changed(given)  # the only connection is all that its user has
         devices = list(map(create_device, options.devices))
+        faults = None
         if options.faults >= 0:
-            from ..devices._faults import FaultPoints
+            from ._faults import FaultPoints
 
-            devices = list(map(FaultPoints(socket.socket(fileno=options.faults)).wrap, devices))
-        host = ServiceHost(devices, quotas=quotas, user_quotas=quotas, page=Page())
+            faults = FaultPoints(socket.socket(fileno=options.faults))
+        host = ServiceHost(devices, quotas=quotas, user_quotas=quotas, page=Page(), faults=faults)
     except NNBurstError as error:
         print(error, file=sys.stderr)
         return 1

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ from .._core._leaving import LEAVING, within
 from .._core._nnburst import lib
 from ..burst import ListenerGroup, Seat
 from ..cache import CacheRejected, SaveResult, check_fd, checked_token
-from ..devices import Buffer, CacheFiles, Device, Fence, PreparedModel, check_device, checked_model
+from ..devices import Buffer, CacheFiles, Device, DeviceInfo, Fence, PreparedModel, check_device, checked_model
 from ..errors import (
     BadState,
     DeviceUnavailable,
@@ -48,7 +48,10 @@ from ._packets import FdBundle
 from ._quotas import PER_USER, Charge, Ledger, Quotas
 from ._rendezvous import peer_of
 from ._transport import Connection
-from ._wire import DeviceInfo, WireMemory, WireModel, WireQueue
+from ._wire import WireMemory, WireModel, WireQueue
+
+if TYPE_CHECKING:
+    from ._faults import FaultPoints
 
 _log = logging.getLogger(__name__)
 _MAX_MESSAGE = 4096
@@ -64,6 +67,7 @@ class ServiceHost:
         page: Where it counts what it does; closed by the host. None: nowhere.
         workers: Calls of one connection that are served at the same time.
         listeners: Serve the bursts of all connections, which the host closes; None for a thread for each burst.
+        faults: What its client may order; None for nothing.
     """
 
     def __init__(
@@ -75,8 +79,10 @@ class ServiceHost:
         page: Page | None = None,
         workers: int = 8,
         listeners: ListenerGroup | None = None,
+        faults: FaultPoints | None = None,
     ) -> None:
         self.page = page
+        self.faults = faults
         self.listeners = listeners
         self._numbers = itertools.count(1)
         self.devices = tuple(filter(_is_usable, devices))
@@ -224,9 +230,11 @@ class HostedConnection:
     # -- serving -------------------------------------------------------------------------------------------------------
 
     def admit(self, call: calls.Call) -> None:
-        """Nothing is served before hello."""
+        """Nothing is served before hello; a fault that was ordered happens first."""
         if not self._greeted and call.request is not calls.Hello:
             raise calls.Malformed(f"{call.name} before hello")
+        if self._host.faults is not None:
+            self._host.faults.admit(call)
 
     def on_hello(self, message: calls.Hello, fds: FdBundle) -> calls.HelloReply:
         """Compare versions."""
@@ -240,7 +248,7 @@ class HostedConnection:
 
     def on_list_devices(self, message: calls.ListDevices, fds: FdBundle) -> calls.ListDevicesReply:
         """Describe every device."""
-        return calls.ListDevicesReply(devices=tuple(_describe(device) for device in self._host.devices))
+        return calls.ListDevicesReply(devices=tuple(map(DeviceInfo.of, self._host.devices)))
 
     def on_get_device_status(self, message: calls.GetDeviceStatus, fds: FdBundle) -> calls.GetDeviceStatusReply:
         """Ask a device."""
@@ -307,7 +315,7 @@ class HostedConnection:
             row.count("compiled")
             if prepared.cache_result is not None and prepared.cache_result.saved:
                 row.count("saved")
-        owned = HostedModel(prepared, pools, charge, row, message.job.priority)
+        owned = HostedModel(prepared, pools, charge, row, message.job.priority, self._host.faults)
         return caching.PrepareModelReply(self.objects.add(owned, owned.dispose), _outcome(prepared.cache_result))
 
     def on_prepare_model_from_cache(
@@ -339,7 +347,7 @@ class HostedConnection:
         row = self._row_of(prepared, device, None)
         if row is not None:
             row.count("restored")
-        owned = HostedModel(prepared, (), charge, row, cache.priority)
+        owned = HostedModel(prepared, (), charge, row, cache.priority, self._host.faults)
         return caching.PrepareModelFromCacheReply(self.objects.add(owned, owned.dispose))
 
     def on_confirm_cache(self, message: caching.ConfirmCache, fds: FdBundle) -> caching.ConfirmCacheReply:
@@ -362,7 +370,7 @@ class HostedConnection:
                 pools = [pool for pool in request.pools if isinstance(pool, Memory)]
                 check_pools(pools, "request")
                 started = time.monotonic_ns()
-                result = model.prepared.execute_synchronously(request, message.options)
+                result = model.served.execute_synchronously(request, message.options)
                 if model.row is not None:
                     model.row.count("fallbacks")
                     model.row.time_execution(time.monotonic_ns() - started)
@@ -405,7 +413,7 @@ class HostedConnection:
                 needed.release()
 
             try:
-                run = model.prepared.execute_fenced(request, wait_for, message.options, message.duration_ns, on_end)
+                run = model.served.execute_fenced(request, wait_for, message.options, message.duration_ns, on_end)
             except BaseException:
                 ending.close()
                 raise
@@ -459,9 +467,7 @@ class HostedConnection:
                 result_channel = descriptor_from_wire(message.result_channel, fds)
                 try:
                     window = limited_window(message.polling_window)
-                    context = model.prepared.configure_execution_burst(
-                        callback, request_channel, result_channel, window
-                    )
+                    context = model.served.configure_execution_burst(callback, request_channel, result_channel, window)
                 finally:
                     result_channel.close()
             finally:
@@ -595,18 +601,6 @@ def _outcome(result: SaveResult | None) -> caching.CacheOutcome | None:
     if result is None:
         return None
     return caching.CacheOutcome(result.saved, result.reason.value, result.generation, result.nbytes, result.seconds)
-
-
-def _describe(device: Device) -> DeviceInfo:
-    return DeviceInfo(
-        name=device.name,
-        version_string=device.version_string,
-        type=device.type,
-        capabilities=device.capabilities,
-        cache_files=device.get_number_of_cache_files_needed(),
-        extensions=device.get_supported_extensions(),
-        cache_epoch=device.cache_epoch,
-    )
 
 
 def _extent(queue: WireQueue) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ..burst import BurstCallback, BurstContext, Seat
 from ..devices import Buffer, FencedExecution, PreparedModel
@@ -16,6 +17,9 @@ from ._protocol import GetMemories, GetMemoriesReply
 from ._quotas import Charge, Ledger
 from ._transport import Connection
 
+if TYPE_CHECKING:
+    from ._faults import FaultPoints
+
 _SLOTS_PER_CALL = 200
 """Each slot's memory has at least one descriptor, and 253 fit into a message."""
 _GET_MEMORIES_TIMEOUT = 10.0
@@ -27,7 +31,12 @@ _LONGEST_WINDOW = 0.01
 
 
 class HostedModel:
-    """A prepared model in a connection's table, with the pools of its constants."""
+    """A prepared model in a connection's table, with the pools of its constants.
+
+    Attributes:
+        prepared: As the device made it.
+        served: What runs requests: the same, or the same with fault points.
+    """
 
     def __init__(
         self,
@@ -36,8 +45,10 @@ class HostedModel:
         charge: Charge,
         row: Row | None = None,
         priority: Priority = Priority.MEDIUM,
+        faults: FaultPoints | None = None,
     ) -> None:
         self.prepared = prepared
+        self.served = prepared if faults is None else faults.wrap(prepared)
         self.row = row
         self.priority = priority
         self._pools = pools

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from ..devices import CacheFiles
+from ..devices import CacheFiles, DeviceInfo
 from ..errors import GeneralFailure, InvalidArgument, NNBurstError
 from ..model import MAX_OPERANDS, BufferRole, DeviceStatus, RunOptions, Timing, failure_of
 from ._cache_messages import (
@@ -36,7 +36,6 @@ from ._wire import (
     MAX_FDS,
     ArgumentName,
     Cpus,
-    DeviceInfo,
     FdCount,
     Id,
     Message,

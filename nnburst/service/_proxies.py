@@ -17,7 +17,8 @@ from ..devices import (
     Buffer,
     CacheFiles,
     CompileJob,
-    Device,
+    DescribedDevice,
+    DeviceInfo,
     Fence,
     FencedExecution,
     FencedInfo,
@@ -29,11 +30,8 @@ from ..errors import BadState, DeadObject, Ending, ErrorStatus, InvalidArgument,
 from ..model import (
     BufferDesc,
     BufferRole,
-    Capabilities,
     DeviceStatus,
-    DeviceType,
     ExecutionResult,
-    Extension,
     Failure,
     ImportedModel,
     Model,
@@ -46,7 +44,7 @@ from . import _protocol as calls
 from ._callbacks import CallbackHolder, CallbackRegistry
 from ._marshal import cache_to_wire, model_from_wire, model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
 from ._transport import Connection
-from ._wire import DeviceInfo, Message
+from ._wire import Message
 
 if TYPE_CHECKING:
     from ..fmq import MQDescriptor
@@ -107,36 +105,20 @@ class _Remote:
         self.close()
 
 
-class RemoteDevice(Device):
+class RemoteDevice(DescribedDevice):
     """A `Device` in a service."""
 
     def __init__(
         self, connection: Connection, callbacks: CallbackRegistry, keep: object, index: int, info: DeviceInfo
     ) -> None:
+        super().__init__(info)
         self._connection = connection
         self._callbacks = callbacks
         self._keep = keep
         self._index = index
-        self._info = info
 
     def __repr__(self) -> str:
         return f"<RemoteDevice {self.name}>"
-
-    @property
-    def name(self) -> str:
-        return self._info.name
-
-    @property
-    def version_string(self) -> str:
-        return self._info.version_string
-
-    @property
-    def type(self) -> DeviceType:
-        return self._info.type
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._info.capabilities
 
     @property
     def status(self) -> DeviceStatus:
@@ -147,12 +129,6 @@ class RemoteDevice(Device):
             return DeviceStatus.OFFLINE
         status: DeviceStatus = reply.status
         return status
-
-    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
-        return self._info.cache_files
-
-    def get_supported_extensions(self) -> tuple[Extension, ...]:
-        return self._info.extensions
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
         handles, fds = pools_to_wire(pools)
@@ -192,10 +168,6 @@ class RemoteDevice(Device):
             reply.cache.seconds,
         )
         return RemotePreparedModel(self._connection, self._callbacks, self._keep, reply.prepared_model, result)
-
-    @property
-    def cache_epoch(self) -> bytes:
-        return self._info.cache_epoch
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> RemotePreparedModel:
         checked_token(cache.token)

@@ -9,7 +9,7 @@ import msgspec
 
 from ..errors import InvalidArgument
 from ..memory import ImageLayout
-from ..model import MAX_OPERANDS, Capabilities, DeviceType, Extension, OutputShape, RequestArgument, Subgraph
+from ..model import MAX_OPERANDS, OutputShape, RequestArgument, Subgraph
 
 MAX_FDS = 253
 """Descriptors per message (SCM_MAX_FD of Linux)."""
@@ -32,7 +32,6 @@ Slot = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=65536)]
 FdCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_FDS)]
-CacheCount = Annotated[int, msgspec.Meta(ge=0, le=32)]
 Shapes = Annotated[tuple[OutputShape, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 
 
@@ -120,18 +119,6 @@ class WireRequest(Value, frozen=True):
     inputs: Annotated[tuple[RequestArgument, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
     outputs: Annotated[tuple[RequestArgument, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
     pools: Pools
-
-
-class DeviceInfo(Value, frozen=True):
-    """What does not change about a device. Its number is its place in the list."""
-
-    name: Name
-    version_string: Name
-    type: DeviceType
-    capabilities: Capabilities
-    cache_files: tuple[CacheCount, CacheCount]
-    extensions: Annotated[tuple[Extension, ...], msgspec.Meta(max_length=256)] = ()
-    cache_epoch: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="call"):

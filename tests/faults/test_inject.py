@@ -17,9 +17,9 @@ import nnburst
 from nnburst import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, OperandType, Service, Session
 from nnburst.burst import BurstCallback, ExecutionBurstController
 from nnburst.devices import create_device
-from nnburst.devices._faults import FaultPoints
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
+from nnburst.service._faults import FaultPoints
 from nnburst.testing import assert_nothing_left, inject
 
 ONES = {"x": np.ones((1, 4), np.float32)}
@@ -172,13 +172,13 @@ def test_wakeup_that_is_dropped_is_not_sent() -> None:
             return ErrorStatus.NONE, (pool,)
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    device = FaultPoints(theirs).wrap(create_device("nnburst-noop"))
+    device = create_device("nnburst-noop")
 
     class Here:
         faults, pid = ours, 0
 
     with ours, theirs, Memory.ashmem(512) as pool:
-        model = device.prepare_model(relu())
+        model = FaultPoints(theirs).wrap(device.prepare_model(relu()))
         made: list[Any] = []
         configure = model.configure_execution_burst
         model.configure_execution_burst = lambda *a: made.append(configure(*a)) or made[0]  # type: ignore[method-assign]

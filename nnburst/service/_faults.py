@@ -28,25 +28,12 @@ from .._core._errno import check
 from .._core._nnburst import ffi, lib
 from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer, Kernel
 from ..burst._server import executor_of
-from ..cache import SaveResult
+from ..devices import PreparedModel, WrappedModel
 from ..errors import ErrorStatus, GeneralFailure
-from ..model import (
-    NO_TIMING,
-    BufferDesc,
-    BufferRole,
-    Capabilities,
-    DeviceStatus,
-    DeviceType,
-    ExecutionResult,
-    Extension,
-    ImportedModel,
-    MeasureTiming,
-    Model,
-    OutputShape,
-    Request,
-    RunOptions,
-)
-from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
+from ..model import NO_TIMING, ExecutionResult, MeasureTiming, OutputShape, Request, RunOptions
+from ._cache_messages import PrepareModel, PrepareModelFromCache
+from ._protocol import Call, ConfigureBurst, GetSupportedOperations
+from ._wire import Message
 
 if TYPE_CHECKING:
     from .._core._nnburst import CData
@@ -122,9 +109,15 @@ class FaultPoints:
         self._lock = threading.Lock()
         self._armed: list[_Armed] = []
 
-    def wrap(self, device: Device) -> Device:
-        """Return a device with fault points around another."""
-        return FaultyDevice(device, self)
+    def admit(self, call: Call) -> None:
+        """Pass the point of a call that a service is about to serve, if it has one."""
+        point = _CALLS.get(call.request)
+        if point is not None:
+            self.reach(point)
+
+    def wrap(self, prepared: PreparedModel) -> PreparedModel:
+        """Return a model that passes the point "run" around another."""
+        return FaultyModel(prepared, self)
 
     def reach(self, point: Point, *, in_burst: bool = False) -> _Armed | None:
         """Do what was ordered for a point. Returns what only the caller can do: to spoil the answer of a burst."""
@@ -163,6 +156,15 @@ class FaultPoints:
             order = msgspec.json.decode(data, type=Order)
             self._armed.append(_Armed(order, socket.socket(fileno=fds[0])))
             _log.info("a fault is ordered at %s: %s", order.point, order.act)
+
+
+_CALLS: Mapping[type[Message], Point] = {
+    GetSupportedOperations: "supported",
+    PrepareModel: "prepare",
+    PrepareModelFromCache: "restore",
+    ConfigureBurst: "burst",
+}
+"""Executions pass a point of their own, when they run."""
 
 
 # ---- what can happen anywhere ----------------------------------------------------------------------------------------
@@ -299,24 +301,27 @@ class FaultyExecutor(BurstExecutorWithCache):
         self.server = None
 
 
-class FaultyModel(PreparedModel):
-    """Passes the points "burst" and "run"."""
+class FaultyModel(WrappedModel):
+    """Another model, as a service with fault points runs it: passes the point "run"."""
 
     def __init__(self, inner: PreparedModel, points: FaultPoints) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._points = points
 
-    @property
-    def label(self) -> str:
-        return self.inner.label
-
-    @property
-    def cache_result(self) -> SaveResult | None:
-        return self.inner.cache_result
+    execute_fenced = PreparedModel.execute_fenced  # which runs what `bind_fenced` returns
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         self._points.reach("run")
         return self.inner.execute_synchronously(request, options)
+
+    def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
+        bound = self.inner.bind_fenced(request, options)
+
+        def run(final: RunOptions) -> ExecutionResult:
+            self._points.reach("run")
+            return bound(final)
+
+        return run
 
     def configure_execution_burst(
         self,
@@ -325,84 +330,8 @@ class FaultyModel(PreparedModel):
         result_channel: MQDescriptor,
         polling_window: float | None = None,
     ) -> BurstContext:
-        self._points.reach("burst")
         inner = self.inner.burst_executor() or executor_of(self.inner)
         executor = FaultyExecutor(inner, self._points, _ResultRing(result_channel))
         server = ExecutionBurstServer.create(callback, request_channel, result_channel, executor, polling_window)
         executor.server = server
         return server
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-class FaultyDevice(Device):
-    """Another device, with fault points around what it is asked."""
-
-    def __init__(self, inner: Device, points: FaultPoints) -> None:
-        self._inner = inner
-        self._points = points
-
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    @property
-    def version_string(self) -> str:
-        return self._inner.version_string
-
-    @property
-    def type(self) -> DeviceType:
-        return self._inner.type
-
-    @property
-    def status(self) -> DeviceStatus:
-        return self._inner.status
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._inner.capabilities
-
-    @property
-    def cache_epoch(self) -> bytes:
-        return self._inner.cache_epoch
-
-    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
-        self._points.reach("supported")
-        return self._inner.get_supported_operations(model)
-
-    def get_supported_extensions(self) -> tuple[Extension, ...]:
-        return self._inner.get_supported_extensions()
-
-    def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
-        return self._inner.import_model(source, pools)
-
-    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
-        return self._inner.get_number_of_cache_files_needed()
-
-    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PreparedModel:
-        self._points.reach("prepare")
-        return FaultyModel(self._inner.prepare_model(model, job), self._points)
-
-    def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
-        self._points.reach("restore")
-        return FaultyModel(self._inner.prepare_model_from_cache(cache, deadline_ns), self._points)
-
-    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
-        return self._inner.confirm_cache(token, generation)
-
-    def counters(self) -> Mapping[str, int]:
-        return self._inner.counters()
-
-    def allocate(
-        self,
-        desc: BufferDesc,
-        prepared_models: Sequence[PreparedModel],
-        input_roles: Sequence[BufferRole],
-        output_roles: Sequence[BufferRole],
-    ) -> Buffer:
-        models = [model.inner if isinstance(model, FaultyModel) else model for model in prepared_models]
-        return self._inner.allocate(desc, models, input_roles, output_roles)
-
-    def close(self) -> None:
-        self._inner.close()
