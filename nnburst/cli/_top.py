@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["top"]
 
+_UNLIMITED = 100_000
+
 
 @click.command()
 @click.argument("services", nargs=-1, metavar="[NAME|PID]...")
@@ -42,7 +44,10 @@ def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float) -
         else:
             from rich.console import Console
 
-            Console().print(_table(looks))
+            console = Console()
+            if not console.is_terminal:  # a file, or a program that reads it: nothing is cut off
+                console.width = _UNLIMITED
+            console.print(_table(looks))
         return
     with contextlib.suppress(KeyboardInterrupt):
         if as_json:

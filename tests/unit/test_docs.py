@@ -127,6 +127,20 @@ def test_links_and_paths_of_a_page_exist(page: Path) -> None:
         assert any((base / path).exists() for base in (ROOT, ROOT / "nnburst")), path
 
 
+def test_every_page_of_the_site_is_in_its_contents() -> None:
+    docs = ROOT / "docs"
+    contents = re.findall(r"^:::\{toctree\}\n(.*?)^:::$", (docs / "index.md").read_text(), re.DOTALL | re.MULTILINE)
+    listed = [line for part in contents for line in part.splitlines() if line and not line.startswith(":")]
+    built = docs / "_build"
+    pages = [path.relative_to(docs) for path in docs.rglob("*.md") if built not in path.parents]
+    assert sorted(listed) == sorted(str(page.with_suffix("")) for page in pages if page.name != "index.md")
+
+
+def test_links_that_a_page_defines_by_accident_are_none() -> None:
+    for page in PAGES:
+        assert [line for _, line in prose(page) if re.match(r"\s*(?:[-*] +)?\[[^]]+\]: ", line)] == [], page
+
+
 def test_sources_cite_pages_that_exist() -> None:
     names = {path.name for path in PAGES}
     sources = [*(ROOT / "csrc").glob("*.[ch]"), *(ROOT / "benchmarks").rglob("*.py")]

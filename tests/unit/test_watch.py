@@ -108,6 +108,22 @@ def test_frozen_service_can_be_looked_at() -> None:
     assert report["models"][0]["bursts"][0]["counters"]["results"] == 1
 
 
+def test_look_into_a_pipe_is_not_cut_to_a_terminal_s_width(service: nnburst.Service) -> None:
+    b = nnburst.ModelBuilder()
+    b.output(
+        "a_long_name_of_an_output",
+        b.softmax(b.input("a_long_name_of_an_input", nnburst.OperandType.TENSOR_FLOAT32, (1, 4))),
+    )
+    with service.session(b.build()) as session:
+        session.run(None, {"a_long_name_of_an_input": np.zeros((1, 4), np.float32)})
+        result = CliRunner().invoke(main, ["top", "--once", str(service.pid)])
+    head, total, burst = (line.split() for line in result.stdout.splitlines())
+    assert head[-3:] == ["sleeps", "hits", "failed"]
+    assert total[:2] == ["child", f"({service.pid})"]
+    assert " ".join(burst).startswith(f"{Path('/proc/self/comm').read_text().strip()} ({os.getpid()}) nnburst-noop: ")
+    assert "a_long_name_of_an_input → a_long_name_of_an_output" in " ".join(burst)
+
+
 def test_no_other_process_can_write_a_page(service: nnburst.Service) -> None:
     try:
         fd = os.open(page_of(service.pid).path, os.O_RDWR | os.O_CLOEXEC)
