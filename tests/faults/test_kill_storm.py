@@ -12,8 +12,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fault_support import ROOT, WATCHDOG
@@ -24,58 +25,73 @@ import numpy as np
 import nnburst
 from nnburst.model import ModelBuilder, OperandType, OperationType
 
-shared = sys.argv[1] == "shared"
-TIMEOUT, SLACK = 1.0, 15.0  # of a call; the slack is a watchdog's
+shared, rest = sys.argv[1] == "shared", float(sys.argv[2])
+TIMEOUT = 1.0  # of a call
 b = ModelBuilder()
 x = b.input("x", OperandType.TENSOR_FLOAT32, (64,))
 b.output("y", b.binary(OperationType.ADD, x, x))
 model = b.build()
-outcomes, worst, stop = collections.Counter(), [0.0], threading.Event()
+stop = threading.Event()
+
+class Report:
+    # What came of the calls so far: a line when that changes in kind, and now and then, so that a kill loses little.
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.outcomes, self.worst, self.last, self.told = collections.Counter(), 0.0, None, 0.0
+
+    def note(self, outcome, seconds=0.0, pid=0):
+        with self.lock:
+            self.outcomes[outcome] += 1
+            self.worst = max(self.worst, seconds)
+            if (outcome, pid) != self.last or time.monotonic() - self.told > 0.1:
+                self.last, self.told = (outcome, pid), time.monotonic()
+                print(json.dumps({"outcomes": self.outcomes, "worst": self.worst, "right_from": pid}), flush=True)
+
+report = Report()
 
 def open_session():
     while not stop.is_set():
         try:
             home = nnburst.connect("storm") if shared else nnburst.launch(devices=["nnburst-reference"])
         except nnburst.NNBurstError as error:
-            outcomes[type(error).__name__] += 1
+            report.note(type(error).__name__)
+            stop.wait(0.02)
             continue
         try:
             return home, home.session(model, on_death="restart", timeout=TIMEOUT, open_timeout=20)
         except nnburst.NNBurstError as error:
-            outcomes[type(error).__name__] += 1
+            report.note(type(error).__name__)
             home.close()
     return None, None
 
-def call(run):
-    begin = time.monotonic()
+def call(session, run):
+    begin, pid = time.monotonic(), session.service.pid
     try:
         outcome = "right" if run() else "WRONG"
     except nnburst.NNBurstError as error:
         outcome = type(error).__name__
     except BaseException as error:
         outcome = f"UNTYPED {error!r}"
-    outcomes[outcome] += 1
-    worst[0] = max(worst[0], time.monotonic() - begin)
-    return outcome == "right"
+    answered = outcome == "right" and pid == session.service.pid
+    report.note(outcome, time.monotonic() - begin, pid if answered else 0)
+    stop.wait(rest)
 
 def copying(session, i):
     n = 0
     while not stop.is_set():
         n += 1
         value = np.full(64, i * 1000 + n % 1000, np.float32)
-        call(lambda: (session.run(None, {"x": value})[0] == 2 * value).all())
+        call(session, lambda: (session.run(None, {"x": value})[0] == 2 * value).all())
 
 def bound(session):
-    execution, n, told = session.bind(), 0, -1
+    execution, n = session.bind(), 0
     while not stop.is_set():
         n += 1
         execution.inputs["x"][:] = n % 1000
         def run():
             execution.run()
             return (execution.outputs["y"] == 2 * (n % 1000)).all()
-        if call(run) and told != len(session.restarts):
-            told = len(session.restarts)
-            print(session.service.pid, flush=True)
+        call(session, run)
     execution.close()
 
 def until_told():
@@ -93,19 +109,34 @@ if session is not None:
         thread.join()
     session.close()
     service.close()
-print(json.dumps({"outcomes": outcomes, "worst": worst[0], "limit": TIMEOUT + SLACK}), flush=True)
+report.note("left")
 """
+LIMIT = 1.0 + WATCHDOG
+"""Seconds that a call may take: its deadline, and a watchdog's patience."""
 
 
 class Participant:
-    """A client program. It tells the process of its service whenever that has answered rightly for the first time."""
+    """A client program, and what it has said so far. What a killed one has said counts, too.
 
-    def __init__(self, kind: str) -> None:
+    Args:
+        kind: ``shared``, or ``own`` for a service of its own.
+        rest: Seconds that each of its threads rests between calls.
+    """
+
+    def __init__(self, kind: str, rest: float) -> None:
         self.kind = kind
-        self.told: list[int] = []
-        self.last = ""
+        self.outcomes: Counter[str] = Counter()
+        self.worst = 0.0
+        self.answered: list[int] = []
+        """Processes of the services that have answered rightly, each once, in order."""
+        self.lately = 0
+        """The process of the service that has answered rightly last."""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CLIENT, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+            [sys.executable, "-c", CLIENT, kind, str(rest)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
         )
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -113,11 +144,17 @@ class Participant:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.last = line
-            if line.strip().isdigit():
-                self.told.append(int(line))
+            if not line.endswith("\n"):  # cut by a kill
+                return
+            said = json.loads(line)
+            self.outcomes, self.worst = Counter(said["outcomes"]), said["worst"]
+            if said["right_from"]:
+                if said["right_from"] not in self.answered:
+                    self.answered.append(said["right_from"])
+                self.lately = said["right_from"]
 
     def end(self) -> None:
+        """Have it end in order, unless it was killed."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -129,10 +166,6 @@ class Participant:
             self.reader.join()
             assert self.process.stdout is not None
             self.process.stdout.close()
-
-    def summary(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.last)
-        return found
 
 
 def serve(output: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
@@ -155,67 +188,108 @@ def processes_with(mark: str) -> list[int]:
     return found
 
 
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = WATCHDOG) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition(), what
+
+
+class Storm:
+    """A shared service, clients of it, a client with a service of its own, and who was killed of them."""
+
+    def __init__(self, sharing: int, rest: float) -> None:
+        self.rest = rest
+        self.service = serve()
+        self.clients = [Participant(kind, rest) for kind in (*["shared"] * sharing, "own")]
+        self.gone: list[Participant] = []
+        self.killed = {"client": 0, "child": 0, "shared": 0}
+        self.rng = random.Random(12)
+
+    def strike(self) -> None:
+        """Kill one of them, if it has come far enough since the last time."""
+        *sharing, owner = self.clients
+        spared = [kind for kind, times in self.killed.items() if not times]
+        victim = self.rng.choice(spared or ["shared", "child", "client", "client"])
+        if victim == "shared" and any(self.service.pid in client.answered for client in sharing):
+            self.service.kill()
+            self.service.wait()
+            self.service = serve()
+            self.killed["shared"] += 1
+        elif victim == "child" and owner.answered:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(owner.answered.pop(), signal.SIGKILL)
+                self.killed["child"] += 1
+        elif victim == "client":
+            i = self.rng.randrange(len(self.clients))
+            client = self.clients[i]
+            if client.answered and (len(client.answered) > 1 or self.rng.random() < 0.3):
+                client.process.kill()
+                client.end()
+                self.gone.append(client)
+                self.clients[i] = Participant(client.kind, self.rest)
+                self.killed["client"] += 1
+        assert all(client.process.poll() is None for client in self.clients), "a client ended by itself"
+        assert self.service.poll() is None, "the service ended by itself"
+
+    def calm(self) -> None:
+        """Wait until each client is served again: by the service that there is now, or by a child that lives."""
+        *sharing, owner = self.clients
+        for client in sharing:
+            wait_until(lambda client=client: client.lately == self.service.pid, "a client was not served again")  # type: ignore[misc]
+        for client in self.clients:
+            client.lately = 0
+        for client in self.clients:
+            wait_until(lambda client=client: client.lately > 0, "a client was not served again")  # type: ignore[misc]
+        os.kill(owner.lately, 0)
+
+    def end(self) -> None:
+        """End all in order, each though another one fails."""
+        try:
+            with contextlib.ExitStack() as ending:
+                ending.callback(self.service.send_signal, signal.SIGTERM)
+                for client in self.clients:
+                    ending.callback(client.end)
+            self.service.wait(WATCHDOG)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """Leave none behind."""
+        for process in (self.service, *(client.process for client in self.clients)):
+            process.kill()
+            process.wait()
+
+
 @pytest.mark.parametrize(
-    ("seconds", "pause"), [(10.0, 0.25), pytest.param(300.0, 0.05, marks=pytest.mark.soak)], ids=["short", "long"]
+    ("seconds", "pause", "sharing", "rest"),
+    [(0.0, 0.1, 1, 0.005), pytest.param(300.0, 0.05, 2, 0.0, marks=pytest.mark.soak)],
+    ids=["short", "long"],
 )
 def test_storm_of_kills_leaves_right_results_typed_errors_and_nothing_else(
-    seconds: float, pause: float, monkeypatch: pytest.MonkeyPatch
+    seconds: float, pause: float, sharing: int, rest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng = random.Random(12)
-    killed = {"client": 0, "child": 0, "shared": 0}
     with tempfile.TemporaryDirectory(prefix="nnburst-") as directory:
         mark = f"NNBURST_RUNTIME_DIR={directory}"
         monkeypatch.setenv("NNBURST_RUNTIME_DIR", directory)
-        service = serve()
-        clients = [Participant(kind) for kind in ("shared", "shared", "own")]
-        summaries: list[dict[str, Any]] = []
+        storm = Storm(sharing, rest)
         try:
-            first = time.monotonic() + 2 * WATCHDOG
-            while not all(client.told for client in clients) and time.monotonic() < first:
-                time.sleep(0.01)
-            assert all(client.told for client in clients)
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
+            begin = time.monotonic()
+            while time.monotonic() < begin + seconds or min(storm.killed.values()) == 0:
+                assert time.monotonic() < begin + seconds + 4 * WATCHDOG, storm.killed
                 time.sleep(pause)
-                victim = rng.randrange(4)
-                if victim == 0 and any(service.pid in client.told for client in clients):
-                    service.kill()
-                    service.wait()
-                    service = serve()
-                    killed["shared"] += 1
-                elif victim == 1 and clients[2].told:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(clients[2].told.pop(), signal.SIGKILL)
-                        killed["child"] += 1
-                elif victim > 1:
-                    i = rng.randrange(len(clients))
-                    if len(clients[i].told) > (0 if clients[i].kind == "own" else 1) or rng.random() < 0.1:
-                        clients[i].process.kill()
-                        clients[i].end()
-                        clients[i] = Participant(clients[i].kind)
-                        killed["client"] += 1
-                assert all(client.process.poll() is None for client in clients), "a client ended by itself"
-                assert service.poll() is None, "the service ended by itself"
-            with contextlib.ExitStack() as ending:  # each, though another one fails
-                ending.callback(service.send_signal, signal.SIGTERM)
-                for client in clients:
-                    ending.callback(client.end)
-            service.wait(WATCHDOG)
+                storm.strike()
+            storm.calm()
+            storm.end()
         finally:
-            for process in (service, *(client.process for client in clients)):
-                process.kill()
-                process.wait()
-        summaries = [client.summary() for client in clients]
-        for summary in summaries:
-            odd = [outcome for outcome in summary["outcomes"] if outcome.startswith(("WRONG", "UNTYPED"))]
-            assert not odd, summary
-            assert summary["worst"] < summary["limit"], summary
-        assert sum(summary["outcomes"].get("right", 0) for summary in summaries) > 0
-        assert min(killed.values()) > 0, killed
-        deadline = time.monotonic() + WATCHDOG
-        while (left := processes_with(mark)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not left
+            storm.kill()
+        everyone = [*storm.gone, *storm.clients]
+        print(storm.killed, sum((client.outcomes for client in everyone), Counter()))
+        for client in everyone:
+            assert not [said for said in client.outcomes if said.startswith(("WRONG", "UNTYPED"))], client.outcomes
+            assert client.worst < LIMIT, client.outcomes
+        assert all(client.outcomes["right"] and client.outcomes["left"] for client in storm.clients)
+        wait_until(lambda: not processes_with(mark), "processes are left")
         service = serve(subprocess.PIPE)  # takes over what a killed one has left, and clears it away
         assert service.stdout is not None
         ready = service.stdout.readline()

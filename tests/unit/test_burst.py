@@ -1059,8 +1059,8 @@ def test_signal_storm_does_not_lose_results(model: LocalModel, memory: Memory) -
 # ---- what is dropped --------------------------------------------------------------------------------------------
 
 
-def listeners() -> int:
-    return sum(thread.name == "nnburst-listener" for thread in threading.enumerate())
+def listeners() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "nnburst-listener"}
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
@@ -1100,7 +1100,7 @@ def test_burst_that_is_dropped_gives_everything_back(held: str, window: float) -
             del execution
         model.server = None
         assert server() is None
-        assert wait_until(lambda: listeners() == before)
+        assert wait_until(lambda: listeners() <= before)
         assert closed.is_set()
         executor.memories.clear()
         if held == "server":
@@ -1122,11 +1122,11 @@ def test_server_that_is_dropped_finishes_what_it_runs(model: LocalModel, memory:
     runner.start()
     assert entered.wait(PATIENCE)
     controller._context, model.server = None, None  # type: ignore[assignment]
-    assert listeners() == before + 1
+    assert len(listeners() - before) == 1
     go.set()
     runner.join(PATIENCE)
     assert memory.array(np.float32, (4,), 64).tolist() == [2, 3, 4, 5]
-    assert wait_until(lambda: listeners() == before)
+    assert wait_until(lambda: listeners() <= before)
 
 
 def test_controller_that_is_dropped_is_not_kept_by_its_death_listener(model: LocalModel) -> None:

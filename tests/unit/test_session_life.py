@@ -274,28 +274,22 @@ def test_collector_may_find_a_session_in_the_connection_s_own_thread() -> None:
 
 
 def test_sessions_that_are_dropped_end_their_listeners() -> None:
-    def listeners() -> int:
-        return sum(thread.name == "nnburst-listener" for thread in threading.enumerate())
-
+    before = set(threading.enumerate())
     with nnburst.in_process(devices=["nnburst-reference"]) as service:
-        before = listeners()
         for _ in range(3):
             session = service.session(relu())
             session.run(None, ONE)
             _Cycle(session)
             del session
         gc.collect()
-        assert settled(listeners, before)
+        assert settled(lambda: set(threading.enumerate()) - before, set())
 
 
 def test_nnapi_bursts_that_are_dropped_end_their_listeners() -> None:
-    def listeners() -> int:
-        return sum(thread.name == "nnburst-listener" for thread in threading.enumerate())
-
+    before = set(threading.enumerate())
     with nnburst.in_process(devices=["nnburst-reference"]) as service:
         compilation = nnburst.Compilation(relu(), service)
         compilation.finish()
-        before = listeners()
         for _ in range(3):
             burst = nnburst.Burst(compilation)
             execution = nnburst.Execution(compilation)
@@ -304,7 +298,7 @@ def test_nnapi_bursts_that_are_dropped_end_their_listeners() -> None:
             execution.burst_compute(burst)
             del burst, execution
         gc.collect()
-        assert settled(listeners, before)
+        assert settled(lambda: set(threading.enumerate()) - before, set())
 
 
 @pytest.mark.parametrize("where", ["launch", "in_process"])
