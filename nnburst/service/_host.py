@@ -20,7 +20,7 @@ from .._core._leaving import LEAVING, within
 from .._core._nnburst import lib
 from ..burst import ListenerGroup, Seat
 from ..cache import CacheRejected, SaveResult, check_fd, checked_token
-from ..devices import Buffer, CacheFiles, Device, DeviceInfo, Fence, PreparedModel, check_device, checked_model
+from ..devices import Buffer, Device, DeviceInfo, Fence, PreparedModel, check_device, checked_model
 from ..errors import (
     BadState,
     DeviceUnavailable,
@@ -29,8 +29,8 @@ from ..errors import (
     ResourceExhausted,
 )
 from ..memory import Memory, check_pools
-from ..model import BufferDesc, consistent_result, reason_of
-from ..watch import Page, Row, RowKind
+from ..model import BufferDesc, Model, Priority, Request, consistent_result, reason_of
+from ..watch import Page, RowKind
 from . import _cache_messages as caching
 from . import _protocol as calls
 from ._hosted import HostedBuffer, HostedBurst, HostedFenced, HostedModel, SlotMemories, close_all, limited_window
@@ -48,7 +48,7 @@ from ._packets import FdBundle
 from ._quotas import PER_USER, Charge, Ledger, Quotas
 from ._rendezvous import peer_of
 from ._transport import Connection
-from ._wire import WireMemory, WireModel, WireQueue
+from ._wire import WireMemory, WireModel, WireQueue, WireRequest
 
 if TYPE_CHECKING:
     from ._faults import FaultPoints
@@ -259,23 +259,17 @@ class HostedConnection:
     ) -> calls.GetSupportedOperationsReply:
         """Ask a device about a model, which is forgotten afterwards."""
         device = self._device(message.device)
-        charge = self.ledger.charge(mapped_bytes=total_size(message.model.pools), fds=len(fds))
-        pools: Sequence[Memory] = ()
-        try:
-            model = model_from_wire(message.model, fds, self._same_user)
-            pools = model.pools  # type: ignore[assignment]
+        with contextlib.ExitStack() as call:
+            model = self._model(call, message.model, fds)
             return calls.GetSupportedOperationsReply(supported=tuple(device.get_supported_operations(model)))
-        finally:
-            close_all(pools)
-            charge.release()
 
     def on_import_model(self, message: calls.ImportModel, fds: FdBundle) -> calls.ImportModelReply:
         """Have a device read a file, which is forgotten afterwards."""
         device = self._device(message.device)
-        charge = self.ledger.charge(mapped_bytes=total_size(message.pools), fds=len(fds))
-        pools: Sequence[Memory] = ()
-        try:
+        with contextlib.ExitStack() as call:
+            call.enter_context(self._charge_for(message.pools, fds))
             pools = memories_from_wire(message.pools, fds, self._same_user)
+            call.callback(close_all, pools)
             check_pools(pools, "imported file")
             imported = device.import_model(message.source, pools)
             return calls.ImportModelReply(
@@ -284,39 +278,24 @@ class HostedConnection:
                 input_shapes=imported.input_shapes,
                 output_shapes=imported.output_shapes,
             )
-        finally:
-            close_all(pools)
-            charge.release()
 
     def on_prepare_model(self, message: caching.PrepareModel, fds: FdBundle) -> caching.PrepareModelReply:
         """Compile a model; the connection owns it and its pools."""
-        device = self._device(message.device)
-        charge = self.ledger.charge(models=1, mapped_bytes=total_size(message.model.pools), fds=len(fds))
-        pools: Sequence[Memory] = ()
-        cache: CacheFiles | None = None
-        try:
-            model = model_from_wire(message.model, fds, self._same_user)
-            pools = model.pools  # type: ignore[assignment]
-            check_pools(pools, "model")
-            if message.job.cache is not None:
-                cache = cache_from_wire(message.job.cache, fds)
+        device, job = self._device(message.device), message.job
+        with contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
+            model = self._model(owned, message.model, fds, models=1)
+            check_pools(model.pools, "model")
+            if job.cache is not None:
+                cache = cache_from_wire(job.cache, fds)
+                call.enter_context(FdBundle(cache.fds))
                 checked_token(cache.token)
-            prepared = checked_model(device, device.prepare_model(model, replace(message.job, cache=cache)))
-        except BaseException:
-            close_all(pools)
-            charge.release()
-            raise
-        finally:
-            if cache is not None:
-                FdBundle(cache.fds).close()
-
-        row = self._row_of(prepared, device, message.model)
-        if row is not None:
-            row.count("compiled")
-            if prepared.cache_result is not None and prepared.cache_result.saved:
-                row.count("saved")
-        owned = HostedModel(prepared, pools, charge, row, message.job.priority, self._host.faults)
-        return caching.PrepareModelReply(self.objects.add(owned, owned.dispose), _outcome(prepared.cache_result))
+                job = replace(job, cache=cache)
+            prepared = checked_model(device, device.prepare_model(model, job))
+            result = prepared.cache_result
+            counted = ("models", "compiled", "saved") if result is not None and result.saved else ("models", "compiled")
+            label = self._label(prepared, device, message.model)
+            number = self._own_model(owned, prepared, job.priority, label, counted)
+            return caching.PrepareModelReply(number, _outcome(result))
 
     def on_prepare_model_from_cache(
         self, message: caching.PrepareModelFromCache, fds: FdBundle
@@ -325,30 +304,39 @@ class HostedConnection:
         device = self._device(message.device)
         checked_token(message.cache.token)
         cache = cache_from_wire(message.cache, fds)
-        charge: Charge | None = None
-        try:  # the private copies count like mappings
-            nbytes = sum(check_fd(fd).st_size for fd in (*cache.model_fds, *cache.data_fds))
-            charge = self.ledger.charge(models=1, mapped_bytes=nbytes, fds=len(fds))
-            prepared = checked_model(device, device.prepare_model_from_cache(cache, message.deadline_ns))
-        except CacheRejected as error:
-            if self._host.page is not None:
-                self._host.page.service.count("rejected")
-            if charge is not None:
-                charge.release()
-            return caching.PrepareModelFromCacheReply(
-                None, error.reason.value, int(error.status), str(error)[:_MAX_MESSAGE]
-            )
-        except BaseException:
-            if charge is not None:
-                charge.release()
-            raise
-        finally:
-            FdBundle(cache.fds).close()
-        row = self._row_of(prepared, device, None)
+        with FdBundle(cache.fds), contextlib.ExitStack() as owned:
+            try:  # the private copies count like mappings
+                nbytes = sum(check_fd(fd).st_size for fd in (*cache.model_fds, *cache.data_fds))
+                owned.enter_context(self.ledger.charge(models=1, mapped_bytes=nbytes, fds=len(fds)))
+                prepared = checked_model(device, device.prepare_model_from_cache(cache, message.deadline_ns))
+            except CacheRejected as error:
+                if self._host.page is not None:
+                    self._host.page.service.count("rejected")
+                return caching.PrepareModelFromCacheReply(
+                    None, error.reason.value, int(error.status), str(error)[:_MAX_MESSAGE]
+                )
+            label = self._label(prepared, device)
+            number = self._own_model(owned, prepared, cache.priority, label, ("models", "restored"))
+            return caching.PrepareModelFromCacheReply(number)
+
+    def _own_model(
+        self,
+        owned: contextlib.ExitStack,
+        prepared: PreparedModel,
+        priority: Priority,
+        label: str,
+        counted: Sequence[str],
+    ) -> int:
+        """Have a model in the table; what it needs goes with it. Returns its number."""
+        owned.callback(prepared.close)
+        page = self._host.page
+        row = None if page is None else page.open(RowKind.MODEL, label, page.service, self._client)
         if row is not None:
-            row.count("restored")
-        owned = HostedModel(prepared, (), charge, row, cache.priority, self._host.faults)
-        return caching.PrepareModelFromCacheReply(self.objects.add(owned, owned.dispose))
+            owned.callback(row.close)
+            for name in counted:
+                row.count(name)
+        hosted = HostedModel(prepared, row, priority, self._host.faults)
+        return self.objects.add(hosted, owned.pop_all().close)
 
     def on_confirm_cache(self, message: caching.ConfirmCache, fds: FdBundle) -> caching.ConfirmCacheReply:
         """Tell a device that cache files are visible."""
@@ -362,21 +350,14 @@ class HostedConnection:
 
     def on_execute(self, message: calls.Execute, fds: FdBundle) -> calls.ExecuteReply:
         """Execute without a burst."""
-        charge = self.ledger.charge(mapped_bytes=total_size(message.request.pools), fds=len(fds))
-        pools: Sequence[Memory] = ()
-        try:
-            with self.objects.lease(message.prepared_model, HostedModel, "prepared model") as model:
-                request = request_from_wire(message.request, fds, self.tokens, self._same_user)
-                pools = [pool for pool in request.pools if isinstance(pool, Memory)]
-                check_pools(pools, "request")
-                started = time.monotonic_ns()
-                result = model.served.execute_synchronously(request, message.options)
-                if model.row is not None:
-                    model.row.count("fallbacks")
-                    model.row.time_execution(time.monotonic_ns() - started)
-        finally:
-            close_all(pools)
-            charge.release()
+        with contextlib.ExitStack() as call:
+            model = call.enter_context(self.objects.lease(message.prepared_model, HostedModel, "prepared model"))
+            request = self._request(call, message.request, fds)
+            started = time.monotonic_ns()
+            result = model.served.execute_synchronously(request, message.options)
+            if model.row is not None:
+                model.row.count("fallbacks")
+                model.row.time_execution(time.monotonic_ns() - started)
         status, shapes, timing = consistent_result(*result)
         return calls.ExecuteReply(int(status), tuple(shapes), timing, calls.sendable(reason_of(result)))
 
@@ -385,45 +366,28 @@ class HostedConnection:
     ) -> tuple[calls.ExecuteFencedReply, FdBundle]:
         """Launch an execution that waits for fences; neither this thread nor another that serves calls waits."""
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as fences:
-            # What it needs until it has ended, whoever lets go of it.
-            needed = self.ledger.charge(mapped_bytes=total_size(message.request.pools), fds=len(fds))
-            undo.callback(needed.release)
-            model, let_go_of_model = self.objects.acquire(message.prepared_model, HostedModel, "prepared model")
-            undo.callback(let_go_of_model)
-            request = request_from_wire(message.request, fds, self.tokens, self._same_user)
-            pools = [pool for pool in request.pools if isinstance(pool, Memory)]
-            undo.callback(close_all, pools)
-            check_pools(pools, "request")
+            running = undo.enter_context(contextlib.ExitStack())  # what it needs until it has ended
+            model = running.enter_context(self.objects.lease(message.prepared_model, HostedModel, "prepared model"))
+            request = self._request(running, message.request, fds)
             wait_for = [fences.enter_context(Fence(fd)) for fd in fds.fds[: message.fences]]
-            # What its client asks, until that lets go of it and it has ended.
-            hosted = HostedFenced(self.ledger.charge(fenced=1))
-            number = self.objects.add(hosted, hosted.dispose)
+            hosted = HostedFenced()
+            charge = self.ledger.charge(fenced=1)  # until its client lets go of it and it has ended
+            number = self.objects.add(hosted, charge.release)
             undo.callback(self.objects.remove, number)
-            _, let_go = self.objects.acquire(number, HostedFenced, "fenced execution")
-            undo.callback(let_go)
-            undo.callback(self._fenced.discard, hosted)
+            running.enter_context(self.objects.lease(number, HostedFenced, "fenced execution"))
+            running.callback(self._fenced.discard, hosted)
             self._fenced.add(hosted)
-            ending = undo.pop_all()
-
-            def on_end() -> None:
-                self._fenced.discard(hosted)
-                let_go()
-                close_all(pools)
-                let_go_of_model()
-                needed.release()
-
+            undo.callback(hosted.cancel)
+            on_end = running.pop_all().close
             try:
                 run = model.served.execute_fenced(request, wait_for, message.options, message.duration_ns, on_end)
             except BaseException:
-                ending.close()
+                on_end()
                 raise
             hosted.launched(run)
-            try:
-                return calls.ExecuteFencedReply(number), FdBundle((run.fence.detach_copy(),))
-            except BaseException:
-                hosted.cancel()
-                self.objects.remove(number)
-                raise
+            fence = FdBundle((run.fence.detach_copy(),))
+            undo.pop_all()
+            return calls.ExecuteFencedReply(number), fence
 
     def on_get_fenced_info(self, message: calls.GetFencedInfo, fds: FdBundle) -> calls.GetFencedInfoReply:
         """Say how a fenced execution ended."""
@@ -440,17 +404,19 @@ class HostedConnection:
     def on_configure_execution_burst(self, message: calls.ConfigureBurst, fds: FdBundle) -> calls.ConfigureBurstReply:
         """Serve a burst; it keeps its model alive."""
         sizes = _extent(message.request_channel) + _extent(message.result_channel)
-        model, let_go = self.objects.acquire(message.prepared_model, HostedModel, "prepared model")
-        charge: Charge | None = None
-        row: Row | None = None
-        stack = contextlib.ExitStack()
-        try:
-            charge = self.ledger.charge(bursts=1, mapped_bytes=sizes, fds=len(fds))
-            row = self._burst_row(model)
-            group = self._host.listeners
-            bell = stack.enter_context(FdBundle([fds.take_last()])) if message.bell else None
+        with contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
+            model = owned.enter_context(self.objects.lease(message.prepared_model, HostedModel, "prepared model"))
+            owned.enter_context(self.ledger.charge(bursts=1, mapped_bytes=sizes, fds=len(fds)))
+            page, row = self._host.page, None
+            if page is not None and model.row is not None:
+                row = page.open(RowKind.BURST, "", model.row, self._client)
+            if row is not None:
+                row.count("bursts")
+                owned.callback(row.close)
+            bell = call.enter_context(FdBundle([fds.take_last()])) if message.bell else None
             if bell is not None:
                 check(lib.nnb_bell_check(bell.fds[0]), "bell")
+            group = self._host.listeners
             callback = SlotMemories(
                 self.connection,
                 self.ledger,
@@ -462,62 +428,46 @@ class HostedConnection:
                 None if group is None else Seat(group, self._number, model.priority),
                 None if bell is None else bell.fds[0],
             )
-            request_channel = descriptor_from_wire(message.request_channel, fds)
-            try:
-                result_channel = descriptor_from_wire(message.result_channel, fds)
-                try:
-                    window = limited_window(message.polling_window)
-                    context = model.served.configure_execution_burst(callback, request_channel, result_channel, window)
-                finally:
-                    result_channel.close()
-            finally:
-                request_channel.close()
+            owned.callback(callback.forget_all)
+            requests = call.enter_context(descriptor_from_wire(message.request_channel, fds))
+            results = call.enter_context(descriptor_from_wire(message.result_channel, fds))
+            window = limited_window(message.polling_window)
+            context = model.served.configure_execution_burst(callback, requests, results, window)
             if context is None:
                 raise GeneralFailure("the device gave no burst")
-        except BaseException:
-            if charge is not None:
-                charge.release()
-            if row is not None:
-                row.close()
-            let_go()
-            raise
-        finally:
-            stack.close()
-        burst = HostedBurst(context, callback, charge, let_go)
-        number = self.objects.add(burst, burst.dispose, burst.hang_up)
-        return calls.ConfigureBurstReply(number, tuple(context.cpus), message.bell and context.pipelined)
+            owned.callback(context.close)
+            number = self.objects.add(HostedBurst(context, callback), owned.pop_all().close, context.hang_up)
+            return calls.ConfigureBurstReply(number, tuple(context.cpus), message.bell and context.pipelined)
 
     def on_failure_reason(self, message: calls.FailureReason, fds: FdBundle) -> calls.FailureReasonReply:
         """Say why a run of a burst failed."""
         with self.objects.lease(message.burst, HostedBurst, "burst") as burst:
-            return calls.FailureReasonReply(calls.sendable(burst.failure_reason()))
+            return calls.FailureReasonReply(calls.sendable(burst.context.failure_reason()))
 
     def on_free_memory(self, message: calls.FreeMemory, fds: FdBundle) -> calls.Done:
         """Forget a slot of a burst."""
         with self.objects.lease(message.burst, HostedBurst, "burst") as burst:
-            burst.free_memory(message.slot)
+            burst.context.free_memory(message.slot)
+            burst.memories.forget(message.slot)
         return calls.Done()
 
     def on_allocate(self, message: calls.Allocate, fds: FdBundle) -> calls.AllocateReply:
         """Allocate a driver-managed buffer; the connection owns it."""
         device = self._device(message.device)
-        charge = self.ledger.charge(buffers=1)
-        try:
-            with contextlib.ExitStack() as stack:
-                named = {role.model_index for role in (*message.input_roles, *message.output_roles)}
-                models: list[Any] = [
-                    stack.enter_context(self.objects.lease(number, HostedModel, "prepared model")).prepared
-                    if index in named
-                    else None  # as any entry that no role names: not looked at
-                    for index, number in enumerate(message.prepared_models)
-                ]
-                desc = BufferDesc(message.dimensions)
-                buffer = device.allocate(desc, models, message.input_roles, message.output_roles)
-        except BaseException:
-            charge.release()
-            raise
-        owned = HostedBuffer(buffer, self.ledger, charge, self.tokens)
-        return calls.AllocateReply(buffer=self.objects.add(owned, owned.dispose), token=buffer.token)
+        with contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
+            owned.enter_context(self.ledger.charge(buffers=1))
+            named = {role.model_index for role in (*message.input_roles, *message.output_roles)}
+            models: list[Any] = [
+                call.enter_context(self.objects.lease(number, HostedModel, "prepared model")).prepared
+                if index in named
+                else None  # as any entry that no role names: not looked at
+                for index, number in enumerate(message.prepared_models)
+            ]
+            desc = BufferDesc(message.dimensions)
+            buffer = device.allocate(desc, models, message.input_roles, message.output_roles)
+            hosted = HostedBuffer(buffer, self.ledger, self.tokens)
+            owned.callback(hosted.dispose)
+            return calls.AllocateReply(buffer=self.objects.add(hosted, owned.pop_all().close), token=buffer.token)
 
     def on_copy_to(self, message: calls.CopyTo, fds: FdBundle) -> calls.CopyToReply:
         """Copy a buffer out."""
@@ -532,14 +482,12 @@ class HostedConnection:
 
     @contextlib.contextmanager
     def _copying(self, number: int, wire: WireMemory, fds: FdBundle) -> Iterator[tuple[Buffer, Memory]]:
-        charge = self.ledger.charge(mapped_bytes=total_size([wire]), fds=len(fds))
-        try:
-            with self.objects.lease(number, HostedBuffer, "buffer") as owned:
-                (memory,) = memories_from_wire((wire,), fds, self._same_user)
-                with memory:
-                    yield owned.buffer, memory
-        finally:
-            charge.release()
+        with (
+            self._charge_for([wire], fds),
+            self.objects.lease(number, HostedBuffer, "buffer") as owned,
+            memories_from_wire((wire,), fds, self._same_user)[0] as memory,
+        ):
+            yield owned.buffer, memory
 
     def on_copy_buffer(self, message: calls.CopyBuffer, fds: FdBundle) -> calls.Done:
         """Copy inside the device."""
@@ -560,26 +508,31 @@ class HostedConnection:
         self.objects.close()
         return calls.Done()
 
-    def _row_of(self, prepared: PreparedModel, device: Device, model: WireModel | None) -> Row | None:
-        page = self._host.page
-        if page is None:
-            return None
-        label = prepared.label or device.name
-        if model is not None and not prepared.label and model.input_names:
-            label += f": {', '.join(model.input_names)} → {', '.join(model.output_names)}"
-        row = page.open(RowKind.MODEL, label, page.service, self._client)
-        if row is not None:
-            row.count("models")
-        return row
+    # -- what calls bring ------------------------------------------------------------------------------------------
 
-    def _burst_row(self, model: HostedModel) -> Row | None:
-        page = self._host.page
-        if page is None or model.row is None:
-            return None
-        row = page.open(RowKind.BURST, "", model.row, self._client)
-        if row is not None:
-            row.count("bursts")
-        return row
+    def _charge_for(self, pools: Sequence[WireMemory], fds: FdBundle, **more: int) -> Charge:
+        return self.ledger.charge(mapped_bytes=total_size(pools), fds=len(fds), **more)
+
+    def _model(self, stack: contextlib.ExitStack, wire: WireModel, fds: FdBundle, **more: int) -> Model:
+        """Take in a model, whose pools are closed with the stack."""
+        stack.enter_context(self._charge_for(wire.pools, fds, **more))
+        model = model_from_wire(wire, fds, self._same_user)
+        stack.callback(close_all, model.pools)
+        return model
+
+    def _request(self, stack: contextlib.ExitStack, wire: WireRequest, fds: FdBundle) -> Request:
+        """Take in a request, whose memories are closed with the stack."""
+        stack.enter_context(self._charge_for(wire.pools, fds))
+        request = request_from_wire(wire, fds, self.tokens, self._same_user)
+        stack.callback(close_all, request.pools)
+        check_pools(request.pools, "request")
+        return request
+
+    def _label(self, prepared: PreparedModel, device: Device, model: WireModel | None = None) -> str:
+        """What a model is called on the page of statistics."""
+        if prepared.label or model is None or not model.input_names:
+            return prepared.label or device.name
+        return f"{device.name}: {', '.join(model.input_names)} → {', '.join(model.output_names)}"
 
     def _device(self, number: int) -> Device:
         if number >= len(self._host.devices):

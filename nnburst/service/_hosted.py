@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ..burst import BurstCallback, BurstContext, Seat
 from ..devices import Buffer, FencedExecution, PreparedModel
 from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError
 from ..memory import Memory, check_pools
-from ..model import BufferToken, Priority
+from ..model import BufferToken, MemoryLike, Priority
 from ..watch import Row
 from ._marshal import pools_from_wire, total_size
 from ._protocol import GetMemories, GetMemoriesReply
@@ -31,46 +33,37 @@ _LONGEST_WINDOW = 0.01
 
 
 class HostedModel:
-    """A prepared model in a connection's table, with the pools of its constants.
+    """A prepared model in a connection's table.
 
     Attributes:
         prepared: As the device made it.
         served: What runs requests: the same, or the same with fault points.
+        row: Where its executions are counted, if anywhere.
+        priority: Of its bursts.
     """
 
     def __init__(
-        self,
-        prepared: PreparedModel,
-        pools: Sequence[Memory],
-        charge: Charge,
-        row: Row | None = None,
-        priority: Priority = Priority.MEDIUM,
-        faults: FaultPoints | None = None,
+        self, prepared: PreparedModel, row: Row | None, priority: Priority, faults: FaultPoints | None = None
     ) -> None:
         self.prepared = prepared
         self.served = prepared if faults is None else faults.wrap(prepared)
         self.row = row
         self.priority = priority
-        self._pools = pools
-        self._charge = charge
-
-    def dispose(self) -> None:
-        try:
-            self.prepared.close()
-        finally:
-            close_all(self._pools)
-            self._charge.release()
-            if self.row is not None:
-                self.row.close()
 
 
 class HostedBuffer:
-    """A driver-managed buffer in a connection's table."""
+    """A driver-managed buffer in a connection's table: its token, and an account of its bytes.
 
-    def __init__(self, buffer: Buffer, ledger: Ledger, charge: Charge, tokens: set[int]) -> None:
+    Args:
+        buffer: Closed by `dispose`.
+        ledger: Where its bytes count.
+        tokens: Those that the connection may name.
+    """
+
+    def __init__(self, buffer: Buffer, ledger: Ledger, tokens: set[int]) -> None:
         self.buffer = buffer
         self._ledger = ledger
-        self._charges: list[Charge] | None = [charge]
+        self._charges: list[Charge] | None = []
         self._lock = threading.Lock()
         self._tokens = tokens
         tokens.add(buffer.token)
@@ -100,11 +93,10 @@ class HostedBuffer:
 
 
 class HostedFenced:
-    """A fenced execution in a connection's table. It is disposed of once it has ended and its client has let go."""
+    """A fenced execution in a connection's table. It goes once it has ended and its client has let go."""
 
-    def __init__(self, charge: Charge) -> None:
+    def __init__(self) -> None:
         self._execution: FencedExecution | None = None
-        self._charge = charge
         self._cancelled = False
 
     @property
@@ -124,38 +116,12 @@ class HostedFenced:
         if self._execution is not None:
             self._execution.cancel()
 
-    def dispose(self) -> None:
-        self._charge.release()
 
+class HostedBurst(Struct, frozen=True):
+    """A burst in a connection's table, and the memories that it has fetched."""
 
-class HostedBurst:
-    """A burst in a connection's table."""
-
-    def __init__(
-        self, context: BurstContext, memories: SlotMemories, charge: Charge, let_go: Callable[[], None]
-    ) -> None:
-        self._context = context
-        self._memories = memories
-        self._charge = charge
-        self._let_go = let_go
-
-    def failure_reason(self) -> str:
-        return self._context.failure_reason()
-
-    def free_memory(self, slot: int) -> None:
-        self._context.free_memory(slot)
-        self._memories.forget(slot)
-
-    def hang_up(self) -> None:
-        self._context.hang_up()
-
-    def dispose(self) -> None:
-        try:
-            self._context.close()
-        finally:
-            self._memories.forget_all()
-            self._charge.release()
-            self._let_go()
+    context: BurstContext
+    memories: SlotMemories
 
 
 class SlotMemories(BurstCallback):
@@ -214,7 +180,7 @@ class SlotMemories(BurstCallback):
             for start in range(0, len(slots), _SLOTS_PER_CALL):
                 self._fetch(tuple(slots[start : start + _SLOTS_PER_CALL]), memories, charges)
         except NNBurstError as error:
-            close_all([memory for memory in memories if isinstance(memory, Memory)])
+            close_all(memories)
             for charge in charges.values():
                 charge.release()
             local = isinstance(error, BadState | DeadObject)
@@ -256,6 +222,8 @@ def limited_window(asked: float | None) -> float | None:
     return None if asked is None else min(asked, _LONGEST_WINDOW)
 
 
-def close_all(memories: Sequence[Memory]) -> None:
-    for memory in memories:
-        memory.close()
+def close_all(pools: Sequence[MemoryLike | BufferToken]) -> None:
+    """Close the memories that a message brought; buffers are not its own."""
+    for pool in pools:
+        if isinstance(pool, Memory):
+            pool.close()

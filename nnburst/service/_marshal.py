@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import cast
 
 import msgspec
+from msgspec.structs import asdict
 
 from ..devices import CacheFiles
 from ..errors import InvalidArgument
@@ -25,19 +26,7 @@ def pools_to_wire(pools: Iterable[MemoryLike | BufferToken]) -> tuple[tuple[Wire
             handles.append(WireMemory(kind="", size=0, prot=0, offset=0, n_fds=0, token=pool.token))
             continue
         memory = cast(Memory, pool)
-        handle = memory.handle
-        handles.append(
-            WireMemory(
-                kind=handle.kind,
-                size=handle.size,
-                prot=int(handle.prot),
-                offset=handle.offset,
-                n_fds=len(memory.fds),
-                direct=handle.direct,
-                backing=handle.backing,
-                image=handle.image,
-            )
-        )
+        handles.append(WireMemory(**asdict(memory.handle), n_fds=len(memory.fds)))
         fds += memory.fds
     return tuple(handles), fds
 
@@ -58,15 +47,7 @@ def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direc
         for wire in handles:
             if wire.token:
                 raise InvalidArgument("a driver-managed buffer cannot be used here; share memory instead")
-            handle = MemoryHandle(
-                kind=wire.kind,
-                size=wire.size,
-                prot=wire.prot,
-                offset=wire.offset,
-                direct=wire.direct,
-                backing=wire.backing,
-                image=wire.image,
-            )
+            handle = MemoryHandle(*(getattr(wire, name) for name in MemoryHandle.__struct_fields__))
             memories.append(Memory.from_handle(handle, fds.take(wire.n_fds), allow_direct=allow_direct))
     except BaseException:
         for memory in memories:

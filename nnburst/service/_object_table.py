@@ -61,8 +61,9 @@ class ObjectTable:
             raise DeadObject("the connection has ended")
         return number
 
-    def acquire(self, number: int, kind: type[T], what: str) -> tuple[T, Callable[[], None]]:
-        """Return an object and a function (to be called once) that ends its use.
+    @contextmanager
+    def lease(self, number: int, kind: type[T], what: str) -> Iterator[T]:
+        """Use an object inside a with block, which may end in another thread.
 
         Raises:
             InvalidArgument: There is no such object, or it is of another kind.
@@ -72,16 +73,10 @@ class ObjectTable:
             if entry is None or not isinstance(entry.value, kind):
                 raise InvalidArgument(f"there is no {what} {number} on this connection")
             entry.users += 1
-        return entry.value, lambda: self._let_go(entry)
-
-    @contextmanager
-    def lease(self, number: int, kind: type[T], what: str) -> Iterator[T]:
-        """Use an object inside a with block. Raises as `acquire`."""
-        value, let_go = self.acquire(number, kind, what)
         try:
-            yield value
+            yield entry.value
         finally:
-            let_go()
+            self._let_go(entry)
 
     def remove(self, number: int) -> None:
         """Drop an object; an unknown number is ignored."""

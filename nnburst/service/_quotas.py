@@ -54,7 +54,7 @@ PER_USER = Quotas(256, 512, 1024, 8192, 8 << 30, 32 << 30, 16384, 512)
 
 
 class Charge:
-    """A part of a quota that is in use. `release` is idempotent."""
+    """A part of a quota that is in use. Context manager, at whose end it is released. `release` is idempotent."""
 
     __slots__ = ("_above", "_amounts", "_ledger")
 
@@ -69,6 +69,12 @@ class Charge:
         self._ledger.refund(amounts)
         if self._above is not None:
             self._above.release()
+
+    def __enter__(self) -> Charge:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
 
 
 class Ledger:
