@@ -10,7 +10,7 @@
 #   make prove-mutants  the same over a core with every memory order weakened in turn
 #   make docs      the site, into docs/_build/html; a warning is an error
 #   make wheels    sdist and one wheel for each platform, into dist/; ARGS: --only TAG
-#   make test-aarch64  the C tests on another architecture, under qemu-aarch64
+#   make test-aarch64  the C tests and the unit tests on another architecture, under qemu-aarch64; ARGS: for pytest
 #   make ext       only (re)build the C extension in place
 #   make clean     remove everything that the targets above made
 
@@ -62,7 +62,10 @@ wheels: $(VENV)/.stamp-ext $(VENV)/.stamp-wheels
 	$(BIN)/python packaging/wheels.py $(ARGS)
 
 test-aarch64: $(VENV)/.stamp-ext $(VENV)/.stamp-wheels
-	$(MAKE) -C tests/c check MACHINE=aarch64 CC="$(CURDIR)/$(BIN)/python -m ziglang cc -target aarch64-linux-musl"
+	$(BIN)/python packaging/aarch64.py build/aarch64 emulator
+	$(MAKE) -C tests/c check MACHINE=aarch64 EMULATOR=$(CURDIR)/build/aarch64/emulator/usr/bin/qemu-aarch64 \
+	  CC="$(CURDIR)/$(BIN)/python -m ziglang cc -target aarch64-linux-musl"
+	$(BIN)/python packaging/aarch64.py build/aarch64 test $(ARGS)
 
 ext: $(VENV)/.stamp-ext
 

@@ -1,8 +1,8 @@
 /* One worker of a group, step by step: which request comes next. By priority, then to the client that had least, a client
  * that was idle saves nothing up, and a request that came too late for the first look is not overlooked. */
-#include <time.h>
-
 #include "burst_pair.h"
+
+#include <time.h>
 
 #define MOST 8
 

@@ -1,0 +1,126 @@
+"""Runs the tests on another architecture: an emulator, a Python of it, and the wheel. See `make test-aarch64`.
+
+All of it lands in one folder and needs no rights: Debian's packages are fetched with apt's lists kept in that folder,
+and only unpacked; pip takes wheels of the other architecture. `sys.executable` is a script that starts the emulator, so
+programs that start themselves again work too.
+
+    python packaging/aarch64.py build/aarch64 test -x tests/unit/test_fmq_queue.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from wheels import ROOT, run
+
+SUITE, VERSION = "trixie", "3.13"
+"""Debian's release, and the Python that it has."""
+PACKAGES = (f"python{VERSION}", "libstdc++6")
+LIMIT = 1200
+"""Seconds that a test may take: an emulator is ten to fifty times slower."""
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+PLATFORMS = ("manylinux_2_34_aarch64", "manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
+
+
+def apt_of(folder: Path, architecture: str) -> dict[str, str]:
+    """Return the environment of an apt that knows this folder and architecture only."""
+    for part in ("lists/partial", "archives/partial"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    (folder / "status").touch()
+    (folder / "sources.list").write_text(f"deb [signed-by={KEYRING}] http://deb.debian.org/debian {SUITE} main\n")
+    (folder / "apt.conf").write_text(
+        f"""APT::Architecture "{architecture}";
+APT::Architectures {{ "{architecture}"; }};
+APT::Sandbox::User "";
+APT::Install-Recommends "false";
+Dir::State "{folder}";
+Dir::State::status "{folder}/status";
+Dir::Cache "{folder}";
+Dir::Etc::SourceList "{folder}/sources.list";
+Dir::Etc::SourceParts "-";
+Dir::Etc::Main "-";
+Dir::Etc::Parts "-";
+"""
+    )
+    return os.environ | {"APT_CONFIG": str(folder / "apt.conf")}
+
+
+def unpack(names: tuple[str, ...], architecture: str, into: Path, *, whole: bool) -> None:
+    """Unpack Debian's packages into a folder; `whole`: with all that they depend on."""
+    folder = into.with_name(f"apt-{architecture}")
+    env = apt_of(folder, architecture)
+    run("apt-get", "--quiet", "update", env=env)
+    archives = folder / "archives"
+    if whole:
+        run("apt-get", "--quiet", "--yes", "--download-only", "install", *names, env=env)
+    else:
+        run("apt-get", "--quiet", "download", *names, env=env, cwd=archives)
+    for archive in archives.glob("*.deb"):
+        run("dpkg-deb", "--extract", archive, into)
+
+
+def make_emulator(folder: Path) -> Path:
+    """Return the emulator."""
+    emulator = folder / "emulator"
+    if not emulator.exists():
+        unpack(("qemu-user",), "amd64", folder / "emulator.new", whole=False)
+        (folder / "emulator.new").rename(emulator)
+    return emulator / "usr" / "bin" / "qemu-aarch64"
+
+
+def make_python(folder: Path) -> Path:
+    """Return a Python that has the wheel of this tree, and what its tests need."""
+    emulator, system, home = make_emulator(folder), folder / "system", folder / "python"
+    if not system.exists():
+        unpack(PACKAGES, "arm64", folder / "system.new", whole=True)
+        (folder / "system.new" / "lib").symlink_to("usr/lib")  # as an installation has it
+        (folder / "system.new").rename(system)
+    python = home / "bin" / "python"
+    packages = home / "lib" / f"python{VERSION}" / "site-packages"
+    shutil.rmtree(folder / "dist", ignore_errors=True)
+    run(sys.executable, ROOT / "packaging" / "wheels.py", "--only", "manylinux_2_17_aarch64", "--out", folder / "dist")
+    (wheel,) = (folder / "dist").glob("*.whl")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-compile", "--target", packages]
+    foreign = ["--only-binary", ":all:", *(f"--platform={name}" for name in PLATFORMS)]
+    foreign += ["--implementation", "cp", "--python-version", VERSION]
+    if not python.exists():
+        run(*install, *foreign, f"{wheel}[test]")
+        (home / "bin").mkdir(parents=True)
+        (home / "pyvenv.cfg").write_text(f"home = {system}/usr/bin\nversion = {VERSION}\n")
+        command = f'{emulator} -0 "$0" -L {system} {system}/usr/bin/python{VERSION}'
+        python.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        python.chmod(0o755)
+    else:
+        shutil.rmtree(packages / "nnburst")
+        run(*install, *foreign, "--no-deps", wheel)
+    return python
+
+
+def main() -> int:
+    """Make the folder; a second run finds what is there."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("what", choices=("emulator", "test"), help="the emulator alone, or run the unit tests, too")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for pytest, instead of tests/unit")
+    options = parser.parse_args()
+    missing = [name for name in ("apt-get", "dpkg-deb") if shutil.which(name) is None]
+    if missing or not KEYRING.exists():
+        sys.exit(f"aarch64: needs {missing or KEYRING}: a machine with Debian's packages")
+    folder = options.folder.resolve()
+    if options.what == "emulator":
+        print(make_emulator(folder))
+        return 0
+    # The tree is not on the path: what is tested is the wheel. Modules are compiled once; an emulator is slow at it.
+    env = os.environ | {"PYTHONSAFEPATH": "1"}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [make_python(folder), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"timeout={LIMIT}"]
+    return subprocess.run([*command, *(options.arguments or ["tests/unit"])], cwd=ROOT, env=env, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
