@@ -55,12 +55,11 @@ typedef struct record {
 
 struct nnb_client {
     uint32_t magic;
-    nnb_a64 busy;  /* taken with acquire, given back with release: orders the fields below between threads */
-    nnb_a64 owner; /* thread of the run in flight; stale while not busy */
-    int closed;
+    nnb_a64 busy;   /* taken with acquire, given back with release: orders the fields below between threads */
+    nnb_a64 owner;  /* thread whose run is waited for; 0: none */
+    nnb_a32 closed; /* changed by the holder */
     int is_long, pipelined;
     int bell;                  /* rung for our own event loop; -1: none */
-    nnb_execution *holder;     /* whose caller waits */
     nnb_a32 flights;           /* executions that were started, are not waited for, and whose end was not told */
     uint32_t late;             /* records that were given up */
     uint64_t owed;             /* datums that answers to the other records may take */
@@ -104,7 +103,11 @@ struct nnb_execution {
 
 static uint64_t self(void) { return (uint64_t)(uintptr_t)pthread_self(); }
 
+static int is_closed(const nnb_client *c) { return nnb_load32_relaxed(&c->closed) != 0; }
+
 /* ---- who is inside -------------------------------------------------------------------------------------------- */
+
+static int holds(const nnb_execution *e) { return HOLDER(nnb_load_relaxed(&e->client->busy)) == (uintptr_t)e; }
 
 /* -EBUSY: it is another one's for long. `wants`: the bell is to ring when that is over. */
 static int may_wait(nnb_client *c, int wants)
@@ -117,11 +120,12 @@ static int may_wait(nnb_client *c, int wants)
     return 0;
 }
 
-static int enter(nnb_client *c, int wants)
+/* `e`: whose caller is going to wait, or NULL. */
+static int enter(nnb_client *c, const nnb_execution *e, int wants)
 {
     if (c->magic != MAGIC)
         return -ECHILD;
-    while (!nnb_cas_acquire(&c->busy, 0, BRIEF))
+    while (!nnb_cas_acquire(&c->busy, 0, (uintptr_t)e | BRIEF))
         if (may_wait(c, wants) < 0)
             return -EBUSY;
     return 0;
@@ -136,7 +140,7 @@ static int claim(nnb_execution *e, int wants)
     if (c->magic != MAGIC)
         return -ECHILD;
     while (!nnb_cas_seq_cst(&c->busy, 0, (uintptr_t)e | BRIEF)) {
-        if (HOLDER(nnb_load_relaxed(&c->busy)) == (uintptr_t)e)
+        if (holds(e))
             return -EALREADY;
         if (may_wait(c, wants) < 0)
             return -EBUSY;
@@ -144,13 +148,13 @@ static int claim(nnb_execution *e, int wants)
     return nnb_load32_seq_cst(&e->left) ? leave(c, -ESTALE) : 0; /* SYNC POINT enter <-> leave */
 }
 
-/* The holder is about to wait. */
+/* The holder is about to wait. Release: who finds it there sees what those before it left, as if it had left, too. */
 static void stay(nnb_client *c)
 {
     if (c->is_long)
         return;
     c->is_long = 1;
-    nnb_store_relaxed(&c->busy, (uintptr_t)c->holder);
+    nnb_store_release(&c->busy, HOLDER(nnb_load_relaxed(&c->busy)));
 }
 
 static void ring_own(nnb_client *c)
@@ -163,7 +167,7 @@ static void ring_own(nnb_client *c)
 
 static int leave(nnb_client *c, int rc)
 {
-    c->holder = NULL;
+    nnb_store_relaxed(&c->owner, 0);
     if (__builtin_expect(!c->is_long, 1)) {
         nnb_store_release(&c->busy, 0);
         return rc;
@@ -230,11 +234,11 @@ int nnb_client_close(nnb_client *c)
     if (c->magic != MAGIC)
         return -ECHILD;
     nnb_client_hang_up(c);
-    if (enter(c, 0) < 0)
+    if (enter(c, NULL, 0) < 0)
         return nnb_load_relaxed(&c->owner) == self() ? -EDEADLK : -EBUSY;
     pthread_mutex_lock(&c->lock);
-    if (!c->closed) {
-        c->closed = 1;
+    if (!is_closed(c)) {
+        nnb_store32_relaxed(&c->closed, 1);
         nnb_channel_fini(&c->request);
         nnb_channel_fini(&c->result);
         free(c->packet);
@@ -358,7 +362,10 @@ int nnb_execution_leave(nnb_execution *e)
 
 void nnb_execution_return(nnb_execution *e) { nnb_store32_relaxed(&e->left, 0); }
 
-int nnb_client_is_free(const nnb_client *c) { return !nnb_load_relaxed(&c->busy) && !nnb_load32_relaxed(&c->flights) && !c->closed; }
+int nnb_client_is_free(const nnb_client *c)
+{
+    return !nnb_load_relaxed(&c->busy) && !nnb_load32_relaxed(&c->flights) && !is_closed(c);
+}
 
 uint64_t nnb_execution_deadline(const nnb_execution *e) { return e->deadline_ns; }
 
@@ -448,11 +455,13 @@ static void send_queued(nnb_client *c)
 static void give_up(nnb_execution *e)
 {
     nnb_client *c = e->client;
-    if (e->stage == SENT && !c->closed) {
+    if (e->stage == SENT && !is_closed(c)) {
         record *r = &c->flight[e->place];
         c->owed -= r->room;
         c->late++;
-        *r = (record){NULL, 0, 0};
+        r->e = NULL;
+        r->room = 0;
+        r->timed_ns = 0;
         e->late = 1;
     }
     if (e->stage == QUEUED) {
@@ -477,7 +486,7 @@ static int begin(nnb_execution *e)
     nnb_client *c = e->client;
     if (e->stage != IDLE)
         return -EALREADY;
-    if (c->closed)
+    if (is_closed(c))
         return -ESHUTDOWN;
     if (nnb_load32_acquire(&c->result.hung_up))
         return -ENOTCONN;
@@ -510,7 +519,6 @@ static int begin(nnb_execution *e)
 static void wait_for(nnb_execution *e)
 {
     nnb_client *c = e->client;
-    c->holder = e;
     c->result.waiting = 0; /* a new wait begins */
     nnb_store_relaxed(&c->owner, self());
 }
@@ -592,36 +600,37 @@ static void note_answer(nnb_execution *e, uint64_t timed, int status)
 /* Looks at what a receive returned. 0: an answer was dealt with. */
 static int settle(nnb_client *c, int got)
 {
-    record r = c->sent == c->answered ? (record){NULL, 0, 0} : c->flight[c->answered % MOST_SENT];
+    uint64_t due = c->sent - c->answered;
+    const record *r = &c->flight[c->answered % MOST_SENT]; /* the oldest, if any is due */
     if (got > 0 || got == -EPROTO)
         tell_room(c);
     if (got == -EPROTO) { /* the ring was thrown away: if it held more than one answer one cannot tell which are due */
-        if (c->sent - c->answered != 1 || !r.e) {
+        if (due != 1 || !r->e) {
             c->result.mq->corrupt = 1;
             return -EBADMSG;
         }
     } else if (got < 0) {
         return got;
     }
-    if (c->sent == c->answered) { /* answers nothing */
+    if (!due) { /* answers nothing */
         nnb_count(c->result.counters, NNB_DROPPED, 1);
         return 0;
     }
     c->answered++;
-    c->owed -= r.room;
-    if (r.e) {
-        int status = got < 0 ? fail(r.e) : decode(r.e, c->packet, (uint32_t)got);
+    c->owed -= r->room;
+    if (r->e) {
+        int status = got < 0 ? fail(r->e) : decode(r->e, c->packet, (uint32_t)got);
         if (status > 0)
             nnb_count(c->result.counters, NNB_FAILURES, 1);
         if (c->row && got > 0)
-            note_answer(r.e, r.timed_ns, status);
-        land(r.e, status);
+            note_answer(r->e, r->timed_ns, status);
+        land(r->e, status);
     } else {
         c->late--;
         nnb_count(c->result.counters, NNB_DROPPED, 1);
     }
     if (__builtin_expect(c->queue != NULL, 0))
-        send_queued(c);
+        send_queued(c); /* may use the record again */
     return 0;
 }
 
@@ -693,7 +702,7 @@ static int unsent(const nnb_execution *e, int rc)
 int nnb_execution_try(nnb_execution *e, uint32_t spins)
 {
     nnb_client *c = e->client;
-    if (c->holder != e)
+    if (!holds(e))
         return -EINVAL;
     int rc = outcome(e);
     if (rc != -EAGAIN)
@@ -723,7 +732,7 @@ int nnb_execution_begin(nnb_execution *e)
 static int receive(nnb_execution *e, int (*how)(nnb_channel *, uint8_t *, uint64_t))
 {
     nnb_client *c = e->client;
-    if (c->holder != e)
+    if (!holds(e))
         return -EINVAL;
     int rc;
     while ((rc = outcome(e)) == -EAGAIN) {
@@ -738,7 +747,7 @@ static int receive(nnb_execution *e, int (*how)(nnb_channel *, uint8_t *, uint64
 
 int nnb_execution_resume(nnb_execution *e)
 {
-    if (e->client->holder == e)
+    if (holds(e))
         note_slow(e->client);
     return receive(e, nnb_channel_wait);
 }
@@ -752,14 +761,14 @@ int nnb_execution_run(nnb_execution *e)
 void nnb_execution_abandon(nnb_execution *e)
 {
     nnb_client *c = e->client;
-    if (c->magic == MAGIC && c->holder == e && nnb_load_relaxed(&c->owner) == self())
+    if (c->magic == MAGIC && nnb_load_relaxed(&c->owner) == self() && holds(e))
         end(e, 0);
 }
 
 int nnb_execution_advance(nnb_execution *started, nnb_execution *awaited)
 {
     nnb_client *c = awaited->client;
-    int rc = enter(c, 0);
+    int rc = enter(c, awaited, 0);
     if (rc < 0)
         return rc;
     if (started && (rc = begin(started)) < 0)
@@ -768,7 +777,7 @@ int nnb_execution_advance(nnb_execution *started, nnb_execution *awaited)
         fly(started);
     if (awaited->stage == IDLE)
         return leave(c, 0);
-    if (c->closed)
+    if (is_closed(c))
         return end(awaited, -ESHUTDOWN);
     wait_for(awaited);
     return glance(awaited);
@@ -788,7 +797,7 @@ int nnb_execution_look(nnb_execution *e) { return receive(e, nnb_channel_look); 
 
 int nnb_execution_detach(nnb_execution *e, uint64_t tag)
 {
-    return e->client->holder == e && tag ? detach(e, tag) : -EINVAL;
+    return holds(e) && tag ? detach(e, tag) : -EINVAL;
 }
 
 int nnb_execution_launch(nnb_execution *e, uint64_t tag, int look)
@@ -812,10 +821,10 @@ int nnb_execution_flies(const nnb_execution *e) { return (int)nnb_load32_relaxed
 int nnb_execution_withdraw(nnb_execution *e)
 {
     nnb_client *c = e->client;
-    int rc = enter(c, 1);
+    int rc = enter(c, NULL, 1);
     if (rc < 0)
         return rc;
-    int over = c->closed || nnb_load32_relaxed(&c->result.hung_up) || c->result.mq->corrupt;
+    int over = is_closed(c) || nnb_load32_relaxed(&c->result.hung_up) || c->result.mq->corrupt;
     if (!e->tag || (e->stage != QUEUED && !over))
         return leave(c, -EALREADY);
     give_up(e);
@@ -825,12 +834,12 @@ int nnb_execution_withdraw(nnb_execution *e)
 
 int64_t nnb_client_land(nnb_client *c)
 {
-    int rc = enter(c, 1);
+    int rc = enter(c, NULL, 1);
     if (rc < 0)
         return rc;
     nnb_execution *e;
     while (!(e = c->landed)) {
-        rc = c->closed ? -ESHUTDOWN : nnb_channel_try(&c->result, c->packet, 1);
+        rc = is_closed(c) ? -ESHUTDOWN : nnb_channel_try(&c->result, c->packet, 1);
         if (rc == -EAGAIN || rc == -ESHUTDOWN || (rc = settle(c, rc)) < 0)
             return leave(c, rc);
     }
@@ -843,17 +852,17 @@ int64_t nnb_client_land(nnb_client *c)
 
 int nnb_client_arm(nnb_client *c)
 {
-    int rc = enter(c, 1);
+    int rc = enter(c, NULL, 1);
     if (rc < 0)
         return rc;
-    return leave(c, c->closed || c->landed || nnb_channel_arm(&c->result));
+    return leave(c, is_closed(c) || c->landed || nnb_channel_arm(&c->result));
 }
 
 void nnb_client_disarm(nnb_client *c)
 {
-    if (enter(c, 1) < 0)
+    if (enter(c, NULL, 1) < 0)
         return;
-    if (!c->closed)
+    if (!is_closed(c))
         nnb_channel_disarm(&c->result);
     leave(c, 0);
 }

@@ -211,7 +211,7 @@ static int send_status(nnb_server *s, int32_t status)
     return send_answer(s, packet, 2);
 }
 
-static void leave(nnb_server *s, int outcome)
+static void leave_buffers(nnb_server *s, int outcome)
 {
     if (s->admitted) {
         s->idle_closed |= nnb_uses_leave(s->admitted, outcome);
@@ -219,7 +219,7 @@ static void leave(nnb_server *s, int outcome)
     }
 }
 
-void nnb_server_forgo(nnb_server *s) { leave(s, NNB_UNCHANGED); }
+void nnb_server_forgo(nnb_server *s) { leave_buffers(s, NNB_UNCHANGED); }
 
 /* ---- what is timed, see watch.c --------------------------------------------------------------------------------- */
 
@@ -258,7 +258,7 @@ int nnb_server_reply(nnb_server *s)
     if (!s->pending)
         return 0;
     s->pending = 0;
-    leave(s, s->failed ? NNB_LOST : NNB_COMMITTED); /* before the client knows: its next request needs them */
+    leave_buffers(s, s->failed ? NNB_LOST : NNB_COMMITTED); /* before the client knows: its next request needs them */
     if (s->failed)
         count(s, NNB_FAILURES);
     if (s->taken_ns)

@@ -38,7 +38,7 @@ static void *serve(void *unused)
     return unused;
 }
 
-static void *receive(void *unused)
+static void *drop_two(void *unused)
 {
     for (int i = 0; i < 2; i++)
         assert(nnb_execution_try(execution, 1) == -EAGAIN);
@@ -67,6 +67,6 @@ int main(void)
     }
     pthread_t a, b;
     pthread_create(&a, NULL, serve, NULL);
-    pthread_create(&b, NULL, receive, NULL);
+    pthread_create(&b, NULL, drop_two, NULL);
     return 0;
 }

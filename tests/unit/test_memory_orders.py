@@ -65,7 +65,7 @@ def test_prove_names_the_programs_there_are_when_asked_for_another() -> None:
         [sys.executable, str(MODEL / "prove.py"), "chanel"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
-    assert "no such program: chanel; there are adopt, " in done.stdout
+    assert "no such program: chanel; there are abandon, adopt, " in done.stdout
 
 
 @pytest.mark.skipif(bool(checker.missing("genmc")), reason="genmc is not on the PATH")
