@@ -1,6 +1,6 @@
 # Each target creates what it needs; a second run only does what changed.
 #   make demo      the main job, in a service process of its own
-#   make test      every test, Python and C
+#   make test      every test, Python and C, in two processes; ARGS: options of pytest (-n 0: in one)
 #   make bench     latencies side by side with other ways to call another process
 #   make regress   the pytest-benchmark set, to compare one commit with another
 #   make conformance-onnx  ONNX's own suite through a burst, beside onnxruntime in process
@@ -29,7 +29,7 @@ demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
 
 test: $(VENV)/.stamp-ext $(VENV)/.stamp-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 bench: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
 	$(BIN)/nnburst bench $(ARGS)
