@@ -1,0 +1,59 @@
+"""A service in one container, a program in another: what they share is a directory with a socket in it.
+
+    python examples/recipes/containers.py
+
+`unshare` (util-linux) gives each the namespaces that a container has: processes, mounts, IPC, network, host name.
+Memory goes through the socket as descriptors, so neither `--ipc=host` nor `--shm-size` is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+
+from detector import MODEL, images, right
+
+import nnburst
+
+CONTAINER = [
+    *("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child=TERM", "--mount-proc"),
+    *("--ipc", "--net", "--uts"),
+]
+NO_CONTAINERS = 77
+"""Exit status where they are refused."""
+
+
+def program(address: str) -> int:
+    """Run in the second container."""
+    pictures = images(100)
+    with nnburst.connect(address) as service, service.session(MODEL) as session:
+        answers = [right(picture, session.run(None, {"image": picture[None]})[0]) for picture in pictures]
+    print("every answer is right" if all(answers) else "there are WRONG answers")
+    return 0 if all(answers) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.address:
+        return program(options.address)
+    if subprocess.run([*CONTAINER, "true"], check=False).returncode:
+        print("this system makes no namespaces for this user", file=sys.stderr)
+        return NO_CONTAINERS
+    with tempfile.TemporaryDirectory() as shared:
+        serve = [sys.executable, "-m", "nnburst.cli", "serve", "--socket", f"{shared}/vision.sock"]
+        with subprocess.Popen([*CONTAINER, *serve], stdout=subprocess.PIPE, text=True) as service:
+            assert service.stdout is not None
+            print(service.stdout.readline().strip())
+            again = [sys.executable, __file__, "--address", f"unix:{shared}/vision.sock"]
+            status = subprocess.run([*CONTAINER, *again], check=False).returncode
+            service.kill()  # the container; the service gets SIGTERM
+            service.stdout.read()  # until it has ended
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

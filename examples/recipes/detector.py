@@ -1,0 +1,51 @@
+"""The network of the recipes, which stands for yours: 64 numbers in, a score for each of 10 classes out.
+
+`MODEL` needs nothing but nnburst; `save` writes it as an ONNX file, which needs the package onnx.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import nnburst
+
+PIXELS, CLASSES = 64, 10
+WEIGHTS = np.random.default_rng(1).normal(size=(CLASSES, PIXELS)).astype(np.float32)
+
+
+def model(count: int = 1) -> nnburst.Model:
+    """Build it for so many images at a time; 0 for any number."""
+    b = nnburst.ModelBuilder()
+    image = b.input("image", nnburst.OperandType.TENSOR_FLOAT32, (count, PIXELS))
+    b.output("scores", b.fully_connected(image, WEIGHTS, np.zeros(CLASSES, np.float32)))
+    return b.build()
+
+
+MODEL = model()
+
+
+def images(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Some pictures, the same each time."""
+    return np.random.default_rng(2).normal(size=(count, PIXELS)).astype(np.float32)
+
+
+def right(image: np.ndarray[Any, Any], scores: np.ndarray[Any, Any]) -> bool:
+    """Whether these are the scores of that image, or of those images."""
+    return bool(np.allclose(scores, image @ WEIGHTS.T, atol=1e-3))
+
+
+def save(path: str) -> None:
+    """Write the network as an ONNX file."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["image", "w"], ["scores"])],
+        "detector",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", PIXELS])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", CLASSES])],
+        [numpy_helper.from_array(np.ascontiguousarray(WEIGHTS.T), "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)

@@ -1,0 +1,77 @@
+"""A loop that wants an answer every two milliseconds, and goes on with the last one if it is late.
+
+    python examples/recipes/real_time.py [--steps 500]
+
+The service gets a CPU of its own and a real-time policy, and so does the loop. Without the right to that it says what
+would give it, and goes on with CPUs of their own alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import time
+
+import numpy as np
+from detector import MODEL, images, right
+
+import nnburst
+
+PERIOD = 0.002
+
+
+def launch() -> nnburst.Service:
+    """Share the CPUs out: the last one for the service, the others for this program."""
+    *ours, last = sorted(os.sched_getaffinity(0))
+    theirs = {last} if ours else None  # with one CPU there is nothing to share out
+    if ours:
+        os.sched_setaffinity(0, ours)
+    try:
+        return nnburst.launch(scheduler=("fifo", 20), affinity=theirs)
+    except nnburst.DeviceUnavailable as refused:
+        print(f"not in real time: {refused}", file=sys.stderr)
+        return nnburst.launch(affinity=theirs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=500)
+    steps = parser.parse_args().steps
+    pictures = images(steps)
+    late, wrong = 0, 0
+    with launch() as service, service.session(MODEL, timeout=PERIOD) as session:
+        with session.bind() as step:
+            for _ in range(20):  # the first run makes what the others use
+                try:
+                    step.run()
+                except nnburst.MissedDeadline:
+                    time.sleep(0.05)
+            try:
+                os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
+            except PermissionError:
+                pass  # said above
+            gc.disable()  # no pause for a collection within a step
+            scores = step.outputs["scores"].copy()
+            due = time.monotonic()
+            for picture in pictures:
+                step.inputs["image"][0] = picture
+                try:
+                    step.run()
+                    np.copyto(scores, step.outputs["scores"])
+                    wrong += not right(picture, scores[0])
+                except nnburst.MissedDeadline:
+                    late += 1  # `scores` are those of the step before
+                except nnburst.BadState:
+                    late += 1  # the run that was given up still has these arrays
+                due += PERIOD
+                time.sleep(max(0.0, due - time.monotonic()))
+            gc.enable()
+        print(f"{steps} steps, {late} late; {session.latency()}")
+    print("every answer is right" if not wrong else f"{wrong} answers are WRONG")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

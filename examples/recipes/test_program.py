@@ -1,0 +1,43 @@
+"""Tests of a program that uses a network: the network dies, hangs and is late when the test says so.
+
+    pytest examples/recipes/test_program.py
+
+The fixtures come with nnburst: each test has a service of its own, with fault points.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from detector import CLASSES, MODEL, images, right
+
+import nnburst
+from nnburst.testing import inject
+
+
+class Classifier:
+    """The program: it answers "don't know" rather than late or not at all."""
+
+    def __init__(self, service: nnburst.Service, timeout: float = 0.5) -> None:
+        self.session = service.session(MODEL, on_death="restart", timeout=timeout)
+
+    def scores(self, image: np.ndarray) -> np.ndarray:
+        try:
+            return self.session.run(None, {"image": image[None]})[0][0]
+        except (nnburst.MissedDeadline, nnburst.DeadObject):
+            return np.zeros(CLASSES, np.float32)
+
+
+def test_crash_costs_one_answer(nnburst_leaves_nothing: None, nnburst_service: nnburst.Service) -> None:
+    classifier = Classifier(nnburst_service, timeout=30)
+    (image,) = images(1)
+    inject(nnburst_service, crash_on=2)
+    assert right(image, classifier.scores(image))
+    assert not classifier.scores(image).any()
+    assert right(image, classifier.scores(image))
+
+
+def test_late_answer_is_none(nnburst_leaves_nothing: None, nnburst_service: nnburst.Service) -> None:
+    classifier = Classifier(nnburst_service)
+    (image,) = images(1)
+    with inject(nnburst_service, freeze="call"):
+        assert not classifier.scores(image).any()
