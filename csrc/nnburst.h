@@ -560,6 +560,24 @@ int nnb_group_answer(nnb_worker *w);
 int nnb_group_try(nnb_worker *w, uint32_t spins);
 uint32_t nnb_group_spins(const nnb_worker *w); /* 0: this worker does not poll now */
 
+/* ---- steps.c: one request, several steps ------------------------------------------------------------------------- */
+
+typedef struct nnb_step_argument {
+    uint8_t *one;    /* what a step works on */
+    uint8_t *all;    /* those of all steps, one after the other; the peer may change them at any time */
+    uint64_t nbytes; /* of one */
+} nnb_step_argument;
+
+typedef struct nnb_steps {
+    const nnb_step_argument *arguments; /* inputs first */
+    uint32_t n_inputs, n;
+    uint64_t count;
+} nnb_steps;
+
+/* Before each step from 0 on, and once with `count`: copies the outputs of the step before to their places, and the
+ * inputs of `step` from theirs. */
+void nnb_steps_turn(const nnb_steps *s, uint64_t step);
+
 /* ---- process_watch.c: a service must not outlive its client ------------------------------------------------------ */
 
 /* Starts a detached thread that calls _exit(0) as soon as the process of `pidfd` has ended or the peer of the connected

@@ -32,10 +32,10 @@ from ..fmq import Layout, MessageQueue
 from ..memory import check_open
 from ..model import (
     NO_TIMING,
-    BufferToken,
     ExecutionResult,
     Failure,
     MeasureTiming,
+    Named,
     RunOptions,
     consistent_result,
     reason_of,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from ..errors import Ending
     from ..fmq import MQDescriptor
     from ..memory import Memory
-    from ..model import BufferToken, ExecutionResult, OutputShape, Request, RunOptions, Timing
+    from ..model import ExecutionResult, OutputShape, Request, RunOptions, Steps, Timing
     from ._interfaces import BurstCallback, BurstContext
 
 _RESTART = -errno.ERESTART
@@ -160,8 +160,8 @@ class ExecutionBurstController(OneProcess):
         self._lock = threading.RLock()  # a signal handler may close a burst whose counters are just being read
         self._closed = False
         self._fallbacks = 0
-        self._dropped: deque[tuple[Memory | BufferToken, bool]] = deque()
-        self._uses: weakref.WeakValueDictionary[Memory, MemoryUse] = weakref.WeakValueDictionary()
+        self._dropped: deque[tuple[Memory | Named, bool]] = deque()
+        self._uses: weakref.WeakValueDictionary[Memory | Steps, MemoryUse] = weakref.WeakValueDictionary()
         self._final_stats: BurstStats | None = None
         self._leaving: Leaving | None = None
         # Weakly: listeners are kept until the connection ends, and a controller that is just dropped must not be.
@@ -210,7 +210,7 @@ class ExecutionBurstController(OneProcess):
             )
         return self._flights
 
-    def slots_for(self, pools: Sequence[Memory | BufferToken]) -> list[int]:
+    def slots_for(self, pools: Sequence[Memory | Named]) -> list[int]:
         """Return the slots of memories, giving each a slot that has none; raises as `bind`."""
         if self._closed:
             raise BadState("the burst is closed; open another one")
@@ -238,7 +238,7 @@ class ExecutionBurstController(OneProcess):
 
     # ---- memory and life -------------------------------------------------------------------------------------
 
-    def free_memory(self, memory: Memory | BufferToken) -> bool:
+    def free_memory(self, memory: Memory | Named) -> bool:
         """Forget a memory on both sides. Executions bound to it fail with INVALID_ARGUMENT from now on.
 
         Returns:
@@ -256,20 +256,20 @@ class ExecutionBurstController(OneProcess):
                 raise
         return True
 
-    def forget(self, memory: Memory | BufferToken) -> None:
+    def forget(self, memory: Memory | Named) -> None:
         """As `free_memory`, but do not wait for the service."""
         slot = self._slots.free(memory)
         if slot is not None:
             with contextlib.suppress(NNBurstError):
                 self._context.forget_memory(slot)
 
-    def forget_soon(self, memory: Memory | BufferToken, *, close: bool = True) -> None:
+    def forget_soon(self, memory: Memory | Named, *, close: bool = True) -> None:
         """For a finaliser, which may take no lock: forget, and close, a memory when the next request is bound."""
         if not self._closed:
             self._dropped.append((memory, close))
 
-    def use(self, memory: Memory) -> MemoryUse:
-        """Return what stands for the uses of a memory that is not the burst's. It is forgotten with the last use."""
+    def use(self, memory: Memory | Steps) -> MemoryUse:
+        """Return what stands for the uses of what is not one request's alone. It is forgotten with the last use."""
         with self._lock:
             use = self._uses.get(memory)
             if use is None:
@@ -285,7 +285,7 @@ class ExecutionBurstController(OneProcess):
                 if not close and memory in self._uses:  # again
                     continue
                 self.forget(memory)
-                if close and not isinstance(memory, BufferToken):
+                if close and not isinstance(memory, Named):
                     memory.close()
 
     @property
@@ -369,7 +369,7 @@ class MemoryUse:
     __slots__ = ("__weakref__",)
 
 
-def _unused(burst: weakref.ref[ExecutionBurstController], memory: Memory) -> None:
+def _unused(burst: weakref.ref[ExecutionBurstController], memory: Memory | Steps) -> None:
     this = burst()
     if this is not None:
         this.forget_soon(memory, close=False)

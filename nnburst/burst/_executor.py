@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ..errors import InvalidArgument
-from ..model import BufferToken, MeasureTiming, Request, RunOptions
+from ..model import MeasureTiming, Named, Request, RunOptions
 from ._interfaces import BurstExecutorWithCache, Kernel
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ class SlotExecutor(BurstExecutorWithCache):
 
     def __init__(self, bind: Callable[[Request, RunOptions], Kernel]) -> None:
         self._bind = bind
-        self._entries: dict[int, Memory | BufferToken] = {}
+        self._entries: dict[int, Memory | Named] = {}
 
     def is_cache_entry_present(self, slot: int) -> bool:
         return slot in self._entries
 
-    def add_cache_entry(self, memory: Memory | BufferToken, slot: int) -> None:
+    def add_cache_entry(self, memory: Memory | Named, slot: int) -> None:
         self._entries[slot] = memory
 
     def remove_cache_entry(self, slot: int) -> None:

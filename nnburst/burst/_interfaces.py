@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ErrorStatus
 from ..model import (
-    BufferToken,
     ExecutionResult,
     MeasureTiming,
+    Named,
     Request,
     RunOptions,
     Timing,
@@ -28,6 +28,7 @@ Kernel = Callable[[], ExecutionResult | None]
 What fails it may be raised. A kernel with an attribute `gate`, a `BufferSet`, admits itself to driver-managed buffers
 and commits; a burst does both in C, and calls `gate.current` in between, once nothing has to be checked or made anew.
 One with a method ``until(deadline_ns)`` can end itself: it is called instead for a run that has a deadline.
+One with the methods ``within()``, a context, and ``bare()`` is run several times by ``bare()`` in one such context.
 """
 
 
@@ -73,7 +74,7 @@ class BurstCallback(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | BufferToken, ...]]:
+    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
         """Return the memory behind each slot.
 
         Returns:
@@ -131,7 +132,7 @@ class BurstExecutorWithCache(abc.ABC):
         """Whether `add_cache_entry` was called for the slot and `remove_cache_entry` was not."""
 
     @abc.abstractmethod
-    def add_cache_entry(self, memory: Memory | BufferToken, slot: int) -> None:
+    def add_cache_entry(self, memory: Memory | Named, slot: int) -> None:
         """Remember the memory of a slot that is not present.
 
         Raises:

@@ -11,7 +11,7 @@ from ._interfaces import BurstCallback
 
 if TYPE_CHECKING:
     from ..memory import Memory
-    from ..model import BufferToken
+    from ..model import Named
 
 _LAST_SLOT = 2**31 - 1
 
@@ -25,19 +25,19 @@ class SlotTable(BurstCallback):
     def __init__(self, bell: int | None = None) -> None:
         """`bell` stays open until the burst is configured."""
         self._bell = bell
-        self._memories: dict[int, Memory | BufferToken] = {}
-        self._slots: dict[Memory | BufferToken, int] = {}
+        self._memories: dict[int, Memory | Named] = {}
+        self._slots: dict[Memory | Named, int] = {}
         self._numbers = itertools.count()
 
     @property
     def bell(self) -> int | None:
         return self._bell
 
-    def slots_for(self, memories: Sequence[Memory | BufferToken]) -> list[int]:
+    def slots_for(self, memories: Sequence[Memory | Named]) -> list[int]:
         """Return the slot of each memory, in order; a memory seen for the first time gets a new one."""
         return [self._slot(memory) for memory in memories]
 
-    def _slot(self, memory: Memory | BufferToken) -> int:
+    def _slot(self, memory: Memory | Named) -> int:
         slot = self._slots.get(memory)
         if slot is None:
             mine = next(self._numbers)
@@ -49,7 +49,7 @@ class SlotTable(BurstCallback):
                 del self._memories[mine]
         return slot
 
-    def free(self, memory: Memory | BufferToken) -> int | None:
+    def free(self, memory: Memory | Named) -> int | None:
         """Forget a memory and return the slot it had, or None."""
         slot = self._slots.pop(memory, None)
         if slot is not None:
@@ -64,7 +64,7 @@ class SlotTable(BurstCallback):
     def __len__(self) -> int:
         return len(self._slots)
 
-    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | BufferToken, ...]]:
+    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
         found = [self._memories.get(slot) for slot in slots]
         known = tuple(memory for memory in found if memory is not None)
         if len(known) != len(found):

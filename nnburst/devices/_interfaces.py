@@ -113,6 +113,11 @@ class PreparedModel(abc.ABC):
         """What people call it; empty if it has no name."""
         return ""
 
+    @property
+    def takes_steps(self) -> bool:
+        """Whether requests may have `Steps` among their pools."""
+        return False
+
     @abc.abstractmethod
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         """Run once and wait for the end.

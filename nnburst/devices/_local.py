@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -33,6 +34,7 @@ from ._common import build_version, check_preparation, cpu_capabilities, readabl
 from ._deadline import require_time
 from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 from ._plan import Plan
+from ._steps import SteppedKernel
 
 
 class LocalDevice(Device):
@@ -178,7 +180,9 @@ class LocalModel(PreparedModel):
         if self._closed:
             raise BadState("the prepared model is closed")
         validate_request(self.model, request, allow_unspecified_output=not fenced)
-        return Plan(self.bind, request, options, bind_buffers(self, request))
+        steps = request.steps
+        bind = self.bind if steps is None else partial(SteppedKernel, self.bind, steps)
+        return Plan(bind, request, options, bind_buffers(self, request))
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         """Plan and run once; see `PreparedModel.execute_synchronously`."""
@@ -198,6 +202,11 @@ class LocalModel(PreparedModel):
             return _run(plan, final) if final == options else self.execute_synchronously(request, final)
 
         return run
+
+    @property
+    def takes_steps(self) -> bool:
+        """True: whatever `bind` makes can be called again and again."""
+        return True
 
     def burst_executor(self) -> SlotExecutor:
         """Return an executor that keeps memories mapped and requests bound."""

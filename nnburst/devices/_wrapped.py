@@ -39,6 +39,10 @@ class WrappedModel(PreparedModel):
     def ending(self) -> Ending:
         return self.inner.ending
 
+    @property
+    def takes_steps(self) -> bool:
+        return self.inner.takes_steps
+
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         return self.inner.execute_synchronously(request, options)
 

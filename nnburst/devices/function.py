@@ -27,7 +27,6 @@ from ..errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgu
 from ..memory import BufferTracker
 from ..model import (
     NO_TIMING,
-    BufferToken,
     DataLocation,
     ExecutionResult,
     Extension,
@@ -36,6 +35,7 @@ from ..model import (
     Lifetime,
     MemoryLike,
     Model,
+    Named,
     OpenShape,
     Operand,
     Operation,
@@ -279,7 +279,7 @@ def _view(tensor: Tensor, argument: RequestArgument, request: Request) -> Array:
 
 def _pool(request: Request, argument: RequestArgument) -> MemoryLike:
     pool = request.pools[argument.location.pool_index]
-    assert not isinstance(pool, BufferToken)  # replaced by a view before the plan is made
+    assert not isinstance(pool, Named)  # a buffer was replaced by a view before the plan was made
     return pool
 
 

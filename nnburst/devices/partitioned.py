@@ -18,7 +18,6 @@ from ..errors import Ending, ErrorStatus, GeneralFailure, NNBurstError, OutputIn
 from ..memory import Memory
 from ..model import (
     NO_TIMING,
-    BufferToken,
     Capabilities,
     DataLocation,
     ExecutionResult,
@@ -27,6 +26,7 @@ from ..model import (
     MeasureTiming,
     MemoryLike,
     Model,
+    Named,
     Part,
     Request,
     RequestArgument,
@@ -180,9 +180,9 @@ class PartitionedModel(PreparedModel):
         given |= dict(zip(main.output_indexes, request.outputs, strict=True))
         made = []
         for part in self.parts:
-            pools: list[MemoryLike | BufferToken] = []
+            pools: list[MemoryLike | Named] = []
 
-            def argument(i: int, pools: list[MemoryLike | BufferToken] = pools) -> RequestArgument:
+            def argument(i: int, pools: list[MemoryLike | Named] = pools) -> RequestArgument:
                 if i in given:
                     outer = given[i]
                     if outer.has_no_value:

@@ -11,8 +11,9 @@ from ._managed import ManagedBuffer, Role
 from ._managed_gate import free_closed_buffers
 from ._managed_request import BufferSet, BufferUse, BufferView
 from ._managed_tokens import BufferTracker
+from ._mapping import private_bytes
 from ._memory import Memory
-from ._staging import OpenRequest, check_open, check_pools, open_request, read_constant, undecodable_pools
+from ._staging import OpenRequest, Region, check_open, check_pools, open_request, read_constant, undecodable_pools
 
 __all__ = [
     "BACKINGS",
@@ -31,12 +32,14 @@ __all__ = [
     "MemoryHandle",
     "OpenRequest",
     "PixelFormat",
+    "Region",
     "Role",
     "check_layout",
     "check_open",
     "check_pools",
     "free_closed_buffers",
     "open_request",
+    "private_bytes",
     "read_constant",
     "undecodable_pools",
 ]

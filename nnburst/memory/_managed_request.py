@@ -37,6 +37,7 @@ class BufferView:
     """A buffer as the pool that kernels see, while its execution is admitted."""
 
     kind = "buffer"
+    is_private = True
 
     def __init__(self, buffer: ManagedBuffer, *, writing: bool) -> None:
         self._buffer = buffer

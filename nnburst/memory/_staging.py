@@ -11,14 +11,14 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from ..errors import BadState, GeneralFailure, InvalidArgument
-from ..model import BufferToken, DataLocation, MemoryLike, Request, RequestArgument
+from ..model import DataLocation, MemoryLike, Named, Request, RequestArgument
 from ._mapping import Mapping, private_bytes
 from ._memory import Memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def undecodable_pools(pools: Iterable[MemoryLike | BufferToken]) -> dict[int, GeneralFailure]:
+def undecodable_pools(pools: Iterable[MemoryLike | Named]) -> dict[int, GeneralFailure]:
     """Return the pools (by index) that a device can neither map nor copy, with the reason."""
     failures: dict[int, GeneralFailure] = {}
     for index, pool in enumerate(pools):
@@ -30,7 +30,7 @@ def undecodable_pools(pools: Iterable[MemoryLike | BufferToken]) -> dict[int, Ge
     return failures
 
 
-def check_pools(pools: Iterable[MemoryLike | BufferToken], of_what: str) -> None:
+def check_pools(pools: Iterable[MemoryLike | Named], of_what: str) -> None:
     """Refuse pools that a device can neither map nor copy.
 
     Raises:
@@ -65,14 +65,20 @@ def read_constant(pool: MemoryLike, dtype: npt.DTypeLike, dims: tuple[int, ...],
     return pool.read(dtype, dims, offset) if isinstance(pool, Memory) else pool.array(dtype, dims, offset).copy()
 
 
-class _Region:
-    """One argument's bytes, as a pool of its own: what the plan of a device is bound to."""
+class Region:
+    """One argument's bytes, as a pool of its own: what the plan of a device is bound to.
+
+    Args:
+        raw: The bytes.
+        is_private: Whether no client can change them while a kernel runs.
+    """
 
     kind = "region"
 
-    def __init__(self, raw: Array) -> None:
+    def __init__(self, raw: Array, *, is_private: bool = False) -> None:
         self._raw = raw
         self.size = raw.nbytes
+        self.is_private = is_private
 
     def array(self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0) -> Array:
         """View part of the region."""
@@ -136,12 +142,12 @@ class OpenRequest:
             for memory, offset, private in self._outputs:
                 memory.copy_in(offset, private)
 
-    def open_argument(self, memory: Memory, location: DataLocation, *, write: bool, rights: bool) -> _Region:
+    def open_argument(self, memory: Memory, location: DataLocation, *, write: bool, rights: bool) -> Region:
         """Open one argument; `rights` tells whether the request writes to the pool anywhere."""
         if memory.image is not None:
             private = private_bytes(memory.image.tight_size)
             (self._outputs if write else self._inputs).append((memory, 0, private))
-            return _Region(private)
+            return Region(private, is_private=True)
         if memory.mappable:
             mapping = memory.map_for(writable=rights)
             if memory.fallible:
@@ -152,10 +158,10 @@ class OpenRequest:
             if not write:
                 raw = raw[:]
                 raw.flags.writeable = False
-            return _Region(raw)
+            return Region(raw)
         private = private_bytes(location.length)  # a short result must not carry what lay here before
         (self._outputs if write else self._inputs).append((memory, location.offset, private))
-        return _Region(private)
+        return Region(private, is_private=True)
 
 
 def open_request(request: Request) -> OpenRequest:

@@ -173,12 +173,41 @@ class BufferToken(Struct, frozen=True):
     token: int
 
 
+MOST_STEPS = 65536
+_Position = Annotated[int, msgspec.Meta(ge=0, lt=MAX_OPERANDS)]
+
+
+class Steps(Struct, frozen=True):
+    """Stands among the pools of a request that runs its model several times, one step after the other.
+
+    The region of an argument then holds those of all steps, the first one first; its dimensions are those of one step.
+
+    Attributes:
+        count: How many.
+        state: Pairs of positions (output, input): what a step leaves in the output, the next one reads as the input.
+            Both are driver-managed buffers: the first step reads the input's, the output's gets what the last step
+            leaves, once all have succeeded. No other argument is in a buffer.
+    """
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
+    state: Annotated[tuple[tuple[_Position, _Position], ...], msgspec.Meta(max_length=MAX_OPERANDS)] = ()
+
+
+Named = BufferToken | Steps
+"""What a pool of a request, and so a slot of a burst, may be that is no memory."""
+
+
 class Request(Struct, frozen=True):
-    """Arguments of one execution. ``location.pool_index`` of an argument indexes ``pools``."""
+    """Arguments of one execution, or of several steps. ``location.pool_index`` of an argument indexes ``pools``."""
 
     inputs: tuple[RequestArgument, ...]
     outputs: tuple[RequestArgument, ...]
-    pools: tuple[MemoryLike | BufferToken, ...] = ()
+    pools: tuple[MemoryLike | Named, ...] = ()
+
+    @property
+    def steps(self) -> Steps | None:
+        """What its pools say about steps; None: the model runs once."""
+        return next((pool for pool in self.pools if isinstance(pool, Steps)), None)
 
 
 class Timing(Struct, frozen=True):

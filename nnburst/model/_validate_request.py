@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import InvalidArgument
 from ._dimensions import check_dimensions, combine_dimensions
 from ._operand_types import OPERANDS, OperandInfo, operand_nbytes, type_name
-from ._types import BufferToken, DataLocation, Lifetime, Model, Operand, Request, RequestArgument
+from ._types import BufferToken, DataLocation, Lifetime, Model, Operand, Request, RequestArgument, Steps
 
 _NOWHERE = DataLocation()
 _READ, _WRITE = 1, 2
@@ -24,12 +24,17 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
     Args:
         model: A valid model.
         request: The request with its pools.
-        allow_unspecified_output: Whether outputs may leave dimensions open; a fenced execution may not.
+        allow_unspecified_output: Whether outputs may leave dimensions open; a fenced execution may not, nor may one of
+            several steps.
 
     Raises:
         InvalidArgument: A rule is violated; the message names the argument and the remedy.
     """
     regions: list[_Region] = []
+    steps = request.steps
+    if steps is not None:
+        _check_steps(model, request, steps)
+    states = {} if steps is None else {"input": {i for _, i in steps.state}, "output": {o for o, _ in steps.state}}
     for what, arguments, indexes in (
         ("input", request.inputs, model.main.input_indexes),
         ("output", request.outputs, model.main.output_indexes),
@@ -40,7 +45,9 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
         for position, (argument, index) in enumerate(zip(arguments, indexes, strict=True)):
             place = f"{what} {position}" + (f" ({names[position]!r})" if names else "")
             case = _Case(place, what == "output", model.main.operands[index], argument, request.pools)
-            case.allow_unspecified = allow_unspecified_output or not case.written
+            case.allow_unspecified = steps is None and (allow_unspecified_output or not case.written)
+            case.steps = 1 if steps is None else steps.count
+            case.is_state = None if steps is None else position in states[what]
             for rule in _OMITTED_RULES if argument.has_no_value else _RULES:
                 rule(case)
             if not argument.has_no_value:
@@ -49,6 +56,29 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
     if request.outputs:
         regions += _constant_regions(model)
     _check_overlap(regions)
+
+
+def _check_steps(model: Model, request: Request, steps: Steps) -> None:
+    if sum(isinstance(pool, Steps) for pool in request.pools) > 1:
+        raise InvalidArgument("the request says twice how many steps it has")
+    seen: set[tuple[str, int]] = set()
+    main = model.main
+    for output, target in steps.state:
+        counts = min(len(request.outputs), len(main.output_indexes)), min(len(request.inputs), len(main.input_indexes))
+        if output >= counts[0] or target >= counts[1]:
+            raise InvalidArgument(f"state {output} → {target}: there are {counts[0]} outputs and {counts[1]} inputs")
+        ends = {("output", output), ("input", target)}
+        if ends & seen:
+            raise InvalidArgument(f"state {output} → {target}: an output and an input belong to one state only")
+        seen |= ends
+        given = request.outputs[output], request.inputs[target]
+        if any(argument.has_no_value for argument in given):
+            raise InvalidArgument(f"state {output} → {target} is omitted; it needs a buffer of the device at both ends")
+        operands = main.operands[main.output_indexes[output]], main.operands[main.input_indexes[target]]
+        dims = [combine_dimensions(each.dimensions, own.dimensions) for each, own in zip(operands, given, strict=True)]
+        source, sink = ((each.type, each.scale, each.zero_point, each.extra_params) for each in operands)
+        if source != sink or dims[0] != dims[1]:
+            raise InvalidArgument(f"state {output} → {target}: type, shape or quantisation differ")
 
 
 @dataclass
@@ -61,6 +91,9 @@ class _Case:
     argument: RequestArgument
     pools: tuple[Any, ...]
     allow_unspecified: bool = True
+    steps: int = 1
+    is_state: bool | None = None
+    """Whether steps hand it on; None in a request of one step."""
     dims: tuple[int, ...] = ()
     info: OperandInfo | None = field(init=False)
     """None for an extension's type: the device knows its size."""
@@ -101,13 +134,19 @@ def _nothing_given(case: _Case) -> None:
 def _in_a_pool(case: _Case) -> None:
     if not 0 <= case.location.pool_index < len(case.pools):
         raise case.refuse(f"is in pool {case.location.pool_index}; the request has {len(case.pools)} pools")
+    if isinstance(case.pool, Steps):
+        raise case.refuse(f"is in pool {case.location.pool_index}, which is no memory but a number of steps")
 
 
 def _inside_the_pool(case: _Case) -> None:
     location = case.location
     if isinstance(case.pool, BufferToken) and case.pool.token == 0:
         raise case.refuse("is in a buffer with token 0, which no buffer has")
+    if case.is_state is not None and case.is_state != isinstance(case.pool, BufferToken):
+        raise case.refuse("is a state of steps, or lies in a buffer, but not both; the two go together")
     if case.whole:
+        if case.is_state is False:
+            raise case.refuse("is in an image, which has no room for several steps")
         if location.offset or location.length:
             raise case.refuse("is in a pool that is used as a whole; offset and length must be 0")
         return
@@ -152,12 +191,16 @@ def _known(case: _Case) -> None:
 
 
 def _length(case: _Case) -> None:
-    if case.info is None or case.whole or not case.nbytes:
+    if case.whole:
         return
-    if case.location.length != case.nbytes:
+    if case.location.length % case.steps:
+        raise case.refuse(f"has {case.location.length} bytes, which are no {case.steps} equal parts, one for each step")
+    if case.info is None or not case.nbytes:
+        return
+    if case.location.length != case.nbytes * case.steps:
         raise case.refuse(
             f"has {case.location.length} bytes; {type_name(case.operand.type)} of dimensions {list(case.dims)} "
-            f"needs {case.nbytes}"
+            f"needs {case.nbytes}" + (f" in each of {case.steps} steps" if case.steps > 1 else "")
         )
 
 

@@ -11,23 +11,23 @@ import numpy as np
 from .._core._errno import is_real
 from .._core._one_process import OneProcess
 from ..burst import BurstStats, ExecutionBurstController
-from ..errors import InvalidArgument
+from ..errors import GeneralFailure, InvalidArgument
 from ..memory import Memory
-from ..model import ExecutionPreference
+from ..model import MOST_STEPS, ExecutionPreference
 from ._arguments import result_channel_length, solve_shapes
 from ._compilation import Compilation
 from ._execution import Execution
 from ._pipeline import Pipeline
-from ._places import find_places, merged
+from ._places import find_places, merged, of_one_step
 from ._service import closes_with, service_of
-from ._state import make_states
+from ._state import make_states, steps_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     import numpy.typing as npt
 
-    from ..model import BufferToken
+    from ..model import Named
     from ..watch._trace import Recording
     from ._bursts import Bursts
     from ._memory_desc import DeviceMemory
@@ -91,6 +91,7 @@ class Burst(OneProcess):
         state: Mapping[str, str] | None = None,
         initial_state: Mapping[str, npt.ArrayLike] | None = None,
         memory: Mapping[str, Memory | np.ndarray[Any, np.dtype[Any]]] | None = None,
+        steps: int | None = None,
         timeout: float | None = None,
         rooms: Mapping[str, int] | None = None,
         keep: object = None,
@@ -111,6 +112,10 @@ class Burst(OneProcess):
                 are the argument's, or a `Memory`, which is used from its beginning; an image is used whole. Nothing is
                 copied. It must stay open until the first run; from then on the service has it mapped, until the last
                 execution that names it is closed.
+            steps: Run the model so many times in one run, one step after the other: arrays of inputs and outputs have
+                that leading dimension, a state goes from step to step. Shapes and types are those of one step. If a
+                step fails, the exception says which; the state is as it was before the run then, and outputs of
+                earlier steps may be there. The time limit is that of the run, and is looked at between steps.
             timeout: Seconds that a run may take; None for no limit, 0 for an answer that is there at once.
             rooms: Bytes by name of an output whose shape only a run tells; default 4096.
             keep: What the execution keeps alive.
@@ -118,8 +123,8 @@ class Burst(OneProcess):
 
         Raises:
             InvalidArgument: A shape is missing or contradicts the model; the two ends of a state differ; a view is not
-                of shared memory, not dense, or of another dtype.
-            GeneralFailure: The device cannot keep state; copy it with `Session.run`.
+                of shared memory, not dense, or of another dtype; with steps, the shape of an output is not known.
+            GeneralFailure: The device cannot keep state; copy it with `Session.run`. It takes no requests of steps.
             BadState: The burst is closed.
         """
         for name, value in (
@@ -133,20 +138,35 @@ class Burst(OneProcess):
         if initial_state is not None and not state:
             raise InvalidArgument("initial_state needs state, which says what is kept")
         compilation = self.compilation
+        if steps is not None:
+            self._check_steps(steps)
         places = find_places(compilation.inputs, compilation.outputs, memory or {}, state or {})
-        viewed = {name: place.shape for name, place in places.items() if place.shape is not None}
+        viewed = of_one_step(places, steps)
         sizes = solve_shapes(compilation.inputs, compilation.outputs, merged(shapes or {}, viewed))
         execution = Execution(compilation)
         execution.timeout = timeout
         try:
             states = make_states(compilation, state or {})
-            execution.share(self, sizes, states, places, rooms or {}, measure=measure, keep=keep, home=home)
+            stepped = None if steps is None else steps_of(compilation, sizes, states, rooms or {}, steps)
+            execution.share(
+                self, sizes, states, places, rooms or {}, steps=stepped, measure=measure, keep=keep, home=home
+            )
             if states:
                 execution.start_state(initial_state)
         except BaseException:
             execution.forget()
             raise
         return execution
+
+    def _check_steps(self, steps: object) -> None:
+        whole = isinstance(steps, int | np.integer) and not isinstance(steps, bool)
+        if not whole or not 1 <= steps <= MOST_STEPS:  # type: ignore[operator]
+            raise InvalidArgument(f"steps={steps!r}; give a number from 1 to {MOST_STEPS}")
+        if not self.compilation.prepared_model.takes_steps:
+            raise GeneralFailure(
+                f"{self.compilation.device.name} runs one step at a time (the service is older, the model is in parts, "
+                "or the device is of another make); bind without steps= and run in a loop"
+            )
 
     def pipeline(
         self,
@@ -182,7 +202,7 @@ class Burst(OneProcess):
             raise InvalidArgument(f"expected a Memory, got {memory!r}")
         return self.forget(pool)
 
-    def forget(self, pool: Memory | BufferToken) -> bool:
+    def forget(self, pool: Memory | Named) -> bool:
         """As `free_memory`, for what stands in requests; after `close` there is nothing to forget."""
         return not self._controller.closed and self._controller.free_memory(pool)
 

@@ -41,9 +41,11 @@ from ..model import (
     ExecutionResult,
     Failure,
     MeasureTiming,
+    Named,
     Operand,
     OutputShape,
     RunOptions,
+    Steps,
     Timing,
     combine_dimensions,
     is_fully_specified,
@@ -151,6 +153,7 @@ class Execution(BoundRequest):
         self._layout: Layout | None = None
         self._is_shared = False
         self._states: dict[str, State] = {}
+        self._steps: Steps | None = None
         self._sizes = Sizes((), ())
         self._told: Set[str] = frozenset()  # outputs of which the model's own file says what no run confirms
         self._feeds: tuple[tuple[str, np.dtype[Any], tuple[int, ...], Array], ...] = ()
@@ -162,7 +165,7 @@ class Execution(BoundRequest):
         self._at: Burst | None = None
         self._initial: Mapping[str, Array] = {}
         self._uses: dict[ExecutionBurstController, list[MemoryUse]] = {}  # of memory of the caller's
-        self._known: dict[ExecutionBurstController, list[Memory | BufferToken]] = {}  # what each burst has slots for
+        self._known: dict[ExecutionBurstController, list[Memory | Named]] = {}  # what each burst has slots for
         self._finalizer = weakref.finalize(self, _drop, self._known)
         self._finalizer.atexit = False
         self._leaving: Leaving | None = None
@@ -177,6 +180,7 @@ class Execution(BoundRequest):
         places: Mapping[str, Place],
         rooms: Mapping[str, int],
         *,
+        steps: Steps | None,
         measure: bool,
         keep: object,
         home: Bursts | None,
@@ -190,6 +194,7 @@ class Execution(BoundRequest):
             places: Arguments that lie in memory of the caller's, by name.
             rooms: Bytes by name of an output of which only a run tells the shape, whatever the model says; 4096 for
                 others whose shape is not known.
+            steps: How many steps a run has; None: one, without a leading dimension.
             measure: Whether `timing` is filled.
             keep: Kept alive by this execution.
             home: Where it finds another burst when this one is busy; None: a run is refused then.
@@ -201,23 +206,24 @@ class Execution(BoundRequest):
         self._told = said & rooms.keys()
         known = (None if n.name in rooms else shape for n, shape in zip(outputs, sizes.outputs, strict=True))
         self._states, self._sizes, self._keep = dict(states), Sizes(sizes.inputs, tuple(known)), keep
+        self._steps = steps
         read = {state.target.name: state.tokens for state in states.values()}
         written = {state.source.name: state.tokens[::-1] for state in states.values()}
         for i, (node, shape) in enumerate(zip(inputs, sizes.inputs, strict=True)):
             if node.name in places:
                 self._place("input", i, node, shape, places[node.name])
             else:
-                self._arguments["input"][i] = _shared(node, shape, read.get(node.name), 0)
+                self._arguments["input"][i] = _shared(node, shape, read.get(node.name), 0, steps)
         for i, (node, size) in enumerate(zip(outputs, self._sizes.outputs, strict=True)):
             if node.name in places:
                 self._place("output", i, node, size, places[node.name])
                 continue
             room = rooms.get(node.name, _FIRST_GUESS) if size is None else 1
-            self._arguments["output"][i] = _shared(node, size, written.get(node.name), room)
+            self._arguments["output"][i] = _shared(node, size, written.get(node.name), room, steps)
         layout = self._laid_out()
         views = {name: place.view for name, place in places.items()}
-        self.inputs = MappingProxyType(_arrays(inputs, sizes.inputs, layout.inputs, read, views))
-        self.outputs = MappingProxyType(_arrays(outputs, self._sizes.outputs, layout.outputs, written, views))
+        self.inputs = MappingProxyType(_arrays(inputs, sizes.inputs, layout.inputs, read, views, steps))
+        self.outputs = MappingProxyType(_arrays(outputs, self._sizes.outputs, layout.outputs, written, views, steps))
         self._feeds = tuple((name, view.dtype, view.shape, view) for name, view in self.inputs.items())
         if all(shape is not None and 0 not in shape for shape in self._sizes.outputs):
             self._copies = tuple(self.outputs[node.name].copy for node in outputs if node.name in self.outputs)
@@ -226,22 +232,29 @@ class Execution(BoundRequest):
 
     def _place(self, kind: str, index: int, node: NodeArg, shape: tuple[int, ...] | None, place: Place) -> None:
         """Let an argument lie in memory of the caller's."""
+        whole = shape if shape is None or self._steps is None else (self._steps.count, *shape)
         if place.memory.image is not None:
             length = 0
         else:
-            length = place.nbytes if shape is None else math.prod(shape) * node.dtype.itemsize
+            length = place.nbytes if whole is None else math.prod(whole) * node.dtype.itemsize
             if place.offset + length > place.memory.size:
-                raise InvalidArgument(f"{node.name!r} of shape {shape} takes {length} bytes of {place.memory!r}")
-        self._set_memory(kind, index, place.memory, place.offset, length, shape if node.is_open and shape else ())
+                raise InvalidArgument(f"{node.name!r} of shape {whole} takes {length} bytes of {place.memory!r}")
+        given = shape if node.is_open and shape else ()
+        if self._steps is None:
+            self._set_memory(kind, index, place.memory, place.offset, length, given)
+        else:
+            self._set(kind, index, Argument(0, (place.memory,), place.offset, length, given))
         if place.view is None:
             with contextlib.suppress(InvalidArgument, GeneralFailure):  # what this process may not look at
-                place.view = place.look(node, shape, length)
+                place.view = place.look(node, whole, length)
 
     def _bind(self, controller: ExecutionBurstController) -> None:
         layout = self._laid_out()
         if self._is_shared:
             named = [place for rows in self._arguments.values() for a in rows.values() for place in a.memories]
-            self._uses[controller] = [controller.use(memory) for memory in named if isinstance(memory, Memory)]
+            uses = self._uses[controller] = [controller.use(memory) for memory in named if isinstance(memory, Memory)]
+            if self._steps is not None:
+                uses.append(controller.use(self._steps))
         own = [] if layout.memory is None else [layout.memory]
         self._known[controller] = [*own, *(token for state in self._states.values() for token in state.tokens)]
         longest = answer_length(self.compilation.outputs)
@@ -330,12 +343,12 @@ class Execution(BoundRequest):
                     if node.name == (state.target if kind == "input" else state.source).name:
                         tokens = state.tokens if kind == "input" else state.tokens[::-1]
                         self._arguments[kind][i] = Argument(memories=tokens)
-        self._layout = lay_out(self._in_order("input"), self._in_order("output"), layout.memory)
+        self._layout = lay_out(self._in_order("input"), self._in_order("output"), layout.memory, self._steps)
         self._states = states
 
     def _laid_out(self) -> Layout:
         if self._layout is None:
-            self._layout = lay_out(self._in_order("input"), self._in_order("output"))
+            self._layout = lay_out(self._in_order("input"), self._in_order("output"), None, self._steps)
         return self._layout
 
     def feed(self, inputs: object) -> bool:
@@ -935,7 +948,7 @@ class Execution(BoundRequest):
         """As `close`, but do not wait for the service."""
         self._end(ExecutionBurstController.forget)
 
-    def _end(self, give_back: Callable[[ExecutionBurstController, Memory | BufferToken], object]) -> None:
+    def _end(self, give_back: Callable[[ExecutionBurstController, Memory | Named], object]) -> None:
         if self._leaving is None:
             known = [(controller, pool) for controller, pools in self._known.items() for pool in pools]
             own = [] if self._layout is None or self._layout.memory is None else [self._layout.memory.close]
@@ -974,10 +987,8 @@ class Execution(BoundRequest):
 
 
 def _drop(
-    known: dict[ExecutionBurstController, list[Memory | BufferToken]],
-    give_back: Callable[
-        [ExecutionBurstController, Memory | BufferToken], object
-    ] = ExecutionBurstController.forget_soon,
+    known: dict[ExecutionBurstController, list[Memory | Named]],
+    give_back: Callable[[ExecutionBurstController, Memory | Named], object] = ExecutionBurstController.forget_soon,
 ) -> None:
     """For an execution that was not closed; buffers go with the last reference to them."""
     while known:
@@ -987,7 +998,11 @@ def _drop(
 
 
 def _shared(
-    node: NodeArg, shape: tuple[int, ...] | None, state: tuple[BufferToken, BufferToken] | None, least: int
+    node: NodeArg,
+    shape: tuple[int, ...] | None,
+    state: tuple[BufferToken, BufferToken] | None,
+    least: int,
+    steps: Steps | None,
 ) -> Argument:
     """An argument with room of its own, unless it is a state; `least` is 0 for an input, which may be empty."""
     if state is not None:
@@ -995,6 +1010,7 @@ def _shared(
     nbytes = 0 if shape is None else math.prod(shape) * node.dtype.itemsize
     if least and not nbytes:
         return Argument(room=max(least, node.dtype.itemsize))
+    nbytes *= 1 if steps is None else steps.count
     return Argument(room=nbytes, dimensions=shape if node.is_open and shape and nbytes else ())
 
 
@@ -1004,9 +1020,10 @@ def _arrays(
     views: Sequence[Array | None],
     states: Mapping[str, object],
     given: Mapping[str, Array | None],
+    steps: Steps | None,
 ) -> dict[str, Array]:
     """Arrays by name; flat bytes where the shape is not known."""
-    arrays = {}
+    arrays, leading = {}, () if steps is None else (steps.count,)
     for node, shape, view in zip(nodes, shapes, views, strict=True):
         if node.name in states:
             continue
@@ -1015,7 +1032,8 @@ def _arrays(
                 arrays[node.name] = there
             continue
         if view is None:
-            arrays[node.name] = np.empty(shape or (), node.dtype)
+            arrays[node.name] = np.empty((*leading, *(shape or ())), node.dtype)
         else:
-            arrays[node.name] = view if shape is None or 0 in shape else view.view(node.dtype).reshape(shape)
+            known = shape is not None and 0 not in shape
+            arrays[node.name] = view.view(node.dtype).reshape((*leading, *(shape or ()))) if known else view
     return arrays

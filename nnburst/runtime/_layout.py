@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from ..memory import Memory
-from ..model import BufferToken, DataLocation, Request, RequestArgument
+from ..model import BufferToken, DataLocation, Named, Request, RequestArgument, Steps
 from ._memory_desc import DeviceMemory
 
 _ALIGNMENT = 64
@@ -53,13 +53,16 @@ class Layout(Struct, frozen=True):
     outputs: tuple[Array | None, ...]
 
 
-def lay_out(inputs: Sequence[Argument], outputs: Sequence[Argument], memory: Memory | None = None) -> Layout:
+def lay_out(
+    inputs: Sequence[Argument], outputs: Sequence[Argument], memory: Memory | None = None, steps: Steps | None = None
+) -> Layout:
     """Give each argument its place; those in the execution's own memory begin at multiples of 64 bytes.
 
     Args:
         inputs: In order.
         outputs: In order.
         memory: Of an earlier layout of as much room; None to make it.
+        steps: If the requests have several.
 
     Raises:
         BadState: A memory of a device is closed.
@@ -73,7 +76,7 @@ def lay_out(inputs: Sequence[Argument], outputs: Sequence[Argument], memory: Mem
     made = Memory.ashmem(total) if total and memory is None else None
     memory = made if memory is None else memory
     try:
-        requests = tuple(_request(inputs, outputs, memory, offsets, turn) for turn in range(turns))
+        requests = tuple(_request(inputs, outputs, memory, offsets, turn, steps) for turn in range(turns))
         views = [
             memory.array(np.uint8, (argument.room,), offset) if memory is not None and argument.room else None
             for argument, offset in zip((*inputs, *outputs), offsets, strict=True)
@@ -86,9 +89,14 @@ def lay_out(inputs: Sequence[Argument], outputs: Sequence[Argument], memory: Mem
 
 
 def _request(
-    inputs: Sequence[Argument], outputs: Sequence[Argument], own: Memory | None, offsets: Sequence[int], turn: int
+    inputs: Sequence[Argument],
+    outputs: Sequence[Argument],
+    own: Memory | None,
+    offsets: Sequence[int],
+    turn: int,
+    steps: Steps | None,
 ) -> Request:
-    pools: dict[Memory | BufferToken, int] = {} if own is None else {own: 0}
+    pools: dict[Memory | Named, int] = {} if own is None else {own: 0}
     arguments = []
     for argument, start in zip((*inputs, *outputs), offsets, strict=True):
         if argument.memories:
@@ -100,4 +108,6 @@ def _request(
             where = DataLocation(0, start, argument.room)
         omitted = not argument.room and not argument.memories
         arguments.append(RequestArgument(True) if omitted else RequestArgument(False, where, argument.dimensions))
+    if steps is not None:
+        pools[steps] = len(pools)
     return Request(tuple(arguments[: len(inputs)]), tuple(arguments[len(inputs) :]), tuple(pools))

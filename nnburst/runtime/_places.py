@@ -103,3 +103,21 @@ def merged(
         if not isinstance(given, Sequence) or tuple(given) != viewed[name]:
             raise InvalidArgument(f"shapes[{name!r}] is {given!r}, but its memory has shape {viewed[name]}")
     return {**shapes, **viewed}
+
+
+def of_one_step(places: Mapping[str, Place], steps: int | None) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of views, without their leading dimension if they hold the arguments of several steps.
+
+    Raises:
+        InvalidArgument: One of them holds another number of steps, or an image is to hold several.
+    """
+    shapes = {}
+    for name, place in places.items():
+        if steps is not None and place.memory.image is not None:
+            raise InvalidArgument(f"memory of {name!r} is an image, which has no room for {steps} steps")
+        if place.shape is None:
+            continue
+        if steps is not None and place.shape[:1] != (steps,):
+            raise InvalidArgument(f"memory of {name!r} has shape {place.shape}; with steps={steps} that comes first")
+        shapes[name] = place.shape if steps is None else place.shape[1:]
+    return shapes

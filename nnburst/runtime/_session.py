@@ -361,8 +361,10 @@ class Session(OneProcess):
         state: Mapping[str, str] | None = None,
         initial_state: Mapping[str, npt.ArrayLike] | None = None,
         memory: Mapping[str, Memory | Array] | None = None,
+        steps: int | None = None,
     ) -> Execution:
-        """Return an execution with shared input and output arrays of its own. It keeps the session alive.
+        """Return an execution with shared input and output arrays of its own, for one step or several. It keeps the
+        session alive.
 
         One thread at a time may run it: another one gets `BadState`. Executions do not wait for each other: one that
         finds its burst busy moves to another burst, which is opened if there is none.
@@ -375,6 +377,7 @@ class Session(OneProcess):
             state=state,
             initial_state=initial_state,
             memory=memory,
+            steps=steps,
             timeout=self._timeout,
             rooms=self._rooms,
             keep=self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from ..devices import Buffer
 from ..errors import InvalidArgument
 from ..memory import Memory
-from ..model import BufferDesc, BufferRole, BufferToken
-from ._arguments import NodeArg
+from ..model import BufferDesc, BufferRole, BufferToken, Steps
+from ._arguments import NodeArg, Sizes
 
 if TYPE_CHECKING:
     from ._compilation import Compilation
@@ -106,6 +106,33 @@ def make_states(compilation: Compilation, state: Mapping[str, str]) -> dict[str,
             buffer.close()
         raise
     return states
+
+
+def steps_of(
+    compilation: Compilation, sizes: Sizes, states: Mapping[str, State], rooms: Container[str], count: int
+) -> Steps:
+    """Return what a request says of its steps.
+
+    Args:
+        compilation: Of the model.
+        sizes: Of one step.
+        states: By the name of their inputs.
+        rooms: Names of outputs that have other shapes than the model says.
+        count: Of the steps.
+
+    Raises:
+        InvalidArgument: The shape of an output is not known before it is run.
+    """
+    inputs = [node.name for node in compilation.inputs]
+    outputs = [node.name for node in compilation.outputs]
+    for name, shape in zip(outputs, sizes.outputs, strict=True):
+        if shape is None or 0 in shape or name in rooms:
+            raise InvalidArgument(
+                f"the elements of output {name!r} are not known before it is run, which they have to be with steps=; "
+                "say its dimensions with shapes="
+            )
+    pairs = ((outputs.index(state.source.name), inputs.index(target)) for target, state in states.items())
+    return Steps(int(count), tuple(pairs))
 
 
 def _check(

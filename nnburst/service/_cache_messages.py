@@ -32,9 +32,12 @@ class PrepareModel(Message, tag="prepare_model", frozen=True):
     job: CompileJob
 
 
-class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True):
+class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True, omit_defaults=True):
+    """`takes_steps`: see `PreparedModel`; since 2.2."""
+
     prepared_model: Id
     cache: CacheOutcome | None = None
+    takes_steps: bool = False
 
 
 class PrepareModelFromCache(Message, tag="prepare_model_from_cache", frozen=True):
@@ -45,13 +48,14 @@ class PrepareModelFromCache(Message, tag="prepare_model_from_cache", frozen=True
     deadline_ns: Unsigned64 = 0
 
 
-class PrepareModelFromCacheReply(Message, tag="prepare_model_from_cache.reply", frozen=True):
+class PrepareModelFromCacheReply(Message, tag="prepare_model_from_cache.reply", frozen=True, omit_defaults=True):
     """Either a model, or why the files were not accepted."""
 
     prepared_model: Id | None
     reason: Name = ""
     status: Annotated[int, msgspec.Meta(ge=0, le=8)] = 0
     message: Text = ""
+    takes_steps: bool = False
 
 
 class ConfirmCache(Message, tag="confirm_cache", frozen=True):

@@ -244,6 +244,7 @@ class HostedConnection:
                 f"{_dotted(calls.VERSION)}: run the same nnburst on both sides"
             )
         self._greeted = True
+        self.connection.peer_version = message.version
         return calls.HelloReply(version=calls.VERSION, pid=os.getpid())
 
     def on_list_devices(self, message: calls.ListDevices, fds: FdBundle) -> calls.ListDevicesReply:
@@ -295,7 +296,10 @@ class HostedConnection:
             counted = ("models", "compiled", "saved") if result is not None and result.saved else ("models", "compiled")
             label = self._label(prepared, device, message.model)
             number = self._own_model(owned, prepared, job.priority, label, counted)
-            return caching.PrepareModelReply(number, _outcome(result))
+            return caching.PrepareModelReply(number, _outcome(result), self._takes_steps(prepared))
+
+    def _takes_steps(self, prepared: PreparedModel) -> bool:
+        return prepared.takes_steps and self.connection.peer_version >= (2, 2)
 
     def on_prepare_model_from_cache(
         self, message: caching.PrepareModelFromCache, fds: FdBundle
@@ -317,7 +321,7 @@ class HostedConnection:
                 )
             label = self._label(prepared, device)
             number = self._own_model(owned, prepared, cache.priority, label, ("models", "restored"))
-            return caching.PrepareModelFromCacheReply(number)
+            return caching.PrepareModelFromCacheReply(number, takes_steps=self._takes_steps(prepared))
 
     def _own_model(
         self,

@@ -12,7 +12,7 @@ from ..burst import BurstCallback, BurstContext, Seat
 from ..devices import Buffer, FencedExecution, PreparedModel
 from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError
 from ..memory import Memory, check_pools
-from ..model import BufferToken, MemoryLike, Priority
+from ..model import MemoryLike, Named, Priority
 from ..watch import Row
 from ._marshal import pools_from_wire, total_size
 from ._protocol import GetMemories, GetMemoriesReply
@@ -170,11 +170,11 @@ class SlotMemories(BurstCallback):
         """As the client has sent it; open while the burst is configured."""
         return self._bell
 
-    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | BufferToken, ...]]:
+    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
         """Ask the client, in as many calls as the descriptors need."""
         if len(self._charges) + len(slots) > _MOST_SLOTS:
             return ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, ()
-        memories: list[Memory | BufferToken] = []
+        memories: list[Memory | Named] = []
         charges: dict[int, Charge] = {}
         try:
             for start in range(0, len(slots), _SLOTS_PER_CALL):
@@ -190,7 +190,7 @@ class SlotMemories(BurstCallback):
             self._charges[slot] = charge
         return ErrorStatus.NONE, tuple(memories)
 
-    def _fetch(self, slots: tuple[int, ...], memories: list[Memory | BufferToken], charges: dict[int, Charge]) -> None:
+    def _fetch(self, slots: tuple[int, ...], memories: list[Memory | Named], charges: dict[int, Charge]) -> None:
         reply: GetMemoriesReply
         reply, fds = self._connection.call(
             GetMemories(callback=self._number, slots=slots), timeout=_GET_MEMORIES_TIMEOUT
@@ -222,7 +222,7 @@ def limited_window(asked: float | None) -> float | None:
     return None if asked is None else min(asked, _LONGEST_WINDOW)
 
 
-def close_all(pools: Sequence[MemoryLike | BufferToken]) -> None:
+def close_all(pools: Sequence[MemoryLike | Named]) -> None:
     """Close the memories that a message brought; buffers are not its own."""
     for pool in pools:
         if isinstance(pool, Memory):

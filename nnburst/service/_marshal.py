@@ -12,18 +12,21 @@ from ..devices import CacheFiles
 from ..errors import InvalidArgument
 from ..fmq import MQDescriptor
 from ..memory import Memory, MemoryHandle, check_layout
-from ..model import BufferToken, MemoryLike, Model, Request
+from ..model import BufferToken, MemoryLike, Model, Named, Request, Steps
 from ._packets import FdBundle
 from ._wire import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest, referenced_from_wire
 
 
-def pools_to_wire(pools: Iterable[MemoryLike | BufferToken]) -> tuple[tuple[WireMemory, ...], list[int]]:
-    """Return handles and descriptors (borrowed, in order) of memory pools and buffers."""
+def pools_to_wire(pools: Iterable[MemoryLike | Named]) -> tuple[tuple[WireMemory, ...], list[int]]:
+    """Return handles and descriptors (borrowed, in order) of what requests name."""
     handles: list[WireMemory] = []
     fds: list[int] = []
     for pool in pools:
         if isinstance(pool, BufferToken):
             handles.append(WireMemory(kind="", size=0, prot=0, offset=0, n_fds=0, token=pool.token))
+            continue
+        if isinstance(pool, Steps):
+            handles.append(WireMemory(kind="", size=0, prot=0, offset=0, n_fds=0, steps=pool))
             continue
         memory = cast(Memory, pool)
         handles.append(WireMemory(**asdict(memory.handle), n_fds=len(memory.fds)))
@@ -47,6 +50,8 @@ def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direc
         for wire in handles:
             if wire.token:
                 raise InvalidArgument("a driver-managed buffer cannot be used here; share memory instead")
+            if wire.steps is not None:
+                raise InvalidArgument("a number of steps is no memory; only requests have it")
             handle = MemoryHandle(*(getattr(wire, name) for name in MemoryHandle.__struct_fields__))
             memories.append(Memory.from_handle(handle, fds.take(wire.n_fds), allow_direct=allow_direct))
     except BaseException:
@@ -58,8 +63,8 @@ def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direc
 
 def pools_from_wire(
     handles: Sequence[WireMemory], fds: FdBundle, owned: Container[int], allow_direct: bool
-) -> tuple[Memory | BufferToken, ...]:
-    """Build the pools of a request: memories, and buffers whose tokens are in `owned`.
+) -> tuple[Memory | Named, ...]:
+    """Build the pools of a request: memories, buffers whose tokens are in `owned`, and numbers of steps.
 
     Raises:
         InvalidArgument: As `memories_from_wire`, or a token belongs to another connection.
@@ -67,8 +72,12 @@ def pools_from_wire(
     for wire in handles:
         if wire.token and wire.token not in owned:
             raise InvalidArgument(f"no buffer of this connection has token {wire.token}")
-    memories = iter(memories_from_wire([wire for wire in handles if not wire.token], fds, allow_direct))
-    return tuple(BufferToken(wire.token) if wire.token else next(memories) for wire in handles)
+    shared = [wire for wire in handles if not wire.token and wire.steps is None]
+    memories = iter(memories_from_wire(shared, fds, allow_direct))
+    return tuple(
+        BufferToken(wire.token) if wire.token else next(memories) if wire.steps is None else wire.steps
+        for wire in handles
+    )
 
 
 def total_size(handles: Iterable[WireMemory]) -> int:

@@ -52,7 +52,7 @@ from ._wire import (
     WireRequest,
 )
 
-VERSION = (2, 1)
+VERSION = (2, 2)
 """Version of this table. Another major number is refused at hello; the minor one counts additions."""
 
 _MAX_TEXT = 4096

@@ -167,7 +167,9 @@ class RemoteDevice(DescribedDevice):
             reply.cache.nbytes,
             reply.cache.seconds,
         )
-        return RemotePreparedModel(self._connection, self._callbacks, self._keep, reply.prepared_model, result)
+        return RemotePreparedModel(
+            self._connection, self._callbacks, self._keep, reply.prepared_model, result, takes_steps=reply.takes_steps
+        )
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> RemotePreparedModel:
         checked_token(cache.token)
@@ -181,7 +183,9 @@ class RemoteDevice(DescribedDevice):
         )
         if reply.prepared_model is None:
             raise CacheRejected(_reason(reply.reason), _without_reason(reply.message), status=ErrorStatus(reply.status))
-        return RemotePreparedModel(self._connection, self._callbacks, self._keep, reply.prepared_model)
+        return RemotePreparedModel(
+            self._connection, self._callbacks, self._keep, reply.prepared_model, takes_steps=reply.takes_steps
+        )
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:
         message = caching.ConfirmCache(device=self._index, token=token, generation=generation)
@@ -262,14 +266,22 @@ class RemotePreparedModel(_Remote, PreparedModel):
         keep: object,
         number: int,
         cache_result: SaveResult | None = None,
+        *,
+        takes_steps: bool = False,
     ) -> None:
         super().__init__(connection, keep, number, "prepared model")
         self._callbacks = callbacks
         self._cache_result = cache_result
+        self._takes_steps = takes_steps
 
     @property
     def cache_result(self) -> SaveResult | None:
         return self._cache_result
+
+    @property
+    def takes_steps(self) -> bool:
+        """As the service has told."""
+        return self._takes_steps
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         """Run once, without a burst, and wait for the end.

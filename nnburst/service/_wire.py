@@ -9,7 +9,7 @@ import msgspec
 
 from ..errors import InvalidArgument
 from ..memory import ImageLayout
-from ..model import MAX_OPERANDS, OutputShape, RequestArgument, Subgraph
+from ..model import MAX_OPERANDS, OutputShape, RequestArgument, Steps, Subgraph
 
 MAX_FDS = 253
 """Descriptors per message (SCM_MAX_FD of Linux)."""
@@ -39,10 +39,11 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of the structs inside messages."""
 
 
-class WireMemory(Value, frozen=True):
+class WireMemory(Value, frozen=True, omit_defaults=True):
     """A memory pool: its schema, and how many of the message's descriptors are its own (in order).
 
-    `token` other than 0: a driver-managed buffer instead, named by its token; the rest says nothing then.
+    `token` other than 0: a driver-managed buffer instead, named by its token; `steps` (since 2.2): how many steps a
+    request has. The rest says nothing then.
     """
 
     kind: Annotated[str, msgspec.Meta(max_length=64)]
@@ -54,6 +55,7 @@ class WireMemory(Value, frozen=True):
     backing: Annotated[str, msgspec.Meta(max_length=64)] = ""
     image: ImageLayout | None = None
     token: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    steps: Steps | None = None
 
 
 Pools = Annotated[tuple[WireMemory, ...], msgspec.Meta(max_length=MAX_FDS)]

@@ -24,10 +24,10 @@ from ...memory import BufferView
 from ...model import (
     HIGHEST_RANK,
     NO_TIMING,
-    BufferToken,
     ExecutionResult,
     MemoryLike,
     Model,
+    Named,
     Operand,
     OutputShape,
     Request,
@@ -136,7 +136,9 @@ class BoundGraph:
         """Whether ONNX Runtime must not work where the client put an argument."""
         if region.ctypes.data % node.element.itemsize:
             return True
-        return not isinstance(pool, BufferView) and (copied_always(node.element) or node.name in self._graph.exposed)
+        if getattr(pool, "is_private", False):
+            return False
+        return copied_always(node.element) or node.name in self._graph.exposed
 
     def _bind_output(
         self, position: int, node: Argument, operand: Operand, request: Request, argument: RequestArgument
@@ -363,5 +365,5 @@ def _require_like(output: _Open, shape: Sequence[int]) -> None:
 
 def _pool(request: Request, argument: RequestArgument) -> MemoryLike:
     pool = request.pools[argument.location.pool_index]
-    assert not isinstance(pool, BufferToken)  # replaced by a view before the plan is made
+    assert not isinstance(pool, Named)  # a buffer was replaced by a view before the plan was made
     return pool

@@ -10,6 +10,7 @@ and the rest of the operations are bound anew in every run, when their inputs ha
 from __future__ import annotations
 
 from bisect import bisect_right
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +20,9 @@ from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, OutputInsuff
 from ...memory import BufferView
 from ...model import (
     NO_TIMING,
-    BufferToken,
     ExecutionResult,
     MemoryLike,
+    Named,
     OutputShape,
     Request,
     RequestArgument,
@@ -76,11 +77,19 @@ class Program:
 
     def __call__(self) -> ExecutionResult | None:
         """Run once; see `nnburst.devices._plan.Bind`."""
-        with np.errstate(all="ignore"):
-            if self._limits.deadline_ns or not self.is_bound:
-                self._run_by_operation()
-            elif not self._insufficient:
-                self._run_all()
+        with self.within():
+            return self.bare()
+
+    def within(self) -> AbstractContextManager[object]:
+        """What `bare` is called in, once or often: it takes as long as a small operation."""
+        return np.errstate(all="ignore")
+
+    def bare(self) -> ExecutionResult | None:
+        """Run once."""
+        if self._limits.deadline_ns or not self.is_bound:
+            self._run_by_operation()
+        elif not self._insufficient:
+            self._run_all()
         if self._insufficient:
             raise OutputInsufficientSize("an output needs more room", output_shapes=self._shapes())
         return (ErrorStatus.NONE, self._shapes(), NO_TIMING) if self._reports_shapes else None
@@ -175,5 +184,5 @@ class Program:
 
 def _pool(request: Request, argument: RequestArgument) -> MemoryLike:
     pool = request.pools[argument.location.pool_index]
-    assert not isinstance(pool, BufferToken)  # replaced by a view before the plan is made
+    assert not isinstance(pool, Named)  # a buffer was replaced by a view before the plan was made
     return pool

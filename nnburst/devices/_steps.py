@@ -1,0 +1,181 @@
+"""Several steps in one request: the kernel of one step, bound to private arrays, called again and again.
+
+However many steps there are, the device binds the request once, or twice if there is state: one step reads the first
+of two private states and writes the second, the next one the other way round. Between two steps, arguments change
+places with those of all steps (``csrc/steps.c``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from .._core._nnburst import ffi, lib
+from ..burst import Kernel, run_until
+from ..errors import GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize, error_for
+from ..memory import Region, private_bytes
+from ..model import (
+    DataLocation,
+    ExecutionResult,
+    Named,
+    OutputShape,
+    Request,
+    RequestArgument,
+    RunOptions,
+    Steps,
+    failure_of,
+)
+from ._deadline import require_time
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class SteppedKernel:
+    """Runs all steps of a request. Not for concurrent use.
+
+    Args:
+        bind: Makes the kernel of one step.
+        steps: Among the pools of the request.
+        request: Valid, on pools that give arrays.
+        options: How it is run.
+
+    Raises:
+        InvalidArgument: An output lies in memory that cannot be written.
+        NNBurstError: As `bind`.
+    """
+
+    def __init__(
+        self,
+        bind: Callable[[Request, RunOptions], Kernel],
+        steps: Steps,
+        request: Request,
+        options: RunOptions,
+    ) -> None:
+        self._count = steps.count
+        own: list[Region] = []  # the arguments of one step, as pools
+        swapped: list[Region] = []  # the same, with the two states of each pair the other way round
+        exchanged: list[list[tuple[Array, Array]]] = [[], []]
+        pairs: dict[int, tuple[Array, Array]] = {}  # by position of the output
+        self._first: list[tuple[Array, Array]] = []  # (private, buffer) of each state
+        self._last: list[tuple[tuple[Array, Array], Array]] = []  # (what even and odd steps write, buffer)
+        outputs_of = {target: output for output, target in steps.state}
+
+        def of_one_step(argument: RequestArgument, here: Array, there: Array) -> RequestArgument:
+            for pools, raw in ((own, here), (swapped, there)):
+                pools.append(Region(raw, is_private=True))
+            return replace(argument, location=DataLocation(len(own) - 1, 0, here.nbytes))
+
+        def bound(position: int, argument: RequestArgument, *, is_input: bool) -> RequestArgument:
+            if argument.has_no_value:
+                return argument
+            pool, location = request.pools[argument.location.pool_index], argument.location
+            assert not isinstance(pool, Named)
+            output = outputs_of.get(position) if is_input else position
+            if is_input and output is not None:
+                whole = pool.array(np.uint8, (pool.size,))
+                pair = pairs[output] = private_bytes(pool.size), private_bytes(pool.size)
+                self._first.append((pair[0], whole))
+                return of_one_step(argument, *map(_readable, pair))
+            if not is_input and position in pairs:
+                pair = pairs[position]
+                self._last.append(((pair[1], pair[0]), pool.array(np.uint8, (pair[0].nbytes,))))
+                return of_one_step(argument, pair[1], pair[0])
+            whole = pool.array(np.uint8, (location.length,), location.offset)
+            if not is_input and not whole.flags.writeable:
+                raise InvalidArgument(f"output {position} lies in read-only memory; share it for writing")
+            one = private_bytes(location.length // self._count)
+            exchanged[not is_input].append((one, whole))
+            seen = _readable(one) if is_input else one
+            return of_one_step(argument, seen, seen)
+
+        inputs = tuple(bound(i, argument, is_input=True) for i, argument in enumerate(request.inputs))
+        outputs = tuple(bound(i, argument, is_input=False) for i, argument in enumerate(request.outputs))
+        even = bind(Request(inputs, outputs, tuple(own)), options)
+        odd = bind(Request(inputs, outputs, tuple(swapped)), options) if steps.state else even
+        self._kernels = even, odd
+        self._bare = tuple(getattr(kernel, "bare", kernel) for kernel in self._kernels)
+        self._within: Callable[[], AbstractContextManager[object]] = getattr(even, "within", contextlib.nullcontext)
+        self._dimensions = [argument.dimensions for argument in request.outputs]
+        self._exchanged = exchanged
+        rows = ffi.new("nnb_step_argument[]", max(1, len(exchanged[0]) + len(exchanged[1])))
+        for row, (one, whole) in zip(rows, (*exchanged[0], *exchanged[1]), strict=False):
+            row.one, row.all = ffi.cast("uint8_t *", one.ctypes.data), ffi.cast("uint8_t *", whole.ctypes.data)
+            row.nbytes = one.nbytes
+        self._rows = rows
+        n_inputs, n = len(exchanged[0]), len(exchanged[0]) + len(exchanged[1])
+        self._steps = ffi.new("nnb_steps *", {"arguments": rows, "n_inputs": n_inputs, "n": n, "count": self._count})
+
+    def __call__(self) -> None:
+        """Run all steps.
+
+        Raises:
+            NNBurstError: One failed; the message says which. Nothing is left in buffers then.
+        """
+        turn, steps, count, (even, odd) = lib.nnb_steps_turn, self._steps, self._count, self._bare
+        step = 0
+        try:
+            with self._within():
+                self._begin()
+                for step in range(count):
+                    turn(steps, step)
+                    result = odd() if step & 1 else even()
+                    if result is not None:
+                        self._check(result)
+        except Exception as error:
+            raise self._failed(step, error) from error
+        self._end()
+
+    def until(self, deadline_ns: int) -> None:
+        """Run all steps, and end between two of them, or sooner if the device can, once a deadline has passed.
+
+        Raises:
+            MissedDeadline: It was ended.
+            NNBurstError: As a call.
+        """
+        step = 0
+        try:
+            self._begin()
+            for step in range(self._count):
+                require_time(deadline_ns)
+                lib.nnb_steps_turn(self._steps, step)
+                result = run_until(self._kernels[step & 1], deadline_ns)
+                if result is not None:
+                    self._check(result)
+        except Exception as error:
+            raise self._failed(step, error) from error
+        self._end()
+
+    def _begin(self) -> None:
+        for private, buffer in self._first:
+            private[...] = buffer
+
+    def _end(self) -> None:
+        lib.nnb_steps_turn(self._steps, self._count)
+        for written, buffer in self._last:
+            buffer[...] = written[(self._count - 1) & 1]
+
+    def _check(self, result: ExecutionResult) -> None:
+        """Refuse shapes that are not those for which there is room: the client is not told any."""
+        shapes: tuple[OutputShape, ...] = result[1]
+        for position, (shape, dims) in enumerate(zip(shapes, self._dimensions, strict=False)):
+            if dims and shape.dimensions != dims:
+                raise GeneralFailure(f"output {position} has shape {shape.dimensions}, not {dims}")
+
+    def _failed(self, step: int, error: Exception) -> NNBurstError:
+        status, shapes, _ = failure = failure_of(error)
+        where = f"step {step} of {self._count}"
+        if isinstance(error, OutputInsufficientSize):
+            real = [shape.dimensions for shape in shapes]
+            return GeneralFailure(f"{where}: outputs have shapes {real}, for which there is no room")
+        return error_for(status, f"{where}: {failure.reason}")
+
+
+def _readable(raw: Array) -> Array:
+    view = raw[:]
+    view.flags.writeable = False
+    return view
