@@ -27,7 +27,7 @@ COMMANDS: dict[str, CommandRow] = {
     "demo": CommandRow("nnburst.cli.demo", "demo", "Classify real handwritten digits in an isolated service process."),
     "ops": CommandRow("nnburst.cli._ops", "ops", "List the operations that models are made of."),
     "ls": CommandRow("nnburst.cli.serve", "ls", "List the shared services of this machine."),
-    "run": CommandRow("nnburst.cli.run", "run", "Run a model file once, in a service process."),
+    "run": CommandRow("nnburst.cli.run", "run", "Run a model file in a service process, once or for many inputs."),
     "doctor": CommandRow("nnburst.cli.doctor", "doctor", "Check this machine, the devices and the extras."),
     "serve": CommandRow("nnburst.cli.serve", "serve", "Run a service that programs of this machine share."),
     "stop": CommandRow("nnburst.cli.serve", "stop", "End a shared service."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,15 +65,30 @@ def load_arrays(pairs: Sequence[str]) -> dict[str, Array]:
     out: dict[str, Array] = {}
     for name, file in parse_pairs(pairs, "--input").items():
         try:
-            with open(file, "rb") as stream:
-                array = np.load(stream, allow_pickle=False)
-        except Exception as error:  # whatever NumPy makes of a damaged file
-            raise InvalidArgument(f"input {name!r}: {file} is no .npy file that can be read: {error}") from None
-        if not isinstance(array, np.ndarray):
-            array.close()
+            array = load_array(file)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"input {name!r}: {error}") from None
+        if isinstance(array, Mapping):
             raise InvalidArgument(f"input {name!r}: {file} holds several arrays; save one with numpy.save")
         out[name] = array
     return out
+
+
+def load_array(file: str | os.PathLike[str]) -> Array | dict[str, Array]:
+    """Read a ``.npy`` file, or the arrays of a ``.npz`` file by name.
+
+    Raises:
+        InvalidArgument: It cannot be read, or holds something else than numbers.
+    """
+    try:
+        with open(file, "rb") as stream:
+            found = np.load(stream, allow_pickle=False)
+            if isinstance(found, np.ndarray):
+                return found
+            with found:
+                return {name: found[name] for name in found.files}
+    except Exception as error:  # whatever NumPy makes of a damaged file
+        raise InvalidArgument(f"{file} is no .npy or .npz file that can be read: {error}") from None
 
 
 def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Array]:

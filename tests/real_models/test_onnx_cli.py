@@ -92,10 +92,10 @@ def test_run_says_what_is_wrong(model: str, tmp_path: Path) -> None:
     cases = {
         (): "x: float32 [n, 16]",
         ("--input", "x"): "NAME=VALUE",
-        ("--input", f"x={tmp_path / 'bad.npy'}"): "no .npy file",
-        ("--input", f"x={tmp_path / 'none.npy'}"): "no .npy file",
+        ("--input", f"x={tmp_path / 'bad.npy'}"): "no .npy or .npz file",
+        ("--input", f"x={tmp_path / 'none.npy'}"): "no .npy or .npz file",
         ("--input", f"x={tmp_path / 'int.npy'}"): ".astype('float32')",
-        ("--input", f"x={tmp_path / 'zip.npy'}"): "no .npy file",
+        ("--input", f"x={tmp_path / 'zip.npy'}"): "no .npy or .npz file",
         ("--input", f"x={tmp_path / 'two.npz'}"): "holds several arrays",
         ("--input", f"z={tmp_path / 'int.npy'}"): "--input for ['z']; the inputs are ['x']",
         ("--random", "--input", f"z={tmp_path / 'int.npy'}"): "--input for ['z']; the inputs are ['x']",
@@ -175,3 +175,35 @@ def test_run_gives_json(model: str, tmp_path: Path) -> None:
     target = tmp_path / "y.npy"
     done = nnburst("run", model, "--random", "--json", "--output", f"y={target}")
     assert json.loads(done.output)["outputs"][0]["file"] == str(target)
+
+
+def test_run_many_takes_a_directory_and_saves_in_another(model: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    arrays = {f"{i:02}": RNG.normal(size=(1 + i % 3, 16)).astype(np.float32) for i in range(20)}
+    for name, array in arrays.items():
+        np.save(tmp_path / "in" / f"{name}.npy", array)
+    many = ("run", model, "--many", str(tmp_path / "in"), "--batch", "8", "--into", str(tmp_path / "out"))
+    done = nnburst(*many, "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert (report["files"], report["failed"], len(report["results"])) == (20, [], 20)
+    for row, (name, array) in zip(report["results"], arrays.items(), strict=True):
+        assert row["outputs"] == [{"name": "y", "dtype": "float32", "shape": list(array.shape)}]
+        with np.load(row["saved"]) as saved:
+            assert np.allclose(saved["y"], in_process(model, {"x": array})[0], atol=1e-5)
+        assert Path(row["saved"]) == tmp_path / "out" / f"{name}.npz"
+    np.save(tmp_path / "in" / "20.npy", np.zeros((1, 15), np.float32))
+    done = nnburst(*many)
+    assert done.exit_code == 1
+    assert done.stdout.startswith("20 of 21 files in ")
+    assert f"{tmp_path / 'in' / '20.npy'}: InvalidArgument: " in done.stderr
+
+
+@pytest.mark.parametrize("options", [["--random"], ["--show"], ["--input", "x=x.npy"]])
+def test_run_many_takes_no_other_inputs(model: str, options: list[str], tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((1, 16), np.float32))
+    done = nnburst("run", model, "--many", str(tmp_path), *[o.replace("=x", f"={tmp_path}/x") for o in options])
+    assert done.exit_code == 1
+    assert "--many takes its inputs from files" in done.output
+    done = nnburst("run", model, "--into", str(tmp_path / "out"))
+    assert "belong to --many" in done.output

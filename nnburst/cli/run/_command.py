@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,21 @@ if TYPE_CHECKING:
 @click.option("--random", "fill", is_flag=True, help="Make up the inputs that are not given.")
 @click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input that is made up.")
 @click.option("--device", default=None, help="Device that runs the model [default: the one that reads such files].")
+@click.option(
+    "--many",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Run every .npy and .npz file of a directory, several under way at once.",
+)
+@click.option("--into", type=click.Path(path_type=Path), metavar="DIR", help="Save the outputs of each as a .npz file.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Rows of such files that are run at once.",
+)
 @click.option("--show", is_flag=True, help="Only print what the model takes and gives.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def run(
@@ -31,19 +47,33 @@ def run(
     fill: bool,
     shapes: tuple[str, ...],
     device: str | None,
+    many: Path | None,
+    into: Path | None,
+    batch: int,
     show: bool,
     as_json: bool,
 ) -> None:
-    """Run a model file once, in a service process, and print or save its outputs.
+    """Run a model file in a service process, once or for many inputs, and print or save its outputs.
 
     \b
     nnburst run detector.onnx --show
     nnburst run detector.onnx --input image=frame.npy --output boxes=boxes.npy
+    nnburst run detector.onnx --many frames --into boxes --batch 64
+
+    A file of --many is one input: a .npy file for a model with one, else a .npz file with an array for each. One that
+    fails is named, the others run; then the status is 1.
     """
     from ...runtime import Session
     from .._tensors import load_arrays, parse_pairs
 
     try:
+        if many is not None:
+            if inputs or outputs or fill or shapes or show:
+                raise InvalidArgument("--many takes its inputs from files; give --into for what comes out")
+            _run_many(model, device, many, into, batch, as_json)
+            return
+        if into is not None or batch != 1:
+            raise InvalidArgument("--into and --batch belong to --many DIR")
         arrays, files = load_arrays(inputs), _targets(parse_pairs(outputs, "--output"))
         with Session(model, device=device) as session:
             if show:
@@ -52,6 +82,18 @@ def run(
                 _run(session, arrays, files, fill, shapes, as_json)
     except NNBurstError as error:
         raise click.ClickException(f"{type(error).__name__}: {error}") from error
+
+
+def _run_many(model: str, device: str | None, many: Path, into: Path | None, batch: int, as_json: bool) -> None:
+    from ...runtime import Session
+    from ._many import input_files, run_directory, targets
+
+    files = input_files(many)
+    places = targets(files, into)
+    with Session(model, device=device, on_death="restart") as session:
+        well = run_directory(session, files, places, batch, as_json)
+    if not well:
+        sys.exit(1)
 
 
 def _show(session: Session, as_json: bool) -> None:
