@@ -9,6 +9,8 @@ or after. No handler ever runs in the owner, which is not the main thread, so it
 steps that has to be right for each of them being the last. What the owner must not do is wait for an answer; a
 finaliser that the collector runs in it only posts.
 
+One exception: a worker, which is not the main thread either, sends its answer itself (see `_outbox`).
+
 When the owner has ended, a thread that posts does the job itself: such jobs only say that it is over.
 """
 

@@ -1,4 +1,4 @@
-"""The calls that are under way: those that this side makes and those that it serves.
+"""The calls that this side makes, until they are answered.
 
 All of it belongs to the owner of the connection (see `_owner`), but for the one step in which a caller and the owner
 agree who has the answer: `PendingCall.give_up` against `PendingCall.finish`.
@@ -14,14 +14,13 @@ from typing import Any
 
 from ..errors import MissedDeadline, NNBurstError
 from ._packets import FdBundle, Kind, Outgoing
-from ._protocol import CALL_BY_REQUEST, Malformed
+from ._protocol import CALL_BY_REQUEST
 from ._wire import MAX_INLINE, Message
 
 MAX_PENDING = 128
 """Calls that one side may have under way; the other side tolerates twice as many, then drops the connection."""
 _MOST_UNATTENDED = 64
 """Calls under way when one is added whose answer is not waited for: callers are to find room."""
-_MAX_QUEUED_FDS = 2048
 
 
 class PendingCall:
@@ -194,32 +193,3 @@ class PendingCalls:
             held.clear()
         for pending in every:
             pending.fail(failure(pending))
-
-
-class ServedCalls:
-    """What the peer has under way here: bounded, so that it cannot fill this process with messages."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._fds = 0
-        self._has_long = False
-
-    def enter(self, n_fds: int = 0, is_long: bool = False) -> None:
-        """Count a request that came.
-
-        Raises:
-            Malformed: No correct peer has that much under way.
-        """
-        if self.count >= 2 * MAX_PENDING or self._fds + n_fds > _MAX_QUEUED_FDS:
-            raise Malformed("too many calls at once")
-        if is_long and self._has_long:
-            raise Malformed("two long calls at once")
-        self.count += 1
-        self._fds += n_fds
-        self._has_long = self._has_long or is_long
-
-    def leave(self, n_fds: int = 0, is_long: bool = False) -> None:
-        """It is answered."""
-        self.count -= 1
-        self._fds -= n_fds
-        self._has_long = self._has_long and not is_long

@@ -1,9 +1,9 @@
 """A connection: calls in both directions over one SOCK_SEQPACKET socket, and the peer's death.
 
-One thread owns a connection (why: see `_owner`). It sends, receives, completes the calls of this side, hands those of
-the other side to a few worker threads (so a long `prepare_model` delays no other call), and watches the peer's pidfd.
-However a connection ends, it runs `_finish` once: pending calls fail, then every death listener is called once, then
-`on_end`.
+One thread owns a connection (why: see `_owner`). It sends what this side calls, receives, completes the calls of this
+side, hands those of the other side to a few worker threads, which send the answers (so a long `prepare_model` delays no
+other call), and watches the peer's pidfd. However a connection ends, it runs `_finish` once: pending calls fail, then
+every death listener is called once, then `on_end`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ import signal
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from .._core._fds import FdSet
 from .._core._leaving import LEAVING, abandon_when_forked, time_left
-from ..errors import BadState, Ending, ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted, error_for
+from ..errors import BadState, Ending, ErrorStatus, NNBurstError, ResourceExhausted, error_for
 from . import _protocol as calls
+from ._outbox import Outbox
 from ._owner import Inbox
 from ._packets import DescriptorsLost, EndOfStream, FdBundle, Kind, Outgoing, Packet, receive
-from ._pending import PendingCall, PendingCalls, ServedCalls
+from ._pending import PendingCall, PendingCalls
+from ._serving import Serving, refusal
 from ._wire import Message
 from ._workers import Workers
 
@@ -90,23 +91,18 @@ class Connection:
         self._pidfd = FdSet(() if peer_pidfd is None else (peer_pidfd,))  # owned also if this fails
         sock.setblocking(False)
         self._sock = sock
-        self._side = side
-        self._handlers = {call: getattr(handler, call.handler) for call in calls.CALLS if call.side is side}
-        self._admit: Callable[[calls.Call], None] | None = getattr(handler, "admit", None)
-        self.send_timeout = send_timeout
+        self._inbox = Inbox()
+        self._outbox = Outbox(sock, send_timeout)
+        self._workers = Workers(workers, f"{name}-worker")
+        self._serving = Serving(side, handler, self._workers, self._outbox, self._inbox, self.stop)
         self.peer_version = (0, 0)
         """What it said at hello."""
         self._on_end = on_end
-        self._inbox = Inbox()
         self._owner = threading.Thread(target=self._own, name=f"{name}-reader", daemon=True)
-        self._workers = Workers(workers, f"{name}-worker")
         self._closed = False
         self._abandoned = False
         # From here on the owner's.
         self._calls = PendingCalls()
-        self._serving = ServedCalls()
-        self._outbox: deque[Outgoing] = deque()
-        self._full_since = math.inf
         self._releases: set[PendingCall] = set()
         """Those that are not answered."""
         self._leave_by = math.inf
@@ -340,21 +336,14 @@ class Connection:
 
     def _milliseconds(self) -> int | None:
         """Until `_check_time` has something to say."""
-        moment = min(self._gives_up_at, self._leave_by if self._farewell else math.inf)
+        moment = min(self._outbox.gives_up_at, self._leave_by if self._farewell else math.inf)
         return None if moment == math.inf else math.ceil(max(0.0, moment - time.monotonic()) * 1000)
-
-    @property
-    def _gives_up_at(self) -> float:
-        """When a peer that does not read its answers has had enough time; requests have deadlines of their own."""
-        if self._full_since == math.inf or all(message.kind is Kind.REQUEST for message in self._outbox):
-            return math.inf
-        return self._full_since + self.send_timeout
 
     def _check_time(self) -> None:
         now = time.monotonic()
         if self._farewell is not None and now >= self._leave_by:
             self._note("closed by this side")
-        if now >= self._gives_up_at:
+        if now >= self._outbox.gives_up_at:
             self._note("the peer does not read its socket")
 
     def _finish(self) -> None:
@@ -367,7 +356,7 @@ class Connection:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies
         self._workers.stop()
-        self._outbox.clear()  # their descriptors close with them
+        self._outbox.end()
         self._calls.end(self._failure)
         self._inbox.end()
         while self._listeners:
@@ -379,7 +368,7 @@ class Connection:
                 _log.exception("cleaning up after a connection failed")
         self._workers.join(_WORKER_PATIENCE)
         self._pidfd.close()
-        self._sock.close()
+        self._outbox.close()
 
     def _failure(self, pending: PendingCall) -> NNBurstError:
         message = f"{pending.call.name} was not answered: {self.end_reason}"
@@ -444,8 +433,7 @@ class Connection:
         if not pending.is_sent:
             self._calls.remove(pending)
             if pending.outgoing is not None:
-                with contextlib.suppress(ValueError):
-                    self._outbox.remove(pending.outgoing)
+                self._outbox.remove(pending.outgoing)
             pending.fds.close()
 
     # -- the owner: sending --------------------------------------------------------------------------------------------
@@ -454,24 +442,11 @@ class Connection:
         """Send the queued messages, as far as the socket takes them."""
         for pending in self._calls.admit():
             try:
-                self._outbox.append(pending.pack())
+                self._outbox.put(pending.pack())
             except NNBurstError as error:
                 self._fail(pending, error)
-        while self._outbox:
-            message = self._outbox[0]
-            try:
-                message.try_send(self._sock)
-            except BlockingIOError:
-                self._full_since = min(self._full_since, time.monotonic())
-                return
-            except NNBurstError as error:
-                self._cannot_send(self._outbox.popleft(), error)
-                continue
-            self._full_since = math.inf
-            self._outbox.popleft().close()
-            if message.on_sent is not None:
-                message.on_sent()
-        self._full_since = math.inf
+        while (failed := self._outbox.send()) is not None:
+            self._cannot_send(*failed)
 
     def _cannot_send(self, message: Outgoing, error: NNBurstError) -> None:
         message.close()
@@ -480,10 +455,7 @@ class Connection:
             if pending is not None:
                 self._fail(pending, error)
         elif message.kind is Kind.REPLY:  # e.g. too many descriptors in flight: say so without them
-            refusal = Outgoing(
-                Kind.ERROR, message.number, calls.encode(calls.error_reply(error)), on_sent=message.on_sent
-            )
-            self._outbox.appendleft(refusal)
+            self._outbox.put_first(refusal(message.number, error))
         else:
             self._note(f"an answer cannot be sent: {error}")
             self._outbox.clear()
@@ -500,40 +472,19 @@ class Connection:
         except DescriptorsLost as lost:  # this process has as many as it may; that is not the peer's doing
             error = ResourceExhausted("descriptors of a message were lost: the process may open no more (ulimit -n)")
             if lost.kind is Kind.REQUEST:
-                self._serving.enter()
-                self._answer(lost.call_id, self._serving.leave, Kind.ERROR, calls.encode(calls.error_reply(error)))
+                self._serving.refuse(lost.call_id, error)
             elif (pending := self._calls.find(lost.call_id)) is not None:
                 self._fail(pending, error)
 
     def _dispatch(self, packet: Packet) -> None:
         try:
             if packet.kind is Kind.REQUEST:
-                self._accept(packet)
+                self._serving.accept(packet)
             else:
                 self._complete(packet)
         except BaseException:
             packet.fds.close()
             raise
-
-    def _accept(self, packet: Packet) -> None:
-        call, message = calls.decode_request(packet.body, self._side)
-        number, fds = packet.call_id, packet.fds
-        if call.request_fds(message) != len(fds):
-            raise calls.Malformed(f"{call.name} needs {call.request_fds(message)} descriptors, {len(fds)} came")
-        self._serving.enter(len(fds), packet.is_long)
-        leave = partial(self._serving.leave, len(fds), packet.is_long)
-
-        def job() -> None:
-            with fds:
-                answer = self._serve(call, message, fds)
-            if answer is not None:
-                self._inbox.post(partial(self._answer, number, leave, *answer))
-
-        try:
-            self._workers.submit(job, self._serving.count)
-        except ResourceExhausted as error:  # no thread to be had
-            fds.close()
-            self._answer(number, leave, Kind.ERROR, calls.encode(calls.error_reply(error)))
 
     def _complete(self, packet: Packet) -> None:
         pending = self._calls.find(packet.call_id)
@@ -552,39 +503,3 @@ class Connection:
             raise calls.Malformed(f"a reply needs {wanted} descriptors, {len(packet.fds)} came")
         self._calls.remove(pending)
         pending.finish(reply, error, packet.fds)
-
-    def _answer(
-        self, number: int, leave: Callable[[], None], kind: Kind, body: bytes, fds: FdBundle | None = None
-    ) -> None:
-        """Send the answer of a call that was served, unless none is wanted."""
-        if self._ended or not number:
-            leave()
-            if fds is not None:
-                fds.close()
-            return
-        try:
-            self._outbox.append(Outgoing(kind, number, body, fds, on_sent=leave))
-        except NNBurstError as error:
-            self._outbox.append(Outgoing(Kind.ERROR, number, calls.encode(calls.error_reply(error)), on_sent=leave))
-
-    # -- the workers ---------------------------------------------------------------------------------------------------
-
-    def _serve(self, call: calls.Call, message: Message, received: FdBundle) -> tuple[Kind, bytes, FdBundle] | None:
-        """Return the answer with descriptors of its own; None if the connection has to end."""
-        fds = FdBundle()
-        try:
-            if self._admit is not None:
-                self._admit(call)
-            answer = self._handlers[call](message, received)
-            reply, fds = answer if isinstance(answer, tuple) else (answer, fds)
-            return Kind.REPLY, calls.encode_reply(call, reply), fds
-        except calls.Malformed as error:
-            self.stop(f"malformed message: {error}")
-            return None
-        except NNBurstError as error:
-            refusal = error
-        except BaseException as error:  # also SystemExit of a user's function: the peer must not wait for ever
-            _log.exception("%s failed", call.name)
-            refusal = GeneralFailure(f"{call.name} failed: {type(error).__name__}: {error}")
-        fds.close()
-        return Kind.ERROR, calls.encode(calls.error_reply(refusal)), FdBundle()

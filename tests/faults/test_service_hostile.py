@@ -143,7 +143,7 @@ def test_random_datagrams_never_hurt_the_service(host: ServiceHost) -> None:
 
 def test_a_client_that_never_reads_its_replies_is_dropped(host: ServiceHost, monkeypatch: pytest.MonkeyPatch) -> None:
     with raw_client(host) as (client, hosted):
-        hosted.connection.send_timeout = 0.05
+        hosted.connection._outbox.send_timeout = 0.05
         client.greet()
         with contextlib.suppress(ConnectionError):
             while hosted.connection.alive:

@@ -20,7 +20,7 @@ from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, se
 import nnburst
 from nnburst.errors import BadState, GeneralFailure, MissedDeadline, ResourceExhausted
 from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, RequestArgument, RunOptions
-from nnburst.service import ServiceHost, _owner, _pending, _protocol, start_child
+from nnburst.service import ServiceHost, _outbox, _owner, _pending, _protocol, _serving, start_child
 from nnburst.service._object_table import ObjectTable
 from nnburst.service._packets import FdBundle, Kind, receive
 from nnburst.service._protocol import Side
@@ -436,8 +436,44 @@ def _call_quietly(end: Any) -> None:
         end.call(_protocol.Goodbye(), timeout=WATCHDOG)
 
 
+def test_call_is_over_when_its_answer_is_sent_so_that_another_long_one_may_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send_now, over = _outbox.Outbox.send_now, []
+
+    def answer(message: object, fds: FdBundle) -> _protocol.ExecuteReply:
+        return _protocol.ExecuteReply(0, (), _protocol.Timing())
+
+    with connected(service=Answers(on_execute=answer)) as (client, service):
+
+        def noted(self: _outbox.Outbox, message: Any) -> bool:
+            served = service._serving._served
+            served.enter(is_long=True)
+            served.leave(is_long=True)
+            over.append(served.count)
+            return send_now(self, message)
+
+        monkeypatch.setattr(_outbox.Outbox, "send_now", noted)
+        client.call(LONG, timeout=WATCHDOG)
+    assert over == [1]
+
+
+def test_answer_that_the_socket_does_not_take_is_left_to_the_owner() -> None:
+    """The peer reads only when everything is asked."""
+    reply = _protocol.FailureReasonReply("x" * 60000)
+    body = _protocol.encode(_protocol.FailureReason(1))
+    with raw_peer(Side.SERVICE, Answers(on_failure_reason=lambda message, fds: reply)) as (_, sock):
+        for number in range(1, 101):
+            send(sock, Kind.REQUEST, number, body, (), time.monotonic() + WATCHDOG)
+        answered = []
+        for _ in range(100):
+            assert select.select([sock], [], [], WATCHDOG)[0]
+            answered.append(receive(sock).call_id)
+    assert sorted(answered) == list(range(1, 101))
+
+
 def test_what_is_served_is_counted_until_it_is_answered() -> None:
-    served = _pending.ServedCalls()
+    served = _serving.ServedCalls()
     for _ in range(3000):
         served.enter()
         served.leave()
@@ -445,7 +481,9 @@ def test_what_is_served_is_counted_until_it_is_answered() -> None:
         served.enter()
     with pytest.raises(_protocol.Malformed, match="too many"):
         served.enter()
-    served = _pending.ServedCalls()
+    served = _serving.ServedCalls()
+    with pytest.raises(_protocol.Malformed, match="too many"):
+        served.enter(waiting=2 * _pending.MAX_PENDING)
     for _ in range(8):
         served.enter(253)
     served.enter(2048 - 8 * 253)
