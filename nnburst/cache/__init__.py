@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._device_cache import DeviceCache, SaveResult, VerifiedEntry, check_entry
-from ._directory import Cache, Opened, Staged
+from ._directory import Cache, OpenedEntry, StagedEntry
 from ._eviction import Pruned, prune
 from ._index import EntryInfo
 from ._limits import SIZES, Limits, scaled
@@ -33,10 +33,10 @@ __all__ = [
     "DeviceCache",
     "EntryInfo",
     "Limits",
-    "Opened",
+    "OpenedEntry",
     "Pruned",
     "SaveResult",
-    "Staged",
+    "StagedEntry",
     "TrustStore",
     "VerifiedEntry",
     "check_entry",

@@ -15,7 +15,7 @@ from ._index import EntryInfo
 from ._reasons import CacheReason, CacheRejected
 from ._sealed_copy import SealedCopy, check_fd, check_not_locked, read_header
 from ._token import entry_name
-from ._trust_store import FileRecord, Record, TrustStore
+from ._trust_store import EntryRecord, FileRecord, TrustStore
 
 TOKEN_SIZE = 32
 _MODEL, _DATA = 1, 2
@@ -187,7 +187,7 @@ class DeviceCache:
             sealed.append((header, seal(header, digest, mac_key), payload, fd))
             records.append(FileRecord(kind, i, len(payload) + overhead(), digest))
         self._hook("digests")
-        record = Record(
+        record = EntryRecord(
             token, self._device, generation, self._epoch, fingerprint or _NO_FINGERPRINT, tuple(records),
             not staged, int(time.time()), place,
         )  # fmt: skip
@@ -274,7 +274,7 @@ class DeviceCache:
             time.perf_counter() - started,
         )  # fmt: skip
 
-    def _row_of(self, token: bytes, headers: Sequence[Header]) -> Record:
+    def _row_of(self, token: bytes, headers: Sequence[Header]) -> EntryRecord:
         """Return what the store knows of the generation that headers speak of, if they fit it and their places."""
         first = headers[0]
         if first.key_id != self._store.key.id:

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from msgspec.structs import replace
 
 from ..errors import InvalidArgument
-from ._files import Lock, directory, lock, open_file, opened, reason_of, remove_tree, subdirectory
+from ._files import FileLock, directory, lock, open_file, opened, reason_of, remove_tree, subdirectory
 from ._index import EntryInfo, Index
 from ._limits import Limits
 from ._places import default_cache_directory
@@ -40,10 +40,10 @@ _given_up: dict[tuple[object, ...], CacheReason] = {}
 _warned_of: set[CacheReason] = set()
 
 
-class Opened:
+class OpenedEntry:
     """An entry that is open; it is not removed meanwhile."""
 
-    def __init__(self, generation: str, model_fds: list[int], data_fds: list[int], held: Lock) -> None:
+    def __init__(self, generation: str, model_fds: list[int], data_fds: list[int], held: FileLock) -> None:
         self.generation = generation
         self.model_fds = model_fds
         self.data_fds = data_fds
@@ -57,7 +57,7 @@ class Opened:
         self._held.close()
 
 
-class Staged:
+class StagedEntry:
     """An entry that is being written: empty files that others do not see yet.
 
     Attributes:
@@ -69,13 +69,13 @@ class Staged:
         self.entry = entry
         self._name = f"{os.getpid()}-{os.urandom(8).hex()}"
         self._fd = -1
-        self._held: Lock | None = None
+        self._held: FileLock | None = None
         self.waited = False
-        self._published: tuple[str, Lock] | None = None
+        self._published: tuple[str, FileLock] | None = None
         self.model_fds: list[int] = []
         self.data_fds: list[int] = []
 
-    def _open(self, counts: tuple[int, int], held: Lock) -> None:
+    def _open(self, counts: tuple[int, int], held: FileLock) -> None:
         """Make the files. Whatever fails, `close` cleans up."""
         self._held = held
         with self._cache._tree("staging", create=True) as staging:
@@ -185,7 +185,7 @@ class Cache:
                 stack.callback(os.close, fd)
             yield fd
 
-    def _lock(self, entry: str, kind: str, *, shared: bool, patience: float = 0.0) -> Lock | None:
+    def _lock(self, entry: str, kind: str, *, shared: bool, patience: float = 0.0) -> FileLock | None:
         with self._tree("locks", create=True) as locks:
             return lock(locks, f"{entry[:2]}.{kind}", shared=shared, patience=patience)
 
@@ -203,7 +203,7 @@ class Cache:
                 raise CacheRejected(reason_of(error), f"{self._root}: {error.strerror}") from error
             yield root
 
-    def look_up(self, entry: str, counts: tuple[int, int]) -> Iterator[Opened]:
+    def look_up(self, entry: str, counts: tuple[int, int]) -> Iterator[OpenedEntry]:
         """Open the generations of an entry, the newest first. Usually there is one. The caller closes each.
 
         Raises:
@@ -227,9 +227,9 @@ class Cache:
             return {name.partition(".")[2] for name in _generations(shard, entry)}
         return set()
 
-    def _open(self, entry: str, name: str, counts: tuple[int, int]) -> Opened:
+    def _open(self, entry: str, name: str, counts: tuple[int, int]) -> OpenedEntry:
         fds: tuple[list[int], list[int]] = ([], [])
-        held: Lock | None = None
+        held: FileLock | None = None
         try:
             held = self._lock(entry, "pub", shared=True, patience=5.0)
             if held is None:
@@ -238,7 +238,7 @@ class Cache:
                 for given, kind, count in zip(fds, ("model", "data"), counts, strict=True):
                     for i in range(count):
                         given.append(open_file(place, f"{kind}.{i:02}"))
-            return Opened(name.partition(".")[2], *fds, held)
+            return OpenedEntry(name.partition(".")[2], *fds, held)
         except BaseException as error:
             for fd in (*fds[0], *fds[1]):
                 os.close(fd)
@@ -275,7 +275,7 @@ class Cache:
                 return status.st_dev, status.st_ino
         return (os.path.abspath(self._root),)
 
-    def stage(self, entry: str, counts: tuple[int, int], *, patience: float = 30.0) -> Staged:
+    def stage(self, entry: str, counts: tuple[int, int], *, patience: float = 30.0) -> StagedEntry:
         """Make empty files for an entry.
 
         Args:
@@ -290,7 +290,7 @@ class Cache:
         often, reason = self.index.declined(entry)
         if often >= _DECLINED_OFTEN:
             raise CacheRejected(reason, "the device declined to save this three times")
-        staged = Staged(self, entry)
+        staged = StagedEntry(self, entry)
         try:
             with self._tree(create=True) as root:
                 self.sweep(self.litter())
@@ -326,7 +326,7 @@ class Cache:
             if _free(root) < floor:
                 raise CacheRejected(CacheReason.DISK_FULL, f"less than {floor >> 20} MiB are free")
 
-    def _publish(self, name: str, entry: str, generation: str, info: EntryInfo) -> tuple[str, Lock]:
+    def _publish(self, name: str, entry: str, generation: str, info: EntryInfo) -> tuple[str, FileLock]:
         held = self._lock(entry, "pub", shared=False, patience=10.0)
         if held is None:
             raise OSError(16, "the entry is in use all the time")
@@ -459,7 +459,7 @@ class Cache:
                     nbytes = _size(place, name)
                     yield info if info.nbytes == nbytes else replace(info, nbytes=nbytes)
 
-    def files_of(self, info: EntryInfo, counts: Sequence[int] | None = None) -> Opened:
+    def files_of(self, info: EntryInfo, counts: Sequence[int] | None = None) -> OpenedEntry:
         """Open the files of an entry, as many as there are; raises as `look_up`."""
         if counts is None:
             with self._tree("objects", info.entry[:2], f"{info.entry}.{info.generation}") as place:

@@ -90,7 +90,7 @@ def open_file(parent: int, name: str) -> int:
     return fd
 
 
-class Lock:
+class FileLock:
     """A lock file that is held; `close` lets go. The file itself is never removed."""
 
     def __init__(self, fd: int) -> None:
@@ -108,7 +108,7 @@ class Lock:
         os.close(fd)
 
 
-def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> Lock | None:
+def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> FileLock | None:
     """Take a lock, or return None if another holder has it all the time.
 
     Args:
@@ -122,7 +122,7 @@ def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> Lock
     while True:
         try:
             fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            return Lock(fd)
+            return FileLock(fd)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 os.close(fd)

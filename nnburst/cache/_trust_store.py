@@ -58,7 +58,7 @@ class FileRecord(Struct, frozen=True):
     digest: bytes
 
 
-class Record(Struct, frozen=True):
+class EntryRecord(Struct, frozen=True):
     """One generation of an entry."""
 
     token: bytes
@@ -215,7 +215,7 @@ class TrustStore:
                 database.execute("DELETE FROM entry WHERE device = ?", (device,))
                 database.execute("INSERT OR REPLACE INTO device VALUES (?, ?)", (device, epoch))
 
-    def put(self, record: Record) -> None:
+    def put(self, record: EntryRecord) -> None:
         """Remember a generation. A live one replaces all others of its entry in its place."""
         with self._using() as database:
             if record.live:
@@ -230,14 +230,14 @@ class TrustStore:
                     (rows - _MOST_ROWS,),
                 )
 
-    def _row(self, r: Record) -> tuple[object, ...]:
+    def _row(self, r: EntryRecord) -> tuple[object, ...]:
         files = r.encoded_files()
         return (
             r.token, r.device, r.generation, r.place, int(r.live), r.epoch, r.fingerprint, r.created, files,
             r.row_mac(self._row_key),
         )  # fmt: skip
 
-    def get(self, token: bytes, device: str, generation: bytes) -> Record | None:
+    def get(self, token: bytes, device: str, generation: bytes) -> EntryRecord | None:
         """Return the record of a generation that counts, or None.
 
         Raises:
@@ -246,7 +246,7 @@ class TrustStore:
         with self._using() as database:
             return self._got(database, token, device, generation)
 
-    def _got(self, database: sqlite3.Connection, token: bytes, device: str, generation: bytes) -> Record | None:
+    def _got(self, database: sqlite3.Connection, token: bytes, device: str, generation: bytes) -> EntryRecord | None:
         row = database.execute(
             "SELECT place, live, epoch, fingerprint, created, files, mac FROM entry"
             " WHERE token = ? AND device = ? AND generation = ?",
@@ -258,7 +258,7 @@ class TrustStore:
         if len(files) % _FILE.size:
             raise CacheRejected(CacheReason.NO_ROW, "a row of the trust store is damaged")
         records = tuple(FileRecord(*_FILE.unpack_from(files, at)) for at in range(0, len(files), _FILE.size))
-        record = Record(token, device, generation, epoch, fingerprint, records, bool(live), created, place)
+        record = EntryRecord(token, device, generation, epoch, fingerprint, records, bool(live), created, place)
         if not hmac.compare_digest(record.row_mac(self._row_key), mac):
             raise CacheRejected(CacheReason.NO_ROW, "a row of the trust store was changed from outside")
         if not record.live and created < time.time() - _PENDING_SECONDS:

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from msgspec.structs import replace
 
 from ..errors import BadState, GeneralFailure, InvalidArgument
-from ..memory import BufferSet, BufferTracker, BufferUse, BufferView, ManagedBuffer, Memory, Role
+from ..memory import BufferSet, BufferTracker, BufferUse, BufferView, ManagedBuffer, Memory, RoleKey
 from ..model import (
     BufferDesc,
     BufferRole,
@@ -110,7 +110,7 @@ class _RoleCase:
     tracker: BufferTracker
     dimensions: tuple[int, ...]
     """What the descriptor and the roles so far say together."""
-    roles: set[Role] = field(default_factory=set)
+    roles: set[RoleKey] = field(default_factory=set)
     operand: Operand | None = None
     """Of the first role; all others are like it."""
 
@@ -134,8 +134,8 @@ class _RoleCase:
         return self.local.model.main.operands[self.indexes[self.role.io_index]]
 
     @property
-    def key(self) -> Role:
-        return Role(self.local.number, self.is_input, self.role.io_index)
+    def key(self) -> RoleKey:
+        return RoleKey(self.local.number, self.is_input, self.role.io_index)
 
     def combined(self) -> tuple[int, ...] | None:
         try:
@@ -208,7 +208,7 @@ def allocate_buffer(
     dimensions = tuple(desc.dimensions)
     if any(not 0 <= size <= _UINT32 for size in dimensions):
         raise InvalidArgument(f"the descriptor's dimensions {list(dimensions)} do not fit in 32 bits")
-    roles: set[Role] = set()
+    roles: set[RoleKey] = set()
     used: list[object] = []
     first: Operand | None = None
     for is_input, listed in ((True, input_roles), (False, output_roles)):
@@ -260,7 +260,7 @@ class BoundBuffers:
                 if not isinstance(pool, BufferToken):
                     continue
                 buffer = self._buffers[is_input, index] = prepared.tracker.resolve(pool.token)
-                uses.append(BufferUse(buffer, Role(prepared.number, is_input, index), argument.dimensions))
+                uses.append(BufferUse(buffer, RoleKey(prepared.number, is_input, index), argument.dimensions))
                 if not is_input:
                     self._outputs.append(index)
         self.set = BufferSet(uses)

@@ -7,7 +7,7 @@ from ._arena import Arena
 from ._backings import BACKINGS
 from ._image import FORMATS, ImageLayout, PixelFormat, check_layout
 from ._kinds import KINDS, PROT_READ, PROT_WRITE, MemoryHandle
-from ._managed import ManagedBuffer, Role
+from ._managed import ManagedBuffer, RoleKey
 from ._managed_gate import free_closed_buffers
 from ._managed_request import BufferSet, BufferUse, BufferView
 from ._managed_tokens import BufferTracker
@@ -33,7 +33,7 @@ __all__ = [
     "OpenRequest",
     "PixelFormat",
     "Region",
-    "Role",
+    "RoleKey",
     "check_layout",
     "check_open",
     "check_pools",

@@ -41,7 +41,7 @@ def _nothing() -> None:
     pass
 
 
-class Role(NamedTuple):
+class RoleKey(NamedTuple):
     """The roles in which a buffer may be used. Prepared models are numbered and numbers are never used again."""
 
     model: int
@@ -72,7 +72,7 @@ class ManagedBuffer:
         roles: Uses that are allowed.
     """
 
-    def __init__(self, operand: Operand, dimensions: tuple[int, ...], roles: frozenset[Role]) -> None:
+    def __init__(self, operand: Operand, dimensions: tuple[int, ...], roles: frozenset[RoleKey]) -> None:
         info = operand_info(operand.type)
         if info.dtype is None:
             raise GeneralFailure("a buffer needs an operand type with defined contents")

@@ -15,7 +15,7 @@ from msgspec import Struct
 from .._core._nnburst import lib
 from ..errors import GeneralFailure, InvalidArgument
 from ..model import combine_dimensions
-from ._managed import Made, ManagedBuffer, Role
+from ._managed import Made, ManagedBuffer, RoleKey
 from ._managed_gate import Outcome, Uses, gate
 
 _MOST_LAYOUTS = 8
@@ -28,7 +28,7 @@ class BufferUse(Struct, frozen=True):
     """A buffer as one argument of a request."""
 
     buffer: ManagedBuffer
-    role: Role
+    role: RoleKey
     dimensions: tuple[int, ...]
     """As the request gives them."""
 

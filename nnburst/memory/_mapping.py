@@ -13,7 +13,7 @@ from .._core._nnburst import ffi, lib
 from ..errors import GeneralFailure, ResourceExhausted
 
 
-class Mapping:
+class MemoryMapping:
     """Maps a range of a memory object; NumPy views on it hold a reference, the last one unmaps.
 
     Args:

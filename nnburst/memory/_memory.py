@@ -24,7 +24,7 @@ from ._kinds import (
     check_prot,
     check_size,
 )
-from ._mapping import Mapping
+from ._mapping import MemoryMapping
 from ._pool import Pool
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ class Memory(Pool):
         writable = bool(self._map_prot & PROT_WRITE)
         if self._mapping is None or self._writable != writable:
             # What can be written must be readable too: NumPy has no write-only arrays.
-            self._mapping = Mapping(self.fds[0], self.offset, self.span, self._map_prot | PROT_READ)
+            self._mapping = MemoryMapping(self.fds[0], self.offset, self.span, self._map_prot | PROT_READ)
             self._writable = writable
         return self._mapping.bytes()
 

@@ -19,7 +19,7 @@ from ..errors import BadState, GeneralFailure, InvalidArgument
 from ._descriptor import MemoryObject, examine, read_into, sync_dma_buf, write_from
 from ._image import ImageLayout, format_of, gather, plane_views, scatter
 from ._kinds import PROT_READ, PROT_WRITE, MemoryHandle
-from ._mapping import Mapping, private_bytes
+from ._mapping import MemoryMapping, private_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -45,7 +45,7 @@ class Pool:
         self._fds = fds
         self._map_prot = map_prot
         self._foreign = foreign
-        self._mapping: Mapping | None = None
+        self._mapping: MemoryMapping | None = None
         self._writable = False
         self._object: MemoryObject | None = None
         self._identity: tuple[int, int, int, int] | None = None
@@ -219,7 +219,7 @@ class Pool:
             scatter(self.image, plane_views(self.image, raw), self._tensor(source))
             write_from(self.fds[0], 0, raw)
 
-    def map_for(self, *, writable: bool) -> Mapping:
+    def map_for(self, *, writable: bool) -> MemoryMapping:
         """Map the pool for a device, with no more rights than the uses so far need.
 
         Raises:
@@ -230,18 +230,18 @@ class Pool:
         mapping = self._mapping
         if mapping is None or (writable and not self._writable):
             rights = PROT_READ | PROT_WRITE if writable else PROT_READ
-            mapping = Mapping(self.fds[0], self.offset, self.span, rights)
+            mapping = MemoryMapping(self.fds[0], self.offset, self.span, rights)
             self._mapping, self._writable = mapping, writable
         return mapping
 
-    def evict(self, mapping: Mapping) -> None:
+    def evict(self, mapping: MemoryMapping) -> None:
         """Let go of a mapping, because it was truncated. The next use maps the object anew."""
         if self._mapping is mapping:
             self._mapping, self._writable, self._object = None, False, None
 
     @property
     def fallible(self) -> bool:
-        """Whether accesses to the mapping can fault, so that `Mapping.faults` decides about a run."""
+        """Whether accesses to the mapping can fault, so that `MemoryMapping.faults` decides about a run."""
         found = self._examined()
         return not found.fixed or found.can_fail
 

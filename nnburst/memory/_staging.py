@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import DataLocation, MemoryLike, Named, Request, RequestArgument
-from ._mapping import Mapping, private_bytes
+from ._mapping import MemoryMapping, private_bytes
 from ._memory import Memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -101,7 +101,7 @@ class OpenRequest:
         self.request = Request((), ())
         self._inputs: list[tuple[Memory, int, Array]] = []
         self._outputs: list[tuple[Memory, int, Array]] = []
-        self._fallible: dict[int, tuple[Memory, Mapping]] = {}
+        self._fallible: dict[int, tuple[Memory, MemoryMapping]] = {}
         self._bracketed: dict[int, tuple[Memory, bool]] = {}
 
     @property

@@ -60,7 +60,7 @@ def activation_code(name: str | None) -> int:
     return int(_ACTIVATIONS[name])
 
 
-class Argument(Struct, frozen=True):
+class MethodArgument(Struct, frozen=True):
     """One parameter of a method.
 
     Attributes:
@@ -110,7 +110,7 @@ class Method(Struct, frozen=True):
 
     operation: OperationType
     name: str
-    arguments: tuple[Argument, ...]
+    arguments: tuple[MethodArgument, ...]
     is_single: bool
 
     @property
@@ -137,7 +137,7 @@ class Method(Struct, frozen=True):
                 operands.append(builder._operand_for(argument, value, data_type))
         return operands
 
-    def _data_type(self, builder: OperationMethods, rows: list[tuple[Argument, Any]]) -> OperandType | None:
+    def _data_type(self, builder: OperationMethods, rows: list[tuple[MethodArgument, Any]]) -> OperandType | None:
         for argument, value in rows:
             if argument.kind == "T" and value is not None:
                 first = value[0] if argument.param.variadic else value
@@ -152,7 +152,7 @@ def _methods() -> Iterator[Method]:
             continue
         first = row.forms[0]
         longest = max((form for form in row.forms if form[: len(first)] == first), key=len)
-        arguments = tuple(Argument(param, place >= len(first)) for place, param in enumerate(longest))
+        arguments = tuple(MethodArgument(param, place >= len(first)) for place, param in enumerate(longest))
         single = len(row.outputs) == 1 and len(row.outputs[0]) == 1 and not row.outputs[0][0].variadic
         yield Method(operation, _NAMES.get(operation, operation.name.lower()), arguments, single)
 
@@ -170,7 +170,7 @@ class OperationMethods(ConstantBuilder):
         index = self.constant(value) if isinstance(value, np.ndarray) else value
         return OperandType(self._operands[index].type) if index < len(self._operands) else None
 
-    def _operand_for(self, argument: Argument, value: Any, data_type: OperandType | None) -> Any:
+    def _operand_for(self, argument: MethodArgument, value: Any, data_type: OperandType | None) -> Any:
         """Return an operand index or array for one value."""
         types = types_of(argument.kind, data_type)
         if value is None and argument.param.may_be_omitted:

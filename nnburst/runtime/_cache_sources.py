@@ -22,7 +22,7 @@ from ..cache import (
     CacheReason,
     CacheRejected,
     EntryInfo,
-    Staged,
+    StagedEntry,
     checked_token,
     device_token_v1,
     device_token_v2,
@@ -185,7 +185,7 @@ class DirectoryCache:
                     yield Room(files(staged.model_fds, staged.data_fds, place), keep)
                 return
 
-    def _staged(self, entry: str, job: Job, until: float) -> Staged:
+    def _staged(self, entry: str, job: Job, until: float) -> StagedEntry:
         try:
             return self._cache.stage(entry, job.counts, patience=max(0.0, until - time.monotonic()))
         except CacheRejected as error:
@@ -194,7 +194,13 @@ class DirectoryCache:
             raise
 
     def _keep(
-        self, job: Job, token: bytes, fingerprint: bytes, staged: Staged, prepared: PreparedModel, compile_ms: float
+        self,
+        job: Job,
+        token: bytes,
+        fingerprint: bytes,
+        staged: StagedEntry,
+        prepared: PreparedModel,
+        compile_ms: float,
     ) -> CacheReason:
         reason = self._published(job, token, fingerprint, staged, prepared, compile_ms)
         self._cache.index.count(reason)
@@ -206,7 +212,13 @@ class DirectoryCache:
         return reason
 
     def _published(
-        self, job: Job, token: bytes, fingerprint: bytes, staged: Staged, prepared: PreparedModel, compile_ms: float
+        self,
+        job: Job,
+        token: bytes,
+        fingerprint: bytes,
+        staged: StagedEntry,
+        prepared: PreparedModel,
+        compile_ms: float,
     ) -> CacheReason:
         result, reason = prepared.cache_result, _said(prepared, compile_ms)
         later = reason is CacheReason.LATER  # the device has duplicates: until it writes, it is a save that was cut off

@@ -10,7 +10,7 @@ from ..burst import BurstCallback
 from ..errors import ErrorStatus, InvalidArgument
 from ._marshal import pools_to_wire
 from ._packets import FdBundle
-from ._protocol import Done, Ending, GetMemories, GetMemoriesReply
+from ._protocol import Done, EndNotice, GetMemories, GetMemoriesReply
 from ._wire import MAX_FDS
 
 
@@ -32,7 +32,7 @@ class CallbackRegistry:
         self._holders[holder.number] = holder
         return holder
 
-    def on_ending(self, message: Ending, fds: FdBundle) -> Done:
+    def on_ending(self, message: EndNotice, fds: FdBundle) -> Done:
         """Every later call says why."""
         self._end(message.reason)
         return Done()

@@ -166,7 +166,7 @@ class ServiceHost:
             for hosted in all_connections:
                 within(LEAVING, hosted.objects.close)  # what runs is finished before its client hears of the end
         for hosted in all_connections:
-            hosted.connection.hang_up(calls.Ending(reason=reason) if reason else None)
+            hosted.connection.hang_up(calls.EndNotice(reason=reason) if reason else None)
         for hosted in all_connections:
             hosted.close()
         if self.listeners is not None:

@@ -280,7 +280,7 @@ class FailureReasonReply(Message, tag="failure_reason.reply", frozen=True):
     reason: Text
 
 
-class Ending(Message, tag="ending", frozen=True):
+class EndNotice(Message, tag="ending", frozen=True):
     """Service to client: the service ends, and why."""
 
     reason: Text
@@ -362,7 +362,7 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(GetMemories, GetMemoriesReply, side=Side.CLIENT, reply_fds=lambda m: _of_pools(m.memories)),
     Call(FailureReason, FailureReasonReply),
-    Call(Ending, Done, side=Side.CLIENT),
+    Call(EndNotice, Done, side=Side.CLIENT),
     Call(FreeMemory, Done),
     Call(Allocate, AllocateReply),
     Call(CopyTo, CopyToReply, request_fds=lambda m: m.memory.n_fds),

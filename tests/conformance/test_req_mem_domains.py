@@ -14,7 +14,7 @@ import nnburst
 from nnburst.burst import ExecutionBurstController, ExecutionResult
 from nnburst.devices import Buffer, Device, FenceSignal, PreparedModel
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError
-from nnburst.memory import BufferTracker, ManagedBuffer, Memory, Role
+from nnburst.memory import BufferTracker, ManagedBuffer, Memory, RoleKey
 from nnburst.model import (
     BufferDesc,
     BufferRole,
@@ -539,7 +539,7 @@ def test_tokens_are_not_reused_for_many_generations() -> None:
     operand = Operand(T.TENSOR_FLOAT32, (1,))
     seen: set[int] = set()
     for _ in range(3000):
-        buffer = ManagedBuffer(operand, (1,), frozenset({Role(1, True, 0)}))
+        buffer = ManagedBuffer(operand, (1,), frozenset({RoleKey(1, True, 0)}))
         token = tracker.add(buffer)
         assert 0 < token < 2**31
         assert token not in seen

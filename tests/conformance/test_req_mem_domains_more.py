@@ -26,7 +26,7 @@ from nnburst.memory import (
     BufferUse,
     ManagedBuffer,
     Memory,
-    Role,
+    RoleKey,
     _managed_gate,
     _managed_tokens,
 )
@@ -341,7 +341,7 @@ def test_REQ_MEM_029_a_bound_request_follows_the_dimensions_of_its_input(device:
 
 
 def managed(nbytes: int = 4) -> tuple[ManagedBuffer, BufferUse]:
-    role = Role(1, False, 0)
+    role = RoleKey(1, False, 0)
     buffer = ManagedBuffer(Operand(T.TENSOR_FLOAT32, (nbytes // 4,)), (nbytes // 4,), frozenset({role}))
     return buffer, BufferUse(buffer, role, ())
 

@@ -18,7 +18,7 @@ from cache_support import DATA, FINGERPRINT, MODEL, TOKEN, Rig, contents
 from msgspec.structs import replace
 
 from nnburst.cache import CacheReason, CacheRejected, TrustStore, _device_cache, _sealed_copy, place_of
-from nnburst.cache._trust_store import Record
+from nnburst.cache._trust_store import EntryRecord
 from nnburst.devices import DeviceCacheHome, _caching
 
 R = CacheReason
@@ -26,8 +26,8 @@ DEVICE = "test-device"
 OLD, NEW = b"o" * 16, b"n" * 16
 
 
-def record(generation: bytes, live: bool) -> Record:
-    return Record(TOKEN, DEVICE, generation, bytes(32), bytes(32), (), live, int(time.time()))
+def record(generation: bytes, live: bool) -> EntryRecord:
+    return EntryRecord(TOKEN, DEVICE, generation, bytes(32), bytes(32), (), live, int(time.time()))
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from nnburst.memory import ManagedBuffer, Memory, Role
+from nnburst.memory import ManagedBuffer, Memory, RoleKey
 from nnburst.model import Operand, OperandType
 
 
 def buffers(count: int, dimensions: tuple[int, ...] = (4,)) -> list[ManagedBuffer]:
     operand = Operand(OperandType.TENSOR_FLOAT32, dimensions)
-    return [ManagedBuffer(operand, dimensions, frozenset({Role(1, True, 0)})) for _ in range(count)]
+    return [ManagedBuffer(operand, dimensions, frozenset({RoleKey(1, True, 0)})) for _ in range(count)]
 
 
 def fill(buffer: ManagedBuffer, value: float, size: int = 4) -> None:

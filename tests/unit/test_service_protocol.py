@@ -99,7 +99,7 @@ SAMPLES = (
     (_protocol.ConfigureBurst(1, 2, QUEUE, QUEUE, 0.5), _protocol.ConfigureBurstReply(3)),
     (_protocol.GetMemories(2, (0, -1, 2**31 - 1)), _protocol.GetMemoriesReply(0, (POOL,))),
     (_protocol.FailureReason(3), _protocol.FailureReasonReply("no such frame")),
-    (_protocol.Ending("it was told to stop"), _protocol.Done()),
+    (_protocol.EndNotice("it was told to stop"), _protocol.Done()),
     (_protocol.FreeMemory(3, -(2**31)), _protocol.Done()),
     (
         _protocol.Allocate(0, (1, 0), (4, 5), (BufferRole(0, 1, 0.5),), (BufferRole(1, 0),)),

@@ -30,7 +30,7 @@ from .._elements import operand_code
 from .._interfaces import CacheFiles
 from .._local import LocalDevice, LocalModel
 from ._graph import Bytes, Graph, GraphStore, SessionSettings, compile_graph, content_digest
-from ._importer import Argument, import_graph
+from ._importer import GraphArgument, import_graph
 from ._library import give_memory_back, require_extra
 from ._packed import FORMAT, load_graph, pack, read_contents
 from ._prepared import OnnxPreparedModel, Source
@@ -234,7 +234,7 @@ def _check_arguments(model: Model, graph: Graph) -> None:
             _check_argument(f"{kind} {position} ({argument.name!r})", model, index, argument, prefix)
 
 
-def _check_argument(place: str, model: Model, index: int, argument: Argument, prefix: int) -> None:
+def _check_argument(place: str, model: Model, index: int, argument: GraphArgument, prefix: int) -> None:
     operand = model.main.operands[index]
     allowed = {operand_code(argument.element, rank, prefix) for rank in (0, 1)}
     allowed.add((extension_code(prefix, argument.element.number), 0.0))

@@ -17,7 +17,7 @@ from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from ...model import element_count
 from .._common import OwnBytes
 from .._elements import element_type
-from ._importer import Argument, all_tensors, external_location, parse, serialised
+from ._importer import GraphArgument, all_tensors, external_location, parse, serialised
 from ._library import onnx, onnxruntime
 from ._snapshots import exposed_arguments
 
@@ -78,7 +78,7 @@ class Graph:
         self.outputs = tuple(described_by(argument, "output") for argument in session.get_outputs())
 
 
-def described_by(argument: Any, kind: str) -> Argument:
+def described_by(argument: Any, kind: str) -> GraphArgument:
     """Return an argument of a session.
 
     Raises:
@@ -89,7 +89,7 @@ def described_by(argument: Any, kind: str) -> Argument:
     if not text.startswith("tensor("):
         raise GeneralFailure(f"{place} has type {text!r}; only dense tensors of numbers can be passed to a model")
     shape = tuple(size if isinstance(size, int) and size >= 0 else str(size) for size in argument.shape)
-    return Argument(argument.name, element_type(text[len("tensor(") : -1], place), shape)
+    return GraphArgument(argument.name, element_type(text[len("tensor(") : -1], place), shape)
 
 
 def content_digest(data: bytes, files: Mapping[str, Bytes]) -> bytes:

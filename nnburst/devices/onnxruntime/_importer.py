@@ -33,7 +33,7 @@ _MOST_FILES = 252
 _LONGEST_NAME = 4096
 
 
-class Argument(Struct, frozen=True):
+class GraphArgument(Struct, frozen=True):
     """An input or output of a graph."""
 
     name: str
@@ -79,7 +79,7 @@ def serialised(proto: Any) -> OwnBytes:
         raise InvalidArgument(f"the model cannot be written again ({error}); use external data for weights") from None
 
 
-def describe(proto: Any) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:
+def describe(proto: Any) -> tuple[tuple[GraphArgument, ...], tuple[GraphArgument, ...]]:
     """Return the inputs, without those that have a default, and the outputs of a model.
 
     Raises:
@@ -111,7 +111,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def _argument(value: Any, kind: str) -> Argument:
+def _argument(value: Any, kind: str) -> GraphArgument:
     name = _text(value.name)
     place = f"{kind} {name!r}"
     if len(name) > _LONGEST_NAME:
@@ -125,7 +125,7 @@ def _argument(value: Any, kind: str) -> Argument:
     shape = _shape(tensor)
     if shape is not None and len(shape) > HIGHEST_RANK:
         raise GeneralFailure(f"{place} has {len(shape)} dimensions; at most {HIGHEST_RANK} can be passed to a model")
-    return Argument(name, element_type(int(tensor.elem_type), place), shape)
+    return GraphArgument(name, element_type(int(tensor.elem_type), place), shape)
 
 
 def _shape(tensor: Any) -> OpenShape:
@@ -223,7 +223,7 @@ def import_graph(data: bytes) -> ImportedModel:
     )
 
 
-def _model(size: int, files: Sequence[str], inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Model:
+def _model(size: int, files: Sequence[str], inputs: Sequence[GraphArgument], outputs: Sequence[GraphArgument]) -> Model:
     operands = [_file(0, "", size), *(_file(1 + i, name, 0) for i, name in enumerate(files))]
     first_input = len(operands)
     first_output = first_input + len(inputs)
@@ -249,7 +249,7 @@ def _file(pool: int, name: str, size: int) -> Operand:
     )
 
 
-def _operand(argument: Argument, lifetime: Lifetime, consumers: int) -> Operand:
+def _operand(argument: GraphArgument, lifetime: Lifetime, consumers: int) -> Operand:
     if argument.rank is None and lifetime == Lifetime.SUBGRAPH_INPUT:
         # NNAPI's tensors are not of rank 0, but those of the extension may be.
         return Operand(extension_code(_PREFIX, argument.element.number), (), consumers, lifetime=lifetime)

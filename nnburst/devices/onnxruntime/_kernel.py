@@ -39,7 +39,7 @@ from .._alarm import ALARM_CLOCK
 from .._deadline import deadline_passed
 from .._elements import is_scalar
 from ._graph import Graph
-from ._importer import Argument
+from ._importer import GraphArgument
 from ._library import onnxruntime
 from ._snapshots import copied_always
 
@@ -52,7 +52,7 @@ class _Open:
     """An output whose dimensions are known only after a run: ONNX Runtime allocates it, and it is copied once."""
 
     position: int
-    argument: Argument
+    argument: GraphArgument
     pool: MemoryLike
     offset: int
     room: int
@@ -83,7 +83,7 @@ class BoundGraph:
         self._copied_in: list[tuple[Bytes, Bytes]] = []
         self._copied_out: list[tuple[Bytes, Bytes]] = []
         self._open: list[_Open] = []
-        self._said: dict[int, tuple[Argument, tuple[int, ...], Bytes]] = {}
+        self._said: dict[int, tuple[GraphArgument, tuple[int, ...], Bytes]] = {}
         """Outputs that ONNX Runtime writes where they belong, since model or request says their shape, by position."""
         self._inputs: dict[str, tuple[tuple[int, ...], Bytes]] = {}
         self._shapes: list[tuple[int, ...]] = [()] * len(request.outputs)
@@ -106,7 +106,7 @@ class BoundGraph:
 
     # -- binding -------------------------------------------------------------------------------------------------------
 
-    def _bind_input(self, node: Argument, operand: Operand, request: Request, argument: RequestArgument) -> None:
+    def _bind_input(self, node: GraphArgument, operand: Operand, request: Request, argument: RequestArgument) -> None:
         if argument.has_no_value:
             if node.shape is None or 0 not in node.dimensions:
                 raise GeneralFailure(f"input {node.name!r} is omitted, but the graph needs it")
@@ -132,7 +132,7 @@ class BoundGraph:
         self._inputs[node.name] = dims, region
         self._bind(self._binding.bind_input, node, dims, region)
 
-    def _needs_copy(self, node: Argument, pool: MemoryLike, region: Bytes) -> bool:
+    def _needs_copy(self, node: GraphArgument, pool: MemoryLike, region: Bytes) -> bool:
         """Whether ONNX Runtime must not work where the client put an argument."""
         if region.ctypes.data % node.element.itemsize:
             return True
@@ -141,7 +141,7 @@ class BoundGraph:
         return copied_always(node.element) or node.name in self._graph.exposed
 
     def _bind_output(
-        self, position: int, node: Argument, operand: Operand, request: Request, argument: RequestArgument
+        self, position: int, node: GraphArgument, operand: Operand, request: Request, argument: RequestArgument
     ) -> None:
         pool, location = _pool(request, argument), argument.location
         dims = combine_dimensions(operand.dimensions, argument.dimensions)
@@ -180,7 +180,7 @@ class BoundGraph:
         elif source.nbytes:
             self._copied_out.append((_writable(output.pool, output.argument, source.nbytes, output.offset), source))
 
-    def _bind(self, bind: Callable[..., None], node: Argument, dims: tuple[int, ...], region: Bytes) -> None:
+    def _bind(self, bind: Callable[..., None], node: GraphArgument, dims: tuple[int, ...], region: Bytes) -> None:
         self._kept.append(region)
         bind(node.name, _CPU, 0, node.element.number, list(dims), region.ctypes.data)
 
@@ -311,7 +311,7 @@ def _run_nothing() -> None:
     """Run a graph of which only inputs are asked for."""
 
 
-def _writable(pool: MemoryLike, node: Argument, nbytes: int, offset: int) -> Bytes:
+def _writable(pool: MemoryLike, node: GraphArgument, nbytes: int, offset: int) -> Bytes:
     """Return the region of an output.
 
     Raises:
@@ -344,7 +344,7 @@ def _runner(graph: Graph, binding: Any, options: Any) -> Callable[[], None]:
     return partial(run, bound, options)
 
 
-def _needed(node: Argument, operand: Operand, dims: tuple[int, ...]) -> int | None:
+def _needed(node: GraphArgument, operand: Operand, dims: tuple[int, ...]) -> int | None:
     """Bytes of an argument; None if not all dimensions are known."""
     if is_scalar(operand):
         return node.element.itemsize

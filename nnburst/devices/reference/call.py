@@ -22,10 +22,10 @@ from ...model import (
     operand_info,
 )
 
-__all__ = ["KernelCall", "Step", "activation_limits", "decode_table", "encode_table"]
+__all__ = ["KernelCall", "KernelStep", "activation_limits", "decode_table", "encode_table"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Step = Callable[[], Any]
+KernelStep = Callable[[], Any]
 
 _EXACT = 2.0**24
 """Below it every integer is a float32."""
@@ -146,8 +146,8 @@ class KernelCall(OperationView):
         self._reads = reads
         self._most_bytes = most_bytes
         self._place = place
-        self._steps: list[Step] = []
-        self._tail: list[Step] = []
+        self._steps: list[KernelStep] = []
+        self._tail: list[KernelStep] = []
 
     # -- what is known ----------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class KernelCall(OperationView):
         """Append a call whose result becomes the stored values of the output."""
         self.do(_assign, self.out(), function, arrays)
 
-    def finished_steps(self) -> list[Step]:
+    def finished_steps(self) -> list[KernelStep]:
         """Hand over the steps, with those that store the results last. Once: kept here too, they would form a cycle."""
         steps = self._steps + self._tail
         self._steps, self._tail = [], []
@@ -218,7 +218,7 @@ class KernelCall(OperationView):
             return
         self._clamp(self._steps, out, low, high)
 
-    def _clamp(self, steps: list[Step], values: Array, low: Any, high: Any) -> None:
+    def _clamp(self, steps: list[KernelStep], values: Array, low: Any, high: Any) -> None:
         if low is not None:
             steps.append(partial(np.maximum, values, values.dtype.type(low), out=values))
         if high is not None:

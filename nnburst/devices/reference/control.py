@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import MissedDeadline
 from ...model import Operation, combine_dimensions
-from .graph import Binding, Limits
+from .graph import Binding, RunLimits
 
 __all__ = ["run_if", "run_while"]
 
@@ -19,7 +19,7 @@ _Value = Array | None
 """None for a value that is omitted."""
 
 
-def run_if(outer: Binding, operation: Operation, limits: Limits) -> None:
+def run_if(outer: Binding, operation: Operation, limits: RunLimits) -> None:
     """Run one of two subgraphs on the values after them."""
     condition, then, otherwise, *values = operation.inputs
     chosen = then if _is_true(outer.arrays[condition]) else otherwise
@@ -27,7 +27,7 @@ def run_if(outer: Binding, operation: Operation, limits: Limits) -> None:
     _give(outer, operation, results)
 
 
-def run_while(outer: Binding, operation: Operation, limits: Limits) -> None:
+def run_while(outer: Binding, operation: Operation, limits: RunLimits) -> None:
     """Run a body as long as a condition holds; its results are the first of its next inputs.
 
     Raises:
@@ -52,7 +52,7 @@ def _value(outer: Binding, index: int) -> _Value:
     return None if index in outer.omitted else outer.arrays[index]
 
 
-def _run_subgraph(outer: Binding, reference: int, values: Sequence[_Value], limits: Limits) -> list[Array]:
+def _run_subgraph(outer: Binding, reference: int, values: Sequence[_Value], limits: RunLimits) -> list[Array]:
     """Run the subgraph that an operand refers to; return its outputs."""
     referenced = outer.graph.referenced
     graph = referenced[outer.graph.subgraph.operands[reference].location.offset]

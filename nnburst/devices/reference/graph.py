@@ -1,7 +1,7 @@
 """Binding the operations of one subgraph to arrays.
 
-A `Graph` is what preparation knows of a subgraph; a `Binding` is one use of it: every operand has an array, given by a
-request or by the operation around it, or made when the operation that writes it is bound.
+A `PreparedSubgraph` is what preparation knows of a subgraph; a `Binding` is one use of it: every operand has an array,
+given by a request or by the operation around it, or made when the operation that writes it is bound.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ...model import (
     operation_name,
 )
 from .._deadline import deadline_passed
-from .call import KernelCall, Step
+from .call import KernelCall, KernelStep
 from .kernels import KERNELS
 
-__all__ = ["CONTROL_FLOW", "LONGEST_LOOP_NS", "PASSING", "Binding", "Graph", "Limits", "map_argument"]
+__all__ = ["CONTROL_FLOW", "LONGEST_LOOP_NS", "PASSING", "Binding", "PreparedSubgraph", "RunLimits", "map_argument"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PASSING = (MissedDeadline, ResourceExhausted, MemoryError)
@@ -47,7 +47,7 @@ _MEMORY_FACTOR = 64
 any case; kernels use up to eight times the size of what they compute on."""
 
 
-class Graph(Struct, frozen=True):
+class PreparedSubgraph(Struct, frozen=True):
     """What preparation knows of a subgraph.
 
     Attributes:
@@ -62,10 +62,10 @@ class Graph(Struct, frozen=True):
     constants: Mapping[int, Array]
     matches: tuple[tuple[Signature, Match], ...]
     derived: Callable[[Hashable, Callable[[], Any]], Any]
-    referenced: Sequence[Graph] = ()
+    referenced: Sequence[PreparedSubgraph] = ()
 
 
-class Limits(Struct, frozen=True):
+class RunLimits(Struct, frozen=True):
     """How far an execution may go.
 
     Attributes:
@@ -79,7 +79,7 @@ class Limits(Struct, frozen=True):
     loop_ns: int = 2_000_000_000
 
     @classmethod
-    def for_bytes(cls, nbytes: int) -> Limits:
+    def for_bytes(cls, nbytes: int) -> RunLimits:
         """Return the limits of an execution with so many bytes of arguments and constants."""
         return cls(max(_LEAST_MEMORY, _MEMORY_FACTOR * nbytes))
 
@@ -101,7 +101,7 @@ class Binding:
         reads: Constants whose stored values are used, when operations are bound or in each run.
     """
 
-    def __init__(self, graph: Graph, nbytes: int) -> None:
+    def __init__(self, graph: PreparedSubgraph, nbytes: int) -> None:
         operands = graph.subgraph.operands
         self.graph = graph
         self.arrays: dict[int, Array] = dict(graph.constants)
@@ -113,7 +113,7 @@ class Binding:
         self._most = nbytes
         self._taken: dict[int, int] = {}
 
-    def run(self, start: int, limits: Limits) -> None:
+    def run(self, start: int, limits: RunLimits) -> None:
         """Bind and run the operations from `start` on, one after the other.
 
         Raises:
@@ -123,7 +123,7 @@ class Binding:
             limits.require_time()
             self.step_through(position, self.bind(position, limits))
 
-    def step_through(self, position: int, steps: Sequence[Step]) -> None:
+    def step_through(self, position: int, steps: Sequence[KernelStep]) -> None:
         """Make the calls of an operation.
 
         Raises:
@@ -143,7 +143,7 @@ class Binding:
         reason = str(error) if isinstance(error, NNBurstError) else f"{type(error).__name__}: {error}"
         return GeneralFailure(f"operation {position} ({name}): {reason}")
 
-    def bind(self, position: int, limits: Limits | None) -> list[Step]:
+    def bind(self, position: int, limits: RunLimits | None) -> list[KernelStep]:
         """Give an operation's results their arrays and return the calls that compute them.
 
         Args:
@@ -198,7 +198,7 @@ class Binding:
             place=self.place if row.measured else None,
         )
 
-    def _run_control_flow(self, operation: Operation, limits: Limits | None) -> list[Step]:
+    def _run_control_flow(self, operation: Operation, limits: RunLimits | None) -> list[KernelStep]:
         if limits is None:
             raise UnknownYet("control flow is run, not bound")
         from .control import run_if, run_while

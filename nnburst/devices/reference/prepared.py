@@ -27,7 +27,7 @@ from ...model import (
 from .._local import LocalModel
 from .dry import bind_for_nothing
 from .fold import fold_constants
-from .graph import Graph
+from .graph import PreparedSubgraph
 from .program import Program
 from .serial import Compiled, pack, unpack
 
@@ -56,11 +56,13 @@ class ReferencePreparedModel(LocalModel):
         self._derived: dict[Hashable, Any] = dict(compiled.derived)
         self._unneeded: frozenset[int] = frozenset()
         self._source = compiled
-        self._referenced: list[Graph] = []
+        self._referenced: list[PreparedSubgraph] = []
         for subgraph in self.model.referenced:
             kept: dict[Hashable, Any] = {}
             constants, matches = _constants(self.model, subgraph), _matches(subgraph)
-            self._referenced.append(Graph(subgraph, constants, matches, partial(_kept, kept), self._referenced))
+            self._referenced.append(
+                PreparedSubgraph(subgraph, constants, matches, partial(_kept, kept), self._referenced)
+            )
 
     @classmethod
     def compile(cls: type[_M], model: Model, tracker: BufferTracker | None = None, *, lower: bool = True) -> _M:
@@ -124,9 +126,9 @@ class ReferencePreparedModel(LocalModel):
         return _kept(self._derived, key, make)
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> PreparedSubgraph:
         """The main subgraph, to be bound."""
-        return Graph(self.model.main, self.constants, self.matches, self.derived, self._referenced)
+        return PreparedSubgraph(self.model.main, self.constants, self.matches, self.derived, self._referenced)
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
         """Bind the operations to the arrays of a request."""

@@ -32,8 +32,8 @@ from ...model import (
     is_fully_specified,
     operand_info,
 )
-from .call import Step
-from .graph import LONGEST_LOOP_NS, PASSING, Binding, Limits, map_argument
+from .call import KernelStep
+from .graph import LONGEST_LOOP_NS, PASSING, Binding, RunLimits, map_argument
 
 if TYPE_CHECKING:
     from .prepared import ReferencePreparedModel
@@ -62,7 +62,7 @@ class Program:
         self._operations = main.operations
         self._operands = main.operands
         arguments = sum(argument.location.length for argument in (*request.inputs, *request.outputs))
-        limits = Limits.for_bytes(arguments + sum(value.nbytes for value in prepared.constants.values()))
+        limits = RunLimits.for_bytes(arguments + sum(value.nbytes for value in prepared.constants.values()))
         loop_ns = min(options.loop_timeout_ns, LONGEST_LOOP_NS) or limits.loop_ns
         self._limits = replace(limits, deadline_ns=options.deadline_ns, loop_ns=loop_ns)
         self._binding = Binding(prepared.graph, limits.nbytes)
@@ -70,7 +70,7 @@ class Program:
         self._bind_inputs(request)
         self._bind_outputs(request)
         self._reports_shapes = any(not self._is_complete(index) for index in main.output_indexes)
-        self._steps: list[Step] = []
+        self._steps: list[KernelStep] = []
         self._starts: list[int] = []
         with np.errstate(all="ignore"):  # kernels compute from constants, which may be anything
             self._bound = self._bind_operations()
