@@ -366,6 +366,10 @@ void nnb_execution_return(nnb_execution *e); /* undoes nnb_execution_leave */
 /* When the run that was started last has to end, on CLOCK_MONOTONIC; 0: it need not. */
 uint64_t nnb_execution_deadline(const nnb_execution *e);
 
+/* Brings the deadlines of all runs of this process nearer, also of those that are waited for: these notice it when they
+ * come back to their callers next, after a slice at most. For tests. */
+void nnb_skip_time(uint64_t ns);
+
 /* Runs once: send, wait, decode. Returns the status of the result (>= 0) or
  * -EALREADY: it is running; -EBUSY: another one is; -ESTALE: it has left;
  * -ETIMEDOUT: given up, a late result will be dropped; -ECANCELED: the time was over before it could be sent;

@@ -11,14 +11,14 @@ import numpy as np
 from detector import CLASSES, MODEL, images, right
 
 import nnburst
-from nnburst.testing import inject
+from nnburst.testing import FakeClock, inject
 
 
 class Classifier:
     """The program: it answers "don't know" rather than late or not at all."""
 
-    def __init__(self, service: nnburst.Service, timeout: float = 0.5) -> None:
-        self.session = service.session(MODEL, on_death="restart", timeout=timeout)
+    def __init__(self, service: nnburst.Service) -> None:
+        self.session = service.session(MODEL, on_death="restart", timeout=60)
 
     def scores(self, image: np.ndarray) -> np.ndarray:
         try:
@@ -28,7 +28,7 @@ class Classifier:
 
 
 def test_crash_costs_one_answer(nnburst_leaves_nothing: None, nnburst_service: nnburst.Service) -> None:
-    classifier = Classifier(nnburst_service, timeout=30)
+    classifier = Classifier(nnburst_service)
     (image,) = images(1)
     inject(nnburst_service, crash_on=2)
     assert right(image, classifier.scores(image))
@@ -39,5 +39,8 @@ def test_crash_costs_one_answer(nnburst_leaves_nothing: None, nnburst_service: n
 def test_late_answer_is_none(nnburst_leaves_nothing: None, nnburst_service: nnburst.Service) -> None:
     classifier = Classifier(nnburst_service)
     (image,) = images(1)
-    with inject(nnburst_service, freeze="call"):
+    assert right(image, classifier.scores(image))
+    with FakeClock() as clock, inject(nnburst_service, freeze="call") as hang:
+        clock.advance(60, when=hang)  # a minute that the test does not wait for
         assert not classifier.scores(image).any()
+    assert right(image, classifier.scores(image))

@@ -1,11 +1,12 @@
-"""For tests of programs that use nnburst: faults on order, and a check that nothing is left behind.
+"""For tests of programs that use nnburst: faults on order, time that passes at once, and what is left behind.
 
 ``nnburst.testing.pytest_plugin`` makes fixtures of them; pytest loads it by itself.
 """
 
 from __future__ import annotations
 
+from ._clock import FakeClock
 from ._inject import Fault, inject
 from ._leaks import Snapshot, assert_nothing_left
 
-__all__ = ["Fault", "Snapshot", "assert_nothing_left", "inject"]
+__all__ = ["FakeClock", "Fault", "Snapshot", "assert_nothing_left", "inject"]

@@ -83,6 +83,10 @@ class Fault:
                 raise TimeoutError("the process has not stopped")
             time.sleep(0.001)
 
+    def fileno(self) -> int:
+        """Return a descriptor that is readable once it has happened since the last `wait`; -1 if it is withdrawn."""
+        return self._ours.fileno()
+
     def withdraw(self) -> None:
         """Have it not happen any more; what is frozen goes on, unless it holds the interpreter lock. Idempotent."""
         self._times = self.times
