@@ -15,8 +15,6 @@
 #include "nnb_channel.h"
 
 #define CLOCK_EVERY 32       /* polls between two looks at the clock */
-#define FRUITLESS_WINDOWS 4  /* so many windows in vain, and polling rests */
-#define REST 15              /* ... for so many waits */
 #define FRUITLESS_ROUNDS 64  /* a peer that keeps setting bits must not keep us from the interpreter */
 
 int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_ns, uint64_t *counters)
@@ -120,8 +118,6 @@ static int take(nnb_channel *ch, uint8_t *packet, uint64_t bytes)
     ch->poll_until = 0;
     if (!ch->waiting)
         ch->fruitless = 0;
-    else if (ch->rest)
-        ch->rest--;
     ch->waiting = 0;
     nnb_mq_peek(q, 0, packet, NNB_DATUM_SIZE);
     uint32_t n = announced(ch, packet, datums);
@@ -156,7 +152,7 @@ static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
 {
     uint64_t now = nnb_now_ns(), slice = now + NNB_SLICE_NS;
     if (!ch->poll_until)
-        ch->poll_until = now + ch->window_ns;
+        ch->poll_until = now + nnb_window(ch->window_ns, ch->fruitless);
     for (;;) {
         int rc = nnb_channel_try(ch, packet, CLOCK_EVERY);
         if (rc != -EAGAIN)
@@ -175,16 +171,11 @@ static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
 
 int nnb_channel_look(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
 {
-    /* Polling pays if packets come within the window. If they do not, time after time, then perhaps because both ends
-     * share a processor and polling keeps the peer from running: rest, and try again later. */
     if (nnb_channel_polls(ch) && !ch->waiting) {
         int rc = poll_window(ch, packet, deadline_ns);
         if (rc != -EAGAIN)
             return rc;
-        if (++ch->fruitless >= FRUITLESS_WINDOWS) {
-            ch->fruitless = 0;
-            ch->rest = REST + 1; /* this wait is the first */
-        }
+        ch->fruitless++;
     }
     if (!ch->waiting && !ch->poll_ended)
         ch->poll_ended = 1;

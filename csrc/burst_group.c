@@ -18,6 +18,12 @@
  *              starts others beside them; then one more worker is asked for (-EUSERS). A client may have a few
  *              runs under way, so that its own that hang take no more. Its other requests wait for one of those.
  *
+ * Turns. A client that polls for its answer takes it in a microsecond; one that sleeps has to be woken and to find a
+ * processor. So while clients that wait are asleep, as many as there are processors beside the leader's have a turn: those
+ * are answered first, and waited for a little between two requests, until they have had a turn's time, or have got ahead
+ * of another one that is ready, or have gone to sleep. Then one that sleeps is answered, and has the next turn. Without
+ * turns all clients are awake for each of their requests, and push each other and the leader off the processors.
+ *
  * The word `lead` says who leads: FREE, LOOKING, or BUSY with which run of which worker. What is "the leader's" below is
  * touched by the leader alone; `lead` itself, or `lock`, hands it on.
  *
@@ -60,6 +66,7 @@
 #define CLOCK_EVERY 32u        /* rounds between two looks at the clock */
 #define LONG_NS 100000u        /* a run that is expected to last longer is detached */
 #define SLOW_NS 20000u         /* after such a run every queue is looked at */
+#define WAIT_ROUNDS 8u         /* the same while it waits in a client's turn */
 #define TICK_NS 1000000u       /* of the watchman */
 #define IDLE_TICKS 8           /* so many without a run, and it rests */
 #define STUCK_NS 2000000u      /* a run is not stuck before */
@@ -70,14 +77,22 @@
 #define PICKS_BEFORE_HOT 8u    /* ... else after so many */
 #define PICKS_BEFORE_ALL 32u   /* and all others after so many */
 #define CREDIT_NS 1000000u     /* what a client that was idle may be ahead of the others */
+#define LEAD_NS 500000u        /* how far a client may get ahead in its turn */
+#define TURN_NS 1000000u
+#define THINK_NS 10000u        /* how long the leader waits in a client's turn for its next request */
+#define WAKE_NS 100000u        /* ... for the first one after it was woken */
+#define LEAVE_NS 100000u       /* how long one whose turn is over is given to fall asleep */
+#define MOST_SLEEPS 2u         /* in a row, in one turn */
+#define MOST_TURNS 16u
+#define EXCESS_NS 50000u       /* what a run may take beyond four times the usual */
 #define FLOOR_NS 500u          /* what a request costs at least */
 #define FUTILE_WAKES 1024u     /* a client that wakes us so often without a packet is not served any more */
 #define WORDS 127u             /* and a bell */
 #define KEEP_WORDS 64u         /* queues that the leader keeps when it has to leave some to watchers */
 #define MOST_WORKERS 1024u
 #define SPARE 4u               /* parked workers that are kept beyond those that are needed */
-#define FRUITLESS_WINDOWS 4
-#define REST 15
+#define TURNS_IN_VAIN 4        /* in a row, and a client has none */
+#define TURNLESS 15            /* ... the next times */
 #define SLEEPING_BITS (NNB_EVENT_NOT_EMPTY | NNB_EVENT_HANG_UP)
 
 #define FREE 0u
@@ -112,11 +127,13 @@ struct seat {
     seat *next;   /* ready after it */
     int is_ready, is_hot;
     uint64_t used_ns;
+    uint64_t turn_until, awaited_until; /* 0: it is not its turn */
+    uint32_t sleeps_in_turn, turns_in_vain, turnless;
     uint32_t expected; /* the event word as it was when we slept on it */
     uint32_t futile;
     /* who has it */
     uint64_t average_ns; /* of its runs */
-    uint32_t n_runs;
+    int was_long;        /* the last one, by far */
 };
 
 enum role { NONE, LEADS, INLINE, DETACHED, ATTACHED };
@@ -126,6 +143,7 @@ struct nnb_worker {
     uint32_t number;
     enum role role; /* under lock while it is parked */
     seat *seat;     /* of the request at hand, or the one that it polls (ATTACHED) */
+    int has_turn;   /* it is the seat's turn */
     int is_new;     /* the request at hand has to be bound first */
     int ended;      /* what ended the seat's burst, 0: it goes on */
     uint64_t started_ns; /* 0: not measured */
@@ -179,11 +197,14 @@ struct nnb_group {
     seat **mine, **hot;
     share **ready;
     uint32_t n_mine, n_hot, n_ready, mine_room;
+    seat *turns[MOST_TURNS];
+    uint32_t n_turns, most_turns;
+    int is_waiting; /* for one of them, while others are ready */
     uint64_t now_ns, idle_since, floor_ns;
     uint32_t picks_hot, picks_all, rounds;
     int is_slow;
     int has_slept;
-    uint32_t fruitless, rest; /* as in a channel */
+    uint32_t fruitless; /* as in a channel */
 };
 
 static uint64_t word_of(const nnb_worker *w, uint32_t state)
@@ -211,6 +232,7 @@ int nnb_group_create(nnb_group **out, uint32_t cpus, uint32_t most_words)
     }
     pthread_mutex_init(&g->lock, NULL);
     g->cpus = cpus ? cpus : 1;
+    g->most_turns = g->cpus < 2 ? 1 : g->cpus - 1 < MOST_TURNS ? g->cpus - 1 : MOST_TURNS;
     g->words = !has_waitv() ? 0 : most_words < WORDS ? most_words : WORDS;
     g->magic = MAGIC;
     *out = g;
@@ -435,6 +457,17 @@ static int grow_lists(nnb_group *g, uint32_t n)
     return 0;
 }
 
+static void end_turn(nnb_group *g, seat *m)
+{
+    if (!m->turn_until)
+        return;
+    m->turn_until = m->awaited_until = 0;
+    uint32_t i = 0;
+    while (g->turns[i] != m)
+        i++;
+    g->turns[i] = g->turns[--g->n_turns];
+}
+
 /* Seats have come, gone, or been handed back by a watcher. */
 static void refresh(nnb_group *g)
 {
@@ -457,6 +490,7 @@ static void refresh(nnb_group *g)
     while (g->dead) {
         seat *m = g->dead;
         g->dead = m->next;
+        end_turn(g, m);
         free(m);
     }
     pthread_mutex_unlock(&g->lock);
@@ -479,11 +513,12 @@ static void make_ready(nnb_group *g, seat *m)
     if (m->is_ready)
         return;
     m->is_ready = 1;
+    int goes_first = is_over(m) || m->turn_until > g->now_ns;
     uint32_t p = is_over(m) ? 0 : m->priority;
-    m->next = is_over(m) ? s->first[0] : NULL;
+    m->next = goes_first ? s->first[p] : NULL;
     if (!s->first[p])
         s->last[p] = m;
-    if (!s->first[p] || is_over(m)) {
+    if (!s->first[p] || goes_first) {
         s->first[p] = m;
     } else {
         s->last[p]->next = m;
@@ -500,6 +535,18 @@ static void make_ready(nnb_group *g, seat *m)
 static int is_free(seat *m) { return !m->is_ready && !nnb_load32_acquire(&m->taken); } /* give_back <-> take_up */
 
 static int has_news(seat *m) { return nnb_mq_poll(m->inbox->mq) != 0 || is_over(m); }
+
+/* Whether one of those whose turn it is is ready now. */
+static int look_at_turns(nnb_group *g)
+{
+    int found = 0;
+    for (uint32_t i = 0; i < g->n_turns; i++)
+        if (is_free(g->turns[i]) && nnb_mq_poll(g->turns[i]->inbox->mq) != 0) {
+            make_ready(g, g->turns[i]);
+            found = 1;
+        }
+    return found;
+}
 
 static void look_at_hot(nnb_group *g)
 {
@@ -560,33 +607,113 @@ static int may_pick(const nnb_group *g)
     return 0;
 }
 
-/* The next request: the highest priority, then the client that had least. NULL: those that are ready may not run. */
+static int may_poll(const nnb_group *g)
+{
+    uint32_t others = nnb_load32_relaxed(&g->n_detached);
+    return !others || others + 2 <= g->cpus; /* one processor is left to the clients */
+}
+
+/* Whether its client sleeps, and has to be woken for the answer. */
+static int is_asleep(seat *m)
+{
+    return !(nnb_load32_relaxed((nnb_a32 *)(void *)nnb_server_outbox(m->server)->mq->event) & NNB_EVENT_NOT_EMPTY);
+}
+
+/* It had a turn, and has not used it as one that polls does. */
+static void lose_turn(nnb_group *g, seat *m)
+{
+    end_turn(g, m);
+    if (++m->turns_in_vain >= TURNS_IN_VAIN) {
+        m->turns_in_vain = 0;
+        m->turnless = TURNLESS;
+    }
+}
+
+/* Whether the leader waits, rather than give a turn to a client of `priority` that has had `spent`: for the next request
+ * of one whose turn it is, or for one whose turn is over to fall asleep, so that there is a processor for the other. */
+static int is_awaiting(nnb_group *g, uint32_t priority, uint64_t spent)
+{
+    int awaits = 0;
+    for (uint32_t i = g->n_turns; i-- > 0;) {
+        seat *m = g->turns[i];
+        if (g->now_ns < m->turn_until && nnb_load_relaxed(&m->share->spent) > spent + LEAD_NS)
+            m->turn_until = g->now_ns;
+        if (g->now_ns >= m->turn_until) {
+            if (is_asleep(m) || g->now_ns - m->turn_until >= LEAVE_NS)
+                end_turn(g, m);
+            else
+                awaits |= m->priority <= priority;
+        } else if (m->is_ready || nnb_load32_relaxed(&m->taken)) { /* it is behind another one that is ready */
+            continue;
+        } else if (g->now_ns >= m->awaited_until) {
+            lose_turn(g, m);
+        } else {
+            awaits |= m->priority <= priority;
+        }
+    }
+    return awaits && g->n_turns == g->most_turns;
+}
+
+static void begin_turn(nnb_group *g, seat *m)
+{
+    if (m->turn_until) {
+        if (g->now_ns >= m->turn_until) /* it is the neediest all the same */
+            m->turn_until = g->now_ns + TURN_NS;
+        return;
+    }
+    if (!m->window_ns)
+        return;
+    if (m->turnless) {
+        m->turnless--;
+        return;
+    }
+    for (uint32_t i = 0; i < g->n_turns && g->n_turns == g->most_turns; i++)
+        if (g->turns[i]->priority > m->priority)
+            end_turn(g, g->turns[i]);
+    if (g->n_turns == g->most_turns)
+        return;
+    m->turn_until = m->awaited_until = g->now_ns + TURN_NS;
+    m->sleeps_in_turn = 0;
+    g->turns[g->n_turns++] = m;
+}
+
+/* The next request: the highest priority, then the client that had least, or one whose turn it is. NULL: those that are
+ * ready may not run, or the leader waits. */
 static seat *pick(nnb_group *g)
 {
-    share *best = NULL;
-    int best_priority = 0;
-    uint32_t best_at = 0;
+    share *best = NULL, *held = NULL;
+    int priority = NNB_PRIORITIES;
+    uint64_t least = 0, least_held = 0;
+    uint32_t best_at = 0, held_at = 0;
     for (uint32_t i = 0; i < g->n_ready; i++) {
         share *s = g->ready[i];
-        if (!may_run(g, s))
-            continue;
         int p = top_priority(s);
-        if (best && (p > best_priority || (p == best_priority && nnb_load_relaxed(&s->spent) >= nnb_load_relaxed(&best->spent))))
+        if (p > priority || !may_run(g, s))
             continue;
-        best = s;
-        best_priority = p;
-        best_at = i;
+        uint64_t spent = nnb_load_relaxed(&s->spent);
+        if (p < priority || spent < least)
+            best = s, best_at = i, least = spent;
+        if (p < priority)
+            held = NULL;
+        priority = p;
+        if (s->first[p]->turn_until > g->now_ns && (!held || spent < least_held))
+            held = s, held_at = i, least_held = spent;
     }
     if (!best)
         return NULL;
-    seat *m = best->first[best_priority];
-    best->first[best_priority] = m->next;
+    if (held && held != best && least_held <= least + LEAD_NS)
+        best = held, best_at = held_at, least = least_held;
+    seat *m = best->first[priority];
+    g->is_waiting = g->n_turns && !m->turn_until && may_poll(g) && is_awaiting(g, m->priority, least);
+    if (g->is_waiting)
+        return NULL;
+    best->first[priority] = m->next;
     m->is_ready = 0;
     if (!--best->n_ready)
         g->ready[best_at] = g->ready[--g->n_ready];
-    uint64_t spent = nnb_load_relaxed(&best->spent);
-    if (spent > g->floor_ns)
-        g->floor_ns = spent;
+    if (least > g->floor_ns)
+        g->floor_ns = least;
+    begin_turn(g, m);
     return m;
 }
 
@@ -715,6 +842,7 @@ static int begin(nnb_worker *w)
     g->idle_since = g->has_slept = 0;
     make_hot(g, m);
     int is_long = w->ended || (has_others && (w->is_new || m->average_ns > LONG_NS));
+    w->has_turn = m->turn_until != 0;
     w->started_ns = 0;
     if (has_others && (is_long || g->n_hot > 1 || nnb_load_relaxed(&w->runs) % MEASURE_EVERY == 0))
         w->started_ns = g->now_ns = nnb_now_ns();
@@ -736,24 +864,24 @@ static int begin(nnb_worker *w)
     return id;
 }
 
-static void account(nnb_worker *w, seat *m)
+/* A run that takes much longer than usual was perhaps interrupted, and counts in part. Two in a row are the client's.
+ * `ended_ns`: before the answer went out, which may have woken a client that takes this processor. */
+static void account(nnb_worker *w, seat *m, uint64_t ended_ns)
 {
     uint64_t took = m->average_ns;
     if (w->started_ns) {
-        uint64_t now = nnb_now_ns();
-        took = now - w->started_ns;
+        uint64_t most = 4 * m->average_ns + EXCESS_NS;
+        took = ended_ns - w->started_ns;
+        int was_long = m->was_long;
+        m->was_long = took > most;
+        if (m->was_long && !was_long)
+            took = most;
         if (!w->is_new)
-            m->average_ns = m->n_runs++ ? m->average_ns - m->average_ns / 8 + took / 8 : took;
+            m->average_ns = m->average_ns - m->average_ns / 8 + took / 8;
         if (w->role == LEADS)
-            w->group->now_ns = now;
+            w->group->now_ns = ended_ns;
     }
     nnb_add_relaxed(&m->share->spent, took + FLOOR_NS);
-}
-
-static int may_poll(const nnb_group *g)
-{
-    uint32_t others = nnb_load32_relaxed(&g->n_detached);
-    return !others || others + 2 <= g->cpus; /* one processor is left to the clients */
 }
 
 /* A detached run is over: the seat goes back, and its worker leads if nobody does. */
@@ -794,6 +922,18 @@ static void give_back(nnb_worker *w)
         ring(&g->bell);
 }
 
+/* The client has its answer. From now on the leader waits for its next request. */
+static void note_turn(nnb_group *g, seat *m, int was_asleep)
+{
+    if (!m->turn_until)
+        return;
+    m->awaited_until = was_asleep ? nnb_now_ns() + WAKE_NS : g->now_ns + THINK_NS;
+    if (!was_asleep)
+        m->sleeps_in_turn = m->turns_in_vain = 0;
+    else if (m->sleeps_in_turn++ >= MOST_SLEEPS)
+        lose_turn(g, m);
+}
+
 /* Answers the request at hand. 0, NNB_BURST_ENDED | ..., or -ERESTART. */
 static int conclude(nnb_worker *w)
 {
@@ -803,13 +943,15 @@ static int conclude(nnb_worker *w)
         give_back(w);
         return 0;
     }
+    int was_asleep = w->has_turn && is_asleep(m);
+    uint64_t ended_ns = w->started_ns ? nnb_now_ns() : 0;
     int rc = nnb_server_reply(m->server);
     w->ended = rc < 0 && rc != -ERESTART ? rc : 0;
     if (w->role == INLINE) {
         uint64_t was = w->busy_word;
         w->role = nnb_cas_acquire(&g->lead, was, word_of(w, LOOKING)) ? LEADS : DETACHED; /* hand_over <-> take_over */
     }
-    account(w, m);
+    account(w, m, ended_ns);
     if (w->role == LEADS) {
         if (w->ended)
             detach(w);
@@ -818,6 +960,7 @@ static int conclude(nnb_worker *w)
     if (w->ended)
         return NNB_BURST_ENDED + (int)(m->number * NNB_SEAT_PLANS);
     if (w->role == LEADS) {
+        note_turn(g, m, was_asleep);
         nnb_store32_relaxed(&m->taken, 0);
         w->seat = NULL;
     } else if (m->window_ns && nnb_load32_relaxed(&g->asleep) && !nnb_load32_relaxed(&g->waiting)) {
@@ -966,9 +1109,10 @@ static void leave_some(nnb_group *g)
             if (!x && (x = new_watcher(g)) && !leave_to(x, m, capacity))
                 x = NULL;
         }
-        if (x)
+        if (x) {
             m->is_hot = 0;
-        else
+            end_turn(g, m);
+        } else
             g->mine[g->n_mine++] = m;
     }
     g->n_hot = 0;
@@ -1036,17 +1180,13 @@ static void idle(nnb_group *g)
         return;
     if (!g->idle_since)
         g->idle_since = g->now_ns;
-    uint64_t window = g->rest || !may_poll(g) ? 0 : window_of(g);
+    uint64_t window = may_poll(g) ? nnb_window(window_of(g), g->fruitless) : 0;
     if (g->now_ns - g->idle_since < window)
         return;
-    if (window && ++g->fruitless >= FRUITLESS_WINDOWS) {
-        g->fruitless = 0;
-        g->rest = REST + 1;
-    }
+    if (window)
+        g->fruitless++;
     sleep_on_all(g);
     g->has_slept = 1;
-    if (g->rest)
-        g->rest--;
     cool(g);
     look_at_all(g);
     g->idle_since = 0;
@@ -1056,7 +1196,7 @@ static void idle(nnb_group *g)
 static int lead(nnb_worker *w, uint32_t limit)
 {
     nnb_group *g = w->group;
-    int polls = !g->rest && may_poll(g) && window_of(g);
+    int polls = may_poll(g) && window_of(g);
     for (uint32_t round = 1;; round++) {
         if (nnb_load32_relaxed(&g->changed))
             refresh(g);
@@ -1064,7 +1204,10 @@ static int lead(nnb_worker *w, uint32_t limit)
             look_at_all(g);
         else if (!g->n_ready || g->picks_hot >= (g->n_hot > FEW ? PICKS_BEFORE_HOT : 1))
             look_at_hot(g);
-        if (g->n_ready) {
+        int found = look_at_turns(g);
+        if (g->n_ready && (found || !g->is_waiting || round % WAIT_ROUNDS == 0)) {
+            if (g->is_waiting)
+                g->now_ns = nnb_now_ns();
             int rc = begin(w);
             if (rc != -EAGAIN || w->role != LEADS)
                 return rc;
@@ -1080,7 +1223,7 @@ static int lead(nnb_worker *w, uint32_t limit)
         }
         if (!limit && (!polls || round % CLOCK_EVERY == 0)) {
             idle(g);
-            polls = !g->rest && may_poll(g) && window_of(g);
+            polls = may_poll(g) && window_of(g);
         } else {
             nnb_pause();
         }
@@ -1102,6 +1245,7 @@ static int follow(nnb_worker *w, uint32_t limit)
             if (id == -EAGAIN)
                 continue;
             w->role = DETACHED;
+            w->has_turn = 0;
             w->started_ns = nnb_load_relaxed(&w->runs) % MEASURE_EVERY ? 0 : nnb_now_ns();
             return id;
         }
@@ -1263,7 +1407,7 @@ uint32_t nnb_group_spins(const nnb_worker *w)
     const nnb_group *g = w->group;
     if (w->role == ATTACHED)
         return SPINS;
-    return w->role == LEADS && !g->rest && may_poll(g) && window_of(g) ? SPINS : 0;
+    return w->role == LEADS && may_poll(g) && window_of(g) ? SPINS : 0;
 }
 
 int nnb_group_answer(nnb_worker *w)

@@ -182,6 +182,8 @@ uint64_t nnb_server_deadline(const nnb_server *s) { return s->deadline_ns; }
 
 nnb_channel *nnb_server_inbox(nnb_server *s) { return &s->request; }
 
+nnb_channel *nnb_server_outbox(nnb_server *s) { return &s->result; }
+
 void nnb_server_share_thread(nnb_server *s) { s->shares_thread = 1; }
 
 uint32_t nnb_server_spins(const nnb_server *s) { return nnb_channel_polls(&s->request) ? SPINS : 0; }

@@ -16,7 +16,6 @@ typedef struct nnb_channel {
     uint64_t poll_until; /* end of the window that is running, 0: none began since the last packet */
     uint32_t fruitless;  /* windows in a row that ended without a packet */
     int waiting;         /* the window is over: the packet that comes was not found by polling */
-    uint32_t rest;       /* waits that sleep at once before polling is tried again */
     uint64_t verified;   /* datums after the head that were found to be whole packets */
     int size_at;         /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
     uint32_t deadlines;  /* how many were set */
@@ -101,6 +100,16 @@ static inline int nnb_sample_due(nnb_sampling *s)
 }
 
 /* Whether the next wait will poll. */
-static inline int nnb_channel_polls(const nnb_channel *ch) { return ch->window_ns && !ch->rest; }
+static inline int nnb_channel_polls(const nnb_channel *ch) { return ch->window_ns != 0; }
+
+#define NNB_FULL_WINDOW_EVERY 16
+
+/* How long to poll after so many windows in a row that ended without a packet. Perhaps packets take longer than a window,
+ * or both ends share a processor, and polling keeps the peer from running. So the window is halved each time, but not to
+ * nothing: when the peer polls again, its answer comes within the first microseconds. Now and then it is tried in full. */
+static inline uint64_t nnb_window(uint64_t full_ns, uint32_t fruitless)
+{
+    return fruitless % NNB_FULL_WINDOW_EVERY == 0 ? full_ns : full_ns >> (fruitless < 3 ? fruitless : 3);
+}
 
 #endif

@@ -9,6 +9,8 @@
 
 /* Where requests come in. Whoever has the server at the time may poll it. */
 nnb_channel *nnb_server_inbox(nnb_server *s);
+/* Where answers go out. */
+nnb_channel *nnb_server_outbox(nnb_server *s);
 /* It is not polled by a thread of its own: that time is not counted as polling. */
 void nnb_server_share_thread(nnb_server *s);
 

@@ -7,7 +7,8 @@
 #include "burst_pair.h"
 #include "nnb_channel.h"
 
-static int waits, wakes;
+static int waits, wakes, reads, reads_before_wait;
+static uint64_t fake_ns; /* 0: the clock is the system's, else it goes on by 1 us each time that it is read */
 static void (*before_wait)(void), (*before_each_wait)(void);
 
 long __real_syscall(long number, ...);
@@ -25,6 +26,7 @@ long __wrap_syscall(long number, ...)
         wakes++;
     if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT_BITSET) {
         waits++;
+        reads_before_wait = reads;
         if (before_each_wait)
             before_each_wait();
         if (before_wait) {
@@ -34,6 +36,15 @@ long __wrap_syscall(long number, ...)
         }
     }
     return __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+
+uint64_t __real_nnb_now_ns(void);
+uint64_t __wrap_nnb_now_ns(void);
+
+uint64_t __wrap_nnb_now_ns(void)
+{
+    reads++;
+    return fake_ns ? (fake_ns += 1000) : __real_nnb_now_ns();
 }
 
 static burst_pair p;
@@ -52,6 +63,17 @@ static nnb_execution *request_from;
 static void send_now(void) { CHECK_EQ(nnb_execution_start(request_from), 0); }
 
 static void change_another_bit(void) { __atomic_xor_fetch(p.request->event, 4, __ATOMIC_SEQ_CST); }
+
+/* Nanoseconds that a run polls for an answer that comes when it sleeps. */
+static uint64_t polled_for(nnb_execution *e, void (*hook)(void))
+{
+    fake_ns = __real_nnb_now_ns();
+    reads = 0;
+    before_wait = hook;
+    CHECK_EQ(nnb_execution_run(e), 0);
+    fake_ns = 0;
+    return (uint64_t)(reads_before_wait - 1) * 1000;
+}
 
 static void begin(uint64_t window)
 {
@@ -130,25 +152,19 @@ int main(void)
     nnb_execution_destroy(e);
     end_pair(&p);
 
-    /* polling that is in vain four times in a row rests for the next waits, then is tried again */
+    /* a window that is in vain is halved the next time, down to an eighth; now and then it is tried in full */
     begin(200000);
     e = new_execution(p.client, 1);
-    for (int i = 0; i < 3 * (4 + 15); i++) {
-        int polls = i % (4 + 15) < 4;
-        CHECK_EQ(nnb_execution_spins(e) != 0, polls);
-        before_wait = answer_now;
-        CHECK_EQ(nnb_execution_run(e), 0);
+    for (int i = 0; i < 40; i++) {
+        CHECK_EQ(polled_for(e, answer_now), i % 16 == 0 ? 200000 : 200000 >> (i < 3 ? i : 3));
         CHECK_EQ(waits, i + 1);
     }
-    /* and one answer that polling finds keeps it going */
-    for (int i = 0; i < 10; i++) {
-        before_wait = i % 3 ? answer_now : NULL;
-        CHECK_EQ(nnb_execution_start(e), 0);
-        if (i % 3 == 0)
-            answer_now();
-        CHECK_EQ(nnb_execution_resume(e), 0);
-        CHECK(nnb_execution_spins(e) != 0);
-    }
+    /* one answer that polling finds makes it whole again */
+    CHECK_EQ(nnb_execution_start(e), 0);
+    answer_now();
+    CHECK_EQ(nnb_execution_resume(e), 0);
+    CHECK_EQ(polled_for(e, answer_now), 200000);
+    CHECK_EQ(polled_for(e, answer_now), 100000);
     nnb_execution_destroy(e);
     end_pair(&p);
 

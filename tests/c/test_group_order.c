@@ -1,8 +1,7 @@
-/* One worker of a group, step by step: which request comes next. By priority, then to the client that had least, a client
- * that was idle saves nothing up, and a request that came too late for the first look is not overlooked. */
+/* One worker of a group, step by step: which request comes next. By priority, then to the client that had least or whose
+ * turn it is, a client that was idle saves nothing up, a run that was interrupted does not count against its client, and a
+ * request that came too late for the first look is not overlooked. The clock is the test's own (--wrap=nnb_now_ns). */
 #include "burst_pair.h"
-
-#include <time.h>
 
 #define MOST 8
 
@@ -18,13 +17,20 @@ static void open_group(uint32_t words)
     CHECK_EQ(nnb_worker_create(&worker, group), 0);
 }
 
-static void open_burst(int i, uint64_t client, uint32_t priority)
+static uint64_t clock_ns = 1000000000;
+
+uint64_t __wrap_nnb_now_ns(void);
+uint64_t __wrap_nnb_now_ns(void) { return clock_ns += 100; }
+
+static void open_polling_burst(int i, uint64_t client, uint32_t priority, uint64_t window)
 {
-    pairs[i] = new_pair(64, 0, 0);
+    pairs[i] = new_pair(1024, window, window);
     is_open[i] = 1;
     seats[i] = nnb_group_add(group, pairs[i].server, client, priority);
     CHECK(seats[i] >= 0);
 }
+
+static void open_burst(int i, uint64_t client, uint32_t priority) { open_polling_burst(i, client, priority, 0); }
 
 static int next_event(void)
 {
@@ -93,7 +99,10 @@ static void close_all(void)
     }
 }
 
-static void last_for(int ms) { nanosleep(&(struct timespec){.tv_nsec = ms * 1000000L}, NULL); }
+static void last_for(int ms) { clock_ns += (uint64_t)ms * 1000000; }
+
+/* Its client does not poll any more: it has to be woken. */
+static void fall_asleep(int i) { __atomic_fetch_and(pairs[i].result->event, ~NNB_EVENT_NOT_EMPTY, __ATOMIC_SEQ_CST); }
 
 static void highest_priority_first(void)
 {
@@ -165,6 +174,99 @@ static void idle_client_saves_nothing_up(void)
     close_all();
 }
 
+static void interrupted_run_counts_in_part(void)
+{
+    open_group(127);
+    open_burst(0, 1, 1);
+    open_burst(1, 2, 1);
+    for (int i = 0; i < 64; i++) {
+        send(i % 2);
+        CHECK_EQ(next_burst(), i % 2);
+    }
+    send(0);
+    CHECK_EQ(next_burst(), 0);
+    last_for(50); /* another process had the processor */
+    send(0);
+    int before = 0;
+    for (; send(1), next_burst() == 1; before++)
+        CHECK(before < 400);
+    CHECK_EQ(next_burst(), 1);
+    close_all();
+}
+
+static void open_two_that_poll(void)
+{
+    open_group(127); /* two processors: one client has a turn */
+    for (int i = 0; i < 2; i++)
+        open_polling_burst(i, (uint64_t)i, 1, 50000);
+    for (int i = 0; i < 4; i++) {
+        send(i % 2);
+        CHECK_EQ(next_burst(), i % 2);
+    }
+    answer();
+    last_for(10); /* no turn is left */
+}
+
+static void begin_turn_beside_a_sleeper(void)
+{
+    open_two_that_poll();
+    send(0);
+    CHECK_EQ(next_burst(), 0);
+    fall_asleep(1);
+    send(1);
+    for (int i = 0; i < 20; i++) { /* the other one has had less each time */
+        send(0);
+        CHECK_EQ(next_burst(), 0);
+    }
+}
+
+static void client_that_polls_has_a_turn(void)
+{
+    begin_turn_beside_a_sleeper();
+    last_for(2);
+    fall_asleep(0);
+    send(0);
+    CHECK_EQ(next_burst(), 1);
+    for (int i = 0; i < 20; i++) { /* now it is the other one's */
+        send(1);
+        CHECK_EQ(next_burst(), 1);
+    }
+    last_for(2);
+    CHECK_EQ(next_burst(), 0);
+    close_all();
+}
+
+/* One that does not fall asleep after its turn, and then one that does not come when its turn has begun. */
+static void turns_wait_for_nobody_long(void)
+{
+    begin_turn_beside_a_sleeper();
+    last_for(2);
+    CHECK_EQ(next_burst(), 1);
+    uint64_t before = clock_ns;
+    send(0);
+    CHECK_EQ(next_burst(), 0);
+    CHECK(clock_ns > before + 10000); /* it was waited for */
+    close_all();
+}
+
+static void turn_gives_way_to_priority(void)
+{
+    begin_turn_beside_a_sleeper();
+    open_burst(2, 2, 0);
+    send(2);
+    int before = 0;
+    for (; send(0), next_burst() == 0; before++)
+        CHECK(before < 40); /* a queue that was not used is looked at now and then only */
+    CHECK_EQ(next_burst(), 0);
+    send(0);
+    send(2);
+    CHECK_EQ(next_burst(), 2);
+    CHECK_EQ(next_burst(), 0);
+    last_for(2);
+    CHECK_EQ(next_burst(), 1);
+    close_all();
+}
+
 static void ended_burst_leaves_the_others(void)
 {
     open_group(127);
@@ -192,6 +294,10 @@ int main(void)
     highest_priority_first();
     least_served_client_first();
     idle_client_saves_nothing_up();
+    interrupted_run_counts_in_part();
+    client_that_polls_has_a_turn();
+    turns_wait_for_nobody_long();
+    turn_gives_way_to_priority();
     ended_burst_leaves_the_others();
     return 0;
 }
