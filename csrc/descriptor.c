@@ -3,9 +3,11 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "nnb_internal.h"
@@ -26,9 +28,22 @@ int nnb_start_detached(void *(*run)(void *), void *argument)
     return rc;
 }
 
-/* Threads that are in close(). If so many are stuck, closing is done in place: whoever goes on to send files of such a
- * server waits for it himself. */
-#define MOST_CLOSERS 32
+int nnb_fd_socket_maker(int fd)
+{
+    int domain = 0, type = 0;
+    struct ucred maker = {0};
+    socklen_t n = sizeof domain, m = sizeof type, k = sizeof maker;
+    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &n) < 0)
+        return -errno;
+    if (domain != AF_UNIX || getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &m) < 0 || type != SOCK_STREAM ||
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &maker, &k) < 0 || maker.pid < 0)
+        return 0;
+    return maker.pid;
+}
+
+/* Threads that are in close(). If so many are stuck, closing is done in place, without the interpreter lock: whoever
+ * goes on to send such descriptors waits for them himself. */
+#define MOST_CLOSERS 128
 static nnb_a32 closers;
 
 static void *close_apart(void *fd)

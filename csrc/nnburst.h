@@ -38,10 +38,13 @@ int64_t nnb_fd_filesystem(int fd);
 
 /* ---- descriptor.c ------------------------------------------------------------------------------------------- */
 
-#define NNB_FD_MAY_BLOCK 0x40000000 /* beside the number: closing it may wait for the server of a file system */
+#define NNB_FD_MAY_BLOCK 0x40000000 /* beside the number: closing it may wait for another process */
+
+/* Returns the process that made a pair of local stream sockets, 0 for another socket; -ENOTSOCK. */
+int nnb_fd_socket_maker(int fd);
 
 /* Closes a descriptor, given as a pointer: the destructor of what owns it. One that may block is closed by a thread of
- * its own, unless 32 of them are stuck. */
+ * its own, unless 128 of them are stuck. */
 void nnb_fd_drop(void *fd);
 
 /* ---- memory_map.c, mappings --------------------------------------------------------------------------------- */

@@ -3,8 +3,9 @@
 Each has a destructor in C. A finaliser in Python could be interrupted half-way, and the interpreter drops what is
 raised in one: that descriptor would be lost.
 
-To close a file on FUSE or NFS is to ask its server, and the server of another user's files may not answer. Such a
-descriptor is closed by a thread of its own, whoever lets go of it: a worker, the owner of a connection, a finaliser.
+To close a file on FUSE or NFS is to ask its server, and the server of another user's files may not answer. To close a
+socket may take as long as its maker likes. Such a descriptor is closed by a thread of its own, whoever lets go of it: a
+worker, the owner of a connection, a finaliser.
 """
 
 from __future__ import annotations

@@ -80,9 +80,18 @@ def check_file_system(fd: int) -> None:
 
 
 def may_block(fd: int) -> bool:
-    """Whether closing a descriptor may wait for a server: closing is an access, too, and no signal ends it."""
+    """Whether closing a descriptor may wait for another process.
+
+    Closing a file is an access, too, which its server may not answer and no signal ends. A socket of the network
+    lingers if its maker says so (SO_LINGER), and so does one that waits in the queue of a local socket.
+    """
     try:
-        if _in_memory(fd) or not os.readlink(f"/proc/self/fd/{fd}").startswith("/"):  # "socket:[123]" and the like
+        if _in_memory(fd):
+            return False
+        maker = lib.nnb_fd_socket_maker(fd)
+        if maker >= 0:
+            return maker != os.getpid()
+        if not os.readlink(f"/proc/self/fd/{fd}").startswith("/"):  # "pipe:[123]" and the like
             return False
         return _remote_file_system(fd) is not None
     except OSError:  # not open, or no descriptor is left to look with

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import InvalidArgument
 from ._models import Models
 from ._regions import Regions
-from ._tensors import Array, array_of, bytes_of, datatype_of
+from ._tensors import Array, array_of, bytes_of, check_size, datatype_of, size_of
 
 VERSION = "1"
 """Of every model: a service has one of each name."""
@@ -89,10 +89,11 @@ async def infer(models: Models, regions: Regions, inference: Inference) -> list[
         if given.name not in nodes or given.name in arrays:
             known = "is given twice" if given.name in arrays else f"is unknown; the model takes {list(nodes)}"
             raise InvalidArgument(f"input {given.name!r} {known}")
-        data = given.data
-        if isinstance(data, Place):
+        data, node = given.data, nodes[given.name]
+        if isinstance(data, Place):  # compared before anything is read
+            check_size(node, given.shape, size_of(node, given.datatype, given.shape), data.byte_size)
             data = regions.read(data.region, data.offset, data.byte_size)
-        arrays[given.name] = array_of(nodes[given.name], given.datatype, given.shape, data)
+        arrays[given.name] = array_of(node, given.datatype, given.shape, data)
     wanted = inference.outputs or [Wanted(name) for name in results]
     for output in wanted:
         if output.name not in results:

@@ -111,10 +111,13 @@ class Regions:
 
         Raises:
             InvalidArgument: No such region, or no such part of it; or its owner made it shorter.
+        ResourceExhausted: There is no memory for it.
         """
         fd, start = self._part(name, offset, byte_size)
         try:
             data = _all(lambda at: os.pread(fd, byte_size - at, start + at), byte_size)
+        except MemoryError:
+            raise ResourceExhausted(f"no memory for {byte_size} bytes of region {name!r}") from None
         finally:
             os.close(fd)
         if len(data) != byte_size:

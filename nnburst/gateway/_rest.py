@@ -18,6 +18,7 @@ from ._tensors import Array, bytes_of, datatype_of, shape_of
 
 _MOST_BYTES = 256 << 20
 _HEADER = "Inference-Header-Content-Length"
+_MOST_DIGITS = 20
 _CODES: tuple[tuple[type[NNBurstError], int], ...] = (
     (DeviceUnavailable, 503),
     (DeadObject, 503),
@@ -114,10 +115,8 @@ class Rest:
         name = self._model(request)
         body = await request.read()
         length = request.headers.get(_HEADER)
-        if length is not None and not (length.isascii() and length.isdigit() and int(length) <= len(body)):
-            raise InvalidArgument(f"{_HEADER} is {length!r}, the body has {len(body)} bytes")
-        head = _object(body if length is None else body[: int(length)])
-        data = memoryview(body)[len(body) if length is None else int(length) :]
+        end = len(body) if length is None else _length(length, len(body))
+        head, data = _object(body[:end]), memoryview(body)[end:]
         inference, binary = _inference(name, head, data)
         answers = await infer(self._models, self._regions, inference)
         return _response(name, head.get("id"), answers, binary)
@@ -147,9 +146,22 @@ async def _elsewhere(work: Callable[[], Any]) -> Any:
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
+def _length(text: str, most: int) -> int:
+    """Return what a header says of the JSON's length; of many digits, only those are read that can matter."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text) <= most):
+        raise InvalidArgument(f"{_HEADER} is {text[:_MOST_DIGITS]!r}, the body has {most} bytes")
+    return int(text)
+
+
+def _not_json(constant: str) -> None:
+    raise InvalidArgument(f"{constant} is not JSON: send such numbers as binary data")
+
+
 def _object(data: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(data)
+        value = json.loads(data, parse_constant=_not_json)
+    except InvalidArgument:  # which is a ValueError, too
+        raise
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"the request is no JSON: {error}") from None
     if not isinstance(value, dict):
@@ -223,7 +235,10 @@ def _response(name: str, request_id: object, answers: list[tuple[Wanted, str, Ar
     answer: dict[str, Any] = {"model_name": name, "model_version": VERSION, "outputs": outputs}
     if isinstance(request_id, str):
         answer["id"] = request_id
-    head = json.dumps(answer).encode()
+    try:
+        head = json.dumps(answer, allow_nan=False).encode()
+    except ValueError:
+        raise InvalidArgument("an output has NaN or Infinity, which JSON has not: ask for binary data") from None
     if not parts:
         return web.Response(body=head, content_type="application/json")
     return web.Response(

@@ -56,6 +56,7 @@ def run(address: str, names: Sequence[str], *, grpc: str | None, rest: str | Non
     return 0
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Run with the arguments of `run`, given as JSON."""
     options = json.loads(sys.argv[1])
-    sys.exit(run(options.pop("address"), options.pop("names"), **options))
+    return run(options.pop("address"), options.pop("names"), **options)

@@ -16,6 +16,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 1 << 32
 """In one dimension. Checked before any arithmetic: a product of what clients send could take hours."""
+_MOST_BYTES = 2 << 30
+"""Of an input: what a sparse region of shared memory announces costs its client nothing, and the gateway memory."""
 
 _DTYPES = {
     "BOOL": np.dtype(np.bool_),
@@ -38,11 +40,11 @@ def shape_of(node: NodeArg) -> list[int]:
     return [size if isinstance(size, int) else -1 for size in node.shape or ()]
 
 
-def array_of(node: NodeArg, datatype: str, shape: Sequence[int], data: bytes | memoryview | Sequence[Any]) -> Array:
-    """Return what a client sent for an input: bytes, or elements in row-major order.
+def size_of(node: NodeArg, datatype: str, shape: Sequence[int]) -> int:
+    """Return the bytes of an input.
 
     Raises:
-        InvalidArgument: They are not what the input takes, or not as many as the shape says.
+        InvalidArgument: The input has another type, or the shape is none.
     """
     wanted = datatype_of(node)
     if datatype != wanted:
@@ -52,14 +54,34 @@ def array_of(node: NodeArg, datatype: str, shape: Sequence[int], data: bytes | m
             f"input {node.name!r}: a shape has at most {_MOST_DIMENSIONS} dimensions, "
             f"each from 0 to {_MOST_ELEMENTS - 1}"
         )
+    size = math.prod(shape) * _DTYPES.get(datatype, node.dtype).itemsize
+    if size > _MOST_BYTES:
+        raise InvalidArgument(f"input {node.name!r} of shape {list(shape)} is larger than {_MOST_BYTES} bytes")
+    return size
+
+
+def check_size(node: NodeArg, shape: Sequence[int], size: int, given: int) -> None:
+    """Refuse an input that has not as many bytes as its shape takes.
+
+    Raises:
+        InvalidArgument: So it is.
+    """
+    if given != size:
+        raise InvalidArgument(f"input {node.name!r} of shape {list(shape)} takes {size} bytes, got {given}")
+
+
+def array_of(node: NodeArg, datatype: str, shape: Sequence[int], data: bytes | memoryview | Sequence[Any]) -> Array:
+    """Return what a client sent for an input: bytes, or elements in row-major order.
+
+    Raises:
+        InvalidArgument: They are not what the input takes, or not as many as the shape says.
+    """
+    size = size_of(node, datatype, shape)
     dtype = _DTYPES.get(datatype, node.dtype)
-    count = math.prod(shape)
     if isinstance(data, bytes | memoryview):
-        if len(data) != count * dtype.itemsize:
-            raise InvalidArgument(
-                f"input {node.name!r} of shape {list(shape)} takes {count * dtype.itemsize} bytes, got {len(data)}"
-            )
+        check_size(node, shape, size, len(data))
         return np.frombuffer(data, dtype).reshape(shape)
+    count = size // dtype.itemsize
     try:
         array = np.asarray(data, dtype)
     except (TypeError, ValueError, OverflowError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ._connection import ServiceConnection, connect_to
 from ._daemon import AccessPolicy, Daemon, activated_sockets, notify_manager
 from ._host import HostedConnection, ServiceHost
-from ._launch import service_environment, start_child
+from ._launch import safe_command, service_environment, start_child
 from ._proxies import RemoteBuffer, RemoteBurstContext, RemoteDevice, RemotePreparedModel
 from ._quotas import PER_USER, Quotas
 from ._rendezvous import claim, dial, peer_of, peer_pidfd, running_services
@@ -33,6 +33,7 @@ __all__ = [
     "peer_of",
     "peer_pidfd",
     "running_services",
+    "safe_command",
     "service_environment",
     "start_child",
 ]

@@ -1,7 +1,8 @@
-"""The file that a service process runs: it decides where modules come from, before it imports any.
+"""The file that a process of this package runs: it decides where modules come from, before it imports any.
 
-It runs by its own path, not as ``python -m``, which would look for modules in the working directory first. That
-directory belongs to whatever the client works on, and may hold any file beside a downloaded model.
+Its first argument names the module whose `main` is called. It runs by its own path, not as ``python -m``, which would
+look for modules in the working directory first. That directory belongs to whatever the client works on, and may hold
+any file beside a downloaded model.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ def _start() -> int:
     sys.modules["nnburst"] = module_from_spec(spec)
     spec.loader.exec_module(sys.modules["nnburst"])
 
-    from nnburst.service._child import main
+    from importlib import import_module
 
-    return main()
+    status: int = import_module(sys.argv.pop(1)).main()
+    return status
 
 
 if __name__ == "__main__":

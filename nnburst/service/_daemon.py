@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from .._core._fds import close_fds
 from ..errors import BadState, DeviceUnavailable, NNBurstError
 from ._host import ServiceHost
-from ._packets import EndOfStream, Kind, Outgoing, receive
+from ._packets import DescriptorsLost, EndOfStream, Kind, Outgoing, receive
 from ._protocol import Malformed, encode, error_reply
 from ._rendezvous import Peer, peer_of, peer_pidfd
 
@@ -116,7 +117,7 @@ class Daemon:
         finally:
             unlink()
             for refused in self._refused.values():
-                refused.sock.close()
+                _disconnect(refused.sock)
             try:
                 self._host.close(self._stop_reason)
             finally:
@@ -202,7 +203,7 @@ class Daemon:
         try:
             self._host.serve(sock, peer_pidfd=peer_pidfd(sock))
         except BadState:
-            sock.close()
+            _disconnect(sock)
         except NNBurstError as error:
             _log.warning("process %d of user %d is refused: %s", peer.pid, peer.uid, error)
             self._refuse(sock, str(error))
@@ -210,30 +211,37 @@ class Daemon:
     def _refuse(self, sock: socket.socket, reason: str) -> None:
         """Answer the peer's hello with the reason, if it says hello soon."""
         if sock.fileno() < 0 or len(self._refused) >= _MOST_REFUSALS:
-            sock.close()
+            _disconnect(sock)
             return
         sock.setblocking(False)
         self._refused[sock.fileno()] = _Refused(sock, reason)
 
     def _explain(self, fd: int) -> None:
         refused = self._refused.pop(fd)
-        with refused.sock:
+        try:
+            packet = receive(refused.sock)
+            packet.fds.close()
+            body = encode(error_reply(DeviceUnavailable(refused.reason)))
+            answer = Outgoing(Kind.ERROR, packet.call_id, body)
             try:
-                packet = receive(refused.sock)
-                packet.fds.close()
-                body = encode(error_reply(DeviceUnavailable(refused.reason)))
-                answer = Outgoing(Kind.ERROR, packet.call_id, body)
-                try:
-                    answer.try_send(refused.sock)
-                finally:
-                    answer.close()
-            except (NNBurstError, Malformed, EndOfStream, OSError):
-                return  # it is disconnected without an answer
+                answer.try_send(refused.sock)
+            finally:
+                answer.close()
+        except (NNBurstError, Malformed, DescriptorsLost, EndOfStream, OSError):
+            return  # it is disconnected without an answer
+        finally:
+            _disconnect(refused.sock)
 
     def _drop_late_refusals(self) -> None:
         now = time.monotonic()
         for fd in [fd for fd, refused in self._refused.items() if refused.until <= now]:
-            self._refused.pop(fd).sock.close()
+            _disconnect(self._refused.pop(fd).sock)
+
+
+def _disconnect(sock: socket.socket) -> None:
+    """Close a connection that is not served: the sockets that its peer has sent may linger, and end with it."""
+    if sock.fileno() >= 0:
+        close_fds([sock.detach()])
 
 
 @contextlib.contextmanager

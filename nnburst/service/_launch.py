@@ -29,6 +29,22 @@ _BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_bootstra
 _FUNCTIONS = "nnburst-function"
 
 
+def safe_command(module: str) -> list[str]:
+    """Return the beginning of a command that runs a module of this package, and takes none from where it is run.
+
+    Args:
+        module: Its name; its `main` reads the rest of the command. It needs a PYTHONPATH of `absolute_entries`.
+
+    Raises:
+        DeviceUnavailable: There is no interpreter that could run it.
+    """
+    if not sys.executable:
+        raise DeviceUnavailable(
+            "no service process: sys.executable does not name an interpreter that could run it; use in_process()"
+        )
+    return [sys.executable, *_flags(), _BOOTSTRAP, module]
+
+
 def start_child(
     devices: Sequence[str] = ("nnburst-reference",),
     *,
@@ -143,14 +159,10 @@ def _start(
 def _spawn(
     names: Sequence[str], passed: Mapping[str, int], errors: int, env: dict[str, str], options: Sequence[str]
 ) -> subprocess.Popen[bytes]:
-    if not sys.executable:
-        raise DeviceUnavailable(
-            "no service process: sys.executable does not name an interpreter that could run it; use in_process()"
-        )
     env = service_environment(env)
     env["PYTHONPATH"] = _safe_path.absolute_entries(env.get("PYTHONPATH", ""))
     numbers = {**passed, "parent": os.getpid()}
-    command = [sys.executable, *_flags(), _BOOTSTRAP, *(f"--{name}={number}" for name, number in numbers.items())]
+    command = [*safe_command(f"{__package__}._child"), *(f"--{name}={number}" for name, number in numbers.items())]
     command += options
     if any(name.partition(":")[0] == _FUNCTIONS for name in names):
         command += [f"--path={os.path.abspath(entry)}" for entry in sys.path if isinstance(entry, str)]

@@ -9,6 +9,7 @@ import queue
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -360,6 +361,93 @@ def test_shape_that_no_array_has_is_refused_before_any_arithmetic(gateway: Gatew
     with info.value as answer:
         assert answer.code == 400
         assert "dimensions" in json.loads(answer.read())["error"]
+
+
+def refused(url: str, body: bytes, **headers: str) -> str:
+    """Return the sentence with which a request over HTTP is refused."""
+    with pytest.raises(urllib.error.HTTPError) as info:
+        urllib.request.urlopen(urllib.request.Request(url, body, headers, method="POST"), timeout=60)
+    with info.value as answer:
+        assert answer.code == 400
+        said: str = json.loads(answer.read())["error"]
+        return said
+
+
+@pytest.mark.parametrize(
+    "length", ["9" * 5000, "-1", "1e3", "\u0663", "99"], ids=["long", "negative", "real", "other", "more"]
+)
+def test_length_of_the_header_that_is_none_is_refused(gateway: Gateway, length: str) -> None:
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    quoted = length.encode().decode("latin-1")
+    assert "Inference-Header-Content-Length" in refused(url, b"{}", **{"Inference-Header-Content-Length": quoted})
+
+
+def test_numbers_that_json_has_not_are_refused_on_both_ways(gateway: Gateway) -> None:
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    for constant in ("NaN", "Infinity", "-Infinity"):
+        given = {"name": "x", "datatype": "FP32", "shape": [1, 8], "data": [float(constant)] * 8}
+        body = json.dumps({"inputs": [given]})
+        assert f"{constant} is not JSON" in refused(url, body.encode())
+    client = gateway.client("rest")
+    infinite = tensor(triton_http, "x", np.full((1, 8), np.inf, np.float32))
+    with pytest.raises(InferenceServerException, match="ask for binary data"):
+        client.infer("relu", [infinite], outputs=[triton_http.InferRequestedOutput("y", binary_data=False)])
+    answer = client.infer("relu", [infinite], outputs=[triton_http.InferRequestedOutput("y", binary_data=True)])
+    assert np.isinf(answer.as_numpy("y")).all()
+    client.close()
+
+
+def test_size_of_a_part_is_compared_before_it_is_read(gateway: Gateway, client: Any, protocol: str) -> None:
+    key = f"/nnburst-sparse-{os.getpid()}"
+    shared = posix_ipc.SharedMemory(key, posix_ipc.O_CREX, size=1 << 40)
+    try:
+        client.register_system_shared_memory("sparse", key, 1 << 40)
+        with pytest.raises(InferenceServerException, match=f"takes {X.nbytes} bytes, got {1 << 40}"):
+            client.infer("relu", [placed(PROTOCOLS[protocol], size=1 << 40, name="sparse")])
+        huge = PROTOCOLS[protocol].InferInput("x", [1 << 31, 8], "FP32")
+        huge.set_shared_memory("sparse", 1 << 36)
+        with pytest.raises(InferenceServerException, match="is larger than"):
+            client.infer("relu", [huge])
+    finally:
+        client.unregister_system_shared_memory("sparse")
+        shared.close_fd()
+        shared.unlink()
+
+
+# ---- the process ---------------------------------------------------------------------------------------------------
+
+
+def gateway_process(gateway: Gateway) -> int:
+    children = Path(f"/proc/{gateway.process.pid}/task/{gateway.process.pid}/children").read_text().split()
+    for task in Path(f"/proc/{gateway.process.pid}/task").iterdir():
+        children += (task / "children").read_text().split()
+    (child,) = set(children)
+    return int(child)
+
+
+def test_gateway_that_was_killed_is_started_again_at_its_ports(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path)
+    try:
+        for protocol, kind in PROTOCOLS.items():
+            client = gateway.client(protocol)
+            assert client.infer("relu", [tensor(kind, "x", X)]).as_numpy("y").tobytes() == Y.tobytes()
+            client.close()
+        first = gateway_process(gateway)
+        os.kill(first, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"http://{gateway.url('rest')}/v2/models/relu/ready", timeout=60).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline, "the gateway did not come back"
+                time.sleep(0.02)
+        client = gateway.client("grpc")
+        assert client.infer("relu", [tensor(triton_grpc, "x", X)]).as_numpy("y").tobytes() == Y.tobytes()
+        client.close()
+        assert gateway_process(gateway) != first
+    finally:
+        gateway.close()
 
 
 def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from fault_support import ROOT, WATCHDOG
 
-from nnburst.service import start_child
+from nnburst.service import safe_command, start_child
 
 # Without `open`: a module that stands for `encodings` is imported before there is one.
 EVIL = """
@@ -81,6 +82,7 @@ def run(hostile: Path, *command: str, env: dict[str, str] | None = None) -> set[
         cwd=hostile,
         env=environment | {"NNBURST_TEST_WITNESS": str(witness)} | (env or {}),
         capture_output=True,
+        input="",
         text=True,
         timeout=2 * WATCHDOG,
         check=False,
@@ -140,6 +142,15 @@ def test_other_devices_do_not_get_the_path_of_the_program() -> None:
         with start_child([device]) as service:
             command = Path(f"/proc/{service.pid}/cmdline").read_text().split("\0")
         assert any(word.startswith("--path") for word in command) is given
+
+
+@everything
+def test_gateway_runs_nothing_of_the_working_directory(hostile: Path) -> None:
+    pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
+    options = {"address": "unix:/nowhere", "names": ["x"], "shared_memory": False}
+    options |= dict.fromkeys(("grpc", "rest"), "127.0.0.1:0")
+    command = [*safe_command("nnburst.gateway._run"), json.dumps(options)]
+    assert run(hostile, *command[1:]) == set()
 
 
 COMMAND = ("cache", "--dir", "..", "ls", "--json")  # loads the devices

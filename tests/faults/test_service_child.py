@@ -223,6 +223,7 @@ def test_a_child_whose_parent_is_another_process_does_not_serve() -> None:
         command = [
             sys.executable,
             _launch._BOOTSTRAP,
+            "nnburst.service._child",
             "--socket",
             str(b.fileno()),
             "--parent",

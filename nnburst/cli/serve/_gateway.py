@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import subprocess
-import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from typing import Any
 
+from ..._safe_path import absolute_entries
 from ...errors import DeviceUnavailable, InvalidArgument
+from ...service import safe_command
 
+_log = logging.getLogger(__name__)
 _ENDING_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
 
 
 @contextlib.contextmanager
@@ -19,6 +27,8 @@ def gateway(
     address: str, names: Sequence[str], *, grpc: str | None, rest: str | None, shared_memory: bool
 ) -> Iterator[dict[str, int]]:
     """Start the gateway, if a protocol is wanted, and yield its ports by protocol.
+
+    One that ends by itself is started again, at the same ports.
 
     Raises:
         DeviceUnavailable: The extra is not installed, or an address cannot be had.
@@ -39,18 +49,80 @@ def gateway(
     if not all(find_spec(module) for module in ("grpc", "tritonclient", "aiohttp")):
         raise DeviceUnavailable("--oip needs gRPC: pip install 'nnburst[oip]'")
     options = {"address": address, "names": names, "grpc": grpc, "rest": rest, "shared_memory": shared_memory}
-    command = [sys.executable, "-m", "nnburst.gateway._run", json.dumps(options)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    running = _Gateway(options)
+    try:
+        yield running.ports
+    finally:
+        running.close()
+
+
+class _Gateway:
+    """The gateway's process, and a thread that waits for its end and starts another one.
+
+    Raises:
+        DeviceUnavailable: It cannot be started.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._closing = threading.Event()
+        self._process, self.ports = self._start()
+        for protocol, port in self.ports.items():  # also the next one is where clients look for it
+            self._options[protocol] = f"{options[protocol].rpartition(':')[0]}:{port}"
+        self._watcher = threading.Thread(target=self._watch, name="nnburst-gateway", daemon=True)
+        self._watcher.start()
+
+    def close(self) -> None:
+        """End it, and wait for that."""
+        self._closing.set()
+        self._end(self._process)
+        self._watcher.join()
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
+        command = [*safe_command("nnburst.gateway._run"), json.dumps(self._options)]
+        env = {**os.environ, "PYTHONPATH": absolute_entries(os.environ.get("PYTHONPATH", ""))}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         try:
             assert process.stdout is not None
             said = json.loads(process.stdout.readline() or b"{}")
             if not said or "error" in said:
                 raise DeviceUnavailable(f"--oip: {said.get('error', 'the gateway ended; see what it wrote above')}")
-            yield said
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()  # it ends with its standard input
-            try:
-                process.wait(_ENDING_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            return process, said
+        except BaseException:
+            self._end(process)
+            raise
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()  # it ends with its standard input
+        try:
+            process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def _watch(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            since = time.monotonic()
+            status = self._process.wait()
+            if self._closing.is_set():
+                return
+            if time.monotonic() - since > _LONGEST_PAUSE_S:
+                pause = _FIRST_PAUSE_S
+            self._end(self._process)
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            _log.error("the gateway (process %d) %s; another one is started", self._process.pid, how)
+            while not self._closing.wait(pause):
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                try:
+                    self._process, _ = self._start()
+                    _log.warning("the gateway is process %d now", self._process.pid)
+                    break
+                except DeviceUnavailable as error:
+                    _log.error("%s; the next try is in %g s", error, pause)
+            if self._closing.is_set():
+                self._end(self._process)
+                return

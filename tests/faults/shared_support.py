@@ -1,0 +1,235 @@
+"""A shared service, and honest clients that say whether they noticed anything."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fault_support import ROOT, WATCHDOG
+
+from nnburst.service._protocol import VERSION, Hello, encode
+
+COMMAND = [sys.executable, "-c", "from nnburst.cli import main; main()"]
+
+HONEST = """
+import collections, json, sys, threading, time
+import numpy as np
+import nnburst
+from nnburst.model import ModelBuilder, OperandType, OperationType
+
+b = ModelBuilder()
+x = b.input("x", OperandType.TENSOR_FLOAT32, (64,))
+b.output("y", b.binary(OperationType.ADD, x, x))
+model = b.build()
+outcomes, worst, stop = collections.Counter(), collections.Counter(), threading.Event()
+
+def timed(what, call):
+    begin = time.monotonic()
+    result = call()
+    worst[what] = max(worst[what], time.monotonic() - begin)
+    return result
+
+def once(session, execution, i):
+    value = np.full(64, i, np.float32)
+    execution.inputs["x"][:] = value
+    timed("bound", execution.run)
+    right = (execution.outputs["y"] == 2 * value).all()
+    return right and (timed("run", lambda: session.run(None, {"x": value}))[0] == 2 * value).all()
+
+def work():
+    i = 0
+    with nnburst.connect(sys.argv[1]) as first:
+        session = first.session(model, timeout=float(sys.argv[2]))
+        execution = session.bind()
+        execution.timeout = float(sys.argv[2])
+        while not stop.is_set():
+            i += 1
+            outcomes["right" if once(session, execution, i % 1000) else "wrong"] += 1
+            if i % 50 == 0:  # one that comes now, too
+                with timed("connect", lambda: nnburst.connect(sys.argv[1])) as service:
+                    timed("open", lambda: service.session(model, timeout=float(sys.argv[2]))).close()
+                outcomes["opened"] += 1
+            stop.wait(0.001)
+
+def guarded():
+    try:
+        work()
+    except BaseException as error:
+        outcomes[repr(error)] += 1
+
+thread = threading.Thread(target=guarded)
+thread.start()
+for line in sys.stdin:
+    print(json.dumps({"outcomes": outcomes, "worst": worst}), flush=True)
+stop.set()
+thread.join()
+"""
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a process says."""
+    assert process.stdout is not None
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    assert poll.poll(WATCHDOG * 1000), "the process said nothing"
+    return process.stdout.readline()
+
+
+class Honest:
+    """A client in a process of its own that does what clients do, all the time."""
+
+    def __init__(self, address: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", HONEST, address, str(WATCHDOG)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        self.worst: dict[str, float] = {}
+
+    def right(self) -> int:
+        """Return the right answers so far; anything else fails."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        said = json.loads(line_of(self.process))
+        self.worst = said["worst"]
+        assert said["outcomes"].keys() <= {"right", "opened"}, said
+        return int(said["outcomes"].get("right", 0))
+
+    def goes_on(self, runs: int = 20) -> None:
+        """Wait until it has been answered so many times more, and for one more connection."""
+        aim = self.right() + max(runs, 51)
+        while self.right() < aim:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.01)
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(WATCHDOG)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+
+class Shared:
+    """A running ``nnburst serve``."""
+
+    def __init__(self, directory: Path, *options: str, **more: Any) -> None:
+        self.path = directory / "shared.sock"
+        self.address = f"unix:{self.path}"
+        self.log = directory / "shared.log"
+        (directory / "state").mkdir(mode=0o700)
+        own = {"PYTHONPATH": str(ROOT), "NNBURST_STATE_DIR": str(directory / "state")}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, "serve", "--json", "--socket", str(self.path), *options],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                **{"env": {**os.environ, **own}, **more},
+            )
+        line = line_of(self.process)
+        assert line, self.log.read_text()
+        self.ready = json.loads(line)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def gives_back(self, before: int) -> None:
+        """Wait until it has no more descriptors than before. A few more are an honest client's that is coming."""
+        deadline = time.monotonic() + WATCHDOG
+        while self.descriptors() > before + 10:
+            assert time.monotonic() < deadline, f"{before} descriptors before, now {self.descriptors()}"
+            time.sleep(0.02)
+
+    def resident(self) -> int:
+        """Bytes."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmRSS"))
+
+    def end(self) -> None:
+        """SIGTERM ends it in order."""
+        try:
+            assert self.process.poll() is None, self.log.read_text()
+            self.process.send_signal(signal.SIGTERM)
+            assert self.process.wait(WATCHDOG) == 0
+        finally:
+            self.process.kill()
+            self.process.wait()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+
+@contextlib.contextmanager
+def shared_service(directory: Path, *options: str, **more: Any) -> Iterator[Shared]:
+    shared = Shared(directory, *options, **more)
+    try:
+        yield shared
+    finally:
+        shared.end()
+
+
+class RawConnection:
+    """The wire, without anything that makes a message right."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self.sock.settimeout(WATCHDOG)
+        self.sock.connect(str(shared.path))
+
+    def send(self, header: bytes, body: bytes, fds: list[int]) -> None:
+        """Raises OSError if the other side has ended it."""
+        socket.send_fds(self.sock, [header, body], fds)
+
+    def answer(self) -> bytes:
+        """Return what comes next; nothing if the other side has ended it."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self.sock, 70_000, 253)
+        except ConnectionError:
+            return b""
+        for fd in fds:
+            os.close(fd)
+        return data
+
+    def greet(self) -> None:
+        self.send(header(1), encode(Hello(VERSION, os.getpid())), [])
+        assert b"hello.reply" in self.answer()
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def __enter__(self) -> RawConnection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def header(number: int, n_fds: int = 0, kind: int = 0, flags: int = 0) -> bytes:
+    return bytes([kind & 255, flags & 255]) + n_fds.to_bytes(2, "little") + number.to_bytes(4, "little")
+
+
+def plain(body: bytes) -> Any:
+    """Return a message as lists, dicts and scalars."""
+    return msgspec.msgpack.decode(body)

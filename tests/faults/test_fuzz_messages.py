@@ -1,0 +1,210 @@
+"""Every message of the table, wrong in every way, with descriptors of every kind: honest clients notice nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import msgspec.inspect
+import numpy as np
+import pytest
+from fault_support import WATCHDOG, request_on, tiny_model
+from fuzz_support import Descriptors, Values, encoded, mutated
+from shared_support import Honest, RawConnection, Shared, header, plain, shared_service
+
+import nnburst
+from nnburst.errors import ErrorStatus
+from nnburst.memory import Memory
+from nnburst.model import BufferDesc, BufferRole
+from nnburst.service._packets import Kind, Outgoing
+from nnburst.service._pending import PendingCall
+from nnburst.service._protocol import CALLS, Call, Malformed, Side, decode_request
+
+SERVED = [call for call in CALLS if call.side is Side.SERVICE]
+TYPES = {call: msgspec.inspect.type_info(call.request) for call in CALLS}
+Recorded = tuple[str, Any, list[int]]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    with shared_service(tmp_path_factory.mktemp("fuzz"), "--device", "nnburst-reference") as shared:
+        yield shared
+
+
+@pytest.fixture
+def honest(shared: Shared) -> Iterator[Honest]:
+    honest = Honest(shared.address)
+    try:
+        honest.goes_on()
+        yield honest
+    finally:
+        honest.end()
+
+
+@pytest.fixture
+def recorded(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recorded]]:
+    """The messages of a client that does a little of everything, in order, with copies of their descriptors."""
+    found: list[Recorded] = []
+    pack = PendingCall.pack
+
+    def recording(pending: PendingCall) -> Outgoing:
+        found.append((pending.call.name, plain(pending.body), [os.dup(fd) for fd in pending.fds.fds]))
+        return pack(pending)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PendingCall, "pack", recording)
+        do_a_little_of_everything(shared.address)
+    yield found
+    for _, _, fds in found:
+        for fd in fds:
+            os.close(fd)
+
+
+def do_a_little_of_everything(address: str) -> None:
+    with nnburst.connect(address) as service, Memory.ashmem(512) as pool:
+        device = service.devices[0]
+        model = tiny_model()
+        device.get_supported_operations(model)
+        prepared = device.prepare_model(model)
+        assert prepared.execute_synchronously(request_on(pool))[0] is ErrorStatus.NONE
+        with device.allocate(BufferDesc(), [prepared], [BufferRole(0, 0)], []) as buffer, Memory.ashmem(256) as memory:
+            buffer.copy_from(memory)
+            with device.allocate(BufferDesc(), [prepared], [BufferRole(0, 0)], []) as other:
+                other.copy_buffer(buffer)
+                other.copy_to(memory)
+        fenced = prepared.execute_fenced(request_on(pool), [])
+        fenced.fence.wait(WATCHDOG)
+        fenced.info()
+        fenced.cancel()
+        with service.session(model) as session:
+            session.run(None, {session.get_inputs()[0].name: np.zeros(64, np.float32)})
+            execution = session.bind()
+            execution.run()
+            execution.close()
+        prepared.close()
+
+
+class Attacker:
+    """Sends one wrong message after the other, on a new connection whenever the service has ended the last."""
+
+    def __init__(self, shared: Shared, recorded: list[Recorded], dice: random.Random, directory: Path) -> None:
+        self.shared, self.recorded, self.dice = shared, recorded, dice
+        self.values = Values(dice)
+        self.descriptors = Descriptors(dice, directory)
+        self.connection: RawConnection | None = None
+        self.sent: Counter[str] = Counter()
+        self.answers: Counter[str] = Counter()
+
+    def attack(self, call: Call) -> None:
+        """Send one message of a kind, and wait for an answer or the end: never for silence."""
+        connection = self.connection or self._connect()
+        body = self._body(call)
+        fds = [self.descriptors.any() for _ in range(self._count(body))]
+        number = self.dice.choice([0, 1, 2, *[9] * 17, 2**32 - 1])
+        dice = self.dice.random()
+        head = header(number, len(fds))
+        if dice < 0.02:
+            head = header(
+                number,
+                max(0, len(fds) + self.dice.choice([-1, 0, 1, 250])),
+                self.dice.randrange(4),
+                self.dice.randrange(3),
+            )
+        elif dice < 0.03:
+            head = head[: self.dice.randrange(8)]
+        elif dice < 0.06:  # the body, or what announces it, in a descriptor
+            body = self._spilled(body, fds)
+            head = header(number, max(0, len(fds) - 1), flags=1)
+        try:
+            connection.send(head, body[:65000], fds)
+            answer = connection.answer() if number else b""
+        except OSError as error:
+            assert not isinstance(error, TimeoutError), f"no answer to {call.name}"
+            answer = b""
+        finally:
+            self.descriptors.let_go(fds)
+        self.sent[call.name] += 1
+        self.answers[{b"": "end", b"\1": "reply", b"\2": "error"}.get(answer[:1], "call")] += 1
+        if number and (not answer or self.dice.random() < 0.02):
+            self._disconnect()
+
+    def _connect(self) -> RawConnection:
+        """Be a client that has got some way: not even greeted, just greeted, or with models, buffers and bursts."""
+        self.connection = connection = RawConnection(self.shared)
+        how_far = self.dice.choice([0, 1, 1, 1, len(self.recorded) // 2, self.dice.randrange(len(self.recorded))])
+        for i, (_, body, fds) in enumerate(self.recorded[:how_far]):
+            connection.send(header(i + 1, len(fds)), encoded(body), fds)
+            assert connection.answer()
+        return connection
+
+    def _disconnect(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    def _body(self, call: Call) -> bytes:
+        seeds = [body for name, body, _ in self.recorded if name == call.name]
+        if self.dice.random() < 0.01:
+            return self.dice.choice([b"", b"\x91" * 5000, b"\xc1", b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff"])
+        for _ in range(10):
+            value = self.dice.choice(seeds) if seeds and self.dice.random() < 0.6 else self.values.of(TYPES[call])
+            for _ in range(self.dice.choice([0, 1, 1, 1, 2])):
+                value = mutated(self.dice, value)
+            with contextlib.suppress(OverflowError):  # an integer that MessagePack does not have
+                body = encoded(value)
+                with contextlib.suppress(Malformed):
+                    decode_request(body, Side.SERVICE)
+                    return body
+                if self.dice.random() < 0.2:  # most of them get further than the decoder
+                    return body
+        return encoded({"call": call.name})
+
+    def _count(self, body: bytes) -> int:
+        """Return how many descriptors to send: mostly as many as the message needs."""
+        with contextlib.suppress(Malformed):
+            call, message = decode_request(body, Side.SERVICE)
+            if self.dice.random() < 0.95:
+                return min(call.request_fds(message), 253)
+        return self.dice.choice([0, 1, 2, 30])
+
+    def _spilled(self, body: bytes, fds: list[int]) -> bytes:
+        if self.dice.random() < 0.5:
+            outgoing = Outgoing(Kind.REQUEST, 1, body + bytes(1 << 16))  # owns a descriptor as it should be
+            fds.append(os.dup(outgoing._fds.fds[-1]))
+            outgoing.close()
+        else:
+            fds.append(self.descriptors.any())
+        return self.dice.choice([len(body) + (1 << 16), 0, 2**24, 2**64 - 1, len(body)]).to_bytes(8, "little")
+
+    def close(self) -> None:
+        self._disconnect()
+        self.descriptors.close()
+
+
+@pytest.mark.parametrize(
+    "messages", [2000, pytest.param(100_000, marks=[pytest.mark.soak, pytest.mark.timeout(0)])], ids=["some", "many"]
+)
+def test_honest_clients_notice_nothing_of_wrong_messages(
+    shared: Shared, honest: Honest, recorded: list[Recorded], messages: int, tmp_path: Path
+) -> None:
+    dice = random.Random(os.environ.get("NNBURST_TEST_SEED", "7"))
+    before, memory, right = shared.descriptors(), shared.resident(), honest.right()
+    attacker = Attacker(shared, recorded, dice, tmp_path)
+    try:
+        for i in range(messages):
+            attacker.attack(SERVED[i % len(SERVED)])
+            if i % 500 == 499:
+                honest.goes_on()
+    finally:
+        attacker.close()
+    honest.goes_on()
+    assert attacker.sent.keys() == {call.name for call in SERVED}
+    assert attacker.answers.keys() >= {"reply", "error", "end"}
+    shared.gives_back(before)
+    print(attacker.answers, honest.right() - right, honest.worst, (shared.resident() - memory) >> 10)

@@ -1,0 +1,211 @@
+"""A shared service from where little is left to its client: other namespaces, and accounts that share no files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_support import ROOT, WATCHDOG
+from shared_support import line_of, shared_service
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+SERVICE, CLIENT = 65533, 65534
+"""User ids that own nothing else."""
+
+MODEL = """
+import json, os, sys
+import numpy as np
+import nnburst
+from nnburst.model import ModelBuilder, OperandType
+
+b = ModelBuilder()
+x = b.input("x", OperandType.TENSOR_FLOAT32, (512, 256))
+b.output("y", b.fully_connected(x, np.eye(256, dtype=np.float32)))
+model = b.build()
+value = np.arange(512 * 256, dtype=np.float32).reshape(512, 256)
+"""
+
+ENCLOSED = (
+    MODEL
+    + """
+shm = os.statvfs("/dev/shm")
+assert shm.f_blocks * shm.f_frsize == 1 << 16, shm
+assert not os.listdir(sys.argv[2]), "the runtime directory is not hidden"
+with nnburst.connect(sys.argv[1]) as service, service.session(model) as session:
+    execution = session.bind()
+    execution.inputs["x"][:] = value
+    execution.run()
+    assert (execution.outputs["y"] == value).all()
+    assert (session.run(None, {"x": value})[0] == value).all()
+print("right")
+"""
+)
+ENCLOSE = """
+set -e
+mount -t tmpfs -o size=64k tmpfs /dev/shm
+touch "$2/inside.sock"
+mount --bind "$1/shared.sock" "$2/inside.sock"
+mount -t tmpfs -o size=4k tmpfs "$1"
+shift 2
+exec "$@"
+"""
+
+
+def can_unshare() -> bool:
+    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+
+
+@as_root
+@pytest.mark.skipif(not can_unshare(), reason="this process may not make a mount namespace")
+def test_client_in_a_mount_namespace_needs_the_socket_alone(tmp_path: Path) -> None:
+    """Not the runtime directory, and of /dev/shm less than one of its arrays."""
+    run, inside = tmp_path / "run", tmp_path / "inside"
+    run.mkdir(mode=0o700)
+    inside.mkdir()
+    with shared_service(run, "--device", "nnburst-reference"):
+        program = [sys.executable, "-c", ENCLOSED, f"unix:{inside / 'inside.sock'}", str(run)]
+        done = subprocess.run(
+            ["unshare", "-m", "--propagation", "private", "sh", "-c", ENCLOSE, "sh", str(run), str(inside), *program],
+            capture_output=True,
+            text=True,
+            timeout=2 * WATCHDOG,
+            cwd=ROOT,
+            check=False,
+        )
+        assert done.stdout == "right\n", done.stderr
+
+
+# ---- a service in an account of its own, which no client can read or write ------------------------------------------
+
+ACCOUNT = """
+import importlib, os, pkgutil, sys
+import nnburst, nnburst.cli
+for found in pkgutil.walk_packages(nnburst.__path__, "nnburst."):  # the account may not be able to read them
+    if not found.name.split(".")[1] in ("gateway", "scale", "testing") and "__main__" not in found.name:
+        try:
+            importlib.import_module(found.name)
+        except ImportError:  # an extra that is not installed
+            pass
+def become(user):
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+"""
+SERVE = (
+    ACCOUNT
+    + """
+from nnburst.service import service_environment
+os.environ.update(service_environment(os.environ))
+become(int(sys.argv.pop(1)))
+nnburst.cli.main()
+"""
+)
+CACHED = (
+    ACCOUNT
+    + MODEL
+    + """
+address, directory, state = sys.argv[2:]
+nnburst.connect(address).close()
+become(int(sys.argv[1]))
+try:
+    os.listdir(state)
+    raise SystemExit("the client can read the state of the service")
+except PermissionError:
+    pass
+
+def report():
+    with nnburst.connect(address) as service:
+        compilation = nnburst.Compilation(model, service.devices)
+        compilation.set_caching_auto(directory, always=True)
+        compilation.finish()
+        with nnburst.Burst(compilation) as burst, burst.bind() as execution:
+            execution.inputs["x"][:] = value
+            execution.run()
+            assert (execution.outputs["y"] == value).all()
+        found = compilation.cache_report
+        return [found.outcome, found.rejected and found.rejected.value]
+
+def files():
+    found = [os.path.join(d, f) for d, _, fs in os.walk(os.path.join(directory, "objects")) for f in fs]
+    return [path for path in found if os.path.basename(path).startswith(("model.", "data."))]
+
+said = [report(), report()]
+for path in files():
+    assert os.stat(path).st_uid == os.geteuid(), path
+    with open(path, "r+b") as file:  # its own, so it may write what it likes
+        last = file.seek(-1, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(last)
+        file.write(bytes([byte ^ 1]))
+said += [report(), report()]
+print(json.dumps({"said": said, "files": len(files())}), flush=True)
+"""
+)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="nnburst-test-", dir="/tmp"))
+    directory.chmod(0o711)
+    yield directory
+    shutil.rmtree(directory)
+
+
+def owned(path: Path, user: int) -> Path:
+    path.mkdir(mode=0o700)
+    os.chown(path, user, user)
+    return path
+
+
+@as_root
+def test_service_of_another_account_believes_only_what_it_wrote_itself(public: Path) -> None:
+    """T1: the client owns the files and may write any byte of them; the state is the service's alone."""
+    state, cache, run = (
+        owned(public / name, user) for name, user in (("state", SERVICE), ("cache", CLIENT), ("run", SERVICE))
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("NNBURST_", "XDG_", "HOME"))
+    } | {"HOME": "/nonexistent", "PYTHONPATH": str(ROOT)}
+    run.chmod(0o711)
+    service = subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(SERVICE), "serve", "--json", "--socket", str(run / "vision.sock"),
+         "--device", "nnburst-reference", "--allow-uid", str(CLIENT)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
+        env=environment | {"NNBURST_STATE_DIR": str(state)},
+    )  # fmt: skip
+    try:
+        ready = line_of(service)
+        assert ready, "the service did not start"
+        assert os.stat(f"/proc/{service.pid}").st_uid == SERVICE
+        done = subprocess.run(
+            [sys.executable, "-c", CACHED, str(CLIENT), f"unix:{run / 'vision.sock'}", str(cache), str(state)],
+            capture_output=True,
+            text=True,
+            timeout=2 * WATCHDOG,
+            cwd="/",
+            env=environment,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        assert found["files"] > 0
+        assert found["said"] == [["SAVED", None], ["HIT", None], ["SAVED", "BAD_MAC"], ["HIT", None]]
+        assert os.listdir(state), "the service has kept its key elsewhere"
+        assert {entry.stat().st_uid for entry in state.rglob("*")} == {SERVICE}
+        service.terminate()
+        assert service.wait(WATCHDOG) == 0
+    finally:
+        service.kill()
+        service.wait()
+        assert service.stdout is not None
+        service.stdout.close()

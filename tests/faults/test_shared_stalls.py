@@ -1,0 +1,206 @@
+"""Clients of a shared service that stop, flood, fork or send what lingers: they delay no other client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_support import ROOT, WATCHDOG
+from fuzz_support import Descriptors
+from shared_support import Honest, RawConnection, Shared, header, line_of, shared_service
+
+from nnburst.service._protocol import ListDevices, encode
+
+PROGRAM = """
+import itertools, os, signal, sys
+import numpy as np
+import nnburst
+from nnburst.model import ModelBuilder, OperandType, OperationType
+from nnburst.service._callbacks import CallbackRegistry
+from nnburst.service._pending import PendingCall
+
+phase, begun, number = sys.argv[2], False, itertools.count(1)
+b = ModelBuilder()
+x = b.input("x", OperandType.TENSOR_FLOAT32, (64,))
+b.output("y", b.binary(OperationType.ADD, x, x))
+model = b.build()
+
+def stop(*_):
+    print(phase, flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+wait = PendingCall.wait
+def waiting(pending, timeout):
+    if begun and (phase == "closing" or phase == f"call {next(number)}"):
+        stop()
+    return wait(pending, timeout)
+PendingCall.wait = waiting
+
+if phase == "asked for memory":
+    CallbackRegistry.on_get_memories = stop
+begun = phase.startswith("call")
+service = nnburst.connect(sys.argv[1])
+session = service.session(model)
+value = {"x": np.ones(64, np.float32)}
+session.run(None, value)
+if phase == "in flight":
+    future = session.bind().submit()
+    stop()
+if phase == "full ring":
+    executions = [session.burst.bind() for _ in range(64)]
+    for execution in executions:
+        execution.run()  # now each is a plan of the service
+    futures = [execution.submit() for execution in executions]
+    stop()
+if phase == "closing":
+    begun = True
+    session.close()
+    service.close()
+if phase == "forked":
+    for _ in range(10):
+        if os.fork() == 0:
+            signal.pause()
+    print(phase, flush=True)
+    os._exit(0)
+"""
+PHASES = ["call 1", "call 4", "asked for memory", "in flight", "full ring", "closing"]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    with shared_service(tmp_path_factory.mktemp("stalls"), "--device", "nnburst-reference") as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def honest(shared: Shared) -> Iterator[Honest]:
+    honest = Honest(shared.address)
+    try:
+        honest.goes_on()
+        yield honest
+    finally:
+        honest.end()
+
+
+@pytest.fixture
+def gives_all_back(shared: Shared) -> Iterator[None]:
+    """The service has no more descriptors in the end than before."""
+    before = shared.descriptors()
+    yield
+    shared.gives_back(before)
+
+
+@contextlib.contextmanager
+def stalled(shared: Shared, phase: str) -> Iterator[subprocess.Popen[str]]:
+    """A client that has come to a phase and stopped there. All of its processes are killed in the end."""
+    client = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, shared.address, phase],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    try:
+        assert line_of(client) == f"{phase}\n"
+        yield client
+    finally:
+        os.killpg(client.pid, signal.SIGKILL)
+        client.wait()
+        assert client.stdout is not None
+        client.stdout.close()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_client_that_is_stopped_delays_nobody(shared: Shared, honest: Honest, gives_all_back: None, phase: str) -> None:
+    with stalled(shared, phase) as client:
+        os.waitid(os.P_PID, client.pid, os.WSTOPPED | os.WNOWAIT)
+        honest.goes_on()
+
+
+def test_clients_that_are_stopped_at_once_delay_nobody(shared: Shared, honest: Honest, gives_all_back: None) -> None:
+    with contextlib.ExitStack() as stack:
+        for phase in ("asked for memory", "asked for memory", "in flight", "full ring"):
+            stack.enter_context(stalled(shared, phase))
+        honest.goes_on()
+
+
+def test_forked_children_of_a_client_that_is_gone_keep_nothing_open(
+    shared: Shared, honest: Honest, gives_all_back: None
+) -> None:
+    before = shared.descriptors()
+    with stalled(shared, "forked") as client:
+        client.wait(WATCHDOG)
+        honest.goes_on()
+        shared.gives_back(before)  # though ten processes have copies of the socket
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["reads", "does not read"])
+def test_flood_of_calls_delays_nobody(shared: Shared, honest: Honest, gives_all_back: None, reads: bool) -> None:
+    over, sent = threading.Event(), [0]
+
+    def flood() -> None:
+        with contextlib.ExitStack() as stack:
+            while not over.is_set():
+                connection = stack.enter_context(RawConnection(shared))
+                with contextlib.suppress(OSError):
+                    connection.greet()
+                    connection.sock.settimeout(0.05)
+                    while not over.is_set():
+                        connection.send(header(1), encode(ListDevices()), [])
+                        sent[0] += 1
+                        if reads:
+                            connection.answer()
+                connection.close()
+
+    attacker = threading.Thread(target=flood)
+    attacker.start()
+    try:
+        honest.goes_on()
+    finally:
+        over.set()
+        attacker.join()
+    assert sent[0] > 100
+
+
+def test_more_sockets_that_linger_than_there_are_threads_to_close_them_delay_nobody(
+    shared: Shared, honest: Honest, gives_all_back: None, tmp_path: Path
+) -> None:
+    descriptors = Descriptors(random.Random(1), tmp_path)
+    try:
+        with RawConnection(shared) as connection:
+            connection.greet()
+            fds = [descriptors.lingering() for _ in range(200)]
+            connection.send(header(1), encode(ListDevices()), fds)  # as many as it says: none
+            descriptors.let_go(fds)
+            honest.goes_on()
+    finally:
+        descriptors.close()
+
+
+def test_sockets_that_linger_in_a_connection_that_is_refused_keep_nobody_out(
+    tmp_path: Path,
+) -> None:
+    with shared_service(tmp_path, "--device", "nnburst-noop", "--quota", "user.connections=1") as shared:
+        descriptors = Descriptors(random.Random(1), tmp_path)
+        try:
+            with RawConnection(shared) as served:
+                served.greet()
+                for _ in range(20):  # more than are told why
+                    refused = RawConnection(shared)
+                    fds = [descriptors.lingering()]
+                    refused.send(b"", b"", fds)
+                    descriptors.let_go(fds)
+                    refused.close()
+                with RawConnection(shared) as other:  # and is refused in its turn
+                    other.send(header(1), encode(ListDevices()), [])
+                    assert b"connections" in other.answer()
+        finally:
+            descriptors.close()
