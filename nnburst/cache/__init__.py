@@ -6,7 +6,7 @@ from ._device_cache import DeviceCache, SaveResult, VerifiedEntry, check_entry
 from ._directory import Cache, OpenedEntry, StagedEntry
 from ._eviction import Pruned, prune
 from ._index import EntryInfo
-from ._limits import SIZES, Limits, scaled
+from ._limits import SIZES, Limits, amount
 from ._places import default_cache_directory, default_state_directory
 from ._reasons import SPOILT, CacheReason, CacheRejected
 from ._sealed_copy import check_fd, place_of
@@ -39,6 +39,7 @@ __all__ = [
     "StagedEntry",
     "TrustStore",
     "VerifiedEntry",
+    "amount",
     "check_entry",
     "check_fd",
     "checked_token",
@@ -51,5 +52,4 @@ __all__ = [
     "model_fingerprint",
     "place_of",
     "prune",
-    "scaled",
 ]

@@ -16,7 +16,7 @@ SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 """Units of sizes."""
 
 
-def scaled(text: str, units: Mapping[str, int]) -> float | None:
+def amount(text: str, units: Mapping[str, int]) -> float | None:
     """Read a number with a unit, for example ``500M`` or ``2 GiB``; None if it is none."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]?)(?:i?b)?", text.strip().lower())
     number = float(match[1]) * units[match[2]] if match is not None and match[2] in units else math.inf
@@ -48,7 +48,7 @@ class Limits(Struct, frozen=True):
         given = os.environ.get("NNBURST_CACHE_MAX_BYTES", "") if os.getuid() == os.geteuid() else ""
         if not given:
             return cls()
-        size = scaled(given, SIZES)
+        size = amount(given, SIZES)
         if size is None:
             _warn_of(given)
             return cls()

@@ -30,9 +30,9 @@ def _scaled(what: str, units: dict[str, int]) -> Callable[[click.Context, click.
     def read(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
         if value is None:
             return None
-        from ..cache import scaled
+        from ..cache import amount
 
-        number = scaled(value, units)
+        number = amount(value, units)
         if number is None:
             known = ", ".join(filter(None, units))
             raise click.BadParameter(f"expected a {what}, got {value!r}: a number, with or without one of {known}")

@@ -241,55 +241,49 @@ def _meta(operand: Operand) -> tuple[object, ...]:
 class BoundBuffers:
     """The buffers of one request, found once; the request keeps them alive whatever happens to their tokens."""
 
-    __slots__ = ("_buffers", "_main", "_outputs", "_request", "set")
+    __slots__ = ("_main", "_request", "set")
 
     def __init__(self, prepared: _HasRoles, request: Request) -> None:
         self._main = prepared.model.main
         self._request = request
-        self._buffers: dict[tuple[bool, int], ManagedBuffer] = {}
-        self._outputs: list[int] = []  # positions of those that are in buffers
         uses: list[BufferUse] = []
         for pool in request.pools:  # also one that no argument uses
             if isinstance(pool, BufferToken):
                 prepared.tracker.resolve(pool.token)
         for is_input, arguments in ((True, request.inputs), (False, request.outputs)):
             for index, argument in enumerate(arguments):
-                if argument.has_no_value:
-                    continue
-                pool = request.pools[argument.location.pool_index]
-                if not isinstance(pool, BufferToken):
-                    continue
-                buffer = self._buffers[is_input, index] = prepared.tracker.resolve(pool.token)
-                uses.append(BufferUse(buffer, RoleKey(prepared.number, is_input, index), argument.dimensions))
-                if not is_input:
-                    self._outputs.append(index)
+                named = None if argument.has_no_value else request.pools[argument.location.pool_index]
+                if isinstance(named, BufferToken):
+                    buffer = prepared.tracker.resolve(named.token)
+                    uses.append(BufferUse(buffer, RoleKey(prepared.number, is_input, index), argument.dimensions))
         self.set = BufferSet(uses)
 
     def with_views(self) -> Request:
         """Return the request with its buffers as pools that kernels can use. Only while admitted."""
         pools = list(self._request.pools)
-        arguments = {True: list(self._request.inputs), False: list(self._request.outputs)}
-        for (is_input, index), buffer in self._buffers.items():
-            argument = arguments[is_input][index]
-            view = BufferView(buffer, writing=not is_input)
+        inputs, outputs = list(self._request.inputs), list(self._request.outputs)
+        for use in (*self.set.inputs, *self.set.outputs):
+            _, is_input, position = use.role
+            arguments = inputs if is_input else outputs
+            view = BufferView(use.buffer, writing=not is_input)
             pools.append(view)
-            dims = buffer.dimensions if is_input else buffer.initial_dimensions
-            arguments[is_input][index] = replace(
-                argument,
+            dims = use.buffer.dimensions if is_input else use.buffer.initial_dimensions
+            arguments[position] = replace(
+                arguments[position],
                 location=DataLocation(len(pools) - 1, 0, view.size),
-                dimensions=combine_dimensions(dims, argument.dimensions),
+                dimensions=combine_dimensions(dims, use.dimensions),
             )
-        return Request(tuple(arguments[True]), tuple(arguments[False]), tuple(pools))
+        return Request(tuple(inputs), tuple(outputs), tuple(pools))
 
     def written(self, result: ExecutionResult | None) -> list[tuple[int, ...]]:
         """Return the dimensions of the outputs in buffers after a run: those that it told, or that were known."""
         if result is not None and result[1]:
-            return [result[1][position].dimensions for position in self._outputs]
+            return [result[1][use.role.position].dimensions for use in self.set.outputs]
         known = []
-        for position in self._outputs:
-            declared = self._main.operands[self._main.output_indexes[position]].dimensions
-            given = combine_dimensions(declared, self._request.outputs[position].dimensions)
-            known.append(combine_dimensions(given, self._buffers[False, position].initial_dimensions))
+        for use in self.set.outputs:
+            declared = self._main.operands[self._main.output_indexes[use.role.position]].dimensions
+            given = combine_dimensions(declared, use.dimensions)
+            known.append(combine_dimensions(given, use.buffer.initial_dimensions))
         return known
 
 

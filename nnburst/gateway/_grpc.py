@@ -21,7 +21,7 @@ from ..errors import (
     NNBurstError,
     ResourceExhausted,
 )
-from ._inference import VERSION, Given, Inference, Place, Wanted, infer
+from ._inference import VERSION, Given, Inference, RegionPlace, Wanted, infer
 from ._models import Models
 from ._regions import Regions
 from ._tensors import bytes_of, datatype_of, shape_of
@@ -178,7 +178,7 @@ def _inference(request: Any) -> Inference:
     inputs = []
     for tensor in request.inputs:
         parameters = _parameters(tensor.parameters)
-        place = Place.of(parameters, f"input {tensor.name!r}")
+        place = RegionPlace.of(parameters, f"input {tensor.name!r}")
         if place is None and request.raw_input_contents:
             if not raw:
                 raise InvalidArgument("there are fewer raw_input_contents than inputs without a region")
@@ -193,7 +193,7 @@ def _inference(request: Any) -> Inference:
         parameters = _parameters(tensor.parameters)
         if parameters.get("classification"):
             raise InvalidArgument(f"output {tensor.name!r}: classification is not served; sort the scores yourself")
-        outputs.append(Wanted(tensor.name, Place.of(parameters, f"output {tensor.name!r}")))
+        outputs.append(Wanted(tensor.name, RegionPlace.of(parameters, f"output {tensor.name!r}")))
     return Inference(request.model_name, request.model_version, inputs, outputs)
 
 

@@ -18,7 +18,7 @@ VERSION = "1"
 
 
 @dataclass(frozen=True)
-class Place:
+class RegionPlace:
     """Where a tensor lies in a registered region."""
 
     region: str
@@ -26,7 +26,7 @@ class Place:
     offset: int = 0
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Any], what: str) -> Place | None:
+    def of(cls, parameters: Mapping[str, Any], what: str) -> RegionPlace | None:
         """Return what the parameters of a tensor say, None if it is not in shared memory.
 
         Raises:
@@ -48,7 +48,7 @@ class Given:
     name: str
     datatype: str
     shape: Sequence[int]
-    data: bytes | memoryview | Sequence[Any] | Place
+    data: bytes | memoryview | Sequence[Any] | RegionPlace
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Wanted:
     """An output that is asked for."""
 
     name: str
-    place: Place | None = None
+    place: RegionPlace | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ async def infer(models: Models, regions: Regions, inference: Inference) -> list[
             known = "is given twice" if given.name in arrays else f"is unknown; the model takes {list(nodes)}"
             raise InvalidArgument(f"input {given.name!r} {known}")
         data, node = given.data, nodes[given.name]
-        if isinstance(data, Place):  # compared before anything is read
+        if isinstance(data, RegionPlace):  # compared before anything is read
             check_size(node, given.shape, size_of(node, given.datatype, given.shape), data.byte_size)
             data = regions.read(data.region, data.offset, data.byte_size)
         arrays[given.name] = array_of(node, given.datatype, given.shape, data)

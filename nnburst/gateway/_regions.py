@@ -22,7 +22,7 @@ _KEY = re.compile(r"/?[^/\0]+")
 
 
 @dataclass(frozen=True)
-class Region:
+class RegisteredRegion:
     """One registered region.
 
     Attributes:
@@ -48,7 +48,7 @@ class Regions:
     def __init__(self, allowed: bool) -> None:
         self._allowed = allowed
         self._lock = threading.Lock()
-        self._regions: dict[str, Region] = {}
+        self._regions: dict[str, RegisteredRegion] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Register a part of a POSIX shared memory.
@@ -71,7 +71,7 @@ class Regions:
             memory = posix_ipc.SharedMemory(key if key.startswith("/") else f"/{key}")
         except (posix_ipc.Error, OSError, ValueError) as error:
             raise InvalidArgument(f"region {name!r}: cannot open the shared memory {key!r}: {error}") from None
-        region = Region(name, key, offset, byte_size, memory.fd)
+        region = RegisteredRegion(name, key, offset, byte_size, memory.fd)
         try:
             found = os.fstat(memory.fd)
             if not stat.S_ISREG(found.st_mode) or offset + byte_size > found.st_size:
@@ -95,7 +95,7 @@ class Regions:
         for region in gone:
             os.close(region.fd)
 
-    def status(self, name: str) -> list[Region]:
+    def status(self, name: str) -> list[RegisteredRegion]:
         """Return one region, or all for an empty name.
 
         Raises:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from .. import __version__
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
-from ._inference import VERSION, Given, Inference, Place, Wanted, infer
+from ._inference import VERSION, Given, Inference, RegionPlace, Wanted, infer
 from ._models import Models
 from ._regions import Regions
 from ._tensors import Array, bytes_of, datatype_of, shape_of
@@ -190,7 +190,7 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview) -> tuple[In
         shape = tensor.get("shape")
         if not isinstance(shape, list) or not all(type(size) is int for size in shape):
             raise InvalidArgument(f"{what}: the shape is a list of numbers, got {shape!r}")
-        elements: Any = Place.of(parameters, what)
+        elements: Any = RegionPlace.of(parameters, what)
         size = parameters.get("binary_data_size")
         if elements is None and size is not None:
             if type(size) is not int or not 0 <= size <= len(data):
@@ -211,7 +211,7 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview) -> tuple[In
         if own.get("classification"):
             raise InvalidArgument(f"output {tensor['name']!r}: classification is not served; sort the scores yourself")
         binary[tensor["name"]] = bool(own.get("binary_data", binary[""]))
-        outputs.append(Wanted(tensor["name"], Place.of(own, f"output {tensor['name']!r}")))
+        outputs.append(Wanted(tensor["name"], RegionPlace.of(own, f"output {tensor['name']!r}")))
     return Inference(name, "", inputs, outputs), binary
 
 

@@ -58,7 +58,7 @@ from ._compilation import Compilation, member
 from ._display import described, nodes_table
 from ._event import Event
 from ._futures import submit
-from ._layout import Argument, Layout, lay_out
+from ._layout import Argument, ArgumentLayout, lay_out
 from ._memory_desc import DeviceMemory
 from ._places import Place
 from ._state import State, make_states
@@ -150,7 +150,7 @@ class Execution(BoundRequest):
         self._arguments: dict[str, dict[int, Argument]] = {"input": {}, "output": {}}
         self._lock = threading.RLock()  # a signal handler may come while it is held
         self._progress = _State.OPEN
-        self._layout: Layout | None = None
+        self._layout: ArgumentLayout | None = None
         self._is_shared = False
         self._states: dict[str, State] = {}
         self._steps: Steps | None = None
@@ -346,7 +346,7 @@ class Execution(BoundRequest):
         self._layout = lay_out(self._in_order("input"), self._in_order("output"), layout.memory, self._steps)
         self._states = states
 
-    def _laid_out(self) -> Layout:
+    def _laid_out(self) -> ArgumentLayout:
         if self._layout is None:
             self._layout = lay_out(self._in_order("input"), self._in_order("output"), None, self._steps)
         return self._layout

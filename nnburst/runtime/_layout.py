@@ -14,7 +14,7 @@ from ._memory_desc import DeviceMemory
 
 _ALIGNMENT = 64
 Array = np.ndarray[Any, np.dtype[Any]]
-Place = Memory | DeviceMemory | BufferToken
+AnyMemory = Memory | DeviceMemory | BufferToken
 
 
 class Argument(Struct, frozen=True):
@@ -30,14 +30,14 @@ class Argument(Struct, frozen=True):
     """
 
     room: int = 0
-    memories: tuple[Place, ...] = ()
+    memories: tuple[AnyMemory, ...] = ()
     offset: int = 0
     length: int = 0
     dimensions: tuple[int, ...] = ()
     array: Array | None = None
 
 
-class Layout(Struct, frozen=True):
+class ArgumentLayout(Struct, frozen=True):
     """Arguments that have their places.
 
     Attributes:
@@ -55,7 +55,7 @@ class Layout(Struct, frozen=True):
 
 def lay_out(
     inputs: Sequence[Argument], outputs: Sequence[Argument], memory: Memory | None = None, steps: Steps | None = None
-) -> Layout:
+) -> ArgumentLayout:
     """Give each argument its place; those in the execution's own memory begin at multiples of 64 bytes.
 
     Args:
@@ -85,7 +85,7 @@ def lay_out(
         if made is not None:
             made.close()
         raise
-    return Layout(memory, requests, tuple(views[: len(inputs)]), tuple(views[len(inputs) :]))
+    return ArgumentLayout(memory, requests, tuple(views[: len(inputs)]), tuple(views[len(inputs) :]))
 
 
 def _request(

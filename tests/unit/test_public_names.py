@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import pydoc
@@ -50,6 +51,18 @@ def test_help_can_show_what_a_class_takes(name: str) -> None:
     for entry in imported(name).__all__:
         if isinstance(getattr(imported(name), entry), type):
             pydoc.render_doc(getattr(imported(name), entry))
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """One noun, one name: a reader need not ask which of two is meant. Commands are read on their own."""
+    places: dict[str, list[str]] = {}
+    for path in (ROOT / "nnburst").rglob("*.py"):
+        if "cli" not in path.parts:
+            for name in {
+                node.name for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.ClassDef)
+            }:
+                places.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1 and not name.startswith("_")} == {}
 
 
 def pyproject() -> dict[str, dict[str, dict[str, dict[str, str]]]]:

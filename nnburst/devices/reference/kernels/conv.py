@@ -13,7 +13,7 @@ import numpy as np
 
 from ....model import Axis, WindowGeometry, transposed_axes, window_geometry
 from ..call import KernelCall
-from .windows import as_nhwc, padded_shape, windows, within
+from .windows import as_nhwc, inner_part, padded_shape, windows
 
 __all__ = ["conv_2d", "depthwise_conv_2d", "fully_connected", "grouped_conv_2d", "transpose_conv_2d"]
 
@@ -70,7 +70,7 @@ def _centred_image(call: KernelCall, g: WindowGeometry, dtype: Any) -> Array:
         return image
     padded = call.scratch(padded_shape(g), dtype)
     padded.fill(0)
-    call.centre_into("x", image, within(padded, g))
+    call.centre_into("x", image, inner_part(padded, g))
     return padded
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ....model import WindowGeometry, window_geometry
 from ..call import KernelCall
-from .windows import as_nhwc, padded_shape, taps, windows, within
+from .windows import as_nhwc, inner_part, padded_shape, taps, windows
 
 __all__ = ["average_pool_2d", "l2_pool_2d", "max_pool_2d"]
 
@@ -28,7 +28,7 @@ def _padded(call: KernelCall, image: Array, g: WindowGeometry, filler: Any) -> A
         return image
     padded = call.scratch(padded_shape(g), image.dtype)
     padded.fill(filler)
-    call.do(np.copyto, within(padded, g), image)
+    call.do(np.copyto, inner_part(padded, g), image)
     return padded
 
 

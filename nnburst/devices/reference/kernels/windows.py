@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from ....model import WindowGeometry
 
-__all__ = ["as_nhwc", "padded_shape", "taps", "windows", "within"]
+__all__ = ["as_nhwc", "inner_part", "padded_shape", "taps", "windows"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -26,7 +26,7 @@ def padded_shape(g: WindowGeometry) -> tuple[int, int, int, int]:
     return g.batch, h.head + h.size + h.tail, w.head + w.size + w.tail, g.channels
 
 
-def within(padded: Array, g: WindowGeometry) -> Array:
+def inner_part(padded: Array, g: WindowGeometry) -> Array:
     """Return the view of a padded image that holds the image itself."""
     h, w = g.height, g.width
     return padded[:, h.head : h.head + h.size, w.head : w.head + w.size]
