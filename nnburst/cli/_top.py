@@ -39,6 +39,11 @@ def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float) -
     watched = _Watched(services)
     if once:
         looks = watched.look(rates=False)
+        if services and not looks:
+            raise click.ClickException(
+                f"{', '.join(services)}: no service; `nnburst ls` lists shared ones. A program that runs models in its "
+                "own process (in_process) has no statistics page: Session.stats and .latency() say what it does"
+            )
         if as_json:
             click.echo(json.dumps(looks))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -62,8 +63,8 @@ def check_arrows(events: list[Event]) -> int:
     return len(arrows)
 
 
-def test_trace_of_ten_thousand_runs_nests_and_has_every_arrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "trace.json"
+def record(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Have ten thousand runs recorded; return the process of their service."""
     monkeypatch.setenv("NNBURST_TRACE", str(path))
     monkeypatch.delenv("_NNBURST_TRACE_BEGUN", raising=False)
     with (
@@ -75,6 +76,12 @@ def test_trace_of_ten_thousand_runs_nests_and_has_every_arrow(tmp_path: Path, mo
             execution.run()
         pid = service.pid
     monkeypatch.delenv("_NNBURST_TRACE_BEGUN")
+    return pid
+
+
+def test_trace_of_ten_thousand_runs_nests_and_has_every_arrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.json"
+    pid = record(path, monkeypatch)
     events = read(path)
     runs = [event for event in events if event["ph"] == "X" and event["name"] == "run"]
     assert [run["args"]["run"] for run in runs] == list(range(1, 10_001))
@@ -82,6 +89,28 @@ def test_trace_of_ten_thousand_runs_nests_and_has_every_arrow(tmp_path: Path, mo
     assert {e["pid"] for e in events if e["name"] in ("queue", "execute")} == {pid}
     check_slices_nest(events)
     assert check_arrows(events) == 10_000
+
+
+QUERY = """
+select (select count(*) from slice where name in ('run', 'queue', 'execute', 'return')) as slices,
+       (select count(*) from slice child join slice parent on child.parent_id = parent.id
+        where child.name = 'return' and parent.name = 'run') as nested,
+       (select count(*) from flow) as arrows,
+       (select ifnull(sum(value), 0) from stats where severity in ('error', 'data_loss')) as errors;
+"""
+
+
+def test_trace_opens_in_perfetto_s_trace_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = shutil.which("trace_processor_shell") or shutil.which("trace_processor")
+    if processor is None:
+        pytest.skip("Perfetto's trace_processor is not on the PATH")
+    path, query = tmp_path / "trace.json", tmp_path / "query.sql"
+    query.write_text(QUERY)
+    record(path, monkeypatch)
+    done = subprocess.run([processor, "-q", str(query), str(path)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    values = [line for line in done.stdout.splitlines() if line and line[0].isdigit()]
+    assert values == ["40000,10000,30000,0"], done.stdout  # an arrow is three links
 
 
 PROGRAM = """
