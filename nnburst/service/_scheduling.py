@@ -13,7 +13,7 @@ POLICIES = {"fifo": os.SCHED_FIFO, "rr": os.SCHED_RR}
 _PRIORITIES = range(1, 100)
 _REMEDY = (
     "allow it with `ulimit -r {0}` (`rtprio {0}` in /etc/security/limits.conf, LimitRTPRIO={0} in a systemd unit, "
-    "--ulimit rtprio={0} of a container) or give the process CAP_SYS_NICE"
+    "the limit rtprio of a container) or give the process CAP_SYS_NICE"
 )
 
 

@@ -41,7 +41,8 @@ class Snapshot:
                 out.append(f"thread {name}")
         out += [f"child {pid}" for pid in self.children - before.children]
         out += [f"mapping of {name}" for name in (self.mappings - before.mappings).elements()]
-        out += [f"file {path}" for path in self.files - before.files]
+        if files := self.files - before.files:
+            out += [f"file {path}" for path in files - _used_by_others()]
         return out
 
 
@@ -111,3 +112,25 @@ def _files(directories: Iterable[str | os.PathLike[str]]) -> set[str]:
     with contextlib.suppress(OSError):
         found.update(f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if "nnburst" in name)
     return found
+
+
+def _used_by_others() -> set[str]:
+    """What other processes than this one and its descendants have open or mapped: other tests run beside this one."""
+    parents: dict[str, str] = {}
+    used: dict[str, set[str]] = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # one that ended meanwhile, or another user's
+            with open(f"/proc/{pid}/stat") as file:
+                parents[pid] = file.read().rpartition(")")[2].split()[1]
+            with open(f"/proc/{pid}/maps") as file:
+                used[pid] = {line.split(maxsplit=5)[5].strip() for line in file if "/dev/shm/" in line}
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(FileNotFoundError):
+                    used[pid].add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+
+    def is_ours(pid: str) -> bool:
+        while pid in parents and pid != str(os.getpid()):
+            pid = parents[pid]
+        return pid == str(os.getpid())
+
+    return set().union(*(paths for pid, paths in used.items() if not is_ours(pid)))

@@ -183,7 +183,7 @@ def test_a_policy_that_is_refused_says_what_allows_it(arguments: list[str]) -> N
     done = without_rights(*arguments)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    for part in ("scheduler rr:7 is refused: ", "`ulimit -r 7`", "--ulimit rtprio=7", "CAP_SYS_NICE"):
+    for part in ("scheduler rr:7 is refused: ", "`ulimit -r 7`", "the limit rtprio of a container", "CAP_SYS_NICE"):
         assert part in last
 
 

@@ -19,7 +19,7 @@ from ._case import Bench, Case, Subject
 from ._placement import pin_process
 from ._sampling import Result, Round, line_samples
 
-_WATCHDOG_SECONDS = 20.0
+_WATCHDOG_SECONDS = 60.0
 _LINE_COUNT = 400
 _CALIBRATION_CALLS = 5
 

@@ -1,0 +1,95 @@
+"""`assert_nothing_left` names each kind of thing that is left, and not what other processes have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import posix_ipc
+import pytest
+
+import nnburst
+from nnburst.testing import assert_nothing_left
+
+
+def descriptor(stack: ExitStack, directory: Path) -> None:
+    stack.callback(os.close, os.open(directory, os.O_RDONLY))
+
+
+def thread(stack: ExitStack, directory: Path) -> None:
+    end = threading.Event()
+    started = threading.Thread(target=end.wait, name="forgotten")
+    started.start()
+    stack.callback(started.join)
+    stack.callback(end.set)
+
+
+def child(stack: ExitStack, directory: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    stack.callback(process.communicate)
+
+
+def mapping(stack: ExitStack, directory: Path) -> None:
+    memory = stack.enter_context(nnburst.Memory.ashmem(4096))
+    kept = [memory.array("uint8", (4096,))]
+    stack.callback(kept.clear)
+
+
+def entry(stack: ExitStack, directory: Path) -> None:
+    name = f"/nnburst-left-{os.getpid()}"
+    posix_ipc.SharedMemory(name, posix_ipc.O_CREX, size=4096).close_fd()
+    stack.callback(posix_ipc.unlink_shared_memory, name)
+
+
+def file(stack: ExitStack, directory: Path) -> None:
+    (directory / "left").touch()
+
+
+@pytest.mark.parametrize(
+    ("leave", "named"),
+    [
+        (descriptor, r"fd \d+ -> /"),
+        (thread, "thread forgotten"),
+        (child, r"child \d+"),
+        (mapping, "mapping of .*nnburst"),
+        (entry, r"file /dev/shm/nnburst-left-\d+"),
+        (file, "file .*/left"),
+    ],
+)
+def test_what_is_left_is_named(leave: Callable[[ExitStack, Path], None], named: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        with pytest.raises(AssertionError, match=f"left behind: .*{named}"):
+            with assert_nothing_left([tmp_path], timeout=0):
+                leave(stack, tmp_path)
+
+
+OTHER = """
+import os, posix_ipc
+name = f"/nnburst-other-{os.getpid()}"
+memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, size=4096)
+print(flush=True)
+input()
+memory.close_fd()
+posix_ipc.unlink_shared_memory(name)
+"""
+
+
+def test_shared_memory_of_a_program_beside_this_one_does_not_count() -> None:
+    beside = subprocess.Popen(
+        ["setsid", "--fork", sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert beside.stdin is not None
+    assert beside.stdout is not None
+    with beside.stdin, beside.stdout:
+        with assert_nothing_left():
+            assert beside.stdout.readline() == "\n"
+        assert any("nnburst-other-" in name for name in os.listdir("/dev/shm"))
+        beside.stdin.write("\n")
+        beside.stdin.flush()
+        assert beside.stdout.read() == ""
+    beside.wait()
