@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from small_models import relu
 
 import nnburst
 from nnburst import (
@@ -55,13 +56,6 @@ from nnburst.runtime._service import _LocalBackend
 PATIENCE = 30.0
 F = OperandType.TENSOR_FLOAT32
 ONE = np.ones(4, np.float32)
-
-
-def relu(shape: tuple[int, ...] = (4,)) -> Model:
-    b = ModelBuilder()
-    x = b.input("x", F, shape)
-    b.output("y", b.add(OperationType.RELU, [x]))
-    return b.build()
 
 
 def add_model() -> Model:

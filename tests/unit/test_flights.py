@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from service_support import in_process
+from small_models import relu
 
 import nnburst
 from nnburst import ModelBuilder, OperandType, OperationType
@@ -33,12 +34,6 @@ def slow(x):
         raise ValueError(f"refused {x[1]}")
     return x.copy()
 """
-
-
-def relu(size: int = 4) -> nnburst.Model:
-    b = ModelBuilder()
-    b.output("y", b.add(OperationType.RELU, [b.input("x", OperandType.TENSOR_FLOAT32, (size,))]))
-    return b.build()
 
 
 def filled(value: float) -> dict[str, np.ndarray]:

@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_models import relu
 
 import nnburst
 from nnburst._core._leaving import Leaving, ProcessLock, abandon_when_forked, time_left, within
 from nnburst.errors import BadState, InvalidArgument, MissedDeadline, ResourceExhausted
-from nnburst.model import DeviceStatus, Model, ModelBuilder, OperandType, OperationType
+from nnburst.model import DeviceStatus
 from nnburst.runtime import _session
 from nnburst.service import _launch, _transport
 from nnburst.service._pending import PendingCall
@@ -31,13 +32,6 @@ from nnburst.testing import assert_nothing_left
 
 ONE = np.ones(4, np.float32)
 PACKAGE = str(Path(nnburst.__file__).parent)
-
-
-def relu() -> Model:
-    b = ModelBuilder()
-    x = b.input("x", OperandType.TENSOR_FLOAT32, (4,))
-    b.output("y", b.add(OperationType.RELU, [x]))
-    return b.build()
 
 
 @pytest.fixture

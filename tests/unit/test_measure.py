@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from small_models import relu
 from test_control_flow import counting_model, if_model
 from test_partition import O, Only, T
 
@@ -55,12 +56,6 @@ class Slow(Only):
 
         prepared.bind = slowly  # type: ignore[method-assign]
         return prepared
-
-
-def relu() -> Model:
-    b = ModelBuilder()
-    b.output("y", b.relu(b.input("x", T.TENSOR_FLOAT32, (4,))))
-    return b.build()
 
 
 def chosen(devices: list, model: Model, monkeypatch: pytest.MonkeyPatch, *, by_runtime: bool) -> list[str]:  # type: ignore[type-arg]

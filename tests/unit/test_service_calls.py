@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, send
+from small_models import relu
 
 import nnburst
 from nnburst.errors import BadState, GeneralFailure, MissedDeadline, ResourceExhausted
-from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, RequestArgument, RunOptions
+from nnburst.model import DataLocation, RequestArgument, RunOptions
 from nnburst.service import ServiceHost, _outbox, _owner, _pending, _protocol, _serving, start_child
 from nnburst.service._object_table import ObjectTable
 from nnburst.service._packets import FdBundle, Kind, receive
@@ -249,20 +250,13 @@ def alarm() -> Iterator[Any]:
         signal.signal(signal.SIGALRM, old)
 
 
-def relu() -> Model:
-    b = ModelBuilder()
-    x = b.input("x", OperandType.TENSOR_FLOAT32, (64,))
-    b.output("y", b.add(OperationType.RELU, [x]))
-    return b.build()
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # swallowed in a callback of weakref
 @pytest.mark.leaks("a constructor that is interrupted may lose what it was about to own")
 @pytest.mark.parametrize("what", ["run", "session"])
 def test_ctrl_c_at_any_moment_leaves_a_service_and_its_sessions_usable(what: str, alarm: Any) -> None:
     rng = np.random.default_rng(1)
     one = {"x": np.ones(64, np.float32)}
-    model = relu()
+    model = relu((64,))
     with nnburst.launch(devices=["nnburst-reference"]) as service, service.session(model, timeout=30) as session:
         session.run(None, one)
         for _ in range(60 if what == "run" else 25):
@@ -311,10 +305,10 @@ def test_thread_that_cannot_be_started_leaves_nothing_behind(name: str, monkeypa
                 host.close()
         elif name == "nnburst-listener":
             with nnburst.in_process() as service:
-                service.session(relu()).close()
+                service.session(relu((64,))).close()
         else:
             with nnburst.in_process() as service:
-                compilation = nnburst.Compilation(relu(), service)
+                compilation = nnburst.Compilation(relu((64,)), service)
                 compilation.finish()
                 execution = nnburst.Execution(compilation, reusable=True)
                 execution.set_input(0, np.ones(64, np.float32))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_models import relu
 
 import nnburst
 from nnburst import BadState, MissedDeadline
@@ -45,13 +46,6 @@ def slow(x):
     time.sleep(float(x[0]))
     return x + 1
 """
-
-
-def relu(size: int = 4) -> Model:
-    b = ModelBuilder()
-    x = b.input("x", OperandType.TENSOR_FLOAT32, (size,))
-    b.output("y", b.add(OperationType.RELU, [x]))
-    return b.build()
 
 
 def counter() -> Model:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_models import relu
 
 import nnburst
 from nnburst import BadState, InvalidArgument
@@ -19,10 +20,6 @@ from nnburst.model import (
     BufferRole,
     BufferToken,
     DataLocation,
-    Model,
-    ModelBuilder,
-    OperandType,
-    OperationType,
     Request,
     RequestArgument,
     RunOptions,
@@ -31,13 +28,6 @@ from nnburst.runtime import Burst
 from nnburst.service import ServiceConnection, start_child
 
 X = np.ones(4, np.float32)
-
-
-def relu() -> Model:
-    b = ModelBuilder()
-    x = b.input("x", OperandType.TENSOR_FLOAT32, (4,))
-    b.output("y", b.add(OperationType.RELU, [x]))
-    return b.build()
 
 
 @pytest.fixture(scope="module")
