@@ -8,6 +8,9 @@ import posix_ipc
 
 from ..errors import GeneralFailure, InvalidArgument
 
+made: set[str] = set()
+"""Names that this process has made and not removed, with the slash."""
+
 
 def _slashed(name: str) -> str:
     bare = name.removeprefix("/")
@@ -24,6 +27,7 @@ def open_shared(name: str, size: int | None) -> tuple[int, int]:
             shared = posix_ipc.SharedMemory(path)
         else:
             shared = posix_ipc.SharedMemory(path, posix_ipc.O_CREX, mode=0o600, size=size)
+            made.add(path)
     except posix_ipc.ExistentialError:
         what = "does not exist; give a size to create it" if size is None else "exists; give no size to attach to it"
         raise InvalidArgument(f"shared memory {path!r} {what}") from None
@@ -42,6 +46,7 @@ def unlink_shared(name: str) -> None:
     path = _slashed(name)
     try:
         posix_ipc.unlink_shared_memory(path)
+        made.discard(path)
     except posix_ipc.ExistentialError:
         raise InvalidArgument(f"shared memory {path!r} does not exist") from None
     except (posix_ipc.Error, OSError) as error:

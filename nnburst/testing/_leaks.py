@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from ..memory._named import made
+
 _PATIENCE = 5.0
 _LASTING = {"nnburst-alarm"}
 """Threads of the process, which stay once they are needed."""
@@ -53,7 +55,8 @@ def assert_nothing_left(
     """Fail if the block leaves something behind: compare before and after.
 
     Descriptors, threads, child processes (also ended ones that were not waited for), and what nnburst shares: mappings
-    of its memory, entries of ``/dev/shm``. What leaves by itself is given time: nothing sleeps if all is well.
+    of its memory, and names in ``/dev/shm`` that this process has made with it. What leaves by itself is given time:
+    nothing sleeps if all is well.
 
     An array in shared memory keeps that mapped, also one of a session that is closed: let variables of the block go
     before its end, or have it call a function.
@@ -105,12 +108,11 @@ def _mappings() -> Counter[str]:
 
 
 def _files(directories: Iterable[str | os.PathLike[str]]) -> set[str]:
-    """What is in the directories, and what is ours in /dev/shm: other programs come and go there as they like."""
+    """What is in the directories, and shared memory under names of this process: others make and remove theirs."""
     found: set[str] = set()
     for directory in directories:
         found.update(os.path.join(directory, name) for name in os.listdir(directory))
-    with contextlib.suppress(OSError):
-        found.update(f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if "nnburst" in name)
+    found.update(path for path in (f"/dev/shm{name}" for name in tuple(made)) if os.path.exists(path))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Helpers of the fault tests: processes, pipes that say that a step is reached, a model."""
+"""Helpers of the fault tests: processes, calls in threads, a model."""
 
 from __future__ import annotations
 
@@ -36,42 +36,6 @@ def request_on(pool: Memory, nbytes: int = 256) -> Request:
     return Request(inputs, outputs, (pool,))
 
 
-class Steps:
-    """Environment for a service child that offers ``test-hooks`` and stops at a step, and the pipe that says so."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        site = directory / "site"
-        info = site / "test_hooks-1.0.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: test-hooks\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("[nnburst.devices]\ntest-hooks = hook_device:HookDevice\n")
-        self.fifo = directory / "fifo"
-        os.mkfifo(self.fifo)
-        self._site = site
-
-    def env(self, step: str = "", how: str = "wait") -> dict[str, str]:
-        path = os.pathsep.join((str(self._site), str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")))
-        return {
-            **os.environ,
-            "PYTHONPATH": path,
-            "NNBURST_TEST_STOP": step,
-            "NNBURST_TEST_HOW": how,
-            "NNBURST_TEST_FIFO": str(self.fifo),
-        }
-
-    def wait(self) -> None:
-        """Return once the step is reached."""
-        fd = os.open(self.fifo, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            assert poll.poll(WATCHDOG * 1000), "the step was not reached"
-            assert os.read(fd, 1) == b"!"
-        finally:
-            os.close(fd)
-
-
 class Background:
     """A call in a thread; `result` waits for what it returned or raised."""
 
@@ -106,9 +70,11 @@ def wait_gone(pidfd: int) -> None:
 
 
 class Client:
-    """A client program in a process of its own. It prints one line of process ids, then waits for ever."""
+    """A client program in a process of its own. It prints one line of process ids when it is where it should be."""
 
-    def __init__(self, program: str, env: dict[str, str]) -> None:
+    def __init__(self, program: str) -> None:
+        path = os.pathsep.join((str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")))
+        env = {**os.environ, "PYTHONPATH": path}
         self.process = subprocess.Popen(
             [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True
         )

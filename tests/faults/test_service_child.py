@@ -13,16 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_support import ROOT, WATCHDOG, Client, Steps, request_on, tiny_model, wait_gone
+from fault_support import ROOT, WATCHDOG, Client, request_on, tiny_model, wait_gone
 
 from nnburst.errors import BadState, DeadObject, DeviceUnavailable, ErrorStatus, InvalidArgument, MissedDeadline
 from nnburst.memory import Memory
-from nnburst.service import _launch, start_child
-
-
-@pytest.fixture
-def steps(tmp_path: Path) -> Steps:
-    return Steps(tmp_path)
+from nnburst.service import ServiceConnection, _launch, start_child
+from nnburst.testing import inject
 
 
 def test_a_child_runs_a_model_and_is_reaped() -> None:
@@ -64,25 +60,24 @@ def test_no_device_at_all_is_an_invalid_argument() -> None:
         start_child([])
 
 
-def test_a_child_that_crashes_on_the_way_is_said(steps: Steps) -> None:
-    (steps.directory / "sitecustomize.py").write_text(
-        "import os, sys\nsys.stderr.write('aargh')\nos.kill(os.getpid(), 6)"
-    )
-    env = {**os.environ, "PYTHONPATH": str(steps.directory)}
+def test_a_child_that_crashes_on_the_way_is_said(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os, sys\nsys.stderr.write('aargh')\nos.kill(os.getpid(), 6)")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with pytest.raises(DeviceUnavailable, match=r"killed by SIGABRT:\n.*aargh"):
         start_child(env=env)
 
 
-def test_a_child_that_takes_too_long_is_ended(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nnburst.service._transport.LEAVING", 0.05)
-    (steps.directory / "sitecustomize.py").write_text("import threading\nthreading.Event().wait()")
-    env = {**os.environ, "PYTHONPATH": str(steps.directory)}
+    (tmp_path / "sitecustomize.py").write_text("import threading\nthreading.Event().wait()")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with pytest.raises(MissedDeadline, match=r"did not start within 0\.05 s"):
         start_child(env=env, timeout=0.05)
 
 
-def test_exit_status_of_a_service_is_said(steps: Steps) -> None:
-    with start_child(["test-hooks"], env=steps.env("prepare", "exit")) as service:
+def test_exit_status_of_a_service_is_said() -> None:
+    with start_child(["nnburst-noop"], faults=True) as service:
+        inject(service, at="prepare", exit_on=1, exit_status=7)
         with pytest.raises(DeadObject, match="prepare_model was not answered: the other process ended with status 7"):
             service.devices[0].prepare_model(tiny_model())
 
@@ -99,27 +94,33 @@ def test_telemetry_of_a_library_is_off_unless_the_user_says_otherwise(monkeypatc
             assert environment(service.pid)["ORT_DISABLE_TELEMETRY"] == value
 
 
-WARNING = "WARNING: this device has warned"
-INFO = "INFO: this device has informed"
+WARNING = "WARNING: a fault is injected at prepare: delay"
+INFO = "INFO: a fault is ordered at prepare: delay"
+
+
+def make_it_log(service: ServiceConnection) -> None:
+    """A line at each of two levels."""
+    inject(service, at="prepare", delay=0.0)
+    service.devices[0].prepare_model(tiny_model())
 
 
 @pytest.mark.parametrize(
     ("level", "logged"), [(None, {WARNING}), ("Info", {WARNING, INFO}), (10, {WARNING, INFO}), ("error", set())]
 )
-def test_log_goes_to_the_file_from_the_level_on(level: Any, logged: set[str], steps: Steps) -> None:
-    log = steps.directory / "log"
+def test_log_goes_to_the_file_from_the_level_on(level: Any, logged: set[str], tmp_path: Path) -> None:
+    log = tmp_path / "log"
     log.write_text("before\n")
     options = {} if level is None else {"log_level": level}
-    with start_child(["test-hooks"], env=steps.env(), log=log, **options) as service:
-        service.devices[0].prepare_model(tiny_model())
+    with start_child(["nnburst-noop"], faults=True, log=log, **options) as service:
+        make_it_log(service)
     before, *lines = log.read_text().splitlines()
     assert before == "before"
     assert {line.partition(": ")[2] for line in lines} == logged
 
 
-def test_warnings_go_to_the_client_s_stderr(steps: Steps, capfd: pytest.CaptureFixture[str]) -> None:
-    with start_child(["test-hooks"], env=steps.env()) as service:
-        service.devices[0].prepare_model(tiny_model())
+def test_warnings_go_to_the_client_s_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    with start_child(["nnburst-noop"], faults=True) as service:
+        make_it_log(service)
     assert WARNING in capfd.readouterr().err
 
 
@@ -196,19 +197,21 @@ LEAVES = {
     "with a waiting thread": (
         "import threading\n"
         "threading.Thread(target=service.devices[0].prepare_model, args=(tiny_model(),), daemon=True).start()\n"
-        "steps_wait()"
+        "fault.wait()"
     ),
 }
 
 
 @pytest.mark.parametrize("how", LEAVES)
-def test_a_client_that_just_ends_takes_its_service_along(how: str, steps: Steps) -> None:
+def test_a_client_that_just_ends_takes_its_service_along(how: str) -> None:
     program = (
-        "import sys, os\nfrom fault_support import tiny_model\nfrom nnburst.service import _launch, start_child\n"
-        "def steps_wait(): open(os.environ['NNBURST_TEST_FIFO'], 'rb').read(1)\n"
-        f"service = start_child(['test-hooks'])\nprint(service.pid, flush=True)\nsys.stdin.read()\n{LEAVES[how]}\n"
+        "import sys\nfrom fault_support import tiny_model\nfrom nnburst.service import start_child\n"
+        "from nnburst.testing import inject\n"
+        "service = start_child(['nnburst-noop'], faults=True)\n"
+        "fault = inject(service, at='prepare', freeze='call')\n"
+        f"print(service.pid, flush=True)\nsys.stdin.read()\n{LEAVES[how]}\n"
     )
-    client = Client(program, steps.env("prepare"))
+    client = Client(program)
     assert client.process.stdin is not None
     client.process.stdin.close()
     assert client.finish() == 0

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_support import WATCHDOG, Background, Client, Steps, request_on, tiny_model, wait_gone
+from fault_support import WATCHDOG, Background, Client, request_on, tiny_model, wait_gone
 
 from nnburst.burst import BurstCallback, ExecutionBurstController
 from nnburst.errors import DeadObject
@@ -17,11 +16,7 @@ from nnburst.fmq import MessageQueue
 from nnburst.memory import Memory
 from nnburst.model import DeviceStatus
 from nnburst.service import ServiceConnection, start_child
-
-
-@pytest.fixture
-def steps(tmp_path: Path) -> Steps:
-    return Steps(tmp_path)
+from nnburst.testing import inject
 
 
 class Unused(BurstCallback):
@@ -59,25 +54,26 @@ def sleeping_plan(service: ServiceConnection, pool: Memory) -> Any:
     return plan(service, pool, 0.0)
 
 
-STEPS = [
+POINTS: list[tuple[Any, Any]] = [
     ("supported", supported),
     ("prepare", prepare),
-    ("execute", execute),
+    ("run", execute),
     ("burst", burst),
-    ("plan", polling_plan),
-    ("plan", sleeping_plan),
+    ("run", polling_plan),
+    ("run", sleeping_plan),
 ]
 
 
-@pytest.mark.parametrize(("step", "use"), STEPS, ids=[use.__name__ for _, use in STEPS])
+@pytest.mark.parametrize(("point", "use"), POINTS, ids=[use.__name__ for _, use in POINTS])
 def test_REQ_MODEL_078_a_killed_service_ends_every_wait(
-    step: str, use: Callable[[ServiceConnection, Memory], Any], steps: Steps
+    point: Any, use: Callable[[ServiceConnection, Memory], Any]
 ) -> None:
-    with start_child(["test-hooks"], env=steps.env(step)) as service, Memory.ashmem(512) as pool:
+    with start_child(faults=True) as service, Memory.ashmem(512) as pool:
+        fault = inject(service, at=point, freeze="call")
         deaths: list[int] = []
         service.link_to_death(lambda: deaths.append(1))
         call = Background(lambda: use(service, pool))
-        steps.wait()
+        fault.wait()
         os.kill(service.pid, signal.SIGKILL)
         result = call.result()
         assert isinstance(result, DeadObject), result
@@ -94,8 +90,8 @@ def test_REQ_MODEL_078_a_killed_service_ends_every_wait(
         assert deaths == [1, 2]
 
 
-def test_a_service_killed_while_it_asks_for_memories(steps: Steps) -> None:
-    with start_child(["test-hooks"], env=steps.env()) as service, Memory.ashmem(512) as pool:
+def test_a_service_killed_while_it_asks_for_memories() -> None:
+    with start_child() as service, Memory.ashmem(512) as pool:
         with ExecutionBurstController.create(prepare(service, pool)) as controller:
             holders = service.devices[0]._callbacks._holders  # type: ignore[attr-defined]
             (holder,) = holders.values()
@@ -111,8 +107,8 @@ def test_a_service_killed_while_it_asks_for_memories(steps: Steps) -> None:
             assert isinstance(call.result(), DeadObject)
 
 
-def test_a_burst_outlives_its_service_as_an_error(steps: Steps) -> None:
-    with start_child(["test-hooks"], env=steps.env()) as service, Memory.ashmem(512) as pool:
+def test_a_burst_outlives_its_service_as_an_error() -> None:
+    with start_child() as service, Memory.ashmem(512) as pool:
         model = prepare(service, pool)
         with ExecutionBurstController.create(model) as controller:
             controller.compute(request_on(pool))
@@ -131,53 +127,50 @@ import os, sys, threading
 from fault_support import *
 from nnburst.burst import ExecutionBurstController
 from nnburst.service import start_child
-service = start_child(['test-hooks'])
+from nnburst.testing import inject
+service = start_child(faults=True)
 pool = Memory.ashmem(512)
+
+def freeze(at, how, *pids):
+    fault = inject(service, at=at, freeze=how)
+    def say():
+        fault.wait()
+        print(service.pid, *pids, flush=True)
+    threading.Thread(target=say).start()
+
 """
 
 BUSY = {
-    "idle": ("", "wait", "print(service.pid, flush=True); sys.stdin.read()"),
-    "preparing": ("prepare", "wait", "print(service.pid, flush=True); service.devices[0].prepare_model(tiny_model())"),
-    "holding the interpreter lock": (
-        "prepare",
-        "spin",
-        "print(service.pid, flush=True); service.devices[0].prepare_model(tiny_model())",
-    ),
+    "idle": "print(service.pid, flush=True); sys.stdin.read()",
+    "preparing": "freeze('prepare', 'call'); service.devices[0].prepare_model(tiny_model())",
+    "holding the interpreter lock": "freeze('prepare', 'interpreter'); service.devices[0].prepare_model(tiny_model())",
     "executing": (
-        "execute",
-        "spin",
         "m = service.devices[0].prepare_model(tiny_model())\n"
-        "print(service.pid, flush=True); m.execute_synchronously(request_on(pool))",
+        "freeze('run', 'interpreter'); m.execute_synchronously(request_on(pool))"
     ),
     "in a burst": (
-        "plan",
-        "spin",
         "c = ExecutionBurstController.create(service.devices[0].prepare_model(tiny_model()), polling_window=30.0)\n"
-        "print(service.pid, flush=True); c.compute(request_on(pool))",
+        "freeze('run', 'interpreter'); c.compute(request_on(pool))"
     ),
 }
 
 
 @pytest.mark.parametrize("state", BUSY)
-def test_a_killed_client_takes_its_service_along(state: str, steps: Steps) -> None:
-    step, how, program = BUSY[state]
-    client = Client(PRELUDE + program, steps.env(step, how))
-    if step:
-        steps.wait()
+def test_a_killed_client_takes_its_service_along(state: str) -> None:
+    client = Client(PRELUDE + BUSY[state])
     client.process.kill()
     client.finish()
     wait_gone(client.pidfds[0])
 
 
-@pytest.mark.parametrize("how", ["wait", "spin"])
-def test_a_forked_child_of_the_client_with_copies_of_everything_keeps_no_service_alive(how: str, steps: Steps) -> None:
+@pytest.mark.parametrize("how", ["call", "interpreter"])
+def test_a_forked_child_of_the_client_with_copies_of_everything_keeps_no_service_alive(how: str) -> None:
     program = PRELUDE + (
         "pid = os.fork()\n"
         "if pid == 0:\n    import signal; signal.pause()\n"
-        "print(service.pid, pid, flush=True); service.devices[0].prepare_model(tiny_model())"
+        f"freeze('prepare', '{how}', pid); service.devices[0].prepare_model(tiny_model())"
     )
-    client = Client(program, steps.env("prepare", how))
-    steps.wait()
+    client = Client(program)
     client.process.kill()
     try:
         client.process.wait(WATCHDOG)
@@ -203,12 +196,12 @@ def test_closing_ends_the_service_although_a_forked_child_holds_copies() -> None
         os.waitpid(pid, 0)
 
 
-def test_a_client_that_is_replaced_by_another_program_takes_its_service_along(steps: Steps) -> None:
+def test_a_client_that_is_replaced_by_another_program_takes_its_service_along() -> None:
     program = PRELUDE + (
         "print(service.pid, flush=True)\nsys.stdin.readline()\n"
         "os.execv(sys.executable, [sys.executable, '-c', 'import sys; sys.stdin.read()'])"
     )
-    client = Client(program, steps.env())
+    client = Client(program)
     assert client.process.stdin is not None
     client.process.stdin.write("\n")
     client.process.stdin.flush()

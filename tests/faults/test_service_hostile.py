@@ -12,10 +12,9 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from fault_support import WATCHDOG, Background, Steps, request_on, tiny_model
+from fault_support import WATCHDOG, Background, request_on, tiny_model
 
 import nnburst
 from nnburst.devices import CompileJob, create_device
@@ -27,6 +26,7 @@ from nnburst.service._cache_messages import PrepareModel
 from nnburst.service._marshal import model_to_wire
 from nnburst.service._protocol import CALLS, VERSION, Execute, Hello, ListDevices, encode
 from nnburst.service._wire import Message, WireMemory, WireRequest
+from nnburst.testing import inject
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -166,11 +166,11 @@ def test_descriptors_that_the_service_cannot_take_are_refused() -> None:
         assert len(os.listdir(f"/proc/{service.pid}/fd")) <= before
 
 
-def test_a_stopped_service_cannot_block_its_client_for_ever(tmp_path: Path) -> None:
-    steps = Steps(tmp_path)
-    with start_child(["test-hooks"], env=steps.env("prepare", "spin")) as service:
+def test_a_stopped_service_cannot_block_its_client_for_ever() -> None:
+    with start_child(["nnburst-noop"], faults=True) as service:
+        fault = inject(service, at="prepare", freeze="interpreter")
         stuck = Background(lambda: service.devices[0].prepare_model(tiny_model()))
-        steps.wait()  # now nothing in the service reads its socket
+        fault.wait()  # now nothing in the service reads its socket
         model = tiny_model()  # owns the descriptors
         wire, fds = model_to_wire(model)
         errors = set()

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument
 from nnburst.memory import BACKINGS, FORMATS, PROT_READ, ImageLayout, Memory, _backings, check_layout
+from nnburst.testing import assert_nothing_left
 
 PAGE = mmap.PAGESIZE
 NAME = f"nnburst-doors-{os.getpid()}"
@@ -213,6 +214,18 @@ def test_named_memory_is_created_attached_and_unlinked() -> None:
 
 
 # -- blobs -------------------------------------------------------------------------------------------------------------
+
+
+def test_name_that_is_not_removed_is_a_leak_of_the_process_that_made_it() -> None:
+    other = Path(f"/dev/shm/{NAME}-nnburst-of-another")
+    try:
+        with pytest.raises(AssertionError, match=f"left behind: file /dev/shm/{NAME}-left$"):
+            with assert_nothing_left(timeout=0):
+                other.touch()
+                Memory.posix_shm(f"{NAME}-left", PAGE).close()
+        Memory.unlink_posix_shm(f"{NAME}-left")
+    finally:
+        other.unlink()
 
 
 def test_blob_says_what_it_was_made_from_and_cannot_be_truncated() -> None:
