@@ -144,6 +144,12 @@ class Descriptors:
         except OSError:  # a kind that this system does not have
             return os.open(os.devnull, os.O_RDWR)
 
+    def forget(self, fds: list[int]) -> None:
+        """Close descriptors that are on their way, so that ours are not the last."""
+        self._slow.difference_update(fds)
+        for fd in fds:
+            os.close(fd)
+
     def let_go(self, fds: list[int]) -> None:
         """Close descriptors. Not in place where ours may be the last of a socket that lingers."""
         for fd in fds:

@@ -25,9 +25,12 @@ from nnburst.model import BufferDesc, BufferRole
 from nnburst.service._packets import Kind, Outgoing
 from nnburst.service._pending import PendingCall
 from nnburst.service._protocol import CALLS, Call, Malformed, Side, decode_request
+from nnburst.service._wire import MAX_INLINE
 
 SERVED = [call for call in CALLS if call.side is Side.SERVICE]
 TYPES = {call: msgspec.inspect.type_info(call.request) for call in CALLS}
+LONG = 2 * MAX_INLINE
+"""Bytes with which a message does not fit into a datagram."""
 Recorded = tuple[str, Any, list[int]]
 
 
@@ -175,12 +178,12 @@ class Attacker:
 
     def _spilled(self, body: bytes, fds: list[int]) -> bytes:
         if self.dice.random() < 0.5:
-            outgoing = Outgoing(Kind.REQUEST, 1, body + bytes(1 << 16))  # owns a descriptor as it should be
+            outgoing = Outgoing(Kind.REQUEST, 1, body + bytes(LONG))  # owns a descriptor as it should be
             fds.append(os.dup(outgoing._fds.fds[-1]))
             outgoing.close()
         else:
             fds.append(self.descriptors.any())
-        return self.dice.choice([len(body) + (1 << 16), 0, 2**24, 2**64 - 1, len(body)]).to_bytes(8, "little")
+        return self.dice.choice([len(body) + LONG, 0, 2**24, 2**64 - 1, len(body)]).to_bytes(8, "little")
 
     def close(self) -> None:
         self._disconnect()

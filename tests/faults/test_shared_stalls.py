@@ -178,8 +178,9 @@ def test_more_sockets_that_linger_than_there_are_threads_to_close_them_delay_nob
         with RawConnection(shared) as connection:
             connection.greet()
             fds = [descriptors.lingering() for _ in range(200)]
-            connection.send(header(1), encode(ListDevices()), fds)  # as many as it says: none
-            descriptors.let_go(fds)
+            with shared.stopped():
+                connection.send(header(1), encode(ListDevices()), fds)  # as many as it says: none
+                descriptors.forget(fds)
             honest.goes_on()
     finally:
         descriptors.close()
@@ -193,12 +194,13 @@ def test_sockets_that_linger_in_a_connection_that_is_refused_keep_nobody_out(
         try:
             with RawConnection(shared) as served:
                 served.greet()
-                for _ in range(20):  # more than are told why
-                    refused = RawConnection(shared)
-                    fds = [descriptors.lingering()]
-                    refused.send(b"", b"", fds)
-                    descriptors.let_go(fds)
-                    refused.close()
+                with shared.stopped():
+                    for _ in range(20):  # more than are told why
+                        refused = RawConnection(shared)
+                        fds = [descriptors.lingering()]
+                        refused.send(b"", b"", fds)
+                        descriptors.forget(fds)
+                        refused.close()
                 with RawConnection(shared) as other:  # and is refused in its turn
                     other.send(header(1), encode(ListDevices()), [])
                     assert b"connections" in other.answer()
