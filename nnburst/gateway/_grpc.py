@@ -24,7 +24,7 @@ from ..errors import (
 from ._inference import VERSION, Given, Inference, RegionPlace, Wanted, infer
 from ._models import Models
 from ._regions import Regions
-from ._tensors import bytes_of, datatype_of, shape_of
+from ._tensors import ModelTensor
 
 _Result = TypeVar("_Result")
 _MOST_BYTES = 256 << 20
@@ -70,25 +70,25 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
     async def ModelReady(self, request: Any, context: Any) -> Any:
         if request.name not in self._models.names or request.version not in ("", VERSION):
             return pb.ModelReadyResponse(ready=False)
-        await self._answer(context, lambda: self._models.session(request.name))
+        await self._answer(context, lambda: self._models.open(request.name))
         return pb.ModelReadyResponse(ready=True)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
         return pb.ServerMetadataResponse(name="nnburst", version=__version__, extensions=["system_shared_memory"])
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
-        session = await self._answer(context, lambda: self._models.session(request.name))
+        model = await self._answer(context, lambda: self._models.open(request.name))
 
-        def tensors(nodes: Any) -> Any:
+        def metadata(tensors: Mapping[str, ModelTensor]) -> Any:
             kind = pb.ModelMetadataResponse.TensorMetadata
-            return [kind(name=node.name, datatype=datatype_of(node), shape=shape_of(node)) for node in nodes]
+            return [kind(name=name, datatype=one.datatype, shape=one.shape) for name, one in tensors.items()]
 
         return pb.ModelMetadataResponse(
             name=request.name,
             versions=[VERSION],
-            platform=f"nnburst_{session.device.name}",
-            inputs=tensors(session.get_inputs()),
-            outputs=tensors(session.get_outputs()),
+            platform=f"nnburst_{model.session.device.name}",
+            inputs=metadata(model.inputs),
+            outputs=metadata(model.outputs),
         )
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
@@ -135,7 +135,7 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         for wanted, datatype, array in await infer(self._models, self._regions, _inference(request)):
             output = answer.outputs.add(name=wanted.name, datatype=datatype, shape=array.shape)
             if wanted.place is None:
-                answer.raw_output_contents.append(bytes(bytes_of(array)))
+                answer.raw_output_contents.append(array.tobytes())
             else:
                 output.parameters["shared_memory_region"].string_param = wanted.place.region
                 output.parameters["shared_memory_byte_size"].int64_param = array.nbytes
@@ -169,16 +169,16 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return pb.CudaSharedMemoryUnregisterResponse()
 
 
-def _parameters(message: Any) -> Mapping[str, Any]:
-    return {name: getattr(value, value.WhichOneof("parameter_choice") or "", None) for name, value in message.items()}
+def _parameters(tensor: Any) -> Mapping[str, Any]:
+    given = tensor.parameters
+    return {name: getattr(value, value.WhichOneof("parameter_choice") or "", None) for name, value in given.items()}
 
 
 def _inference(request: Any) -> Inference:
     raw = list(request.raw_input_contents)
     inputs = []
     for tensor in request.inputs:
-        parameters = _parameters(tensor.parameters)
-        place = RegionPlace.of(parameters, f"input {tensor.name!r}")
+        place = RegionPlace.of(_parameters(tensor), "input", tensor.name) if tensor.parameters else None
         if place is None and request.raw_input_contents:
             if not raw:
                 raise InvalidArgument("there are fewer raw_input_contents than inputs without a region")
@@ -190,10 +190,10 @@ def _inference(request: Any) -> Inference:
         raise InvalidArgument(f"{len(raw)} raw_input_contents belong to no input")
     outputs = []
     for tensor in request.outputs:
-        parameters = _parameters(tensor.parameters)
+        parameters = _parameters(tensor)
         if parameters.get("classification"):
             raise InvalidArgument(f"output {tensor.name!r}: classification is not served; sort the scores yourself")
-        outputs.append(Wanted(tensor.name, RegionPlace.of(parameters, f"output {tensor.name!r}")))
+        outputs.append(Wanted(tensor.name, RegionPlace.of(parameters, "output", tensor.name)))
     return Inference(request.model_name, request.model_version, inputs, outputs)
 
 

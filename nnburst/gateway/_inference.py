@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import InvalidArgument
 from ._models import Models
 from ._regions import Regions
-from ._tensors import Array, array_of, bytes_of, check_size, datatype_of, size_of
+from ._tensors import Array, bytes_of
 
 VERSION = "1"
 """Of every model: a service has one of each name."""
 
 
-@dataclass(frozen=True)
-class RegionPlace:
+class RegionPlace(NamedTuple):
     """Where a tensor lies in a registered region."""
 
     region: str
@@ -26,7 +24,7 @@ class RegionPlace:
     offset: int = 0
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Any], what: str) -> RegionPlace | None:
+    def of(cls, parameters: Mapping[str, Any], kind: str, name: str) -> RegionPlace | None:
         """Return what the parameters of a tensor say, None if it is not in shared memory.
 
         Raises:
@@ -37,12 +35,11 @@ class RegionPlace:
             return None
         size, offset = parameters.get("shared_memory_byte_size"), parameters.get("shared_memory_offset", 0)
         if not isinstance(region, str) or type(size) is not int or type(offset) is not int:
-            raise InvalidArgument(f"{what}: a region needs a name and a size in bytes, got {dict(parameters)}")
+            raise InvalidArgument(f"{kind} {name!r}: a region needs a name and a size in bytes, got {dict(parameters)}")
         return cls(region, size, offset)
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """An input: its elements, or where they lie."""
 
     name: str
@@ -51,22 +48,20 @@ class Given:
     data: bytes | memoryview | Sequence[Any] | RegionPlace
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """An output that is asked for."""
 
     name: str
     place: RegionPlace | None = None
 
 
-@dataclass(frozen=True)
-class Inference:
+class Inference(NamedTuple):
     """A request to run a model."""
 
     model: str
     version: str
     inputs: Sequence[Given]
-    outputs: Sequence[Wanted] = field(default=())
+    outputs: Sequence[Wanted] = ()
 
 
 async def infer(models: Models, regions: Regions, inference: Inference) -> list[tuple[Wanted, str, Array]]:
@@ -81,30 +76,43 @@ async def infer(models: Models, regions: Regions, inference: Inference) -> list[
     """
     if inference.version not in ("", VERSION):
         raise InvalidArgument(f"model {inference.model!r} has the version {VERSION}, not {inference.version!r}")
-    session = await models.opened(inference.model)
-    nodes = {node.name: node for node in session.get_inputs()}
-    results = {node.name: (i, node) for i, node in enumerate(session.get_outputs())}
+    model = await models.opened(inference.model)
     arrays: dict[str, Array] = {}
+    parts = []
     for given in inference.inputs:
-        if given.name not in nodes or given.name in arrays:
-            known = "is given twice" if given.name in arrays else f"is unknown; the model takes {list(nodes)}"
+        tensor = model.inputs.get(given.name)
+        if tensor is None or given.name in arrays:
+            known = "is given twice" if tensor else f"is unknown; the model takes {list(model.inputs)}"
             raise InvalidArgument(f"input {given.name!r} {known}")
-        data, node = given.data, nodes[given.name]
-        if isinstance(data, RegionPlace):  # compared before anything is read
-            check_size(node, given.shape, size_of(node, given.datatype, given.shape), data.byte_size)
-            data = regions.read(data.region, data.offset, data.byte_size)
-        arrays[given.name] = array_of(node, given.datatype, given.shape, data)
-    wanted = inference.outputs or [Wanted(name) for name in results]
+        data = given.data
+        if isinstance(data, RegionPlace):
+            tensor.check_size(given.datatype, given.shape, data.byte_size)
+            part = regions.part(data.region, data.offset, data.byte_size)
+            parts.append(part)
+            arrays[given.name] = part.bytes.view(tensor.dtype).reshape(given.shape)
+        else:
+            arrays[given.name] = tensor.array_of(given.datatype, given.shape, data)
+    wanted = inference.outputs or [Wanted(name) for name in model.outputs]
     for output in wanted:
-        if output.name not in results:
-            raise InvalidArgument(f"output {output.name!r} is unknown; the model gives {list(results)}")
-    values = await models.run(inference.model, arrays)
+        if output.name not in model.outputs:
+            raise InvalidArgument(f"output {output.name!r} is unknown; the model gives {list(model.outputs)}")
+    values = dict(zip(model.outputs, await model.run(arrays), strict=True))
+    for part in parts:
+        part.check()
     answers = []
     for output in wanted:
-        index, node = results[output.name]
-        array = np.ascontiguousarray(values[index])
+        array = np.ascontiguousarray(values[output.name])
         if output.place is not None:
-            place = output.place
-            regions.write(place.region, place.offset, place.byte_size, bytes_of(array))
-        answers.append((output, datatype_of(node), array))
+            _put(regions, output.place, array)
+        answers.append((output, model.outputs[output.name].datatype, array))
     return answers
+
+
+def _put(regions: Regions, place: RegionPlace, array: Array) -> None:
+    if array.nbytes > place.byte_size:
+        raise InvalidArgument(
+            f"an output of {array.nbytes} bytes does not fit into {place.byte_size} of region {place.region!r}"
+        )
+    part = regions.part(place.region, place.offset, place.byte_size)
+    part.bytes[: array.nbytes] = bytes_of(array)
+    part.check()

@@ -14,7 +14,7 @@ from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadl
 from ._inference import VERSION, Given, Inference, RegionPlace, Wanted, infer
 from ._models import Models
 from ._regions import Regions
-from ._tensors import Array, bytes_of, datatype_of, shape_of
+from ._tensors import Array, ModelTensor, bytes_of
 
 _MOST_BYTES = 256 << 20
 _HEADER = "Inference-Header-Content-Length"
@@ -89,23 +89,23 @@ class Rest:
 
     async def _model_ready(self, request: web.Request) -> web.Response:
         name = self._model(request)
-        await _elsewhere(lambda: self._models.session(name))
+        await _elsewhere(lambda: self._models.open(name))
         return web.Response()
 
     async def _metadata(self, request: web.Request) -> web.Response:
         name = self._model(request)
-        session = await _elsewhere(lambda: self._models.session(name))
+        model = await _elsewhere(lambda: self._models.open(name))
 
-        def tensors(nodes: Any) -> list[dict[str, Any]]:
-            return [{"name": node.name, "datatype": datatype_of(node), "shape": shape_of(node)} for node in nodes]
+        def metadata(tensors: Mapping[str, ModelTensor]) -> list[dict[str, Any]]:
+            return [{"name": name, "datatype": one.datatype, "shape": one.shape} for name, one in tensors.items()]
 
         return web.json_response(
             {
                 "name": name,
                 "versions": [VERSION],
-                "platform": f"nnburst_{session.device.name}",
-                "inputs": tensors(session.get_inputs()),
-                "outputs": tensors(session.get_outputs()),
+                "platform": f"nnburst_{model.session.device.name}",
+                "inputs": metadata(model.inputs),
+                "outputs": metadata(model.outputs),
             }
         )
 
@@ -190,7 +190,7 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview) -> tuple[In
         shape = tensor.get("shape")
         if not isinstance(shape, list) or not all(type(size) is int for size in shape):
             raise InvalidArgument(f"{what}: the shape is a list of numbers, got {shape!r}")
-        elements: Any = RegionPlace.of(parameters, what)
+        elements: Any = RegionPlace.of(parameters, "input", tensor["name"])
         size = parameters.get("binary_data_size")
         if elements is None and size is not None:
             if type(size) is not int or not 0 <= size <= len(data):
@@ -211,7 +211,7 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview) -> tuple[In
         if own.get("classification"):
             raise InvalidArgument(f"output {tensor['name']!r}: classification is not served; sort the scores yourself")
         binary[tensor["name"]] = bool(own.get("binary_data", binary[""]))
-        outputs.append(Wanted(tensor["name"], RegionPlace.of(own, f"output {tensor['name']!r}")))
+        outputs.append(Wanted(tensor["name"], RegionPlace.of(own, "output", tensor["name"])))
     return Inference(name, "", inputs, outputs), binary
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,67 +29,80 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def datatype_of(node: NodeArg) -> str:
-    """Return the protocol's name for the elements of an input or output."""
-    if node.type == OperandType.TENSOR_BOOL8:
-        return "BOOL"
-    return _NAMES.get(node.dtype, str(node.dtype).upper())
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """An input or output of a model.
 
-
-def shape_of(node: NodeArg) -> list[int]:
-    """Return the dimensions, -1 where a model leaves one open."""
-    return [size if isinstance(size, int) else -1 for size in node.shape or ()]
-
-
-def size_of(node: NodeArg, datatype: str, shape: Sequence[int]) -> int:
-    """Return the bytes of an input.
-
-    Raises:
-        InvalidArgument: The input has another type, or the shape is none.
+    Attributes:
+        name: The model's own.
+        datatype: The protocol's name for its elements.
+        dtype: Of arrays.
+        shape: -1 where the model leaves a dimension open.
     """
-    wanted = datatype_of(node)
-    if datatype != wanted:
-        raise InvalidArgument(f"input {node.name!r} is {wanted}, got {datatype or 'no datatype'}")
-    if len(shape) > _MOST_DIMENSIONS or not all(0 <= size < _MOST_ELEMENTS for size in shape):
-        raise InvalidArgument(
-            f"input {node.name!r}: a shape has at most {_MOST_DIMENSIONS} dimensions, "
-            f"each from 0 to {_MOST_ELEMENTS - 1}"
-        )
-    size = math.prod(shape) * _DTYPES.get(datatype, node.dtype).itemsize
-    if size > _MOST_BYTES:
-        raise InvalidArgument(f"input {node.name!r} of shape {list(shape)} is larger than {_MOST_BYTES} bytes")
-    return size
 
+    name: str
+    datatype: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
 
-def check_size(node: NodeArg, shape: Sequence[int], size: int, given: int) -> None:
-    """Refuse an input that has not as many bytes as its shape takes.
+    @classmethod
+    def all_of(cls, nodes: Iterable[NodeArg]) -> dict[str, ModelTensor]:
+        """Return the tensors of a model by name, in order."""
+        return {node.name: cls._of(node) for node in nodes}
 
-    Raises:
-        InvalidArgument: So it is.
-    """
-    if given != size:
-        raise InvalidArgument(f"input {node.name!r} of shape {list(shape)} takes {size} bytes, got {given}")
+    @classmethod
+    def _of(cls, node: NodeArg) -> ModelTensor:
+        datatype = "BOOL" if node.type == OperandType.TENSOR_BOOL8 else _NAMES.get(node.dtype)
+        shape = tuple(size if isinstance(size, int) else -1 for size in node.shape or ())
+        return cls(node.name, datatype or str(node.dtype).upper(), _DTYPES.get(datatype or "", node.dtype), shape)
 
+    def count_of(self, datatype: str, shape: Sequence[int]) -> int:
+        """Return how many elements a client must give for an input.
 
-def array_of(node: NodeArg, datatype: str, shape: Sequence[int], data: bytes | memoryview | Sequence[Any]) -> Array:
-    """Return what a client sent for an input: bytes, or elements in row-major order.
+        Raises:
+            InvalidArgument: The datatype is another, or no array has the shape, or it is too large.
+        """
+        if datatype != self.datatype:
+            raise InvalidArgument(f"input {self.name!r} is {self.datatype}, got {datatype or 'no datatype'}")
+        if shape and not (len(shape) <= _MOST_DIMENSIONS and min(shape) >= 0 and max(shape) < _MOST_ELEMENTS):
+            raise InvalidArgument(
+                f"input {self.name!r}: a shape has at most {_MOST_DIMENSIONS} dimensions, "
+                f"each from 0 to {_MOST_ELEMENTS - 1}"
+            )
+        count = math.prod(shape)
+        if count * self.dtype.itemsize > _MOST_BYTES:
+            raise InvalidArgument(f"input {self.name!r} of shape {list(shape)} is larger than {_MOST_BYTES} bytes")
+        return count
 
-    Raises:
-        InvalidArgument: They are not what the input takes, or not as many as the shape says.
-    """
-    size = size_of(node, datatype, shape)
-    dtype = _DTYPES.get(datatype, node.dtype)
-    if isinstance(data, bytes | memoryview):
-        check_size(node, shape, size, len(data))
-        return np.frombuffer(data, dtype).reshape(shape)
-    count = size // dtype.itemsize
-    try:
-        array = np.asarray(data, dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidArgument(f"input {node.name!r}: the elements are no {datatype}: {error}") from None
-    if array.size != count:
-        raise InvalidArgument(f"input {node.name!r} of shape {list(shape)} takes {count} elements, got {array.size}")
-    return array.reshape(shape)
+    def check_size(self, datatype: str, shape: Sequence[int], given: int) -> None:
+        """Refuse another number of bytes than the shape says.
+
+        Raises:
+            InvalidArgument: It is another, or as `count_of`.
+        """
+        size = self.count_of(datatype, shape) * self.dtype.itemsize
+        if given != size:
+            raise InvalidArgument(f"input {self.name!r} of shape {list(shape)} takes {size} bytes, got {given}")
+
+    def array_of(self, datatype: str, shape: Sequence[int], data: bytes | memoryview | Sequence[Any]) -> Array:
+        """Return what a client sent: bytes, or elements in row-major order.
+
+        Raises:
+            InvalidArgument: They are not what the input takes, or not as many as the shape says.
+        """
+        if isinstance(data, bytes | memoryview):
+            self.check_size(datatype, shape, len(data))
+            return np.frombuffer(data, self.dtype).reshape(shape)
+        count = self.count_of(datatype, shape)
+        try:
+            array = np.asarray(data, self.dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgument(f"input {self.name!r}: the elements are no {datatype}: {error}") from None
+        if array.size != count:
+            raise InvalidArgument(
+                f"input {self.name!r} of shape {list(shape)} takes {count} elements, got {array.size}"
+            )
+        return array.reshape(shape)
 
 
 def bytes_of(array: Array) -> memoryview:

@@ -81,9 +81,9 @@ class Replica:
         """Run the model once; raises as `Session.run`."""
         return self.session.run(None, inputs)
 
-    def run_many(self, batch: Sequence[Inputs]) -> list[list[Array]]:
-        """Run the model for each of several inputs, in order."""
-        return [self.run(inputs) for inputs in batch]
+    def run_many(self, inputs: Sequence[Inputs], batch: int = 1) -> list[list[Array]]:
+        """Run the model for each of several inputs, in order, `batch` rows at once; raises as `Session.run_many`."""
+        return list(self.session.run_many(inputs, batch=batch))
 
     def check_health(self) -> None:
         """Open a service that has died again, now rather than with the next request.
@@ -119,6 +119,8 @@ def deployment(
     model: str | os.PathLike[str] | bytes | None = None,
     *,
     serve_options: Mapping[str, Any] | None = None,
+    batch: int = 1,
+    batch_wait: float = 0.005,
     most_models: int = _MOST_MODELS,
     **session: Any,
 ) -> Any:
@@ -131,18 +133,34 @@ def deployment(
     Args:
         model: As for `Replica`.
         serve_options: Of Serve's `deployment()`: ``num_replicas``, ``max_ongoing_requests``, ``ray_actor_options``, ….
+        batch: Requests that a replica puts together and runs at once, for models whose inputs all have a symbolic first
+            dimension; 1 for each by itself.
+        batch_wait: Seconds for which the first request of a batch waits for others.
         most_models: How many models a replica keeps open.
         session: The other arguments of `Replica`.
+
+    Raises:
+        InvalidArgument: `batch` is given for models that requests name.
     """
+    if batch > 1 and model is None:
+        raise InvalidArgument("batch= needs a model=; requests that name their models are not put together")
 
     class Model:
         def __init__(self) -> None:
             self._replica = Replica(model, **session)
 
         async def __call__(self, inputs: Inputs) -> list[Array]:
+            if batch > 1:
+                answer: list[Array] = await self._together(inputs)
+                return answer
             name = serve.get_multiplexed_model_id()
             opened = await self.open_model(name) if name else self._replica.session
-            return await asyncio.get_running_loop().run_in_executor(None, opened.run, None, inputs)
+            return await opened.arun(None, inputs)
+
+        @serve.batch(max_batch_size=batch, batch_wait_timeout_s=batch_wait)  # type: ignore[untyped-decorator]
+        async def _together(self, several: list[Inputs]) -> list[list[Array]]:
+            run_many = self._replica.run_many
+            return await asyncio.get_running_loop().run_in_executor(None, run_many, several, batch)
 
         @serve.multiplexed(max_num_models_per_replica=most_models)  # type: ignore[untyped-decorator]
         async def open_model(self, name: str) -> Session:

@@ -9,6 +9,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -28,6 +29,9 @@ import tritonclient.grpc.aio as triton_aio  # noqa: E402
 import tritonclient.http as triton_http  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 from tritonclient.utils import shared_memory as region  # noqa: E402
+
+from nnburst.errors import InvalidArgument  # noqa: E402
+from nnburst.gateway import Regions  # noqa: E402
 
 pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
 
@@ -295,6 +299,60 @@ def test_memory_that_its_owner_cuts_fails_the_request_only(gateway: Gateway, cli
         shared.close_fd()
         shared.unlink()
     assert client.infer("relu", [tensor(PROTOCOLS[protocol], "x", X)]).as_numpy("y").tobytes() == Y.tobytes()
+
+
+def test_region_that_is_forgotten_while_requests_use_it(
+    gateway: Gateway, client: Any, protocol: str, memory: Any
+) -> None:
+    kind, url, key = PROTOCOLS[protocol], gateway.url(protocol), f"/nnburst-test-{os.getpid()}"
+    region.set_shared_memory_region(memory, [X])
+    wanted = kind.InferRequestedOutput("y")
+    wanted.set_shared_memory("tensors", Y.nbytes, 1024)
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        other = kind.InferenceServerClient(url)
+        while not ended.is_set():
+            other.register_system_shared_memory("tensors", key, 4096)
+            other.unregister_system_shared_memory("tensors")
+        other.close()
+
+    goes = threading.Thread(target=come_and_go)
+    goes.start()
+    answers = refusals = 0
+    try:
+        while answers < 5 or refusals < 5:
+            region.set_shared_memory_region(memory, [np.zeros_like(Y)], 1024)
+            try:
+                client.infer("relu", [placed(kind)], outputs=[wanted])
+            except InferenceServerException as error:
+                assert "no region 'tensors' is registered" in str(error)
+                refusals += 1
+            else:
+                assert region.get_contents_as_numpy(memory, np.float32, [2, 8], 1024).tobytes() == Y.tobytes()
+                answers += 1
+    finally:
+        ended.set()
+        goes.join()
+
+
+def test_memory_that_is_cut_while_it_is_used_voids_the_request() -> None:
+    regions = Regions(True)
+    shared = posix_ipc.SharedMemory(f"/nnburst-cut-{os.getpid()}", posix_ipc.O_CREX, size=1 << 20)
+    try:
+        regions.register("cut", f"/nnburst-cut-{os.getpid()}", 4096, (1 << 20) - 4096)
+        part = regions.part("cut", 4096, 8192)
+        assert not part.bytes.any()
+        part.check()
+        os.ftruncate(shared.fd, 4096)
+        regions.unregister("cut")
+        assert not part.bytes.any()
+        with pytest.raises(InvalidArgument, match="its owner cut it"):
+            part.check()
+    finally:
+        shared.close_fd()
+        shared.unlink()
+        regions.close()
 
 
 def test_memory_is_refused_unless_it_was_allowed(tmp_path: Path, memory: Any) -> None:
