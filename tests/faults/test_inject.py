@@ -94,7 +94,7 @@ def test_delay_beyond_the_timeout_is_a_missed_deadline_and_the_late_answer_is_dr
             with pytest.raises(MissedDeadline):
                 execution.run()
             fault.wait()
-        session.timeout = None
+        execution.timeout = None
         execution.run()
 
 
@@ -110,7 +110,7 @@ def test_frozen_service_is_a_missed_deadline_and_goes_on_when_it_is_released(ser
             if freeze == "call":  # which alone stands still
                 assert others.result() == (True,)
         assert others.result() == (True,)
-        session.timeout = None
+        execution.timeout = None
         execution.run()
 
 
@@ -202,6 +202,24 @@ def test_points_of_the_control_plane_are_passed_before_the_device_is_asked(servi
             call = Background(use)
             fault.wait(WATCHDOG)
         assert not isinstance(call.result(), Exception)
+
+
+@pytest.mark.parametrize("point", ["supported", "prepare", "burst", "restore"])
+def test_death_at_a_point_of_the_control_plane_is_a_dead_object(
+    point: Any, service: Service, nnburst_directories: Path
+) -> None:
+    def open_session() -> None:
+        with nnburst.Compilation(relu(), service) as compilation:
+            if point == "restore":
+                compilation.set_caching_auto(nnburst_directories / "cache", always=True)
+            compilation.finish()
+            nnburst.Burst(compilation).close()
+
+    open_session()  # now there is something to restore
+    fault = inject(service, at=point, exit_on=1, exit_status=9)
+    with pytest.raises(DeadObject, match="ended with status 9"):
+        open_session()
+    assert fault.times == 1
 
 
 def test_fault_that_is_withdrawn_does_not_happen(service: Service, session: Session) -> None:
