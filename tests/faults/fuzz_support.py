@@ -136,9 +136,10 @@ class Descriptors:
             name.removeprefix("_make_"): getattr(self, name) for name in dir(self) if name.startswith("_make_")
         }
 
-    def any(self) -> int:
-        """Return a new one of some kind, to be given to `let_go`."""
-        make = self.kinds[self.dice.choice(list(self.kinds))]
+    def any(self, *, slow: bool = True) -> int:
+        """Return a new one of some kind, to be given to `let_go` unless it is none that lingers."""
+        kinds = [name for name in self.kinds if slow or name not in ("lingering", "parcel")]
+        make = self.kinds[self.dice.choice(kinds)]
         try:
             return make()
         except OSError:  # a kind that this system does not have

@@ -22,7 +22,9 @@ import nnburst
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
 from nnburst.model import BufferDesc, BufferRole
-from nnburst.service._packets import Kind, Outgoing
+from nnburst.service import _protocol
+from nnburst.service._callbacks import CallbackRegistry
+from nnburst.service._packets import FdBundle, Kind, Outgoing
 from nnburst.service._pending import PendingCall
 from nnburst.service._protocol import CALLS, Call, Malformed, Side, decode_request
 from nnburst.service._wire import MAX_INLINE
@@ -108,7 +110,7 @@ class Attacker:
         """Send one message of a kind, and wait for an answer or the end: never for silence."""
         connection = self.connection or self._connect()
         body = self._body(call)
-        fds = [self.descriptors.any() for _ in range(self._count(body))]
+        fds = [self.descriptors.any(slow=False) for _ in range(self._count(body))]
         number = self.dice.choice([0, 1, 2, *[9] * 17, 2**32 - 1])
         dice = self.dice.random()
         head = header(number, len(fds))
@@ -211,3 +213,43 @@ def test_honest_clients_notice_nothing_of_wrong_messages(
     assert attacker.answers.keys() >= {"reply", "error", "end"}
     shared.gives_back(before)
     print(attacker.answers, honest.right() - right, honest.worst, (shared.resident() - memory) >> 10)
+
+
+@pytest.mark.parametrize("rounds", [40, pytest.param(2000, marks=[pytest.mark.soak, pytest.mark.timeout(0)])])
+def test_honest_clients_notice_nothing_of_wrong_answers_to_the_service(
+    shared: Shared, honest: Honest, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service asks its clients for memory: the right model, run with the wrong answer."""
+    dice = random.Random(os.environ.get("NNBURST_TEST_SEED", "7"))
+    before, descriptors, outcomes = shared.descriptors(), Descriptors(dice, tmp_path), Counter[str]()
+    encode_reply, on_get_memories = _protocol.encode_reply, CallbackRegistry.on_get_memories
+
+    def wrong_body(call: Call, reply: Any) -> bytes:
+        body = encode_reply(call, reply)
+        return encoded(mutated(dice, plain(body))) if call.side is Side.CLIENT and dice.random() < 0.6 else body
+
+    def wrong_fds(registry: CallbackRegistry, message: Any, fds: FdBundle) -> tuple[Any, FdBundle]:
+        reply, right = on_get_memories(registry, message, fds)
+        if dice.random() < 0.4:
+            return reply, right
+        right.close()
+        count = max(0, len(reply.memories) + dice.choice([0, 0, 0, 1, -1]))
+        return reply, FdBundle(descriptors.any(slow=False) for _ in range(count))
+
+    monkeypatch.setattr(_protocol, "encode_reply", wrong_body)
+    monkeypatch.setattr(CallbackRegistry, "on_get_memories", wrong_fds)
+    try:
+        for i in range(rounds):
+            with nnburst.connect(shared.address) as service, service.session(tiny_model(), timeout=WATCHDOG) as session:
+                try:
+                    session.run(None, {session.get_inputs()[0].name: np.full(64, i, np.float32)})
+                    outcomes["answered"] += 1
+                except nnburst.NNBurstError as error:
+                    outcomes[type(error).__name__] += 1
+            if i % 20 == 19:
+                honest.goes_on()
+    finally:
+        descriptors.close()
+    assert {"answered", "DeadObject"} <= outcomes.keys(), outcomes
+    assert "MissedDeadline" not in outcomes, outcomes
+    shared.gives_back(before)
