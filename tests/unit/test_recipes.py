@@ -1,4 +1,4 @@
-"""The recipes run as a user would run them; each checks its own answers. Two run at a time."""
+"""The recipes run as a user would run them, and each checks its own answers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,31 +24,19 @@ COMMANDS = {
     "containers.py": [],
     "test_program.py": ["-q", "-p", "no:cacheprovider"],
 }
-Done = subprocess.CompletedProcess[str]
 
 
-@pytest.fixture(scope="module")
-def runs() -> Iterator[dict[str, Future[Done]]]:
-    def run(name: str, arguments: list[str]) -> Done:
-        command = [sys.executable, *(["-m", "pytest"] if name.startswith("test_") else []), str(FOLDER / name)]
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-        with tempfile.TemporaryDirectory(prefix="nnburst-") as directory:
-            env = {**os.environ, "PYTHONPATH": path, "NNBURST_STATE_DIR": directory}
-            return subprocess.run(
-                command + arguments, cwd=FOLDER, env=env, capture_output=True, text=True, timeout=110, check=False
-            )
-
-    wanted = {name: given for name, given in COMMANDS.items() if name != "web_workers.py" or find_spec("onnx")}
-    with ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(run, name, given) for name, given in wanted.items()}
-
-
-@pytest.mark.leaks("the other recipes run meanwhile")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_recipe_runs_and_its_answers_are_right(name: str, runs: dict[str, Future[Done]]) -> None:
-    if name not in runs:
-        pytest.skip("needs the extra nnburst[onnx]")
-    done = runs[name].result()
+def test_recipe_runs_and_its_answers_are_right(name: str) -> None:
+    if name == "web_workers.py":
+        pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+    command = [sys.executable, *(["-m", "pytest"] if name.startswith("test_") else []), str(FOLDER / name)]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    with tempfile.TemporaryDirectory(prefix="nnburst-") as directory:
+        env = {**os.environ, "PYTHONPATH": path, "NNBURST_STATE_DIR": directory}
+        done = subprocess.run(
+            command + COMMANDS[name], cwd=FOLDER, env=env, capture_output=True, text=True, timeout=110, check=False
+        )
     if name == "containers.py" and done.returncode == NO_CONTAINERS:
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -45,7 +45,7 @@ def in_thread(work: Callable[[], Any]) -> Any:
 
 def real_time_is_allowed() -> bool:
     try:
-        in_thread(Scheduling("fifo", 2).apply)
+        in_thread(Scheduling("fifo", 21).apply)  # one more than the tests ask for
     except DeviceUnavailable:
         return False
     return True
