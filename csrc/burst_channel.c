@@ -50,8 +50,11 @@ void nnb_channel_fini(nnb_channel *ch)
 static void rouse(nnb_channel *ch)
 {
     uint32_t *word = ch->mq->event;
+    uint64_t began = ch->is_listeners ? nnb_now_ns() : 0;
     if (nnb_event_wake(word, NNB_EVENT_NOT_EMPTY) != 1)
         return;
+    if (began)
+        nnb_note_wake(began);
     nnb_count(ch->counters, NNB_WAKES, 1);
     /* It was set before NOT_EMPTY was cleared, in the same word. */
     if (ch->bell >= 0 && nnb_load32_relaxed((nnb_a32 *)word) & NNB_EVENT_AWAITED)

@@ -20,6 +20,7 @@ typedef struct nnb_channel {
     int size_at;         /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
     uint32_t deadlines;  /* how many were set */
     int bell; /* sender: the receiver's bell, which this end owns; -1: none */
+    int is_listeners; /* sender: a listener thread, which is ours to move */
     nnb_a32 hung_up;
     uint64_t poll_ended; /* when polling ended in vain in the wait that is over; 0 if it did not, 1 if there was none */
     uint64_t *counters;  /* of its end: a row's, or private ones */
@@ -55,6 +56,10 @@ void nnb_channel_disarm(nnb_channel *ch);
 int nnb_channel_drain(nnb_channel *ch);
 
 void nnb_channel_hang_up(nnb_channel *ch);
+
+/* processor.c. A listener thread has woken its client, which began at that time: moves it to another processor if it was
+ * pushed off this one time after time. */
+void nnb_note_wake(uint64_t began_ns);
 
 /* watch.c. Puts times beside W for the packet of n datums that is sent next. */
 void nnb_channel_stamp(nnb_channel *ch, uint32_t n, uint64_t time_ns, uint64_t lasted_ns);

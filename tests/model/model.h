@@ -39,6 +39,11 @@
 static __thread int model_errno;
 #define errno model_errno
 
+/* ---- processors ------------------------------------------------------------------------------------------------ */
+
+void nnb_note_wake(uint64_t began_ns);
+void nnb_note_wake(uint64_t began_ns) { (void)began_ns; }
+
 /* ---- memory ---------------------------------------------------------------------------------------------------- */
 
 /* Memory is modelled in steps of four bytes, of which the first is accessed: enough to see a race and a stale value of

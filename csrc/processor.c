@@ -1,0 +1,60 @@
+/* A listener thread that shares a processor with the client that it wakes, while others are idle.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The kernel likes to run the woken thread where the waking one runs, and in a virtual machine it takes a processor that
+ * is halted for one that is busy. Then each wake pushes the thread that wakes off its processor, nobody is there to poll,
+ * and both ends sleep for each run. A wake that lasts long is the sign. The thread moves: the processor that it is on is
+ * taken out of its mask for a moment. Nothing tells whether the others are idle, so it moves less often if that does not
+ * help.
+ */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <sys/resource.h>
+
+#include "nnb_channel.h"
+
+#define PUSHED_NS 15000u     /* a wake that takes longer has perhaps been interrupted */
+#define SOONEST_NS 200000u   /* between two moves */
+#define LATEST_NS 16000000u
+#define HELPED_NS 1000000u   /* without being pushed again, and the move has helped */
+
+static _Thread_local struct {
+    uint64_t moved_ns, pause_ns;
+    long switches;
+} here;
+
+static void move_away(void)
+{
+    cpu_set_t all, others;
+    int cpu = sched_getcpu();
+    if (cpu < 0 || cpu >= CPU_SETSIZE || sched_getaffinity(0, sizeof(all), &all) < 0)
+        return;
+    others = all;
+    CPU_CLR(cpu, &others);
+    if (CPU_COUNT(&others) && sched_setaffinity(0, sizeof(others), &others) == 0)
+        sched_setaffinity(0, sizeof(all), &all);
+}
+
+/* Whether another thread has taken our processor since the last look. */
+static int was_pushed(void)
+{
+    struct rusage use;
+    if (getrusage(RUSAGE_THREAD, &use) < 0)
+        return 0;
+    int pushed = use.ru_nivcsw != here.switches;
+    here.switches = use.ru_nivcsw;
+    return pushed;
+}
+
+void nnb_note_wake(uint64_t began_ns)
+{
+    uint64_t now = nnb_now_ns(), since = now - here.moved_ns;
+    if (now - began_ns < PUSHED_NS || !was_pushed() || since < here.pause_ns)
+        return;
+    here.pause_ns = since > HELPED_NS + here.pause_ns ? SOONEST_NS : 2 * here.pause_ns;
+    if (here.pause_ns > LATEST_NS)
+        here.pause_ns = LATEST_NS;
+    here.moved_ns = now;
+    move_away();
+}
