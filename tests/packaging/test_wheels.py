@@ -27,8 +27,11 @@ print(nnburst.__file__)
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
+PLATFORMS = tuple(f"{libc}_{arch}" for arch in ("x86_64", "aarch64") for libc in ("manylinux_2_17", "musllinux_1_2"))
+
+
 def build(out: Path) -> Path:
-    command = [sys.executable, ROOT / "packaging" / "wheels.py", "--only", "manylinux_2_17_x86_64", "--out", out]
+    command = [sys.executable, ROOT / "packaging" / "wheels.py", "--out", out]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return out
 
@@ -36,6 +39,18 @@ def build(out: Path) -> Path:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("dist"))
+
+
+def wheel_for(platform: str, built: Path) -> Path:
+    (wheel,) = built.glob(f"*-cp310-abi3-{platform}.whl")
+    return wheel
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_wheel_is_what_its_name_says(platform: str, built: Path) -> None:
+    command = [Path(sys.executable).with_name("auditwheel"), "show", wheel_for(platform, built)]
+    said = " ".join(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+    assert f'platform tag: "{platform}"' in said
 
 
 def test_same_sources_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
@@ -66,7 +81,6 @@ def test_wheel_runs_in_a_fresh_environment(version: str, built: Path, tmp_path: 
         pytest.skip(f"no CPython {version} here")
     subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
     fresh = tmp_path / "venv" / "bin" / "python"
-    (wheel,) = built.glob("*.whl")
     install = [
         fresh,
         "-m",
@@ -76,7 +90,7 @@ def test_wheel_runs_in_a_fresh_environment(version: str, built: Path, tmp_path: 
         "--disable-pip-version-check",
         "--only-binary",
         "nnburst",
-        wheel,
+        wheel_for("manylinux_2_17_x86_64", built),
     ]
     subprocess.run(install, check=True, env=os.environ | {"CC": "false"})
     done = subprocess.run([fresh, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=120)

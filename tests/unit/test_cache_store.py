@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -357,7 +358,7 @@ def test_REQ_CACHE_THR_07_each_directory_has_a_newest_entry_of_its_own(tmp_path:
 def test_place_of_a_row_is_part_of_its_code(state: Path) -> None:
     store = TrustStore(state)
     store.put(replace(record(OLD, True), place=b"here"))
-    with sqlite3.connect(state / "trust.sqlite3") as database:
+    with contextlib.closing(sqlite3.connect(state / "trust.sqlite3")) as database, database:
         database.execute("UPDATE entry SET place = ?", (b"ther",))
     with pytest.raises(CacheRejected, match="changed") as error:
         store.get(TOKEN, DEVICE, OLD)
@@ -390,7 +391,7 @@ def test_place_is_what_the_file_system_says_of_a_directory(tmp_path: Path) -> No
 
 def test_store_of_an_older_version_starts_empty(state: Path) -> None:
     TrustStore(state).close()
-    with sqlite3.connect(state / "trust.sqlite3") as database:
+    with contextlib.closing(sqlite3.connect(state / "trust.sqlite3")) as database, database:
         database.execute("DROP TABLE entry")
         database.execute("CREATE TABLE entry (token BLOB)")
         database.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (struct.pack("<I", 1),))
