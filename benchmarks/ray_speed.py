@@ -99,8 +99,7 @@ def killed(handle: Any, seconds: float) -> tuple[float, int, list[BaseException]
     for thread in threads:
         thread.start()
     time.sleep(seconds / 2)
-    for pid in services():
-        os.kill(pid, signal.SIGKILL)
+    os.kill(min(services()), signal.SIGKILL)  # the one that runs; a standby is younger
     for thread in threads:
         thread.join()
     times.sort()
@@ -136,7 +135,7 @@ def main() -> int:
         rows_model(rows)
         ray.init(num_cpus=8, include_dashboard=False, logging_level="error", log_to_driver=False)
         echo = serve.run(Echo.bind(), name="echo", route_prefix="/echo")
-        ours = serve.run(deployment(str(path), retry=True), name="ours", route_prefix="/ours")
+        ours = serve.run(deployment(str(path), retry=True, standby=True), name="ours", route_prefix="/ours")
         laps = in_turns(
             {"echo": lambda: echo.remote(X).result(), "ours": lambda: ours.remote(X).result()}, options.seconds
         )
@@ -150,7 +149,7 @@ def main() -> int:
             f"killed, retry: {answers} answers, {len(failures)} failures, {pause:.2f} s without one",
         )
         serve.delete("ours")
-        bare = serve.run(deployment(str(path)), name="bare", route_prefix="/bare")
+        bare = serve.run(deployment(str(path), standby=True), name="bare", route_prefix="/bare")
         bare.remote(X).result()
         pause, answers, failures = killed(bare, options.seconds)
         typed = all(isinstance(error, DeadObject) for error in failures)
@@ -159,6 +158,11 @@ def main() -> int:
             f"killed: {answers} answers, {len(failures)} failures, typed: {typed}, {pause:.2f} s without an answer",
         )
         serve.delete("bare")
+        alone = serve.run(deployment(str(path), retry=True), name="alone", route_prefix="/alone")
+        alone.remote(X).result()
+        pause, answers, failures = killed(alone, options.seconds)
+        print(f"     killed, retry, no standby: {answers} answers, {len(failures)} failures, {pause:.2f} s without one")
+        serve.delete("alone")
         for batch in (1, 32):
             many = serve.run(
                 deployment(str(rows), batch=batch, serve_options={"max_ongoing_requests": 64}),

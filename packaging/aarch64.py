@@ -123,7 +123,7 @@ def main() -> int:
     if options.what == "emulator":
         print(make_emulator(folder))
         return 0
-    # Run from elsewhere: what is tested is the wheel, not the tree. Modules are compiled once; an emulator is slow at it.
+    # Run from elsewhere: what is tested is the wheel, not the tree. Modules are compiled once, since that takes long.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     place = folder / "run"
     place.mkdir(exist_ok=True)

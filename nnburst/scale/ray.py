@@ -8,13 +8,16 @@ and its next request starts the service again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceUnavailable, InvalidArgument
+from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, NNBurstError
 from ..runtime import Service, Session, connect
 
 try:
@@ -40,7 +43,12 @@ class Replica:
         retry: Whether a request that met the death of its service is repeated once: for models that give the same
             answer twice. Without it such a request gets `DeadObject`.
         find: Turns the name of a model into what `model` would be.
+        standby: Whether a second service waits with the model, so that the death of the first costs milliseconds in
+            place of a start; it takes as much memory again. Needs a `model` and no `service`.
         options: Of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.
+
+    Raises:
+        InvalidArgument: There is nothing to run, or nothing that could stand by.
     """
 
     def __init__(
@@ -50,14 +58,21 @@ class Replica:
         service: str | None = None,
         retry: bool = False,
         find: Callable[[str], str | bytes] | None = None,
+        standby: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if model is None and service is None and find is None:
             raise InvalidArgument("give a model, or find= to look one up by its name, or the service= that has them")
+        if standby and (model is None or service is not None):
+            raise InvalidArgument("standby=True needs a model=, and services of its own: no service=")
         self._shared: Service | None = None if service is None else connect(service)
-        self._options = {"on_death": "restart", "retry": int(retry), **(options or {})}
+        self._retry = retry
+        self._changing = threading.Lock()
+        # Requests come milliseconds apart here: who polled for the next one would take a CPU from Ray.
+        own: dict[str, Any] = {"on_death": "restart", "retry": int(retry and not standby), "polling_window": 0.0}
+        self._options = own | dict(options or {})
         self._find = find or (lambda name: name)
-        self._session = None if model is None else self._open(model)
+        self._sessions = deque(self._open(model) for _ in range(1 + standby) if model is not None)
 
     def _open(self, model: str | os.PathLike[str] | bytes) -> Session:
         return Session(model, service=self._shared, **self._options)
@@ -68,36 +83,76 @@ class Replica:
 
     @property
     def session(self) -> Session:
-        """The session of the model that was given.
+        """The session of the model that was given, on a service that lives if there is one.
 
         Raises:
             InvalidArgument: None was: requests name theirs.
         """
-        if self._session is None:
+        if not self._sessions:
             raise InvalidArgument("this replica serves models by name; name one with the request")
-        return self._session
+        first = self._sessions[0]
+        if len(self._sessions) > 1 and not first.service.alive:
+            self._change(first)
+        return self._sessions[0]
+
+    def _change(self, dead: Session) -> bool:
+        """Let the standby take the place of a session whose service has died; False if there is none."""
+        if len(self._sessions) == 1:
+            return False
+        with self._changing:
+            if self._sessions[0] is dead:
+                self._sessions.rotate(1)
+                threading.Thread(target=self._again, args=(dead,), name="nnburst-standby", daemon=True).start()
+        return True
+
+    @staticmethod
+    def _again(dead: Session) -> None:
+        with contextlib.suppress(NNBurstError):  # the next health check tries it, too
+            dead.reopen()
 
     def run(self, inputs: Inputs) -> list[Array]:
         """Run the model once; raises as `Session.run`."""
-        return self.session.run(None, inputs)
+        session = self.session
+        try:
+            return session.run(None, inputs)
+        except DeadObject:
+            if not self._change(session) or not self._retry:
+                raise
+            return self.session.run(None, inputs)
+
+    async def arun(self, inputs: Inputs) -> list[Array]:
+        """As `run`, awaited."""
+        session = self.session
+        try:
+            return await session.arun(None, inputs)
+        except DeadObject:
+            if not self._change(session) or not self._retry:
+                raise
+            return await self.session.arun(None, inputs)
 
     def run_many(self, inputs: Sequence[Inputs], batch: int = 1) -> list[list[Array]]:
         """Run the model for each of several inputs, in order, `batch` rows at once; raises as `Session.run_many`."""
-        return list(self.session.run_many(inputs, batch=batch))
+        session = self.session
+        try:
+            return list(session.run_many(inputs, batch=batch))
+        except DeadObject:
+            if not self._change(session) or not self._retry:
+                raise
+            return list(self.session.run_many(inputs, batch=batch))
 
     def check_health(self) -> None:
-        """Open a service that has died again, now rather than with the next request.
+        """Open services that have died again, now rather than with the next request.
 
         Raises:
-            NNBurstError: It cannot be opened; Ray then replaces the replica.
+            NNBurstError: One cannot be opened; Ray then replaces the replica.
         """
-        if self._session is not None:
-            self._session.reopen()
+        for session in list(self._sessions):
+            session.reopen()
 
     def close(self) -> None:
         """End the session and what belongs to it."""
-        if self._session is not None:
-            self._session.close()
+        for session in self._sessions:
+            session.close()
         if self._shared is not None:
             self._shared.close()
 
@@ -154,8 +209,11 @@ def deployment(
                 answer: list[Array] = await self._together(inputs)
                 return answer
             name = serve.get_multiplexed_model_id()
-            opened = await self.open_model(name) if name else self._replica.session
-            return await opened.arun(None, inputs)
+            if not name:
+                return await self._replica.arun(inputs)
+            opened = await self.open_model(name)
+            outputs: list[Array] = await opened.arun(None, inputs)
+            return outputs
 
         @serve.batch(max_batch_size=batch, batch_wait_timeout_s=batch_wait)  # type: ignore[untyped-decorator]
         async def _together(self, several: list[Inputs]) -> list[list[Array]]:
@@ -166,8 +224,8 @@ def deployment(
         async def open_model(self, name: str) -> Session:
             return await asyncio.get_running_loop().run_in_executor(None, self._replica.open_model, name)
 
-        def check_health(self) -> None:
-            self._replica.check_health()
+        async def check_health(self) -> None:  # which may start a service
+            await asyncio.get_running_loop().run_in_executor(None, self._replica.check_health)
 
         def __del__(self) -> None:
             if (replica := getattr(self, "_replica", None)) is not None:
