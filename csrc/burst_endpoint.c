@@ -426,11 +426,15 @@ static int send_request(nnb_execution *e)
         timed = nnb_now_ns();
         nnb_channel_stamp(&c->request, e->n, timed, 0);
     }
-    if (e->timeout_ns && e->timeout_ns < FARTHEST_NS)
-        nnb_channel_set_deadline(&c->request, e->n, nnb_execution_deadline(e));
+    uint64_t deadline_ns = e->timeout_ns < FARTHEST_NS ? nnb_execution_deadline(e) : 0;
+    if (deadline_ns || c->request.deadlines)
+        nnb_channel_set_deadline(&c->request, e->n, deadline_ns);
     int rc = nnb_channel_send(&c->request, e->turn ? e->other : e->packet, e->n);
-    if (rc < 0)
+    if (rc < 0) {
+        if (deadline_ns)
+            nnb_channel_unset_deadline(&c->request);
         return rc == -EMSGSIZE ? -ENOBUFS : rc == -ENOBUFS && flying ? -EAGAIN : rc;
+    }
     e->place = (uint32_t)(c->sent++ % MOST_SENT);
     c->flight[e->place] = (record){e, e->answer_n, timed};
     c->owed += e->answer_n;

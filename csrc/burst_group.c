@@ -28,8 +28,8 @@
  * touched by the leader alone; `lead` itself, or `lock`, hands it on.
  *
  *   SYNC POINT hand_over <-> take_over   (lead)
- *     The leader stores FREE, BUSY or another worker's LOOKING with release; who takes the lead, or takes it back, swaps
- *     it with acquire, and so sees what the last leader did.
+ *     The leader stores BUSY with release; who takes the lead from it swaps it with acquire, and so sees what the last
+ *     leader did. All other changes, from and to FREE and to another worker, are made under `lock`.
  *   SYNC POINT give_back <-> take_up   (seat.taken)
  *     A worker stores 0 with release when it is done with a seat; the leader loads it with acquire before it looks.
  *   SYNC POINT arm <-> rest   (a Dekker pair)
@@ -253,7 +253,7 @@ void nnb_group_stir(nnb_group *g)
             syscall(SYS_futex, x->seats[i]->inbox->mq->event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
         pthread_mutex_unlock(&x->lock);
     }
-    nnb_store32_release(&g->changed, 1);
+    nnb_store32_relaxed(&g->changed, 1);
     ring(&g->bell);
 }
 
@@ -261,7 +261,7 @@ void nnb_group_close(nnb_group *g)
 {
     if (g->magic != MAGIC)
         return;
-    nnb_store32_release(&g->closing, 1);
+    nnb_store32_relaxed(&g->closing, 1);
     pthread_mutex_lock(&g->lock);
     for (nnb_worker *w = g->parked; w; w = w->next_parked)
         ring(&w->bell);
@@ -359,12 +359,12 @@ int nnb_group_add(nnb_group *g, nnb_server *s, uint64_t client, uint32_t priorit
     if (!rc) {
         owner->users++;
         nnb_server_share_thread(s);
-        *m = (seat){.server = s,
-                    .inbox = nnb_server_inbox(s),
-                    .share = owner,
-                    .number = i,
-                    .window_ns = nnb_server_inbox(s)->window_ns,
-                    .priority = priority < NNB_PRIORITIES ? priority : NNB_PRIORITIES - 1};
+        m->server = s;
+        m->inbox = nnb_server_inbox(s);
+        m->share = owner;
+        m->number = i;
+        m->window_ns = m->inbox->window_ns;
+        m->priority = priority < NNB_PRIORITIES ? priority : NNB_PRIORITIES - 1;
         g->seats[i] = m;
         nnb_store32_relaxed(&g->n_live, nnb_load32_relaxed(&g->n_live) + 1);
         nnb_store32_relaxed(&g->changed, 1);
@@ -505,7 +505,8 @@ static void make_hot(nnb_group *g, seat *m)
     }
 }
 
-static int is_over(seat *m) { return nnb_load32_acquire(&m->inbox->hung_up) != 0; } /* SYNC POINT: hang_up <-> waiter */
+/* A hint: the server looks again, with the order that it needs. */
+static int is_over(seat *m) { return nnb_load32_relaxed(&m->inbox->hung_up) != 0; }
 
 static void make_ready(nnb_group *g, seat *m)
 {
@@ -774,7 +775,7 @@ static void detach(nnb_worker *w)
     nnb_worker *next = pop_parked(g);
     if (next)
         next->role = LEADS;
-    nnb_store_release(&g->lead, next ? word_of(next, LOOKING) : FREE); /* SYNC POINT: hand_over <-> take_over */
+    nnb_store_relaxed(&g->lead, next ? word_of(next, LOOKING) : FREE);
     if (next)
         ring(&next->bell); /* under the lock: it may be gone after it */
     pthread_mutex_unlock(&g->lock);
@@ -817,7 +818,7 @@ static int begin(nnb_worker *w)
         if (!rc && !has_processor(g)) { /* saturated: the one that ends first leads */
             nnb_store32_relaxed(&g->waiting, 1);
             w->role = NONE;
-            nnb_store_release(&g->lead, FREE); /* SYNC POINT: hand_over <-> take_over */
+            nnb_store_relaxed(&g->lead, FREE);
             rc = -EAGAIN;
         }
         pthread_mutex_unlock(&g->lock);
@@ -893,7 +894,6 @@ static void give_back(nnb_worker *w)
     mark_done(g, w);
     w->role = STATE(nnb_load_relaxed(&g->lead)) == FREE ? LEADS : NONE;
     if (w->role == LEADS) {
-        nnb_fence_acquire(); /* SYNC POINT: hand_over <-> take_over; all who store FREE hold the lock */
         nnb_store_relaxed(&g->lead, word_of(w, LOOKING));
         nnb_store32_relaxed(&g->waiting, 0);
         g->is_slow = 1;
@@ -949,7 +949,7 @@ static int conclude(nnb_worker *w)
     w->ended = rc < 0 && rc != -ERESTART ? rc : 0;
     if (w->role == INLINE) {
         uint64_t was = w->busy_word;
-        w->role = nnb_cas_acquire(&g->lead, was, word_of(w, LOOKING)) ? LEADS : DETACHED; /* hand_over <-> take_over */
+        w->role = nnb_cas_relaxed(&g->lead, was, word_of(w, LOOKING)) ? LEADS : DETACHED; /* none led since */
     }
     account(w, m, ended_ns);
     if (w->role == LEADS) {
@@ -991,7 +991,7 @@ static nnb_a32 *event_of(const seat *m) { return (nnb_a32 *)(void *)m->inbox->mq
 static void clear_bits(seat *m)
 {
     if (nnb_load32_relaxed(event_of(m)) & SLEEPING_BITS) /* clear already: nobody has sent since it was cleared */
-        nnb_and32_acquire(event_of(m), ~SLEEPING_BITS); /* SYNC POINTS: wake <-> consume, publish <-> sleep */
+        nnb_take32(event_of(m), ~SLEEPING_BITS); /* SYNC POINTS: wake <-> consume, publish <-> sleep */
 }
 
 /* After the fence. Whether the seat may be slept on. */
@@ -1009,7 +1009,7 @@ static void *watch(void *argument)
         int found = 0;
         pthread_mutex_lock(&x->lock);
         int closing = x->closing;
-        nnb_and32_acquire(&x->bell, 0); /* SYNC POINT: wake <-> consume */
+        nnb_take32(&x->bell, 0); /* SYNC POINT: wake <-> consume */
         for (uint32_t i = 0; i < x->n; i++)
             clear_bits(x->seats[i]);
         nnb_fence_seq_cst(); /* SYNC POINT: publish <-> sleep */
@@ -1132,7 +1132,7 @@ static void sleep_on_all(nnb_group *g)
             clear_bits(g->mine[i]);
     nnb_store32_relaxed(&g->waiting, g->n_ready != 0); /* for runs of their own clients: those are not to stay attached */
     nnb_store32_relaxed(&g->asleep, 1);
-    if (nnb_and32_acquire(&g->bell, 0)) /* SYNC POINT: wake <-> consume */
+    if (nnb_take32(&g->bell, 0)) /* SYNC POINT: wake <-> consume */
         quiet = 0;
     nnb_fence_seq_cst(); /* SYNC POINT: publish <-> sleep */
     for (uint32_t i = 0; quiet && i < g->n_mine; i++) {
@@ -1214,10 +1214,10 @@ static int lead(nnb_worker *w, uint32_t limit)
         }
         if (limit && round >= limit)
             return -EAGAIN;
-        if (nnb_load32_acquire(&g->closing)) {
+        if (nnb_load32_relaxed(&g->closing)) {
             pthread_mutex_lock(&g->lock);
             w->role = NONE;
-            nnb_store_release(&g->lead, FREE); /* SYNC POINT: hand_over <-> take_over */
+            nnb_store_relaxed(&g->lead, FREE);
             pthread_mutex_unlock(&g->lock);
             return -EAGAIN;
         }
@@ -1266,13 +1266,14 @@ static int follow(nnb_worker *w, uint32_t limit)
 
 /* ---- parked workers --------------------------------------------------------------------------------------------- */
 
+/* What a worker's bell announces is read under the lock. */
 static void wait_for_bell(nnb_a32 *bell, uint64_t ns)
 {
     struct timespec t = {.tv_nsec = (long)ns};
-    if (nnb_and32_acquire(bell, 0)) /* SYNC POINT: wake <-> consume */
+    if (nnb_and32_relaxed(bell, 0))
         return;
     syscall(SYS_futex, bell, FUTEX_WAIT, 0, ns ? &t : NULL, NULL, 0);
-    nnb_and32_acquire(bell, 0);
+    nnb_and32_relaxed(bell, 0);
 }
 
 static void count_stuck(nnb_group *g, uint64_t now)
@@ -1299,7 +1300,6 @@ static int tick(nnb_worker *w)
     if (STATE(x) == FREE) {
         count_stuck(g, nnb_now_ns());
         if (has_processor(g)) {
-            nnb_fence_acquire(); /* SYNC POINT: hand_over <-> take_over; all who store FREE hold the lock */
             nnb_store_relaxed(&g->lead, word_of(w, LOOKING));
             nnb_store32_relaxed(&g->waiting, 0);
             return 1;
@@ -1356,10 +1356,9 @@ static int park(nnb_worker *w)
     uint32_t state = STATE(nnb_load_relaxed(&g->lead));
     if (w->is_fresh)
         w->is_fresh = 0, g->asked_ns = 0; /* one at a time: threads take a while to start */
-    if (nnb_load32_acquire(&g->closing)) {
+    if (nnb_load32_relaxed(&g->closing)) {
         rc = -EPIPE;
     } else if (state == FREE && has_processor(g)) {
-        nnb_fence_acquire(); /* SYNC POINT: hand_over <-> take_over; all who store FREE hold the lock */
         nnb_store_relaxed(&g->lead, word_of(w, LOOKING));
         nnb_store32_relaxed(&g->waiting, 0);
         w->role = LEADS;
@@ -1385,7 +1384,7 @@ static int park(nnb_worker *w)
         pthread_mutex_lock(&g->lock);
         if (w->role == LEADS) { /* handed over */
             rc = 0;
-        } else if (nnb_load32_acquire(&g->closing)) {
+        } else if (nnb_load32_relaxed(&g->closing)) {
             unpark(w);
             rc = -EPIPE;
         } else if (g->watchman == w && tick(w)) {

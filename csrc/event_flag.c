@@ -33,7 +33,7 @@ static long futex(uint32_t *word, int op, uint32_t value, const struct timespec 
  * not order what follows it (ARMv8.3 code lets a later load pass it). Hence the fence. */
 static uint32_t consume(uint32_t *word, uint32_t mask)
 {
-    uint32_t old = nnb_and32_acquire((nnb_a32 *)word, ~mask); /* SYNC POINTS: wake <-> consume, publish <-> sleep */
+    uint32_t old = nnb_take32((nnb_a32 *)word, ~mask); /* SYNC POINTS: wake <-> consume, publish <-> sleep */
     nnb_fence_seq_cst();                              /* SYNC POINT: publish <-> sleep */
     return old;
 }

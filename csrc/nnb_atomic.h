@@ -24,7 +24,7 @@
  *
  *   SYNC POINT wake <-> consume
  *     A side that always sets the bit (a blocking write, a hang-up) needs no fence: setting (release) and clearing
- *     (acquire) are read-modify-writes of one word. If the clearing comes second, it sees the bit and all that was
+ *     (acquire, or relaxed before a fence) are read-modify-writes of one word. If the clearing comes second, it sees the bit and all that was
  *     stored before.
  *
  *   SYNC POINT write_intent <-> overtaken   (unsynchronized queues in our own layout)
@@ -109,6 +109,19 @@ static inline uint32_t nnb_or32_release(nnb_a32 *p, uint32_t v)
 static inline uint32_t nnb_and32_acquire(nnb_a32 *p, uint32_t v)
 {
     return atomic_fetch_and_explicit(p, v, memory_order_acquire);
+}
+static inline uint32_t nnb_and32_relaxed(nnb_a32 *p, uint32_t v)
+{
+    return atomic_fetch_and_explicit(p, v, memory_order_relaxed);
+}
+/* The same before a seq_cst fence, which makes it an acquire of what was there. ThreadSanitizer knows no fences. */
+static inline uint32_t nnb_take32(nnb_a32 *p, uint32_t keep)
+{
+#if defined(__SANITIZE_THREAD__)
+    return nnb_and32_acquire(p, keep);
+#else
+    return nnb_and32_relaxed(p, keep);
+#endif
 }
 static inline uint64_t nnb_swap_release(nnb_a64 *p, uint64_t v)
 {

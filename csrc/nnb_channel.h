@@ -18,7 +18,8 @@ typedef struct nnb_channel {
     int waiting;         /* the window is over: the packet that comes was not found by polling */
     uint64_t verified;   /* datums after the head that were found to be whole packets */
     int size_at;         /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
-    uint32_t deadlines;  /* how many were set */
+    uint64_t deadlines;  /* how many were set since they were wiped */
+    uint64_t timed_at;   /* W after the packet that got the last one */
     int bell; /* sender: the receiver's bell, which this end owns; -1: none */
     int is_listeners; /* sender: a listener thread, which is ours to move */
     nnb_a32 hung_up;
@@ -76,8 +77,10 @@ static inline int nnb_channel_is_stamped(const nnb_channel *ch)
 /* Its times. 0: there are none, or not such as could be true. */
 int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_ns, uint64_t *lasted_ns);
 
-/* By when the packet of n datums that is sent next has to be answered. */
+/* By when the packet of n datums that is sent next has to be answered; 0: no time. Has to be called for each packet once
+ * it was called for one. */
 void nnb_channel_set_deadline(nnb_channel *ch, uint32_t n, uint64_t deadline_ns);
+void nnb_channel_unset_deadline(nnb_channel *ch); /* that packet could not be sent */
 uint64_t nnb_channel_find_deadline(const nnb_channel *ch);
 /* By when the packet that was taken last has to be answered; 0: no time. */
 static inline uint64_t nnb_channel_deadline(const nnb_channel *ch)

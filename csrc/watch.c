@@ -26,8 +26,9 @@
  *
  * Deadlines
  *   Behind the stamp are four words [ tag | deadline ] for requests that are on their way, used in turn. The first one is
- *   zero as long as the client has never set one. With more than four such requests in the ring the oldest lose theirs:
- *   then only the client gives them up.
+ *   zero as long as no request has one. With more than four such requests in the ring the oldest lose theirs: then only
+ *   the client gives them up. The tag comes again 512 KiB later, so the client wipes the words when it has sent 64 KiB
+ *   since it set the last one.
  */
 #define _GNU_SOURCE
 #include "nnb_channel.h"
@@ -35,6 +36,7 @@
 #define TIME_BITS 48
 #define TIME_MASK ((1ull << TIME_BITS) - 1)
 #define DEADLINES 4u
+#define WIPE_AFTER (1u << 16) /* bytes: a word is at most five times as old, and its tag has not come again by then */
 #define LONGEST (3600ull * 1000000000u) /* a time that is further away is none */
 
 /* ---- histograms ----------------------------------------------------------------------------------------------- */
@@ -112,9 +114,26 @@ void nnb_channel_stamp(nnb_channel *ch, uint32_t n, uint64_t time_ns, uint64_t l
 void nnb_channel_set_deadline(nnb_channel *ch, uint32_t n, uint64_t deadline_ns)
 {
     nnb_mq *q = ch->mq;
-    if (q->stamp) /* SYNC POINT commit_write <-> available_to_read: published with the packet, by the store of W */
-        nnb_store_relaxed(&q->stamp[2 + ch->deadlines++ % DEADLINES],
-                          tagged(q->own_w + (uint64_t)n * NNB_DATUM_SIZE, deadline_ns));
+    uint64_t position = q->own_w + (uint64_t)n * NNB_DATUM_SIZE;
+    if (!q->stamp)
+        return;
+    if (ch->deadlines && position - ch->timed_at >= WIPE_AFTER) {
+        for (uint32_t i = 0; i < DEADLINES; i++)
+            nnb_store_relaxed(&q->stamp[2 + i], 0);
+        ch->deadlines = 0;
+    }
+    if (!deadline_ns)
+        return;
+    /* SYNC POINT commit_write <-> available_to_read: published with the packet, by the store of W */
+    nnb_store_relaxed(&q->stamp[2 + ch->deadlines++ % DEADLINES], tagged(position, deadline_ns));
+    ch->timed_at = position;
+}
+
+void nnb_channel_unset_deadline(nnb_channel *ch)
+{
+    nnb_mq *q = ch->mq;
+    if (q->stamp) /* no packet ends there; 0 in the first word would hide the others */
+        nnb_store_relaxed(&q->stamp[2 + (ch->deadlines - 1) % DEADLINES], tagged(ch->timed_at + 8, 1));
 }
 
 uint64_t nnb_channel_find_deadline(const nnb_channel *ch)

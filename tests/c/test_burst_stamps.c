@@ -26,6 +26,7 @@ static void run_once(burst_pair *p, nnb_execution *e)
 {
     CHECK_EQ(nnb_execution_start(e), 0);
     int id = nnb_server_try(p->server, 1);
+    CHECK(id >= 0);
     if (id & NNB_PLAN_NEW)
         CHECK_EQ(nnb_server_keep_plan(p->server, 0), 0);
     CHECK_EQ(nnb_server_reply(p->server), 0);
@@ -80,6 +81,58 @@ static void timed_runs_stand_for_all(void)
     end_pair(&p);
 }
 
+/* The tags of deadlines repeat: the one that is left behind W must not be taken for that of a later request. */
+static void deadline_of_an_old_request_is_no_other_ones(void)
+{
+    burst_pair p = watched_pair(NNB_LAYOUT_STAMPED);
+    nnb_execution *e = new_execution(p.client, 1);
+    run_once(&p, e);
+    nnb_execution_set_timeout(e, 1);
+    CHECK_EQ(nnb_execution_start(e), 0);
+    CHECK_EQ(nnb_server_try(p.server, 1), -EAGAIN);
+    CHECK_EQ(nnb_execution_try(e, 1), 5); /* MISSED_DEADLINE */
+    nnb_execution_set_timeout(e, 0);
+    for (int i = 0; i < (1 << 16) + 1; i++)
+        run_once(&p, e);
+    CHECK_EQ(nnb_server_deadline(p.server), 0);
+    nnb_execution_destroy(e);
+    end_pair(&p);
+}
+
+/* A request that did not fit and is taken back leaves no deadline to the one that is sent in its place. */
+static void deadline_of_a_request_that_was_not_sent_is_no_other_ones(void)
+{
+    burst_pair p = watched_pair(NNB_LAYOUT_STAMPED);
+    nnb_client_set_pipelined(p.client, -1);
+    nnb_execution *e[32];
+    int n = 0, fits = 1;
+    while (fits) { /* the last one waits for room, with a deadline that is over at once */
+        CHECK(n < 32);
+        e[n] = new_execution(p.client, 1);
+        nnb_execution_set_answer(e[n], 2);
+        fits = (uint64_t)nnb_mq_available_to_write(p.request) >= 10;
+        nnb_execution_set_timeout(e[n], !fits);
+        CHECK_EQ(nnb_execution_launch(e[n], (uint64_t)n + 1, 0), -EAGAIN);
+        n++;
+    }
+    CHECK_EQ(nnb_execution_withdraw(e[n - 1]), 0);
+    nnb_execution_set_timeout(e[n - 1], 0);
+    for (int i = 0; i < n; i++) {
+        if (i == n - 1)
+            CHECK_EQ(nnb_execution_launch(e[i], (uint64_t)i + 1, 0), -EAGAIN);
+        int id = nnb_server_try(p.server, 1);
+        CHECK(id >= 0);
+        if (id & NNB_PLAN_NEW)
+            CHECK_EQ(nnb_server_keep_plan(p.server, 0), 0);
+        CHECK_EQ(nnb_server_reply(p.server), 0);
+        CHECK_EQ(nnb_client_land(p.client), i + 1);
+        CHECK_EQ(nnb_execution_status(e[i]), 0);
+    }
+    for (int i = 0; i < n; i++)
+        nnb_execution_destroy(e[i]);
+    end_pair(&p);
+}
+
 static void peer_without_stamps_is_served(void)
 {
     burst_pair p = watched_pair(NNB_LAYOUT_LINES);
@@ -127,6 +180,8 @@ int main(void)
 {
     watchdog();
     timed_runs_stand_for_all();
+    deadline_of_an_old_request_is_no_other_ones();
+    deadline_of_a_request_that_was_not_sent_is_no_other_ones();
     peer_without_stamps_is_served();
     lies_are_not_believed();
     return 0;

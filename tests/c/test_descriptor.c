@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-enum { MOST = 32 };
+enum { MOST = 128 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t change = PTHREAD_COND_INITIALIZER;

@@ -103,8 +103,9 @@ static int model_compare(const uint8_t *a, const uint8_t *b, size_t n)
 #endif
 static _Alignas(16) uint8_t model_pages[PAGES][PAGE];
 static int model_next_page;
-#define calloc(n, size) ((void *)model_pages[model_next_page++])
-#define mmap(address, length, ...) ((void *)model_pages[model_next_page++])
+static void *model_page(void) { return model_pages[model_next_page++]; }
+#define calloc(n, size) model_page()
+#define mmap(address, length, ...) model_page()
 #define realloc(old, size) malloc(size)
 #define munmap(address, length) 0
 #define madvise(base, length, advice) 0
@@ -144,35 +145,43 @@ static int model_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
 #define pthread_atfork(prepare, parent, child) ((void)(prepare), (void)(parent), (void)(child), 0)
 #define pthread_once(once, function) ((void)(function))
 
-#include "nnb_internal.h"
+#include "nnb_channel.h"
 
 /* ---- futex ------------------------------------------------------------------------------------------------------ */
 
 static long model_futex_wait(nnb_a32 *word, uint32_t value, uint32_t mask)
 {
-    if (atomic_load_explicit(word, memory_order_relaxed) != value) {
+    if (nnb_load32_relaxed(word) != value) {
         errno = EAGAIN;
         return -1;
     }
-    AWAIT(atomic_load_explicit(word, memory_order_relaxed) & mask);
+    AWAIT(nnb_load32_relaxed(word) & mask);
     return 0;
 }
 
+/* Any new bit wakes: what is set is set with a wake. */
+#define model_SYS_futex(word, op, value, timeout, other, mask)                                \
+    ((op) == FUTEX_WAIT_BITSET ? model_futex_wait((nnb_a32 *)(word), value, mask)             \
+     : (op) == FUTEX_WAIT      ? model_futex_wait((nnb_a32 *)(word), value, ~(uint32_t)(value)) \
+                               : 0)
 #define syscall(number, ...) model_##number(__VA_ARGS__)
-#define model_SYS_futex(word, op, value, timeout, other, mask) \
-    ((op) == FUTEX_WAIT_BITSET ? model_futex_wait((nnb_a32 *)(word), value, mask) : 0)
 
 /* The kernel's own timer and the thread of beat.c only bring sleepers back to look again. */
 #define nnb_beat_enter(sleeper, word) ((sleeper)->beaten = 0, 0)
 #define nnb_beat_leave(sleeper) ((void)0)
 
-/* Bells ring in event loops, which no program here has. */
-#define nnb_bell_ring(fd) ((void)(fd))
+#define nnb_note_wake(began) ((void)(began)) /* on which processor a thread runs makes no difference here */
+
+/* Bells: what the kernel sends along with a byte is seen by who receives it. */
+static nnb_a32 model_bells[2];
+#define nnb_bell_ring(fd) nnb_or32_release(&model_bells[fd], 1)
+#define BELL_RINGS(fd) nnb_load32_acquire(&model_bells[fd])
+#define SILENCE(fd) nnb_and32_acquire(&model_bells[fd], 0)
 
 /* A thread that yields goes on when the holder of the client has: the macro reads the `c` of its caller. */
 #define sched_yield() AWAIT(!(nnb_load_relaxed(&c->busy) & BRIEF))
 
-#define clock_gettime(clock, t) ((t)->tv_sec = 0, (t)->tv_nsec = 0)
+#define clock_gettime(clock, t) ((t)->tv_sec = 1, (t)->tv_nsec = 0)
 
 /* ---- queues: what nnb_mq_open makes, without files ------------------------------------------------------------- */
 

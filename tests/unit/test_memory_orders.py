@@ -18,7 +18,7 @@ import checker  # noqa: E402  beside the programs, to be run without the package
 import mutate  # noqa: E402
 
 SPELLS_AN_ATOMIC = re.compile(r"\b(__atomic_\w+|__sync_\w+|_Atomic|atomic_\w+|memory_order\w*|stdatomic)\b")
-LOST_WAKE_UP = "event_flag.c:consume#2 nnb_fence_seq_cst -> none"
+LOST_WAKE_UP = "event_flag.c:consume#1 nnb_fence_seq_cst -> none"
 
 
 def test_one_header_owns_every_atomic() -> None:

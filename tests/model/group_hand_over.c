@@ -1,0 +1,65 @@
+/* A leader leaves the lead before it runs a request that has to be bound first, while another listener comes: the next
+ * request is run by the one of the two that leads then, and who does not lead sleeps until the group is closed. */
+#define STEP 8
+#define PAGES 16
+#define PAGE 1024
+#include "model.h"
+
+#include "event_flag.c"
+
+#include "watch.c"
+
+#include "burst_channel.c"
+
+#include "group.h"
+
+#include "burst_group.c"
+
+static void run_next(nnb_worker *w)
+{
+    look_at_all(group);
+    seat *m = pick(group);
+    assert(m && m->number == 1 && take(w, m) >= 0);
+    assert(nnb_server_reply(m->server) == 0);
+}
+
+static void *run_new(void *unused)
+{
+    nnb_worker *w = workers[0];
+    assert(begin(w) >= 0 && w->role == DETACHED);
+    assert(nnb_group_answer(w) == 0);
+    if (w->role == LEADS) {
+        run_next(w);
+        nnb_group_close(group);
+    }
+    return unused;
+}
+
+static void *come(void *unused)
+{
+    int rc = park(workers[1]);
+    assert(rc == 0 || (rc == -EPIPE && workers[0]->role == LEADS));
+    if (rc == 0)
+        run_next(workers[1]);
+    return unused;
+}
+
+int main(void)
+{
+    set_up(2);
+    servers[0].is_new = 1;
+    workers[0]->role = LEADS;
+    nnb_store_relaxed(&group->lead, word_of(workers[0], LOOKING));
+    send(0);
+    refresh(group);
+    look_at_all(group);
+    send(1);
+    group->asked_ns = nnb_now_ns(); /* for the one that comes */
+    pthread_t a, b;
+    pthread_create(&a, NULL, run_new, NULL);
+    pthread_create(&b, NULL, come, NULL);
+    pthread_join(a, NULL);
+    pthread_join(b, NULL);
+    assert(servers[0].answered == 1 && servers[1].answered == 1);
+    return 0;
+}
