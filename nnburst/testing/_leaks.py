@@ -43,8 +43,7 @@ class Snapshot:
                 out.append(f"thread {name}")
         out += [f"child {pid}" for pid in self.children - before.children]
         out += [f"mapping of {name}" for name in (self.mappings - before.mappings).elements()]
-        if files := self.files - before.files:
-            out += [f"file {path}" for path in files - _used_by_others()]
+        out += [f"file {path}" for path in self.files - before.files]
         return out
 
 
@@ -114,25 +113,3 @@ def _files(directories: Iterable[str | os.PathLike[str]]) -> set[str]:
         found.update(os.path.join(directory, name) for name in os.listdir(directory))
     found.update(path for path in (f"/dev/shm{name}" for name in tuple(made)) if os.path.exists(path))
     return found
-
-
-def _used_by_others() -> set[str]:
-    """What other processes than this one and its descendants have open or mapped: other tests run beside this one."""
-    parents: dict[str, str] = {}
-    used: dict[str, set[str]] = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # one that ended meanwhile, or another user's
-            with open(f"/proc/{pid}/stat") as file:
-                parents[pid] = file.read().rpartition(")")[2].split()[1]
-            with open(f"/proc/{pid}/maps") as file:
-                used[pid] = {line.split(maxsplit=5)[5].strip() for line in file if "/dev/shm/" in line}
-            for fd in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(FileNotFoundError):
-                    used[pid].add(os.readlink(f"/proc/{pid}/fd/{fd}"))
-
-    def is_ours(pid: str) -> bool:
-        while pid in parents and pid != str(os.getpid()):
-            pid = parents[pid]
-        return pid == str(os.getpid())
-
-    return set().union(*(paths for pid, paths in used.items() if not is_ours(pid)))

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import posix_ipc
 import pytest
 
 import nnburst
@@ -42,8 +41,8 @@ def mapping(stack: ExitStack, directory: Path) -> None:
 
 def entry(stack: ExitStack, directory: Path) -> None:
     name = f"/nnburst-left-{os.getpid()}"
-    posix_ipc.SharedMemory(name, posix_ipc.O_CREX, size=4096).close_fd()
-    stack.callback(posix_ipc.unlink_shared_memory, name)
+    nnburst.Memory.posix_shm(name, 4096).close()
+    stack.callback(nnburst.Memory.unlink_posix_shm, name)
 
 
 def file(stack: ExitStack, directory: Path) -> None:
