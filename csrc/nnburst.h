@@ -578,7 +578,7 @@ typedef struct nnb_step_argument {
 typedef struct nnb_steps {
     const nnb_step_argument *arguments; /* inputs first */
     uint32_t n_inputs, n;
-    uint64_t count;
+    uint64_t count, nbytes; /* steps; bytes of one, all arguments together */
 } nnb_steps;
 
 /* Before each step from 0 on, and once with `count`: copies the outputs of the step before to their places, and the

@@ -156,10 +156,7 @@ static int nnb_py_group_next(nnb_worker *w)
 /* Small arguments are copied in less time than the lock takes to change hands. */
 static void nnb_py_steps_turn(const nnb_steps *s, uint64_t step)
 {
-    uint64_t nbytes = 0;
-    for (uint32_t i = 0; i < s->n; i++)
-        nbytes += s->arguments[i].nbytes;
-    if (nbytes < 1 << 16) {
+    if (s->nbytes < 1 << 16) {
         nnb_steps_turn(s, step);
         return;
     }

@@ -108,7 +108,9 @@ class SteppedKernel:
             row.nbytes = one.nbytes
         self._rows = rows
         n_inputs, n = len(exchanged[0]), len(exchanged[0]) + len(exchanged[1])
-        self._steps = ffi.new("nnb_steps *", {"arguments": rows, "n_inputs": n_inputs, "n": n, "count": self._count})
+        nbytes = sum(row.nbytes for row in rows[0:n])
+        sizes = {"n_inputs": n_inputs, "n": n, "count": self._count, "nbytes": nbytes}
+        self._steps = ffi.new("nnb_steps *", {"arguments": rows, **sizes})
 
     def __call__(self) -> None:
         """Run all steps.

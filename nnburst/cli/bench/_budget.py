@@ -40,6 +40,10 @@ BUDGET: tuple[_Promise, ...] = (
       for n in _STATES[1:]),
     *(_Promise(f"(h) {n}: state in the device at most 1.05 of a pool", f"state-domain-{n}", f"state-pingpong-{n}", 1.05)
       for n in _STATES),
+    _Promise("(h) 1KiB: 64 steps at once: at least 2 times faster", "state-domain-1KiB", "state-steps-1KiB", 2.0, True),
+    _Promise("(k) arun() polling: at most 0.25 asyncio echo", "arun-poll", "asyncio-echo", 0.25),
+    _Promise("(k) arun() not polling: at most 1.2 asyncio echo", "arun-block", "asyncio-echo", 1.2),
+    _Promise("(k) pipeline(16): at least 1.5 runs for one of run()", "burst-poll", "pipeline", 1.5, True),
     _Promise("(j) a hit: at most 2 times reading and hashing its bytes", "cache-hit", "cache-floor", 2.0),
     _Promise("(i) a first run with a memory costs more than a second", "slot-first", "slot-later", 1.0, True),
 )  # fmt: skip

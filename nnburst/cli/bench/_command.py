@@ -25,7 +25,7 @@ _NO_MATPLOTLIB = "--png needs matplotlib: pip install 'nnburst[bench]'"
 @click.option("--count", type=click.IntRange(10), default=None, help="Samples per row [default: 20000, quick: 2000].")
 @click.option("--rounds", type=click.IntRange(1), default=None, help="Turns per row [default: 20, quick: 3].")
 @click.option(
-    "--only", "only", multiple=True, metavar="NAME", help="Rows by name (* allowed) or letter (a-j); may be repeated."
+    "--only", "only", multiple=True, metavar="NAME", help="Rows by name (* allowed) or letter (a-k); may be repeated."
 )
 @click.option("--list", "list_rows", is_flag=True, help="List the names of the rows and leave.")
 @click.option(

@@ -32,6 +32,7 @@ from ._server import server_process
 _INPUT = 16 << 20
 STATE_SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
 _SLOT = 64 << 10
+STEPS = 64
 _REFERENCE = "nnburst-reference"
 _F32 = 4
 
@@ -158,6 +159,12 @@ def _in_domain(service: Any, window: float, nbytes: int, stack: ExitStack) -> Ca
     return run
 
 
+def _in_steps(service: Any, window: float, nbytes: int, stack: ExitStack) -> Callable[[], object]:
+    session = stack.enter_context(service.session(step_model(nbytes), polling_window=window))
+    run: Callable[[], object] = stack.enter_context(session.bind(steps=STEPS, state={"h_out": "h_in"})).run
+    return run
+
+
 def _copied(service: Any, window: float, nbytes: int, stack: ExitStack) -> Callable[[], object]:
     session = stack.enter_context(service.session(step_model(nbytes), polling_window=window))
     x, names = np.zeros((1, 4), np.float32), ["h_out"]
@@ -201,11 +208,28 @@ def _open_state(way: Callable[..., Callable[[], object]], nbytes: int, bench: Be
         yield Subject(partial(time_calls, step), service.pid)
 
 
+def _time_steps(run: Callable[[], object], count: int) -> Samples:
+    return np.repeat(time_calls(run, max(1, count // STEPS)) // STEPS, STEPS)
+
+
+@contextmanager
+def _open_steps(nbytes: int, bench: Bench) -> Iterator[Subject]:
+    service = bench.service(_REFERENCE)
+    with ExitStack() as stack:
+        run = _in_steps(service, bench.polling_window, nbytes, stack)
+        run()
+        yield Subject(partial(_time_steps, run), service.pid)
+
+
 _WAYS: dict[str, tuple[str, Callable[..., Callable[[], object]]]] = {
     "domain": ("state in the device", _in_domain),
     "copied": ("state through Session.run", _copied),
     "pingpong": ("state in a pool, in turn", _in_pool),
 }
+
+STEPS_CASE = Case(
+    "state-steps-1KiB", "h", f"one of {STEPS} steps in one run, 1 KiB", "poll", 1 << 10, partial(_open_steps, 1 << 10)
+)
 
 STATE_CASES: tuple[Case, ...] = tuple(
     Case(f"state-{key}-{name}", "h", f"{title}, {size_name(n)}", "poll", n, partial(_open_state, way, n))
@@ -213,6 +237,7 @@ STATE_CASES: tuple[Case, ...] = tuple(
     for name in [size_name(n).replace(" ", "")]
     for key, (title, way) in _WAYS.items()
 )
+STATE_CASES = (STATE_CASES[0], STEPS_CASE, *STATE_CASES[1:])
 
 
 # ---- (i) the slot table: a memory is fetched, mapped and bound once -------------------------------------------------

@@ -31,6 +31,7 @@ _GROUPS = {
     "h": "(h) a recurrent step, reference device",
     "i": "(i) the slot table, reference device",
     "j": "(j) compilation caching, reference device",
+    "k": "(k) 32 bytes, awaited in an event loop, and several in flight",
 }
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from ._burst import BURST_CASES, PAYLOAD_CASES
 from ._cache import CACHE_CASES
 from ._case import Bench, Case, Subject
+from ._flights import FLIGHT_CASES
 from ._memory import INPUT_CASES, SLOT_CASES, STATE_CASES
 from ._peers import PEERS, Peer
 from ._queues import QUEUE_CASES
@@ -49,7 +50,7 @@ def _peer_case(peer: Peer) -> Case:
 def all_cases() -> tuple[Case, ...]:
     """Return every row. Rows that are compared with each other stand close together."""
     memory = (*INPUT_CASES, *STATE_CASES, *SLOT_CASES, *CACHE_CASES)
-    return (*QUEUE_CASES, *BURST_CASES, *map(_peer_case, PEERS), *PAYLOAD_CASES, *memory)
+    return (*QUEUE_CASES, *BURST_CASES, *FLIGHT_CASES, *map(_peer_case, PEERS), *PAYLOAD_CASES, *memory)
 
 
 def select(patterns: tuple[str, ...]) -> tuple[Case, ...]:

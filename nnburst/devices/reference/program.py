@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec.structs import replace
 
+from ...burst import Kernel
 from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, OutputInsufficientSize
 from ...memory import BufferView
 from ...model import (
@@ -78,14 +79,19 @@ class Program:
     def __call__(self) -> ExecutionResult | None:
         """Run once; see `nnburst.devices._plan.Bind`."""
         with self.within():
-            return self.bare()
+            return self._run()
 
     def within(self) -> AbstractContextManager[object]:
-        """What `bare` is called in, once or often: it takes as long as a small operation."""
+        """What `bare` is called in, once or often: to enter it takes as long as a small operation."""
         return np.errstate(all="ignore")
 
-    def bare(self) -> ExecutionResult | None:
-        """Run once."""
+    @property
+    def bare(self) -> Kernel:
+        """The shortest way to run once."""
+        is_plain = self.is_bound and not (self._limits.deadline_ns or self._insufficient or self._reports_shapes)
+        return self._run_all if is_plain else self._run
+
+    def _run(self) -> ExecutionResult | None:
         if self._limits.deadline_ns or not self.is_bound:
             self._run_by_operation()
         elif not self._insufficient:
