@@ -8,12 +8,13 @@ executions, in which each service waits for the one before.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..burst import BurstExecutorWithCache, ExecutionBurstController, Kernel, SlotExecutor
+from ..burst import BoundRequest, BurstExecutorWithCache, ExecutionBurstController, Kernel, SlotExecutor, run_until
 from ..errors import Ending, ErrorStatus, GeneralFailure, NNBurstError, OutputInsufficientSize, OutputShape
 from ..memory import Memory
 from ..model import (
@@ -329,6 +330,51 @@ class _Chain(FencedExecution):
         self._runs[0].cancel()  # the others wait for it
 
 
+class _ThroughBurst:
+    """Runs a part that is in another process."""
+
+    def __init__(self, bound: BoundRequest) -> None:
+        self._bound = bound
+
+    def __call__(self) -> ExecutionResult:
+        self._bound.run()
+        return self._bound.result
+
+    def until(self, deadline_ns: int) -> ExecutionResult:
+        self._bound.timeout = max(0, deadline_ns - time.monotonic_ns()) / 1e9
+        try:
+            return self()
+        finally:
+            self._bound.timeout = None
+
+
+class _PartsKernel:
+    """Runs the parts of a request, one after the other; `tells` whether a result is more than a status."""
+
+    def __init__(
+        self, model: PartitionedModel, request: Request, kernels: Sequence[Kernel], measured: bool, *, tells: bool
+    ) -> None:
+        self._model, self._request, self._kernels = model, request, tuple(kernels)
+        self._measured, self._tells = measured, tells
+
+    def __call__(self) -> ExecutionResult | None:
+        return self.until(0)
+
+    def until(self, deadline_ns: int) -> ExecutionResult | None:
+        """Run, and end by a deadline, 0 for none: each part gets what is left."""
+        results: list[ExecutionResult] = []
+        for run in self._kernels:
+            require_time(deadline_ns)
+            try:
+                results.append(run_until(run, deadline_ns) or (ErrorStatus.NONE, (), NO_TIMING))
+            except OutputInsufficientSize as error:
+                if not self._tells:
+                    raise
+                results.append(failure_of(error))
+                break
+        return self._model.combined(self._request, results, self._measured) if self._tells else None
+
+
 class _PartsExecutor(SlotExecutor):
     """Runs the parts of a request: those in this process where they are, others through bursts of their own."""
 
@@ -350,39 +396,15 @@ class _PartsExecutor(SlotExecutor):
         main = self._model.model.main
         validate_request(self._model.model, request)
         inner = self._model.requests(request, self._scratch)
-        kernels = [
+        measured = options.measure == MeasureTiming.YES
+        kernels: list[Kernel] = [
             prepared.plan(each, options).call
             if isinstance(prepared, LocalModel)
-            else self._through_burst(prepared, each, options)
+            else _ThroughBurst(self._bursts[prepared].bind(each, measure=measured))
             for prepared, each in zip(self._model.prepared, inner, strict=True)
         ]
-        measured = options.measure == MeasureTiming.YES
-
-        def kernel() -> None:
-            for run in kernels:
-                run()
-
-        def telling() -> ExecutionResult:
-            results: list[ExecutionResult] = []
-            for run in kernels:
-                try:
-                    results.append(run() or (ErrorStatus.NONE, (), NO_TIMING))
-                except OutputInsufficientSize as error:
-                    results.append(failure_of(error))
-                    break
-            return self._model.combined(request, results, measured)
-
         fixed = all(has_known_size(main.operands[i]) for i in main.output_indexes)
-        return kernel if fixed and not measured else telling
-
-    def _through_burst(self, prepared: PreparedModel, request: Request, options: RunOptions) -> Kernel:
-        bound = self._bursts[prepared].bind(request, measure=options.measure == MeasureTiming.YES)
-
-        def run() -> ExecutionResult:
-            bound.run()
-            return bound.result
-
-        return run
+        return _PartsKernel(self._model, request, kernels, measured, tells=measured or not fixed)
 
     def remove_cache_entry(self, slot: int) -> None:
         memory = self._entries.get(slot)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import sys
 import threading
 import time
@@ -18,7 +19,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .._core._fds import FdSet
-from ..errors import BadState, MissedDeadline, ResourceExhausted
+from ..errors import BadState, ErrorStatus, MissedDeadline, ResourceExhausted
+from ._aside import aside_of
 from ._futures import attend_to
 
 if TYPE_CHECKING:
@@ -78,6 +80,8 @@ async def run(execution: BoundRequest, late: Callable[[], None] | None = None) -
         NNBurstError: As `BoundRequest.run`; `BadState` also if it is in flight.
     """
     loop = current_loop()
+    if execution in _concluding:
+        raise BadState("the execution is running: what a run came to that was given up is still being looked at")
     flight = execution.start(look=True)
     if flight.status is None:
         flights = execution.flights
@@ -97,7 +101,72 @@ async def run(execution: BoundRequest, late: Callable[[], None] | None = None) -
         pause = loop.pause()
         if pause is not None:
             await pause
-    execution.conclude(flight.status or 0)
+    if not flight.status or flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # nothing has to be asked for
+        execution.conclude(flight.status or 0)
+        return
+    _concluding.add(execution)
+
+    def conclude() -> None:
+        try:
+            execution.conclude(flight.status or 0)
+        finally:
+            _concluding.discard(execution)
+
+    _, error = await aside(execution.flights, conclude, late)
+    if error is not None:
+        raise error
+
+
+_concluding: weakref.WeakSet[BoundRequest] = weakref.WeakSet()
+"""Those whose failure a thread looks at."""
+
+
+def is_busy(execution: BoundRequest) -> bool:
+    """Whether a run of an execution that was given up has not come to its end."""
+    return execution.is_in_flight or execution in _concluding
+
+
+async def aside(
+    flights: Flights, step: Callable[[], T], late: Callable[[], None] | None = None
+) -> tuple[T | None, BaseException | None]:
+    """Take a step that may wait for the service, or for another one, in the burst's thread for such steps.
+
+    Args:
+        flights: Of the burst.
+        step: Goes on if the task is cancelled.
+        late: Called at its end in some thread, if the task was cancelled and so does not get the outcome.
+
+    Returns:
+        What the step has returned, and raised.
+    """
+    finished, wait = current_loop().event()
+    outcome: list[tuple[T | None, BaseException | None]] = []
+    awaited = [None]  # taken by the task, or by the thread
+    context = contextvars.copy_context()
+
+    def job() -> None:
+        try:
+            outcome.append((context.run(step), None))
+        except BaseException as error:
+            outcome.append((None, error))
+        finished()
+        try:
+            awaited.pop()
+        except IndexError:  # cancelled
+            if late is not None:
+                late()
+
+    aside_of(flights).do(job)
+    try:
+        await wait(None)
+    except BaseException:
+        try:
+            awaited.pop()
+        except IndexError:  # it is over
+            if late is not None:
+                late()
+        raise
+    return outcome.pop()
 
 
 def _give_up(flight: Flight, flights: Flights, late: Callable[[], None] | None) -> None:

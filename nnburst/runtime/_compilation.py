@@ -280,9 +280,13 @@ class Compilation(OneProcess):
         with self._lock:
             while self._second is None and self._others and self._report is not None and not self._refuses:
                 device = self._others.pop(0)
+                job = CompileJob(self._preference, self._priority, options.deadline_ns)
                 try:
-                    self._second = device.prepare_model(self.model, CompileJob(self._preference, self._priority))
+                    self._second = device.prepare_model(self.model, job)
                     refusal = self.device.name, f"a run failed, and goes to {device.name} instead: {failure}"
+                except MissedDeadline:  # the next run that fails may have the time
+                    self._others.insert(0, device)
+                    return None
                 except NNBurstError as error:
                     refusal = device.name, str(error)
                 self._report = structs.replace(self._report, refusals=(*self._report.refusals, refusal))

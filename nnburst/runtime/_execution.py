@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from .._core._errno import checked_timeout, deadline_after, is_real
 from .._core._leaving import Leaving, time_left
@@ -161,6 +162,7 @@ class Execution(BoundRequest):
         self._keep: object = None
         self._home: Bursts | None = None
         self._fenced: Timing | None = None
+        self._begun: RunOptions | None = None  # if not through a burst
         self._loop_timeout_ns = 0
         self._at: Burst | None = None
         self._initial: Mapping[str, Array] = {}
@@ -715,7 +717,7 @@ class Execution(BoundRequest):
         request = self._laid_out().requests[self.turn]
         if any(isinstance(pool, BufferToken) for pool in request.pools):
             return False  # they are the first device's
-        result = self.compilation.run_elsewhere(request, self._options, failure)
+        result = self.compilation.run_elsewhere(request, self._options_left, failure)
         if result is None:
             return False
         if status := self._ran_elsewhere(result):
@@ -761,7 +763,7 @@ class Execution(BoundRequest):
     def _while_running(self, before: _State) -> Iterator[None]:
         """Copy the inputs in, run what is inside, copy the outputs out."""
         after = _State.COMPLETED
-        self._elsewhere = self._fenced = None
+        self._elsewhere = self._fenced = self._begun = None
         try:
             for index, argument in self._arguments["input"].items():
                 for memory in argument.memories:
@@ -805,7 +807,8 @@ class Execution(BoundRequest):
     def _without_burst(self) -> None:
         request = self._laid_out().requests[self.turn]
         check_open(request)
-        result = self._prepared.execute_synchronously(request, self._options)
+        options = self._begun = self._options
+        result = self._prepared.execute_synchronously(request, options)
         status = self._ran_elsewhere(result)
         if status:
             self._settle(status)
@@ -814,6 +817,12 @@ class Execution(BoundRequest):
     def _options(self) -> RunOptions:
         measure = MeasureTiming.YES if self._measure else MeasureTiming.NO
         return RunOptions(measure, deadline_after(self._timeout), self._loop_timeout_ns)
+
+    @property
+    def _options_left(self) -> RunOptions:
+        """Those of the run that was begun last: its deadline is what it was."""
+        deadline_ns = lib.nnb_execution_deadline(self._pointer) if self._burst is not None else 0
+        return self._begun or replace(self._options, deadline_ns=deadline_ns)
 
     def _through(self, burst: Burst) -> None:
         for argument in (*self._in_order("input"), *self._in_order("output")):
@@ -838,8 +847,9 @@ class Execution(BoundRequest):
     def submit(self) -> Future[Execution]:
         """Start a run of the shared arrays; they are the service's until the future is done.
 
-        Its result is this execution. One thread for each burst completes futures, and ends when there are none.
-        `timeout` is kept by the service alone here: limit your own waiting with ``future.result(timeout)``.
+        Its result is this execution. One thread for each burst completes futures, and ends when there are none. When
+        `timeout` is over, waiting behind other runs included, the future has `MissedDeadline`; the execution stays in
+        flight until its late answer has landed.
 
         Returns:
             A future that cannot be cancelled.

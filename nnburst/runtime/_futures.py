@@ -7,12 +7,14 @@ import select
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from .._core._fds import FdSet
 from .._core._leaving import ProcessLock
-from ..errors import BadState, ResourceExhausted
+from ..errors import BadState, MissedDeadline, ResourceExhausted
+from ._aside import aside_of
 
 if TYPE_CHECKING:
     from ..burst import BoundRequest, Flight, Flights
@@ -40,10 +42,13 @@ def submit(execution: E) -> Future[E]:
         raise
     future.set_running_or_notify_cancel()
     once = [future]
+    limits: list[Callable[[], None]] = []
 
     def landed(flight: Flight) -> None:
-        with contextlib.suppress(IndexError):  # another thread has found it landed, too
+        with contextlib.suppress(IndexError):  # another thread has found it landed, too, or its time was over
             future = once.pop()
+            for forget in limits:
+                forget()
             try:
                 execution.conclude(flight.status or 0)
             except BaseException as error:
@@ -51,6 +56,16 @@ def submit(execution: E) -> Future[E]:
             else:
                 future.set_result(execution)
 
+    def expire() -> None:
+        if flights.give_up(flight):  # then it has landed
+            return
+        with contextlib.suppress(IndexError):
+            future = once.pop()
+            future.set_exception(MissedDeadline(f"no answer within {timeout} s; a late one will be dropped"))
+
+    timeout = execution.timeout
+    if timeout is not None and flight.status is None:
+        limits.append(aside_of(flights).do(expire, time.monotonic() + timeout))
     flight.when_landed(landed)
     flights.arm()
     return future

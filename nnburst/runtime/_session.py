@@ -8,8 +8,9 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from msgspec import Struct
@@ -61,6 +62,7 @@ _KEPT = 8
 _MOST_LANES = 4096
 _MOST_RERUNS = 8
 Array = np.ndarray[Any, np.dtype[Any]]
+T = TypeVar("T")
 
 
 class Session(OneProcess):
@@ -252,21 +254,32 @@ class Session(OneProcess):
             with contextlib.suppress(IndexError):  # it was given back
                 self._lanes.give(held.pop())
 
+        async def patiently(step: Callable[[], T]) -> T:
+            """Take a step that waits for another service if this one has died."""
+            first = self._bursts.first
+            if not first.controller.ending.reason:
+                return step()
+            result, error = await _async.aside(first.controller.flights, step, partial(self._lanes.give, held.pop()))
+            held.append(lane)
+            if error is not None:
+                raise error
+            return cast(T, result)
+
         execution: Execution | None = None
         try:
             execution = lane.execution
             if execution is None or not execution.feed(inputs):
-                execution = self._fed(lane, inputs)
+                execution = await patiently(lambda: self._fed(lane, inputs))
             for _ in range(_MOST_RERUNS):
                 if end is not None:
                     execution.timeout = max(0.0, end - time.monotonic())
                 if not execution.burst_is_free:
                     with contextlib.suppress(ResourceExhausted):  # then it shares the burst
-                        execution.find_way(errno.EBUSY)
+                        await patiently(partial(execution.find_way, errno.EBUSY))
                 try:
                     await _async.run(execution, give)
                 except OutputInsufficientSize as error:
-                    execution = self._larger(lane, execution, error)
+                    execution = await patiently(partial(self._larger, lane, execution, error))
                 else:
                     outputs = execution.copied()
                     break
@@ -275,7 +288,7 @@ class Session(OneProcess):
         finally:
             if end is not None and lane.execution is not None:
                 lane.execution.timeout = timeout
-            if execution is None or not execution.is_in_flight:  # else when what was given up has landed
+            if execution is None or not _async.is_busy(execution):  # else when what was given up has ended
                 give()
         return outputs if wanted is None else [outputs[i] for i in wanted]
 

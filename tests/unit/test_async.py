@@ -16,6 +16,7 @@ import pytest
 from test_flights import FUNCTIONS, filled, relu
 
 import nnburst
+from nnburst.service._proxies import RemoteBurstContext
 
 PATIENCE = 20.0
 Main = Callable[[], Awaitable[Any]]
@@ -247,6 +248,79 @@ def test_death_of_the_service_reaches_every_awaiting_task(function: str) -> None
             assert all(isinstance(result, nnburst.DeadObject) for result in results), results
 
         in_asyncio(main)
+
+
+async def ticking(task: asyncio.Task[Any]) -> int:
+    """How often another task ran until this one was done."""
+    ticks = 0
+    while not task.done():
+        ticks += 1
+        await asyncio.sleep(0.001)
+    return ticks
+
+
+def test_start_of_another_service_does_not_hold_up_the_loop(function: str) -> None:
+    with nnburst.launch(devices=[function]) as service:
+        with service.session("slow", on_death="restart", retry=1) as session:
+            execution = session.bind()
+
+            async def main() -> None:
+                for run in (execution.arun, lambda: session.arun(None, filled(0))):
+                    await session.arun(None, filled(0))
+                    await asyncio.to_thread(end, service)
+                    task = asyncio.ensure_future(run())
+                    assert await ticking(task) > 5
+                    await task
+
+            in_asyncio(main)
+            assert len(session.restarts) == 2
+
+
+def end(service: nnburst.Service) -> None:
+    os.kill(service.pid, signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE
+    while service.alive:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_reason_of_a_failure_is_awaited_too(slow: nnburst.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, told = threading.Event(), threading.Event()
+
+    def reason(self: object) -> str:
+        asked.set()
+        assert told.wait(PATIENCE)  # by the loop, which goes on
+        return "because"
+
+    monkeypatch.setattr(RemoteBurstContext, "failure_reason", reason)
+    execution = slow.bind()
+    execution.inputs["x"][:] = [0, -1, 0, 0]
+
+    async def main() -> None:
+        task = asyncio.ensure_future(execution.arun())
+        while not asked.is_set():
+            await asyncio.sleep(0.001)
+        with pytest.raises(nnburst.BadState, match="running"):
+            await execution.arun()
+        told.set()
+        with pytest.raises(nnburst.GeneralFailure, match="because"):
+            await task
+        asked.clear()
+        told.clear()
+        task = asyncio.ensure_future(slow.arun(None, {"x": execution.inputs["x"]}))
+        while not asked.is_set():
+            await asyncio.sleep(0.001)
+        idle = len(slow._idle)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(slow._idle) == idle  # its arrays are in use until the end is known
+        told.set()
+        while len(slow._idle) == idle:
+            await asyncio.sleep(0.001)
+        await slow.arun(None, filled(0))
+
+    in_asyncio(main)
 
 
 def test_awaiting_without_an_event_loop_says_so(session: nnburst.Session) -> None:

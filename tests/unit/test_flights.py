@@ -148,6 +148,26 @@ def test_failure_of_one_future_has_its_reason_and_leaves_the_others_alone(slow: 
     assert "refused -3" in str(errors[2])
 
 
+def test_future_has_the_time_limit_of_its_execution(mortal: nnburst.Session) -> None:
+    in_time, late, queued = (mortal.burst.bind(timeout=seconds) for seconds in (PATIENCE, 0.05, 0.05))
+    for execution in (in_time, late, queued):
+        execution.inputs["x"][:] = 0
+    assert in_time.submit().result(PATIENCE) is in_time
+    os.kill(mortal.service.pid, signal.SIGSTOP)  # it answers nothing
+    try:
+        futures = [execution.submit() for execution in (late, queued)]
+        for future in futures:
+            with pytest.raises(nnburst.MissedDeadline):
+                future.result(PATIENCE)
+        with pytest.raises(nnburst.BadState):
+            late.submit()
+    finally:
+        os.kill(mortal.service.pid, signal.SIGCONT)
+    wait_until(lambda: not late.is_in_flight and not queued.is_in_flight)
+    late.timeout = PATIENCE
+    assert late.submit().result(PATIENCE) is late
+
+
 def test_death_of_the_service_ends_every_future(mortal: nnburst.Session) -> None:
     executions = [mortal.burst.bind() for _ in range(5)]
     executions[0].inputs["x"][:] = 60

@@ -16,11 +16,12 @@ from test_partition import O, Only, T
 import nnburst
 from nnburst import Burst, Compilation, Execution, GeneralFailure, ResourceExhausted
 from nnburst.burst import Kernel
-from nnburst.devices import LocalModel, NoopDevice, measured_capabilities
+from nnburst.devices import CompileJob, LocalModel, NoopDevice, measured_capabilities
 from nnburst.devices import _measure as measure
 from nnburst.model import (
     NEVER,
     Capabilities,
+    ExecutionResult,
     Model,
     ModelBuilder,
     PerformanceInfo,
@@ -140,6 +141,55 @@ def test_a_run_that_fails_goes_to_the_next_device(monkeypatch: pytest.MonkeyPatc
         assert name == "test-first"
         assert "goes to test-second instead" in reason
         assert "it overheats" in reason
+
+
+@pytest.mark.parametrize("way", ["compute", "bind"])
+def test_next_device_gets_what_is_left_of_the_time(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    limit, began, deadlines = 60.0, list[int](), list[int]()
+
+    class Late(Failing):
+        def compile(self, model: Model) -> LocalModel:
+            prepared = super().compile(model)
+            bind = prepared.bind
+
+            def slow(request: Request, options: RunOptions) -> Kernel:
+                def run() -> None:
+                    began.append(time.monotonic_ns())
+                    time.sleep(0.01)
+                    bind(request, options)()
+
+                return run
+
+            prepared.bind = slow  # type: ignore[method-assign]
+            return prepared
+
+    class Watched(Slow):
+        def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> LocalModel:
+            prepared = super().prepare_model(model, job)
+            execute = prepared.execute_synchronously
+
+            def execute_synchronously(request: Request, options: RunOptions) -> ExecutionResult:
+                deadlines.append(options.deadline_ns)
+                return execute(request, options)
+
+            prepared.execute_synchronously = execute_synchronously  # type: ignore[method-assign]
+            return prepared
+
+    with Compilation(relu(), [Late("test-first"), Watched("test-second"), NoopDevice()]) as compilation:
+        monkeypatch.setattr(compilation, "_names_devices", False)
+        compilation.finish()
+        began.clear()
+        deadlines.clear()
+        with Burst(compilation) as burst, Execution(compilation) as execution, burst.bind() as bound:
+            if way == "compute":
+                execution.set_input(0, np.ones(4, np.float32))
+                execution.set_output(0, np.zeros(4, np.float32))
+                execution.timeout = limit
+                execution.compute()
+            else:
+                bound.timeout = limit
+                bound.run()
+    assert 0 < deadlines[-1] <= began[-1] + limit * 1e9
 
 
 @pytest.mark.parametrize("second", [NoopDevice, lambda: None], ids=["untrustworthy", "none"])

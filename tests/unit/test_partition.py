@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from test_control_flow import PAIR, TRUTH, Values, graph, sub
 import nnburst
 from nnburst import Burst, Compilation, Execution, MemoryDesc
 from nnburst.devices import CompileJob, Device, PartitionedDevice, PartitionedModel, PreparedModel, ReferenceDevice
+from nnburst.devices.partitioned import _PartsKernel, _ThroughBurst
 from nnburst.errors import (
     BadState,
     DeadObject,
@@ -31,6 +34,7 @@ from nnburst.errors import (
 )
 from nnburst.memory import Memory
 from nnburst.model import (
+    NO_TIMING,
     DataLocation,
     Model,
     ModelBuilder,
@@ -286,6 +290,36 @@ def test_durations_are_those_of_all_parts() -> None:
         with Burst(compilation) as burst, burst.bind(measure=True) as execution:
             execution.run()
             assert execution.get_duration(Duration.ON_HARDWARE) is not None
+
+
+def test_deadline_is_that_of_all_parts() -> None:
+    given: list[int] = []
+
+    class Part:
+        def __call__(self) -> None:
+            raise AssertionError("it has a deadline")
+
+        def until(self, deadline_ns: int) -> None:
+            given.append(deadline_ns)
+            while len(given) == 2 and time.monotonic_ns() < deadline_ns:
+                time.sleep(0.001)
+
+    kernel = _PartsKernel(object(), Request((), ()), [Part(), Part(), Part()], False, tells=False)
+    deadline_ns = time.monotonic_ns() + 10**7
+    with pytest.raises(MissedDeadline):
+        kernel.until(deadline_ns)
+    assert given == [deadline_ns] * 2
+
+
+def test_part_in_another_process_gets_what_is_left_of_the_time() -> None:
+    bound = SimpleNamespace(timeout=None, result=(ErrorStatus.NONE, (), NO_TIMING), seen=[])
+    bound.run = lambda: bound.seen.append(bound.timeout)
+    part = _ThroughBurst(bound)
+    part.until(time.monotonic_ns() + 10**10)
+    part()
+    part.until(time.monotonic_ns() - 1)
+    assert 0 < bound.seen[0] <= 10
+    assert bound.seen[1:] == [None, 0]
 
 
 def test_death_of_one_service_ends_a_burst_on_all() -> None:
