@@ -79,7 +79,7 @@ class Aside:
                 number = min(self._jobs, key=lambda number: self._jobs[number][0], default=None)
                 moment = end if number is None else self._jobs[number][0]
                 if moment > now:
-                    self._changed.wait(moment - now)
+                    self._changed.wait(min(moment - now, _LINGER))  # what is taken back wakes nobody
                 elif number is None:
                     self._thread = None
                     return None

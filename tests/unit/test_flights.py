@@ -160,7 +160,7 @@ def test_future_has_the_time_limit_of_its_execution(mortal: nnburst.Session) -> 
             with pytest.raises(nnburst.MissedDeadline):
                 future.result(PATIENCE)
         with pytest.raises(nnburst.BadState):
-            late.submit()
+            late.submit().result(PATIENCE)
     finally:
         os.kill(mortal.service.pid, signal.SIGCONT)
     wait_until(lambda: not late.is_in_flight and not queued.is_in_flight)
