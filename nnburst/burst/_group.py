@@ -92,13 +92,16 @@ class ListenerGroup:
             return  # fewer do; more are asked for when they are missed
 
     def _start_thread(self) -> bool:
+        """Whether there was one to be had. Raises nothing: the thread that asks may be the one that leads."""
         out = ffi.new("nnb_worker **")
-        check(lib.nnb_worker_create(out, self._handle), "listener thread")
+        if lib.nnb_worker_create(out, self._handle) < 0:
+            _log.warning("no memory for another listener")
+            return False
         thread = threading.Thread(target=self._run, args=(out[0],), name="nnburst-listener", daemon=True)
         self._threads.add(thread)
         try:
             thread.start()
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             self._threads.discard(thread)
             lib.nnb_worker_destroy(out[0])
             _log.warning("no thread for another listener: %s", error)

@@ -165,8 +165,9 @@ def test_runs_of_one_client_that_repeat_leave_room_for_its_others(shared: Callab
     assert begun[: begun.index(2)].count(3) <= 20, "the third waited for what followed the others"
 
 
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
 def test_group_without_threads_refuses_bursts_until_there_are_some(
-    shared: Callable[..., Shared], monkeypatch: pytest.MonkeyPatch
+    shared: Callable[..., Shared], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     service = shared()
     connection = service.connect()
@@ -174,7 +175,7 @@ def test_group_without_threads_refuses_bursts_until_there_are_some(
 
     def refuse(thread: threading.Thread) -> None:
         if thread.name == "nnburst-listener":
-            raise RuntimeError("can't start new thread")
+            raise error("can't start new thread")
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
