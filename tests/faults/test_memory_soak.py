@@ -34,7 +34,9 @@ NBYTES = 4096
 ROLE = [BufferRole(0, 0)]
 WARM_UP = 200
 """Rounds until allocators, caches and plan tables have what they need."""
-ROUNDS = pytest.mark.parametrize("rounds", [100, pytest.param(10_000, marks=pytest.mark.soak)])
+ROUNDS = pytest.mark.parametrize(
+    "rounds", [100, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(0)])]
+)
 MOST_GROWTH = 4 << 20
 """Bytes of resident memory. Over the 10,000 rounds of a soak that is 420 bytes a round, less than any object here."""
 
