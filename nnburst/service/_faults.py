@@ -45,6 +45,7 @@ _log = logging.getLogger("nnburst.faults")
 Point = Literal["supported", "prepare", "restore", "burst", "run"]
 Act = Literal["exit", "kill", "delay", "stop", "block", "spin", "packet", "counter", "shapes", "wakeup"]
 
+_LONGEST_POLL = 1e6
 _PATIENCE = 30.0
 """Seconds that a wake-up which is to be dropped waits for its client to sleep."""
 
@@ -88,7 +89,9 @@ class _Armed:
     def wait(self, seconds: float | None = None) -> None:
         """Wait until it is withdrawn, at most so long."""
         end = None if seconds is None else time.monotonic() + seconds
-        select.select([self._sock], [], [], seconds)
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        poll.poll(None if seconds is None else int(min(seconds, _LONGEST_POLL) * 1000))
         if not self.withdrawn():
             time.sleep(threading.TIMEOUT_MAX if end is None else max(0.0, end - time.monotonic()))
 

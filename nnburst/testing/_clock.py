@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import select
 import threading
 import time
 from types import TracebackType
@@ -14,6 +12,8 @@ from ..errors import BadState, InvalidArgument
 from ._inject import Fault
 
 _LONGEST = 1e9
+_STEP = 0.01
+"""Seconds between looks at a fault, whose news another thread may take from its socket first."""
 
 
 class FakeClock:
@@ -27,9 +27,8 @@ class FakeClock:
     def __init__(self) -> None:
         self._ahead = 0.0
         self._lock = threading.Lock()
-        self._ends, self._end = os.pipe2(os.O_CLOEXEC)
         self._threads: list[threading.Thread] = []
-        self._closed = False
+        self._closed = threading.Event()
 
     def monotonic(self) -> float:
         """Return the time by this clock, in seconds: for programs that measure how late they are.
@@ -43,7 +42,8 @@ class FakeClock:
 
         Args:
             seconds: How much.
-            when: Not now but as soon as this fault has happened, for a run that the test itself is about to wait for.
+            when: Not now but as soon as this fault has happened, for a run that the test itself is about to wait for;
+                never if the fault is withdrawn or its service ends before.
 
         Raises:
             InvalidArgument: The time is negative or endless.
@@ -51,23 +51,24 @@ class FakeClock:
         """
         if not 0 <= seconds < _LONGEST:
             raise InvalidArgument(f"advance({seconds!r}): give seconds, 0 or more")
-        if self._closed:
+        if self._closed.is_set():
             raise BadState("the clock has stopped: its with block is over")
         if when is None:
             self._pass(seconds)
             return
         if when.fileno() < 0:
             raise BadState("the fault is withdrawn and will not happen")
-        thread = threading.Thread(target=self._wait, args=(os.dup(when.fileno()), seconds), name="nnburst-fake-clock")
+        waiting = (when, when._counted(), seconds)
+        thread = threading.Thread(target=self._wait, args=waiting, name="nnburst-fake-clock", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _wait(self, happens: int, seconds: float) -> None:
-        try:
-            if happens in select.select([happens, self._ends], [], [])[0]:
-                self._pass(seconds)
-        finally:
-            os.close(happens)
+    def _wait(self, fault: Fault, times: int, seconds: float) -> None:
+        news = None
+        while news is None and not self._closed.wait(_STEP):
+            news = fault._look(times)
+        if news:
+            self._pass(seconds)
 
     def _pass(self, seconds: float) -> None:
         with self._lock:
@@ -76,13 +77,9 @@ class FakeClock:
 
     def close(self) -> None:
         """Let no more time pass. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        os.close(self._end)
+        self._closed.set()
         for thread in self._threads:
             thread.join()
-        os.close(self._ends)
 
     def __enter__(self) -> FakeClock:
         return self

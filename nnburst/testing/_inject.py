@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
 from types import TracebackType
 from typing import Literal, Protocol
@@ -24,6 +25,7 @@ _POINTS = ("supported", "prepare", "restore", "burst", "run")
 _FREEZES = {"process": "stop", "call": "block", "interpreter": "spin"}
 _CORRUPTIONS = ("packet", "counter", "shapes")
 _PATIENCE = 30.0
+_LONGEST_POLL = 1e6
 
 
 class _Faulty(Protocol):
@@ -47,6 +49,7 @@ class Fault:
         self.service = service
         self._stops = stops
         self._times = 0
+        self._lock = threading.Lock()  # what is read is counted before another thread looks
         faults = service.faults
         if faults is None or faults.fileno() < 0:
             raise BadState("the service has no fault points, or has ended; start it with launch(faults=True)")
@@ -61,23 +64,29 @@ class Fault:
     @property
     def times(self) -> int:
         """How often it has happened so far; also after the service has died of it."""
-        if self._ours.fileno() >= 0:
-            with contextlib.suppress(BlockingIOError, ConnectionError):
-                while self._ours.recv(1, socket.MSG_DONTWAIT):
-                    self._times += 1
+        while self._take():
+            pass
         return self._times
 
     def wait(self, timeout: float = _PATIENCE) -> None:
         """Wait until it happens, or has happened since the last `wait`. A process that it stops is stopped then.
 
         Raises:
-            TimeoutError: It has not happened within `timeout` seconds.
+            BadState: It is withdrawn.
+            TimeoutError: It has not happened within `timeout` seconds, or cannot happen any more.
         """
+        if self._ours.fileno() < 0:
+            raise BadState("the fault is withdrawn and will not happen")
         end = time.monotonic() + timeout
-        ready = select.select([self._ours], [], [], timeout)[0]
-        if not ready or self._ours.recv(1) != b"!":
-            raise TimeoutError(f"the fault has not happened within {timeout:g} s")
-        self._times += 1
+        poll = select.poll()
+        poll.register(self._ours, select.POLLIN)
+        while not (news := self._take()):
+            left = end - time.monotonic()
+            if news is not None:
+                raise TimeoutError("the fault cannot happen any more: it has happened before, or the service has ended")
+            if left <= 0:
+                raise TimeoutError(f"the fault has not happened within {timeout:g} s")
+            poll.poll(math.ceil(min(left, _LONGEST_POLL) * 1000))
         while self._stops and not _is_stopped(self.service.pid):
             if time.monotonic() > end:
                 raise TimeoutError("the process has not stopped")
@@ -89,14 +98,43 @@ class Fault:
 
     def withdraw(self) -> None:
         """Have it not happen any more; what is frozen goes on, unless it holds the interpreter lock. Idempotent."""
-        self._times = self.times
-        if self._ours.fileno() >= 0:
-            with contextlib.suppress(OSError):  # the service has ended
-                self._ours.send(b"w", socket.MSG_NOSIGNAL)
-            self._ours.close()
+        while self._take():
+            pass
+        with self._lock, contextlib.suppress(OSError):  # the service has ended, or it is withdrawn already
+            self._ours.send(b"w", socket.MSG_NOSIGNAL)
+        self._ours.close()
         if self._stops and self.service.faults is not None and self.service.faults.fileno() >= 0:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.service.pid, signal.SIGCONT)
+
+    def _look(self, times: int) -> bytes | None:
+        """Look, but take nothing: ``b"!"`` if it has happened more than so many times, ``b""`` if it never will.
+
+        Args:
+            times: That were counted when the caller began to wait.
+        """
+        with self._lock:
+            return b"!" if self._times > times else self._read(socket.MSG_PEEK)
+
+    def _counted(self) -> int:
+        """Return how often `wait` and `times` have found that it happened."""
+        with self._lock:
+            return self._times
+
+    def _take(self) -> bytes | None:
+        """Count what the service says: ``b"!"`` that it happens, ``b""`` that it never will again; None for nothing."""
+        with self._lock:
+            news = self._read(0)
+            self._times += news == b"!"
+            return news
+
+    def _read(self, flags: int) -> bytes | None:
+        try:
+            return self._ours.recv(1, socket.MSG_DONTWAIT | flags)
+        except BlockingIOError:
+            return None
+        except OSError:  # the service has ended without a look at what it was sent, or the fault is withdrawn
+            return b""
 
     def __enter__(self) -> Fault:
         return self

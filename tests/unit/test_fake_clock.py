@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +22,8 @@ from nnburst.testing import FakeClock, assert_nothing_left, inject
 
 ONES = {"x": np.ones((1, 4), np.float32)}
 AN_HOUR = 3600.0
+WATCHDOG = 30.0
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +110,91 @@ def test_times_and_faults_that_cannot_be_are_refused(service: nnburst.Service) -
                 clock.advance(seconds)
         with pytest.raises(BadState, match="withdrawn"):
             clock.advance(1, when=fault)
+
+
+class Orders:
+    """A service as `inject` sees it; the test says itself what happens."""
+
+    def __init__(self) -> None:
+        self.faults, self._orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.getpid()
+
+    def taken(self) -> socket.socket:
+        """Take an order, and return where its client hears that it happens."""
+        fds = socket.recv_fds(self._orders, 4096, 1)[1]
+        return socket.socket(fileno=fds[0])
+
+    def __enter__(self) -> Orders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.faults.close()
+        self._orders.close()
+
+
+def wait_for_clocks() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "nnburst-fake-clock":
+            thread.join(WATCHDOG)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("how", ["the service ends", "it is withdrawn"])
+def test_fault_that_cannot_happen_any_more_lets_no_time_pass(how: str) -> None:
+    with Orders() as orders, FakeClock() as clock:
+        fault = inject(orders, freeze="call", after=5)
+        with orders.taken() as service:
+            clock.advance(AN_HOUR, when=fault)
+            if how == "it is withdrawn":
+                fault.withdraw()
+            else:
+                service.close()
+            wait_for_clocks()
+        assert clock.monotonic() - time.monotonic() < 1
+        with pytest.raises((TimeoutError, BadState), match=r"cannot happen|will not happen"):
+            fault.wait()
+
+
+@pytest.mark.parametrize("and_then", ["it goes on", "it ends"])
+def test_fault_counts_for_the_clock_also_if_the_test_hears_of_it_first(
+    monkeypatch: pytest.MonkeyPatch, and_then: str
+) -> None:
+    monkeypatch.setattr("nnburst.testing._clock._STEP", 0.2)  # the test is first
+    with Orders() as orders, FakeClock() as clock:
+        fault = inject(orders, crash_on=1)
+        with orders.taken() as service:
+            clock.advance(AN_HOUR, when=fault)
+            service.send(b"!")
+            fault.wait()
+            if and_then == "it ends":
+                service.close()
+            wait_for_clocks()
+        assert clock.monotonic() - time.monotonic() == pytest.approx(AN_HOUR)
+        assert fault.times == 1
+
+
+def test_faults_and_clocks_work_beyond_1024_descriptors(service: nnburst.Service, session: nnburst.Session) -> None:
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < 2048:
+        pytest.skip("the limit of descriptors is too low")
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, 2048), most))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, most))
+        for _ in range(1024):
+            stack.callback(os.close, os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+        clock, fault = stack.enter_context(FakeClock()), stack.enter_context(inject(service, freeze="call"))
+        clock.advance(AN_HOUR, when=fault)
+        with pytest.raises(MissedDeadline):
+            session.run(None, ONES)
+        fault.wait()
+
+
+def test_clock_that_is_not_closed_does_not_keep_the_program() -> None:
+    program = (
+        "import os, socket\n"
+        "from nnburst.testing import FakeClock, inject\n"
+        "class Orders:\n    pid = os.getpid()\n    faults, kept = socket.socketpair(type=socket.SOCK_SEQPACKET)\n"
+        "fault, clock = inject(Orders, crash_on=1), FakeClock()\n"
+        "clock.advance(1, when=fault)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=WATCHDOG, check=True)
