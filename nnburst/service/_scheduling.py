@@ -11,6 +11,9 @@ from ..errors import DeviceUnavailable, InvalidArgument
 
 POLICIES = {"fifo": os.SCHED_FIFO, "rr": os.SCHED_RR}
 _PRIORITIES = range(1, 100)
+_CPUS = range(8192)
+"""Numbers that a CPU can have: no Linux is built for more."""
+_DIGITS = 9
 _REMEDY = (
     "allow it with `ulimit -r {0}` (`rtprio {0}` in /etc/security/limits.conf, LimitRTPRIO={0} in a systemd unit, "
     "the limit rtprio of a container) or give the process CAP_SYS_NICE"
@@ -39,6 +42,11 @@ class Scheduling:
             raise InvalidArgument(
                 f"scheduler {self.policy}:{self.priority}: the policy is 'fifo' or 'rr', the priority 1 to 99"
             )
+        for cpu in self.cpus:
+            if type(cpu) is not int or cpu not in _CPUS:
+                raise InvalidArgument(
+                    f"affinity: the numbers of CPUs are 0 to {_CPUS[-1]}, and {cpu!r} is none of them"
+                )
 
     @classmethod
     def of(cls, scheduler: tuple[str, int] | None, affinity: Collection[int] | None) -> Scheduling:
@@ -57,7 +65,7 @@ class Scheduling:
         if affinity is not None:
             with contextlib.suppress(TypeError):
                 cpus = frozenset(affinity)
-            if not cpus or not all(type(cpu) is int and cpu >= 0 for cpu in cpus):
+            if not cpus:
                 raise InvalidArgument(f"affinity={affinity!r}; give the numbers of CPUs, as in {{1}}")
         return cls(policy, priority, cpus)
 
@@ -67,7 +75,7 @@ class Scheduling:
         given: tuple[str, int] | None = None
         if scheduler is not None:
             policy, _, priority = scheduler.partition(":")
-            if not priority.isdigit():
+            if not _is_number(priority):
                 raise InvalidArgument(f"--scheduler {scheduler}: write it as POLICY:PRIORITY, such as fifo:20")
             given = policy, int(priority)
         return cls.of(given, None if affinity is None else set(_cpus(affinity)))
@@ -126,6 +134,12 @@ def _text(cpus: Iterable[int]) -> str:
 def _cpus(text: str) -> Iterator[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or max(len(first), len(last)) > 6:
+        last = last if dash else first
+        if not _is_number(first) or not _is_number(last) or int(first) > int(last):
             raise InvalidArgument(f"--affinity {text}: write the numbers of CPUs, such as 1 or 0,2-3")
-        yield from range(int(first), int(last or first) + 1)
+        yield int(last)  # which is out of range if one of them is
+        yield from range(int(first), min(int(last), len(_CPUS)))
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _DIGITS

@@ -208,6 +208,10 @@ def test_a_cpu_that_is_not_there_is_said() -> None:
         ({"affinity": 1}, "numbers of CPUs"),
         ({"affinity": {-1}}, "numbers of CPUs"),
         ({"affinity": "1"}, "numbers of CPUs"),
+        ({"affinity": {8192}}, "numbers of CPUs"),
+        ({"affinity": {10**6}}, "^affinity: the numbers of CPUs"),
+        ({"affinity": {0, 1 << 40}}, "numbers of CPUs"),
+        ({"affinity": {True}}, "numbers of CPUs"),
     ],
 )
 def test_options_that_make_no_sense_are_invalid_arguments(given: dict[str, Any], said: str) -> None:
@@ -218,7 +222,9 @@ def test_options_that_make_no_sense_are_invalid_arguments(given: dict[str, Any],
 @pytest.mark.parametrize(
     ("scheduler", "affinity", "said"),
     [("fifo", None, "fifo:20"), ("fifo:x", None, "fifo:20"), (None, "one", "such as 1"), (None, "1-", "such as 1"),
-     (None, "3-1", "numbers of CPUs"), (None, "0-99999999", "such as 1")],
+     ("fifo:²", None, "fifo:20"), ("fifo:" + 5000 * "1", None, "fifo:20"), (None, "²", "such as 1"),
+     (None, "0,3-1", "such as 1"), (None, "0-99999999", "are 0 to 8191"), (None, "8191-8192", "are 0 to 8191"),
+     (None, 5000 * "1", "such as 1")],
 )  # fmt: skip
 def test_texts_of_a_command_line_that_make_no_sense_are_invalid_arguments(
     scheduler: str | None, affinity: str | None, said: str
