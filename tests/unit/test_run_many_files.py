@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 
 import nnburst
 from nnburst.cli.run._many import Outcome, input_files, run_directory, run_files, targets
-from nnburst.errors import DeadObject, GeneralFailure, InvalidArgument
+from nnburst.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
 
 pytestmark = pytest.mark.leaks("the session of the module keeps arrays for runs that may follow")
 
@@ -87,10 +89,58 @@ def test_file_that_kills_the_service_is_named_and_the_others_run(
     assert len(session.restarts) > before
 
 
-def test_service_that_dies_of_every_file_ends_the_command(session: nnburst.Session, write: Callable[..., Path]) -> None:
-    files = input_files(write(**{f"f{i}": 13.0 for i in range(4)}))
-    with pytest.raises(click.ClickException, match=r"f2\.npy: the service died 3 times in a row"):
-        run_directory(session, files, {}, 1, as_json=True)
+@pytest.mark.parametrize("good", [0, 2])
+def test_runs_that_fail_with_nothing_under_way_lose_no_file(
+    session: nnburst.Session, write: Callable[..., Path], good: int
+) -> None:
+    class Unlucky:
+        """Runs one input at a time, but several only once."""
+
+        begun = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(session, name)
+
+        def run_many(self, inputs: Iterable[Any], batch: int) -> Iterator[Any]:
+            self.begun += 1
+            if self.begun == 1:
+                for _, arrays in zip(range(good), inputs, strict=False):
+                    yield session.run(None, arrays)
+            raise MissedDeadline("the service did not start in time")
+
+    files = input_files(write(a=1, b=2, c=3, d=7, e=5))
+    found = said(run_files(Unlucky(), files, 1))  # type: ignore[arg-type]
+    assert found == {"a": 2.0, "b": 4.0, "c": 6.0, "d": GeneralFailure, "e": 10.0}
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_service_that_dies_of_every_file_ends_the_command(
+    session: nnburst.Session, write: Callable[..., Path], capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    files = input_files(write(a=1, b=13, c=13, d=13, e=13, f=2))
+    with pytest.raises(click.ClickException, match=r"d\.npy: the service died 3 times in a row"):
+        run_directory(session, files, {}, 1, as_json)
+    out = capsys.readouterr().out
+    if as_json:
+        report = json.loads(out)
+        assert [row["file"] for row in report["results"]] == [str(files[0])]
+        assert [row["file"] for row in report["failed"]] == list(map(str, files[1:4]))
+        assert report["missing"] == list(map(str, files[4:]))
+    else:
+        assert out.endswith(f", 2 from {files[4]} on have no results\n")
+
+
+def test_outputs_that_cannot_be_saved_end_the_command_and_what_was_done_is_said(
+    session: nnburst.Session, write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = input_files(write(a=1, b=2, c=3))
+    places = targets(files, tmp_path / "out")
+    places[files[1]].mkdir()  # meanwhile
+    with pytest.raises(click.ClickException, match=r"b\.npz cannot be written"):
+        run_directory(session, files, places, 1, as_json=True)
+    report = json.loads(capsys.readouterr().out)
+    assert [row["file"] for row in report["results"]] == [str(files[0])]
+    assert report["missing"] == list(map(str, files[1:]))
 
 
 def test_outputs_are_saved_under_their_names(

@@ -61,7 +61,8 @@ def run(
     nnburst run detector.onnx --many frames --into boxes --batch 64
 
     A file of --many is one input: a .npy file for a model with one, else a .npz file with an array for each. One that
-    fails is named, the others run; then the status is 1.
+    fails is named, the others run; then the status is 1. If the service dies of three files in a row, or outputs cannot
+    be saved, the rest is not run: --json names it as "missing".
     """
     from ...runtime import Session
     from .._tensors import load_arrays, parse_pairs

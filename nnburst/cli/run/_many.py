@@ -145,16 +145,16 @@ def _together(session: Session, group: Iterator[Loaded], batch: int) -> Iterator
             flying.append(loaded)
             yield loaded[1]
 
-    left = True
-    while left:
-        left = False
-        try:
+    while True:
+        with contextlib.suppress(NNBurstError):
             for outputs in session.run_many(taken(), batch=batch):
                 yield flying.popleft()[0], outputs
-        except NNBurstError:
-            left = bool(flying)
         while flying:  # which of them it was shows when each runs alone
             yield _alone(session, flying.popleft())
+        following = next(group, None)
+        if following is None:
+            return
+        yield _alone(session, following)  # so that it goes on also if several cannot be under way at all
 
 
 def run_directory(
@@ -163,36 +163,46 @@ def run_directory(
     """Run all files, save what comes and say how it went. Returns whether all went well.
 
     Raises:
-        click.ClickException: Results cannot be written, or the service dies of every input.
+        click.ClickException: Results cannot be written, or the service dies of every input. What was done before is
+            said all the same, and what was not.
     """
     names = [node.name for node in session.get_outputs()]
     rows: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
     deaths = 0
+    stopped: click.ClickException | None = None
     started = time.perf_counter()
-    for file, outcome in _shown(run_files(session, files, batch), len(files)):
-        if isinstance(outcome, NNBurstError):
-            failed.append({"file": str(file), "error": type(outcome).__name__, "message": str(outcome)})
-            if not as_json:
-                click.echo(f"{file}: {type(outcome).__name__}: {outcome}", err=True)
-            deaths = deaths + 1 if isinstance(outcome, DeadObject) else 0
-            if deaths == _MOST_DEATHS:
-                raise click.ClickException(f"{file}: the service died {deaths} times in a row: {outcome}")
-            continue
-        deaths = 0
-        outputs = dict(zip(names, outcome, strict=True))
-        row: dict[str, Any] = {"file": str(file), "outputs": [_about(name, array) for name, array in outputs.items()]}
-        if file in places:
-            _save(places[file], outputs)
-            row["saved"] = str(places[file])
-        rows.append(row)
+    try:
+        for file, outcome in _shown(run_files(session, files, batch), len(files)):
+            if isinstance(outcome, NNBurstError):
+                failed.append({"file": str(file), "error": type(outcome).__name__, "message": str(outcome)})
+                if not as_json:
+                    click.echo(f"{file}: {type(outcome).__name__}: {outcome}", err=True)
+                deaths = deaths + 1 if isinstance(outcome, DeadObject) else 0
+                if deaths == _MOST_DEATHS:
+                    raise click.ClickException(f"{file}: the service died {deaths} times in a row: {outcome}")
+                continue
+            deaths = 0
+            outputs = dict(zip(names, outcome, strict=True))
+            row: dict[str, Any] = {"file": str(file), "outputs": list(map(_about, outputs, outputs.values()))}
+            if file in places:
+                _save(places[file], outputs)
+                row["saved"] = str(places[file])
+            rows.append(row)
+    except click.ClickException as error:
+        stopped = error
     seconds = time.perf_counter() - started
+    missing = [str(file) for file in files[len(rows) + len(failed) :]]  # outcomes come in the order of the files
     if as_json:
-        click.echo(json.dumps({"files": len(files), "seconds": round(seconds, 6), "results": rows, "failed": failed}))
+        document = {"files": len(files), "seconds": round(seconds, 6), "results": rows, "failed": failed}
+        click.echo(json.dumps({**document, "missing": missing}))
     else:
         where = f", saved in {places[files[0]].parent}" if places else ""
-        click.echo(f"{len(rows):,} of {len(files):,} files in {seconds:.2f} s{where}")
-    return not failed
+        lacking = f", {len(missing):,} from {missing[0]} on have no results" if missing else ""
+        click.echo(f"{len(rows):,} of {len(files):,} files in {seconds:.2f} s{where}{lacking}")
+    if stopped is not None:
+        raise stopped
+    return len(rows) == len(files)
 
 
 def _about(name: str, array: Array) -> dict[str, Any]:
