@@ -356,6 +356,7 @@ class HostedConnection:
         """Execute without a burst."""
         with contextlib.ExitStack() as call:
             model = call.enter_context(self.objects.lease(message.prepared_model, HostedModel, "prepared model"))
+            call.enter_context(self.ledger.charge(requests=1))
             request = self._request(call, message.request, fds)
             started = time.monotonic_ns()
             result = model.served.execute_synchronously(request, message.options)
@@ -375,7 +376,7 @@ class HostedConnection:
             request = self._request(running, message.request, fds)
             wait_for = [fences.enter_context(Fence(fd)) for fd in fds.fds[: message.fences]]
             hosted = HostedFenced()
-            charge = self.ledger.charge(fenced=1)  # until its client lets go of it and it has ended
+            charge = self.ledger.charge(requests=1)  # until its client lets go of it and it has ended
             number = self.objects.add(hosted, charge.release)
             undo.callback(self.objects.remove, number)
             running.enter_context(self.objects.lease(number, HostedFenced, "fenced execution"))

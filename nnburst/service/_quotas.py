@@ -12,7 +12,7 @@ from ..errors import InvalidArgument, ResourceExhausted
 
 
 class Quotas(Struct, frozen=True):
-    """The most that one connection, or one user with all of its connections, may own at a time.
+    """The most that one connection, or one user with all of its connections, may have at a time.
 
     Attributes:
         connections: Of a user.
@@ -20,7 +20,8 @@ class Quotas(Struct, frozen=True):
         buffer_bytes: What driver-managed buffers take.
         mapped_bytes: Every pool and queue that was handed over.
         fds: Descriptors that were handed over.
-        fenced: Fenced executions: each has a thread until it has ended.
+        requests: Executions without a burst that are under way, each in a thread; a fenced one counts until its client
+            has let go of it, too.
     """
 
     connections: int = 1
@@ -30,7 +31,7 @@ class Quotas(Struct, frozen=True):
     buffer_bytes: int = 4 << 30
     mapped_bytes: int = 16 << 30
     fds: int = 1024
-    fenced: int = 64
+    requests: int = 64
 
     def changed(self, values: Mapping[str, int], option: str = "quotas") -> Quotas:
         """Return these quotas with some of them replaced.
@@ -118,8 +119,8 @@ class Ledger:
             for name, amount in amounts.items():
                 if self._used[name] + amount > self._limits[name]:
                     raise ResourceExhausted(
-                        f"{self._owner} may own {self._limits[name]} {name}, has {self._used[name]} and wants {amount} "
-                        f"more: close what is not needed, or raise the service's quota (nnburst serve --quota "
+                        f"{self._owner} may have {self._limits[name]} {name}, has {self._used[name]} and wants "
+                        f"{amount} more: close what is not needed, or raise the service's quota (nnburst serve --quota "
                         f"{self._prefix}{name}=N, launch(quotas={{{name!r}: N}}))"
                     )
             for name, amount in amounts.items():

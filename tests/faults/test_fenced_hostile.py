@@ -108,10 +108,10 @@ def test_a_client_that_goes_takes_along_what_waits_for_it(gate: FenceSignal) -> 
 
 
 def test_there_is_a_limit_to_what_waits(gate: FenceSignal) -> None:
-    with hosted(fenced=2) as (client, host), Memory.ashmem(512) as pool:
+    with hosted(requests=2) as (client, host), Memory.ashmem(512) as pool:
         prepared = client.devices[0].prepare_model(tiny_model())
         two = [prepared.execute_fenced(request_on(pool), [gate.fence]) for _ in range(2)]
-        with pytest.raises(ResourceExhausted, match="fenced=N"):
+        with pytest.raises(ResourceExhausted, match="requests=N"):
             prepared.execute_fenced(request_on(pool), [gate.fence])
         (connection,) = host.connections
         before = connection.ledger.used
@@ -124,7 +124,7 @@ def test_there_is_a_limit_to_what_waits(gate: FenceSignal) -> None:
         prepared.close()
         client.close()
         assert connection.wait_ended(WATCHDOG)
-        assert before["fenced"] == 2
+        assert before["requests"] == 2
         assert not any(connection.ledger.used.values())
 
 

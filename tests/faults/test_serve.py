@@ -526,7 +526,7 @@ def test_quota_of_a_user_counts_all_connections(start: Callable[..., Served], sc
     options = ("--quota", "user.models=1", "--quota", "user.connections=2")
     start("--name", "small", "--model", f"double={scaling}", *options)
     with nnburst.connect("small") as first, first.session("double"), nnburst.connect("small") as second:
-        with pytest.raises(nnburst.ResourceExhausted, match=r"user \d+ may own 1 models.*--quota user.models=N"):
+        with pytest.raises(nnburst.ResourceExhausted, match=r"user \d+ may have 1 models.*--quota user.models=N"):
             second.session("double")
         with pytest.raises((nnburst.ResourceExhausted, DeviceUnavailable), match="connections"):
             nnburst.connect("small")

@@ -6,9 +6,11 @@ import contextlib
 import errno
 import gc
 import os
+import re
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,8 +46,9 @@ from nnburst.model import (
     RequestArgument,
     RunOptions,
     Timing,
+    reason_of,
 )
-from nnburst.service import Quotas, ServiceConnection, ServiceHost, _protocol, _proxies
+from nnburst.service import PER_USER, Quotas, ServiceConnection, ServiceHost, _protocol, _proxies
 from nnburst.service._marshal import memories_from_wire, model_to_wire
 from nnburst.service._packets import FdBundle
 from nnburst.service._protocol import Side
@@ -628,6 +631,44 @@ def test_quotas_of_models_answer_resource_exhausted_and_releasing_helps(quotas: 
         assert caught.value.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
         models[0].close()
         client.devices[0].prepare_model(tiny_model(4096))
+
+
+@pytest.mark.parametrize("way", ["at once", "fenced"])
+@pytest.mark.parametrize("owner", ["connection", "user"])
+def test_quota_of_requests_counts_executions_without_a_burst_until_they_end(way: str, owner: str) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def block(request: Request) -> None:
+        begun.release()
+        assert go_on.wait(WATCHDOG)
+
+    few = Quotas(requests=2)
+    options = {"quotas": few} if owner == "connection" else {"user_quotas": PER_USER.changed({"requests": 2})}
+    named = r"requests=N, launch\(quotas=\{'requests': N\}\)"
+    knob = f"this connection may have 2 requests.*--quota {named}"
+    if owner == "user":
+        knob = f"user {os.getuid()} may have 2 requests.*--quota user.{named}"
+    with in_process([FakeDevice(execute=block)], **options) as (client, host), Memory.ashmem(64) as pool:
+        a, b = socket_pair()
+        host.serve(b)
+        with contextlib.closing(ServiceConnection(a)) as other, ThreadPoolExecutor() as threads:
+            model = client.devices[0].prepare_model(tiny_model())
+            same = model if owner == "connection" else other.devices[0].prepare_model(tiny_model())
+            under_way = [threads.submit(model.execute_synchronously, a_request(pool)) for _ in range(2)]
+            try:
+                assert all(begun.acquire(timeout=WATCHDOG) for _ in under_way)
+                if way == "fenced":
+                    with pytest.raises(ResourceExhausted, match=knob):
+                        same.execute_fenced(a_request(pool))
+                else:
+                    failure = same.execute_synchronously(a_request(pool))
+                    assert failure[0] is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+                    assert re.search(knob, reason_of(failure))
+            finally:
+                go_on.set()
+            assert [future.result()[0] for future in under_way] == [ErrorStatus.NONE] * 2
+            assert same.execute_synchronously(a_request(pool))[0] is ErrorStatus.NONE
+            assert not any(hosted.ledger.used["requests"] for hosted in host.connections)
 
 
 def test_quotas_are_one_value_for_all_connections_of_a_host() -> None:
