@@ -86,7 +86,7 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return pb.ModelMetadataResponse(
             name=request.name,
             versions=[VERSION],
-            platform=f"nnburst_{model.session.device.name}",
+            platform=model.platform,
             inputs=metadata(model.inputs),
             outputs=metadata(model.outputs),
         )

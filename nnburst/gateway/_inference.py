@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import InvalidArgument
-from ._models import Models
+from ._models import Models, OpenedModel
 from ._regions import Regions
 from ._tensors import Array, bytes_of
 
@@ -76,7 +76,11 @@ async def infer(models: Models, regions: Regions, inference: Inference) -> list[
     """
     if inference.version not in ("", VERSION):
         raise InvalidArgument(f"model {inference.model!r} has the version {VERSION}, not {inference.version!r}")
-    model = await models.opened(inference.model)
+    async with models.using(inference.model) as model:
+        return await _run(model, regions, inference)
+
+
+async def _run(model: OpenedModel, regions: Regions, inference: Inference) -> list[tuple[Wanted, str, Array]]:
     arrays: dict[str, Array] = {}
     parts = []
     for given in inference.inputs:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import DeadObject, InvalidArgument, NNBurstError
@@ -29,18 +29,39 @@ class ModelCounts:
 
 
 class OpenedModel:
-    """A model that can be run.
+    """A model that can be run. Closed once `Models` has let go of it and no request uses it.
 
     Attributes:
         session: Its session.
+        platform: What runs it, in the protocol's words.
         inputs, outputs: By name, in order.
     """
 
     def __init__(self, session: Session, counts: ModelCounts) -> None:
         self.session = session
+        self.platform = f"nnburst_{session.device.name}"
         self.inputs = ModelTensor.all_of(session.get_inputs())
         self.outputs = ModelTensor.all_of(session.get_outputs())
         self._counts = counts
+        self._lock = threading.Lock()
+        self._users = 1  # `Models` itself
+
+    def use(self) -> bool:
+        """Keep it open for a request. False if it is closed already."""
+        with self._lock:
+            self._users += bool(self._users)
+            return self._users > 0
+
+    def let_go(self) -> bool:
+        """Undo one `use`. True for the last one, who has to close it."""
+        with self._lock:
+            self._users -= 1
+            return self._users == 0
+
+    def close(self) -> None:
+        """Close the session; a service that is dead has done so."""
+        with contextlib.suppress(DeadObject):
+            self.session.close()
 
     async def run(self, inputs: dict[str, Array]) -> list[Array]:
         """Run it once; raises as `Session.arun`. A request that met a dead service is not repeated."""
@@ -88,15 +109,8 @@ class Models:
                 self._drop()
                 self._service = connect(self._address)
             if name not in self._opened:
-                self._opened[name] = OpenedModel(
-                    self._service.session(
-                        name,
-                        polling_window=(lambda w: float(w) * 1e-6 if w else None)(
-                            __import__("os").environ.get("GW_WIN")
-                        ),
-                    ),
-                    self.counts[name],
-                )
+                session = self._service.session(name, polling_window=_POLLING_WINDOW)
+                self._opened[name] = OpenedModel(session, self.counts[name])
             return self._opened[name]
 
     def is_ready(self) -> bool:
@@ -106,12 +120,27 @@ class Models:
         except NNBurstError:
             return False
 
-    async def opened(self, name: str) -> OpenedModel:
-        """As `open`, without blocking the loop."""
+    @contextlib.asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[OpenedModel]:
+        """As `open`, without blocking the loop; the model is not closed meanwhile unless the service dies."""
+        loop = asyncio.get_running_loop()
         model = self._opened.get(name)
-        if model is not None and model.session.service.alive:
-            return model
-        return await asyncio.get_running_loop().run_in_executor(None, self.open, name)
+        while model is None or not model.session.service.alive or not model.use():
+            model = await loop.run_in_executor(None, self.open, name)
+        try:
+            yield model
+        finally:
+            if model.let_go():
+                loop.run_in_executor(None, model.close)
+
+    def renew(self) -> None:
+        """Open each model again when it is next asked for; what runs ends with the old one."""
+        with self._lock:
+            models, self._opened = self._opened, {}
+        with contextlib.ExitStack() as stack:
+            for model in models.values():
+                if model.let_go():
+                    stack.callback(model.close)
 
     def close(self) -> None:
         """Close all sessions."""
@@ -121,8 +150,8 @@ class Models:
     def _drop(self) -> None:
         models, self._opened = self._opened, {}
         service, self._service = self._service, None
-        with contextlib.suppress(DeadObject):
+        with contextlib.ExitStack() as stack:
+            if service is not None:
+                stack.callback(service.close)
             for model in models.values():
-                model.session.close()
-        if service is not None:
-            service.close()
+                stack.callback(model.close)

@@ -103,7 +103,7 @@ class Rest:
             {
                 "name": name,
                 "versions": [VERSION],
-                "platform": f"nnburst_{model.session.device.name}",
+                "platform": model.platform,
                 "inputs": metadata(model.inputs),
                 "outputs": metadata(model.outputs),
             }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,14 @@ async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str |
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    loop.add_reader(0, ended.set)  # standard input ends with the service
+
+    def told() -> None:
+        if os.read(0, 4096):
+            loop.run_in_executor(None, models.renew)
+        else:
+            ended.set()
+
+    loop.add_reader(0, told)
     async with contextlib.AsyncExitStack() as stack:
         ports: dict[str, Any] = {}
         if grpc is not None:
@@ -42,6 +50,8 @@ async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str |
 
 def run(address: str, names: Sequence[str], *, grpc: str | None, rest: str | None, shared_memory: bool) -> int:
     """Serve until SIGTERM, Ctrl-C or the end of standard input. Prints the ports as JSON when it is ready.
+
+    Whatever comes over standard input says that the models are new ones.
 
     Returns:
         The exit status.

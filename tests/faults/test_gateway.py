@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,9 @@ import tritonclient.http as triton_http  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 from tritonclient.utils import shared_memory as region  # noqa: E402
 
-from nnburst.errors import InvalidArgument  # noqa: E402
-from nnburst.gateway import Regions  # noqa: E402
+from nnburst.cli.serve import _gateway as serving  # noqa: E402
+from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument  # noqa: E402
+from nnburst.gateway import Models, Regions  # noqa: E402
 
 pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
 
@@ -506,6 +508,169 @@ def test_gateway_that_was_killed_is_started_again_at_its_ports(tmp_path: Path) -
         assert gateway_process(gateway) != first
     finally:
         gateway.close()
+
+
+def test_model_that_was_loaded_again_is_served_by_the_gateway_that_runs(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path)
+    try:
+        client = gateway.client("grpc")
+        assert client.infer("relu", [tensor(triton_grpc, "x", X)]).as_numpy("y").tobytes() == Y.tobytes()
+        process = gateway_process(gateway)
+        value = [onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in ("x", "y")]
+        model(tmp_path / "relu.onnx", [("Abs", ["x"], ["y"])], value[:1], value[1:])
+        gateway.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 60
+        while client.infer("relu", [tensor(triton_grpc, "x", X)]).as_numpy("y").tobytes() != np.abs(X).tobytes():
+            assert time.monotonic() < deadline, "the old model is still served"
+            time.sleep(0.02)
+        client.close()
+        assert gateway_process(gateway) == process
+    finally:
+        gateway.close()
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[Any]:
+    """What the next gateways run instead: the arguments of a command, or an exception. Pauses are short."""
+    commands: queue.Queue[Any] = queue.Queue()
+
+    def command(module: str) -> list[str]:
+        given = commands.get()
+        if isinstance(given, Exception):
+            raise given
+        return [sys.executable, "-c", *given]
+
+    monkeypatch.setattr(serving, "safe_command", command)
+    monkeypatch.setattr(serving, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(serving, "_ENDING_S", 0.2)
+    return commands
+
+
+SPEAKS = "import sys; print(sys.argv[1], flush=True); sys.stdin.read()"
+PORTS = '{"grpc": 8001}'
+
+
+def test_gateway_is_started_again_whatever_a_start_met(commands: queue.Queue[Any]) -> None:
+    options = {"grpc": "127.0.0.1:0"}
+    commands.put((SPEAKS, PORTS))
+    process = serving.GatewayProcess(options)
+    try:
+        assert process.ports == {"grpc": 8001}
+        first = process._process.pid
+        for what in (OSError(11, "no processes left"), (SPEAKS, "{")):
+            commands.put(what)
+        commands.put((SPEAKS, PORTS))
+        os.kill(first, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while not commands.empty():
+            assert time.monotonic() < deadline, "no more gateways are started"
+            time.sleep(0.01)
+    finally:
+        process.close()
+    assert not process._watcher.is_alive()
+
+
+@pytest.mark.parametrize("line", ["", "{", "[]", "7", '{"a": "b"}', "[" * 100_000], ids=range(6))
+def test_first_line_that_is_none_is_an_error_of_the_service(commands: queue.Queue[Any], line: str) -> None:
+    commands.put((SPEAKS, line))
+    with pytest.raises(DeviceUnavailable, match="not its ports"):
+        serving.GatewayProcess({"grpc": "127.0.0.1:0"})
+
+
+def test_close_ends_a_gateway_that_hangs_before_its_first_line(commands: queue.Queue[Any], tmp_path: Path) -> None:
+    commands.put((SPEAKS, PORTS))
+    process = serving.GatewayProcess({"grpc": "127.0.0.1:0"})
+    os.mkfifo(tmp_path / "there")
+    commands.put(("import sys, time; open(sys.argv[1], 'w').close(); time.sleep(3600)", str(tmp_path / "there")))
+    os.kill(process._process.pid, signal.SIGKILL)
+    (tmp_path / "there").read_text()
+    process.close()
+    assert process._process.returncode == -signal.SIGKILL
+    assert not process._watcher.is_alive()
+
+
+class FakeSession:
+    """A session of a service that is not there."""
+
+    device = SimpleNamespace(name="none")
+
+    def __init__(self, service: Any, **options: Any) -> None:
+        self.service = service
+        self.options = options
+        self.closed = 0
+
+    def get_inputs(self) -> list[Any]:
+        return []
+
+    get_outputs = get_inputs
+
+    def close(self) -> None:
+        self.closed += 1
+        if not self.service.alive:
+            raise DeadObject("the service has ended")
+
+
+class FakeService:
+    """A service that can die."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.closed = 0
+        self.sessions: list[FakeSession] = []
+
+    def session(self, name: str, **options: Any) -> FakeSession:
+        self.sessions.append(FakeSession(self, **options))
+        return self.sessions[-1]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def services(monkeypatch: pytest.MonkeyPatch) -> list[FakeService]:
+    """Those that `Models` have connected to."""
+    services: list[FakeService] = []
+
+    def connect(address: str) -> FakeService:
+        services.append(FakeService())
+        return services[-1]
+
+    monkeypatch.setattr("nnburst.gateway._models.connect", connect)
+    return services
+
+
+def test_service_polls_for_a_millisecond_after_a_request_of_the_gateway(services: list[FakeService]) -> None:
+    Models("there", ["relu"]).open("relu")
+    assert services[0].sessions[0].options == {"polling_window": 1e-3}
+
+
+def test_each_session_of_a_dead_service_is_closed(services: list[FakeService]) -> None:
+    models = Models("there", ["a", "b"])
+    models.open("a")
+    models.open("b")
+    services[0].alive = False
+    models.open("a")
+    assert [session.closed for session in services[0].sessions] == [1, 1]
+    assert [service.closed for service in services] == [1, 0]
+
+
+def test_old_model_is_closed_when_its_last_run_has_ended(services: list[FakeService]) -> None:
+    models = Models("there", ["a"])
+
+    async def main() -> None:
+        async with models.using("a") as old:
+            async with models.using("a") as same:
+                assert same is old
+                models.renew()
+            async with models.using("a") as new:
+                assert new is not old
+            assert services[0].sessions[0].closed == 0
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    asyncio.run(main())
+    assert [session.closed for session in services[0].sessions] == [1, 0]
+    models.renew()
+    assert [session.closed for session in services[0].sessions] == [1, 1]
 
 
 def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -116,15 +116,8 @@ def serve(
             page = Page(address, rows=_WATCHED)
             host = ServiceHost(offered, quotas=limits, user_quotas=user_limits, page=page, listeners=ListenerGroup())
             port = None if metrics is None else stack.enter_context(exporting(page, metrics))
-            daemon = Daemon(
-                host,
-                listeners,
-                policy=policy,
-                idle_exit=idle_exit,
-                reload=lambda: _reload(local, named, files),
-            )
             _raise_descriptor_limit()
-            ports = stack.enter_context(
+            running = stack.enter_context(
                 gateway(
                     f"unix:{listeners[0].getsockname()}",
                     sorted(files),
@@ -133,6 +126,13 @@ def serve(
                     shared_memory=oip_shared_memory,
                 )
             )
+
+            def reload() -> None:
+                _reload(local, named, files)
+                if running is not None:
+                    running.renew()
+
+            daemon = Daemon(host, listeners, policy=policy, idle_exit=idle_exit, reload=reload)
             ready = {
                 "name": address,
                 "socket": where,
@@ -140,7 +140,7 @@ def serve(
                 "devices": [device.name for device in host.devices],
                 "models": sorted(files),
                 **({} if port is None else {"metrics": f"http://127.0.0.1:{port}/metrics"}),
-                **({"oip": ports} if ports else {}),
+                **({"oip": running.ports} if running is not None else {}),
             }
 
             def announce() -> None:

@@ -25,8 +25,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
 @contextlib.contextmanager
 def gateway(
     address: str, names: Sequence[str], *, grpc: str | None, rest: str | None, shared_memory: bool
-) -> Iterator[dict[str, int]]:
-    """Start the gateway, if a protocol is wanted, and yield its ports by protocol.
+) -> Iterator[GatewayProcess | None]:
+    """Start the gateway, if a protocol is wanted, and yield it.
 
     One that ends by itself is started again, at the same ports.
 
@@ -38,7 +38,7 @@ def gateway(
     if not any(wanted.values()):
         if shared_memory:
             raise InvalidArgument("--oip-shared-memory needs --oip or --oip-rest")
-        yield {}
+        yield None
         return
     for option, text in wanted.items():
         host, colon, port = (text or "localhost:0").rpartition(":")
@@ -49,15 +49,15 @@ def gateway(
     if not all(find_spec(module) for module in ("grpc", "tritonclient", "aiohttp")):
         raise DeviceUnavailable("--oip needs gRPC: pip install 'nnburst[oip]'")
     options = {"address": address, "names": names, "grpc": grpc, "rest": rest, "shared_memory": shared_memory}
-    running = _Gateway(options)
-    try:
-        yield running.ports
-    finally:
-        running.close()
+    with contextlib.closing(GatewayProcess(options)) as running:
+        yield running
 
 
-class _Gateway:
+class GatewayProcess:
     """The gateway's process, and a thread that waits for its end and starts another one.
+
+    Attributes:
+        ports: By protocol.
 
     Raises:
         DeviceUnavailable: It cannot be started.
@@ -65,29 +65,43 @@ class _Gateway:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
+        self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._process, self.ports = self._start()
+        self.ports = self._start()
         for protocol, port in self.ports.items():  # also the next one is where clients look for it
             self._options[protocol] = f"{options[protocol].rpartition(':')[0]}:{port}"
         self._watcher = threading.Thread(target=self._watch, name="nnburst-gateway", daemon=True)
         self._watcher.start()
 
+    def renew(self) -> None:
+        """Have it open the models again, which are new ones."""
+        with self._lock, contextlib.suppress(OSError, ValueError):  # it ends, and the next one opens what is new; or
+            assert self._process.stdin is not None  # it reads nothing and the pipe is full: then it will
+            os.write(self._process.stdin.fileno(), b"\n")
+
     def close(self) -> None:
         """End it, and wait for that."""
-        self._closing.set()
+        with self._lock:
+            self._closing.set()
         self._end(self._process)
         self._watcher.join()
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
-        command = [*safe_command("nnburst.gateway._run"), json.dumps(self._options)]
-        env = {**os.environ, "PYTHONPATH": absolute_entries(os.environ.get("PYTHONPATH", ""))}
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+    def _start(self) -> dict[str, int]:
+        """Start a process and wait until it is ready. Returns its ports."""
         try:
-            assert process.stdout is not None
-            said = json.loads(process.stdout.readline() or b"{}")
-            if not said or "error" in said:
-                raise DeviceUnavailable(f"--oip: {said.get('error', 'the gateway ended; see what it wrote above')}")
-            return process, said
+            command = [*safe_command("nnburst.gateway._run"), json.dumps(self._options)]
+            env = {**os.environ, "PYTHONPATH": absolute_entries(os.environ.get("PYTHONPATH", ""))}
+            with self._lock:
+                if self._closing.is_set():
+                    raise DeviceUnavailable("--oip: the service is ending")
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+                assert self._process.stdin is not None
+                os.set_blocking(self._process.stdin.fileno(), False)
+        except OSError as error:
+            raise DeviceUnavailable(f"--oip: cannot start the gateway: {error}") from error
+        process = self._process
+        try:
+            return _ports(process)
         except BaseException:
             self._end(process)
             raise
@@ -95,7 +109,8 @@ class _Gateway:
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.close()  # it ends with its standard input
+        with self._lock:  # no `renew` meanwhile
+            process.stdin.close()  # with which it ends
         try:
             process.wait(_ENDING_S)
         except subprocess.TimeoutExpired:
@@ -118,11 +133,25 @@ class _Gateway:
             while not self._closing.wait(pause):
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
                 try:
-                    self._process, _ = self._start()
+                    self._start()
                     _log.warning("the gateway is process %d now", self._process.pid)
                     break
                 except DeviceUnavailable as error:
-                    _log.error("%s; the next try is in %g s", error, pause)
+                    if not self._closing.is_set():
+                        _log.error("%s; the next try is in %g s", error, pause)
             if self._closing.is_set():
-                self._end(self._process)
                 return
+
+
+def _ports(process: subprocess.Popen[bytes]) -> dict[str, int]:
+    """Wait for the gateway's first line, and return what it says."""
+    line = b""
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        said = json.loads(line or b'{"error": "the gateway ended; see what it wrote above"}')
+        if "error" in said:
+            raise DeviceUnavailable(f"--oip: {said['error']}")
+        return {str(protocol): int(port) for protocol, port in said.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):  # it is no such line, or `close` came first
+        raise DeviceUnavailable(f"--oip: the gateway said {line[:200]!r}, not its ports") from None
