@@ -1,0 +1,264 @@
+"""What a shared service promises to each of its clients: priority, equal shares, and that a run that hangs delays none.
+
+``python benchmarks/sharing.py [--quick] [--json FILE]`` starts ``nnburst serve`` with the functions below, each client
+a process of its own, and exits with 1 if a limit is missed:
+
+* ``priority``: the 99th percentile of the runs of a HIGH client, one every 2 ms, while LOW clients, two for each
+  processor, run as fast as they can: at most twice that of the same client alone, and one execution of LOW.
+* ``share quick``, ``share slow``: what each of two equal clients gets: 45 to 55 % of the runs.
+* ``hang``: the runs of a client while as many runs of others hang as there are processors. The 99th percentile of all,
+  and the longest of the three after the others began to hang: at most the 99th percentile without the others,
+  and one execution.
+
+What is compared is measured in turns. The percentiles are medians of those of the turns. An execution that others may
+have to wait for is timed inside the service, as its 99th percentile: other programs interrupt executions, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import nnburst
+from nnburst.devices.function import Tensor, declare
+
+PATIENCE = 60.0
+PAUSE = 0.002
+HANG = 2.0
+_BYTES = bytes(2_000_000)
+_one = Tensor("x", "float32", (1,))
+_result = Tensor("y", "float32", (1,))
+
+
+@declare(inputs=[_one], outputs=[_result])
+def quick(x: Any) -> Any:
+    """Return at once."""
+    return x
+
+
+@declare(inputs=[_one], outputs=[_result])
+def slow(x: Any) -> Any:
+    """Compute for some ms, without the interpreter lock. Returns the seconds that it took."""
+    begun = time.monotonic()
+    hashlib.sha256(_BYTES).digest()
+    return np.full(1, time.monotonic() - begun, np.float32)
+
+
+@declare(inputs=[_one], outputs=[_result])
+def hanging(x: Any) -> Any:
+    """Sleep as many seconds as the input says."""
+    time.sleep(float(x[0]))
+    return x
+
+
+Runs = np.ndarray[Any, np.dtype[np.float64]]
+BEGUN, TOOK, RETURNED = range(3)
+
+
+class Client:
+    """A program that uses the service."""
+
+    def __init__(self, stack: contextlib.ExitStack, address: str, function: str, priority: str = "medium") -> None:
+        context = multiprocessing.get_context("fork")
+        self._end, theirs = context.Pipe()
+        process = context.Process(target=_program, args=(address, function, priority, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        stack.callback(process.join)
+        stack.callback(process.terminate)
+        stack.callback(self._end.close)
+        self._receive()
+
+    def begin(self, start: float, seconds: float, pause: float = 0.0, value: float = 0.0) -> None:
+        """Have it run from a moment of the monotonic clock on, at least once."""
+        self._end.send((start, start + seconds, pause, value))
+
+    def runs(self) -> Runs:
+        """Return what it did: when each run began, what it took, and what it returned, in seconds."""
+        runs: Runs = self._receive()
+        return runs
+
+    def _receive(self) -> Any:
+        if not self._end.poll(PATIENCE):
+            raise TimeoutError("a client has said nothing")
+        return self._end.recv()
+
+
+def _program(address: str, function: str, priority: str, end: Connection) -> None:
+    now = time.monotonic
+    with nnburst.connect(address, timeout=PATIENCE) as service, service.session(function, priority=priority) as session:
+        execution = session.bind()
+        run, x, y = execution.run, execution.inputs["x"], execution.outputs["y"]
+        x[0] = 0
+        run()
+        end.send(None)
+        while True:
+            start, stop, pause, x[0] = end.recv()
+            time.sleep(max(0.0, start - now()))
+            runs = []
+            while not runs or now() < stop:
+                begun = now()
+                run()
+                runs.append((begun, now() - begun, float(y[0])))
+                if pause:
+                    time.sleep(pause)
+            end.send(np.array(runs))
+
+
+def together(seconds: float, *clients: Client, pause: float = 0.0) -> list[Runs]:
+    """Have clients run at the same time; the first of them pauses after each run."""
+    start = time.monotonic() + 0.05
+    for client in clients:
+        client.begin(start, seconds, pause if client is clients[0] else 0.0)
+    return [client.runs() for client in clients]
+
+
+def p99(turns: list[Runs], column: int = TOOK) -> float:
+    """Return the 99th percentile of a usual turn."""
+    return statistics.median(float(np.percentile(runs[:, column], 99)) for runs in turns)
+
+
+def p50(turns: list[Runs], column: int = TOOK) -> float:
+    """Return the median of a usual turn."""
+    return statistics.median(float(np.median(runs[:, column])) for runs in turns)
+
+
+def microseconds(kept: bool, **seconds: float) -> dict[str, float]:
+    """One row of the result."""
+    return {**{f"{name}_us": value * 1e6 for name, value in seconds.items()}, "kept": kept}
+
+
+def priority(address: str, rounds: int) -> dict[str, float]:
+    """HIGH alone, and against LOW."""
+    with contextlib.ExitStack() as stack:
+        high = Client(stack, address, "quick", "high")
+        low = [Client(stack, address, "slow", "low") for _ in range(2 * len(os.sched_getaffinity(0)))]
+        alone, beside, executions = [], [], []
+        for _ in range(rounds):
+            alone += together(1.0, high, pause=PAUSE)
+            runs, *others = together(1.0, high, *low, pause=PAUSE)
+            beside.append(runs)
+            executions.append(np.concatenate(others))
+    limit = 2 * p99(alone) + p99(executions, RETURNED)
+    return microseconds(
+        p99(beside) <= limit,
+        alone_p50=p50(alone),
+        alone_p99=p99(alone),
+        execution_p50=p50(executions, RETURNED),
+        execution_p99=p99(executions, RETURNED),
+        p50=p50(beside),
+        p99=p99(beside),
+        limit=limit,
+        low_p50=p50(executions),
+    )
+
+
+def share(address: str, function: str, rounds: int) -> dict[str, float]:
+    """Two equal clients."""
+    with contextlib.ExitStack() as stack:
+        pair = [Client(stack, address, function) for _ in range(2)]
+        counts = [[len(runs) for runs in together(1.0, *pair)] for _ in range(rounds)]
+    first, second = (sum(column) for column in zip(*counts, strict=True))
+    percent = 100 * first / (first + second)
+    worst = max(100 * max(count) / sum(count) for count in counts)
+    return {
+        "percent": percent,
+        "most_in_a_second_percent": worst,
+        "runs": (first + second) / rounds,
+        "kept": 45 <= percent <= 55,
+    }
+
+
+def hang(address: str, rounds: int) -> dict[str, float]:
+    """A client while runs of others hang."""
+    with contextlib.ExitStack() as stack:
+        other = Client(stack, address, "slow")
+        bad = [Client(stack, address, "hanging") for _ in os.sched_getaffinity(0)]
+        alone, beside, next_ones = [], [], []
+        for _ in range(rounds):
+            alone += together(HANG / 2, other)
+            start = time.monotonic() + 0.05
+            other.begin(start, HANG)
+            for client in bad:
+                client.begin(start + HANG / 4, 0.0, value=HANG)
+            runs = other.runs()
+            hung = max(float(client.runs()[0, BEGUN]) for client in bad)
+            ends = runs[:, BEGUN] + runs[:, TOOK]
+            beside.append(runs[ends > hung])
+            next_ones.append(float(beside[-1][:3, TOOK].max()))
+    limit = p99(alone) + p99(alone, RETURNED)
+    return microseconds(
+        p99(beside) <= limit and statistics.median(next_ones) <= limit,
+        alone_p50=p50(alone),
+        alone_p99=p99(alone),
+        execution_p99=p99(alone, RETURNED),
+        p50=p50(beside),
+        p99=p99(beside),
+        next=statistics.median(next_ones),
+        limit=limit,
+    )
+
+
+@contextlib.contextmanager
+def service() -> Iterator[str]:
+    """Start ``nnburst serve`` with the functions of this file."""
+    here = Path(__file__).resolve()
+    functions = "+".join(f"{here.stem}:{name}" for name in ("quick", "slow", "hanging"))
+    with tempfile.TemporaryDirectory(prefix="nnburst-sharing-") as directory:
+        path = Path(directory, "shared.sock")
+        command = [sys.executable, "-m", "nnburst.cli", "serve", "--socket", str(path), "--json"]
+        python_path = os.pathsep.join(filter(None, (str(here.parent), os.environ.get("PYTHONPATH"))))
+        with subprocess.Popen(
+            [*command, "--device", f"nnburst-function:call={functions}"],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": python_path},
+        ) as process:
+            assert process.stdout is not None
+            try:
+                if not process.stdout.readline():
+                    raise RuntimeError(f"nnburst serve ended with status {process.wait()}")
+                yield f"unix:{path}"
+            finally:
+                process.send_signal(signal.SIGTERM)
+
+
+def main() -> int:
+    """Measure and judge."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a quarter of a minute")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    options = parser.parse_args()
+    rounds = 1 if options.quick else 5
+    with service() as address:
+        figures = {
+            "priority": priority(address, rounds),
+            "share quick": share(address, "quick", rounds),
+            "share slow": share(address, "slow", rounds),
+            "hang": hang(address, rounds),
+        }
+    for row, values in figures.items():
+        numbers = ", ".join(f"{name} {value:,.1f}" for name, value in values.items() if name != "kept")
+        print(f"{row}: {numbers}: {'kept' if values['kept'] else 'MISSED'}")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return int(not all(values["kept"] for values in figures.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
