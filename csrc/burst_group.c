@@ -23,6 +23,9 @@
  * are answered first, and waited for a little between two requests, until they have had a turn's time, or have got ahead
  * of another one that is ready, or have gone to sleep. Then one that sleeps is answered, and has the next turn. Without
  * turns all clients are awake for each of their requests, and push each other and the leader off the processors.
+ * Waiting counts as time of the client that is waited for. One that does not use its turn, because it has no next request
+ * at once, is answered without one, and seldom given another one to show that it has changed: it costs the others nothing.
+ * A turn is of a seat that the leader has: it ends when a run is detached, or the burst is over.
  *
  * The word `lead` says who leads: FREE, LOOKING, or BUSY with which run of which worker. What is "the leader's" below is
  * touched by the leader alone; `lead` itself, or `lock`, hands it on.
@@ -85,14 +88,15 @@
 #define MOST_SLEEPS 2u         /* in a row, in one turn */
 #define MOST_TURNS 16u
 #define EXCESS_NS 50000u       /* what a run may take beyond four times the usual */
+#define CREDIT_PART 16u        /* of what has counted is credit for runs that take longer */
+#define MOST_CREDIT_NS 20000000u
 #define FLOOR_NS 500u          /* what a request costs at least */
 #define FUTILE_WAKES 1024u     /* a client that wakes us so often without a packet is not served any more */
 #define WORDS 127u             /* and a bell */
 #define KEEP_WORDS 64u         /* queues that the leader keeps when it has to leave some to watchers */
 #define MOST_WORKERS 1024u
 #define SPARE 4u               /* parked workers that are kept beyond those that are needed */
-#define TURNS_IN_VAIN 4        /* in a row, and a client has none */
-#define TURNLESS 15            /* ... the next times */
+#define MOST_TURNLESS 255u     /* requests without a turn, after some turns that were not used */
 #define SLEEPING_BITS (NNB_EVENT_NOT_EMPTY | NNB_EVENT_HANG_UP)
 
 #define FREE 0u
@@ -107,6 +111,7 @@ typedef struct watcher watcher;
 typedef struct share {
     uint64_t client;
     nnb_a64 spent; /* ns of all its runs, moved up when it comes back from idleness */
+    nnb_a64 credit; /* ns of its next runs that need not count, should they be interrupted */
     nnb_a32 busy;  /* its runs that are detached; changed under lock */
     uint32_t users; /* seats, under lock */
     struct share *next;
@@ -128,12 +133,12 @@ struct seat {
     int is_ready, is_hot;
     uint64_t used_ns;
     uint64_t turn_until, awaited_until; /* 0: it is not its turn */
-    uint32_t sleeps_in_turn, turns_in_vain, turnless;
+    uint32_t sleeps_in_turn;
+    uint32_t turnless, turnless_next; /* requests that have no turn: still; when it has lost its next turn */
     uint32_t expected; /* the event word as it was when we slept on it */
     uint32_t futile;
     /* who has it */
     uint64_t average_ns; /* of its runs */
-    int was_long;        /* the last one, by far */
 };
 
 enum role { NONE, LEADS, INLINE, DETACHED, ATTACHED };
@@ -199,8 +204,8 @@ struct nnb_group {
     uint32_t n_mine, n_hot, n_ready, mine_room;
     seat *turns[MOST_TURNS];
     uint32_t n_turns, most_turns;
-    int is_waiting; /* for one of them, while others are ready */
-    uint64_t now_ns, idle_since, floor_ns;
+    seat *awaited; /* one of them, while others are ready */
+    uint64_t awaited_since, now_ns, idle_since, floor_ns;
     uint32_t picks_hot, picks_all, rounds;
     int is_slow;
     int has_slept;
@@ -462,6 +467,8 @@ static void end_turn(nnb_group *g, seat *m)
     if (!m->turn_until)
         return;
     m->turn_until = m->awaited_until = 0;
+    if (g->awaited == m)
+        g->awaited = NULL;
     uint32_t i = 0;
     while (g->turns[i] != m)
         i++;
@@ -490,7 +497,6 @@ static void refresh(nnb_group *g)
     while (g->dead) {
         seat *m = g->dead;
         g->dead = m->next;
-        end_turn(g, m);
         free(m);
     }
     pthread_mutex_unlock(&g->lock);
@@ -620,46 +626,54 @@ static int is_asleep(seat *m)
     return !(nnb_load32_relaxed((nnb_a32 *)(void *)nnb_server_outbox(m->server)->mq->event) & NNB_EVENT_NOT_EMPTY);
 }
 
-/* It had a turn, and has not used it as one that polls does. */
+/* It had no next request at once in its turn: the next ones are answered without one, twice as many each time. */
 static void lose_turn(nnb_group *g, seat *m)
 {
     end_turn(g, m);
-    if (++m->turns_in_vain >= TURNS_IN_VAIN) {
-        m->turns_in_vain = 0;
-        m->turnless = TURNLESS;
-    }
+    m->turnless = m->turnless_next;
+    if (m->turnless_next < MOST_TURNLESS)
+        m->turnless_next = 2 * m->turnless_next + 1;
 }
 
-/* Whether the leader waits, rather than give a turn to a client of `priority` that has had `spent`: for the next request
- * of one whose turn it is, or for one whose turn is over to fall asleep, so that there is a processor for the other. */
-static int is_awaiting(nnb_group *g, uint32_t priority, uint64_t spent)
+/* Whom the leader waits for, rather than give a turn to a client of `priority` that has had `spent`: one whose turn it is,
+ * for its next request, or one whose turn is over, until it falls asleep and leaves its processor to the other. */
+static seat *whom_to_await(nnb_group *g, uint32_t priority, uint64_t spent)
 {
-    int awaits = 0;
+    seat *awaited = NULL;
     for (uint32_t i = g->n_turns; i-- > 0;) {
         seat *m = g->turns[i];
         if (g->now_ns < m->turn_until && nnb_load_relaxed(&m->share->spent) > spent + LEAD_NS)
             m->turn_until = g->now_ns;
-        if (g->now_ns >= m->turn_until) {
-            if (is_asleep(m) || g->now_ns - m->turn_until >= LEAVE_NS)
-                end_turn(g, m);
-            else
-                awaits |= m->priority <= priority;
-        } else if (m->is_ready || nnb_load32_relaxed(&m->taken)) { /* it is behind another one that is ready */
-            continue;
-        } else if (g->now_ns >= m->awaited_until) {
+        int has_ended = g->now_ns >= m->turn_until;
+        if (has_ended && (is_asleep(m) || g->now_ns - m->turn_until >= LEAVE_NS)) {
+            m->turnless_next = 0;
+            end_turn(g, m);
+        } else if (!has_ended && !m->is_ready && g->now_ns >= m->awaited_until) {
             lose_turn(g, m);
-        } else {
-            awaits |= m->priority <= priority;
+        } else if ((has_ended || !m->is_ready) && m->priority <= priority) { /* if ready, it is behind another one */
+            awaited = m;
         }
     }
-    return awaits && g->n_turns == g->most_turns;
+    return g->n_turns == g->most_turns ? awaited : NULL;
+}
+
+/* Waiting counts as time of the client that is waited for; not longer than it lasts if the leader is not interrupted. */
+static void end_waiting(nnb_group *g)
+{
+    uint64_t waited = g->now_ns - g->awaited_since;
+    if (g->awaited)
+        nnb_add_relaxed(&g->awaited->share->spent, waited < WAKE_NS ? waited : WAKE_NS);
+    g->awaited = NULL;
+    g->awaited_since = g->now_ns;
 }
 
 static void begin_turn(nnb_group *g, seat *m)
 {
     if (m->turn_until) {
-        if (g->now_ns >= m->turn_until) /* it is the neediest all the same */
+        if (g->now_ns >= m->turn_until) { /* it is the neediest all the same */
             m->turn_until = g->now_ns + TURN_NS;
+            m->turnless_next = 0;
+        }
         return;
     }
     if (!m->window_ns)
@@ -682,6 +696,7 @@ static void begin_turn(nnb_group *g, seat *m)
  * ready may not run, or the leader waits. */
 static seat *pick(nnb_group *g)
 {
+    end_waiting(g);
     share *best = NULL, *held = NULL;
     int priority = NNB_PRIORITIES;
     uint64_t least = 0, least_held = 0;
@@ -705,8 +720,8 @@ static seat *pick(nnb_group *g)
     if (held && held != best && least_held <= least + LEAD_NS)
         best = held, best_at = held_at, least = least_held;
     seat *m = best->first[priority];
-    g->is_waiting = g->n_turns && !m->turn_until && may_poll(g) && is_awaiting(g, m->priority, least);
-    if (g->is_waiting)
+    int needs_turn = m->window_ns && !m->turnless && !m->turn_until;
+    if (needs_turn && g->n_turns && may_poll(g) && (g->awaited = whom_to_await(g, m->priority, least)))
         return NULL;
     best->first[priority] = m->next;
     m->is_ready = 0;
@@ -745,9 +760,10 @@ static nnb_worker *pop_parked(nnb_group *g)
     return w;
 }
 
-/* Under lock: a run is not the leader's any more. */
+/* Under lock, by the leader: a run is not the leader's any more, and so its seat has no turn. */
 static void mark_detached(nnb_group *g, nnb_worker *w)
 {
+    end_turn(g, w->seat);
     w->is_detached = 1;
     w->seen_ns = 0;
     count_up(&g->n_detached);
@@ -865,24 +881,28 @@ static int begin(nnb_worker *w)
     return id;
 }
 
-/* A run that takes much longer than usual was perhaps interrupted, and counts in part. Two in a row are the client's.
+/* A run that takes much longer than usual was perhaps interrupted: the excess does not count, as far as its client has
+ * credit from runs that have counted. Runs of one client that end at the same time may both use the same credit.
  * `ended_ns`: before the answer went out, which may have woken a client that takes this processor. */
 static void account(nnb_worker *w, seat *m, uint64_t ended_ns)
 {
-    uint64_t took = m->average_ns;
+    share *s = m->share;
+    uint64_t counts = m->average_ns, credit = nnb_load_relaxed(&s->credit);
     if (w->started_ns) {
-        uint64_t most = 4 * m->average_ns + EXCESS_NS;
-        took = ended_ns - w->started_ns;
-        int was_long = m->was_long;
-        m->was_long = took > most;
-        if (m->was_long && !was_long)
-            took = most;
+        uint64_t most = 4 * m->average_ns + EXCESS_NS, took = ended_ns - w->started_ns;
+        uint64_t excess = took > most ? took - most : 0;
+        uint64_t forgiven = excess < credit ? excess : credit;
+        counts = took - forgiven;
+        credit -= forgiven;
         if (!w->is_new)
-            m->average_ns = m->average_ns - m->average_ns / 8 + took / 8;
+            m->average_ns = m->average_ns - m->average_ns / 8 + (took - excess) / 8;
         if (w->role == LEADS)
             w->group->now_ns = ended_ns;
     }
-    nnb_add_relaxed(&m->share->spent, took + FLOOR_NS);
+    counts += FLOOR_NS;
+    credit += counts / CREDIT_PART;
+    nnb_store_relaxed(&s->credit, credit < MOST_CREDIT_NS ? credit : MOST_CREDIT_NS);
+    nnb_add_relaxed(&s->spent, counts);
 }
 
 /* A detached run is over: the seat goes back, and its worker leads if nobody does. */
@@ -929,7 +949,7 @@ static void note_turn(nnb_group *g, seat *m, int was_asleep)
         return;
     m->awaited_until = was_asleep ? nnb_now_ns() + WAKE_NS : g->now_ns + THINK_NS;
     if (!was_asleep)
-        m->sleeps_in_turn = m->turns_in_vain = 0;
+        m->sleeps_in_turn = 0;
     else if (m->sleeps_in_turn++ >= MOST_SLEEPS)
         lose_turn(g, m);
 }
@@ -1205,8 +1225,8 @@ static int lead(nnb_worker *w, uint32_t limit)
         else if (!g->n_ready || g->picks_hot >= (g->n_hot > FEW ? PICKS_BEFORE_HOT : 1))
             look_at_hot(g);
         int found = look_at_turns(g);
-        if (g->n_ready && (found || !g->is_waiting || round % WAIT_ROUNDS == 0)) {
-            if (g->is_waiting)
+        if (g->n_ready && (found || !g->awaited || round % WAIT_ROUNDS == 0)) {
+            if (g->awaited)
                 g->now_ns = nnb_now_ns();
             int rc = begin(w);
             if (rc != -EAGAIN || w->role != LEADS)

@@ -1,6 +1,7 @@
 /* One worker of a group, step by step: which request comes next. By priority, then to the client that had least or whose
- * turn it is, a client that was idle saves nothing up, a run that was interrupted does not count against its client, and a
- * request that came too late for the first look is not overlooked. The clock is the test's own (--wrap=nnb_now_ns). */
+ * turn it is, a client that was idle saves nothing up, a run that was interrupted does not count against its client, but
+ * many long ones do, a client that thinks costs the others nothing, a burst that has ended has no turn, and a request that
+ * came too late for the first look is not overlooked. The clock is the test's own (--wrap=nnb_now_ns). */
 #include "burst_pair.h"
 
 #define MOST 8
@@ -41,10 +42,9 @@ static int next_event(void)
     return event;
 }
 
-/* Which burst's request comes next; binds it if it is new. */
-static int next_burst(void)
+/* Whose request an event is; binds it if it is new. */
+static int burst_of(int event)
 {
-    int event = next_event();
     CHECK(event >= 0 && event < NNB_BURST_ENDED);
     int number = event % NNB_PLAN_NEW / NNB_SEAT_PLANS;
     for (int i = 0; i < MOST; i++)
@@ -58,6 +58,8 @@ static int next_burst(void)
     CHECK(!"a seat that was never given");
     return -1;
 }
+
+static int next_burst(void) { return burst_of(next_event()); }
 
 /* A request whose answer nobody takes. */
 static void send(int i)
@@ -73,6 +75,15 @@ static void send(int i)
 }
 
 static void answer(void) { CHECK_EQ(nnb_group_answer(worker), 0); }
+
+/* Its client takes its answers, and polls for the next one. */
+static void take_answers(int i)
+{
+    uint8_t datum[NNB_DATUM_SIZE];
+    while (nnb_mq_read(pairs[i].result, datum, 1) == 0)
+        ;
+    __atomic_fetch_or(pairs[i].result->event, NNB_EVENT_NOT_EMPTY, __ATOMIC_SEQ_CST);
+}
 
 static void close_all(void)
 {
@@ -174,23 +185,52 @@ static void idle_client_saves_nothing_up(void)
     close_all();
 }
 
-static void interrupted_run_counts_in_part(void)
+static void open_two_with_short_runs(void)
 {
     open_group(127);
     open_burst(0, 1, 1);
     open_burst(1, 2, 1);
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < 2 * 400; i++) { /* 200 ms each, and then short ones */
         send(i % 2);
         CHECK_EQ(next_burst(), i % 2);
+        if (i < 2 * 200)
+            last_for(1);
+        answer();
+        take_answers(i % 2);
     }
+}
+
+static void interrupted_run_counts_in_part(void)
+{
+    open_two_with_short_runs();
     send(0);
     CHECK_EQ(next_burst(), 0);
-    last_for(50); /* another process had the processor */
+    last_for(12); /* another process had the processor */
     send(0);
     int before = 0;
     for (; send(1), next_burst() == 1; before++)
         CHECK(before < 400);
     CHECK_EQ(next_burst(), 1);
+    close_all();
+}
+
+/* A client whose every fourth run takes 50 ms, the others nothing, beside one whose runs take 1 ms. */
+static void many_long_runs_count(void)
+{
+    open_two_with_short_runs();
+    uint64_t total_ms[2] = {0, 0}, n[2] = {0, 0};
+    send(0);
+    send(1);
+    for (int i = 0; i < 8000; i++) {
+        int next = next_burst(), ms = next ? 1 : n[0] % 4 ? 0 : 50;
+        last_for(ms);
+        total_ms[next] += (uint64_t)ms;
+        n[next]++;
+        answer();
+        take_answers(next);
+        send(next);
+    }
+    CHECK(total_ms[0] > 5000 && total_ms[0] < total_ms[1] * 5 / 4 && total_ms[1] < total_ms[0] * 5 / 4);
     close_all();
 }
 
@@ -267,6 +307,86 @@ static void turn_gives_way_to_priority(void)
     close_all();
 }
 
+/* How many runs of a client that always has a next request end in 50 ms, beside one that thinks for a while first. Both
+ * poll for 50 us, and sleep then. */
+static uint64_t runs_beside(uint64_t think_ns)
+{
+    open_group(127);
+    for (int i = 0; i < 2; i++)
+        open_polling_burst(i, (uint64_t)i, 1, 50000);
+    for (int i = 0; i < 8; i++) {
+        send(i % 2);
+        CHECK_EQ(next_burst(), i % 2);
+    }
+    answer();
+    uint64_t start = clock_ns, due[2] = {start, start}, waits_since[2] = {start, start}, n[2] = {0, 0};
+    int is_sent[2] = {0, 0};
+    while (clock_ns < start + 50000000) {
+        clock_ns += 100;
+        for (int i = 0; i < 2; i++) {
+            if (!is_sent[i] && clock_ns >= due[i]) {
+                send(i);
+                is_sent[i] = 1;
+                waits_since[i] = clock_ns;
+            }
+            if (is_sent[i] && clock_ns - waits_since[i] > 50000)
+                fall_asleep(i);
+        }
+        int event = nnb_group_try(worker, 8);
+        if (event == -EAGAIN)
+            continue;
+        int next = burst_of(event);
+        clock_ns += 1000;
+        answer();
+        take_answers(next);
+        is_sent[next] = 0;
+        due[next] = clock_ns + (next ? think_ns : 0);
+        n[next]++;
+    }
+    CHECK(n[1] >= 50000000 / (think_ns + 200000)); /* it does not starve either */
+    close_all();
+    return n[0];
+}
+
+static void client_that_thinks_costs_the_others_nothing(void)
+{
+    uint64_t alone = runs_beside(1000000000);
+    CHECK(alone > 20000);
+    static const uint64_t think_us[] = {20, 50, 100, 300, 1000};
+    for (size_t i = 0; i < sizeof(think_us) / sizeof(*think_us); i++)
+        CHECK(runs_beside(1000 * think_us[i]) >= alone * 8 / 10);
+}
+
+/* Its server is gone before the worker that has ended it comes back, and another one leads meanwhile. */
+static void ended_burst_has_no_turn(void)
+{
+    CHECK_EQ(nnb_group_create(&group, 4, 127), 0);
+    CHECK_EQ(nnb_worker_create(&worker, group), 0);
+    for (int i = 0; i < 2; i++) {
+        open_polling_burst(i, (uint64_t)i, 1, i ? 0 : 50000);
+        send(i);
+        CHECK_EQ(next_burst(), i);
+    }
+    answer();
+    nnb_server_hang_up(pairs[0].server);
+    nnb_group_stir(group);
+    CHECK_EQ(next_event(), NNB_BURST_ENDED + seats[0] * NNB_SEAT_PLANS);
+    is_open[0] = 0;
+    end_pair(&pairs[0]);
+    nnb_worker *first = worker;
+    CHECK_EQ(nnb_worker_create(&worker, group), 0);
+    for (int i = 0; i < 4; i++) {
+        last_for(2);
+        send(1);
+        CHECK_EQ(next_burst(), 1);
+    }
+    CHECK_EQ(nnb_group_answer(first), 0);
+    send(1);
+    CHECK_EQ(next_burst(), 1);
+    nnb_worker_destroy(first);
+    close_all();
+}
+
 static void ended_burst_leaves_the_others(void)
 {
     open_group(127);
@@ -295,9 +415,12 @@ int main(void)
     least_served_client_first();
     idle_client_saves_nothing_up();
     interrupted_run_counts_in_part();
+    many_long_runs_count();
     client_that_polls_has_a_turn();
     turns_wait_for_nobody_long();
     turn_gives_way_to_priority();
+    client_that_thinks_costs_the_others_nothing();
+    ended_burst_has_no_turn();
     ended_burst_leaves_the_others();
     return 0;
 }
