@@ -87,7 +87,7 @@ def many_ratio(path: Path, rounds: int) -> tuple[float, int, int]:
             out.extend(y[i : i + 1] for i in range(len(y)))
         return out
 
-    with nnburst.Session(path) as session:
+    with nnburst.Session(path, device="nnburst-onnxruntime:threads=1") as session:  # as here
         apart(session.service.pid)
 
         def many(batch: int) -> list[np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +40,9 @@ def run_many(session: Session, inputs: Iterable[Inputs], batch: int) -> Iterator
     fixed = [node.name for node in nodes if not _is_batched(node)]
     if fixed or not nodes:
         raise InvalidArgument(f"batch={batch} needs a symbolic first dimension of every input, also of {fixed}")
-    yield from _batched(session, nodes, first, every, batch)
+    # An iterator may fill the same array again: then each input is copied before the next is taken.
+    at_once = batch if isinstance(inputs, list | tuple) else 1
+    yield from _batched(session, nodes, first, every, at_once, batch)
 
 
 def _is_batched(node: NodeArg) -> bool:
@@ -48,31 +50,34 @@ def _is_batched(node: NodeArg) -> bool:
 
 
 def _batched(
-    session: Session, nodes: list[NodeArg], first: Mapping[str, Array], every: Iterable[Inputs], batch: int
+    session: Session,
+    nodes: list[NodeArg],
+    first: Mapping[str, Array],
+    every: Iterator[Inputs],
+    at_once: int,
+    batch: int,
 ) -> Iterator[list[Array]]:
     shapes = {node.name: (batch, *first[node.name].shape[1:]) for node in nodes}
     waiting: deque[list[int]] = deque()  # how many rows each input of a batch has
     rows: list[int] = []
     filled = 0
     with session.pipeline(_DEPTH, shapes=shapes) as pipeline:
-        for item in every:
-            arrays = checked_inputs(nodes, item)
-            count = arrays[nodes[0].name].shape[0]
-            for node in nodes:
-                shape = arrays[node.name].shape
-                if shape[0] != count or shape[1:] != shapes[node.name][1:] or not 1 <= count <= batch:
-                    raise InvalidArgument(
-                        f"input {node.name!r} has shape {shape}; in this batch it is 1 to {batch} rows, as many as the "
-                        f"other inputs have, of shape {shapes[node.name][1:]}"
-                    )
-            if filled + count > batch:  # it begins the next batch
-                yield from _finish(pipeline, waiting)
-                yield from _split(session.run(None, _head(pipeline.current.inputs, filled)), rows)
-                rows, filled = [], 0
-            for name, view in pipeline.current.inputs.items():
-                view[filled : filled + count] = arrays[name]
-            rows.append(count)
-            filled += count
+        while items := list(islice(every, min(at_once, batch - filled))):
+            counts = _copy_alike(items, pipeline.current.inputs, filled)
+            if not counts and len(items) > 1:  # from here one by one
+                every, at_once = chain(items, every), 1
+                continue
+            if not counts:
+                arrays = checked_inputs(nodes, items[0])
+                counts = [_rows(arrays, shapes, batch)]
+                if filled + counts[0] > batch:  # it begins the next batch
+                    yield from _finish(pipeline, waiting)
+                    yield from _split(session.run(None, _head(pipeline.current.inputs, filled)), rows)
+                    rows, filled = [], 0
+                for name, view in pipeline.current.inputs.items():
+                    view[filled : filled + counts[0]] = arrays[name]
+            rows += counts
+            filled += sum(counts)
             if filled == batch:
                 waiting.append(rows)
                 rows, filled = [], 0
@@ -82,6 +87,41 @@ def _batched(
         yield from _finish(pipeline, waiting)
         if filled:
             yield from _split(session.run(None, _head(pipeline.current.inputs, filled)), rows)
+
+
+def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) -> list[int]:
+    """Copy inputs behind the rows that are filled, without a step of Python's for each.
+
+    Returns:
+        How many rows each has. Empty if they are not dicts of arrays that fit as they are, or have too many rows.
+    """
+    if {type(item) for item in items} != {dict} or {len(item) for item in items} != {len(views)}:
+        return []
+    counts: list[int] = []
+    try:
+        for name, view in views.items():
+            column: list[Any] = [item[name] for item in items]
+            have = [len(array) for array in column]
+            if set(map(type, column)) != {np.ndarray} or 0 in have or have != (counts or have):
+                return []
+            counts = have
+            np.concatenate(column, out=view[filled : filled + sum(have)], casting="no")
+    except (KeyError, TypeError, ValueError):  # another name, dtype or shape; or one dimension too few
+        return []
+    return counts
+
+
+def _rows(arrays: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], batch: int) -> int:
+    """Return how many rows an input has."""
+    count: int = next(iter(arrays.values())).shape[0]
+    for name, array in arrays.items():
+        shape = array.shape
+        if shape[0] != count or shape[1:] != shapes[name][1:] or not 1 <= count <= batch:
+            raise InvalidArgument(
+                f"input {name!r} has shape {shape}; in this batch it is 1 to {batch} rows, as many as the other inputs "
+                f"have, of shape {shapes[name][1:]}"
+            )
+    return count
 
 
 def _head(views: Mapping[str, Array], filled: int) -> dict[str, Array]:
@@ -97,6 +137,11 @@ def _split(outputs: list[Array], rows: list[int]) -> Iterator[list[Array]]:
     total = sum(rows)
     if any(output.ndim == 0 or output.shape[0] != total for output in outputs):
         raise GeneralFailure(f"an output has not one row for each of {total}; this model cannot be run in batches")
+    count = rows[0]
+    if rows.count(count) == len(rows):  # no step of Python's for each
+        parts = [output.reshape(len(rows), count, *output.shape[1:]) for output in outputs]
+        yield from map(list, zip(*parts, strict=True))
+        return
     start = 0
     for count in rows:
         yield [output[start : start + count] for output in outputs]

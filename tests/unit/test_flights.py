@@ -343,6 +343,34 @@ def test_many_inputs_run_in_batches_where_the_model_takes_them(service: nnburst.
             assert session.stats.sent < count
 
 
+def test_many_inputs_are_copied_as_they_are_taken(service: nnburst.Service) -> None:
+    b = ModelBuilder()
+    b.output("y", b.add(OperationType.RELU, [b.input("x", OperandType.TENSOR_FLOAT32, (0, 4))]))
+    with service.session(b.build()) as session:
+        array = np.empty((1, 4), np.float32)
+
+        def refilled() -> Iterator[dict[str, np.ndarray]]:
+            for i in range(21):
+                array[:] = i
+                yield {"x": array}
+
+        assert [int(y[0, 0]) for (y,) in session.run_many(refilled(), batch=8)] == list(range(21))
+        rows = [1] * 10 + [3, 2, 8, 1]
+        together = [{"x": np.full((count, 4), i, np.float32)} for i, count in enumerate(rows)]
+        outputs = [y for (y,) in session.run_many(together, batch=8)]
+        assert [(len(y), int(y[0, 0])) for y in outputs] == [(count, i) for i, count in enumerate(rows)]
+        good = together[:9]
+        for wrong in (
+            {"x": np.zeros((1, 4))},
+            {"x": np.zeros((1, 5), np.float32)},
+            {"x": np.zeros((9, 4), np.float32)},
+            {"z": good[0]["x"]},
+            {},
+        ):
+            with pytest.raises(nnburst.InvalidArgument, match="input"):
+                list(session.run_many([*good, wrong, *good], batch=8))
+
+
 # ---- executor --------------------------------------------------------------------------------------------------------
 
 
