@@ -7,7 +7,10 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "nnb_internal.h"
@@ -41,25 +44,128 @@ int nnb_fd_socket_maker(int fd)
     return maker.pid;
 }
 
-/* Threads that are in close(). If so many are stuck, closing is done in place, without the interpreter lock: whoever
- * goes on to send such descriptors waits for them himself. */
-#define MOST_CLOSERS 128
-static nnb_a32 closers;
+/* ---- closing what may block ------------------------------------------------------------------------------------ */
 
-static void *close_apart(void *fd)
+#ifndef sigev_notify_thread_id
+#define sigev_notify_thread_id _sigev_un._tid
+#endif
+
+#define MOST_CLOSERS 128
+#define PATIENCE_NS 10000000 /* that a socket may linger */
+
+typedef struct left {
+    struct left *next;
+    int fd;
+} left;
+
+/* Descriptors that wait for threads which close them. */
+typedef struct undertakers {
+    left *first, **last;
+    uint32_t threads;
+    int of_sockets;
+} undertakers;
+
+static pthread_mutex_t closing = PTHREAD_MUTEX_INITIALIZER;
+static undertakers of_files = {.last = &of_files.first}, of_sockets = {.last = &of_sockets.first, .of_sockets = 1};
+static pthread_once_t prepared = PTHREAD_ONCE_INIT;
+
+static void before_fork(void) { pthread_mutex_lock(&closing); }
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&closing); }
+
+static void after_fork_in_child(void) /* without the threads; its copies of what waits are never the last */
 {
-    close((int)(intptr_t)fd);
-    nnb_add32_relaxed(&closers, (uint32_t)-1);
+    of_files = (undertakers){.last = &of_files.first};
+    of_sockets = (undertakers){.last = &of_sockets.first, .of_sockets = 1};
+    pthread_mutex_unlock(&closing);
+}
+
+static void ignore(int number) { (void)number; }
+
+/* SIGURG, which means nothing unless asked for, ends a system call only if it has a handler. */
+static void prepare(void)
+{
+    struct sigaction has, none = {.sa_handler = ignore, .sa_flags = SA_RESTART};
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    if (sigaction(SIGURG, NULL, &has) == 0 && !(has.sa_flags & SA_SIGINFO) &&
+        (has.sa_handler == SIG_DFL || has.sa_handler == SIG_IGN))
+        sigaction(SIGURG, &none, NULL);
+}
+
+/* Whatever a signal finds lingering lets go, and so do all that end with it, e.g. in the queue of a local socket. The
+ * signal comes again and again: the first may come before close() waits. */
+static void close_socket(int fd, timer_t *alarm)
+{
+    static const struct itimerspec often = {{0, PATIENCE_NS}, {0, PATIENCE_NS}}, never;
+    if (alarm)
+        timer_settime(*alarm, 0, &often, NULL);
+    close(fd);
+    if (alarm)
+        timer_settime(*alarm, 0, &never, NULL);
+}
+
+static left *take(undertakers *u)
+{
+    pthread_mutex_lock(&closing);
+    left *next = u->first;
+    if (!next) {
+        u->threads--;
+    } else if (!(u->first = next->next)) {
+        u->last = &u->first;
+    }
+    pthread_mutex_unlock(&closing);
+    return next;
+}
+
+static void *bury(void *kind)
+{
+    undertakers *u = kind;
+    timer_t timer, *alarm = NULL;
+    if (u->of_sockets) {
+        struct sigevent event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGURG};
+        event.sigev_notify_thread_id = (pid_t)syscall(SYS_gettid);
+        alarm = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 ? &timer : NULL;
+        sigset_t urgent;
+        sigemptyset(&urgent);
+        sigaddset(&urgent, SIGURG);
+        pthread_sigmask(SIG_UNBLOCK, &urgent, NULL);
+    }
+    for (left *next; (next = take(u)); free(next)) {
+        if (u->of_sockets)
+            close_socket(next->fd, alarm);
+        else
+            close(next->fd);
+    }
+    if (alarm)
+        timer_delete(*alarm);
     return NULL;
+}
+
+static void leave_to_thread(int fd)
+{
+    left *one = malloc(sizeof(*one));
+    if (!one) /* leaked rather than waited for */
+        return;
+    *one = (left){NULL, fd};
+    pthread_once(&prepared, prepare);
+    undertakers *u = nnb_fd_socket_maker(fd) == -ENOTSOCK ? &of_files : &of_sockets;
+    pthread_mutex_lock(&closing);
+    *u->last = one;
+    u->last = &one->next;
+    int wanted = u->threads < MOST_CLOSERS;
+    u->threads += (uint32_t)wanted;
+    pthread_mutex_unlock(&closing);
+    if (wanted && nnb_start_detached(bury, u) < 0) { /* then one that runs closes it, or what the next drop starts */
+        pthread_mutex_lock(&closing);
+        u->threads--;
+        pthread_mutex_unlock(&closing);
+    }
 }
 
 void nnb_fd_drop(void *owned)
 {
     intptr_t fd = (intptr_t)owned & ~NNB_FD_MAY_BLOCK;
-    if (fd != (intptr_t)owned) {
-        if (nnb_add32_relaxed(&closers, 1) < MOST_CLOSERS && nnb_start_detached(close_apart, (void *)fd) == 0)
-            return;
-        nnb_add32_relaxed(&closers, (uint32_t)-1);
-    }
-    close((int)fd);
+    if (fd == (intptr_t)owned)
+        close((int)fd);
+    else
+        leave_to_thread((int)fd);
 }

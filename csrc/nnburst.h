@@ -43,8 +43,8 @@ int64_t nnb_fd_filesystem(int fd);
 /* Returns the process that made a pair of local stream sockets, 0 for another socket; -ENOTSOCK. */
 int nnb_fd_socket_maker(int fd);
 
-/* Closes a descriptor, given as a pointer: the destructor of what owns it. One that may block is closed by a thread of
- * its own, unless 128 of them are stuck. */
+/* Closes a descriptor, given as a pointer: the destructor of what owns it. One that may block is never closed in place:
+ * up to 128 threads close sockets, which a signal keeps from lingering, and as many close files. */
 void nnb_fd_drop(void *fd);
 
 /* ---- memory_map.c, mappings --------------------------------------------------------------------------------- */

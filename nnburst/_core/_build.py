@@ -190,6 +190,7 @@ def make_builder(root: str) -> FFI:
         py_limited_api=limited,
         extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"],
         extra_link_args=["-pthread"],
+        libraries=["rt"],  # timers, before glibc 2.34
     )
     return builder
 

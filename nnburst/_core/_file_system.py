@@ -94,8 +94,8 @@ def may_block(fd: int) -> bool:
         if not os.readlink(f"/proc/self/fd/{fd}").startswith("/"):  # "pipe:[123]" and the like
             return False
         return _remote_file_system(fd) is not None
-    except OSError:  # not open, or no descriptor is left to look with
-        return False
+    except OSError as error:  # not open, or no descriptor is left to look with
+        return error.errno != errno.EBADF
 
 
 def _in_memory(fd: int) -> bool:

@@ -42,19 +42,6 @@ static int nnb_py_event_wait_retry(uint32_t *word, uint32_t mask, uint32_t *stat
 }
 #define nnb_event_wait_retry nnb_py_event_wait_retry
 
-/* Other threads must not wait with it. */
-static void nnb_py_fd_drop(void *fd)
-{
-    if (!((intptr_t)fd & NNB_FD_MAY_BLOCK)) {
-        nnb_fd_drop(fd);
-        return;
-    }
-    PyThreadState *state = PyEval_SaveThread();
-    nnb_fd_drop(fd);
-    PyEval_RestoreThread(state);
-}
-#define nnb_fd_drop nnb_py_fd_drop
-
 /* A queue that has enough is served at once, so the lock can stay. */
 static int nnb_py_mq_read_blocking(nnb_mq *q, void *data, uint64_t count, uint32_t read_notification,
                                    uint32_t write_notification, uint64_t deadline_ns, uint32_t *word)

@@ -92,9 +92,9 @@ class Session(OneProcess):
         token: 32 bytes that differ for models that differ; None: made from the model itself.
         on_death: ``"raise"``: when the service dies, the session is dead, too, and calls get `DeadObject`.
             ``"restart"``: runs that were under way get `DeadObject`; the next call starts the service again, or
-            connects to it, within `open_timeout`, and prepares the model, from the cache if there is one. Executions of
-            `bind` go on with their arrays; a state is lost, which the next run says with a `DeadObject` before it
-            begins anew. See `restarts`.
+            connects to it, within `open_timeout`, and prepares the model, from the cache if there is one. Opening on a
+            `service` that has died does so at once. Executions of `bind` go on with their arrays; a state is lost,
+            which the next run says with a `DeadObject` before it begins anew. See `restarts`.
         retry: How often a run that the death has ended is repeated, within its time, before it gets `DeadObject`: for
             models that give the same answer twice. A run with a state is never repeated.
 
@@ -140,7 +140,7 @@ class Session(OneProcess):
         cache = cache_source(cache_dir, token)
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
         settings = _Settings(source, device, wish, rank, cache)
-        within(limit, self._open, settings, service, polling_window)
+        within(limit, self._open, settings, service, polling_window, on_death == "restart")
         if on_death == "restart":
             this = weakref.ref(self)  # its bursts must not keep it alive
             self._bursts.recovery = Recovery(lambda: _open_again(this()), limit or _OPENING)
@@ -159,13 +159,15 @@ class Session(OneProcess):
 
             self.__class__ = TracedSession
 
-    def _open(self, settings: _Settings, service: Service | None, polling_window: float | None) -> None:
+    def _open(self, settings: _Settings, service: Service | None, polling_window: float | None, restarts: bool) -> None:
         with contextlib.ExitStack() as opened:
             self._owned: Service | None = None
             if service is None:
                 names = devices_for(settings.model, settings.device)
                 service = self._owned = opened.enter_context(launch(devices=names))
                 settings = replace(settings, device=settings.device and settings.device.partition(":")[0])
+            elif restarts:
+                within(_OPENING, service.revive)
             self._service, self._settings = service, settings
             self._compilation = opened.enter_context(settings.compiled(service))
             self._bursts = Bursts(self._compilation, polling_window)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .._core._leaving import within
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, NNBurstError
 from ..runtime import Service, Session, connect
 
@@ -30,6 +31,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Inputs = Mapping[str, Array]
 
 _MOST_MODELS = 3
+_OPENING = 60.0
+"""Seconds that a shared service which has died has to come back."""
 
 
 class Replica:
@@ -148,6 +151,8 @@ class Replica:
         """
         for session in list(self._sessions):
             session.reopen()
+        if self._shared is not None:
+            within(_OPENING, self._shared.revive)
 
     def close(self) -> None:
         """End the session and what belongs to it."""
@@ -205,10 +210,14 @@ def deployment(
             self._replica = Replica(model, **session)
 
         async def __call__(self, inputs: Inputs) -> list[Array]:
+            name = serve.get_multiplexed_model_id()
             if batch > 1:
+                if name:
+                    raise InvalidArgument(
+                        f"the request names the model {name!r}; a deployment with batch= has only one"
+                    )
                 answer: list[Array] = await self._together(inputs)
                 return answer
-            name = serve.get_multiplexed_model_id()
             if not name:
                 return await self._replica.arun(inputs)
             opened = await self.open_model(name)

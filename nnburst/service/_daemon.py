@@ -18,7 +18,7 @@ from msgspec import Struct
 from .._core._fds import close_fds
 from ..errors import BadState, DeviceUnavailable, NNBurstError
 from ._host import ServiceHost
-from ._packets import DescriptorsLost, EndOfStream, Kind, Outgoing, receive
+from ._packets import EndOfStream, Kind, Outgoing, receive_number
 from ._protocol import Malformed, encode, error_reply
 from ._rendezvous import Peer, peer_of, peer_pidfd
 
@@ -219,15 +219,13 @@ class Daemon:
     def _explain(self, fd: int) -> None:
         refused = self._refused.pop(fd)
         try:
-            packet = receive(refused.sock)
-            packet.fds.close()
-            body = encode(error_reply(DeviceUnavailable(refused.reason)))
-            answer = Outgoing(Kind.ERROR, packet.call_id, body)
+            number = receive_number(refused.sock)
+            answer = Outgoing(Kind.ERROR, number, encode(error_reply(DeviceUnavailable(refused.reason))))
             try:
                 answer.try_send(refused.sock)
             finally:
                 answer.close()
-        except (NNBurstError, Malformed, DescriptorsLost, EndOfStream, OSError):
+        except (NNBurstError, Malformed, EndOfStream, OSError):
             return  # it is disconnected without an answer
         finally:
             _disconnect(refused.sock)
@@ -239,7 +237,7 @@ class Daemon:
 
 
 def _disconnect(sock: socket.socket) -> None:
-    """Close a connection that is not served: the sockets that its peer has sent may linger, and end with it."""
+    """Close a connection that is not served, not in place: what its peer has sent may linger, and ends with it."""
     if sock.fileno() >= 0:
         close_fds([sock.detach()])
 

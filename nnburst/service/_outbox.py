@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 
+from .._core._fds import close_fds
 from ..errors import NNBurstError
 from ._packets import Kind, Outgoing
 
@@ -105,6 +106,7 @@ class Outbox:
         self._messages.clear()
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket, and with it what the peer has sent that was not received: sockets that linger."""
         with self._sending:
-            self._sock.close()
+            if self._sock.fileno() >= 0:
+                close_fds([self._sock.detach()])

@@ -1,10 +1,13 @@
-/* Descriptors are closed by the thread that drops them, or by one of their own if that may block; up to 32 of those. */
+/* Descriptors whose closing may block are closed by threads, however many are stuck; sockets do not get stuck. */
 #include "check.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-enum { MOST = 128 };
+enum { MOST = 128, MORE = 200 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t change = PTHREAD_COND_INITIALIZER;
@@ -14,21 +17,28 @@ static int stuck, open_for_all, in_place, apart;
 int __real_close(int fd);
 int __wrap_close(int fd);
 
-/* Closes of other threads wait until a test lets them go on. */
+/* Closes files of other threads only when a test lets them go on. */
 int __wrap_close(int fd)
 {
+    int type;
+    socklen_t n = sizeof(type);
+    int is_socket = getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &n) == 0;
+    int is_main = pthread_equal(pthread_self(), main_thread);
     pthread_mutex_lock(&lock);
-    if (pthread_equal(pthread_self(), main_thread)) {
+    if (is_main) {
         in_place++;
-    } else {
+    } else if (!is_socket) {
         stuck++;
         pthread_cond_broadcast(&change);
         while (!open_for_all) pthread_cond_wait(&change, &lock);
-        apart++;
-        pthread_cond_broadcast(&change);
     }
     pthread_mutex_unlock(&lock);
-    return __real_close(fd);
+    int rc = __real_close(fd);
+    pthread_mutex_lock(&lock);
+    apart += !is_main;
+    pthread_cond_broadcast(&change);
+    pthread_mutex_unlock(&lock);
+    return rc;
 }
 
 static void drop(int flag)
@@ -45,26 +55,46 @@ static void wait_for(const int *count, int wanted)
     pthread_mutex_unlock(&lock);
 }
 
+/* A socket that has more to say than its peer hears, and would wait for an hour with that. */
+static int lingering(int listener, const struct sockaddr_in *at)
+{
+    static const char bytes[1 << 16];
+    struct linger hour = {1, 3600};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(fd >= 0);
+    CHECK_EQ(connect(fd, (const struct sockaddr *)at, sizeof(*at)), 0);
+    CHECK(accept(listener, NULL, NULL) >= 0); /* never read from */
+    while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {}
+    CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_LINGER, &hour, sizeof(hour)), 0);
+    return fd;
+}
+
 int main(void)
 {
     main_thread = pthread_self();
     drop(0);
     CHECK_EQ(in_place, 1);
-    for (int i = 0; i < MOST; i++) drop(NNB_FD_MAY_BLOCK); /* goes on although none of them ends */
+    for (int i = 0; i < MORE; i++) drop(NNB_FD_MAY_BLOCK); /* goes on although none of them ends */
     wait_for(&stuck, MOST);
     CHECK_EQ(in_place, 1);
-    drop(NNB_FD_MAY_BLOCK); /* one too many */
-    CHECK_EQ(in_place, 2);
+
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof(at);
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), small = 2048;
+    CHECK_EQ(setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small)), 0);
+    CHECK_EQ(bind(listener, (struct sockaddr *)&at, n), 0);
+    CHECK_EQ(listen(listener, 8), 0);
+    CHECK_EQ(getsockname(listener, (struct sockaddr *)&at, &n), 0);
+    for (int i = 0; i < MOST + 2; i++) nnb_fd_drop((void *)(intptr_t)(lingering(listener, &at) | NNB_FD_MAY_BLOCK));
+    wait_for(&apart, MOST + 2); /* beside the files, which are stuck */
+    CHECK_EQ(in_place, 1);
+
     pthread_mutex_lock(&lock);
     open_for_all = 1;
     pthread_cond_broadcast(&change);
     pthread_mutex_unlock(&lock);
-    wait_for(&apart, MOST);
-    for (int before = in_place;; before = in_place) { /* they count themselves out after closing */
-        drop(NNB_FD_MAY_BLOCK);
-        if (in_place == before) break;
-        usleep(1000);
-    }
-    wait_for(&apart, MOST + 1);
+    wait_for(&apart, MOST + 2 + MORE);
+    CHECK_EQ(stuck, MORE);
+    CHECK_EQ(in_place, 1);
     return 0;
 }

@@ -338,6 +338,25 @@ def test_session_on_a_shared_service_connects_again(serve: Callable[[], subproce
             assert len(session.restarts) == 1
 
 
+def test_session_opened_on_a_shared_service_that_has_died_connects_again(
+    serve: Callable[[], subprocess.Popen[str]],
+) -> None:
+    first = serve()
+    with nnburst.connect("shared") as service:
+        first.kill()
+        first.wait()
+        while service.alive:
+            time.sleep(0.001)
+        with pytest.raises(DeadObject):
+            service.session(counter())
+        second = serve()
+        with service.session(counter(), on_death="restart") as session:
+            assert session.run(None, {"t": ONE})[0].tolist() == [2] * 4
+            assert service.pid == second.pid
+        with service.session(counter()) as session:
+            assert session.run(None, {"t": ONE})[0].tolist() == [2] * 4
+
+
 def test_shared_service_that_stays_away_is_given_up_in_time(serve: Callable[[], subprocess.Popen[str]]) -> None:
     process = serve()
     with nnburst.connect("shared") as service:

@@ -186,23 +186,21 @@ def test_more_sockets_that_linger_than_there_are_threads_to_close_them_delay_nob
         descriptors.close()
 
 
-def test_sockets_that_linger_in_a_connection_that_is_refused_keep_nobody_out(
-    tmp_path: Path,
-) -> None:
-    with shared_service(tmp_path, "--device", "nnburst-noop", "--quota", "user.connections=1") as shared:
+def test_sockets_that_linger_in_connections_that_are_refused_keep_nobody_out(tmp_path: Path) -> None:
+    options = ("--device", "nnburst-noop", "--quota", "user.connections=1")
+    with shared_service(tmp_path, *options) as shared, RawConnection(shared) as served:
+        served.greet()
         descriptors = Descriptors(random.Random(1), tmp_path)
         try:
-            with RawConnection(shared) as served:
-                served.greet()
-                with shared.stopped():
-                    for _ in range(20):  # more than are told why
-                        refused = RawConnection(shared)
-                        fds = [descriptors.lingering()]
-                        refused.send(b"", b"", fds)
-                        descriptors.forget(fds)
-                        refused.close()
-                with RawConnection(shared) as other:  # and is refused in its turn
-                    other.send(header(1), encode(ListDevices()), [])
-                    assert b"connections" in other.answer()
+            with shared.stopped():  # no signal after this one: it would end the lingering
+                for _ in range(20):  # more than are told why
+                    refused = RawConnection(shared)
+                    fds = [descriptors.lingering() for _ in range(10)]  # in all more than there are threads that close
+                    refused.send(header(7), b"", fds)
+                    descriptors.forget(fds)
+                    refused.close()
+            with RawConnection(shared) as other:  # and is refused in its turn
+                other.send(header(1), encode(ListDevices()), [])
+                assert b"connections" in other.answer()
         finally:
             descriptors.close()
