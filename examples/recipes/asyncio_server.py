@@ -25,8 +25,10 @@ async def serve(session: nnburst.Session, reader: asyncio.StreamReader, writer: 
             (scores,) = await session.arun(None, {"image": np.frombuffer(data, np.float32)[None]})
             writer.write(scores.tobytes())
             await writer.drain()
-    except (asyncio.IncompleteReadError, ConnectionError):  # the client has gone
-        writer.close()
+    except (asyncio.IncompleteReadError, ConnectionError):
+        pass  # the client has gone, or the service, whose `DeadObject` is a ConnectionError, too
+    finally:
+        writer.close()  # also if a run fails: the client hears of it
 
 
 async def client(path: str, image: np.ndarray) -> bool:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
+
+import nnburst
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "recipes"
@@ -41,8 +46,52 @@ def test_recipe_runs_and_its_answers_are_right(name: str) -> None:
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("2 passed" if name.startswith("test_") else "every answer is right") in done.stdout
+    if name == "web_workers.py":
+        assert int(done.stdout.partition("answered by ")[2].split()[0]) >= 2
+        assert "Traceback" not in done.stderr, done.stderr
     if name == "crash_and_hang.py":
         assert done.stdout.count("another service after ") == 2
+
+
+SLOW_START = """
+import threading, time
+import real_time
+import nnburst
+from nnburst.testing import inject
+
+def launch():
+    service = nnburst.launch(faults=True)
+    first = inject(service, freeze="call")
+    def go_on():
+        first.wait()
+        time.sleep(0.4)  # as a first run may take
+        first.withdraw()
+    threading.Thread(target=go_on).start()
+    return service
+
+real_time.launch = launch
+raise SystemExit(real_time.main())
+"""
+
+
+def test_loop_in_real_time_lets_the_first_runs_take_longer() -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(FOLDER)))}
+    command = [sys.executable, "-c", SLOW_START, "--steps", "1"]
+    done = subprocess.run(command, cwd=FOLDER, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.partition("Latency of ")[2].split()[0]) >= 20, done.stdout  # of which none was given up
+
+
+def test_asyncio_server_closes_a_connection_whose_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    server = importlib.import_module("asyncio_server")
+    for name in ("asyncio_server", "detector"):
+        sys.modules.pop(name)
+    session = Mock(arun=AsyncMock(side_effect=nnburst.GeneralFailure("the run has failed")))
+    reader, writer = Mock(readexactly=AsyncMock(return_value=bytes(4 * 64))), Mock()
+    with pytest.raises(nnburst.GeneralFailure):
+        asyncio.run(server.serve(session, reader, writer))
+    writer.close.assert_called_once_with()
 
 
 def test_page_names_every_recipe_and_each_is_run() -> None:
