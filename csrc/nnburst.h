@@ -519,6 +519,8 @@ void nnb_server_set_bell(nnb_server *s, int bell);
 int nnb_bell_check(int fd);
 /* The client is gone or the burst is to end: nnb_server_next ends with -EPIPE. Any thread before destroy. */
 void nnb_server_hang_up(nnb_server *s);
+/* Not 0 once nnb_server_hang_up was called; as long as the server is. */
+const uint32_t *nnb_server_hung_up(const nnb_server *s);
 void nnb_server_destroy(nnb_server *s); /* after nnb_server_next has ended for good */
 void nnb_server_stats(const nnb_server *s, nnb_stats *out);
 /* Before the first request: what is counted and timed goes into this row, which outlives the thread that serves. */
@@ -579,11 +581,18 @@ typedef struct nnb_steps {
     const nnb_step_argument *arguments; /* inputs first */
     uint32_t n_inputs, n;
     uint64_t count, nbytes; /* steps; bytes of one, all arguments together */
+    const uint32_t *gone;   /* not 0 once nobody awaits the answer; NULL: that cannot be known */
+    uint64_t deadline_ns;   /* of the request at hand, 0: none */
+    uint64_t turned_ns;     /* when the step at hand began; with a deadline only, as is the next */
+    uint64_t lasted_ns;     /* the step before; not 0 before the first one */
 } nnb_steps;
 
 /* Before each step from 0 on, and once with `count`: copies the outputs of the step before to their places, and the
- * inputs of `step` from theirs. */
-void nnb_steps_turn(const nnb_steps *s, uint64_t step);
+ * inputs of `step` from theirs. 1: there is a deadline, and the step may be long (the one before took over a
+ * millisecond); -EPIPE: `gone`, -ETIMEDOUT: the deadline has passed; there is no next step then. */
+int nnb_steps_turn(nnb_steps *s, uint64_t step);
+/* Has a word be what `gone` waits for. */
+void nnb_word_raise(uint32_t *word);
 
 /* ---- process_watch.c: a service must not outlive its client ------------------------------------------------------ */
 

@@ -141,15 +141,15 @@ static int nnb_py_group_next(nnb_worker *w)
 #define nnb_group_next nnb_py_group_next
 
 /* Small arguments are copied in less time than the lock takes to change hands. */
-static void nnb_py_steps_turn(const nnb_steps *s, uint64_t step)
+static int nnb_py_steps_turn(nnb_steps *s, uint64_t step)
 {
     if (s->nbytes < 1 << 16) {
-        nnb_steps_turn(s, step);
-        return;
+        return nnb_steps_turn(s, step);
     }
     PyThreadState *state = PyEval_SaveThread();
-    nnb_steps_turn(s, step);
+    int rc = nnb_steps_turn(s, step);
     PyEval_RestoreThread(state);
+    return rc;
 }
 #define nnb_steps_turn nnb_py_steps_turn
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..model import ExecutionResult
+from ._caller import Caller, called_by, present_caller
 from ._controller import BoundRequest, ExecutionBurstController
 from ._executor import SlotExecutor
 from ._flights import Flight, Flights
@@ -28,6 +29,7 @@ __all__ = [
     "BurstContext",
     "BurstExecutorWithCache",
     "BurstStats",
+    "Caller",
     "ExecutionBurstController",
     "ExecutionBurstServer",
     "ExecutionResult",
@@ -40,6 +42,8 @@ __all__ = [
     "SlotExecutor",
     "SlotTable",
     "SupportsExecute",
+    "called_by",
     "default_polling_window",
+    "present_caller",
     "run_until",
 ]

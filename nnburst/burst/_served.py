@@ -15,6 +15,7 @@ from ..errors import ErrorStatus, InvalidArgument, NNBurstError
 from ..memory import BufferSet, free_closed_buffers
 from ..model import ExecutionResult, MeasureTiming, failure_of, reason_of
 from ..watch import private_row
+from ._caller import Caller, called_by
 from ._endpoint import c_result, python_request
 from ._interfaces import BurstCallback, BurstExecutorWithCache, Kernel, implements, run_until
 from ._stats import ServerStats, server_stats
@@ -77,6 +78,7 @@ class Served(abc.ABC):
         self._executor = executor
         self._executes = implements(executor, "execute")
         self._endpoint = endpoint
+        self._caller = Caller(lib.nnb_server_hung_up(endpoint), endpoint)
         self._plans: list[Kernel] = []
         self._base = 0  # index of the first of this burst's plans
         self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
@@ -121,6 +123,7 @@ class Served(abc.ABC):
             _log.error("burst ended: %s", _ENDINGS.get(-number, errno.errorcode.get(-number, str(number))))
         self._final_stats = server_stats(self._endpoint)
         self._endpoint = ffi.NULL  # destroyed with the last reference
+        del self._caller
         plans, self._plans, self._gated = self._plans, [], {}
         plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
         self.close_row()
@@ -192,7 +195,8 @@ class Served(abc.ABC):
     def _bind_request(self) -> Kernel:
         request, slots, measure = python_request(lib.nnb_server_request(self._endpoint))
         self._ensure_present(slots)
-        return self._bind(request, slots, MeasureTiming.YES if measure else MeasureTiming.NO)
+        with called_by(self._caller):
+            return self._bind(request, slots, MeasureTiming.YES if measure else MeasureTiming.NO)
 
     def _bind(self, request: Request, slots: list[int], measure: MeasureTiming) -> Kernel:
         for kind, arguments in (("input", request.inputs), ("output", request.outputs)):

@@ -9,7 +9,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from ..burst import Kernel, SlotExecutor, run_until
+from ..burst import Kernel, SlotExecutor, called_by, present_caller, run_until
 from ..cache import SaveResult, checked_token
 from ..errors import BadState, ErrorStatus, GeneralFailure
 from ..memory import BufferTracker, check_pools
@@ -181,7 +181,7 @@ class LocalModel(PreparedModel):
             raise BadState("the prepared model is closed")
         validate_request(self.model, request, allow_unspecified_output=not fenced)
         steps = request.steps
-        bind = self.bind if steps is None else partial(SteppedKernel, self.bind, steps)
+        bind = self.bind if steps is None else partial(SteppedKernel, self.bind, steps, present_caller())
         return Plan(bind, request, options, bind_buffers(self, request))
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
@@ -196,10 +196,13 @@ class LocalModel(PreparedModel):
 
     def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
         """Plan; see `PreparedModel.bind_fenced`. Contents of buffers are looked at when it runs."""
-        plan = self.plan(request, options, fenced=True)
+        plan, caller = self.plan(request, options, fenced=True), present_caller()
 
         def run(final: RunOptions) -> ExecutionResult:
-            return _run(plan, final) if final == options else self.execute_synchronously(request, final)
+            if final == options:
+                return _run(plan, final)
+            with called_by(caller):
+                return self.execute_synchronously(request, final)
 
         return run
 

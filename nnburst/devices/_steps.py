@@ -8,6 +8,7 @@ places with those of all steps (``csrc/steps.c``).
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,8 +17,15 @@ import numpy as np
 from msgspec.structs import replace
 
 from .._core._nnburst import ffi, lib
-from ..burst import Kernel, run_until
-from ..errors import GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize, error_for
+from ..burst import Caller, Kernel, run_until
+from ..errors import (
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+    OutputInsufficientSize,
+    error_for,
+)
 from ..memory import Region, private_bytes
 from ..model import (
     DataLocation,
@@ -30,7 +38,7 @@ from ..model import (
     Steps,
     failure_of,
 )
-from ._deadline import require_time
+from ._deadline import is_limit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -41,6 +49,7 @@ class SteppedKernel:
     Args:
         bind: Makes the kernel of one step.
         steps: Among the pools of the request.
+        caller: Who awaits the answer; None: one that cannot go.
         request: Valid, on pools that give arrays.
         options: How it is run.
 
@@ -53,6 +62,7 @@ class SteppedKernel:
         self,
         bind: Callable[[Request, RunOptions], Kernel],
         steps: Steps,
+        caller: Caller | None,
         request: Request,
         options: RunOptions,
     ) -> None:
@@ -97,9 +107,7 @@ class SteppedKernel:
         outputs = tuple(bound(i, argument, is_input=False) for i, argument in enumerate(request.outputs))
         even = bind(Request(inputs, outputs, tuple(own)), options)
         odd = bind(Request(inputs, outputs, tuple(swapped)), options) if steps.state else even
-        self._kernels = even, odd
-        self._bare = tuple(getattr(kernel, "bare", kernel) for kernel in self._kernels)
-        self._within: Callable[[], AbstractContextManager[object]] = getattr(even, "within", contextlib.nullcontext)
+        self._kernels = (even, odd) if steps.state else (even,)
         self._dimensions = [argument.dimensions for argument in request.outputs]
         self._exchanged = exchanged
         rows = ffi.new("nnb_step_argument[]", max(1, len(exchanged[0]) + len(exchanged[1])))
@@ -110,44 +118,48 @@ class SteppedKernel:
         n_inputs, n = len(exchanged[0]), len(exchanged[0]) + len(exchanged[1])
         nbytes = sum(row.nbytes for row in rows[0:n])
         sizes = {"n_inputs": n_inputs, "n": n, "count": self._count, "nbytes": nbytes}
-        self._steps = ffi.new("nnb_steps *", {"arguments": rows, **sizes})
+        self._caller = caller
+        gone = ffi.NULL if caller is None else caller.gone
+        self._steps = ffi.new("nnb_steps *", {"arguments": rows, "gone": gone, "lasted_ns": 2**64 - 1, **sizes})
 
     def __call__(self) -> None:
         """Run all steps.
 
         Raises:
+            GeneralFailure: Between two of them, nobody awaited the answer any more.
             NNBurstError: One failed; the message says which. Nothing is left in buffers then.
         """
-        turn, steps, count, (even, odd) = lib.nnb_steps_turn, self._steps, self._count, self._bare
-        step = 0
-        try:
-            with self._within():
-                self._begin()
-                for step in range(count):
-                    turn(steps, step)
-                    result = odd() if step & 1 else even()
-                    if result is not None:
-                        self._check(result)
-        except Exception as error:
-            raise self._failed(step, error) from error
-        self._end()
+        self.until(0)
 
     def until(self, deadline_ns: int) -> None:
         """Run all steps, and end between two of them, or sooner if the device can, once a deadline has passed.
+
+        A step that is short is not told of the deadline, for that would take longer than the step.
 
         Raises:
             MissedDeadline: It was ended.
             NNBurstError: As a call.
         """
-        step = 0
+        turn, steps, kernels = lib.nnb_steps_turn, self._steps, self._kernels
+        steps.deadline_ns = deadline_ns if is_limit(deadline_ns) else 0
+        step, spent = 0, dict[int, int]()
         try:
-            self._begin()
-            for step in range(self._count):
-                require_time(deadline_ns)
-                lib.nnb_steps_turn(self._steps, step)
-                result = run_until(self._kernels[step & 1], deadline_ns)
-                if result is not None:
-                    self._check(result)
+            with contextlib.ExitStack() as within:
+                runs = [within.enter_context(_within(kernel, deadline_ns, spent)) for kernel in kernels]
+                even, odd = runs[0], runs[-1]
+                self._begin()
+                for step in range(self._count):
+                    code = turn(steps, step)
+                    if code == 0:
+                        result = odd() if step & 1 else even()
+                    elif code > 0:
+                        result = run_until(kernels[step & (len(kernels) - 1)], deadline_ns)
+                    elif code == -errno.EPIPE:
+                        raise GeneralFailure("ended before it, for its burst was closed or its client has gone")
+                    else:
+                        raise MissedDeadline("the deadline has passed; give it more time")
+                    if result is not None:
+                        self._check(result)
         except Exception as error:
             raise self._failed(step, error) from error
         self._end()
@@ -175,6 +187,11 @@ class SteppedKernel:
             real = [shape.dimensions for shape in shapes]
             return GeneralFailure(f"{where}: outputs have shapes {real}, for which there is no room")
         return error_for(status, f"{where}: {failure.reason}")
+
+
+def _within(kernel: Kernel, deadline_ns: int, spent: dict[int, int]) -> AbstractContextManager[Kernel]:
+    within: Callable[[int, dict[int, int]], AbstractContextManager[Kernel]] | None = getattr(kernel, "within", None)
+    return contextlib.nullcontext(kernel) if within is None else within(deadline_ns, spent)
 
 
 def _readable(raw: Array) -> Array:

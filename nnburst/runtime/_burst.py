@@ -11,16 +11,16 @@ import numpy as np
 from .._core._errno import is_real
 from .._core._one_process import OneProcess
 from ..burst import BurstStats, ExecutionBurstController
-from ..errors import GeneralFailure, InvalidArgument
+from ..errors import InvalidArgument
 from ..memory import Memory
-from ..model import MOST_STEPS, ExecutionPreference
+from ..model import ExecutionPreference
 from ._arguments import result_channel_length, solve_shapes
 from ._compilation import Compilation
 from ._execution import Execution
 from ._pipeline import Pipeline
 from ._places import find_places, merged, of_one_step
 from ._service import closes_with, service_of
-from ._state import make_states, steps_of
+from ._state import check_steps, make_states, steps_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -117,7 +117,7 @@ class Burst(OneProcess):
                 step fails, the exception says which; the state is as it was before the run then, and outputs of
                 earlier steps may be there. The time limit is that of the run, and is looked at between steps.
             timeout: Seconds that a run may take; None for no limit, 0 for an answer that is there at once.
-            rooms: Bytes by name of an output whose shape only a run tells; default 4096.
+            rooms: Bytes by name of an output whose shape only a run tells; default 4096. A shape that is given wins.
             keep: What the execution keeps alive.
             home: Where the execution finds another burst when this one is busy; None: its run is refused then.
 
@@ -139,34 +139,24 @@ class Burst(OneProcess):
             raise InvalidArgument("initial_state needs state, which says what is kept")
         compilation = self.compilation
         if steps is not None:
-            self._check_steps(steps)
+            check_steps(compilation, steps)
         places = find_places(compilation.inputs, compilation.outputs, memory or {}, state or {})
         viewed = of_one_step(places, steps)
-        sizes = solve_shapes(compilation.inputs, compilation.outputs, merged(shapes or {}, viewed))
+        given = merged(shapes or {}, viewed)
+        sizes = solve_shapes(compilation.inputs, compilation.outputs, given)
+        rooms = {name: room for name, room in (rooms or {}).items() if name not in given}
         execution = Execution(compilation)
         execution.timeout = timeout
         try:
             states = make_states(compilation, state or {})
-            stepped = None if steps is None else steps_of(compilation, sizes, states, rooms or {}, steps)
-            execution.share(
-                self, sizes, states, places, rooms or {}, steps=stepped, measure=measure, keep=keep, home=home
-            )
+            stepped = None if steps is None else steps_of(compilation, sizes, states, places, rooms, steps)
+            execution.share(self, sizes, states, places, rooms, steps=stepped, measure=measure, keep=keep, home=home)
             if states:
                 execution.start_state(initial_state)
         except BaseException:
             execution.forget()
             raise
         return execution
-
-    def _check_steps(self, steps: object) -> None:
-        whole = isinstance(steps, int | np.integer) and not isinstance(steps, bool)
-        if not whole or not 1 <= steps <= MOST_STEPS:  # type: ignore[operator]
-            raise InvalidArgument(f"steps={steps!r}; give a number from 1 to {MOST_STEPS}")
-        if not self.compilation.prepared_model.takes_steps:
-            raise GeneralFailure(
-                f"{self.compilation.device.name} runs one step at a time (the service is older, the model is in parts, "
-                "or the device is of another make); bind without steps= and run in a loop"
-            )
 
     def pipeline(
         self,

@@ -62,7 +62,7 @@ from ._futures import submit
 from ._layout import Argument, ArgumentLayout, lay_out
 from ._memory_desc import DeviceMemory
 from ._places import Place
-from ._state import State, make_states
+from ._state import State, check_steps, make_states
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -293,8 +293,11 @@ class Execution(BoundRequest):
         if burst is here and number == errno.EBUSY:  # no longer
             return True
         states = self._states
-        if burst.compilation is not self.compilation and states:
-            states = self._states_on(burst.compilation)
+        if burst.compilation is not self.compilation:
+            if self._steps is not None:
+                check_steps(burst.compilation, self._steps.count)
+            if states:
+                states = self._states_on(burst.compilation)
         with self._lock:
             if self._pointer is not pointer:  # another thread has moved it
                 return True

@@ -12,7 +12,7 @@ from ..memory import Memory
 from ..model import BufferToken, DataLocation, Named, Request, RequestArgument, Steps
 from ._memory_desc import DeviceMemory
 
-_ALIGNMENT = 64
+ALIGNMENT = 64
 Array = np.ndarray[Any, np.dtype[Any]]
 AnyMemory = Memory | DeviceMemory | BufferToken
 
@@ -71,7 +71,7 @@ def lay_out(
     total = 0
     for argument in (*inputs, *outputs):
         offsets.append(total)
-        total += -(-argument.room // _ALIGNMENT) * _ALIGNMENT
+        total += -(-argument.room // ALIGNMENT) * ALIGNMENT
     turns = max([1, *(len(argument.memories) for argument in (*inputs, *outputs))])
     made = Memory.ashmem(total) if total and memory is None else None
     memory = made if memory is None else memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +11,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..devices import Buffer
-from ..errors import InvalidArgument
+from ..errors import GeneralFailure, InvalidArgument
 from ..memory import Memory
-from ..model import BufferDesc, BufferRole, BufferToken, Steps
+from ..model import MOST_STEPS, BufferDesc, BufferRole, BufferToken, Steps
 from ._arguments import NodeArg, Sizes
+from ._layout import ALIGNMENT
 
 if TYPE_CHECKING:
     from ._compilation import Compilation
 
+_LARGEST = 2**32
+"""Bytes: offsets and lengths in a packet are smaller."""
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -108,8 +112,30 @@ def make_states(compilation: Compilation, state: Mapping[str, str]) -> dict[str,
     return states
 
 
+def check_steps(compilation: Compilation, count: object) -> None:
+    """Check that a model can be bound with so many steps.
+
+    Raises:
+        InvalidArgument: It is no number of steps.
+        GeneralFailure: The device takes no requests of steps.
+    """
+    whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
+    if not whole or not 1 <= count <= MOST_STEPS:  # type: ignore[operator]
+        raise InvalidArgument(f"steps={count!r}; give a number from 1 to {MOST_STEPS}")
+    if not compilation.prepared_model.takes_steps:
+        raise GeneralFailure(
+            f"{compilation.device.name} runs one step at a time (the service is older, the model is in parts, "
+            "or the device is of another make); bind without steps= and run in a loop"
+        )
+
+
 def steps_of(
-    compilation: Compilation, sizes: Sizes, states: Mapping[str, State], rooms: Container[str], count: int
+    compilation: Compilation,
+    sizes: Sizes,
+    states: Mapping[str, State],
+    places: Container[str],
+    rooms: Container[str],
+    count: int,
 ) -> Steps:
     """Return what a request says of its steps.
 
@@ -117,11 +143,12 @@ def steps_of(
         compilation: Of the model.
         sizes: Of one step.
         states: By the name of their inputs.
+        places: Names of arguments that lie in memory of the caller's.
         rooms: Names of outputs that have other shapes than the model says.
         count: Of the steps.
 
     Raises:
-        InvalidArgument: The shape of an output is not known before it is run.
+        InvalidArgument: The shape of an output is not known before it is run, or the arguments are too large.
     """
     inputs = [node.name for node in compilation.inputs]
     outputs = [node.name for node in compilation.outputs]
@@ -131,6 +158,19 @@ def steps_of(
                 f"the elements of output {name!r} are not known before it is run, which they have to be with steps=; "
                 "say its dimensions with shapes="
             )
+    elsewhere = {name for state in states.values() for name in (state.source.name, state.target.name)}
+    total, largest = 0, (0, "")
+    nodes = (*compilation.inputs, *compilation.outputs)
+    for node, shape in zip(nodes, (*sizes.inputs, *sizes.outputs), strict=True):
+        if node.name not in elsewhere:
+            nbytes = math.prod(shape or ()) * node.dtype.itemsize * int(count)
+            total += 0 if node.name in places else nbytes + ALIGNMENT
+            largest = max(largest, (nbytes, node.name), key=lambda each: each[0])
+    if max(total, largest[0]) >= _LARGEST:
+        raise InvalidArgument(
+            f"{count} steps of {largest[1]!r} take {largest[0]} bytes; the arguments of a run have less than 4 GiB "
+            "together; bind fewer steps"
+        )
     pairs = ((outputs.index(state.source.name), inputs.index(target)) for target, state in states.items())
     return Steps(int(count), tuple(pairs))
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from .._core._errno import check
 from .._core._leaving import LEAVING, within
 from .._core._nnburst import lib
-from ..burst import ListenerGroup, Seat
+from ..burst import ListenerGroup, Seat, called_by
 from ..cache import CacheRejected, SaveResult, check_fd, checked_token
 from ..devices import Buffer, Device, DeviceInfo, Fence, PreparedModel, check_device, checked_model
 from ..errors import (
@@ -359,7 +359,8 @@ class HostedConnection:
             call.enter_context(self.ledger.charge(requests=1))
             request = self._request(call, message.request, fds)
             started = time.monotonic_ns()
-            result = model.served.execute_synchronously(request, message.options)
+            with called_by(self.objects.caller):
+                result = model.served.execute_synchronously(request, message.options)
             if model.row is not None:
                 model.row.count("fallbacks")
                 model.row.time_execution(time.monotonic_ns() - started)
@@ -385,7 +386,8 @@ class HostedConnection:
             undo.callback(hosted.cancel)
             on_end = running.pop_all().close
             try:
-                run = model.served.execute_fenced(request, wait_for, message.options, message.duration_ns, on_end)
+                with called_by(self.objects.caller):
+                    run = model.served.execute_fenced(request, wait_for, message.options, message.duration_ns, on_end)
             except BaseException:
                 on_end()
                 raise

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from ..burst import Caller
 from ..errors import DeadObject, InvalidArgument
 
 T = TypeVar("T")
@@ -29,6 +30,9 @@ class ObjectTable:
     """Objects by number. An object is disposed of once it is removed *and* no longer used.
 
     Numbers are never used again. Nothing is called under the lock.
+
+    Attributes:
+        caller: The connection; it has gone once it is hung up.
     """
 
     def __init__(self) -> None:
@@ -36,6 +40,7 @@ class ObjectTable:
         self._entries: dict[int, _Entry] = {}
         self._numbers = itertools.count(1)
         self._closed = False
+        self.caller = Caller()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -90,6 +95,7 @@ class ObjectTable:
         with self._lock:
             self._closed = True
             entries = list(self._entries.values())
+        self.caller.leave()
         for entry in entries:
             if entry.hang_up is not None:
                 entry.hang_up()

@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from service_support import WATCHDOG, socket_pair
+from test_control_flow import counting_model
 from test_session_state import UNITS, cell, expected
 
 import nnburst
-from nnburst.burst import ListenerGroup
-from nnburst.devices import create_device
-from nnburst.devices.function import FunctionDevice, Tensor, declare
-from nnburst.errors import GeneralFailure, InvalidArgument, MissedDeadline
+from nnburst.burst import Caller, Kernel, ListenerGroup, called_by, present_caller
+from nnburst.devices import _local, create_device
+from nnburst.devices.function import FunctionDevice, FunctionModel, Tensor, declare
+from nnburst.devices.reference import control
+from nnburst.errors import GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from nnburst.memory import Memory
-from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, Request, RequestArgument, Steps
+from nnburst.model import (
+    DataLocation,
+    ExecutionResult,
+    Model,
+    ModelBuilder,
+    OperandType,
+    OperationType,
+    Request,
+    RequestArgument,
+    RunOptions,
+    Steps,
+)
 from nnburst.runtime import Service
 from nnburst.service import ServiceConnection, ServiceHost
+from nnburst.service._object_table import ObjectTable
+from nnburst.service._proxies import RemotePreparedModel
 
 RNG = np.random.default_rng(7)
 STATE = {"h_out": "h_in"}
@@ -35,6 +53,7 @@ class Accumulator(FunctionDevice):
     def __init__(self) -> None:
         super().__init__()
         self.hook: Callable[[np.ndarray], object] = lambda x: None
+        self.host: ServiceHost | None = None
         x, y, h, g = (Tensor(name, "float32", (4,)) for name in ("x", "y", "h_in", "h_out"))
         self._functions["add"] = declare(inputs=[x, h], outputs=[g, y], name="add")(lambda x, h: self._add(x, h))
 
@@ -49,6 +68,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[tuple[Service, Accumulator]]
     mine, theirs = socket_pair()
     group = ListenerGroup(runs=2) if request.param == "shared" else None
     host = ServiceHost([create_device("nnburst-reference"), device], listeners=group)
+    device.host = host
     host.serve(theirs)
     with Service(ServiceConnection(mine), "test") as service:
         yield service, device
@@ -153,6 +173,145 @@ def test_deadline_is_kept_between_steps(rig: tuple[Service, Accumulator]) -> Non
         execution.run()
         assert execution.outputs["y"][:, 0].tolist() == [2.0 * (k + 1) for k in range(50)]
         assert len(seen) <= 3
+
+
+def test_client_that_is_gone_has_no_more_steps_run(
+    rig: tuple[Service, Accumulator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, device = rig
+    callers: list[Caller | None] = []
+    seen: list[float] = []
+    go_on, begun = threading.Event(), threading.Event()
+
+    def noting() -> Caller | None:
+        callers.append(present_caller())
+        return callers[-1]
+
+    def wait(x: np.ndarray) -> None:
+        seen.append(x[0])
+        begun.set()
+        assert go_on.wait(WATCHDOG)
+
+    monkeypatch.setattr(_local, "present_caller", noting)
+    device.hook = wait
+    with service.session("add") as session, session.bind(steps=4096, state=STATE) as execution:
+        future = execution.submit()
+        assert begun.wait(WATCHDOG)
+        assert device.host is not None
+        closing = threading.Thread(target=device.host.close)
+        closing.start()
+        limit = time.monotonic() + WATCHDOG
+        while not any(caller and caller.gone[0] for caller in callers) and time.monotonic() < limit:
+            time.sleep(0.001)
+        go_on.set()
+        with pytest.raises(NNBurstError):
+            future.result(WATCHDOG)
+        closing.join(WATCHDOG)
+        assert not closing.is_alive()
+    assert len(seen) == 1
+
+
+def test_connection_that_has_ended_has_no_more_steps_run_without_a_burst() -> None:
+    device, table = create_device("nnburst-reference"), ObjectTable()
+    with Memory.ashmem(4096) as memory, called_by(table.caller):
+        request = Request((at(0, 64),), (at(2048, 64),), (memory, Steps(4)))
+        prepared = device.prepare_model(_relu())
+        assert prepared.execute_synchronously(request)[0] is nnburst.ErrorStatus.NONE
+        table.hang_up()
+        ended = prepared.execute_synchronously(request)
+        assert "its client has gone" in ended.reason  # type: ignore[attr-defined]
+        with called_by(None):
+            assert prepared.execute_synchronously(request)[0] is nnburst.ErrorStatus.NONE
+        prepared.close()
+
+
+def test_device_is_told_of_a_deadline_only_where_steps_are_long(rig: tuple[Service, Accumulator]) -> None:
+    service, device = rig
+    told: list[int] = []
+    bind = FunctionModel.bind
+
+    def telling(self: FunctionModel, request: Request, options: RunOptions) -> Kernel:
+        kernel = bind(self, request, options)
+
+        def run() -> ExecutionResult | None:
+            return kernel()
+
+        def until(deadline_ns: int) -> ExecutionResult | None:
+            told.append(deadline_ns)
+            return kernel()
+
+        run.until = until  # type: ignore[attr-defined]
+        return run
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FunctionModel, "bind", telling)
+        with service.session("add", timeout=WATCHDOG) as session, session.bind(steps=500, state=STATE) as execution:
+            device.hook = lambda x: time.sleep(0.002 if x[0] == 7 else 0)
+            execution.inputs["x"][:] = np.arange(500)[:, None]
+            execution.run()
+            assert 1 < len(told) < 400  # the first of all, the one after the long one, and what the machine held up
+            del told[:]
+            execution.timeout = None
+            execution.run()
+            assert not told
+
+
+def test_time_of_a_loop_is_that_of_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(step=1_000_000)
+    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic_ns=lambda: next(now)))
+    prepared = create_device("nnburst-reference").prepare_model(counting_model(3.0))
+    options = RunOptions(loop_timeout_ns=12_000_000)
+    with Memory.ashmem(4096) as memory, contextlib.closing(prepared):
+
+        def run(steps: int) -> ExecutionResult:
+            inputs = at(0, 4 * steps), at(1024, 4 * steps)
+            return prepared.execute_synchronously(
+                Request(inputs, (at(2048, 4 * steps),), (memory, Steps(steps))), options
+            )
+
+        assert run(2)[0] is nnburst.ErrorStatus.NONE  # five looks at the clock each
+        failed = run(4)
+        assert failed[0] is nnburst.ErrorStatus.MISSED_DEADLINE_TRANSIENT
+        assert "fewer steps" in failed.reason  # type: ignore[attr-defined]
+
+
+def test_shape_that_is_given_wins_over_a_room_that_was_learned(service: Service) -> None:
+    b = ModelBuilder()
+    b.output("y", b.add(OperationType.RELU, [b.input("x", F32, (0, 3))]))
+    with service.session(b.build()) as session:
+        session.run(None, {"x": np.ones((700, 3), np.float32)})  # more than is guessed
+        assert session._rooms.keys() == {"y"}
+        with session.bind(steps=3, shapes={"x": (2, 3), "y": (2, 3)}) as execution:
+            execution.inputs["x"][:] = values = RNG.normal(size=(3, 2, 3)).astype(np.float32)
+            execution.run()
+            assert (execution.outputs["y"] == np.maximum(values, 0)).all()
+
+
+def test_rings_that_a_packet_cannot_say_are_refused_by_name(service: Service) -> None:
+    b = ModelBuilder()
+    x, z = b.input("x", F32, (1, 1 << 14)), b.input("z", F32, (1, 4))
+    b.output("y", b.binary(OperationType.ADD, x, x))
+    b.output("w", b.add(OperationType.RELU, [z]))
+    with service.session(b.build()) as session:
+        with pytest.raises(InvalidArgument, match=r"65536 steps of 'x' take 4294967296 bytes.*fewer steps"):
+            session.bind(steps=65536)
+        with pytest.raises(InvalidArgument, match=r"40000 steps of 'x' take 2621440000 bytes.*fewer steps"):
+            session.bind(steps=40000)  # each of them would fit
+
+
+def test_restarted_service_that_takes_no_steps_says_so() -> None:
+    with (
+        nnburst.launch() as service,
+        service.session(_relu(), on_death="restart", retry=1) as session,
+        session.bind(steps=2) as execution,
+    ):
+        execution.run()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(RemotePreparedModel, "takes_steps", property(lambda self: False))
+            service.kill()
+            with pytest.raises(GeneralFailure, match="one step at a time"):
+                execution.run()
+        execution.run()
 
 
 def test_steps_of_a_run_that_was_given_a_timeout_are_those_of_others(rig: tuple[Service, Accumulator]) -> None:

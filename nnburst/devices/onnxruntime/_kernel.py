@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,7 +37,7 @@ from ...model import (
     is_fully_specified,
 )
 from .._alarm import ALARM_CLOCK
-from .._deadline import deadline_passed
+from .._deadline import deadline_passed, is_limit
 from .._elements import is_scalar
 from ._graph import Graph
 from ._importer import GraphArgument
@@ -203,7 +204,7 @@ class BoundGraph:
     def kernel(self) -> Kernel:
         """What runs it: the call into ONNX Runtime and copies alone, if there is nothing to tell afterwards."""
         if self._has_open_shapes:
-            return _Ending(self._run_open, self.until)
+            return _Ending(self._run_open, self.until, self.within)
         run, failed, kept = self._complete, self._failed, self._kept
 
         def run_bound(kept: object = kept) -> None:
@@ -212,7 +213,7 @@ class BoundGraph:
             except Exception as error:
                 raise failed(error) from None
 
-        run_bound.until = self.until  # type: ignore[attr-defined]
+        run_bound.until, run_bound.within = self.until, self.within  # type: ignore[attr-defined]
         return run_bound
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
@@ -221,18 +222,26 @@ class BoundGraph:
         Raises:
             MissedDeadline: It was ended.
         """
-        usual = self._run, self._complete
-        options = onnxruntime().RunOptions()  # of this run alone: an alarm that comes late ends no other one
+        with self.within(deadline_ns) as run:
+            return run()
+
+    @contextmanager
+    def within(self, deadline_ns: int, spent: dict[int, int] | None = None) -> Iterator[Kernel]:
+        """Give the shortest way to run once, which ends at the deadline; see `Kernel`."""
+        if not is_limit(deadline_ns):
+            yield self.kernel
+            return
+        usual = self._run, self._complete, self._deadline_ns
+        options = onnxruntime().RunOptions()  # of these runs alone: an alarm that comes late ends no other one
         self._deadline_ns = deadline_ns
         try:
             if self._order:
                 self._run = _runner(self._graph, self._binding, options)
                 self._complete = self._with_copies()
             with ALARM_CLOCK.at(deadline_ns, partial(setattr, options, "terminate", True)):
-                return self.kernel()
+                yield self.kernel
         finally:
-            self._run, self._complete = usual
-            self._deadline_ns = 0
+            self._run, self._complete, self._deadline_ns = usual
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -327,10 +336,16 @@ class _Ending(partial[ExecutionResult | None]):
     """A kernel that can end itself, since a method has no attributes of its own."""
 
     until: Callable[[int], ExecutionResult | None]
+    within: Callable[[int, dict[int, int]], AbstractContextManager[Kernel]]
 
-    def __new__(cls, run: Kernel, until: Callable[[int], ExecutionResult | None]) -> _Ending:
+    def __new__(
+        cls,
+        run: Kernel,
+        until: Callable[[int], ExecutionResult | None],
+        within: Callable[[int, dict[int, int]], AbstractContextManager[Kernel]],
+    ) -> _Ending:
         made = super().__new__(cls, run)
-        made.until = until
+        made.until, made.within = until, within
         return made
 
 

@@ -35,12 +35,15 @@ def run_while(outer: Binding, operation: Operation, limits: RunLimits) -> None:
     """
     condition, body, *indexes = operation.inputs
     values = [_value(outer, index) for index in indexes]
-    end = time.monotonic_ns() + limits.loop_ns
+    spent = {} if limits.spent is None else limits.spent
+    begin = time.monotonic_ns() - spent.get(id(operation), 0)
     while _is_true(_run_subgraph(outer, condition, values, limits)[0]):
-        if time.monotonic_ns() >= end:
-            raise MissedDeadline(f"a WHILE ran for more than {limits.loop_ns / 1e9:g} s; raise the loop timeout")
+        if time.monotonic_ns() >= begin + limits.loop_ns:
+            remedy = "raise the loop timeout" + ("" if limits.spent is None else ", or run fewer steps at once")
+            raise MissedDeadline(f"a WHILE ran for more than {limits.loop_ns / 1e9:g} s; {remedy}")
         results = _run_subgraph(outer, body, values, limits)
         values[: len(results)] = results
+    spent[id(operation)] = time.monotonic_ns() - begin
     _give(outer, operation, values)
 
 

@@ -72,11 +72,13 @@ class RunLimits(Struct, frozen=True):
         nbytes: Of the results of one subgraph's operations.
         deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds; 0 is none.
         loop_ns: Nanoseconds that one WHILE may take.
+        spent: What each WHILE has taken so far, by its id, where all runs of it together may take `loop_ns`.
     """
 
     nbytes: int
     deadline_ns: int = 0
     loop_ns: int = 2_000_000_000
+    spent: dict[int, int] | None = None
 
     @classmethod
     def for_bytes(cls, nbytes: int) -> RunLimits:

@@ -10,7 +10,8 @@ and the rest of the operations are bound anew in every run, when their inputs ha
 from __future__ import annotations
 
 from bisect import bisect_right
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from ...model import (
     is_fully_specified,
     operand_info,
 )
+from .._deadline import earlier
 from .call import KernelStep
 from .graph import LONGEST_LOOP_NS, PASSING, Binding, RunLimits, map_argument
 
@@ -78,18 +80,27 @@ class Program:
 
     def __call__(self) -> ExecutionResult | None:
         """Run once; see `nnburst.devices._plan.Bind`."""
-        with self.within():
+        with np.errstate(all="ignore"):
             return self._run()
 
-    def within(self) -> AbstractContextManager[object]:
-        """What `bare` is called in, once or often: to enter it takes as long as a small operation."""
-        return np.errstate(all="ignore")
+    @contextmanager
+    def within(self, deadline_ns: int, spent: dict[int, int]) -> Iterator[Kernel]:
+        """Give the shortest way to run once; see `Kernel`. What a run binds may loop, and looks at the time."""
+        if self._is_plain:
+            with np.errstate(all="ignore"):
+                yield self._run_all
+            return
+        usual = self._limits
+        self._limits = replace(usual, deadline_ns=earlier(deadline_ns, usual.deadline_ns), spent=spent)
+        try:
+            with np.errstate(all="ignore"):
+                yield self._run
+        finally:
+            self._limits = usual
 
     @property
-    def bare(self) -> Kernel:
-        """The shortest way to run once."""
-        is_plain = self.is_bound and not (self._limits.deadline_ns or self._insufficient or self._reports_shapes)
-        return self._run_all if is_plain else self._run
+    def _is_plain(self) -> bool:
+        return self.is_bound and not (self._limits.deadline_ns or self._insufficient or self._reports_shapes)
 
     def _run(self) -> ExecutionResult | None:
         if self._limits.deadline_ns or not self.is_bound:
