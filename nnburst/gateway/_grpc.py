@@ -21,7 +21,8 @@ from ..errors import (
     NNBurstError,
     ResourceExhausted,
 )
-from ._inference import VERSION, Given, Inference, RegionPlace, Wanted, infer
+from ._budget import Budget
+from ._inference import VERSION, Given, Inference, RegionPlace, Wanted, aside, infer
 from ._models import Models
 from ._regions import Regions
 from ._tensors import ModelTensor
@@ -37,6 +38,16 @@ _CODES: tuple[tuple[type[NNBurstError], grpc.StatusCode], ...] = (
     (DeviceUnavailable, grpc.StatusCode.UNAVAILABLE),
     (DeadObject, grpc.StatusCode.UNAVAILABLE),
 )
+_CONTENTS = {
+    "BOOL": ("bool_contents", "?"),
+    **{f"INT{n}": ("int_contents", "i4") for n in (8, 16, 32)},
+    **{f"UINT{n}": ("uint_contents", "u4") for n in (8, 16, 32)},
+    "INT64": ("int64_contents", "i8"),
+    "UINT64": ("uint64_contents", "u8"),
+    "FP32": ("fp32_contents", "f4"),
+    "FP64": ("fp64_contents", "f8"),
+}
+"""The field of single elements for each datatype, and their dtype there; others come as raw bytes only."""
 
 
 def status_code(error: NNBurstError) -> grpc.StatusCode:
@@ -47,9 +58,10 @@ def status_code(error: NNBurstError) -> grpc.StatusCode:
 class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Answers every call of the protocol that a model on a CPU has; others are UNIMPLEMENTED."""
 
-    def __init__(self, models: Models, regions: Regions) -> None:
+    def __init__(self, models: Models, regions: Regions, budget: Budget) -> None:
         self._models = models
         self._regions = regions
+        self._budget = budget
 
     async def _answer(self, context: Any, work: Callable[[], _Result]) -> _Result:
         """Do something that may wait for the service; an error becomes a status."""
@@ -112,7 +124,7 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         try:
-            return await self._infer(request)
+            return await self._infer(request, context)
         except NNBurstError as error:
             await context.abort(status_code(error), str(error))
 
@@ -120,7 +132,7 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         """One answer for each request, in their order; an error is an answer, too."""
         async for request in requests:
             try:
-                answer = await self._infer(request)
+                answer = await self._infer(request, context)
             except NNBurstError as error:
                 yield pb.ModelStreamInferResponse(
                     error_message=str(error), infer_response=pb.ModelInferResponse(id=request.id)
@@ -130,9 +142,13 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 answer.parameters["triton_final_response"].bool_param = True
             yield pb.ModelStreamInferResponse(infer_response=answer)
 
-    async def _infer(self, request: Any) -> Any:
+    async def _infer(self, request: Any, context: Any) -> Any:
+        size = request.ByteSize()
+        with self._budget.request(size):
+            inference = await aside(0 if request.raw_input_contents else size, lambda: _inference(request, size))
+            answers = await infer(self._models, self._regions, inference, context.time_remaining())
         answer = pb.ModelInferResponse(model_name=request.model_name, model_version=VERSION, id=request.id)
-        for wanted, datatype, array in await infer(self._models, self._regions, _inference(request)):
+        for wanted, datatype, array in answers:
             output = answer.outputs.add(name=wanted.name, datatype=datatype, shape=array.shape)
             if wanted.place is None:
                 answer.raw_output_contents.append(array.tobytes())
@@ -174,7 +190,7 @@ def _parameters(tensor: Any) -> Mapping[str, Any]:
     return {name: getattr(value, value.WhichOneof("parameter_choice") or "", None) for name, value in given.items()}
 
 
-def _inference(request: Any) -> Inference:
+def _inference(request: Any, size: int) -> Inference:
     raw = list(request.raw_input_contents)
     inputs = []
     for tensor in request.inputs:
@@ -194,18 +210,23 @@ def _inference(request: Any) -> Inference:
         if parameters.get("classification"):
             raise InvalidArgument(f"output {tensor.name!r}: classification is not served; sort the scores yourself")
         outputs.append(Wanted(tensor.name, RegionPlace.of(parameters, "output", tensor.name)))
-    return Inference(request.model_name, request.model_version, inputs, outputs)
+    size = 0 if request.raw_input_contents else size
+    return Inference(request.model_name, request.model_version, inputs, outputs, size)
 
 
 def _elements(tensor: Any) -> Any:
     """Return the elements of a tensor that came one by one."""
-    filled = [values for _, values in tensor.contents.ListFields()]
-    if len(filled) > 1:
-        raise InvalidArgument(f"input {tensor.name!r} has elements of several types")
-    return np.asarray(filled[0]) if filled else ()
+    filled = [(field.name, values) for field, values in tensor.contents.ListFields()]
+    if not filled:
+        return ()
+    wanted, dtype = _CONTENTS.get(tensor.datatype, ("raw_input_contents", ""))
+    for name, _ in filled:
+        if name != wanted:
+            raise InvalidArgument(f"input {tensor.name!r}: {tensor.datatype} comes in {wanted}, not in {name}")
+    return np.array(filled[0][1], dtype)
 
 
-async def serve(models: Models, regions: Regions, address: str) -> tuple[Any, int]:
+async def serve(models: Models, regions: Regions, budget: Budget, address: str) -> tuple[Any, int]:
     """Start to answer at ``HOST:PORT``; port 0 takes a free one.
 
     Returns:
@@ -215,13 +236,14 @@ async def serve(models: Models, regions: Regions, address: str) -> tuple[Any, in
         DeviceUnavailable: The address cannot be had.
     """
     server = grpc.aio.server(
+        maximum_concurrent_rpcs=budget.most_requests,
         options=[
             ("grpc.max_receive_message_length", _MOST_BYTES),
             ("grpc.max_send_message_length", _MOST_BYTES),
             ("grpc.so_reuseport", 0),
-        ]
+        ],
     )
-    stubs.add_GRPCInferenceServiceServicer_to_server(Servicer(models, regions), server)
+    stubs.add_GRPCInferenceServiceServicer_to_server(Servicer(models, regions, budget), server)
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..errors import InvalidArgument
 from ._models import Models, OpenedModel
-from ._regions import Regions
+from ._regions import RegionPart, Regions
 from ._tensors import Array, bytes_of
 
+_Result = TypeVar("_Result")
+_BRISK = 1 << 20
+"""Bytes of JSON, or of single elements, that the loop's own thread turns into arrays."""
 VERSION = "1"
 """Of every model: a service has one of each name."""
 
@@ -45,7 +49,7 @@ class Given(NamedTuple):
     name: str
     datatype: str
     shape: Sequence[int]
-    data: bytes | memoryview | Sequence[Any] | RegionPlace
+    data: bytes | memoryview | Sequence[Any] | Array | RegionPlace
 
 
 class Wanted(NamedTuple):
@@ -56,16 +60,36 @@ class Wanted(NamedTuple):
 
 
 class Inference(NamedTuple):
-    """A request to run a model."""
+    """A request to run a model.
+
+    Attributes:
+        model, version: Which.
+        inputs, outputs: No outputs: all.
+        size: In bytes, of what has to be turned into arrays element by element.
+    """
 
     model: str
     version: str
     inputs: Sequence[Given]
     outputs: Sequence[Wanted] = ()
+    size: int = 0
 
 
-async def infer(models: Models, regions: Regions, inference: Inference) -> list[tuple[Wanted, str, Array]]:
+async def aside(size: int, work: Callable[[], _Result]) -> _Result:
+    """Do something with so many bytes, in another thread if they are many."""
+    return work() if size <= _BRISK else await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+async def infer(
+    models: Models, regions: Regions, inference: Inference, timeout: float | None = None
+) -> list[tuple[Wanted, str, Array]]:
     """Run a request.
+
+    Args:
+        models: Those that there are.
+        regions: Likewise.
+        inference: The request.
+        timeout: Seconds that the run may take.
 
     Returns:
         For each output that is asked for (all, if none is), what was asked, its datatype, and its elements; those with
@@ -77,13 +101,34 @@ async def infer(models: Models, regions: Regions, inference: Inference) -> list[
     if inference.version not in ("", VERSION):
         raise InvalidArgument(f"model {inference.model!r} has the version {VERSION}, not {inference.version!r}")
     async with models.using(inference.model) as model:
-        return await _run(model, regions, inference)
+        return await _run(model, regions, inference, timeout)
 
 
-async def _run(model: OpenedModel, regions: Regions, inference: Inference) -> list[tuple[Wanted, str, Array]]:
+async def _run(
+    model: OpenedModel, regions: Regions, inference: Inference, timeout: float | None
+) -> list[tuple[Wanted, str, Array]]:
+    arrays, parts = await aside(inference.size, lambda: _arrays(model, regions, inference.inputs))
+    wanted = inference.outputs or [Wanted(name) for name in model.outputs]
+    for output in wanted:
+        if output.name not in model.outputs:
+            raise InvalidArgument(f"output {output.name!r} is unknown; the model gives {list(model.outputs)}")
+    values = dict(zip(model.outputs, await model.run(arrays, timeout), strict=True))
+    for part in parts:
+        part.check()
+    answers = []
+    for output in wanted:
+        array = np.ascontiguousarray(values[output.name])
+        if output.place is not None:
+            _put(regions, output.place, array)
+        answers.append((output, model.outputs[output.name].datatype, array))
+    return answers
+
+
+def _arrays(model: OpenedModel, regions: Regions, inputs: Sequence[Given]) -> tuple[dict[str, Array], list[RegionPart]]:
+    """Return the inputs by name, and the parts of regions that they lie in."""
     arrays: dict[str, Array] = {}
-    parts = []
-    for given in inference.inputs:
+    parts: list[RegionPart] = []
+    for given in inputs:
         tensor = model.inputs.get(given.name)
         if tensor is None or given.name in arrays:
             known = "is given twice" if tensor else f"is unknown; the model takes {list(model.inputs)}"
@@ -96,20 +141,7 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference) -> li
             arrays[given.name] = part.bytes.view(tensor.dtype).reshape(given.shape)
         else:
             arrays[given.name] = tensor.array_of(given.datatype, given.shape, data)
-    wanted = inference.outputs or [Wanted(name) for name in model.outputs]
-    for output in wanted:
-        if output.name not in model.outputs:
-            raise InvalidArgument(f"output {output.name!r} is unknown; the model gives {list(model.outputs)}")
-    values = dict(zip(model.outputs, await model.run(arrays), strict=True))
-    for part in parts:
-        part.check()
-    answers = []
-    for output in wanted:
-        array = np.ascontiguousarray(values[output.name])
-        if output.place is not None:
-            _put(regions, output.place, array)
-        answers.append((output, model.outputs[output.name].datatype, array))
-    return answers
+    return arrays, parts
 
 
 def _put(regions: Regions, place: RegionPlace, array: Array) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import DeadObject, InvalidArgument, NNBurstError
+from ..errors import DeadObject, InvalidArgument, MissedDeadline, NNBurstError
 from ..runtime import Service, Session, connect
 from ._tensors import Array, ModelTensor
 
@@ -63,11 +63,14 @@ class OpenedModel:
         with contextlib.suppress(DeadObject):
             self.session.close()
 
-    async def run(self, inputs: dict[str, Array]) -> list[Array]:
-        """Run it once; raises as `Session.arun`. A request that met a dead service is not repeated."""
+    async def run(self, inputs: dict[str, Array], timeout: float | None = None) -> list[Array]:
+        """Run it once, within so many seconds; raises as `Session.arun`.
+
+        A request that met a dead service is not repeated.
+        """
         counts, began = self._counts, time.monotonic_ns()
         try:
-            outputs = await self.session.arun(None, inputs)
+            outputs = await self._within(timeout, inputs)
         except NNBurstError:
             counts.failures += 1
             counts.failure_ns += time.monotonic_ns() - began
@@ -77,6 +80,16 @@ class OpenedModel:
         counts.inferences += 1
         counts.success_ns += time.monotonic_ns() - began
         return outputs
+
+    async def _within(self, timeout: float | None, inputs: dict[str, Array]) -> list[Array]:
+        if timeout is None:
+            return await self.session.arun(None, inputs)
+        try:
+            return await asyncio.wait_for(self.session.arun(None, inputs), timeout)
+        except asyncio.TimeoutError as error:
+            if isinstance(error, MissedDeadline):
+                raise
+            raise MissedDeadline(f"no answer within the {timeout:g} s that the client gave it") from None
 
 
 class Models:

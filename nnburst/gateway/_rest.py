@@ -11,7 +11,8 @@ from aiohttp import web
 
 from .. import __version__
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
-from ._inference import VERSION, Given, Inference, RegionPlace, Wanted, infer
+from ._budget import Budget
+from ._inference import VERSION, Given, Inference, RegionPlace, Wanted, aside, infer
 from ._models import Models
 from ._regions import Regions
 from ._tensors import Array, ModelTensor, bytes_of
@@ -45,9 +46,10 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
 class Rest:
     """The handlers, by path."""
 
-    def __init__(self, models: Models, regions: Regions) -> None:
+    def __init__(self, models: Models, regions: Regions, budget: Budget) -> None:
         self._models = models
         self._regions = regions
+        self._budget = budget
 
     def application(self) -> web.Application:
         """Return what aiohttp serves."""
@@ -113,18 +115,21 @@ class Rest:
 
     async def _infer(self, request: web.Request) -> web.Response:
         name = self._model(request)
-        body = await request.read()
-        length = request.headers.get(_HEADER)
-        end = len(body) if length is None else _length(length, len(body))
-        head, data = _object(body[:end]), memoryview(body)[end:]
-        inference, binary = _inference(name, head, data)
-        answers = await infer(self._models, self._regions, inference)
-        return _response(name, head.get("id"), answers, binary)
+        with self._budget.request() as take:
+            body = await _body(request, take)
+            length = request.headers.get(_HEADER)
+            end = len(body) if length is None else _length(length, len(body))
+            head = await aside(end, lambda: _object(body[:end]))
+            inference, binary = _inference(name, head, memoryview(body)[end:], end)
+            answers = await infer(self._models, self._regions, inference)
+            size = sum(array.nbytes for wanted, _, array in answers if not binary.get(wanted.name, binary[""]))
+            return await aside(size, lambda: _response(name, head.get("id"), answers, binary))
 
     # ---- shared memory ---------------------------------------------------------------------------------------
 
     async def _register(self, request: web.Request) -> web.Response:
-        body = _object(await request.read())
+        with self._budget.request() as take:
+            body = _object(await _body(request, take))
         key, offset, size = body.get("key"), body.get("offset", 0), body.get("byte_size")
         if not isinstance(key, str) or type(offset) is not int or type(size) is not int:
             raise InvalidArgument("a region has a key, an offset and a byte_size")
@@ -140,6 +145,17 @@ class Rest:
         return web.json_response(
             [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in regions]
         )
+
+
+async def _body(request: web.Request, take: Callable[[int], None]) -> bytes:
+    """Read the body; what has come of it counts at once."""
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        take(len(chunk))
+        body += chunk
+        if len(body) > _MOST_BYTES:
+            raise web.HTTPRequestEntityTooLarge(_MOST_BYTES, len(body))
+    return bytes(body)
 
 
 async def _elsewhere(work: Callable[[], Any]) -> Any:
@@ -181,7 +197,7 @@ def _tensors(head: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
     return tensors
 
 
-def _inference(name: str, head: Mapping[str, Any], data: memoryview) -> tuple[Inference, dict[str, bool]]:
+def _inference(name: str, head: Mapping[str, Any], data: memoryview, size: int) -> tuple[Inference, dict[str, bool]]:
     """Return the request, and for each output that it names whether it goes back as bytes ('' for the others)."""
     inputs = []
     for tensor in _tensors(head, "inputs"):
@@ -191,11 +207,11 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview) -> tuple[In
         if not isinstance(shape, list) or not all(type(size) is int for size in shape):
             raise InvalidArgument(f"{what}: the shape is a list of numbers, got {shape!r}")
         elements: Any = RegionPlace.of(parameters, "input", tensor["name"])
-        size = parameters.get("binary_data_size")
-        if elements is None and size is not None:
-            if type(size) is not int or not 0 <= size <= len(data):
-                raise InvalidArgument(f"{what}: binary_data_size is {size!r}, {len(data)} bytes are left")
-            elements, data = data[:size], data[size:]
+        length = parameters.get("binary_data_size")
+        if elements is None and length is not None:
+            if type(length) is not int or not 0 <= length <= len(data):
+                raise InvalidArgument(f"{what}: binary_data_size is {length!r}, {len(data)} bytes are left")
+            elements, data = data[:length], data[length:]
         if elements is None:
             elements = tensor.get("data")
             if not isinstance(elements, list):
@@ -212,7 +228,7 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview) -> tuple[In
             raise InvalidArgument(f"output {tensor['name']!r}: classification is not served; sort the scores yourself")
         binary[tensor["name"]] = bool(own.get("binary_data", binary[""]))
         outputs.append(Wanted(tensor["name"], RegionPlace.of(own, "output", tensor["name"])))
-    return Inference(name, "", inputs, outputs), binary
+    return Inference(name, "", inputs, outputs, size), binary
 
 
 def _response(name: str, request_id: object, answers: list[tuple[Wanted, str, Array]], binary: Any) -> web.Response:
@@ -248,7 +264,7 @@ def _response(name: str, request_id: object, answers: list[tuple[Wanted, str, Ar
     )
 
 
-async def serve(models: Models, regions: Regions, address: str) -> tuple[web.AppRunner, int]:
+async def serve(models: Models, regions: Regions, budget: Budget, address: str) -> tuple[web.AppRunner, int]:
     """Start to answer at ``HOST:PORT``; port 0 takes a free one.
 
     Returns:
@@ -258,7 +274,7 @@ async def serve(models: Models, regions: Regions, address: str) -> tuple[web.App
         DeviceUnavailable: The address cannot be had.
     """
     host, _, port = address.rpartition(":")
-    runner = web.AppRunner(Rest(models, regions).application(), access_log=None)
+    runner = web.AppRunner(Rest(models, regions, budget).application(), access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, host.strip("[]"), int(port))
     try:

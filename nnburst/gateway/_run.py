@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..errors import NNBurstError
+from ._budget import Budget
 from ._models import Models
 from ._regions import Regions
 
@@ -25,7 +26,7 @@ async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str |
 
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="nnburst-oip"))
-    ended = asyncio.Event()
+    ended, budget = asyncio.Event(), Budget()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
 
@@ -39,10 +40,10 @@ async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str |
     async with contextlib.AsyncExitStack() as stack:
         ports: dict[str, Any] = {}
         if grpc is not None:
-            server, ports["grpc"] = await _grpc.serve(models, regions, grpc)
+            server, ports["grpc"] = await _grpc.serve(models, regions, budget, grpc)
             stack.push_async_callback(server.stop, 1.0)
         if rest is not None:
-            runner, ports["rest"] = await _rest.serve(models, regions, rest)
+            runner, ports["rest"] = await _rest.serve(models, regions, budget, rest)
             stack.push_async_callback(runner.cleanup)
         print(json.dumps(ports), flush=True)
         await ended.wait()

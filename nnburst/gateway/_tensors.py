@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ _DTYPES = {
     **{f"INT{8 * n}": np.dtype(f"i{n}") for n in (1, 2, 4, 8)},
     **{f"FP{8 * n}": np.dtype(f"f{n}") for n in (2, 4, 8)},
 }
+_KINDS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}
+"""Of Python's numbers, as JSON gives them, for each kind of dtype."""
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -84,8 +87,14 @@ class ModelTensor:
         if given != size:
             raise InvalidArgument(f"input {self.name!r} of shape {list(shape)} takes {size} bytes, got {given}")
 
-    def array_of(self, datatype: str, shape: Sequence[int], data: bytes | memoryview | Sequence[Any]) -> Array:
+    def array_of(self, datatype: str, shape: Sequence[int], data: bytes | memoryview | Sequence[Any] | Array) -> Array:
         """Return what a client sent: bytes, or elements in row-major order.
+
+        Args:
+            datatype: As the client says.
+            shape: Likewise.
+            data: Elements as Python's numbers, perhaps in lists of lists, or of the same kind as the input's in an
+                array of one dimension.
 
         Raises:
             InvalidArgument: They are not what the input takes, or not as many as the shape says.
@@ -94,15 +103,41 @@ class ModelTensor:
             self.check_size(datatype, shape, len(data))
             return np.frombuffer(data, self.dtype).reshape(shape)
         count = self.count_of(datatype, shape)
+        flat = data if isinstance(data, np.ndarray) else self._flat(data)
+        if len(flat) != count:
+            raise InvalidArgument(f"input {self.name!r} of shape {list(shape)} takes {count} elements, got {len(flat)}")
+        if self.dtype.kind in "iu" and count:
+            least, most = (flat.min(), flat.max()) if isinstance(flat, np.ndarray) else (min(flat), max(flat))
+            limits = np.iinfo(self.dtype)
+            if least < limits.min or most > limits.max:
+                wrong = least if least < limits.min else most
+                raise InvalidArgument(f"input {self.name!r}: {_brief(wrong)} is not from {limits.min} to {limits.max}")
         try:
-            array = np.asarray(data, self.dtype)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidArgument(f"input {self.name!r}: the elements are no {datatype}: {error}") from None
-        if array.size != count:
-            raise InvalidArgument(
-                f"input {self.name!r} of shape {list(shape)} takes {count} elements, got {array.size}"
-            )
-        return array.reshape(shape)
+            with np.errstate(over="ignore"):
+                array = np.asarray(flat, self.dtype).reshape(shape)
+        except OverflowError:  # an integer beyond every floating-point number
+            array = None
+        finite = isinstance(data, np.ndarray) or self.dtype.kind != "f"  # else JSON, which has no other numbers
+        if array is None or not (finite or np.isfinite(array).all()):
+            raise InvalidArgument(f"input {self.name!r}: a number is too large for {datatype}")
+        return array
+
+    def _flat(self, data: Sequence[Any]) -> Sequence[Any]:
+        """Return numbers that may come in lists of lists, if they are of the input's kind."""
+        flat, depth = data, 0
+        while flat and all(type(one) is list for one in flat) and depth < _MOST_DIMENSIONS:
+            if len({len(one) for one in flat}) > 1:
+                raise InvalidArgument(f"input {self.name!r}: lists of one level have different lengths")
+            flat, depth = list(itertools.chain.from_iterable(flat)), depth + 1
+        kinds = _KINDS[self.dtype.kind]
+        if not kinds.issuperset(map(type, flat)):
+            wrong = next(type(one).__name__ for one in flat if type(one) not in kinds)
+            raise InvalidArgument(f"input {self.name!r}: the elements are {self.datatype}, got a {wrong}")
+        return flat
+
+
+def _brief(number: int) -> str:
+    return str(number) if abs(number) < 1 << 64 else "a number of more than 64 bits"
 
 
 def bytes_of(array: Array) -> memoryview:

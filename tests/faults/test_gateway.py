@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import queue
@@ -13,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,15 +26,23 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import tritonclient.grpc as triton_grpc  # noqa: E402 (they may be absent)
+import aiohttp  # noqa: E402 (they may be absent)
+import grpc  # noqa: E402
+import tritonclient.grpc as triton_grpc  # noqa: E402
 import tritonclient.grpc.aio as triton_aio  # noqa: E402
 import tritonclient.http as triton_http  # noqa: E402
+from tritonclient.grpc import service_pb2 as pb  # noqa: E402
+from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 from tritonclient.utils import shared_memory as region  # noqa: E402
 
 from nnburst.cli.serve import _gateway as serving  # noqa: E402
-from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument  # noqa: E402
+from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline  # noqa: E402
 from nnburst.gateway import Models, Regions  # noqa: E402
+from nnburst.gateway import _grpc as gateway_grpc  # noqa: E402
+from nnburst.gateway import _rest as gateway_rest  # noqa: E402
+from nnburst.gateway._budget import Budget  # noqa: E402
+from nnburst.gateway._tensors import _DTYPES, ModelTensor  # noqa: E402
 
 pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
 
@@ -264,9 +273,23 @@ HOSTILE: dict[str, Callable[[Any, str], None]] = {
 }
 
 
+REFUSALS = {
+    "path out of the folder": "is no name of a POSIX shared memory",
+    "folder": "is no name of a POSIX shared memory",
+    "no name": "the name of a region has 1 to 255 characters, got 0",
+    "long name": "the name of a region has 1 to 255 characters, got 5000",
+    "not there": "region 'r': cannot open the shared memory '/nnburst-not-there'",
+    "too large": "has 4096 bytes, not 0 \\+ 4097",
+    "beyond the end": "has 4096 bytes, not 1 \\+ 4096",
+    "huge": f"has 4096 bytes, not {2**62} \\+ {2**63 - 1}",
+    "empty": "offset 0 and size 0 are no part of a memory",
+}
+
+
 @pytest.mark.parametrize("what", HOSTILE)
-def test_region_that_is_none_is_refused(what: str, client: Any, memory: Any) -> None:
-    with pytest.raises(InferenceServerException, match=r"region|404"):
+def test_region_that_is_none_is_refused(what: str, client: Any, protocol: str, memory: Any) -> None:
+    said = "404" if (what, protocol) == ("no name", "rest") else REFUSALS[what]  # its URL has no such path
+    with pytest.raises(InferenceServerException, match=said):
         HOSTILE[what](client, f"/nnburst-test-{os.getpid()}")
     status = client.get_system_shared_memory_status()
     assert len(status if isinstance(status, list) else status.regions) == 0
@@ -374,7 +397,7 @@ def test_wrong_requests_say_what_is_wrong(client: Any, protocol: str) -> None:
     for name, inputs, said in (
         ("nothing", [tensor(kind, "x", X)], "no model 'nothing'"),
         ("relu", [tensor(kind, "z", X)], "input 'z' is unknown"),
-        ("relu", [], "missing"),
+        ("relu", [], r"inputs \['x'\] missing, \[\] unknown; this model takes \['x'\]"),
         ("relu", [tensor(kind, "x", X[:, :7].copy())], "reshape"),
         ("relu", [tensor(kind, "x", X.astype(np.float64), "FP64")], "is FP32, got FP64"),
     ):
@@ -472,6 +495,188 @@ def test_size_of_a_part_is_compared_before_it_is_read(gateway: Gateway, client: 
         client.unregister_system_shared_memory("sparse")
         shared.close_fd()
         shared.unlink()
+
+
+def conversions(datatype: str) -> ModelTensor:
+    return ModelTensor("x", datatype, _DTYPES[datatype], (-1,))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "elements", "said"),
+    [
+        ("FP32", ["1.5", 1.0], "the elements are FP32, got a str"),
+        ("FP32", [1.0, True], "the elements are FP32, got a bool"),
+        ("FP32", [None, 1.0], "the elements are FP32, got a NoneType"),
+        ("FP32", [1e39, 0], "a number is too large for FP32"),
+        ("FP64", [10**400, 0], "a number is too large for FP64"),
+        ("FP64", json.loads("[1e999, 0]"), "a number is too large for FP64"),
+        ("FP16", [65520, 0], "a number is too large for FP16"),
+        ("INT32", [1.5, 2], "the elements are INT32, got a float"),
+        ("INT32", [2**31, 0], "2147483648 is not from -2147483648 to 2147483647"),
+        ("UINT8", [0, -1], "-1 is not from 0 to 255"),
+        ("UINT64", [10**4000, 0], "a number of more than 64 bits is not from 0 to 18446744073709551615"),
+        ("UINT8", np.array([300, 0], "u4"), "300 is not from 0 to 255"),
+        ("BOOL", [1, 0], "the elements are BOOL, got a int"),
+        ("INT32", [[1], [2, 3]], "lists of one level have different lengths"),
+        ("INT32", [[1], 2], "the elements are INT32, got a list"),
+        ("INT32", [1], "of shape [2] takes 2 elements, got 1"),
+    ],
+)
+def test_elements_that_are_none_of_the_datatype_are_refused(datatype: str, elements: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument) as info:
+        conversions(datatype).array_of(datatype, [2], elements)
+    assert str(info.value).removeprefix("input 'x'").lstrip(": ") == said
+
+
+@pytest.mark.parametrize(
+    ("datatype", "elements"),
+    [
+        ("FP16", [65504, -0.5]),
+        ("FP32", [[1], [2.5]]),
+        ("FP32", np.array([np.nan, np.inf], "f4")),
+        ("UINT64", [0, 2**64 - 1]),
+        ("INT8", np.array([-128, 127], "i4")),
+        ("BOOL", [True, False]),
+    ],
+)
+def test_elements_of_the_datatype_keep_their_values(datatype: str, elements: Any) -> None:
+    array = conversions(datatype).array_of(datatype, [2], elements)
+    assert array.dtype == _DTYPES[datatype]
+    np.testing.assert_array_equal(array, np.ravel(elements))
+
+
+def test_contents_of_another_datatype_are_refused(gateway: Gateway) -> None:
+    def infer(name: str, datatype: str, **contents: Any) -> Any:
+        tensors = pb.InferTensorContents(**contents)
+        given = pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=[3], contents=tensors)
+        return stub.ModelInfer(pb.ModelInferRequest(model_name="types", inputs=[given]), timeout=60)
+
+    with grpc.insecure_channel(gateway.url("grpc")) as channel:
+        stub = stubs.GRPCInferenceServiceStub(channel)
+        for name, datatype, contents, said in (
+            ("u1", "UINT8", {"int_contents": [1, 2, 3]}, "UINT8 comes in uint_contents, not in int_contents"),
+            ("u1", "UINT8", {"uint_contents": [1, 2, 300]}, "300 is not from 0 to 255"),
+            ("f2", "FP16", {"fp32_contents": [1, 2, 3]}, "FP16 comes in raw_input_contents, not in fp32_contents"),
+            ("f8", "FP64", {"fp32_contents": [1, 2, 3]}, "FP64 comes in fp64_contents, not in fp32_contents"),
+        ):
+            with pytest.raises(grpc.RpcError) as info:
+                infer("in_" + name, datatype, **contents)
+            assert info.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert info.value.details() == f"input 'in_{name}': {said}"
+
+
+# ---- too much at once ------------------------------------------------------------------------------------------------
+
+
+class SlowModels:
+    """One model that runs until it is told, and says how long it was given."""
+
+    names = ("slow",)
+
+    def __init__(self) -> None:
+        self.model = SimpleNamespace(inputs={"x": conversions("UINT8")}, outputs={}, run=self.run)
+        self.runs: asyncio.Queue[float | None] = asyncio.Queue()
+        self.go_on = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[Any]:
+        yield self.model
+
+    async def run(self, inputs: Any, timeout: float | None) -> list[Any]:
+        self.runs.put_nowait(timeout)
+        await self.go_on.wait()
+        return []
+
+
+def raw(size: int) -> Any:
+    request = pb.ModelInferRequest(model_name="slow", raw_input_contents=[bytes(size)])
+    request.inputs.add(name="x", datatype="UINT8", shape=[size])
+    return request
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [((1, 1 << 30), "1 requests are under way"), ((8, 1000), "requests of 1000 bytes are under way")],
+    ids=["requests", "bytes"],
+)
+def test_what_is_beyond_the_budget_is_refused_until_something_has_ended(budget: tuple[int, int], said: str) -> None:
+    async def main() -> None:
+        models, shared = SlowModels(), Budget(*budget)
+        server, port = await gateway_grpc.serve(models, Regions(False), shared, "127.0.0.1:0")  # type: ignore[arg-type]
+        runner, rest_port = await gateway_rest.serve(models, Regions(False), shared, "127.0.0.1:0")  # type: ignore[arg-type]
+        url = f"http://127.0.0.1:{rest_port}/v2/models/slow/infer"
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, aiohttp.ClientSession() as http:
+                stub = stubs.GRPCInferenceServiceStub(channel)
+                first = asyncio.ensure_future(stub.ModelInfer(raw(600)))
+                assert await models.runs.get() is None
+                with pytest.raises(grpc.aio.AioRpcError) as info:
+                    await stub.ModelInfer(raw(600))
+                assert info.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                async with http.post(url, data=b" " * 600) as answer:
+                    assert answer.status == 429
+                    assert said in (await answer.json())["error"]
+                models.go_on.set()
+                await first
+                await stub.ModelInfer(raw(600))
+                async with http.post(url, data=b'{"inputs": []}' + b" " * 600) as answer:
+                    assert answer.status == 200
+        finally:
+            await server.stop(None)
+            await runner.cleanup()
+
+    asyncio.run(main())
+
+
+def test_time_that_a_client_gives_is_that_of_the_run(services: list[FakeService]) -> None:
+    async def main() -> None:
+        models = SlowModels()
+        models.go_on.set()
+        server, port = await gateway_grpc.serve(models, Regions(False), Budget(), "127.0.0.1:0")  # type: ignore[arg-type]
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                await stubs.GRPCInferenceServiceStub(channel).ModelInfer(raw(8), timeout=600)
+        finally:
+            await server.stop(None)
+        assert 0 < (await models.runs.get() or 0) <= 600
+
+        async def arun(names: Any, inputs: Any) -> Any:
+            await asyncio.Event().wait()
+
+        model = Models("there", ["a"]).open("a")
+        model.session.arun = arun  # type: ignore[method-assign]
+        with pytest.raises(MissedDeadline, match=r"no answer within the 0\.01 s that the client gave it"):
+            await model.run({}, 0.01)
+
+    asyncio.run(main())
+
+
+def test_long_json_is_read_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def parse(data: bytes) -> Any:
+        threads.append(threading.get_ident())
+        return json.loads(data)
+
+    monkeypatch.setattr(gateway_rest, "_object", parse)
+
+    async def main() -> None:
+        models = SlowModels()
+        models.go_on.set()
+        runner, port = await gateway_rest.serve(models, Regions(False), Budget(), "127.0.0.1:0")  # type: ignore[arg-type]
+        try:
+            async with aiohttp.ClientSession() as http:
+                for spaces in (0, 1 << 20):
+                    body = b'{"inputs": []}' + b" " * spaces
+                    url = f"http://127.0.0.1:{port}/v2/models/slow/infer"
+                    async with http.post(url, data=body) as answer:
+                        assert answer.status == 200
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(main())
+    here = threading.get_ident()
+    assert [thread == here for thread in threads] == [True, False]
 
 
 # ---- the process ---------------------------------------------------------------------------------------------------
