@@ -18,7 +18,7 @@ int nnb_steps_turn(nnb_steps *s, uint64_t step)
             memcpy(o->all + (step - 1) * o->nbytes, o->one, o->nbytes);
     if (step == s->count)
         return 0;
-    if (s->gone && nnb_load32_acquire((const nnb_a32 *)s->gone)) /* SYNC POINT: hang_up <-> waiter */
+    if (s->gone && nnb_load32_relaxed((const nnb_a32 *)s->gone)) /* it tells no more than that */
         return -EPIPE;
     if (s->deadline_ns) {
         uint64_t now = nnb_now_ns();
@@ -33,4 +33,4 @@ int nnb_steps_turn(nnb_steps *s, uint64_t step)
     return s->deadline_ns && s->lasted_ns > LONG_NS;
 }
 
-void nnb_word_raise(uint32_t *word) { nnb_store32_release((nnb_a32 *)word, 1); }
+void nnb_word_raise(uint32_t *word) { nnb_store32_relaxed((nnb_a32 *)word, 1); }

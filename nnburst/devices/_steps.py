@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from .._core._errno import check
 from .._core._nnburst import ffi, lib
 from ..burst import Caller, Kernel, run_until
 from ..errors import (
@@ -41,6 +42,14 @@ from ..model import (
 from ._deadline import is_limit
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def _ended() -> dict[int, NNBurstError]:
+    """Why no further step runs."""
+    return {
+        errno.EPIPE: GeneralFailure("ended before it, for its burst was closed or its client has gone"),
+        errno.ETIMEDOUT: MissedDeadline("the deadline has passed; give it more time"),
+    }
 
 
 class SteppedKernel:
@@ -152,12 +161,10 @@ class SteppedKernel:
                     code = turn(steps, step)
                     if code == 0:
                         result = odd() if step & 1 else even()
-                    elif code > 0:
-                        result = run_until(kernels[step & (len(kernels) - 1)], deadline_ns)
-                    elif code == -errno.EPIPE:
-                        raise GeneralFailure("ended before it, for its burst was closed or its client has gone")
                     else:
-                        raise MissedDeadline("the deadline has passed; give it more time")
+                        if code < 0:
+                            check(code, special=_ended())
+                        result = run_until(kernels[step & (len(kernels) - 1)], deadline_ns)
                     if result is not None:
                         self._check(result)
         except Exception as error:
