@@ -223,6 +223,14 @@ def open_fds() -> set[int]:
     return fds
 
 
+def settled_fds(before: set[int]) -> set[int]:
+    """Descriptors of this process, once threads have closed what was not there before; after a while all the same."""
+    deadline = time.monotonic() + WATCHDOG
+    while (now := open_fds()) != before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return now
+
+
 def send(
     sock: socket.socket, kind: Kind, call_id: int, body: bytes, fds: Sequence[int], deadline: float | None
 ) -> None:

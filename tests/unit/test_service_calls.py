@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, send
+from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, send, settled_fds
 from small_models import relu
 
 import nnburst
@@ -574,5 +574,5 @@ def test_long_message_for_which_there_is_no_memory_is_refused(monkeypatch: pytes
             patched.setattr(os, "write", full)
             with pytest.raises(ResourceExhausted, match="No space"):
                 client.call(LONG, timeout=WATCHDOG)
-        assert open_fds() == before
+        assert settled_fds(before) == before
         client.call(LONG, timeout=WATCHDOG)

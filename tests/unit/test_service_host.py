@@ -17,7 +17,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from service_support import WATCHDOG, Answers, FakeDevice, in_process, open_fds, raw_peer, socket_pair, tiny_model
+from service_support import (
+    WATCHDOG,
+    Answers,
+    FakeDevice,
+    in_process,
+    open_fds,
+    raw_peer,
+    settled_fds,
+    socket_pair,
+    tiny_model,
+)
 
 from nnburst.burst import BurstCallback, ExecutionBurstController, Kernel
 from nnburst.devices import CompileJob, PreparedModel, create_device
@@ -379,7 +389,7 @@ def test_REQ_CLI_005_REQ_CLI_008_a_failing_transport_gives_no_burst(
         with pytest.raises(NNBurstError, match=os.strerror(number)) as caught:
             ExecutionBurstController.create(model)
         assert caught.value.status == status
-        assert open_fds() == before
+        assert settled_fds(before) == before
         assert not device.contexts
         (hosted,) = host.connections
         assert hosted.ledger.used["bursts"] == 0
@@ -774,7 +784,7 @@ def test_pools_of_which_one_is_malformed_are_closed_at_once() -> None:
         with pytest.raises(InvalidArgument) as caught, fds:
             memories_from_wire((good, bad), fds)
         assert caught.traceback  # which would keep them alive
-        assert open_fds() == before
+        assert settled_fds(before) == before
 
 
 def test_dimensions_that_no_message_carries_are_the_caller_s_error() -> None:

@@ -15,7 +15,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, send, socket_pair
+from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, send, settled_fds, socket_pair
 
 from nnburst.errors import (
     BadState,
@@ -179,7 +179,7 @@ def test_bad_datagrams_are_malformed_and_their_descriptors_closed(name: str) -> 
         before = open_fds()
         with pytest.raises(Malformed):
             receive(b)
-        assert open_fds() == before
+        assert settled_fds(before) == before
 
 
 def test_descriptors_that_this_process_may_not_have_are_not_the_peers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_descriptors_that_this_process_may_not_have_are_not_the_peers_fault(monk
         with pytest.raises(DescriptorsLost) as lost:
             receive(b)
         assert (lost.value.kind, lost.value.call_id) == (Kind.REQUEST, 1)
-        assert open_fds() == before
+        assert settled_fds(before) == before
     for fd in fds:
         os.close(fd)
 
@@ -487,7 +487,7 @@ def test_wrong_reply_ends_the_connection_and_its_descriptors_are_closed(what: st
             end.call(_protocol.GetMemories(1, (1,)), timeout=WATCHDOG)
         thread.join(WATCHDOG)
         assert end.wait_ended(WATCHDOG)
-        assert not open_fds() - before
+        assert not settled_fds(before) - before
 
 
 def test_a_peer_that_does_not_read_replies_is_dropped() -> None:
