@@ -150,7 +150,8 @@ class ServiceHost:
             listener()
 
     def close(self, reason: str = "") -> None:
-        """End all connections, release what they own, close the devices. Executions that run are finished. Idempotent.
+        """End all connections, release what they own, close the devices. Executions that run are finished,
+        but those of several steps, which end between two of them. Idempotent.
 
         Args:
             reason: What clients are told; empty for nothing.
