@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ._inference import Inference, Wanted
+from ._inference import Inference, OutputTensor
 from ._models import Models
 from ._regions import Regions
 
-__all__ = ["Inference", "Models", "Regions", "Wanted"]
+__all__ = ["Inference", "Models", "OutputTensor", "Regions"]

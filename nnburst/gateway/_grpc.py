@@ -22,7 +22,7 @@ from ..errors import (
     ResourceExhausted,
 )
 from ._budget import Budget
-from ._inference import VERSION, Given, Inference, RegionPlace, Wanted, aside, infer
+from ._inference import VERSION, Inference, InputTensor, OutputTensor, RegionPlace, aside, infer
 from ._models import Models
 from ._regions import Regions
 from ._tensors import ModelTensor
@@ -201,7 +201,7 @@ def _inference(request: Any, size: int) -> Inference:
             data: Any = raw.pop(0)
         else:
             data = place or _elements(tensor)
-        inputs.append(Given(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+        inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
     if raw:
         raise InvalidArgument(f"{len(raw)} raw_input_contents belong to no input")
     outputs = []
@@ -209,7 +209,7 @@ def _inference(request: Any, size: int) -> Inference:
         parameters = _parameters(tensor)
         if parameters.get("classification"):
             raise InvalidArgument(f"output {tensor.name!r}: classification is not served; sort the scores yourself")
-        outputs.append(Wanted(tensor.name, RegionPlace.of(parameters, "output", tensor.name)))
+        outputs.append(OutputTensor(tensor.name, RegionPlace.of(parameters, "output", tensor.name)))
     size = 0 if request.raw_input_contents else size
     return Inference(request.model_name, request.model_version, inputs, outputs, size)
 

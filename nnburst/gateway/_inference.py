@@ -43,7 +43,7 @@ class RegionPlace(NamedTuple):
         return cls(region, size, offset)
 
 
-class Given(NamedTuple):
+class InputTensor(NamedTuple):
     """An input: its elements, or where they lie."""
 
     name: str
@@ -52,7 +52,7 @@ class Given(NamedTuple):
     data: bytes | memoryview | Sequence[Any] | Array | RegionPlace
 
 
-class Wanted(NamedTuple):
+class OutputTensor(NamedTuple):
     """An output that is asked for."""
 
     name: str
@@ -70,8 +70,8 @@ class Inference(NamedTuple):
 
     model: str
     version: str
-    inputs: Sequence[Given]
-    outputs: Sequence[Wanted] = ()
+    inputs: Sequence[InputTensor]
+    outputs: Sequence[OutputTensor] = ()
     size: int = 0
 
 
@@ -82,7 +82,7 @@ async def aside(size: int, work: Callable[[], _Result]) -> _Result:
 
 async def infer(
     models: Models, regions: Regions, inference: Inference, timeout: float | None = None
-) -> list[tuple[Wanted, str, Array]]:
+) -> list[tuple[OutputTensor, str, Array]]:
     """Run a request.
 
     Args:
@@ -106,9 +106,9 @@ async def infer(
 
 async def _run(
     model: OpenedModel, regions: Regions, inference: Inference, timeout: float | None
-) -> list[tuple[Wanted, str, Array]]:
+) -> list[tuple[OutputTensor, str, Array]]:
     arrays, parts = await aside(inference.size, lambda: _arrays(model, regions, inference.inputs))
-    wanted = inference.outputs or [Wanted(name) for name in model.outputs]
+    wanted = inference.outputs or [OutputTensor(name) for name in model.outputs]
     for output in wanted:
         if output.name not in model.outputs:
             raise InvalidArgument(f"output {output.name!r} is unknown; the model gives {list(model.outputs)}")
@@ -124,7 +124,9 @@ async def _run(
     return answers
 
 
-def _arrays(model: OpenedModel, regions: Regions, inputs: Sequence[Given]) -> tuple[dict[str, Array], list[RegionPart]]:
+def _arrays(
+    model: OpenedModel, regions: Regions, inputs: Sequence[InputTensor]
+) -> tuple[dict[str, Array], list[RegionPart]]:
     """Return the inputs by name, and the parts of regions that they lie in."""
     arrays: dict[str, Array] = {}
     parts: list[RegionPart] = []

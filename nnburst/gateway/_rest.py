@@ -12,7 +12,7 @@ from aiohttp import web
 from .. import __version__
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ._budget import Budget
-from ._inference import VERSION, Given, Inference, RegionPlace, Wanted, aside, infer
+from ._inference import VERSION, Inference, InputTensor, OutputTensor, RegionPlace, aside, infer
 from ._models import Models
 from ._regions import Regions
 from ._tensors import Array, ModelTensor, bytes_of
@@ -216,7 +216,7 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview, size: int) 
             elements = tensor.get("data")
             if not isinstance(elements, list):
                 raise InvalidArgument(f"{what} has no data")
-        inputs.append(Given(tensor["name"], str(tensor.get("datatype", "")), shape, elements))
+        inputs.append(InputTensor(tensor["name"], str(tensor.get("datatype", "")), shape, elements))
     if len(data):
         raise InvalidArgument(f"{len(data)} bytes behind the JSON belong to no input")
     parameters = head.get("parameters", {})
@@ -227,11 +227,13 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview, size: int) 
         if own.get("classification"):
             raise InvalidArgument(f"output {tensor['name']!r}: classification is not served; sort the scores yourself")
         binary[tensor["name"]] = bool(own.get("binary_data", binary[""]))
-        outputs.append(Wanted(tensor["name"], RegionPlace.of(own, "output", tensor["name"])))
+        outputs.append(OutputTensor(tensor["name"], RegionPlace.of(own, "output", tensor["name"])))
     return Inference(name, "", inputs, outputs, size), binary
 
 
-def _response(name: str, request_id: object, answers: list[tuple[Wanted, str, Array]], binary: Any) -> web.Response:
+def _response(
+    name: str, request_id: object, answers: list[tuple[OutputTensor, str, Array]], binary: Any
+) -> web.Response:
     outputs: list[dict[str, Any]] = []
     parts: list[memoryview] = []
     for wanted, datatype, array in answers:

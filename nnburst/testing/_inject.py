@@ -11,17 +11,16 @@ import socket
 import threading
 import time
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import msgspec
 
 from ..errors import BadState, InvalidArgument
+from ..service._faults import Point
 
-Point = Literal["supported", "prepare", "restore", "burst", "run"]
 Freeze = Literal["process", "call", "interpreter"]
 Corruption = Literal["packet", "counter", "shapes"]
 
-_POINTS = ("supported", "prepare", "restore", "burst", "run")
 _FREEZES = {"process": "stop", "call": "block", "interpreter": "spin"}
 _CORRUPTIONS = ("packet", "counter", "shapes")
 _PATIENCE = 30.0
@@ -212,8 +211,8 @@ def inject(
         given.append(("wakeup", 0))
     if len(given) != 1:
         raise InvalidArgument(f"{len(given)} faults are given; give one, and call inject again for another")
-    if at not in _POINTS:
-        raise InvalidArgument(f"at={at!r}; choose one of {', '.join(_POINTS)}")
+    if at not in get_args(Point):
+        raise InvalidArgument(f"at={at!r}; choose one of {', '.join(get_args(Point))}")
     if at != "run" and (corrupt_answer or drop_wakeup):
         raise InvalidArgument('an answer of a burst is spoilt at="run"')
     if after < 0:

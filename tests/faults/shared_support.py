@@ -87,7 +87,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 class Honest:
-    """A client in a process of its own that does what clients do, all the time."""
+    """A client in a process of its own that does what clients do, all the time. A context manager."""
 
     def __init__(self, address: str) -> None:
         self.process = subprocess.Popen(
@@ -116,7 +116,18 @@ class Honest:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.01)
 
-    def end(self) -> None:
+    def __enter__(self) -> Honest:
+        try:
+            self.goes_on()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:

@@ -82,12 +82,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
 
 @pytest.fixture(scope="module")
 def honest(shared: Shared) -> Iterator[Honest]:
-    honest = Honest(shared.address)
-    try:
-        honest.goes_on()
+    with Honest(shared.address) as honest:
         yield honest
-    finally:
-        honest.end()
 
 
 @pytest.fixture
