@@ -151,11 +151,13 @@ class TrustStore:
             held.close()
 
     def _connected(self, directory: int) -> sqlite3.Connection:
-        name = self._path.name
-        with contextlib.suppress(FileExistsError):
-            # An existing file is not opened and closed here: that would undo the locks of other connections to it.
-            os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory))
-        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        name, status = self._path.name, None
+        while status is None:
+            with contextlib.suppress(FileExistsError):
+                # An existing file is not opened and closed here: that would undo the locks of other connections to it.
+                os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory))
+            with contextlib.suppress(FileNotFoundError):  # another process has set it aside just now
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise CacheRejected(CacheReason.NO_STORE, f"{self._path} does not belong to this user")
         self._identity = status.st_dev, status.st_ino

@@ -106,6 +106,23 @@ def test_store_that_somebody_else_repaired_is_not_set_aside(state: Path, monkeyp
     assert set_aside(state) == []
 
 
+def test_THR_07_store_that_is_set_aside_while_it_is_opened_is_made_anew(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TrustStore(state).close()
+    look, moved = os.stat, []
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        if path == "trust.sqlite3" and not moved:
+            moved.append(os.replace(state / path, state / "aside"))
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with contextlib.closing(TrustStore(state)) as store:
+        assert moved
+        assert not store.knows(TOKEN, DEVICE)
+
+
 def test_THR_07_services_that_find_damage_together_share_one_new_store(state: Path) -> None:
     TrustStore(state).close()
     spoil(state)
