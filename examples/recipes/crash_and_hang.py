@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 from detector import MODEL, images, right
 
@@ -33,8 +34,11 @@ def main() -> int:
 
         answers = [answer()]
         os.kill(service.pid, signal.SIGKILL)  # as the kernel does on a machine that is out of memory
+        while service.alive:  # on a CPU of its own it may answer once more before it is hit
+            time.sleep(0.001)
         answers.append(answer())  # a run that the death hits is repeated once
         os.kill(service.pid, signal.SIGSTOP)  # as a model that never returns
+        os.waitid(os.P_PID, service.pid, os.WSTOPPED | os.WNOWAIT)
         answers.append(answer())
         for restart in session.restarts:
             print(f"another service after {restart.seconds:.1f} s: {restart.reason}")

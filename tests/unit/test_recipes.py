@@ -78,8 +78,8 @@ def test_loop_in_real_time_lets_the_first_runs_take_longer() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(FOLDER)))}
     command = [sys.executable, "-c", SLOW_START, "--steps", "1"]
     done = subprocess.run(command, cwd=FOLDER, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.partition("Latency of ")[2].split()[0]) >= 20, done.stdout  # of which none was given up
+    assert done.returncode == 0, done.stdout + done.stderr  # a first run that is given up ends the program
+    assert "every answer is right" in done.stdout
 
 
 def test_asyncio_server_closes_a_connection_whose_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
