@@ -48,6 +48,7 @@ _PASSING = (DeadObject, MissedDeadline, ResourceExhausted)
 """Failures that say nothing of the device: they are not kept."""
 Array = np.ndarray[Any, np.dtype[Any]]
 _known: dict[bytes, Capabilities] = {}
+_decoder = msgspec.json.Decoder(Capabilities)
 
 
 def measured_capabilities(device: Device) -> Capabilities:
@@ -75,7 +76,7 @@ def _file(digest: bytes) -> Path:
 
 def _stored(digest: bytes) -> Capabilities | None:
     try:
-        return msgspec.json.decode(_file(digest).read_bytes(), type=Capabilities)
+        return _decoder.decode(_file(digest).read_bytes())
     except (OSError, msgspec.MsgspecError, NNBurstError):  # not there, or not ours to read
         return None
 

@@ -66,6 +66,9 @@ class Order(msgspec.Struct, frozen=True):
     number: float = 0.0
 
 
+_orders = msgspec.json.Decoder(Order)
+
+
 class _Armed:
     """An order, and the socket of its client."""
 
@@ -156,7 +159,7 @@ class FaultPoints:
                 return
             if not data:
                 return
-            order = msgspec.json.decode(data, type=Order)
+            order = _orders.decode(data)
             self._armed.append(_Armed(order, socket.socket(fileno=fds[0])))
             _log.info("a fault is ordered at %s: %s", order.point, order.act)
 

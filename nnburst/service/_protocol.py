@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Annotated, Any
 
 import msgspec
@@ -392,11 +391,7 @@ for _call in CALLS[1:]:
     _requests = _requests | _call.request
 _request_decoder = msgspec.msgpack.Decoder(_requests)
 _error_decoder = msgspec.msgpack.Decoder(ErrorReply)
-
-
-@cache
-def _reply_decoder(call: Call) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(call.reply)
+_reply_decoders = {call.request: msgspec.msgpack.Decoder(call.reply) for call in CALLS}
 
 
 def encode(message: Message) -> bytes:
@@ -432,7 +427,7 @@ def encode_reply(call: Call, message: Message) -> bytes:
     """
     try:
         body = encode(message)
-        _reply_decoder(call).decode(body)
+        _reply_decoders[call.request].decode(body)
     except Exception as error:
         raise GeneralFailure(f"the answer to {call.name} cannot be sent: {error}") from error
     return body
@@ -464,7 +459,7 @@ def decode_reply(call: Call, body: bytes) -> Message:
     Raises:
         Malformed: It is something else.
     """
-    message: Message = _decode(_reply_decoder(call), body)
+    message: Message = _decode(_reply_decoders[call.request], body)
     return message
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -389,3 +393,50 @@ def test_damaged_messages_decode_or_are_malformed(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     _decode_all(bytes(body[: data.draw(st.integers(0, len(body)))]))
+
+
+FIRST_USE = """
+import sys, threading
+import msgspec
+from nnburst.service import _protocol
+
+sys.setswitchinterval(1e-6)
+bodies = {call: msgspec.msgpack.encode(dict.fromkeys(call.reply.__struct_encode_fields__)) for call in _protocol.CALLS}
+together = threading.Barrier(4)
+
+def decode():
+    for call, body in bodies.items():
+        together.wait()
+        try:
+            _protocol.decode_reply(call, body)
+        except _protocol.Malformed:
+            pass
+
+threads = [threading.Thread(target=decode) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_first_use_by_several_threads_at_once() -> None:
+    command = [sys.executable, "-c", FIRST_USE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_decoders_are_made_when_their_module_is_imported() -> None:
+    """What one thread is making of a type must not be used by another one yet: msgspec does not see to that."""
+    package = Path(_protocol.__file__).parents[1]
+    late = [
+        f"{path.relative_to(package)}:{call.lineno}"
+        for path in package.rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func).startswith("msgspec.")
+        and ast.unparse(call.func).endswith((".Decoder", ".decode", ".convert"))
+    ]
+    assert not late
