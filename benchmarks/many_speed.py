@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import sys
@@ -53,8 +54,11 @@ def pipeline_ratio(path: Path, rounds: int, runs: int) -> float:
         for i in range(runs):
             yield {"x": xs[i % 64]}
 
-    with nnburst.Session(path) as session, session.pipeline(16) as pipeline:
-        apart(session.service.pid)
+    with (
+        nnburst.Session(path) as session,
+        session.pipeline(16) as pipeline,
+        apart(session.service.pid),
+    ):
 
         def one_by_one() -> None:
             for arrays in inputs():
@@ -87,8 +91,8 @@ def many_ratio(path: Path, rounds: int) -> tuple[float, int, int]:
             out.extend(y[i : i + 1] for i in range(len(y)))
         return out
 
-    with nnburst.Session(path, device="nnburst-onnxruntime:threads=1") as session:  # as here
-        apart(session.service.pid)
+    one_thread = "nnburst-onnxruntime:threads=1"  # as here
+    with nnburst.Session(path, device=one_thread) as session, apart(session.service.pid):
 
         def many(batch: int) -> list[np.ndarray]:
             return [y for (y,) in session.run_many(inputs, batch=batch)]
@@ -104,13 +108,22 @@ def many_ratio(path: Path, rounds: int) -> tuple[float, int, int]:
     return statistics.median(a / b for a, b in pairs), best["many"], best["hand"]
 
 
-def apart(pid: int) -> None:
-    """Pin this process and a service to a processor each."""
-    first, *others = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {first, *others})
-    if others:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            os.sched_setaffinity(int(thread), {others[0]})
+@contextlib.contextmanager
+def apart(pid: int) -> Iterator[None]:
+    """Pin all threads of this process and of a service to a processor each."""
+    every = os.sched_getaffinity(0)
+    pin(pid, {max(every)})
+    pin(os.getpid(), {min(every)})
+    try:
+        yield
+    finally:
+        pin(os.getpid(), every)  # the next service inherits it
+
+
+def pin(pid: int, processors: set[int]) -> None:
+    """Let all threads of a process run there only."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), processors)
 
 
 def main() -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ._arguments import NodeArg, checked_inputs
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from ._pipeline import Pipeline
     from ._session import Session
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -26,6 +28,11 @@ _DEPTH = 4
 
 def run_many(session: Session, inputs: Iterable[Inputs], batch: int) -> Iterator[list[Array]]:
     """See `Session.run_many`."""
+    return chain.from_iterable(_parts(session, inputs, batch))
+
+
+def _parts(session: Session, inputs: Iterable[Inputs], batch: int) -> Iterator[Iterable[list[Array]]]:
+    """Yield the outputs of some inputs at a time, so that none of them costs a step of Python's."""
     nodes, rest = session.get_inputs(), iter(inputs)
     try:
         first = checked_inputs(nodes, next(rest))
@@ -34,15 +41,18 @@ def run_many(session: Session, inputs: Iterable[Inputs], batch: int) -> Iterator
     every = chain([first], rest)
     if batch == 1:
         shapes = {node.name: first[node.name].shape for node in nodes if node.is_open}
-        with session.pipeline(16, shapes=shapes) as pipeline:
-            yield from pipeline.map(every)
+        with session.lent_pipeline(16, shapes) as pipeline:
+            for outputs in pipeline.map(every):
+                yield (outputs,)
         return
     fixed = [node.name for node in nodes if not _is_batched(node)]
     if fixed or not nodes:
         raise InvalidArgument(f"batch={batch} needs a symbolic first dimension of every input, also of {fixed}")
     # An iterator may fill the same array again: then each input is copied before the next is taken.
     at_once = batch if isinstance(inputs, list | tuple) else 1
-    yield from _batched(session, nodes, first, every, at_once, batch)
+    shapes = {node.name: (batch, *first[node.name].shape[1:]) for node in nodes}
+    with session.lent_pipeline(_DEPTH, shapes) as pipeline:
+        yield from _batched(session, pipeline, shapes, every, at_once)
 
 
 def _is_batched(node: NodeArg) -> bool:
@@ -50,43 +60,39 @@ def _is_batched(node: NodeArg) -> bool:
 
 
 def _batched(
-    session: Session,
-    nodes: list[NodeArg],
-    first: Mapping[str, Array],
-    every: Iterator[Inputs],
-    at_once: int,
-    batch: int,
-) -> Iterator[list[Array]]:
-    shapes = {node.name: (batch, *first[node.name].shape[1:]) for node in nodes}
+    session: Session, pipeline: Pipeline, shapes: Mapping[str, tuple[int, ...]], every: Iterator[Inputs], at_once: int
+) -> Iterator[Iterable[list[Array]]]:
+    """Yield the outputs of the inputs of one batch after the other."""
+    nodes = session.get_inputs()
+    batch = next(iter(shapes.values()))[0]
     waiting: deque[list[int]] = deque()  # how many rows each input of a batch has
     rows: list[int] = []
     filled = 0
-    with session.pipeline(_DEPTH, shapes=shapes) as pipeline:
-        while items := list(islice(every, min(at_once, batch - filled))):
-            counts = _copy_alike(items, pipeline.current.inputs, filled)
-            if not counts and len(items) > 1:  # from here one by one
-                every, at_once = chain(items, every), 1
-                continue
-            if not counts:
-                arrays = checked_inputs(nodes, items[0])
-                counts = [_rows(arrays, shapes, batch)]
-                if filled + counts[0] > batch:  # it begins the next batch
-                    yield from _finish(pipeline, waiting)
-                    yield from _split(session.run(None, _head(pipeline.current.inputs, filled)), rows)
-                    rows, filled = [], 0
-                for name, view in pipeline.current.inputs.items():
-                    view[filled : filled + counts[0]] = arrays[name]
-            rows += counts
-            filled += sum(counts)
-            if filled == batch:
-                waiting.append(rows)
+    while items := list(islice(every, min(at_once, batch - filled))):
+        counts = _copy_alike(items, pipeline.current.inputs, filled)
+        if not counts and len(items) > 1:  # from here one by one
+            every, at_once = chain(items, every), 1
+            continue
+        if not counts:
+            arrays = checked_inputs(nodes, items[0])
+            counts = [_rows(arrays, shapes, batch)]
+            if filled + counts[0] > batch:  # it begins the next batch
+                yield from _finish(pipeline, waiting)
+                yield _split(session.run(None, _head(pipeline.current.inputs, filled)), rows)
                 rows, filled = [], 0
-                ended = pipeline.advance()
-                if len(waiting) == _DEPTH:
-                    yield from _split(ended.copied(), waiting.popleft())
-        yield from _finish(pipeline, waiting)
-        if filled:
-            yield from _split(session.run(None, _head(pipeline.current.inputs, filled)), rows)
+            for name, view in pipeline.current.inputs.items():
+                view[filled : filled + counts[0]] = arrays[name]
+        rows += counts
+        filled += sum(counts)
+        if filled == batch:
+            waiting.append(rows)
+            rows, filled = [], 0
+            ended = pipeline.advance()
+            if len(waiting) == pipeline.depth:
+                yield _split(ended.copied(), waiting.popleft())
+    yield from _finish(pipeline, waiting)
+    if filled:
+        yield _split(session.run(None, _head(pipeline.current.inputs, filled)), rows)
 
 
 def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) -> list[int]:
@@ -95,13 +101,13 @@ def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) ->
     Returns:
         How many rows each has. Empty if they are not dicts of arrays that fit as they are, or have too many rows.
     """
-    if {type(item) for item in items} != {dict} or {len(item) for item in items} != {len(views)}:
+    if set(map(type, items)) != {dict} or set(map(len, items)) != {len(views)}:
         return []
     counts: list[int] = []
     try:
         for name, view in views.items():
-            column: list[Any] = [item[name] for item in items]
-            have = [len(array) for array in column]
+            column: list[Any] = list(map(itemgetter(name), items))
+            have = list(map(len, column))
             if set(map(type, column)) != {np.ndarray} or 0 in have or have != (counts or have):
                 return []
             counts = have
@@ -128,21 +134,18 @@ def _head(views: Mapping[str, Array], filled: int) -> dict[str, Array]:
     return {name: view[:filled] for name, view in views.items()}
 
 
-def _finish(pipeline: Any, waiting: deque[list[int]]) -> Iterator[list[Array]]:
+def _finish(pipeline: Pipeline, waiting: deque[list[int]]) -> Iterator[Iterable[list[Array]]]:
     for ended in pipeline.drain():
-        yield from _split(ended.copied(), waiting.popleft())
+        yield _split(ended.copied(), waiting.popleft())
 
 
-def _split(outputs: list[Array], rows: list[int]) -> Iterator[list[Array]]:
+def _split(outputs: list[Array], rows: list[int]) -> Iterable[list[Array]]:
     total = sum(rows)
     if any(output.ndim == 0 or output.shape[0] != total for output in outputs):
         raise GeneralFailure(f"an output has not one row for each of {total}; this model cannot be run in batches")
     count = rows[0]
     if rows.count(count) == len(rows):  # no step of Python's for each
         parts = [output.reshape(len(rows), count, *output.shape[1:]) for output in outputs]
-        yield from map(list, zip(*parts, strict=True))
-        return
-    start = 0
-    for count in rows:
-        yield [output[start : start + count] for output in outputs]
-        start += count
+        return map(list, zip(*parts, strict=True))
+    ends = list(accumulate(rows))
+    return [[output[end - count : end] for output in outputs] for count, end in zip(rows, ends, strict=True)]

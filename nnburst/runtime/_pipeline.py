@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _EALREADY = -errno.EALREADY
+_MOST_KEPT = 4
 
 
 class Pipeline(OneProcess):
@@ -118,18 +119,31 @@ class Pipeline(OneProcess):
             for ended in self.drain():
                 yield ended.copied()
         finally:
-            self._settle_down()
+            self.settle()
 
-    def _settle_down(self) -> None:
-        """Wait for what is in flight, whatever comes of it."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight on its burst, which lives and is open."""
+        first = self._executions[0]
+        return first.burst_is_free and not first.compilation.prepared_model.ending.reason
+
+    def settle(self) -> None:
+        """Wait for what is in flight, whatever comes of it, and begin at the first execution again."""
         for execution in self._executions:
             if execution.is_in_flight:
                 with contextlib.suppress(NNBurstError):
                     execution.conclude(self._advance(ffi.NULL, execution.pointer))
+        if not any(execution.is_in_flight for execution in self._executions):
+            self._at, self.current = 0, self._executions[0]
+
+    def forget(self) -> None:
+        """As `close`, but wait for nothing."""
+        for execution in self._executions:
+            execution.forget()
 
     def close(self) -> None:
         """Wait for what is in flight and give the memory back. Idempotent."""
-        self._settle_down()
+        self.settle()
         for execution in self._executions:
             execution.close()
 
@@ -140,6 +154,51 @@ class Pipeline(OneProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class KeptPipelines:
+    """The pipelines that were used last, for the next use like it: making one costs more than many of its runs."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Hashable, Pipeline]] = []
+        self._closed = False
+
+    @contextlib.contextmanager
+    def lend(self, key: Hashable, make: Callable[[], Pipeline]) -> Iterator[Pipeline]:
+        """Lend one that is like the key, or what `make` returns if none is here, idle and on a living burst."""
+        pipeline = self._taken(key) or make()
+        try:
+            yield pipeline
+        finally:
+            pipeline.settle()
+            self._put(key, pipeline)
+
+    def _taken(self, key: Hashable) -> Pipeline | None:
+        for kept in reversed(self._kept):
+            if kept[0] == key:
+                with contextlib.suppress(ValueError):  # another thread was faster
+                    self._kept.remove(kept)
+                    if kept[1].is_idle:
+                        return kept[1]
+                    kept[1].forget()
+        return None
+
+    def _put(self, key: Hashable, pipeline: Pipeline) -> None:
+        if pipeline.is_idle:
+            self._kept.append((key, pipeline))
+        else:
+            pipeline.forget()
+        self._shorten(0 if self._closed else _MOST_KEPT)
+
+    def _shorten(self, most: int) -> None:
+        with contextlib.suppress(IndexError):  # another thread was faster
+            while len(self._kept) > most:
+                self._kept.pop(0)[1].forget()
+
+    def close(self) -> None:
+        """Keep none from now on. Waits for nothing."""
+        self._closed = True
+        self._shorten(0)
 
 
 def fill(execution: Execution, inputs: Mapping[str, npt.ArrayLike]) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -43,7 +44,7 @@ from ._execution import Execution
 from ._import import check_source, devices_for, imported
 from ._lanes import Lane, Lanes
 from ._many import run_many
-from ._pipeline import Pipeline
+from ._pipeline import KeptPipelines, Pipeline
 from ._recovery import Recovery, Restart
 from ._service import Service, launch
 
@@ -149,6 +150,7 @@ class Session(OneProcess):
         self._lanes = Lanes(concurrency or len(self._bursts.first.controller.cpus))
         self._idle, self._waiting = self._lanes.idle, self._lanes.waiting
         self._rooms: dict[str, int] = {}
+        self._pipelines = KeptPipelines()
         self._output_indexes = {node.name: i for i, node in enumerate(self._compilation.outputs)}
         # A session that is dropped does not wait for its end: the collector may run in any thread. Its parts let go of
         # what they hold in the service by themselves.
@@ -402,6 +404,9 @@ class Session(OneProcess):
     def run_many(self, inputs: Iterable[Mapping[str, npt.ArrayLike]], *, batch: int = 1) -> Iterator[list[Array]]:
         """Run the model on each of many inputs, several under way; yield a list of all outputs for each, in order.
 
+        The arrays for what is under way, 16 inputs or four batches, are kept for the next call with such shapes; those
+        of the last four calls that differ.
+
         Args:
             inputs: Arrays by name, as for `run`; taken while the service runs those before.
             batch: Rows that are run at once, where every input's first dimension is symbolic. An input of many has one
@@ -414,6 +419,15 @@ class Session(OneProcess):
         if not isinstance(batch, int) or batch < 1:
             raise InvalidArgument(f"batch={batch!r}; give a number of rows, 1 or more")
         return run_many(self, inputs, batch)
+
+    def lent_pipeline(self, depth: int, shapes: Mapping[str, tuple[int, ...]]) -> AbstractContextManager[Pipeline]:
+        """As `pipeline`, but lent: it is kept for the next use like it. Called by `run_many`."""
+        timeout, rooms = self._timeout, self._rooms
+
+        def make() -> Pipeline:
+            return self._bursts.living().pipeline(depth, shapes=shapes, timeout=timeout, rooms=rooms)
+
+        return self._pipelines.lend((depth, tuple(shapes.items()), timeout, tuple(rooms.items())), make)
 
     def pipeline(self, depth: int = 16, *, shapes: Mapping[str, int | Sequence[int]] | None = None) -> Pipeline:
         """Return executions that take turns, so that the service finds the next request when one has ended.
@@ -516,6 +530,7 @@ class Session(OneProcess):
             self._bursts.close,
             lambda: self._compilation.close(),  # the one that a restart has just made, too
             self._lanes.forget,
+            self._pipelines.close,
             self._finalizer.detach,
         )
         self._leaving()

@@ -21,6 +21,7 @@ from nnburst import ModelBuilder, OperandType, OperationType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device
 from nnburst.service import _protocol
+from nnburst.watch import find_services, look
 
 PATIENCE = 20.0
 FUNCTIONS = """
@@ -369,6 +370,40 @@ def test_many_inputs_are_copied_as_they_are_taken(service: nnburst.Service) -> N
         ):
             with pytest.raises(nnburst.InvalidArgument, match="input"):
                 list(session.run_many([*good, wrong, *good], batch=8))
+
+
+@pytest.mark.parametrize("service", ["child"], indirect=True)
+def test_many_inputs_run_again_in_what_is_bound_already(service: nnburst.Service) -> None:
+    def fetched() -> int:
+        return sum(row.counters["slot_misses"] for page in find_services(service.pid) for row in look(page).rows)
+
+    with service.session(relu()) as session:
+
+        def run(value: float) -> int:
+            before = fetched()
+            assert [y.tolist() for (y,) in session.run_many([filled(value)] * 3)] == [[value] * 4] * 3
+            return fetched() - before
+
+        assert run(1) > 0
+        assert run(2) == 0
+        inputs = iter([filled(3)] * 30 + [{"x": np.zeros(5, np.float32)}])
+        with pytest.raises(nnburst.InvalidArgument, match="shape"):
+            list(session.run_many(inputs))
+        taken = session.run_many(filled(4) for _ in range(50))
+        assert next(taken)[0][0] == 4
+        del taken  # with others in flight
+        assert run(5) == 0
+
+
+def test_many_inputs_at_once_in_one_session_do_not_share_arrays(session: nnburst.Session) -> None:
+    def values(first: int) -> Iterator[dict[str, np.ndarray]]:
+        for i in range(first, first + 40):
+            if first == 0:
+                assert [int(y[0]) for (y,) in session.run_many(map(filled, range(100, 120)))] == list(range(100, 120))
+            yield filled(i)
+
+    for _ in range(2):
+        assert [int(y[0]) for (y,) in session.run_many(values(0))] == list(range(40))
 
 
 # ---- executor --------------------------------------------------------------------------------------------------------
