@@ -164,15 +164,6 @@ class Shared:
     def pid(self) -> int:
         return self.process.pid
 
-    @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        """What is sent meanwhile has left its sender before the service receives it."""
-        self.process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.process.send_signal(signal.SIGCONT)
-
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fault_support import WATCHDOG, Background, Client, request_on, tiny_model, wait_gone
+from service_support import stop
 
 from nnburst.burst import BurstCallback, ExecutionBurstController
 from nnburst.errors import DeadObject
@@ -214,6 +215,6 @@ def test_a_stopped_service_does_not_block_close_for_ever(monkeypatch: pytest.Mon
     monkeypatch.setattr("nnburst.service._transport.LEAVING", 0.05)
     service = start_child(["nnburst-noop"])
     pidfd = os.pidfd_open(service.pid)
-    os.kill(service.pid, signal.SIGSTOP)
+    stop(service.pid)
     service.close()
     wait_gone(pidfd)

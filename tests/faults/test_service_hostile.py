@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import resource
-import signal
 import socket
 import struct
 import time
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 from fault_support import WATCHDOG, Background, request_on, tiny_model
+from service_support import stopped
 
 import nnburst
 from nnburst.devices import CompileJob, create_device
@@ -195,12 +195,9 @@ def test_copies_of_a_state_do_not_outlast_their_timeout_in_a_stopped_service() -
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         with service.session(b.build(), timeout=0.2) as session, session.bind(state={"t_out": "t"}) as execution:
             execution.run()
-            os.kill(service.pid, signal.SIGSTOP)
-            try:
+            with stopped(service.pid):
                 for attempt in (execution.run, execution.get_state, execution.reset_state):
                     started = time.monotonic()
                     with pytest.raises(nnburst.MissedDeadline):
                         attempt()
                     assert time.monotonic() - started < 5
-            finally:
-                os.kill(service.pid, signal.SIGCONT)

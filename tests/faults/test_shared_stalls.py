@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from fault_support import ROOT, WATCHDOG
 from fuzz_support import Descriptors
+from service_support import stopped
 from shared_support import Honest, RawConnection, Shared, header, line_of, shared_service
 
 from nnburst.service._protocol import ListDevices, encode
@@ -174,7 +175,7 @@ def test_more_sockets_that_linger_than_there_are_threads_to_close_them_delay_nob
         with RawConnection(shared) as connection:
             connection.greet()
             fds = [descriptors.lingering() for _ in range(200)]
-            with shared.stopped():
+            with stopped(shared.pid):
                 connection.send(header(1), encode(ListDevices()), fds)  # as many as it says: none
                 descriptors.forget(fds)
             honest.goes_on()
@@ -188,7 +189,7 @@ def test_sockets_that_linger_in_connections_that_are_refused_keep_nobody_out(tmp
         served.greet()
         descriptors = Descriptors(random.Random(1), tmp_path)
         try:
-            with shared.stopped():  # no signal after this one: it would end the lingering
+            with stopped(shared.pid):  # no signal after this one: it would end the lingering
                 for _ in range(20):  # more than are told why
                     refused = RawConnection(shared)
                     fds = [descriptors.lingering() for _ in range(10)]  # in all more than there are threads that close

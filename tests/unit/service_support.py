@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -22,6 +23,22 @@ from nnburst.service._transport import Connection
 from nnburst.service._wire import Message
 
 WATCHDOG = 20.0
+
+
+def stop(pid: int) -> None:
+    """Stop a child process, and wait until none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Have a child process stand still in the block."""
+    stop(pid)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from service_support import stopped
 from small_models import relu
 
 import nnburst
@@ -656,15 +657,9 @@ def test_zero_is_what_is_ready_now(until_refused: tuple[nnburst.Session, threadi
 
 
 def test_opening_on_a_service_that_does_not_answer_has_a_deadline() -> None:
-    import signal
-
     with nnburst.launch(devices=["nnburst-reference"]) as service:
-        os.kill(service.pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(MissedDeadline):
-                service.session(relu(), open_timeout=0.05)
-        finally:
-            os.kill(service.pid, signal.SIGCONT)
+        with stopped(service.pid), pytest.raises(MissedDeadline):
+            service.session(relu(), open_timeout=0.05)
         assert service.session(relu(), open_timeout=None).run(None, {"x": ONE})[0][0] == 1
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from service_support import in_process
+from service_support import in_process, stopped
 from small_models import relu
 
 import nnburst
@@ -154,16 +154,13 @@ def test_future_has_the_time_limit_of_its_execution(mortal: nnburst.Session) -> 
     for execution in (in_time, late, queued):
         execution.inputs["x"][:] = 0
     assert in_time.submit().result(PATIENCE) is in_time
-    os.kill(mortal.service.pid, signal.SIGSTOP)  # it answers nothing
-    try:
+    with stopped(mortal.service.pid):  # it answers nothing
         futures = [execution.submit() for execution in (late, queued)]
         for future in futures:
             with pytest.raises(nnburst.MissedDeadline):
                 future.result(PATIENCE)
         with pytest.raises(nnburst.BadState):
             late.submit().result(PATIENCE)
-    finally:
-        os.kill(mortal.service.pid, signal.SIGCONT)
     wait_until(lambda: not late.is_in_flight and not queued.is_in_flight)
     late.timeout = PATIENCE
     assert late.submit().result(PATIENCE) is late

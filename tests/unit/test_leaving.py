@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from service_support import stop, stopped
 from small_models import relu
 
 import nnburst
@@ -38,15 +37,6 @@ PACKAGE = str(Path(nnburst.__file__).parent)
 def service() -> Iterator[nnburst.Service]:
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         yield service
-
-
-@contextlib.contextmanager
-def stopped(service: nnburst.Service) -> Iterator[None]:
-    os.kill(service.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(service.pid, signal.SIGCONT)
 
 
 # ---- deadlines -----------------------------------------------------------------------------------------------------
@@ -75,7 +65,7 @@ def test_limit_ends_with_the_call_that_is_interrupted() -> None:
 def test_everything_that_opening_asks_for_ends_with_its_deadline(service: nnburst.Service) -> None:
     device = service.devices[0]
     prepared = device.prepare_model(relu())
-    with stopped(service):
+    with stopped(service.pid):
         compilation = nnburst.Compilation(relu(), [device])
         compilation.set_timeout(0.1)
         calls = {
@@ -108,7 +98,7 @@ def test_burst_compute_with_arrays_waits_for_nothing_but_its_deadline(service: n
             type(call.__self__), "call", lambda self, *a, timeout=None, **k: asked.append(timeout) or call(*a, **k)
         )
         execution.burst_compute(burst)
-        with stopped(service), pytest.raises(MissedDeadline):
+        with stopped(service.pid), pytest.raises(MissedDeadline):
             execution.burst_compute(burst)
     assert asked == []
     execution.burst_compute(burst)
@@ -228,7 +218,7 @@ def test_things_of_a_service_that_does_not_answer_are_closed_within_one_budget(
     executions = [session.bind() for session in sessions]
     for execution in executions:
         execution.run()
-    with stopped(service):
+    with stopped(service.pid):
         waits = Waits(monkeypatch)
         for thing in (*executions, *sessions):
             thing.close()
@@ -255,7 +245,7 @@ def test_stopped_service_is_killed_when_leaving_has_taken_long_enough(monkeypatc
     service = nnburst.launch(devices=["nnburst-reference"])
     session = service.session(relu())
     pidfd = os.pidfd_open(service.pid)
-    os.kill(service.pid, signal.SIGSTOP)
+    stop(service.pid)
     session.close()
     service.close()
     assert not service.alive
@@ -265,7 +255,7 @@ def test_stopped_service_is_killed_when_leaving_has_taken_long_enough(monkeypatc
 
 
 def test_sessions_are_opened_within_the_limit_that_is_named(service: nnburst.Service) -> None:
-    with stopped(service):
+    with stopped(service.pid):
         for kind in ("plain", "with a limit of the runs"):
             with pytest.raises(MissedDeadline):
                 service.session(relu(), open_timeout=0.1, timeout=None if kind == "plain" else 5)
@@ -276,7 +266,7 @@ def test_sessions_are_opened_within_the_limit_that_is_named(service: nnburst.Ser
 def test_limit_of_runs_also_limits_opening(service: nnburst.Service, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(_session, "_OPENING", 0.1)
-        with stopped(service), pytest.raises(MissedDeadline):
+        with stopped(service.pid), pytest.raises(MissedDeadline):
             service.session(relu(), timeout=0.01)
     service.session(relu(), timeout=0.01).close()
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from service_support import stopped
 from small_models import relu
 
 import nnburst
@@ -253,12 +254,8 @@ def test_collector_may_find_a_session_in_the_connection_s_own_thread() -> None:
             _Cycle(session)
             del session
             # What handles a reply runs in the reader thread; so does what becomes of one that came too late.
-            os.kill(service.pid, signal.SIGSTOP)  # so that the answer is late
-            try:
-                with pytest.raises(MissedDeadline):
-                    connection.call(ListDevices(), timeout=0.2, on_late=lambda reply: collect())
-            finally:
-                os.kill(service.pid, signal.SIGCONT)
+            with stopped(service.pid), pytest.raises(MissedDeadline):  # so that the answer is late
+                connection.call(ListDevices(), timeout=0.2, on_late=lambda reply: collect())
             assert collected.wait(PATIENCE)
         finally:
             gc.enable()

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from service_support import stop, stopped
 
 import nnburst
 from nnburst._core import ffi, lib
@@ -99,12 +100,8 @@ def test_execution_without_a_burst_is_counted_with_its_model(service: nnburst.Se
 def test_frozen_service_can_be_looked_at() -> None:
     with nnburst.launch(devices=["nnburst-noop"]) as service, service.session(any_model()) as session:
         session.run(None, {"x": np.zeros((1, 4), np.float32)})
-        os.kill(service.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, service.pid, os.WSTOPPED | os.WNOWAIT)
-        try:
+        with stopped(service.pid):
             result = CliRunner().invoke(main, ["top", "--once", "--json", str(service.pid)])
-        finally:
-            os.kill(service.pid, signal.SIGCONT)
     assert result.exit_code == 0, result.output
     (report,) = json.loads(result.stdout)
     assert report["pid"] == service.pid
@@ -227,8 +224,7 @@ def test_latency_of_a_session_is_about_all_its_runs_and_knows_the_slowest(servic
     with service.session(any_model()) as session, session.bind() as execution:
         assert repr(session.latency()) == "<Latency: no runs>"
         execution.run()
-        os.kill(service.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, service.pid, os.WSTOPPED | os.WNOWAIT)
+        stop(service.pid)
         timer = threading.Timer(0.05, os.kill, (service.pid, signal.SIGCONT))
         timer.start()
         execution.run()
