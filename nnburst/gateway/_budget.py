@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-
 from ..errors import ResourceExhausted
 
 
@@ -21,28 +18,49 @@ class Budget:
         self._most_bytes = most_bytes
         self._requests = self._bytes = 0
 
-    @contextlib.contextmanager
-    def request(self, size: int = 0) -> Iterator[Callable[[int], None]]:
-        """Count a request of so many bytes while the context lasts. Gives what counts more of them.
+    def request(self, size: int = 0) -> BudgetShare:
+        """Count a request of so many bytes until the context that this gives ends.
 
         Raises:
-            ResourceExhausted: Too much is under way; also what it gives raises that.
+            ResourceExhausted: Too much is under way.
         """
-        held = 0
-
-        def take(size: int) -> None:
-            nonlocal held
-            if self._bytes + size > self._most_bytes:
-                raise ResourceExhausted(f"requests of {self._most_bytes} bytes are under way; send this one later")
-            self._bytes += size
-            held += size
-
         if self._requests >= self.most_requests:
             raise ResourceExhausted(f"{self.most_requests} requests are under way; send this one later")
+        share = BudgetShare(self)
+        share.take(size)
         self._requests += 1
-        try:
-            take(size)
-            yield take
-        finally:
-            self._requests -= 1
-            self._bytes -= held
+        return share
+
+    def _add(self, size: int) -> None:
+        if self._bytes + size > self._most_bytes:
+            raise ResourceExhausted(f"requests of {self._most_bytes} bytes are under way; send this one later")
+        self._bytes += size
+
+    def _end(self, size: int) -> None:
+        self._requests -= 1
+        self._bytes -= size
+
+
+class BudgetShare:
+    """What one request holds of a budget; a context manager that gives it back."""
+
+    __slots__ = ("_budget", "_bytes")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._bytes = 0
+
+    def take(self, size: int) -> None:
+        """Count more bytes.
+
+        Raises:
+            ResourceExhausted: Too many are under way.
+        """
+        self._budget._add(size)
+        self._bytes += size
+
+    def __enter__(self) -> BudgetShare:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._budget._end(self._bytes)

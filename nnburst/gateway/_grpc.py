@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import grpc
@@ -22,7 +22,7 @@ from ..errors import (
     ResourceExhausted,
 )
 from ._budget import Budget
-from ._inference import VERSION, Inference, InputTensor, OutputTensor, RegionPlace, aside, infer
+from ._inference import BRISK, VERSION, Inference, InputTensor, OutputTensor, RegionPlace, elsewhere, infer
 from ._models import Models
 from ._regions import Regions
 from ._tensors import ModelTensor
@@ -30,6 +30,8 @@ from ._tensors import ModelTensor
 _Result = TypeVar("_Result")
 _MOST_BYTES = 256 << 20
 """Of one message."""
+_PIECE = 1 << 14
+"""Elements that are converted before another thread may have the interpreter."""
 _CODES: tuple[tuple[type[NNBurstError], grpc.StatusCode], ...] = (
     (InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
     (BadState, grpc.StatusCode.ALREADY_EXISTS),
@@ -66,7 +68,7 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
     async def _answer(self, context: Any, work: Callable[[], _Result]) -> _Result:
         """Do something that may wait for the service; an error becomes a status."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(None, work)
+            return await elsewhere(work)
         except NNBurstError as error:
             await context.abort(status_code(error), str(error))
             raise
@@ -145,18 +147,24 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
     async def _infer(self, request: Any, context: Any) -> Any:
         size = request.ByteSize()
         with self._budget.request(size):
-            inference = await aside(0 if request.raw_input_contents else size, lambda: _inference(request, size))
+            if size > BRISK and not request.raw_input_contents:
+                inference = await elsewhere(lambda: _inference(request, size))
+            else:
+                inference = _inference(request, size)
             answers = await infer(self._models, self._regions, inference, context.time_remaining())
-        answer = pb.ModelInferResponse(model_name=request.model_name, model_version=VERSION, id=request.id)
-        for wanted, datatype, array in answers:
-            output = answer.outputs.add(name=wanted.name, datatype=datatype, shape=array.shape)
+        answer = pb.ModelInferResponse()
+        answer.CopyFrom(_head(request.model_name, *[(one.name, kind, array.shape) for one, kind, array in answers]))
+        if request.id:
+            answer.id = request.id
+        for i, (wanted, _, array) in enumerate(answers):
             if wanted.place is None:
                 answer.raw_output_contents.append(array.tobytes())
             else:
-                output.parameters["shared_memory_region"].string_param = wanted.place.region
-                output.parameters["shared_memory_byte_size"].int64_param = array.nbytes
+                parameters = answer.outputs[i].parameters
+                parameters["shared_memory_region"].string_param = wanted.place.region
+                parameters["shared_memory_byte_size"].int64_param = array.nbytes
                 if wanted.place.offset:
-                    output.parameters["shared_memory_offset"].int64_param = wanted.place.offset
+                    parameters["shared_memory_offset"].int64_param = wanted.place.offset
         return answer
 
     # ---- shared memory ---------------------------------------------------------------------------------------
@@ -185,33 +193,42 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return pb.CudaSharedMemoryUnregisterResponse()
 
 
+@lru_cache(maxsize=256)
+def _head(model: str, *outputs: tuple[str, str, tuple[int, ...]]) -> Any:
+    """Return an answer but for its elements, to be copied: to fill in each field takes several times as long."""
+    answer = pb.ModelInferResponse(model_name=model, model_version=VERSION)
+    for name, datatype, shape in outputs:
+        answer.outputs.add(name=name, datatype=datatype, shape=shape)
+    return answer
+
+
 def _parameters(tensor: Any) -> Mapping[str, Any]:
     given = tensor.parameters
     return {name: getattr(value, value.WhichOneof("parameter_choice") or "", None) for name, value in given.items()}
 
 
 def _inference(request: Any, size: int) -> Inference:
-    raw = list(request.raw_input_contents)
+    contents = request.raw_input_contents
+    raw = iter(contents) if contents else None
     inputs = []
     for tensor in request.inputs:
         place = RegionPlace.of(_parameters(tensor), "input", tensor.name) if tensor.parameters else None
-        if place is None and request.raw_input_contents:
-            if not raw:
+        if place is None and raw is not None:
+            data: Any = next(raw, None)
+            if data is None:
                 raise InvalidArgument("there are fewer raw_input_contents than inputs without a region")
-            data: Any = raw.pop(0)
         else:
             data = place or _elements(tensor)
         inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
-    if raw:
-        raise InvalidArgument(f"{len(raw)} raw_input_contents belong to no input")
+    if raw is not None and (left := sum(1 for _ in raw)):
+        raise InvalidArgument(f"{left} raw_input_contents belong to no input")
     outputs = []
     for tensor in request.outputs:
         parameters = _parameters(tensor)
         if parameters.get("classification"):
             raise InvalidArgument(f"output {tensor.name!r}: classification is not served; sort the scores yourself")
         outputs.append(OutputTensor(tensor.name, RegionPlace.of(parameters, "output", tensor.name)))
-    size = 0 if request.raw_input_contents else size
-    return Inference(request.model_name, request.model_version, inputs, outputs, size)
+    return Inference(request.model_name, request.model_version, inputs, outputs, size if raw is None else 0)
 
 
 def _elements(tensor: Any) -> Any:
@@ -223,7 +240,11 @@ def _elements(tensor: Any) -> Any:
     for name, _ in filled:
         if name != wanted:
             raise InvalidArgument(f"input {tensor.name!r}: {tensor.datatype} comes in {wanted}, not in {name}")
-    return np.array(filled[0][1], dtype)
+    values = filled[0][1]
+    elements = np.empty(len(values), dtype)
+    for at in range(0, len(values), _PIECE):
+        elements[at : at + _PIECE] = values[at : at + _PIECE]
+    return elements
 
 
 async def serve(models: Models, regions: Regions, budget: Budget, address: str) -> tuple[Any, int]:

@@ -14,7 +14,7 @@ from ._regions import RegionPart, Regions
 from ._tensors import Array, bytes_of
 
 _Result = TypeVar("_Result")
-_BRISK = 1 << 20
+BRISK = 1 << 20
 """Bytes of JSON, or of single elements, that the loop's own thread turns into arrays."""
 VERSION = "1"
 """Of every model: a service has one of each name."""
@@ -75,9 +75,9 @@ class Inference(NamedTuple):
     size: int = 0
 
 
-async def aside(size: int, work: Callable[[], _Result]) -> _Result:
-    """Do something with so many bytes, in another thread if they are many."""
-    return work() if size <= _BRISK else await asyncio.get_running_loop().run_in_executor(None, work)
+async def elsewhere(work: Callable[[], _Result]) -> _Result:
+    """Do what takes long, or waits for the service, in another thread."""
+    return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 async def infer(
@@ -100,28 +100,29 @@ async def infer(
     """
     if inference.version not in ("", VERSION):
         raise InvalidArgument(f"model {inference.model!r} has the version {VERSION}, not {inference.version!r}")
-    async with models.using(inference.model) as model:
-        return await _run(model, regions, inference, timeout)
-
-
-async def _run(
-    model: OpenedModel, regions: Regions, inference: Inference, timeout: float | None
-) -> list[tuple[OutputTensor, str, Array]]:
-    arrays, parts = await aside(inference.size, lambda: _arrays(model, regions, inference.inputs))
-    wanted = inference.outputs or [OutputTensor(name) for name in model.outputs]
-    for output in wanted:
-        if output.name not in model.outputs:
-            raise InvalidArgument(f"output {output.name!r} is unknown; the model gives {list(model.outputs)}")
-    values = dict(zip(model.outputs, await model.run(arrays, timeout), strict=True))
-    for part in parts:
-        part.check()
-    answers = []
-    for output in wanted:
-        array = np.ascontiguousarray(values[output.name])
-        if output.place is not None:
-            _put(regions, output.place, array)
-        answers.append((output, model.outputs[output.name].datatype, array))
-    return answers
+    model = await models.take(inference.model)
+    try:
+        if inference.size > BRISK:
+            arrays, parts = await elsewhere(lambda: _arrays(model, regions, inference.inputs))
+        else:
+            arrays, parts = _arrays(model, regions, inference.inputs)
+        outputs = model.outputs
+        wanted = inference.outputs or [OutputTensor(name) for name in outputs]
+        for output in wanted:
+            if output.name not in outputs:
+                raise InvalidArgument(f"output {output.name!r} is unknown; the model gives {list(outputs)}")
+        values = dict(zip(outputs, await model.run(arrays, timeout), strict=True))
+        for part in parts:
+            part.check()
+        answers = []
+        for output in wanted:
+            array = np.ascontiguousarray(values[output.name])
+            if output.place is not None:
+                _put(regions, output.place, array)
+            answers.append((output, outputs[output.name].datatype, array))
+        return answers
+    finally:
+        models.give_back(model)
 
 
 def _arrays(

@@ -6,15 +6,12 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import DeadObject, InvalidArgument, MissedDeadline, NNBurstError
 from ..runtime import Service, Session, connect
 from ._tensors import Array, ModelTensor
-
-_POLLING_WINDOW = 1e-3
-"""Seconds. A request that comes over a socket takes much longer than 50 µs, after which the service would sleep."""
 
 
 @dataclass
@@ -70,7 +67,10 @@ class OpenedModel:
         """
         counts, began = self._counts, time.monotonic_ns()
         try:
-            outputs = await self._within(timeout, inputs)
+            if timeout is None:
+                outputs = await self.session.arun(None, inputs)
+            else:
+                outputs = await self._within(timeout, inputs)
         except NNBurstError:
             counts.failures += 1
             counts.failure_ns += time.monotonic_ns() - began
@@ -81,9 +81,7 @@ class OpenedModel:
         counts.success_ns += time.monotonic_ns() - began
         return outputs
 
-    async def _within(self, timeout: float | None, inputs: dict[str, Array]) -> list[Array]:
-        if timeout is None:
-            return await self.session.arun(None, inputs)
+    async def _within(self, timeout: float, inputs: dict[str, Array]) -> list[Array]:
         try:
             return await asyncio.wait_for(self.session.arun(None, inputs), timeout)
         except asyncio.TimeoutError as error:
@@ -122,7 +120,7 @@ class Models:
                 self._drop()
                 self._service = connect(self._address)
             if name not in self._opened:
-                session = self._service.session(name, polling_window=_POLLING_WINDOW)
+                session = self._service.session(name)
                 self._opened[name] = OpenedModel(session, self.counts[name])
             return self._opened[name]
 
@@ -133,18 +131,20 @@ class Models:
         except NNBurstError:
             return False
 
-    @contextlib.asynccontextmanager
-    async def using(self, name: str) -> AsyncIterator[OpenedModel]:
-        """As `open`, without blocking the loop; the model is not closed meanwhile unless the service dies."""
-        loop = asyncio.get_running_loop()
+    async def take(self, name: str) -> OpenedModel:
+        """As `open`, without blocking the loop, for one request, which calls `give_back` at its end.
+
+        Until then the model is not closed unless the service dies.
+        """
         model = self._opened.get(name)
         while model is None or not model.session.service.alive or not model.use():
-            model = await loop.run_in_executor(None, self.open, name)
-        try:
-            yield model
-        finally:
-            if model.let_go():
-                loop.run_in_executor(None, model.close)
+            model = await asyncio.get_running_loop().run_in_executor(None, self.open, name)
+        return model
+
+    def give_back(self, model: OpenedModel) -> None:
+        """A request that has taken the model has ended."""
+        if model.let_go():
+            asyncio.get_running_loop().run_in_executor(None, model.close)
 
     def renew(self) -> None:
         """Open each model again when it is next asked for; what runs ends with the old one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -11,8 +10,8 @@ from aiohttp import web
 
 from .. import __version__
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
-from ._budget import Budget
-from ._inference import VERSION, Inference, InputTensor, OutputTensor, RegionPlace, aside, infer
+from ._budget import Budget, BudgetShare
+from ._inference import BRISK, VERSION, Inference, InputTensor, OutputTensor, RegionPlace, elsewhere, infer
 from ._models import Models
 from ._regions import Regions
 from ._tensors import Array, ModelTensor, bytes_of
@@ -75,7 +74,7 @@ class Rest:
         return web.Response()
 
     async def _ready(self, request: web.Request) -> web.Response:
-        return web.Response(status=200 if await _elsewhere(self._models.is_ready) else 503)
+        return web.Response(status=200 if await elsewhere(self._models.is_ready) else 503)
 
     async def _server(self, request: web.Request) -> web.Response:
         extensions = ["binary_tensor_data", "system_shared_memory"]
@@ -91,12 +90,12 @@ class Rest:
 
     async def _model_ready(self, request: web.Request) -> web.Response:
         name = self._model(request)
-        await _elsewhere(lambda: self._models.open(name))
+        await elsewhere(lambda: self._models.open(name))
         return web.Response()
 
     async def _metadata(self, request: web.Request) -> web.Response:
         name = self._model(request)
-        model = await _elsewhere(lambda: self._models.open(name))
+        model = await elsewhere(lambda: self._models.open(name))
 
         def metadata(tensors: Mapping[str, ModelTensor]) -> list[dict[str, Any]]:
             return [{"name": name, "datatype": one.datatype, "shape": one.shape} for name, one in tensors.items()]
@@ -115,21 +114,23 @@ class Rest:
 
     async def _infer(self, request: web.Request) -> web.Response:
         name = self._model(request)
-        with self._budget.request() as take:
-            body = await _body(request, take)
+        with self._budget.request() as share:
+            body = await _body(request, share)
             length = request.headers.get(_HEADER)
             end = len(body) if length is None else _length(length, len(body))
-            head = await aside(end, lambda: _object(body[:end]))
+            head = _object(body[:end]) if end <= BRISK else await elsewhere(lambda: _object(body[:end]))
             inference, binary = _inference(name, head, memoryview(body)[end:], end)
             answers = await infer(self._models, self._regions, inference)
             size = sum(array.nbytes for wanted, _, array in answers if not binary.get(wanted.name, binary[""]))
-            return await aside(size, lambda: _response(name, head.get("id"), answers, binary))
+            if size <= BRISK:
+                return _response(name, head.get("id"), answers, binary)
+            return await elsewhere(lambda: _response(name, head.get("id"), answers, binary))
 
     # ---- shared memory ---------------------------------------------------------------------------------------
 
     async def _register(self, request: web.Request) -> web.Response:
-        with self._budget.request() as take:
-            body = _object(await _body(request, take))
+        with self._budget.request() as share:
+            body = _object(await _body(request, share))
         key, offset, size = body.get("key"), body.get("offset", 0), body.get("byte_size")
         if not isinstance(key, str) or type(offset) is not int or type(size) is not int:
             raise InvalidArgument("a region has a key, an offset and a byte_size")
@@ -147,19 +148,15 @@ class Rest:
         )
 
 
-async def _body(request: web.Request, take: Callable[[int], None]) -> bytes:
+async def _body(request: web.Request, share: BudgetShare) -> bytes:
     """Read the body; what has come of it counts at once."""
     body = bytearray()
     async for chunk in request.content.iter_any():
-        take(len(chunk))
+        share.take(len(chunk))
         body += chunk
         if len(body) > _MOST_BYTES:
             raise web.HTTPRequestEntityTooLarge(_MOST_BYTES, len(body))
     return bytes(body)
-
-
-async def _elsewhere(work: Callable[[], Any]) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 def _length(text: str, most: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import queue
@@ -14,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -578,9 +577,11 @@ class SlowModels:
         self.runs: asyncio.Queue[float | None] = asyncio.Queue()
         self.go_on = asyncio.Event()
 
-    @contextlib.asynccontextmanager
-    async def using(self, name: str) -> AsyncIterator[Any]:
-        yield self.model
+    async def take(self, name: str) -> Any:
+        return self.model
+
+    def give_back(self, model: Any) -> None:
+        assert model is self.model
 
     async def run(self, inputs: Any, timeout: float | None) -> list[Any]:
         self.runs.put_nowait(timeout)
@@ -844,11 +845,6 @@ def services(monkeypatch: pytest.MonkeyPatch) -> list[FakeService]:
     return services
 
 
-def test_service_polls_for_a_millisecond_after_a_request_of_the_gateway(services: list[FakeService]) -> None:
-    Models("there", ["relu"]).open("relu")
-    assert services[0].sessions[0].options == {"polling_window": 1e-3}
-
-
 def test_each_session_of_a_dead_service_is_closed(services: list[FakeService]) -> None:
     models = Models("there", ["a", "b"])
     models.open("a")
@@ -863,13 +859,15 @@ def test_old_model_is_closed_when_its_last_run_has_ended(services: list[FakeServ
     models = Models("there", ["a"])
 
     async def main() -> None:
-        async with models.using("a") as old:
-            async with models.using("a") as same:
-                assert same is old
-                models.renew()
-            async with models.using("a") as new:
-                assert new is not old
-            assert services[0].sessions[0].closed == 0
+        old, same = await models.take("a"), await models.take("a")
+        assert same is old
+        models.renew()
+        models.give_back(same)
+        new = await models.take("a")
+        assert new is not old
+        models.give_back(new)
+        assert services[0].sessions[0].closed == 0
+        models.give_back(old)
         await asyncio.get_running_loop().shutdown_default_executor()
 
     asyncio.run(main())
