@@ -1,10 +1,12 @@
-/* Descriptors whose closing may block are closed by threads, however many are stuck; sockets do not get stuck. */
+/* Descriptors whose closing may block are closed by threads, however many are stuck; sockets do not get stuck. A forked
+ * child closes with threads of its own. */
 #include "check.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { MOST = 128, MORE = 200 };
@@ -69,8 +71,30 @@ static int lingering(int listener, const struct sockaddr_in *at)
     return fd;
 }
 
+/* A child of fork() has none of the threads that are stuck in its parent, and does not wait for them. */
+static void fork_while_all_are_stuck(void)
+{
+    pthread_mutex_lock(&lock); /* so that the child may use it */
+    pid_t child = fork();
+    CHECK(child >= 0);
+    pthread_mutex_unlock(&lock);
+    if (child == 0) {
+        watchdog();
+        change = (pthread_cond_t)PTHREAD_COND_INITIALIZER; /* the old one counts waiters that are not here */
+        stuck = apart = 0;
+        open_for_all = 1;
+        drop(NNB_FD_MAY_BLOCK);
+        wait_for(&apart, 1);
+        _exit(stuck == 1 ? 0 : 1);
+    }
+    int status;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+}
+
 int main(void)
 {
+    watchdog();
     main_thread = pthread_self();
     drop(0);
     CHECK_EQ(in_place, 1);
@@ -88,6 +112,8 @@ int main(void)
     for (int i = 0; i < MOST + 2; i++) nnb_fd_drop((void *)(intptr_t)(lingering(listener, &at) | NNB_FD_MAY_BLOCK));
     wait_for(&apart, MOST + 2); /* beside the files, which are stuck */
     CHECK_EQ(in_place, 1);
+
+    fork_while_all_are_stuck();
 
     pthread_mutex_lock(&lock);
     open_for_all = 1;
