@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
+
+from nnburst.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -50,6 +56,17 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
+def commands(page: Path) -> list[list[str]]:
+    """Return the commands of a page, word by word."""
+    texts = [text for language, text in blocks(page) if language == "sh"]
+    return [words for text in texts for line in text.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+GATEWAY = next(words for words in commands(ROOT / "docs" / "gateway.md") if "--oip" in words)
+"""The command that starts the service ``vision``; what other pages start is part of it."""
+ADDRESS = GATEWAY[GATEWAY.index("--oip") + 1]
+
+
 def program(page: Path) -> str:
     """Return the Python of a page as one program; a block that begins with a file's name is that file."""
     parts = [GIVEN]
@@ -66,22 +83,27 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     """The service of the examples; what a program needs in its environment to find it."""
     onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
     folder = tmp_path_factory.mktemp("vision")
-    value = [onnx.helper.make_tensor_value_info(name, 1, [1, 8]) for name in ("image", "boxes")]
+    value = [onnx.helper.make_tensor_value_info(name, 1, ["batch", 8]) for name in ("image", "boxes")]
     node = onnx.helper.make_node("Relu", ["image"], ["boxes"])
     graph = onnx.helper.make_graph([node], "detector", value[:1], value[1:])
     detector = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(detector, folder / "detector.onnx")
     (folder / "run").mkdir(mode=0o700)
+    command = [re.sub(r"^(127\.0\.0\.1):\d+$", r"\1:0", word) for word in GATEWAY[1:]]
+    if find_spec("grpc") is None or find_spec("aiohttp") is None:
+        command = command[: command.index("--oip")]
     environment = os.environ | {
         "XDG_RUNTIME_DIR": str(folder / "run"),
         "NNBURST_STATE_DIR": str(folder / "state"),
         "DETECTOR": str(folder / "detector.onnx"),
     }
-    command = [*(sys.executable, "-m", "nnburst.cli", "serve", "--name", "vision"), "--model", "detector=detector.onnx"]
+    command = [sys.executable, "-m", "nnburst.cli", *command]
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
-        assert service.stdout.readline()
-        yield environment
+        ready = service.stdout.readline()
+        assert ready
+        ports = dict(re.findall(r"(grpc|rest) at port (\d+)", ready))
+        yield environment | {"ADDRESS": f"127.0.0.1:{ports.get('grpc')}"}
         service.terminate()
 
 
@@ -93,12 +115,49 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     ids=lambda page: page.name,
 )
 def test_python_of_a_page_runs_as_written(page: Path, vision: dict[str, str], tmp_path: Path) -> None:
+    text = program(page)
+    for module in ("ray", "tritonclient"):
+        if re.search(rf"^(?:from|import) {module}\b", text, re.MULTILINE):
+            pytest.importorskip(module)
     shutil.copy(vision["DETECTOR"], tmp_path)
-    (tmp_path / "page.py").write_text(program(page), encoding="utf-8")
+    (tmp_path / "page.py").write_text(text.replace(ADDRESS, vision["ADDRESS"]), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "page.py"], cwd=tmp_path, env=vision, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+AS_WRITTEN = (["run"], *(["cache", verb] for verb in ("ls", "verify", "prune", "stats", "path")))
+"""Commands that are run; of others click looks at names and options. A benchmark takes minutes."""
+
+
+@pytest.mark.leaks("the services of `nnburst run` keep the trust store of a process open")
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+def test_commands_of_a_page_run_as_written(
+    page: Path, vision: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(vision["DETECTOR"], tmp_path)
+    (tmp_path / "frames").mkdir()
+    for name in ("frame.npy", "frames/0.npy", "frames/1.npy"):
+        np.save(tmp_path / name, np.ones((1, 8), np.float32))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("NNBURST_CACHE_DIR", str(tmp_path / "cache"))
+    for words in commands(page):
+        program, *arguments = words
+        if program == "nnburst" and arguments[0] == "serve":
+            assert words == GATEWAY[: len(words)], "the page starts another service than the one that runs here"
+        elif program == "nnburst":
+            run = any(arguments[: len(known)] == known for known in AS_WRITTEN)
+            done = CliRunner().invoke(main, arguments if run else [*arguments, "--help"])
+            assert done.exit_code == 0, f"{shlex.join(words)}\n{done.output}"
+        elif program == "make":
+            subprocess.run(["make", "--dry-run", *arguments], cwd=ROOT, check=True, capture_output=True)
+        else:
+            assert program in ("python", ".venv/bin/python"), words
+            named = [word for word in arguments if "/" in word]
+            assert named, words
+            assert all((ROOT / word).exists() for word in named if not word.startswith("/tmp")), words
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
