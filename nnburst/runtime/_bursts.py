@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 from ..burst._stats import BurstStats
 from ..errors import BadState, DeadObject
 from ..watch import Latency
@@ -14,6 +17,7 @@ class Bursts:
     """Bursts on one compilation. A burst runs one execution at a time; one that finds it busy moves to a free one.
 
     So a program with one thread has one burst, and what is hot stays hot; one with many has as many as run at once.
+    A pipeline cannot move: it is lent a burst that nothing else uses meanwhile.
 
     Args:
         compilation: Finished.
@@ -28,6 +32,8 @@ class Bursts:
         self._polling_window = polling_window
         self._refuses = False
         self._bursts = [self._open(compilation)]
+        self._lendable: list[Burst] = []
+        self._at_home: list[Burst] = []
         self.recovery: Recovery | None = None
         self.retry = 0
 
@@ -36,11 +42,14 @@ class Bursts:
 
     def begin_again(self, compilation: Compilation) -> None:
         """Take the place of bursts that have died; executions move when they run next."""
-        burst = self._open(compilation)
-        self._bursts = [burst]
+        self._lendable, self._at_home = [], []
+        self._bursts = [self._accepted(self._open(compilation))]
+
+    def _accepted(self, burst: Burst) -> Burst:
         if self._refuses:  # closed meanwhile
             burst.close()
             raise BadState("the session is closed; open another one")
+        return burst
 
     def recover(self, dead: Burst) -> bool:
         """Wait until there are others in place of one that has died; False if there will be none.
@@ -76,45 +85,75 @@ class Bursts:
             BadState: They are closed.
             ResourceExhausted: The service gives this client no more bursts.
         """
-        bursts = self._bursts
-        for burst in bursts:
+        for burst in self._bursts:
             if burst.controller.is_free:
                 return burst
+        return self._another(lambda: self._bursts)
+
+    def _another(self, where: Callable[[], list[Burst]]) -> Burst:
+        """Open another one, after a death that is to be got over first."""
+        first = self.first
         try:
-            burst = self._open(bursts[0].compilation)
+            burst = self._open(first.compilation)
         except DeadObject:
-            if self.recover(bursts[0]):
-                return self.spare()
+            if self.recover(first):
+                return self._another(where)
             raise
-        bursts.append(burst)
-        if self._refuses:  # closed meanwhile
-            burst.close()
-            raise BadState("the session is closed; open another one")
-        return burst
+        where().append(burst)
+        return self._accepted(burst)
+
+    def lend(self) -> Burst:
+        """Return one that nothing else uses until `give_back`.
+
+        Raises:
+            NNBurstError: As `living`.
+        """
+        first = self.first
+        if first.controller.ending.reason:
+            self.recover(first)
+        with contextlib.suppress(IndexError):
+            return self._at_home.pop()
+        return self._another(lambda: self._lendable)
+
+    def lend_again(self, burst: Burst) -> bool:
+        """Lend this very one; False if it is lent to another pipeline, or has died."""
+        with contextlib.suppress(ValueError):
+            self._at_home.remove(burst)
+            return True
+        return False
+
+    def give_back(self, burst: Burst) -> None:
+        """Have one that was lent lent again, if it has not died. Also in a finaliser."""
+        if burst in self._lendable:
+            self._at_home.append(burst)
 
     @property
     def stats(self) -> BurstStats:
         """Sums of the counters of the clients' ends."""
-        return sum((burst.stats for burst in self._bursts[1:]), self.first.stats)
+        return sum((burst.stats for burst in self._others), self.first.stats)
 
     def latency(self) -> Latency:
         """Say how long the runs of all took."""
-        return sum((burst.controller.latency() for burst in self._bursts[1:]), self.first.controller.latency())
+        return sum((burst.controller.latency() for burst in self._others), self.first.controller.latency())
+
+    @property
+    def _others(self) -> tuple[Burst, ...]:
+        return (*self._bursts[1:], *self._lendable)
 
     def refuse(self) -> None:
         """Run nothing any more; executions in flight get `BadState`. Waits for nothing."""
         self._refuses = True
         if self.recovery is not None:
             self.recovery.refuse()
-        for burst in self._bursts:
+        for burst in (self.first, *self._others):
             burst.refuse()
 
     def hang_up(self) -> None:
         """End all without waiting, from any thread, also in a finaliser."""
-        for burst in self._bursts:
+        for burst in (self.first, *self._others):
             burst.controller.hang_up()
 
     def close(self) -> None:
         """End all of them. Idempotent."""
-        for burst in self._bursts:
+        for burst in (self.first, *self._others):
             burst.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import numpy.typing as npt
+
+    from ._burst import Burst
+    from ._bursts import Bursts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -51,8 +55,14 @@ class Pipeline(OneProcess):
         self._pointers = tuple(execution.pointer for execution in executions)
         self._at = 0
         self._advance = lib.nnb_execution_advance
+        self._finalizer: weakref.finalize[..., Pipeline] | None = None
         self.current = self._executions[0]
         self.depth = len(executions)
+
+    def when_closed(self, call: Callable[[Burst], None], burst: Burst) -> None:
+        """Have a function called once, when the pipeline is closed or dropped."""
+        self._finalizer = weakref.finalize(self, call, burst)
+        self._finalizer.atexit = False
 
     def advance(self) -> Execution:
         """Start `current` and return the execution that comes next, which is current from now on.
@@ -146,6 +156,8 @@ class Pipeline(OneProcess):
         self.settle()
         for execution in self._executions:
             execution.close()
+        if self._finalizer is not None:
+            self._finalizer()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -157,35 +169,44 @@ class Pipeline(OneProcess):
 
 
 class KeptPipelines:
-    """The pipelines that were used last, for the next use like it: making one costs more than many of its runs."""
+    """The pipelines that were used last, for the next use like it: making one costs more than many of its runs.
 
-    def __init__(self) -> None:
-        self._kept: list[tuple[Hashable, Pipeline]] = []
+    Args:
+        bursts: Those of the session, which lends each pipeline one while it is used.
+    """
+
+    def __init__(self, bursts: Bursts) -> None:
+        self._bursts = bursts
+        self._kept: list[tuple[Hashable, Burst, Pipeline]] = []
         self._closed = False
 
     @contextlib.contextmanager
-    def lend(self, key: Hashable, make: Callable[[], Pipeline]) -> Iterator[Pipeline]:
-        """Lend one that is like the key, or what `make` returns if none is here, idle and on a living burst."""
-        pipeline = self._taken(key) or make()
+    def lend(self, key: Hashable, make: Callable[[Burst], Pipeline]) -> Iterator[Pipeline]:
+        """Lend one that is like the key, or what `make` returns for a burst if there is none whose burst can be had."""
+        found = self._taken(key)
+        burst = found[1] if found else self._bursts.lend()
         try:
-            yield pipeline
+            pipeline = found[2] if found else make(burst)
+            try:
+                yield pipeline
+            finally:
+                pipeline.settle()
+                self._put(key, burst, pipeline)
         finally:
-            pipeline.settle()
-            self._put(key, pipeline)
+            self._bursts.give_back(burst)
 
-    def _taken(self, key: Hashable) -> Pipeline | None:
+    def _taken(self, key: Hashable) -> tuple[Hashable, Burst, Pipeline] | None:
         for kept in reversed(self._kept):
-            if kept[0] == key:
-                with contextlib.suppress(ValueError):  # another thread was faster
+            if kept[0] == key and self._bursts.lend_again(kept[1]):
+                with contextlib.suppress(ValueError):  # it has just been dropped
                     self._kept.remove(kept)
-                    if kept[1].is_idle:
-                        return kept[1]
-                    kept[1].forget()
+                    return kept
+                self._bursts.give_back(kept[1])
         return None
 
-    def _put(self, key: Hashable, pipeline: Pipeline) -> None:
+    def _put(self, key: Hashable, burst: Burst, pipeline: Pipeline) -> None:
         if pipeline.is_idle:
-            self._kept.append((key, pipeline))
+            self._kept.append((key, burst, pipeline))
         else:
             pipeline.forget()
         self._shorten(0 if self._closed else _MOST_KEPT)
@@ -193,12 +214,16 @@ class KeptPipelines:
     def _shorten(self, most: int) -> None:
         with contextlib.suppress(IndexError):  # another thread was faster
             while len(self._kept) > most:
-                self._kept.pop(0)[1].forget()
+                self._kept.pop(0)[2].forget()
+
+    def drop(self) -> None:
+        """Keep none of those that there are. Waits for nothing."""
+        self._shorten(0)
 
     def close(self) -> None:
         """Keep none from now on. Waits for nothing."""
         self._closed = True
-        self._shorten(0)
+        self.drop()
 
 
 def fill(execution: Execution, inputs: Mapping[str, npt.ArrayLike]) -> None:

@@ -150,7 +150,7 @@ class Session(OneProcess):
         self._lanes = Lanes(concurrency or len(self._bursts.first.controller.cpus))
         self._idle, self._waiting = self._lanes.idle, self._lanes.waiting
         self._rooms: dict[str, int] = {}
-        self._pipelines = KeptPipelines()
+        self._pipelines = KeptPipelines(self._bursts)
         self._output_indexes = {node.name: i for i, node in enumerate(self._compilation.outputs)}
         # A session that is dropped does not wait for its end: the collector may run in any thread. Its parts let go of
         # what they hold in the service by themselves.
@@ -183,6 +183,7 @@ class Session(OneProcess):
             if (compilation.inputs, compilation.outputs) != (old.inputs, old.outputs):
                 raise GeneralFailure("the model has other inputs or outputs than before; open another session")
             self._bursts.begin_again(compilation)
+            self._pipelines.drop()
         except BaseException:
             compilation.close()
             raise
@@ -424,8 +425,8 @@ class Session(OneProcess):
         """As `pipeline`, but lent: it is kept for the next use like it. Called by `run_many`."""
         timeout, rooms = self._timeout, self._rooms
 
-        def make() -> Pipeline:
-            return self._bursts.living().pipeline(depth, shapes=shapes, timeout=timeout, rooms=rooms)
+        def make(burst: Burst) -> Pipeline:
+            return burst.pipeline(depth, shapes=shapes, timeout=timeout, rooms=rooms)
 
         return self._pipelines.lend((depth, tuple(shapes.items()), timeout, tuple(rooms.items())), make)
 
@@ -439,7 +440,14 @@ class Session(OneProcess):
         Raises:
             InvalidArgument: The depth is out of range, or as `bind`.
         """
-        return self._bursts.living().pipeline(depth, shapes=shapes, timeout=self._timeout, rooms=self._rooms, keep=self)
+        burst = self._bursts.lend()
+        try:
+            pipeline = burst.pipeline(depth, shapes=shapes, timeout=self._timeout, rooms=self._rooms, keep=self)
+        except BaseException:
+            self._bursts.give_back(burst)
+            raise
+        pipeline.when_closed(self._bursts.give_back, burst)
+        return pipeline
 
     # ---- looking ---------------------------------------------------------------------------------------------
 

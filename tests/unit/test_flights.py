@@ -20,6 +20,8 @@ import nnburst
 from nnburst import ModelBuilder, OperandType, OperationType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device
+from nnburst.runtime._burst import Burst
+from nnburst.runtime._pipeline import Pipeline
 from nnburst.service import _protocol
 from nnburst.watch import find_services, look
 
@@ -289,6 +291,41 @@ def test_dead_service_ends_a_pipeline(mortal: nnburst.Session) -> None:
         os.kill(mortal.service.pid, signal.SIGKILL)
         with pytest.raises(nnburst.DeadObject):
             list(pipeline.map(filled(0) for _ in range(20)))
+
+
+@pytest.mark.parametrize("way", ["pipeline", "run_many"])
+def test_threads_that_run_find_another_burst_than_that_of_a_pipeline(
+    slow: nnburst.Session, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, others = Burst.pipeline, []
+
+    def pipeline(burst: Burst, *args: object, **kwargs: object) -> Pipeline:
+        made = make(burst, *args, **kwargs)  # type: ignore[arg-type]
+        others.append(threading.Thread(target=slow.run, args=(None, filled(0.3))))
+        others[-1].start()  # before anything of the pipeline is in flight
+        wait_until(lambda: not slow.burst.controller.is_free or not burst.controller.is_free)
+        return made
+
+    monkeypatch.setattr(Burst, "pipeline", pipeline)
+    inputs = [filled(0.0)] * 3
+    for _ in range(2):
+        if way == "pipeline":
+            with slow.pipeline(2) as made:
+                outputs = list(made.map(inputs))
+        else:
+            outputs = list(slow.run_many(inputs))
+        assert [y.tolist() for (y,) in outputs] == [[0.0] * 4] * 3
+    for other in others:
+        other.join(PATIENCE)
+    assert len(others) == (2 if way == "pipeline" else 1)  # what `run_many` has made is kept
+
+
+def test_pipelines_that_are_used_at_once_have_a_burst_each(slow: nnburst.Session) -> None:
+    inputs = [filled(0.0)] * 3
+    with slow.pipeline(2) as one, slow.pipeline(2) as two:
+        made = [one.map(inputs), two.map(inputs), slow.run_many(inputs), slow.run_many(inputs)]
+        taken = list(zip(*made, strict=True))
+    assert [[y.tolist() for (y,) in each] for each in taken] == [[[0.0] * 4] * 4] * 3
 
 
 def test_pipeline_and_futures_share_a_burst(session: nnburst.Session) -> None:
