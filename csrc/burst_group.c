@@ -83,9 +83,10 @@
 #define LEAD_NS 500000u        /* how far a client may get ahead in its turn */
 #define TURN_NS 1000000u
 #define THINK_NS 10000u        /* how long the leader waits in a client's turn for its next request */
-#define WAKE_NS 100000u        /* ... for the first one after it was woken */
+#define WAKE_NS 400000u        /* ... for the first one after it was woken */
 #define LEAVE_NS 100000u       /* how long one whose turn is over is given to fall asleep */
-#define MOST_SLEEPS 2u         /* in a row, in one turn */
+#define MOST_SLEEPS 16u        /* in a row, in one turn */
+#define MADE_USE 2u            /* of its turn: so many requests at once */
 #define MOST_TURNS 16u
 #define EXCESS_NS 50000u       /* what a run may take beyond four times the usual */
 #define CREDIT_PART 16u        /* of what has counted is credit for runs that take longer */
@@ -133,7 +134,7 @@ struct seat {
     int is_ready, is_hot;
     uint64_t used_ns;
     uint64_t turn_until, awaited_until; /* 0: it is not its turn */
-    uint32_t sleeps_in_turn;
+    uint32_t sleeps_in_turn, awake_in_turn; /* answers while it slept, in a row; others */
     uint32_t turnless, turnless_next; /* requests that have no turn: still; when it has lost its next turn */
     uint32_t expected; /* the event word as it was when we slept on it */
     uint32_t futile;
@@ -626,10 +627,13 @@ static int is_asleep(seat *m)
     return !(nnb_load32_relaxed((nnb_a32 *)(void *)nnb_server_outbox(m->server)->mq->event) & NNB_EVENT_NOT_EMPTY);
 }
 
-/* It had no next request at once in its turn: the next ones are answered without one, twice as many each time. */
+/* It had no next request at once in its turn: the next ones are answered without one, twice as many each time. If it did
+ * have some, it was perhaps interrupted. */
 static void lose_turn(nnb_group *g, seat *m)
 {
     end_turn(g, m);
+    if (m->awake_in_turn >= MADE_USE)
+        m->turnless_next = 0;
     m->turnless = m->turnless_next;
     if (m->turnless_next < MOST_TURNLESS)
         m->turnless_next = 2 * m->turnless_next + 1;
@@ -688,7 +692,7 @@ static void begin_turn(nnb_group *g, seat *m)
     if (g->n_turns == g->most_turns)
         return;
     m->turn_until = m->awaited_until = g->now_ns + TURN_NS;
-    m->sleeps_in_turn = 0;
+    m->sleeps_in_turn = m->awake_in_turn = 0;
     g->turns[g->n_turns++] = m;
 }
 
@@ -949,7 +953,7 @@ static void note_turn(nnb_group *g, seat *m, int was_asleep)
         return;
     m->awaited_until = was_asleep ? nnb_now_ns() + WAKE_NS : g->now_ns + THINK_NS;
     if (!was_asleep)
-        m->sleeps_in_turn = 0;
+        m->sleeps_in_turn = 0, m->awake_in_turn++;
     else if (m->sleeps_in_turn++ >= MOST_SLEEPS)
         lose_turn(g, m);
 }
