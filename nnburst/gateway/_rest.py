@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import msgspec
+import numpy as np
 from aiohttp import web
 
 from .. import __version__
@@ -17,6 +18,11 @@ from ._regions import Regions
 from ._tensors import Array, ModelTensor, bytes_of
 
 _MOST_BYTES = 256 << 20
+_MOST_JSON = 16 << 20
+"""Bytes of JSON in a request: the interpreter does nothing else while it is read, in whatever thread."""
+_MOST_NUMBERS = 1 << 20
+"""In the JSON of an answer, for the same reason."""
+_DECODER, _ENCODER = msgspec.json.Decoder(), msgspec.json.Encoder()
 _HEADER = "Inference-Header-Content-Length"
 _MOST_DIGITS = 20
 _CODES: tuple[tuple[type[NNBurstError], int], ...] = (
@@ -118,7 +124,7 @@ class Rest:
             body = await _body(request, share)
             length = request.headers.get(_HEADER)
             end = len(body) if length is None else _length(length, len(body))
-            head = _object(body[:end]) if end <= BRISK else await elsewhere(lambda: _object(body[:end]))
+            head = await _read(body[:end])
             inference, binary = _inference(name, head, memoryview(body)[end:], end)
             answers = await infer(self._models, self._regions, inference)
             size = sum(array.nbytes for wanted, _, array in answers if not binary.get(wanted.name, binary[""]))
@@ -130,7 +136,7 @@ class Rest:
 
     async def _register(self, request: web.Request) -> web.Response:
         with self._budget.request() as share:
-            body = _object(await _body(request, share))
+            body = await _read(await _body(request, share))
         key, offset, size = body.get("key"), body.get("offset", 0), body.get("byte_size")
         if not isinstance(key, str) or type(offset) is not int or type(size) is not int:
             raise InvalidArgument("a region has a key, an offset and a byte_size")
@@ -166,17 +172,20 @@ def _length(text: str, most: int) -> int:
     return int(text)
 
 
-def _not_json(constant: str) -> None:
-    raise InvalidArgument(f"{constant} is not JSON: send such numbers as binary data")
+async def _read(data: bytes) -> dict[str, Any]:
+    """Return the object that is JSON, read in another thread if it is long."""
+    if len(data) > _MOST_JSON:
+        raise InvalidArgument(f"JSON has at most {_MOST_JSON} bytes, got {len(data)}: send tensors as binary data")
+    return _object(data) if len(data) <= BRISK else await elsewhere(lambda: _object(data))
 
 
 def _object(data: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(data, parse_constant=_not_json)
-    except InvalidArgument:  # which is a ValueError, too
-        raise
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"the request is no JSON: {error}") from None
+        value = _DECODER.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidArgument(
+            f"the request is no JSON: {error}. Numbers that JSON has not, as NaN and Infinity, go as binary data"
+        ) from None
     if not isinstance(value, dict):
         raise InvalidArgument("the request is no JSON object")
     return value
@@ -228,6 +237,15 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview, size: int) 
     return Inference(name, "", inputs, outputs, size), binary
 
 
+def _check_json(name: str, array: Array) -> None:
+    if array.size > _MOST_NUMBERS:
+        raise InvalidArgument(
+            f"output {name!r} has {array.size} elements, of which JSON takes {_MOST_NUMBERS}: ask for binary data"
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise InvalidArgument(f"output {name!r} has NaN or Infinity, which JSON has not: ask for binary data")
+
+
 def _response(
     name: str, request_id: object, answers: list[tuple[OutputTensor, str, Array]], binary: Any
 ) -> web.Response:
@@ -245,15 +263,13 @@ def _response(
             output["parameters"] = {"binary_data_size": array.nbytes}
             parts.append(bytes_of(array))
         else:
+            _check_json(wanted.name, array)
             output["data"] = (array.astype(bool) if datatype == "BOOL" else array).ravel().tolist()
         outputs.append(output)
     answer: dict[str, Any] = {"model_name": name, "model_version": VERSION, "outputs": outputs}
     if isinstance(request_id, str):
         answer["id"] = request_id
-    try:
-        head = json.dumps(answer, allow_nan=False).encode()
-    except ValueError:
-        raise InvalidArgument("an output has NaN or Infinity, which JSON has not: ask for binary data") from None
+    head = _ENCODER.encode(answer)
     if not parts:
         return web.Response(body=head, content_type="application/json")
     return web.Response(

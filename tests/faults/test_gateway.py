@@ -37,10 +37,11 @@ from tritonclient.utils import shared_memory as region  # noqa: E402
 
 from nnburst.cli.serve import _gateway as serving  # noqa: E402
 from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline  # noqa: E402
-from nnburst.gateway import Models, Regions  # noqa: E402
+from nnburst.gateway import Models, OutputTensor, Regions  # noqa: E402
 from nnburst.gateway import _grpc as gateway_grpc  # noqa: E402
 from nnburst.gateway import _rest as gateway_rest  # noqa: E402
 from nnburst.gateway._budget import Budget  # noqa: E402
+from nnburst.gateway._inference import BRISK  # noqa: E402
 from nnburst.gateway._tensors import _DTYPES, ModelTensor  # noqa: E402
 
 pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
@@ -469,7 +470,7 @@ def test_numbers_that_json_has_not_are_refused_on_both_ways(gateway: Gateway) ->
     for constant in ("NaN", "Infinity", "-Infinity"):
         given = {"name": "x", "datatype": "FP32", "shape": [1, 8], "data": [float(constant)] * 8}
         body = json.dumps({"inputs": [given]})
-        assert f"{constant} is not JSON" in refused(url, body.encode())
+        assert "as NaN and Infinity, go as binary data" in refused(url, body.encode())
     client = gateway.client("rest")
     infinite = tensor(triton_http, "x", np.full((1, 8), np.inf, np.float32))
     with pytest.raises(InferenceServerException, match="ask for binary data"):
@@ -652,32 +653,50 @@ def test_time_that_a_client_gives_is_that_of_the_run(services: list[FakeService]
     asyncio.run(main())
 
 
-def test_long_json_is_read_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[int] = []
+def test_request_is_answered_while_long_json_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, answered = threading.Event(), threading.Event()
+    read = gateway_rest._object
+    meanwhile: list[bool] = []
 
-    def parse(data: bytes) -> Any:
-        threads.append(threading.get_ident())
-        return json.loads(data)
+    def slow(data: bytes) -> Any:
+        if len(data) > BRISK:
+            reading.set()
+            meanwhile.append(answered.wait(20))
+        return read(data)
 
-    monkeypatch.setattr(gateway_rest, "_object", parse)
+    monkeypatch.setattr(gateway_rest, "_object", slow)
 
     async def main() -> None:
         models = SlowModels()
         models.go_on.set()
         runner, port = await gateway_rest.serve(models, Regions(False), Budget(), "127.0.0.1:0")  # type: ignore[arg-type]
+        url = f"http://127.0.0.1:{port}/v2/models/slow/infer"
+
+        async def status(size: int) -> int:
+            async with http.post(url, data=b'{"inputs": []}' + b" " * size) as answer:
+                return answer.status
+
         try:
             async with aiohttp.ClientSession() as http:
-                for spaces in (0, 1 << 20):
-                    body = b'{"inputs": []}' + b" " * spaces
-                    url = f"http://127.0.0.1:{port}/v2/models/slow/infer"
-                    async with http.post(url, data=body) as answer:
-                        assert answer.status == 200
+                long = asyncio.ensure_future(status(BRISK))
+                assert await asyncio.to_thread(reading.wait, 60)
+                assert await status(0) == 200
+                answered.set()
+                assert await long == 200
         finally:
             await runner.cleanup()
 
     asyncio.run(main())
-    here = threading.get_ident()
-    assert [thread == here for thread in threads] == [True, False]
+    assert meanwhile == [True]
+
+
+def test_json_beyond_its_limits_is_refused(gateway: Gateway) -> None:
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    assert "send tensors as binary data" in refused(url, b'{"inputs": []}' + b" " * gateway_rest._MOST_JSON)
+    answers = [(OutputTensor("y"), "INT8", np.zeros(gateway_rest._MOST_NUMBERS + 1, np.int8))]
+    with pytest.raises(InvalidArgument, match="output 'y' has 1048577 elements"):
+        gateway_rest._response("relu", None, answers, {"": False})
+    assert gateway_rest._response("relu", None, answers, {"": True}).status == 200
 
 
 # ---- the process ---------------------------------------------------------------------------------------------------
