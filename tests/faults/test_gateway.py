@@ -802,6 +802,15 @@ def test_first_line_that_is_none_is_an_error_of_the_service(commands: queue.Queu
         serving.GatewayProcess({"grpc": "127.0.0.1:0"})
 
 
+def test_gateway_that_does_not_become_ready_is_an_error(
+    commands: queue.Queue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "_STARTING_S", 0.2)
+    commands.put(("import sys; print('{', end='', flush=True); sys.stdin.read()",))
+    with pytest.raises(DeviceUnavailable, match=r"not ready within 0\.2 s"):
+        serving.GatewayProcess({"grpc": "127.0.0.1:0"})
+
+
 def test_close_ends_a_gateway_that_hangs_before_its_first_line(commands: queue.Queue[Any], tmp_path: Path) -> None:
     commands.put((SPEAKS, PORTS))
     process = serving.GatewayProcess({"grpc": "127.0.0.1:0"})

@@ -18,6 +18,7 @@ from ...errors import DeviceUnavailable, InvalidArgument
 from ...service import safe_command
 
 _log = logging.getLogger(__name__)
+_STARTING_S = 60.0
 _ENDING_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
 
@@ -145,13 +146,29 @@ class GatewayProcess:
 
 def _ports(process: subprocess.Popen[bytes]) -> dict[str, int]:
     """Wait for the gateway's first line, and return what it says."""
+    assert process.stdout is not None
+    overdue = threading.Event()
+
+    def end() -> None:
+        overdue.set()
+        process.kill()
+
+    watchdog = threading.Timer(_STARTING_S, end)
+    watchdog.start()
     line = b""
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
+        if overdue.is_set():
+            raise DeviceUnavailable(
+                f"--oip: the gateway was not ready within {_STARTING_S:g} s and was ended; "
+                "start it again when the machine is less busy"
+            )
         said = json.loads(line or b'{"error": "the gateway ended; see what it wrote above"}')
         if "error" in said:
             raise DeviceUnavailable(f"--oip: {said['error']}")
         return {str(protocol): int(port) for protocol, port in said.items()}
     except (ValueError, TypeError, AttributeError, RecursionError):  # it is no such line, or `close` came first
         raise DeviceUnavailable(f"--oip: the gateway said {line[:200]!r}, not its ports") from None
+    finally:
+        watchdog.cancel()
+        watchdog.join()
