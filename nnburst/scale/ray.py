@@ -31,6 +31,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Inputs = Mapping[str, Array]
 
 _MOST_MODELS = 3
+_WINDOW = 300e-6
+"""Seconds. Who sleeps in a replica waits for a CPU, and for the interpreter, among Ray's own threads: that takes a
+tenth of a request's time. A service that sleeps is awake within this time, and a small model has run."""
 _OPENING = 60.0
 """Seconds that a shared service which has died has to come back."""
 
@@ -71,8 +74,7 @@ class Replica:
         self._shared: Service | None = None if service is None else connect(service)
         self._retry = retry
         self._changing = threading.Lock()
-        # Requests come milliseconds apart here: who polled for the next one would take a CPU from Ray.
-        own: dict[str, Any] = {"on_death": "restart", "retry": int(retry and not standby), "polling_window": 0.0}
+        own: dict[str, Any] = {"on_death": "restart", "retry": int(retry and not standby), "polling_window": _WINDOW}
         self._options = own | dict(options or {})
         self._find = find or (lambda name: name)
         self._sessions = deque(self._open(model) for _ in range(1 + standby) if model is not None)
@@ -142,6 +144,15 @@ class Replica:
             if not self._change(session) or not self._retry:
                 raise
             return list(self.session.run_many(inputs, batch=batch))
+
+    def run_together(self, inputs: Sequence[Inputs], batch: int) -> list[list[Array] | NNBurstError]:
+        """As `run_many`, for inputs of different callers: one that cannot be run gets its error, the others outputs."""
+        try:
+            return [*self.run_many(inputs, batch)]
+        except InvalidArgument as error:
+            if len(inputs) == 1:
+                return [error]
+        return [answer for one in inputs for answer in self.run_together([one], 1)]
 
     def check_health(self) -> None:
         """Open services that have died again, now rather than with the next request.
@@ -216,7 +227,9 @@ def deployment(
                     raise InvalidArgument(
                         f"the request names the model {name!r}; a deployment with batch= has only one"
                     )
-                answer: list[Array] = await self._together(inputs)
+                answer: list[Array] | NNBurstError = await self._together(inputs)
+                if isinstance(answer, NNBurstError):
+                    raise answer
                 return answer
             if not name:
                 return await self._replica.arun(inputs)
@@ -225,9 +238,9 @@ def deployment(
             return outputs
 
         @serve.batch(max_batch_size=batch, batch_wait_timeout_s=batch_wait)  # type: ignore[untyped-decorator]
-        async def _together(self, several: list[Inputs]) -> list[list[Array]]:
-            run_many = self._replica.run_many
-            return await asyncio.get_running_loop().run_in_executor(None, run_many, several, batch)
+        async def _together(self, several: list[Inputs]) -> list[list[Array] | NNBurstError]:
+            run = self._replica.run_together
+            return await asyncio.get_running_loop().run_in_executor(None, run, several, batch)
 
         @serve.multiplexed(max_num_models_per_replica=most_models)  # type: ignore[untyped-decorator]
         async def open_model(self, name: str) -> Session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -22,7 +23,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's, as it is imported
     from ray import serve
 
-    from nnburst.errors import DeadObject
+    from nnburst.errors import DeadObject, InvalidArgument
     from nnburst.scale.ray import Replica, actor, deployment
 
 pytestmark = [
@@ -108,18 +109,17 @@ def killed_under_load(handle: Any, seconds: float) -> tuple[list[BaseException],
     for thread in threads:
         thread.start()
     time.sleep(max(0.0, kill_at - time.monotonic()))
-    victims = services("ServeReplica")
-    assert victims
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
+    os.kill(min(services("ServeReplica")), signal.SIGKILL)  # the one that runs; a standby is younger
     for thread in threads:
         thread.join()
     times.sort()
     return failures, max(b - a for a, b in itertools.pairwise(times)), len(times) - 1
 
 
-def test_killed_service_costs_no_request_with_retry(cluster: None, relu: str) -> None:
-    handle = serve.run(deployment(relu, retry=True, serve_options={"num_replicas": 1}), name="retry")
+@pytest.mark.parametrize("standby", [False, True], ids=["alone", "standby"])
+def test_killed_service_costs_no_request_with_retry(cluster: None, relu: str, standby: bool) -> None:
+    options = {"num_replicas": 1}
+    handle = serve.run(deployment(relu, retry=True, standby=standby, serve_options=options), name="retry")
     handle.remote(X).result(timeout_s=60)
     failures, longest, answers = killed_under_load(handle, 6.0)
     print(f"with retry: {answers} answers, {len(failures)} failures, longest pause {longest:.3f} s")
@@ -127,13 +127,99 @@ def test_killed_service_costs_no_request_with_retry(cluster: None, relu: str) ->
     assert failures == []
 
 
-def test_killed_service_is_a_typed_error_without_retry(cluster: None, relu: str) -> None:
-    handle = serve.run(deployment(relu, serve_options={"num_replicas": 1}), name="raise")
+@pytest.mark.parametrize("standby", [False, True], ids=["alone", "standby"])
+def test_killed_service_is_a_typed_error_without_retry(cluster: None, relu: str, standby: bool) -> None:
+    handle = serve.run(deployment(relu, standby=standby, serve_options={"num_replicas": 1}), name="raise")
     handle.remote(X).result(timeout_s=60)
     failures, longest, answers = killed_under_load(handle, 6.0)
     print(f"without retry: {answers} answers, {len(failures)} failures, longest pause {longest:.3f} s")
     serve.delete("raise")
     assert all(isinstance(error, DeadObject) for error in failures), failures
+
+
+@pytest.fixture
+def pair(relu: str) -> Iterator[Replica]:
+    """A replica with a standby, without a cluster."""
+    with contextlib.closing(Replica(relu, retry=True, standby=True)) as replica:
+        yield replica
+
+
+def test_standby_takes_over_and_the_dead_one_stands_by_again(pair: Replica) -> None:
+    first, second = pair._sessions
+    for dies, lives in ((first, second), (second, first)):
+        assert pair.session is dies
+        os.kill(dies.service.pid, signal.SIGKILL)
+        assert pair.run(X)[0].tobytes() == Y.tobytes()
+        assert pair.session is lives
+        deadline = time.monotonic() + 60
+        while not dies.service.alive or dies._bursts.first.controller.ending.reason:
+            assert time.monotonic() < deadline, "it is not started again"
+            time.sleep(0.01)
+    assert [len(session.restarts) for session in (first, second)] == [1, 1]
+
+
+def test_request_without_retry_gets_the_death_and_the_next_one_the_standby(relu: str) -> None:
+    with contextlib.closing(Replica(relu, standby=True)) as replica:
+        dies, lives = replica._sessions
+        killed = threading.Event()
+
+        def die(_: Any) -> Any:
+            os.kill(dies.service.pid, signal.SIGKILL)
+            killed.set()
+            raise DeadObject("the service is gone")
+
+        dies.run = lambda names, inputs: die(inputs)  # type: ignore[method-assign]
+        with pytest.raises(DeadObject):
+            replica.run(X)
+        assert killed.is_set()
+        assert replica.session is lives
+        assert replica.run(X)[0].tobytes() == Y.tobytes()
+
+
+@pytest.mark.parametrize("wrong", [{"find": str}, {"service": "nowhere"}], ids=["find", "service"])
+def test_standby_needs_a_model_and_services_of_its_own(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="standby=True needs a model="):
+        Replica(standby=True, **wrong)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
+    value = [onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in ("x", "y")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "rows", value[:1], value[1:])
+    path = tmp_path_factory.mktemp("models") / "rows.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    return str(path)
+
+
+def test_requests_are_put_together_and_each_gets_its_own_answer(cluster: None, rows: str) -> None:
+    handle = serve.run(deployment(rows, batch=4, batch_wait=0.2), name="batch")
+    inputs = [np.full((1, 8), i, np.float32) for i in range(-5, 6)]
+    inputs[3] = inputs[3][:, :7]
+    answers = [handle.remote({"x": x}) for x in inputs]
+    for i, (x, answer) in enumerate(zip(inputs, answers, strict=True)):
+        if i == 3:
+            with pytest.raises(InvalidArgument):
+                answer.result(timeout_s=60)
+        else:
+            assert answer.result(timeout_s=60)[0].tobytes() == np.maximum(x, 0).tobytes()
+    with pytest.raises(Exception, match="has only one"):
+        handle.options(multiplexed_model_id="other").remote(X).result(timeout_s=60)
+    serve.delete("batch")
+
+
+def test_batch_with_one_wrong_input_answers_the_others(rows: str) -> None:
+    with contextlib.closing(Replica(rows)) as replica:
+        good, wrong = {"x": np.ones((1, 8), np.float32)}, {"x": np.ones((1, 7), np.float32)}
+        first, second, third = replica.run_together([good, wrong, good], 4)
+        assert isinstance(second, InvalidArgument)
+        for answer in (first, third):
+            assert isinstance(answer, list)
+            assert answer[0].tobytes() == good["x"].tobytes()
+
+
+def test_batches_of_models_by_name_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="batch= needs a model="):
+        deployment(find=str, batch=4)
 
 
 def test_models_are_multiplexed_by_name(cluster: None, relu: str) -> None:
