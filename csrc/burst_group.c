@@ -80,8 +80,8 @@
 #define PICKS_BEFORE_HOT 8u    /* ... else after so many */
 #define PICKS_BEFORE_ALL 32u   /* and all others after so many */
 #define CREDIT_NS 1000000u     /* what a client that was idle may be ahead of the others */
-#define LEAD_NS 500000u        /* how far a client may get ahead in its turn */
-#define TURN_NS 1000000u
+#define LEAD_NS 1000000u       /* how far a client may get ahead in its turn */
+#define TURN_NS 2000000u
 #define THINK_NS 10000u        /* how long the leader waits in a client's turn for its next request */
 #define WAKE_NS 400000u        /* ... for the first one after it was woken */
 #define LEAVE_NS 100000u       /* how long one whose turn is over is given to fall asleep */

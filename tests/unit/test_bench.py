@@ -183,10 +183,11 @@ def test_rows_of_memory_run_with_real_services(tmp_path: Path) -> None:
 
 def test_clients_of_a_shared_service_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "clients.json"
-    done = CliRunner().invoke(bench, ["--clients", "3", "--quick", "--json", str(path)])
+    done = CliRunner().invoke(bench, ["--clients", "3", "--bursts", "2", "--quick", "--json", str(path)])
     assert done.exit_code == 0, done.output
     rows = json.loads(path.read_text())["clients"]
     assert [row["clients"] for row in rows] == [1, 2, 3]
+    assert all(row["bursts"] == 2 for row in rows)
     assert all(len(row["runs"]) == row["clients"] and min(row["runs"]) > 0 for row in rows)
 
 

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,12 +30,14 @@ class Share:
     """What so many clients got.
 
     Attributes:
-        clients: Programs, each with a burst of its own on the same model.
+        clients: Programs.
+        bursts: Of each of them, each burst with a model and a thread of its own.
         seconds: How long they ran.
-        runs: Of each of them.
+        runs: Of each client, on all its bursts.
     """
 
     clients: int
+    bursts: int
     seconds: float
     runs: tuple[int, ...]
 
@@ -49,29 +52,34 @@ class Share:
         return max(self.runs) / max(1, min(self.runs))
 
 
-def measure_shares(most: int, seconds: float) -> Iterator[Share]:
+def measure_shares(most: int, seconds: float, bursts: int = 1) -> Iterator[Share]:
     """Measure with 1, 2, 4 … up to `most` clients, each as fast as it can.
 
     Raises:
         DeviceUnavailable: The service could not be started.
     """
+    with shared_service() as (address, _):
+        count = 1
+        while count < most:
+            yield measure_share(address, count, seconds, bursts)
+            count *= 2
+        yield measure_share(address, most, seconds, bursts)
+
+
+def measure_share(address: str, count: int, seconds: float, bursts: int = 1) -> Share:
+    """Measure what so many clients of the service at `address` get.
+
+    Raises:
+        DeviceUnavailable: A client has ended, or says nothing.
+    """
     from ... import runtime  # once for all clients, which are forks of this process  # noqa: F401
 
     context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory, _service(Path(directory)) as address:
-        count = 1
-        while count < most:
-            yield _measure(context, address, count, seconds)
-            count *= 2
-        yield _measure(context, address, most, seconds)
-
-
-def _measure(context: Any, address: str, count: int, seconds: float) -> Share:
     with contextlib.ExitStack() as stack:
         ends: list[Connection] = []
         for _ in range(count):
             ours, theirs = context.Pipe()
-            client = context.Process(target=_client, args=(address, theirs), daemon=True)
+            client = context.Process(target=_client, args=(address, bursts, theirs), daemon=True)
             client.start()
             theirs.close()
             stack.callback(client.join)
@@ -82,51 +90,76 @@ def _measure(context: Any, address: str, count: int, seconds: float) -> Share:
         start = time.monotonic() + 0.1
         for end in ends:
             end.send((start, start + seconds))
-        return Share(count, seconds, tuple(_receive(end) for end in ends))
+        return Share(count, bursts, seconds, tuple(_receive(end, seconds) for end in ends))
 
 
-def _receive(end: Connection) -> Any:
-    if not end.poll(_PATIENCE):
-        raise DeviceUnavailable(f"a client of the benchmark has said nothing for {_PATIENCE:g} s")
+def _receive(end: Connection, seconds: float = 0.0) -> Any:
+    if not end.poll(_PATIENCE + seconds):
+        raise DeviceUnavailable(f"a client of the benchmark has said nothing for {_PATIENCE + seconds:g} s")
     try:
         return end.recv()
     except EOFError:
         raise DeviceUnavailable("a client of the benchmark has ended; its error is above") from None
 
 
-def _client(address: str, end: Connection) -> None:
+def _client(address: str, bursts: int, end: Connection) -> None:
     from ...runtime import connect
     from ._memory import step_model
 
-    with connect(address, timeout=_PATIENCE) as service, service.session(step_model(1024)) as session:
-        run, now = session.bind().run, time.monotonic
-        run()
+    with connect(address, timeout=_PATIENCE) as service, contextlib.ExitStack() as stack:
+        runs = [stack.enter_context(service.session(step_model(1024))).bind().run for _ in range(bursts)]
+        for run in runs:
+            run()
         end.send(None)
         start, stop = end.recv()
-        time.sleep(max(0.0, start - now()))
-        runs = 0
-        while now() < stop:
-            run()
-            runs += 1
-        end.send(runs)
+        time.sleep(max(0.0, start - time.monotonic()))
+        if bursts == 1:
+            end.send(_run_until(stop, runs[0]))
+            return
+        counts = [0] * bursts
+
+        def note(at: int) -> None:
+            counts[at] = _run_until(stop, runs[at])
+
+        threads = [threading.Thread(target=note, args=(at,)) for at in range(bursts)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if not all(counts):
+            raise DeviceUnavailable("a burst of the benchmark has run nothing")
+        end.send(sum(counts))
+
+
+def _run_until(stop: float, run: Callable[[], Any]) -> int:
+    runs, now = 0, time.monotonic
+    while now() < stop:
+        run()
+        runs += 1
+    return runs
 
 
 @contextlib.contextmanager
-def _service(directory: Path) -> Iterator[str]:
-    """Start ``nnburst serve`` and return its address."""
-    path = directory / "shared.sock"
-    command = [sys.executable, "-m", "nnburst.cli", "serve", "--socket", str(path), "--device", _DEVICE, "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise DeviceUnavailable(f"nnburst serve ended with status {process.wait()} before it was ready")
-            json.loads(line)
-            yield f"unix:{path}"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
+def shared_service() -> Iterator[tuple[str, int]]:
+    """Start ``nnburst serve``, and return its address and process id.
+
+    Raises:
+        DeviceUnavailable: It could not be started.
+    """
+    with tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory:
+        path = Path(directory, "shared.sock")
+        command = [sys.executable, "-m", "nnburst.cli", "serve", "--socket", str(path), "--device", _DEVICE, "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                if not line:
+                    raise DeviceUnavailable(f"nnburst serve ended with status {process.wait()} before it was ready")
+                json.loads(line)
+                yield f"unix:{path}", process.pid
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGTERM)
 
 
 def show(share: Share) -> str:

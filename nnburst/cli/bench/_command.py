@@ -39,6 +39,7 @@ _NO_MATPLOTLIB = "--png needs matplotlib: pip install 'nnburst[bench]'"
     "--clients", type=click.IntRange(1, 256), metavar="N",
     help="Measure what 1, 2, 4 … N programs get of one service that they share, instead.",
 )  # fmt: skip
+@click.option("--bursts", type=click.IntRange(1, 16), default=1, show_default=True, help="Of each program (--clients).")
 @click.option(
     "--json", "json_path", type=_FILE, callback=checked, help="Write rows, conditions and budget to this file."
 )
@@ -59,6 +60,7 @@ def bench(
     threads: int,
     shapes: tuple[str, ...],
     clients: int | None,
+    bursts: int,
     json_path: Path | None,
     png_path: Path | None,
     markdown_path: Path | None,
@@ -78,8 +80,8 @@ def bench(
 
     if clients is not None:
         if png_path or markdown_path or only or list_rows:
-            raise click.UsageError("--clients goes with --quick and --json")
-        _bench_clients(clients, 0.5 if quick else 2.0, json_path)
+            raise click.UsageError("--clients goes with --quick, --bursts and --json")
+        _bench_clients(clients, bursts, 0.5 if quick else 2.0, json_path)
         return
 
     from ._rows import select
@@ -115,14 +117,14 @@ def _plan(quick: bool, count: int | None, rounds: int | None) -> Any:
     return Plan(rounds or (3 if quick else 20), count or (2_000 if quick else 20_000), 0.04 if quick else 0.12)
 
 
-def _bench_clients(most: int, seconds: float, json_path: Path | None) -> None:
+def _bench_clients(most: int, bursts: int, seconds: float, json_path: Path | None) -> None:
     from ...errors import NNBurstError
     from ._clients import HEAD, as_json, measure_shares, show
 
     shares = []
     click.echo(HEAD)
     try:
-        for share in measure_shares(most, seconds):
+        for share in measure_shares(most, seconds, bursts):
             click.echo(show(share))
             shares.append(share)
     except NNBurstError as error:
