@@ -72,9 +72,12 @@ class ObjectTable:
 
         Raises:
             InvalidArgument: There is no such object, or it is of another kind.
+            DeadObject: There is none any more.
         """
         with self._lock:
             entry = self._entries.get(number)
+            if entry is None and self._closed:
+                raise DeadObject("the connection has ended")
             if entry is None or not isinstance(entry.value, kind):
                 raise InvalidArgument(f"there is no {what} {number} on this connection")
             entry.users += 1

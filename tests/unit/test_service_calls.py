@@ -19,7 +19,7 @@ from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, se
 from small_models import relu
 
 import nnburst
-from nnburst.errors import BadState, GeneralFailure, MissedDeadline, ResourceExhausted
+from nnburst.errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 from nnburst.model import DataLocation, RequestArgument, RunOptions
 from nnburst.service import ServiceHost, _outbox, _owner, _pending, _protocol, _serving, start_child
 from nnburst.service._object_table import ObjectTable
@@ -558,6 +558,16 @@ def test_object_whose_end_fails_keeps_no_other_from_its_end(caplog: pytest.LogCa
     table.close()
     assert ended == [2, 1, 0]
     assert "releasing 1 failed" in caplog.text
+
+
+def test_calls_that_come_while_a_service_ends_are_told_of_the_end() -> None:
+    table = ObjectTable()
+    number = table.add(object(), lambda: None)
+    with pytest.raises(InvalidArgument, match="no thing 2"), table.lease(2, object, "thing"):
+        pass
+    table.close()
+    with pytest.raises(DeadObject, match="has ended"), table.lease(number, object, "thing"):
+        pass
 
 
 def test_long_message_for_which_there_is_no_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
