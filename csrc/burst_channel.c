@@ -24,6 +24,7 @@ int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_n
     ch->size_at = size_at;
     ch->bell = -1;
     ch->window_ns = window_ns;
+    ch->windows = 1;
     ch->counters = counters;
     ch->packets = size_at == 4 ? NNB_REQUESTS : NNB_RESULTS;
     /* A forked child must not keep an endpoint's queue alive, nor use it. */
@@ -155,7 +156,7 @@ static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
 {
     uint64_t now = nnb_now_ns(), slice = now + NNB_SLICE_NS;
     if (!ch->poll_until)
-        ch->poll_until = now + nnb_window(ch->window_ns, ch->fruitless);
+        ch->poll_until = now + nnb_window(ch->window_ns * ch->windows, ch->fruitless);
     for (;;) {
         int rc = nnb_channel_try(ch, packet, CLOCK_EVERY);
         if (rc != -EAGAIN)

@@ -95,6 +95,7 @@ struct nnb_execution {
     uint64_t tag;         /* 0: not detached */
     nnb_execution *next;  /* in the queue, or among the landed */
     uint32_t n, answer_n, shapes_room, dims_room;
+    uint32_t windows; /* for which a wait polls */
     uint32_t turn;  /* 1: `other` is sent next */
     uint8_t *other; /* as long as `packet`, or NULL: the same request each time */
     nnb_result result;
@@ -306,6 +307,7 @@ int nnb_execution_create(nnb_execution **out, nnb_client *c, const nnb_request *
     if (!e)
         return -ENOMEM;
     e->client = c;
+    e->windows = 1;
     e->answer_n = c->room; /* not the queue's own: it may be closed meanwhile */
     e->result.status = -1;
     int rc = nnb_wire_encode_request(request, e->packet, (uint32_t)n);
@@ -393,6 +395,8 @@ void nnb_execution_destroy(nnb_execution *e)
 void nnb_execution_set_timeout(nnb_execution *e, uint64_t timeout_ns) { e->timeout_ns = timeout_ns; }
 
 void nnb_execution_set_answer(nnb_execution *e, uint32_t n) { e->answer_n = n; }
+
+void nnb_execution_set_windows(nnb_execution *e, uint32_t n) { e->windows = n ? n : 1; }
 
 const nnb_result *nnb_execution_result(const nnb_execution *e) { return &e->result; }
 
@@ -762,8 +766,10 @@ static int receive(nnb_execution *e, int (*how)(nnb_channel *, uint8_t *, uint64
 
 int nnb_execution_resume(nnb_execution *e)
 {
-    if (holds(e))
-        note_slow(e->client);
+    if (!holds(e))
+        return -EINVAL;
+    note_slow(e->client);
+    e->client->result.windows = e->windows;
     return receive(e, nnb_channel_wait);
 }
 
@@ -808,7 +814,12 @@ static int detach(nnb_execution *e, uint64_t tag)
     return leave(e->client, -EAGAIN);
 }
 
-int nnb_execution_look(nnb_execution *e) { return receive(e, nnb_channel_look); }
+int nnb_execution_look(nnb_execution *e)
+{
+    if (holds(e))
+        e->client->result.windows = 1; /* an event loop waits for no more than one */
+    return receive(e, nnb_channel_look);
+}
 
 int nnb_execution_detach(nnb_execution *e, uint64_t tag)
 {

@@ -125,8 +125,6 @@ void nnb_server_hang_up(nnb_server *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-const uint32_t *nnb_server_hung_up(const nnb_server *s) { return (const uint32_t *)&s->request.hung_up; }
-
 void nnb_server_destroy(nnb_server *s)
 {
     if (!s || s->magic != MAGIC) /* in a forked child the pages are wiped and too little is known to free them */

@@ -34,8 +34,8 @@
  *
  *   SYNC POINT hang_up <-> waiter
  *     The watcher stores the private flag with release, then sets a bit in the event word and wakes. The waiter loads
- *     the flag with acquire in every round, and so sees what the watcher knew. A run of several steps looks between two
- *     of them, relaxed: it reads nothing else of the watcher's (steps.c).
+ *     the flag with acquire in every round, and so sees what the watcher knew. (What a run of several steps looks at
+ *     between two of them is another word, relaxed: it tells no more than that the client has gone; steps.c.)
  *
  *   SYNC POINT enter <-> leave   (burst_endpoint.c; a Dekker pair, all four seq_cst)
  *     A run claims the burst for its execution (a read-modify-write), then loads `left`. Who moves the execution to

@@ -13,6 +13,7 @@
 typedef struct nnb_channel {
     nnb_mq *mq;
     uint64_t window_ns;  /* polling window of the receiver */
+    uint64_t windows;    /* how many of them the packet that is awaited is worth */
     uint64_t poll_until; /* end of the window that is running, 0: none began since the last packet */
     uint32_t fruitless;  /* windows in a row that ended without a packet */
     int waiting;         /* the window is over: the packet that comes was not found by polling */

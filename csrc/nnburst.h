@@ -395,6 +395,8 @@ int nnb_execution_look(nnb_execution *e);
  *
  * `n` is how many datums the answer may have (default: as many as the channel, so that nothing else is in flight). */
 void nnb_execution_set_answer(nnb_execution *e, uint32_t n);
+/* For how many polling windows nnb_execution_run, nnb_execution_resume poll before they sleep (default 1). */
+void nnb_execution_set_windows(nnb_execution *e, uint32_t n);
 /* Starts the one (NULL: none) and waits for the other, which was started so before; 0 at once if it was not.
  * -EALREADY: `started` is in flight; -EAGAIN: go on with nnb_execution_resume(awaited); or as nnb_execution_run. */
 int nnb_execution_advance(nnb_execution *started, nnb_execution *awaited);
@@ -519,8 +521,6 @@ void nnb_server_set_bell(nnb_server *s, int bell);
 int nnb_bell_check(int fd);
 /* The client is gone or the burst is to end: nnb_server_next ends with -EPIPE. Any thread before destroy. */
 void nnb_server_hang_up(nnb_server *s);
-/* Not 0 once nnb_server_hang_up was called; as long as the server is. */
-const uint32_t *nnb_server_hung_up(const nnb_server *s);
 void nnb_server_destroy(nnb_server *s); /* after nnb_server_next has ended for good */
 void nnb_server_stats(const nnb_server *s, nnb_stats *out);
 /* Before the first request: what is counted and timed goes into this row, which outlives the thread that serves. */

@@ -20,16 +20,14 @@ if TYPE_CHECKING:
 class Caller:
     """One that may go.
 
-    Args:
-        gone: A word in C, not 0 once it has gone; None for one of the caller's own, which `leave` sets.
-        owner: Keeps the word.
+    Attributes:
+        gone: A word in C, not 0 once it has gone.
     """
 
-    __slots__ = ("_owner", "gone")
+    __slots__ = ("gone",)
 
-    def __init__(self, gone: CData | None = None, owner: object = None) -> None:
-        self.gone: CData = ffi.new("uint32_t *") if gone is None else gone
-        self._owner = owner
+    def __init__(self) -> None:
+        self.gone: CData = ffi.new("uint32_t *")
 
     def leave(self) -> None:
         """Nothing is awaited any more. Any thread; takes no lock."""

@@ -64,6 +64,8 @@ _NOT_BEGUN = frozenset((-errno.EBUSY, -errno.ESTALE, -errno.ENOTCONN, -errno.ESH
 """The burst is busy, no longer this execution's, or ended before anything was sent: another burst may run it."""
 _LEFT = -errno.ESTALE
 _LONGEST_ASKING = 1.0
+_MOST_WINDOWS = 64
+"""Polling windows that a run of as many steps is worth, and one of more."""
 """Seconds to wait for the reason of a failure."""
 
 
@@ -324,7 +326,12 @@ class ExecutionBurstController(OneProcess):
         """End the burst; an execution in flight gets `BadState`, though the service finishes it. Idempotent."""
         self.refuse()
         self._leaving = self._leaving or Leaving(
-            self._keep_stats, self._unlink, self._context.close, self._close_endpoint, self._forget_all
+            self._keep_stats,
+            self._unlink,
+            self._context.leave,
+            self._context.close,
+            self._close_endpoint,
+            self._forget_all,
         )
         self._leaving()
 
@@ -352,6 +359,7 @@ class ExecutionBurstController(OneProcess):
         """End the burst without waiting, from any thread, also in a finaliser; `close` may follow."""
         with contextlib.suppress(NNBurstError):
             self._unlink()
+            self._context.leave()
             self._context.hang_up()
 
     def __enter__(self) -> ExecutionBurstController:
@@ -465,6 +473,8 @@ class BoundRequest(OneProcess):
                 pointer = ffi.gc(out[0], lib.nnb_execution_destroy)
                 if answer_length is not None:
                     lib.nnb_execution_set_answer(pointer, answer_length)
+                if request.steps is not None:
+                    lib.nnb_execution_set_windows(pointer, min(request.steps.count, _MOST_WINDOWS))
             else:
                 check(lib.nnb_execution_alternate(pointer, raw), "bind")
             del keep_alive

@@ -141,6 +141,12 @@ class ListenerGroup:
         """Have the threads look at what has been hung up."""
         lib.nnb_group_stir(self._handle)
 
+    def leave(self) -> None:
+        """Nobody awaits an answer any more."""
+        for burst in tuple(self._bursts):
+            if burst is not None:
+                burst.leave()
+
     def close(self) -> None:
         """End all bursts and the threads, once what they run is over. Idempotent."""
         with self._lock:
@@ -212,6 +218,7 @@ _GROUPS: weakref.WeakSet[ListenerGroup] = weakref.WeakSet()
 def _close_all() -> None:
     """At interpreter exit: a listener must not be inside C while the interpreter is taken down."""
     for group in tuple(_GROUPS):
+        group.leave()
         group.close()
 
 

@@ -66,6 +66,7 @@ _LISTENERS: set[Listener] = set()
 def _close_all() -> None:
     """At interpreter exit: a listener must not be inside C while the interpreter is taken down."""
     for listener in tuple(_LISTENERS):
+        listener.leave()
         listener.close()
 
 

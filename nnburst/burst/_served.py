@@ -78,7 +78,7 @@ class Served(abc.ABC):
         self._executor = executor
         self._executes = implements(executor, "execute")
         self._endpoint = endpoint
-        self._caller = Caller(lib.nnb_server_hung_up(endpoint), endpoint)
+        self._caller = Caller()
         self._plans: list[Kernel] = []
         self._base = 0  # index of the first of this burst's plans
         self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
@@ -123,7 +123,6 @@ class Served(abc.ABC):
             _log.error("burst ended: %s", _ENDINGS.get(-number, errno.errorcode.get(-number, str(number))))
         self._final_stats = server_stats(self._endpoint)
         self._endpoint = ffi.NULL  # destroyed with the last reference
-        del self._caller
         plans, self._plans, self._gated = self._plans, [], {}
         plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
         self.close_row()
@@ -256,9 +255,13 @@ class Served(abc.ABC):
         reason, self._reason = self._reason, ""
         return reason
 
+    def leave(self) -> None:
+        """Nobody awaits its answers any more. Takes no lock."""
+        self._caller.leave()
+
     @abc.abstractmethod
     def hang_up(self) -> None:
-        """End the burst without waiting. Takes no lock of Python's, for finalisers."""
+        """Take no more requests, and wait for nothing. Takes no lock of Python's, for finalisers."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -81,7 +81,8 @@ class ExecutionBurstServer(BurstContext):
     def __init__(self, listener: Served) -> None:
         """Use `create`."""
         self._listener = listener
-        weakref.finalize(self, listener.hang_up).atexit = False  # dropped: the burst ends all the same
+        for end in (listener.hang_up, listener.leave):
+            weakref.finalize(self, end).atexit = False  # dropped: the burst ends all the same
 
     def failure_reason(self) -> str:
         return self._listener.take_reason()
@@ -93,6 +94,9 @@ class ExecutionBurstServer(BurstContext):
 
     def free_memory(self, slot: int) -> None:
         self._listener.free_memory(slot)
+
+    def leave(self) -> None:
+        self._listener.leave()
 
     def hang_up(self) -> None:
         self._listener.hang_up()

@@ -500,6 +500,11 @@ class Session(OneProcess):
             raise DeadObject("the service is gone; open the session with on_death='restart' to have it started again")
 
     @property
+    def timeout(self) -> float | None:
+        """Seconds that one run may take, as given when the session was opened; None for no limit."""
+        return self._timeout
+
+    @property
     def stats(self) -> BurstStats:
         """Counters of this end of all bursts."""
         return self._bursts.stats

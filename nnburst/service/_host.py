@@ -150,11 +150,11 @@ class ServiceHost:
             listener()
 
     def close(self, reason: str = "") -> None:
-        """End all connections, release what they own, close the devices. Executions that run are finished,
-        but those of several steps, which end between two of them. Idempotent.
+        """End all connections, release what they own, close the devices. Idempotent.
 
         Args:
-            reason: What clients are told; empty for nothing.
+            reason: What clients are told once their executions that run are finished, as far as the time of leaving
+                allows; empty for nothing: executions of several steps end between two of them then.
         """
         with self._lock:
             if self._closed:
@@ -222,6 +222,7 @@ class HostedConnection:
         self.connection.close()
 
     def _release_all(self) -> None:
+        self.objects.leave()
         self.objects.close()
         for hosted in self._fenced.copy():
             hosted.cancel()
@@ -444,7 +445,8 @@ class HostedConnection:
             if context is None:
                 raise GeneralFailure("the device gave no burst")
             owned.callback(context.close)
-            number = self.objects.add(HostedBurst(context, callback), owned.pop_all().close, context.hang_up)
+            hosted = HostedBurst(context, callback)
+            number = self.objects.add(hosted, owned.pop_all().close, context.hang_up, context.leave)
             return calls.ConfigureBurstReply(number, tuple(context.cpus), message.bell and context.pipelined)
 
     def on_failure_reason(self, message: calls.FailureReason, fds: FdBundle) -> calls.FailureReasonReply:

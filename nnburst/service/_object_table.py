@@ -17,12 +17,19 @@ _log = logging.getLogger(__name__)
 
 
 class _Entry:
-    __slots__ = ("dispose", "hang_up", "users", "value")
+    __slots__ = ("dispose", "hang_up", "leave", "users", "value")
 
-    def __init__(self, value: object, dispose: Callable[[], None], hang_up: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        value: object,
+        dispose: Callable[[], None],
+        hang_up: Callable[[], None] | None,
+        leave: Callable[[], None] | None,
+    ) -> None:
         self.value = value
         self.dispose = dispose
         self.hang_up = hang_up
+        self.leave = leave
         self.users = 1  # the table itself
 
 
@@ -32,7 +39,7 @@ class ObjectTable:
     Numbers are never used again. Nothing is called under the lock.
 
     Attributes:
-        caller: The connection; it has gone once it is hung up.
+        caller: The connection's client, until it has left.
     """
 
     def __init__(self) -> None:
@@ -40,18 +47,26 @@ class ObjectTable:
         self._entries: dict[int, _Entry] = {}
         self._numbers = itertools.count(1)
         self._closed = False
+        self._kept: set[_Entry] = set()  # also those that are just being disposed of
         self.caller = Caller()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, value: object, dispose: Callable[[], None], hang_up: Callable[[], None] | None = None) -> int:
+    def add(
+        self,
+        value: object,
+        dispose: Callable[[], None],
+        hang_up: Callable[[], None] | None = None,
+        leave: Callable[[], None] | None = None,
+    ) -> int:
         """Own an object and return its number.
 
         Args:
             value: The object.
             dispose: Called once when it is to go.
             hang_up: Called first if the connection ends, so that threads inside the object come back.
+            leave: Called first if the client awaits nothing of it any more: it has gone, or dropped the object.
 
         Raises:
             DeadObject: The connection has ended meanwhile; the object has been disposed of.
@@ -60,7 +75,8 @@ class ObjectTable:
             closed = self._closed
             number = next(self._numbers)
             if not closed:
-                self._entries[number] = _Entry(value, dispose, hang_up)
+                entry = self._entries[number] = _Entry(value, dispose, hang_up, leave)
+                self._kept.add(entry)
         if closed:
             dispose()
             raise DeadObject("the connection has ended")
@@ -91,14 +107,22 @@ class ObjectTable:
         with self._lock:
             entry = self._entries.pop(number, None)
         if entry is not None:
+            if entry.leave is not None:
+                entry.leave()
             self._let_go(entry)
 
+    def leave(self) -> None:
+        """The client has gone: what runs for it may end."""
+        self.caller.leave()
+        for entry in tuple(self._kept):
+            if entry.leave is not None:
+                entry.leave()
+
     def hang_up(self) -> None:
-        """Accept nothing more, and have the threads inside the objects come back."""
+        """Accept nothing more, and have the threads inside the objects come back once what they run is over."""
         with self._lock:
             self._closed = True
             entries = list(self._entries.values())
-        self.caller.leave()
         for entry in entries:
             if entry.hang_up is not None:
                 entry.hang_up()
@@ -121,3 +145,4 @@ class ObjectTable:
                 entry.dispose()
             except Exception:
                 _log.exception("releasing %r failed", entry.value)
+            self._kept.discard(entry)

@@ -352,3 +352,10 @@ def test_signal_handler_may_close_a_session_over_any_step(where: str) -> None:
         [sys.executable, "-X", "faulthandler", "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout.strip() == "ended", done.stderr
+
+
+def test_timeout_is_read_from_a_session_and_given_when_it_is_opened() -> None:
+    with nnburst.in_process() as service, service.session(relu(), timeout=5) as session:
+        assert session.timeout == 5
+        with pytest.raises(AttributeError):
+            session.timeout = 1  # type: ignore[misc]

@@ -211,6 +211,49 @@ def test_client_that_is_gone_has_no_more_steps_run(
     assert len(seen) == 1
 
 
+def test_service_that_is_stopped_finishes_all_steps(
+    rig: tuple[Service, Accumulator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, device = rig
+    seen: list[float] = []
+    go_on, begun, told = threading.Event(), threading.Event(), threading.Event()
+    hang_up = ObjectTable.hang_up
+
+    def telling(table: ObjectTable) -> None:
+        hang_up(table)
+        told.set()
+
+    def wait(x: np.ndarray) -> None:
+        seen.append(x[0])
+        begun.set()
+        assert go_on.wait(WATCHDOG)
+
+    monkeypatch.setattr(ObjectTable, "hang_up", telling)
+    device.hook = wait
+    with service.session("add") as session, session.bind(steps=8, state=STATE) as execution:
+        future = execution.submit()
+        assert begun.wait(WATCHDOG)
+        assert device.host is not None
+        closing = threading.Thread(target=device.host.close, args=["it was told to stop"])
+        closing.start()
+        assert told.wait(WATCHDOG)
+        go_on.set()
+        assert future.result(WATCHDOG) is execution
+        closing.join(WATCHDOG)
+        assert not closing.is_alive()
+    assert len(seen) == 8
+
+
+def test_run_of_steps_is_polled_for_a_window_for_each_step(rig: tuple[Service, Accumulator]) -> None:
+    service, device = rig
+    with service.session("add", polling_window=0.1) as session, session.bind(steps=16, state=STATE) as execution:
+        execution.run()
+        before = session.stats.sleeps
+        device.hook = lambda x: time.sleep(0.01)
+        execution.run()  # takes longer than one window
+        assert session.stats.sleeps == before
+
+
 def test_connection_that_has_ended_has_no_more_steps_run_without_a_burst() -> None:
     device, table = create_device("nnburst-reference"), ObjectTable()
     with Memory.ashmem(4096) as memory, called_by(table.caller):
@@ -218,6 +261,8 @@ def test_connection_that_has_ended_has_no_more_steps_run_without_a_burst() -> No
         prepared = device.prepare_model(_relu())
         assert prepared.execute_synchronously(request)[0] is nnburst.ErrorStatus.NONE
         table.hang_up()
+        assert prepared.execute_synchronously(request)[0] is nnburst.ErrorStatus.NONE
+        table.leave()
         ended = prepared.execute_synchronously(request)
         assert "its client has gone" in ended.reason  # type: ignore[attr-defined]
         with called_by(None):

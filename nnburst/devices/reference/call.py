@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,6 +64,24 @@ def activation_limits(operand: Operand, code: int) -> tuple[Any, Any]:
         return float(min(max(operand.zero_point + steps, bounds.min), bounds.max))
 
     return stored(low, bounds.min), stored(high, bounds.max)
+
+
+def clamping(values: Array, low: Any, high: Any, out: Array) -> Iterator[KernelStep]:
+    """Yield the calls that cut values to limits, None for none; nothing if there are none.
+
+    The limits are arrays, for NumPy would make one of a number in every call, which takes as long as a small clamp.
+    """
+    for cut, limit in ((np.maximum, low), (np.minimum, high)):
+        if limit is not None:
+            yield _cutting(cut, values, np.array(limit, values.dtype), out)
+            values = out
+
+
+def _cutting(cut: np.ufunc, values: Array, limit: Array, out: Array) -> KernelStep:
+    def step() -> None:  # faster than a partial with a keyword
+        cut(values, limit, out=out)
+
+    return step
 
 
 def _codes(info: OperandInfo) -> Array:
@@ -179,6 +197,10 @@ class KernelCall(OperationView):
         """Append a call."""
         self._steps.append(partial(function, *args, **kwargs))
 
+    def clamp(self, values: Array, low: Any, high: Any, out: Array) -> None:
+        """Append the calls that cut values to limits, of which one or both may be None."""
+        self._steps += clamping(values, low, high, out)
+
     def compute(self, function: Callable[..., Any], *arrays: Array) -> None:
         """Append a call whose result becomes the real values of the output."""
         self.do(_assign, self.real_out(), function, arrays)
@@ -216,13 +238,7 @@ class KernelCall(OperationView):
         out = self.out()
         if self.info.is_quantised and self.integer("act") == FusedActivation.NONE:
             return
-        self._clamp(self._steps, out, low, high)
-
-    def _clamp(self, steps: list[KernelStep], values: Array, low: Any, high: Any) -> None:
-        if low is not None:
-            steps.append(partial(np.maximum, values, values.dtype.type(low), out=values))
-        if high is not None:
-            steps.append(partial(np.minimum, values, values.dtype.type(high), out=values))
+        self._steps += clamping(out, low, high, out)
 
     # -- real values ------------------------------------------------------------------------------------------
 
@@ -315,11 +331,11 @@ class KernelCall(OperationView):
         code = self.integer("act") if self.count("act") else int(FusedActivation.NONE)
         low, high = activation_limits(operand, code)
         if out.dtype == np.float32:
-            self._clamp(self._tail, out, low, high)
+            self._tail += clamping(out, low, high, out)
             return out
         if not info.is_quantised:
             buffer = np.empty(out.shape, np.float32)
-            self._clamp(self._tail, buffer, low, high)
+            self._tail += clamping(buffer, low, high, buffer)
             self._tail.append(partial(np.copyto, out, buffer, "same_kind"))
             return buffer
         buffer = np.empty(out.shape, np.float64)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ....model import OperandType
-from ..call import KernelCall, encode_table
+from ..call import KernelCall, clamping, encode_table
 
 __all__ = ["cast", "clamp", "convert", "elu", "hard_swish", "logistic", "reciprocal_root", "unary"]
 
@@ -18,8 +18,19 @@ Function = Callable[[Array, Array], Any]
 """Computes from the first array into the second."""
 
 
-def unary(function: Function) -> Callable[[KernelCall], None]:
-    """Return the kernel of a function of one number. Quantised data goes through a table of 256 results."""
+def _call_it(function: Function, call: KernelCall, x: Array, out: Array) -> None:
+    call.do(function, x, out)
+
+
+def unary(
+    function: Function, append: Callable[[Function, KernelCall, Array, Array], None] = _call_it
+) -> Callable[[KernelCall], None]:
+    """Return the kernel of a function of one number. Quantised data goes through a table of 256 results.
+
+    Args:
+        function: What it is.
+        append: Appends the steps that compute it.
+    """
 
     def through_table(call: KernelCall) -> Array:
         def of_real(real: Array) -> Array:
@@ -34,22 +45,21 @@ def unary(function: Function) -> Callable[[KernelCall], None]:
             table = call.derived("table", lambda: through_table(call))
             call.do(table.take, call.array("x").view(np.uint8), None, call.out(), "clip")
         elif call.data_type is OperandType.TENSOR_INT32:
-            call.do(function, call.array("x"), call.out())
+            append(function, call, call.array("x"), call.out())
         else:
-            call.do(function, call.real("x"), call.real_out())
+            append(function, call, call.real("x"), call.real_out())
 
     return kernel
 
 
-def clamp(low: float, high: float | None) -> Function:
-    """Return the function that cuts to a range; None for no upper limit."""
+def clamp(low: float, high: float | None) -> Callable[[KernelCall], None]:
+    """Return the kernel that cuts to a range; None for no upper limit."""
 
     def function(x: Array, out: Array) -> None:
-        np.maximum(x, low, out=out)
-        if high is not None:
-            np.minimum(out, high, out=out)
+        for step in clamping(x, low, high, out):
+            step()
 
-    return function
+    return unary(function, lambda _, call, x, out: call.clamp(x, low, high, out))
 
 
 def logistic(x: Array, out: Array) -> None:
