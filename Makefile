@@ -10,7 +10,7 @@
 #   make prove-mutants  the same over a core with every memory order weakened in turn
 #   make docs      the site, into docs/_build/html; a warning is an error
 #   make wheels    sdist and one wheel for each platform, into dist/; ARGS: --only TAG
-#   make test-aarch64  the C tests and the unit tests on another architecture, under qemu-aarch64; ARGS: for pytest
+#   make test-aarch64  the C tests, and the unit tests that depend on the architecture, under qemu-aarch64; ARGS: others
 #   make ext       only (re)build the C extension in place
 #   make clean     remove everything that the targets above made
 

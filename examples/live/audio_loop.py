@@ -9,6 +9,7 @@ whose roles alternate; only the samples of a block go there and the scores come 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +31,10 @@ Samples = np.ndarray[Any, np.dtype[np.float32]]
 
 def tone_network() -> bytes:
     """An ONNX file's bytes: (block, loudness so far) → (loudness, score of each of the 16 keys and of silence)."""
-    from onnx import TensorProto, helper, numpy_helper
+    try:
+        from onnx import TensorProto, helper, numpy_helper
+    except ImportError:
+        sys.exit("this example makes an ONNX model: pip install 'nnburst[onnx]'")
 
     phase = 2 * np.pi * np.outer(np.arange(BLOCK), (*LOW, *HIGH)) / RATE
     window = np.hanning(BLOCK)[:, None]

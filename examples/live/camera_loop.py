@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import queue
+import sys
 import threading
 import time
 from pathlib import Path
@@ -28,7 +29,10 @@ RING = 4
 
 def shape_network() -> bytes:
     """A network that knows a bar across, a bar upright and a cross wherever they are: an ONNX file's bytes."""
-    from onnx import TensorProto, helper, numpy_helper
+    try:
+        from onnx import TensorProto, helper, numpy_helper
+    except ImportError:
+        sys.exit("this example makes an ONNX model: pip install 'nnburst[onnx]'")
 
     across = np.zeros((11, 11), np.float32)
     across[5] = 1

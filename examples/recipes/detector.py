@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,11 @@ def right(image: np.ndarray[Any, Any], scores: np.ndarray[Any, Any]) -> bool:
 
 def save(path: str) -> None:
     """Write the network as an ONNX file."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    try:
+        import onnx
+        from onnx import TensorProto, helper, numpy_helper
+    except ImportError:
+        sys.exit("this example makes an ONNX model: pip install 'nnburst[onnx]'")
 
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["image", "w"], ["scores"])],

@@ -34,8 +34,11 @@ def client(role: str, name: str) -> None:
 
 def save_model(path: Path) -> None:
     """y = x W, where every element of W is 1."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    try:
+        import onnx
+        from onnx import TensorProto, helper, numpy_helper
+    except ImportError:
+        sys.exit("this example makes an ONNX model: pip install 'nnburst[onnx]'")
 
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["y"])],

@@ -12,6 +12,8 @@ from ._burst import Burst
 from ._compilation import Compilation
 from ._recovery import Recovery
 
+_CLOSED = "the session is closed, or its service is; open another one"
+
 
 class Bursts:
     """Bursts on one compilation. A burst runs one execution at a time; one that finds it busy moves to a free one.
@@ -38,6 +40,8 @@ class Bursts:
         self.retry = 0
 
     def _open(self, compilation: Compilation) -> Burst:
+        if self._refuses:
+            raise BadState(_CLOSED)
         return Burst(compilation, polling_window=self._polling_window)
 
     def begin_again(self, compilation: Compilation) -> None:
@@ -48,7 +52,7 @@ class Bursts:
     def _accepted(self, burst: Burst) -> Burst:
         if self._refuses:  # closed meanwhile
             burst.close()
-            raise BadState("the session is closed; open another one")
+            raise BadState(_CLOSED)
         return burst
 
     def recover(self, dead: Burst) -> bool:

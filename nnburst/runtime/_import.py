@@ -143,7 +143,8 @@ def _open(path: str, directory: str | None) -> Memory:
     try:
         fd = os.open(full, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
-        raise InvalidArgument(f"{what} cannot be opened: {error}") from None
+        why = getattr(error, "strerror", None) or error  # without the path a second time
+        raise InvalidArgument(f"{what} cannot be opened: {why}") from None
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or not status.st_size:

@@ -78,6 +78,18 @@ def test_options_that_make_no_sense_are_refused(name: str, arguments: list[str])
     assert "usage" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["shared/two_programs.py", "recipes/web_workers.py", "live/audio_loop.py", "live/camera_loop.py"],
+)
+def test_example_without_its_extra_names_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "onnx.py").write_text("raise ModuleNotFoundError", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = run(name)
+    assert done.returncode == 1
+    assert done.stderr == "this example makes an ONNX model: pip install 'nnburst[onnx]'\n"
+
+
 def test_every_example_is_listed() -> None:
     listed = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     for path in (ROOT / "examples").glob("*.py"):

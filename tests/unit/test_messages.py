@@ -57,6 +57,15 @@ def kept(service: nnburst.Service) -> Iterator[tuple[str, Any]]:
             yield "in each process", controller
 
 
+def test_closed_session_says_what_is_closed(service: nnburst.Service) -> None:
+    session = service.session(relu_model())
+    session.close()
+    inputs = {"x": np.zeros((2, 3), np.float32)}
+    for use in (lambda: session.run(None, inputs), session.bind, lambda: list(session.run_many([inputs]))):
+        with pytest.raises(nnburst.BadState, match="the session is closed"):
+            use()
+
+
 @pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_objects_of_one_process_say_what_to_do_instead(service: nnburst.Service, how: Callable[[Any], Any]) -> None:
     for remedy, thing in kept(service):
