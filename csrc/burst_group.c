@@ -152,7 +152,9 @@ struct nnb_worker {
     int has_turn;   /* it is the seat's turn */
     int is_new;     /* the request at hand has to be bound first */
     int ended;      /* what ended the seat's burst, 0: it goes on */
-    uint64_t started_ns; /* 0: not measured */
+    /* 0: not measured. A new request counts with what its thread works: it waits for its client's memory, and while many
+     * programs start, one that had to pay for that would not run for seconds. */
+    uint64_t started_ns;
     uint64_t poll_until;
     nnb_a64 runs;
     uint64_t busy_word;
@@ -865,8 +867,10 @@ static int begin(nnb_worker *w)
     int is_long = w->ended || (has_others && (w->is_new || m->average_ns > LONG_NS));
     w->has_turn = m->turn_until != 0;
     w->started_ns = 0;
-    if (has_others && (is_long || g->n_hot > 1 || nnb_load_relaxed(&w->runs) % MEASURE_EVERY == 0))
-        w->started_ns = g->now_ns = nnb_now_ns();
+    if (has_others && (is_long || g->n_hot > 1 || nnb_load_relaxed(&w->runs) % MEASURE_EVERY == 0)) {
+        g->now_ns = nnb_now_ns();
+        w->started_ns = w->is_new ? nnb_thread_ns() : g->now_ns;
+    }
     if (is_long) {
         detach(w);
         return id;
@@ -900,7 +904,7 @@ static void account(nnb_worker *w, seat *m, uint64_t ended_ns)
         credit -= forgiven;
         if (!w->is_new)
             m->average_ns = m->average_ns - m->average_ns / 8 + (took - excess) / 8;
-        if (w->role == LEADS)
+        if (w->role == LEADS && !w->is_new)
             w->group->now_ns = ended_ns;
     }
     counts += FLOOR_NS;
@@ -968,7 +972,7 @@ static int conclude(nnb_worker *w)
         return 0;
     }
     int was_asleep = w->has_turn && is_asleep(m);
-    uint64_t ended_ns = w->started_ns ? nnb_now_ns() : 0;
+    uint64_t ended_ns = !w->started_ns ? 0 : w->is_new ? nnb_thread_ns() : nnb_now_ns();
     int rc = nnb_server_reply(m->server);
     w->ended = rc < 0 && rc != -ERESTART ? rc : 0;
     if (w->role == INLINE) {
