@@ -8,18 +8,17 @@ and its next request starts the service again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from .._core._leaving import within
-from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, NNBurstError
+from ..errors import DeviceUnavailable, InvalidArgument, NNBurstError
 from ..runtime import Service, Session, connect
+from ._pair import Pair
 
 try:
     import ray
@@ -29,6 +28,7 @@ except ImportError as error:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Inputs = Mapping[str, Array]
+T = TypeVar("T")
 
 _MOST_MODELS = 3
 _WINDOW = 300e-6
@@ -50,7 +50,8 @@ class Replica:
             answer twice. Without it such a request gets `DeadObject`.
         find: Turns the name of a model into what `model` would be.
         standby: Whether a second service waits with the model, so that the death of the first costs milliseconds in
-            place of a start; it takes as much memory again. Needs a `model` and no `service`.
+            place of a start; it takes as much memory again. If both die, requests wait for a start with `retry`, no
+            longer than their ``timeout``, and get `DeadObject` at once without. Needs a `model` and no `service`.
         options: Of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.
 
     Raises:
@@ -72,15 +73,19 @@ class Replica:
         if standby and (model is None or service is not None):
             raise InvalidArgument("standby=True needs a model=, and services of its own: no service=")
         self._shared: Service | None = None if service is None else connect(service)
-        self._retry = retry
-        self._changing = threading.Lock()
-        own: dict[str, Any] = {"on_death": "restart", "retry": int(retry and not standby), "polling_window": _WINDOW}
-        self._options = own | dict(options or {})
         self._find = find or (lambda name: name)
-        self._sessions = deque(self._open(model) for _ in range(1 + standby) if model is not None)
+        self._options = {"polling_window": _WINDOW, **(options or {})}
+        self._restarting = {"on_death": "restart", "retry": int(retry)}
+        self._alone: Session | None = None
+        self._pair: Pair | None = None
+        if model is not None and standby:
+            limit = self._options.get("timeout")
+            self._pair = Pair(partial(Session, model, **self._options), retry=retry, timeout=limit)
+        elif model is not None:
+            self._alone = self._open(model)
 
     def _open(self, model: str | os.PathLike[str] | bytes) -> Session:
-        return Session(model, service=self._shared, **self._options)
+        return Session(model, service=self._shared, **{**self._restarting, **self._options})
 
     def open_model(self, name: str) -> Session:
         """Return a session of a model by its name."""
@@ -88,62 +93,34 @@ class Replica:
 
     @property
     def session(self) -> Session:
-        """The session of the model that was given, on a service that lives if there is one.
+        """The session of the model that was given; with a standby the one in use.
 
         Raises:
             InvalidArgument: None was: requests name theirs.
+            DeadObject: The service and its standby are dead, and another one is still being started.
         """
-        if not self._sessions:
+        if self._pair is not None:
+            return self._pair.session
+        if self._alone is None:
             raise InvalidArgument("this replica serves models by name; name one with the request")
-        first = self._sessions[0]
-        if len(self._sessions) > 1 and not first.service.alive:
-            self._change(first)
-        return self._sessions[0]
-
-    def _change(self, dead: Session) -> bool:
-        """Let the standby take the place of a session whose service has died; False if there is none."""
-        if len(self._sessions) == 1:
-            return False
-        with self._changing:
-            if self._sessions[0] is dead:
-                self._sessions.rotate(1)
-                threading.Thread(target=self._again, args=(dead,), name="nnburst-standby", daemon=True).start()
-        return True
-
-    @staticmethod
-    def _again(dead: Session) -> None:
-        with contextlib.suppress(NNBurstError):  # the next health check tries it, too
-            dead.reopen()
+        return self._alone
 
     def run(self, inputs: Inputs) -> list[Array]:
         """Run the model once; raises as `Session.run`."""
-        session = self.session
-        try:
-            return session.run(None, inputs)
-        except DeadObject:
-            if not self._change(session) or not self._retry:
-                raise
-            return self.session.run(None, inputs)
+        return self._run(lambda session: session.run(None, inputs))
 
     async def arun(self, inputs: Inputs) -> list[Array]:
         """As `run`, awaited."""
-        session = self.session
-        try:
-            return await session.arun(None, inputs)
-        except DeadObject:
-            if not self._change(session) or not self._retry:
-                raise
-            return await self.session.arun(None, inputs)
+        if self._pair is not None:
+            return await self._pair.arun(lambda session: session.arun(None, inputs))
+        return await self.session.arun(None, inputs)
 
     def run_many(self, inputs: Sequence[Inputs], batch: int = 1) -> list[list[Array]]:
         """Run the model for each of several inputs, in order, `batch` rows at once; raises as `Session.run_many`."""
-        session = self.session
-        try:
-            return list(session.run_many(inputs, batch=batch))
-        except DeadObject:
-            if not self._change(session) or not self._retry:
-                raise
-            return list(self.session.run_many(inputs, batch=batch))
+        return self._run(lambda session: list(session.run_many(inputs, batch=batch)))
+
+    def _run(self, call: Callable[[Session], T]) -> T:
+        return call(self.session) if self._pair is None else self._pair.run(call)
 
     def run_together(self, inputs: Sequence[Inputs], batch: int) -> list[list[Array] | NNBurstError]:
         """As `run_many`, for inputs of different callers: one that cannot be run gets its error, the others outputs."""
@@ -160,17 +137,18 @@ class Replica:
         Raises:
             NNBurstError: One cannot be opened; Ray then replaces the replica.
         """
-        for session in list(self._sessions):
-            session.reopen()
+        if self._pair is not None:
+            self._pair.check()
+        if self._alone is not None:
+            self._alone.reopen()
         if self._shared is not None:
             within(_OPENING, self._shared.revive)
 
     def close(self) -> None:
-        """End the session and what belongs to it."""
-        for session in self._sessions:
-            session.close()
-        if self._shared is not None:
-            self._shared.close()
+        """End the sessions and what belongs to them."""
+        for held in (self._pair, self._alone, self._shared):
+            if held is not None:
+                held.close()
 
 
 def actor(
