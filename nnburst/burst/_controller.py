@@ -64,9 +64,9 @@ _NOT_BEGUN = frozenset((-errno.EBUSY, -errno.ESTALE, -errno.ENOTCONN, -errno.ESH
 """The burst is busy, no longer this execution's, or ended before anything was sent: another burst may run it."""
 _LEFT = -errno.ESTALE
 _LONGEST_ASKING = 1.0
-_MOST_WINDOWS = 64
-"""Polling windows that a run of as many steps is worth, and one of more."""
 """Seconds to wait for the reason of a failure."""
+_MOST_WINDOWS = 64
+"""A run is polled for a window for each of its steps, but for no more than these."""
 
 
 class BurstCapable(Protocol):
@@ -164,6 +164,7 @@ class ExecutionBurstController(OneProcess):
         self._fallbacks = 0
         self._dropped: deque[tuple[Memory | Named, bool]] = deque()
         self._uses: weakref.WeakValueDictionary[Memory | Steps, MemoryUse] = weakref.WeakValueDictionary()
+        self._adrift: list[CData] = []
         self._final_stats: BurstStats | None = None
         self._leaving: Leaving | None = None
         # Weakly: listeners are kept until the connection ends, and a controller that is just dropped must not be.
@@ -280,8 +281,10 @@ class ExecutionBurstController(OneProcess):
             return use
 
     def forget_dropped(self) -> None:
-        """Do what `forget_soon` has put off."""
+        """Do what `forget_soon` and `give_up` have put off."""
         with self._lock:
+            adrift, self._adrift = self._adrift, []
+            self.give_up(adrift)
             while self._dropped:
                 memory, close = self._dropped.popleft()
                 if not close and memory in self._uses:  # again
@@ -349,6 +352,16 @@ class ExecutionBurstController(OneProcess):
             self._flights.close()
         self._slots.clear()
         self._dropped.clear()
+
+    def give_up(self, executions: Sequence[CData]) -> None:
+        """Await none of those of this burst that are in flight, for they are going to be dropped. Waits for nothing.
+
+        Any thread, also in a finaliser.
+        """
+        for execution in filter(lib.nnb_execution_flies, executions):
+            if lib.nnb_execution_advance(ffi.NULL, execution) == -errno.EBUSY:
+                self._adrift.append(execution)  # another thread waits in the burst, and will receive their answers
+            lib.nnb_execution_abandon(execution)
 
     def refuse(self) -> None:
         """The first half of `close`: nothing is run any more, and an execution in flight gets `BadState`."""
@@ -553,6 +566,18 @@ class BoundRequest(OneProcess):
         return self._pointer
 
     @property
+    def controller(self) -> ExecutionBurstController:
+        """This end of its burst.
+
+        Raises:
+            BadState: It is bound to none.
+        """
+        if self._burst is None:
+            _not_bound(None)
+        assert self._burst is not None
+        return self._burst
+
+    @property
     def flights(self) -> Flights:
         """Those of its burst.
 
@@ -560,10 +585,7 @@ class BoundRequest(OneProcess):
             BadState: It is bound to none.
             GeneralFailure: The server of the burst takes one request at a time.
         """
-        if self._burst is None:
-            _not_bound(None)
-        assert self._burst is not None
-        return self._burst.flights
+        return self.controller.flights
 
     @property
     def burst_is_free(self) -> bool:

@@ -96,14 +96,14 @@ class Bursts:
 
     def _another(self, where: Callable[[], list[Burst]]) -> Burst:
         """Open another one, after a death that is to be got over first."""
-        first = self.first
+        first, others = self.first, where()  # before it is opened: if it dies meanwhile it must not be among the new
         try:
             burst = self._open(first.compilation)
         except DeadObject:
             if self.recover(first):
                 return self._another(where)
             raise
-        where().append(burst)
+        others.append(burst)
         return self._accepted(burst)
 
     def lend(self) -> Burst:
@@ -128,8 +128,9 @@ class Bursts:
 
     def give_back(self, burst: Burst) -> None:
         """Have one that was lent lent again, if it has not died. Also in a finaliser."""
+        at_home = self._at_home  # before the look: `begin_again` may come in between
         if burst in self._lendable:
-            self._at_home.append(burst)
+            at_home.append(burst)
 
     @property
     def stats(self) -> BurstStats:

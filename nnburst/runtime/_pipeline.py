@@ -6,6 +6,7 @@ import contextlib
 import errno
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from .._core._nnburst import CData
+    from ..burst import ExecutionBurstController
     from ._burst import Burst
     from ._bursts import Bursts
 
@@ -55,14 +58,16 @@ class Pipeline(OneProcess):
         self._pointers = tuple(execution.pointer for execution in executions)
         self._at = 0
         self._advance = lib.nnb_execution_advance
-        self._finalizer: weakref.finalize[..., Pipeline] | None = None
+        self._then: list[Callable[[], None]] = []
+        # It must not keep the executions, which may keep what keeps the pipeline.
+        self._finalizer = weakref.finalize(self, _end, executions[0].controller, self._pointers, self._then)
+        self._finalizer.atexit = False
         self.current = self._executions[0]
         self.depth = len(executions)
 
     def when_closed(self, call: Callable[[Burst], None], burst: Burst) -> None:
         """Have a function called once, when the pipeline is closed or dropped."""
-        self._finalizer = weakref.finalize(self, call, burst)
-        self._finalizer.atexit = False
+        self._then.append(partial(call, burst))
 
     def advance(self) -> Execution:
         """Start `current` and return the execution that comes next, which is current from now on.
@@ -148,6 +153,7 @@ class Pipeline(OneProcess):
 
     def forget(self) -> None:
         """As `close`, but wait for nothing."""
+        self._finalizer()
         for execution in self._executions:
             execution.forget()
 
@@ -156,8 +162,7 @@ class Pipeline(OneProcess):
         self.settle()
         for execution in self._executions:
             execution.close()
-        if self._finalizer is not None:
-            self._finalizer()
+        self._finalizer()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -166,6 +171,13 @@ class Pipeline(OneProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _end(controller: ExecutionBurstController, executions: Sequence[CData], then: Sequence[Callable[[], None]]) -> None:
+    """What is in flight is not awaited any more: its answer must not be written to an execution that is gone."""
+    controller.give_up(executions)
+    for call in then:
+        call()
 
 
 class KeptPipelines:

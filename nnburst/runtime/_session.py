@@ -433,12 +433,16 @@ class Session(OneProcess):
     def pipeline(self, depth: int = 16, *, shapes: Mapping[str, int | Sequence[int]] | None = None) -> Pipeline:
         """Return executions that take turns, so that the service finds the next request when one has ended.
 
+        A pipeline has a burst of its own until it is closed or dropped; runs that are in flight then are given up if it
+        was dropped.
+
         Args:
             depth: How many, 2 to 64. They share no memory; each has arrays of its own.
             shapes: As for `bind`.
 
         Raises:
             InvalidArgument: The depth is out of range, or as `bind`.
+            ResourceExhausted: The service gives this client no more bursts; close pipelines that are not needed.
         """
         burst = self._bursts.lend()
         try:

@@ -21,6 +21,7 @@ from nnburst import ModelBuilder, OperandType, OperationType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device
 from nnburst.runtime._burst import Burst
+from nnburst.runtime._bursts import Bursts
 from nnburst.runtime._pipeline import Pipeline
 from nnburst.service import _protocol
 from nnburst.watch import find_services, look
@@ -326,6 +327,83 @@ def test_pipelines_that_are_used_at_once_have_a_burst_each(slow: nnburst.Session
         made = [one.map(inputs), two.map(inputs), slow.run_many(inputs), slow.run_many(inputs)]
         taken = list(zip(*made, strict=True))
     assert [[y.tolist() for (y,) in each] for each in taken] == [[[0.0] * 4] * 4] * 3
+
+
+def start_three(pipeline: Pipeline) -> None:
+    for _ in range(3):
+        pipeline.current.inputs["x"][:] = 0.05
+        pipeline.advance()
+
+
+def test_pipeline_that_is_dropped_awaits_nothing_any_more(slow: nnburst.Session) -> None:
+    inputs = [filled(0.0)] * 6
+    for _ in range(2):
+        pipeline = slow.pipeline(4)
+        start_three(pipeline)
+        del pipeline
+        with slow.pipeline(4) as pipeline:  # on the burst that has been given back
+            assert pipeline.is_idle
+            assert [y.tolist() for (y,) in pipeline.map(inputs)] == [[0.0] * 4] * 6
+    pipeline = slow.pipeline(4)
+    start_three(pipeline)
+    first = pipeline.current
+    pipeline.forget()
+    assert not first.is_in_flight
+
+
+def test_pipeline_that_is_dropped_while_another_thread_waits_in_its_burst(slow: nnburst.Session) -> None:
+    pipeline, other = slow.burst.pipeline(4), slow.burst.pipeline(2)
+    start_three(pipeline)
+    waiting = threading.Thread(target=lambda: list(other.map([filled(0.1)] * 3)))
+    waiting.start()
+    wait_until(lambda: other.current.is_in_flight or not waiting.is_alive())
+    del pipeline
+    waiting.join(PATIENCE)
+    assert not waiting.is_alive()
+    with slow.burst.bind() as execution:  # what was put off is done
+        assert slow.burst.controller.is_free
+        execution.run()
+
+
+class Replaced(list[Burst]):
+    """A list in whose place another one comes while it is searched."""
+
+    def __init__(self, bursts: Bursts) -> None:
+        super().__init__(bursts._lendable)
+        self.bursts = bursts
+
+    def __contains__(self, burst: object) -> bool:
+        found = super().__contains__(burst)
+        self.bursts._lendable, self.bursts._at_home = [], []
+        return found
+
+
+def test_burst_that_died_is_not_lent_again(session: nnburst.Session) -> None:
+    bursts = session._bursts
+    burst = bursts.lend()
+    bursts._lendable = Replaced(bursts)
+    bursts.give_back(burst)
+    assert bursts._at_home == []
+    with session.pipeline(2) as pipeline:
+        assert bursts._lendable != [burst]
+        assert len(list(pipeline.map([filled(1)] * 3))) == 3
+
+
+def test_burst_that_dies_as_it_is_opened_is_not_among_the_new_ones(
+    session: nnburst.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bursts = session._bursts
+    make = bursts._open
+
+    def late(compilation: nnburst.Compilation) -> Burst:
+        burst = make(compilation)
+        bursts._lendable, bursts._at_home = [], []
+        return burst
+
+    monkeypatch.setattr(bursts, "_open", late)
+    burst = bursts.lend()
+    assert burst not in bursts._lendable
+    burst.close()
 
 
 def test_pipeline_and_futures_share_a_burst(session: nnburst.Session) -> None:
