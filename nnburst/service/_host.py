@@ -164,8 +164,7 @@ class ServiceHost:
         if reason:
             for hosted in all_connections:
                 hosted.objects.hang_up()
-            for hosted in all_connections:
-                within(LEAVING, hosted.objects.close)  # what runs is finished before its client hears of the end
+            within(LEAVING, self._finish, all_connections)
         for hosted in all_connections:
             hosted.connection.hang_up(calls.EndNotice(reason=reason) if reason else None)
         for hosted in all_connections:
@@ -176,6 +175,12 @@ class ServiceHost:
             device.close()
         if self.page is not None:
             self.page.close()
+
+    @staticmethod
+    def _finish(connections: list[HostedConnection]) -> None:
+        """What runs is finished before its client hears of the end. The time that there is, is that of all clients."""
+        for hosted in connections:
+            hosted.objects.close()
 
 
 class HostedConnection:

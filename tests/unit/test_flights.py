@@ -304,7 +304,8 @@ def test_threads_that_run_find_another_burst_than_that_of_a_pipeline(
         made = make(burst, *args, **kwargs)  # type: ignore[arg-type]
         others.append(threading.Thread(target=slow.run, args=(None, filled(0.3))))
         others[-1].start()  # before anything of the pipeline is in flight
-        wait_until(lambda: not slow.burst.controller.is_free or not burst.controller.is_free)
+        controllers = slow.burst.controller, burst.controller
+        wait_until(lambda: not all(one.is_free for one in controllers) or not others[-1].is_alive())
         return made
 
     monkeypatch.setattr(Burst, "pipeline", pipeline)

@@ -29,6 +29,7 @@ from service_support import (
     tiny_model,
 )
 
+from nnburst._core._leaving import time_left
 from nnburst.burst import BurstCallback, ExecutionBurstController, Kernel
 from nnburst.devices import CompileJob, PreparedModel, create_device
 from nnburst.devices.noop import NoopPreparedModel
@@ -581,6 +582,24 @@ def test_closing_a_host_waits_for_connections_that_are_just_ending() -> None:
     host.close()
     assert hosted.wait_ended(0)
     go_on.set()
+
+
+def test_time_in_which_clients_are_let_finish_is_that_of_all_together() -> None:
+    left: list[float] = []
+
+    def slow_end() -> None:
+        left.append(time_left())
+        time.sleep(0.05)
+
+    host = ServiceHost([])
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            a, b = socket_pair()
+            stack.enter_context(a)
+            host.serve(b).objects.add(object(), slow_end)
+        host.close("it was told to stop")
+    assert left[1] <= left[0] - 0.05
+    assert left[2] <= left[1] - 0.05
 
 
 def test_dropping_every_reference_ends_the_connection() -> None:
