@@ -108,9 +108,8 @@ async def infer(
             arrays, parts = _arrays(model, regions, inference.inputs)
         outputs = model.outputs
         wanted = inference.outputs or [OutputTensor(name) for name in outputs]
-        for output in wanted:
-            if output.name not in outputs:
-                raise InvalidArgument(f"output {output.name!r} is unknown; the model gives {list(outputs)}")
+        if inference.outputs:
+            _check_names(wanted, outputs)
         values = dict(zip(outputs, await model.run(arrays, timeout), strict=True))
         for part in parts:
             part.check()
@@ -123,6 +122,17 @@ async def infer(
         return answers
     finally:
         models.give_back(model)
+
+
+def _check_names(wanted: Sequence[OutputTensor], outputs: Mapping[str, object]) -> None:
+    """Check that each is an output of the model, and comes once: a short request must not ask for a huge answer."""
+    seen: set[str] = set()
+    for output in wanted:
+        if output.name not in outputs:
+            raise InvalidArgument(f"output {output.name!r} is unknown; the model gives {list(outputs)}")
+        if output.name in seen:
+            raise InvalidArgument(f"output {output.name!r} is asked for twice")
+        seen.add(output.name)
 
 
 def _arrays(

@@ -237,10 +237,12 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview, size: int) 
     return Inference(name, "", inputs, outputs, size), binary
 
 
-def _check_json(name: str, array: Array) -> None:
-    if array.size > _MOST_NUMBERS:
+def _check_json(name: str, array: Array, left: int) -> None:
+    """Check that an output can go as JSON, where an answer takes so many elements more."""
+    if array.size > left:
         raise InvalidArgument(
-            f"output {name!r} has {array.size} elements, of which JSON takes {_MOST_NUMBERS}: ask for binary data"
+            f"output {name!r} has {array.size} elements; the JSON of an answer has at most {_MOST_NUMBERS}, of which "
+            f"{left} are left: ask for binary data"
         )
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise InvalidArgument(f"output {name!r} has NaN or Infinity, which JSON has not: ask for binary data")
@@ -251,6 +253,7 @@ def _response(
 ) -> web.Response:
     outputs: list[dict[str, Any]] = []
     parts: list[memoryview] = []
+    left = _MOST_NUMBERS
     for wanted, datatype, array in answers:
         output: dict[str, Any] = {"name": wanted.name, "datatype": datatype, "shape": list(array.shape)}
         if wanted.place is not None:
@@ -263,7 +266,8 @@ def _response(
             output["parameters"] = {"binary_data_size": array.nbytes}
             parts.append(bytes_of(array))
         else:
-            _check_json(wanted.name, array)
+            _check_json(wanted.name, array, left)
+            left -= array.size
             output["data"] = (array.astype(bool) if datatype == "BOOL" else array).ravel().tolist()
         outputs.append(output)
     answer: dict[str, Any] = {"model_name": name, "model_version": VERSION, "outputs": outputs}

@@ -697,6 +697,18 @@ def test_json_beyond_its_limits_is_refused(gateway: Gateway) -> None:
     with pytest.raises(InvalidArgument, match="output 'y' has 1048577 elements"):
         gateway_rest._response("relu", None, answers, {"": False})
     assert gateway_rest._response("relu", None, answers, {"": True}).status == 200
+    half = np.zeros(gateway_rest._MOST_NUMBERS // 2, np.int8)
+    several = [(OutputTensor(name), "INT8", half) for name in "abc"]
+    assert gateway_rest._response("relu", None, several[:2], {"": False}).status == 200
+    with pytest.raises(InvalidArgument, match=r"output 'c' has 524288 elements.* 0 are left"):
+        gateway_rest._response("relu", None, several, {"": False})
+
+
+def test_output_that_is_asked_for_twice_is_refused(gateway: Gateway) -> None:
+    given = {"name": "x", "datatype": "FP32", "shape": [1, 8], "data": [1.0] * 8}
+    body = json.dumps({"inputs": [given], "outputs": [{"name": "y"}] * 2}).encode()
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    assert refused(url, body) == "output 'y' is asked for twice"
 
 
 # ---- the process ---------------------------------------------------------------------------------------------------

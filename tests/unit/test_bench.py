@@ -181,6 +181,12 @@ def test_rows_of_memory_run_with_real_services(tmp_path: Path) -> None:
     assert all(len(result.rounds) == 2 for result in results.values())
 
 
+def test_bursts_without_clients_are_refused() -> None:
+    done = CliRunner().invoke(bench, ["--bursts", "4", "--list"])
+    assert done.exit_code == 2
+    assert "--bursts goes with --clients" in done.output
+
+
 def test_clients_of_a_shared_service_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "clients.json"
     done = CliRunner().invoke(bench, ["--clients", "3", "--bursts", "2", "--quick", "--json", str(path)])

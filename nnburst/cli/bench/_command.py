@@ -72,6 +72,8 @@ def bench(
     """
     from rich.console import Console
 
+    if bursts != 1 and clients is None:
+        raise click.UsageError("--bursts goes with --clients")
     if model is not None:
         if png_path or markdown_path or only or list_rows:
             raise click.UsageError("--model goes with --quick, --count, --rounds, --threads, --shape and --json")
