@@ -1,4 +1,7 @@
-"""Files that a command writes at its end: looked at before it begins, so that no work is lost over a name."""
+"""What people give to commands: whole numbers, and files that are written at the end.
+
+Files are looked at before a command begins, so that no work is lost over a name.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
+
+_DIGITS = 18
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that a text is, None if it is none or has more digits than anything here is counted with."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
 
 def why_not(path: Path) -> str:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ._targets import whole_number
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
@@ -73,7 +75,7 @@ class _Watched:
 
     def __init__(self, wanted: Sequence[str]) -> None:
         self._wanted = set(wanted)
-        self._pids = [int(text) for text in wanted if text.isdigit()]
+        self._pids = [pid for pid in map(whole_number, wanted) if pid is not None]
         self._viewers: dict[str, Viewer] = {}
         self._last: dict[str, ServiceStats] = {}
 

@@ -28,7 +28,7 @@ __all__ = ["trace"]
 )
 @click.option(
     "--every",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 2**31 - 1),
     default=1,
     show_default=True,
     metavar="N",
@@ -59,7 +59,10 @@ def trace(output: Path, every: int, command: tuple[str, ...]) -> None:
         status = process.wait()
     finally:
         signal.signal(signal.SIGINT, before)
-    events = json.loads(output.read_bytes())["traceEvents"]
+    try:
+        events = json.loads(output.read_bytes())["traceEvents"]
+    except (OSError, ValueError, LookupError, TypeError):
+        raise click.ClickException(f"{output} is no trace: it cannot keep one, or the command has changed it") from None
     runs = [event for event in events if event["ph"] == "X" and event["name"] == "run"]
     processes = len({run["pid"] for run in runs})
     click.echo(f"{output}: {len(runs):,} runs of {processes} processes; open it at https://ui.perfetto.dev", err=True)

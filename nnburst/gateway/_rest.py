@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ from ._tensors import Array, ModelTensor, bytes_of
 _MOST_BYTES = 256 << 20
 _MOST_JSON = 16 << 20
 """Bytes of JSON in a request: the interpreter does nothing else while it is read, in whatever thread."""
+_PATIENCE_S, _LEAST_RATE = 30.0, 1 << 16
+"""A body has so many seconds, and one more for each so many bytes: it counts as under way while it comes."""
 _MOST_NUMBERS = 1 << 20
 """In the JSON of an answer, for the same reason."""
 _DECODER, _ENCODER = msgspec.json.Decoder(), msgspec.json.Encoder()
@@ -46,6 +49,8 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
         return web.json_response({"error": str(error)}, status=_status(error))
     except web.HTTPException as error:
         return web.json_response({"error": error.text or error.reason}, status=error.status)
+    except (web.RequestPayloadError, ConnectionError) as error:  # what came is none, or its sender is gone
+        return web.json_response({"error": f"the body cannot be read: {error}"}, status=400)
 
 
 class Rest:
@@ -156,8 +161,14 @@ class Rest:
 
 async def _body(request: web.Request, share: BudgetShare) -> bytes:
     """Read the body; what has come of it counts at once."""
-    body = bytearray()
-    async for chunk in request.content.iter_any():
+    loop, body = asyncio.get_running_loop(), bytearray()
+    begin = loop.time()
+    while not request.content.at_eof():
+        patience = begin + _PATIENCE_S + len(body) / _LEAST_RATE - loop.time()
+        try:
+            chunk = request.content.read_nowait() or await asyncio.wait_for(request.content.readany(), patience)
+        except asyncio.TimeoutError:
+            raise web.HTTPRequestTimeout(text=f"only {len(body)} bytes came in {loop.time() - begin:.0f} s") from None
         share.take(len(chunk))
         body += chunk
         if len(body) > _MOST_BYTES:
@@ -293,7 +304,8 @@ async def serve(models: Models, regions: Regions, budget: Budget, address: str) 
         DeviceUnavailable: The address cannot be had.
     """
     host, _, port = address.rpartition(":")
-    runner = web.AppRunner(Rest(models, regions, budget).application(), access_log=None)
+    # Requests whose bodies still come at the end never get the rest: it waits for them no longer than this.
+    runner = web.AppRunner(Rest(models, regions, budget).application(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     site = web.TCPSite(runner, host.strip("[]"), int(port))
     try:

@@ -138,9 +138,8 @@ class Pipeline(OneProcess):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in flight on its burst, which lives and is open."""
-        first = self._executions[0]
-        return first.burst_is_free and not first.compilation.prepared_model.ending.reason
+        """Whether nothing is in flight on its burst, which is open."""
+        return self._executions[0].burst_is_free
 
     def settle(self) -> None:
         """Wait for what is in flight, whatever comes of it, and begin at the first execution again."""
@@ -217,7 +216,7 @@ class KeptPipelines:
         return None
 
     def _put(self, key: Hashable, burst: Burst, pipeline: Pipeline) -> None:
-        if pipeline.is_idle:
+        if pipeline.is_idle and not burst.controller.ending.reason:
             self._kept.append((key, burst, pipeline))
         else:
             pipeline.forget()

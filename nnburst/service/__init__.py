@@ -11,7 +11,7 @@ from ._host import HostedConnection, ServiceHost
 from ._launch import safe_command, service_environment, start_child
 from ._proxies import RemoteBuffer, RemoteBurstContext, RemoteDevice, RemotePreparedModel
 from ._quotas import PER_USER, Quotas
-from ._rendezvous import claim, dial, peer_of, peer_pidfd, running_services
+from ._rendezvous import claim, dial, owner_of, peer_of, peer_pidfd, running_services
 
 __all__ = [
     "PER_USER",
@@ -30,6 +30,7 @@ __all__ = [
     "connect_to",
     "dial",
     "notify_manager",
+    "owner_of",
     "peer_of",
     "peer_pidfd",
     "running_services",

@@ -64,6 +64,8 @@ def socket_path(address: str) -> Path:
         raise InvalidArgument(f"expected the name of a service or 'unix:PATH', got {type(address).__name__}")
     if address.startswith(_PREFIX):
         path = Path(address.removeprefix(_PREFIX)).absolute()
+        if path.is_dir():  # or no path at all
+            raise InvalidArgument(f"{address!r} is a directory: give 'unix:' and the path of a socket")
     elif _NAME.fullmatch(address):
         path = runtime_directory() / f"{address}.sock"
     else:
@@ -323,6 +325,11 @@ def running_services() -> Iterator[FoundService]:
             if path.name not in seen:
                 seen.add(path.name)
                 yield FoundService(path.name.removesuffix(".sock"), path, _owner(_lock_path(path)))
+
+
+def owner_of(address: str) -> int:
+    """Return the pid of the process that owns a name, 0 if none can be seen to do so. It is not asked itself."""
+    return _owner(_lock_path(socket_path(address)))
 
 
 def _owner(lock: Path) -> int:

@@ -176,5 +176,5 @@ def look_at_rows(mapping: CData) -> tuple[RowStats, ...]:
 
 
 def _set_text(field: CData, text: str) -> None:
-    raw = text.encode()[:_LABEL]
+    raw = text.encode(errors="replace")[:_LABEL]
     ffi.memmove(field, raw + bytes(_LABEL + 1 - len(raw)), _LABEL + 1)

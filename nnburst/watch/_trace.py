@@ -236,7 +236,7 @@ def recorder() -> Recorder:
     path = os.path.abspath(os.environ.get(FILE_VARIABLE, ""))
     if _recorder is None or (_recorder.pid, _recorder.path) != (os.getpid(), path):
         every = os.environ.get(EVERY_VARIABLE, "1")
-        if not every.isdigit() or not 0 < int(every) < 2**31:
+        if not (every.isascii() and every.isdigit() and len(every) <= 10 and 0 < int(every) < 2**31):
             raise InvalidArgument(f"{EVERY_VARIABLE}={every!r} is not a number of runs above 0")
         if _recorder is not None:
             _recorder.finish_all()

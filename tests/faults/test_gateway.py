@@ -630,6 +630,30 @@ def test_what_is_beyond_the_budget_is_refused_until_something_has_ended(budget: 
     asyncio.run(main())
 
 
+def test_body_that_does_not_come_is_waited_for_no_longer_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_rest, "_PATIENCE_S", 0.01)
+
+    async def main() -> bytes:
+        models: Any = SlowModels()
+        runner, port = await gateway_rest.serve(models, Regions(False), Budget(), "127.0.0.1:0")
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            try:
+                return await reader.readline()
+            finally:
+                writer.close()
+        finally:
+            await runner.cleanup()
+
+    assert b" 408 " in asyncio.run(main())
+
+
+def test_body_that_cannot_be_read_is_refused_with_a_sentence(gateway: Gateway) -> None:
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    assert "cannot be read" in refused(url, b"{}", **{"Content-Encoding": "gzip"})
+
+
 def test_time_that_a_client_gives_is_that_of_the_run(services: list[FakeService]) -> None:
     async def main() -> None:
         models = SlowModels()

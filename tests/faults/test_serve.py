@@ -341,6 +341,14 @@ def test_idle_service_uses_no_processor(
         (["--model", "m=nope.onnx"], "nope.onnx"),
         (["--quota", "cats=3"], "mapped_bytes"),
         (["--quota", "models=many"], "whole number"),
+        (["--quota", "models=\u00b2"], "whole number"),
+        (["--quota", f"models={'9' * 5000}"], "whole number"),
+        (["--allow-uid", "\u00b2"], "no such user"),
+        (["--allow-gid", "9" * 5000], "no such group"),
+        (["--oip", "localhost:\u00b2"], "HOST:PORT"),
+        (["--idle-exit", "inf"], "above 0"),
+        (["--socket", "/"], "is a directory"),
+        (["--socket", ""], "is a directory"),
         (["--allow-uid", "nobody-like-this"], "no such user"),
         (["--allow-gid", "nobody-like-this"], "no such group"),
         (["--idle-exit", "0"], "above 0"),
@@ -382,6 +390,23 @@ def test_ls_shows_what_runs_and_stop_ends_it(start: Callable[..., Served]) -> No
     again = run_command("stop", "vision")
     assert again.returncode == 1
     assert "nnburst serve --name vision" in again.stderr
+
+
+def test_stop_kills_a_service_that_does_not_answer(start: Callable[..., Served]) -> None:
+    served = start("--name", "hangs")
+    os.kill(served.process.pid, signal.SIGSTOP)
+    waiting = Background(served.ended)
+    told = run_command("stop", "hangs", "--timeout", "0.1")
+    assert told.returncode == 1
+    assert "use --kill" in told.stderr
+    killed = run_command("stop", "hangs", "--kill")
+    assert killed.returncode == 0, killed.stderr
+    assert waiting.result() == -signal.SIGKILL
+
+
+def test_socket_of_any_name_that_the_file_system_takes(start: Callable[..., Served]) -> None:
+    served = start("--socket", os.fsdecode(b"\xff\n.sock"))
+    assert served.address == "unix:\udcff\n.sock"
 
 
 # ---- service managers ------------------------------------------------------------------------------------------

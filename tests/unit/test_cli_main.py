@@ -157,3 +157,18 @@ def test_doctor_notices_seals_that_do_not_hold(monkeypatch: pytest.MonkeyPatch) 
 
 def test_main_is_a_click_group_that_a_script_can_call() -> None:
     assert isinstance(main, click.Group)
+
+
+@pytest.mark.parametrize("text", ["\u00b2", "9" * 5000, "\udcff"], ids=["superscript", "long", "surrogate"])
+def test_top_takes_any_text_for_the_name_of_a_service(text: str) -> None:
+    result = CliRunner().invoke(main, ["top", "--once", text])
+    assert result.exit_code == 1
+    assert "no service" in result.output
+
+
+@pytest.mark.parametrize("change", ["rm", "echo nothing >"])
+def test_trace_that_its_command_has_changed_is_one_sentence(change: str, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    result = CliRunner().invoke(main, ["trace", "-o", str(file), "sh", "-c", f"{change} {file}"])
+    assert result.exit_code == 1
+    assert "is no trace" in result.output

@@ -444,6 +444,12 @@ def test_many_inputs_come_out_in_order(session: nnburst.Session) -> None:
         session.run_many([], batch=0)
 
 
+def test_arrays_that_are_given_back_while_the_session_is_being_closed_are_not_kept(service: nnburst.Service) -> None:
+    with service.session(relu()) as session, session.lent_pipeline(4, {}) as pipeline:
+        pipeline.advance()
+        session.compilation.close()
+
+
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 40, 41])
 def test_many_inputs_run_in_batches_where_the_model_takes_them(service: nnburst.Service, count: int) -> None:
     b = ModelBuilder()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...errors import InvalidArgument, NNBurstError
+from .._targets import whole_number
 
 if TYPE_CHECKING:
     from ...devices import NamedDevice
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _WATCHED = 2048
 """Bursts and models that `nnburst top` can tell apart; as many as two users may have."""
+_LONGEST_IDLE_S = 1_000_000
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -102,8 +104,10 @@ def serve(
         policy = AccessPolicy(frozenset(map(_uid, uids)), frozenset(map(_gid, gids)))
         limits, user_limits = _quotas(quotas)
         files = _pairs(models, "--model")
-        if idle_exit is not None and not idle_exit > 0:
-            raise InvalidArgument(f"--idle-exit {idle_exit:g}: give the seconds as a number above 0")
+        if idle_exit is not None and not 0 < idle_exit <= _LONGEST_IDLE_S:
+            raise InvalidArgument(
+                f"--idle-exit {idle_exit:g}: give the seconds as a number above 0, at most {_LONGEST_IDLE_S}"
+            )
         with contextlib.ExitStack() as stack:
             listeners: list[socket.socket] = [stack.enter_context(sock) for sock in activated_sockets()]
             where = "passed by the service manager"
@@ -197,7 +201,7 @@ def _quotas(texts: Sequence[str]) -> tuple[Quotas, Quotas]:
     """Return those of a connection and those of a user, whose keys begin with ``user.``."""
     from ...service import PER_USER, Quotas
 
-    given = {key: int(value) if value.isdigit() else value for key, value in _pairs(texts, "--quota").items()}
+    given = {key: value if (n := whole_number(value)) is None else n for key, value in _pairs(texts, "--quota").items()}
     users: dict[str, Any] = {key.removeprefix("user."): n for key, n in given.items() if key.startswith("user.")}
     own: dict[str, Any] = {key: n for key, n in given.items() if not key.startswith("user.")}
     return Quotas().changed(own, "--quota"), PER_USER.changed(users, "--quota user")
@@ -205,14 +209,14 @@ def _quotas(texts: Sequence[str]) -> tuple[Quotas, Quotas]:
 
 def _uid(user: str) -> int:
     try:
-        return int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid
+        return pwd.getpwnam(user).pw_uid if (uid := whole_number(user)) is None else uid
     except KeyError:
         raise InvalidArgument(f"--allow-uid {user}: this machine has no such user") from None
 
 
 def _gid(group: str) -> int:
     try:
-        return int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
+        return grp.getgrnam(group).gr_gid if (gid := whole_number(group)) is None else gid
     except KeyError:
         raise InvalidArgument(f"--allow-gid {group}: this machine has no such group") from None
 

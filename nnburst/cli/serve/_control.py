@@ -34,25 +34,29 @@ def ls(as_json: bool) -> None:
 @click.command()
 @click.argument("address", metavar="NAME|unix:PATH")
 @click.option(
-    "--timeout", type=float, default=30.0, show_default=True, metavar="S", help="Seconds to wait for its end."
-)
+    "--timeout", type=click.FloatRange(0, 1e6), default=30.0, show_default=True, metavar="S",
+    help="Seconds to wait for its end.",
+)  # fmt: skip
 @click.option("--kill", is_flag=True, help="End it at once, whatever it runs.")
 def stop(address: str, timeout: float, kill: bool) -> None:
     """End a service that was started with `nnburst serve`, and wait until it is gone.
 
     Executions that run are finished, unless --kill says otherwise.
     """
-    from ...service import connect_to, dial, peer_of, peer_pidfd
+    from ...service import connect_to, dial, owner_of, peer_of, peer_pidfd
 
     try:
         with dial(address, 5.0) as sock:
             pid, pidfd = peer_of(sock).pid, peer_pidfd(sock)
         if pidfd is None:
             raise DeviceUnavailable(f"the process behind {address!r} cannot be seen from here")
-        with connect_to(address) as service:
-            if service.pid != pid:  # what made the socket is not what serves it
-                os.close(pidfd)
-                raise DeviceUnavailable(f"{address!r} was started by a service manager; stop it there (systemctl stop)")
+        if owner_of(address) != pid:  # else what holds the name made the socket: one that hangs need not say so
+            with connect_to(address) as service:
+                if service.pid != pid:  # what made the socket is not what serves it
+                    os.close(pidfd)
+                    raise DeviceUnavailable(
+                        f"{address!r} was started by a service manager; stop it there (systemctl stop)"
+                    )
     except NNBurstError as error:
         raise click.ClickException(f"{type(error).__name__}: {error}") from error
     try:

@@ -16,6 +16,7 @@ from typing import Any
 from ..._safe_path import absolute_entries
 from ...errors import DeviceUnavailable, InvalidArgument
 from ...service import safe_command
+from .._targets import whole_number
 
 _log = logging.getLogger(__name__)
 _STARTING_S = 60.0
@@ -43,7 +44,7 @@ def gateway(
         return
     for option, text in wanted.items():
         host, colon, port = (text or "localhost:0").rpartition(":")
-        if not host or not colon or not port.isdigit() or int(port) > 65535:
+        if not host or not colon or (whole_number(port) or 0) > 65535 or whole_number(port) is None:
             raise InvalidArgument(f"{option} {text}: give HOST:PORT, for example 127.0.0.1:8001")
     if not names:
         raise InvalidArgument("--oip serves named models; give --model NAME=FILE, too")
