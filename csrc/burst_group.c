@@ -139,6 +139,7 @@ struct seat {
     uint32_t expected; /* the event word as it was when we slept on it */
     uint32_t futile;
     /* who has it */
+    int has_run;
     uint64_t average_ns; /* of its runs */
 };
 
@@ -152,8 +153,9 @@ struct nnb_worker {
     int has_turn;   /* it is the seat's turn */
     int is_new;     /* the request at hand has to be bound first */
     int ended;      /* what ended the seat's burst, 0: it goes on */
-    /* 0: not measured. A new request counts with what its thread works: it waits for its client's memory, and while many
-     * programs start, one that had to pay for that would not run for seconds. */
+    int is_first;   /* of the seat's */
+    /* 0: not measured. The first request counts with what its thread works: it waits for the client's memory, and while
+     * many programs start, one that had to pay for that would not run for seconds. */
     uint64_t started_ns;
     uint64_t poll_until;
     nnb_a64 runs;
@@ -825,6 +827,8 @@ static int take(nnb_worker *w, seat *m)
         return id;
     m->futile = 0;
     w->is_new = id >= 0 && id & NNB_PLAN_NEW;
+    w->is_first = !m->has_run;
+    m->has_run = 1;
     nnb_store_relaxed(&w->runs, nnb_load_relaxed(&w->runs) + 1);
     return (int)(m->number * NNB_SEAT_PLANS) + (w->ended ? NNB_BURST_ENDED : id);
 }
@@ -869,7 +873,7 @@ static int begin(nnb_worker *w)
     w->started_ns = 0;
     if (has_others && (is_long || g->n_hot > 1 || nnb_load_relaxed(&w->runs) % MEASURE_EVERY == 0)) {
         g->now_ns = nnb_now_ns();
-        w->started_ns = w->is_new ? nnb_thread_ns() : g->now_ns;
+        w->started_ns = w->is_first ? nnb_thread_ns() : g->now_ns;
     }
     if (is_long) {
         detach(w);
@@ -904,7 +908,7 @@ static void account(nnb_worker *w, seat *m, uint64_t ended_ns)
         credit -= forgiven;
         if (!w->is_new)
             m->average_ns = m->average_ns - m->average_ns / 8 + (took - excess) / 8;
-        if (w->role == LEADS && !w->is_new)
+        if (w->role == LEADS && !w->is_first)
             w->group->now_ns = ended_ns;
     }
     counts += FLOOR_NS;
@@ -972,7 +976,7 @@ static int conclude(nnb_worker *w)
         return 0;
     }
     int was_asleep = w->has_turn && is_asleep(m);
-    uint64_t ended_ns = !w->started_ns ? 0 : w->is_new ? nnb_thread_ns() : nnb_now_ns();
+    uint64_t ended_ns = !w->started_ns ? 0 : w->is_first ? nnb_thread_ns() : nnb_now_ns();
     int rc = nnb_server_reply(m->server);
     w->ended = rc < 0 && rc != -ERESTART ? rc : 0;
     if (w->role == INLINE) {

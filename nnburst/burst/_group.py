@@ -142,7 +142,7 @@ class ListenerGroup:
         lib.nnb_group_stir(self._handle)
 
     def leave(self) -> None:
-        """Nobody awaits an answer any more."""
+        """No answer is awaited any more."""
         for burst in tuple(self._bursts):
             if burst is not None:
                 burst.leave()

@@ -114,7 +114,7 @@ class BurstContext(abc.ABC):
         self.free_memory(slot)
 
     def leave(self) -> None:
-        """Nobody awaits its answers any more: a run of several steps ends between two of them. Any thread."""
+        """Its answers are not awaited any more: a run of several steps ends between two of them. Any thread."""
 
     def hang_up(self) -> None:
         """End the burst without waiting, from any thread, also in a finaliser. Idempotent; `close` may follow."""

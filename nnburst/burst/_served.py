@@ -256,7 +256,7 @@ class Served(abc.ABC):
         return reason
 
     def leave(self) -> None:
-        """Nobody awaits its answers any more. Takes no lock."""
+        """Its answers are not awaited any more. Takes no lock."""
         self._caller.leave()
 
     @abc.abstractmethod

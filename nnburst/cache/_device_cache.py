@@ -112,9 +112,9 @@ class DeviceCache:
         """Whether a hit of that size would be faster than compiling again was; measured, on this machine."""
         if self._seconds_per_byte is None:
             sample = memoryview(bytes(4 << 20))
-            started = time.perf_counter()
+            started = time.thread_time()
             digest_of(sample)
-            self._seconds_per_byte = 1.5 * (time.perf_counter() - started) / len(sample)  # hashing, and reading
+            self._seconds_per_byte = 1.5 * (time.thread_time() - started) / len(sample)  # hashing, and reading
         return compile_seconds > _FLOOR_SECONDS + nbytes * self._seconds_per_byte
 
     def save(

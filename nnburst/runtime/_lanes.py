@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from .._core._leaving import abandon_when_forked
+
 if TYPE_CHECKING:
     from ._execution import Execution
 
@@ -53,6 +55,12 @@ class Lanes:
         self.number = number
         self.idle = [Lane(self) for _ in range(number)]
         self.waiting: deque[Callable[[Lane], bool]] = deque()
+        abandon_when_forked(self)
+
+    def abandon(self) -> None:
+        """In a forked child: have no executions, whose inputs the parent's runs read, too."""
+        for lane in self.idle:
+            lane.execution, lane.others = None, []
 
     def take(self, timeout: float | None) -> Lane | None:
         """Return a lane, or None if there was none within so many seconds (None: no limit)."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import accumulate, chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -26,12 +27,13 @@ _DEPTH = 4
 """Batches under way: one runs, one waits, one is filled, one is read."""
 
 
-def run_many(session: Session, inputs: Iterable[Inputs], batch: int) -> Iterator[list[Array]]:
+def run_many(session: Session, inputs: Iterable[Inputs], batch: int) -> Generator[list[Array], None, None]:
     """See `Session.run_many`."""
-    return chain.from_iterable(_parts(session, inputs, batch))
+    with contextlib.closing(_parts(session, inputs, batch)) as parts:
+        yield from chain.from_iterable(parts)
 
 
-def _parts(session: Session, inputs: Iterable[Inputs], batch: int) -> Iterator[Iterable[list[Array]]]:
+def _parts(session: Session, inputs: Iterable[Inputs], batch: int) -> Generator[Iterable[list[Array]], None, None]:
     """Yield the outputs of some inputs at a time, so that none of them costs a step of Python's."""
     nodes, rest = session.get_inputs(), iter(inputs)
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._core._leaving import abandon_when_forked
 from .._core._nnburst import ffi, lib
 from .._core._one_process import OneProcess
 from ..errors import InvalidArgument, NNBurstError
@@ -190,6 +191,11 @@ class KeptPipelines:
         self._bursts = bursts
         self._kept: list[tuple[Hashable, Burst, Pipeline]] = []
         self._closed = False
+        abandon_when_forked(self)
+
+    def abandon(self) -> None:
+        """In a forked child: have none, as their inputs are read by the parent's runs, too."""
+        self._kept = []
 
     @contextlib.contextmanager
     def lend(self, key: Hashable, make: Callable[[Burst], Pipeline]) -> Iterator[Pipeline]:

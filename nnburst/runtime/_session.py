@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -402,7 +402,9 @@ class Session(OneProcess):
             home=self._bursts,
         )
 
-    def run_many(self, inputs: Iterable[Mapping[str, npt.ArrayLike]], *, batch: int = 1) -> Iterator[list[Array]]:
+    def run_many(
+        self, inputs: Iterable[Mapping[str, npt.ArrayLike]], *, batch: int = 1
+    ) -> Generator[list[Array], None, None]:
         """Run the model on each of many inputs, several under way; yield a list of all outputs for each, in order.
 
         The arrays for what is under way, 16 inputs or four batches, are kept for the next call with such shapes; those
@@ -434,7 +436,7 @@ class Session(OneProcess):
         """Return executions that take turns, so that the service finds the next request when one has ended.
 
         A pipeline has a burst of its own until it is closed or dropped; runs that are in flight then are given up if it
-        was dropped.
+        was dropped. One that was open when the service died stays dead, also with ``on_death="restart"``: take another.
 
         Args:
             depth: How many, 2 to 64. They share no memory; each has arrays of its own.

@@ -110,20 +110,20 @@ class Daemon:
             Why it ended.
         """
         unlink = self._host.when_idle(self._poke)
-        try:
-            with _signals(self._woken):
-                when_ready()
-                self._loop()
-        finally:
-            unlink()
-            for refused in self._refused.values():
-                _disconnect(refused.sock)
-            try:
-                self._host.close(self._stop_reason)
-            finally:
-                os.close(self._wake)
-                os.close(self._woken)
+        with contextlib.ExitStack() as ending:
+            ending.callback(os.close, self._wake)
+            ending.callback(os.close, self._woken)
+            ending.enter_context(_signals(self._woken))  # until all has ended: a second SIGTERM changes nothing
+            ending.callback(lambda: self._host.close(self._stop_reason))
+            ending.callback(self._disconnect_refused)
+            ending.callback(unlink)
+            when_ready()
+            self._loop()
         return self._stop_reason
+
+    def _disconnect_refused(self) -> None:
+        for refused in self._refused.values():
+            _disconnect(refused.sock)
 
     def _poke(self) -> None:
         with contextlib.suppress(OSError):  # full: it will wake up anyway

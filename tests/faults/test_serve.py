@@ -247,7 +247,9 @@ def test_term_tells_clients_and_leaves_nothing(start: Callable[..., Served], sca
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_term_lets_a_running_execution_finish(start: Callable[..., Served], tmp_path: Path) -> None:
+@pytest.fixture
+def waiting(start: Callable[..., Served], tmp_path: Path) -> Served:
+    """Serves a function that tells through a FIFO that it has begun, and waits until it may go on."""
     (tmp_path / "slow.py").write_text(
         "import os\n"
         "from nnburst.devices.function import Tensor, declare\n"
@@ -260,14 +262,28 @@ def test_term_lets_a_running_execution_finish(start: Callable[..., Served], tmp_
     for name in ("began", "go_on"):
         os.mkfifo(tmp_path / name)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
-    served = start("--name", "slow", "--device", "nnburst-function:call=slow:wait", env=env)
+    return start("--name", "slow", "--device", "nnburst-function:call=slow:wait", env=env)
+
+
+def test_term_lets_a_running_execution_finish(waiting: Served, tmp_path: Path) -> None:
     with nnburst.connect("slow") as service, service.session("wait") as session:
         run = Background(lambda: session.run(None, {"x": np.ones(1, np.float32)}))
         assert (tmp_path / "began").read_text() == "!"
-        served.process.terminate()
+        waiting.process.terminate()
+        waiting.process.terminate()  # changes nothing
         (tmp_path / "go_on").write_text("go on")
         assert run.result()[0].tolist() == [2.0]
-        assert served.ended() == 0
+        assert waiting.ended() == 0
+
+
+def test_term_ends_a_service_though_a_run_does_not_return(waiting: Served, tmp_path: Path) -> None:
+    with nnburst.connect("slow") as service, service.session("wait") as session:
+        run = Background(lambda: session.run(None, {"x": np.ones(1, np.float32)}))
+        assert (tmp_path / "began").read_text() == "!"
+        waiting.process.terminate()
+        assert waiting.ended() == 0
+        assert isinstance(run.result(), DeadObject)
+    assert not list((tmp_path / "run").glob("slow*"))
 
 
 def test_hup_serves_the_new_file_and_keeps_open_sessions(
@@ -300,8 +316,10 @@ def test_idle_service_ends_when_it_was_asked_to(start: Callable[..., Served]) ->
 
 def activity(pid: int) -> dict[str, list[str]]:
     """Return how often each thread of a process was given a processor, and the processor time of all."""
-    tasks = Path(f"/proc/{pid}/task")
-    found = {task.name: (task / "status").read_text().splitlines()[-2:] for task in tasks.iterdir()}
+    found: dict[str, list[str]] = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            found[task.name] = (task / "status").read_text().splitlines()[-2:]
     return found | {"time": Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]}
 
 

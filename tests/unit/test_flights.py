@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import itertools
 import os
 import signal
@@ -523,6 +524,35 @@ def test_many_inputs_at_once_in_one_session_do_not_share_arrays(session: nnburst
 
     for _ in range(2):
         assert [int(y[0]) for (y,) in session.run_many(values(0))] == list(range(40))
+
+
+def test_rest_of_many_inputs_can_be_given_up(session: nnburst.Session) -> None:
+    with contextlib.closing(session.run_many(map(filled, range(40)))) as outputs:
+        assert int(next(outputs)[0][0]) == 0
+    with pytest.raises(StopIteration):
+        next(outputs)
+    lent = len(session._bursts._lendable)
+    assert [int(y[0]) for (y,) in session.run_many(map(filled, range(40)))] == list(range(40))
+    assert len(session._bursts._lendable) == lent
+
+
+def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Session) -> None:
+    session.run(None, filled(1))
+    list(session.run_many([filled(1)] * 20))
+    executions = [*session._lanes.idle[-1:], session._pipelines._kept[0][2]._executions[0]]
+    inputs = [getattr(each, "execution", each).inputs["x"] for each in executions]
+    pid = os.fork()
+    if pid == 0:
+        refused = 0
+        for run in (lambda: session.run(None, filled(7)), lambda: list(session.run_many([filled(7)] * 3))):
+            try:
+                run()
+            except nnburst.BadState:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+    assert [each.tolist() for each in inputs] == [[1.0] * 4] * 2
+    assert session.run(None, filled(2))[0].tolist() == [2.0] * 4
 
 
 # ---- executor --------------------------------------------------------------------------------------------------------

@@ -118,7 +118,8 @@ def serve(
             named = _load(local, files)
             offered = [named, *local.devices] if files else local.devices
             page = Page(address, rows=_WATCHED)
-            host = ServiceHost(offered, quotas=limits, user_quotas=user_limits, page=page, listeners=ListenerGroup())
+            group = ListenerGroup()
+            host = ServiceHost(offered, quotas=limits, user_quotas=user_limits, page=page, listeners=group)
             port = None if metrics is None else stack.enter_context(exporting(page, metrics))
             _raise_descriptor_limit()
             running = stack.enter_context(
@@ -156,6 +157,11 @@ def serve(
             logging.getLogger(__name__).info("ended: %s", reason)
     except NNBurstError as error:
         raise click.ClickException(f"{type(error).__name__}: {error}") from error
+    if group.threads:  # one is inside a run that does not return, and the interpreter would wait for it
+        logging.getLogger(__name__).warning("ended in the middle of a run that does not return")
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _settle_environment() -> None:
