@@ -16,8 +16,8 @@ from ..runtime import Session
 
 T = TypeVar("T")
 
-_OPENING = 60.0
-"""Seconds that a session has to be opened in place of one that has died."""
+OPENING = 60.0
+"""Seconds that what has died has to come back: a session, or a shared service."""
 
 
 class Pair:
@@ -64,7 +64,7 @@ class Pair:
             try:
                 if self._closed:
                     raise BadState("the sessions are closed; open others")
-                opening.set_result(within(_OPENING, self._open))
+                opening.set_result(within(OPENING, self._open))
             except Exception as error:  # raised where it is waited for
                 opening.set_exception(error)
 

@@ -18,7 +18,7 @@ import numpy as np
 from .._core._leaving import within
 from ..errors import DeviceUnavailable, InvalidArgument, NNBurstError
 from ..runtime import Service, Session, connect
-from ._pair import Pair
+from ._pair import OPENING, Pair
 
 try:
     import ray
@@ -34,8 +34,6 @@ _MOST_MODELS = 3
 _WINDOW = 300e-6
 """Seconds. Who sleeps in a replica waits for a CPU, and for the interpreter, among Ray's own threads: that takes a
 tenth of a request's time. A service that sleeps is awake within this time, and a small model has run."""
-_OPENING = 60.0
-"""Seconds that a shared service which has died has to come back."""
 
 
 class Replica:
@@ -142,7 +140,7 @@ class Replica:
         if self._alone is not None:
             self._alone.reopen()
         if self._shared is not None:
-            within(_OPENING, self._shared.revive)
+            within(OPENING, self._shared.revive)
 
     def close(self) -> None:
         """End the sessions and what belongs to them."""

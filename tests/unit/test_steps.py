@@ -152,6 +152,20 @@ def test_failure_of_a_step_is_named_and_leaves_the_state(rig: tuple[Service, Acc
         assert execution.outputs["y"][:, 0].tolist() == [2 * (8 + k * (k + 1) / 2) for k in range(8)]
 
 
+def held(device: Accumulator) -> tuple[list[float], threading.Event, threading.Event]:
+    """Have each step wait. Returns what steps have seen, what says that one has begun, and what lets them go on."""
+    seen: list[float] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(x: np.ndarray) -> None:
+        seen.append(x[0])
+        begun.set()
+        assert go_on.wait(WATCHDOG)
+
+    device.hook = wait
+    return seen, begun, go_on
+
+
 def test_deadline_is_kept_between_steps(rig: tuple[Service, Accumulator]) -> None:
     service, device = rig
     with service.session("add") as session, session.bind(steps=50, state=STATE) as execution:
@@ -180,20 +194,13 @@ def test_client_that_is_gone_has_no_more_steps_run(
 ) -> None:
     service, device = rig
     callers: list[Caller | None] = []
-    seen: list[float] = []
-    go_on, begun = threading.Event(), threading.Event()
+    seen, begun, go_on = held(device)
 
     def noting() -> Caller | None:
         callers.append(present_caller())
         return callers[-1]
 
-    def wait(x: np.ndarray) -> None:
-        seen.append(x[0])
-        begun.set()
-        assert go_on.wait(WATCHDOG)
-
     monkeypatch.setattr(_local, "present_caller", noting)
-    device.hook = wait
     with service.session("add") as session, session.bind(steps=4096, state=STATE) as execution:
         future = execution.submit()
         assert begun.wait(WATCHDOG)
@@ -215,21 +222,14 @@ def test_service_that_is_stopped_finishes_all_steps(
     rig: tuple[Service, Accumulator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, device = rig
-    seen: list[float] = []
-    go_on, begun, told = threading.Event(), threading.Event(), threading.Event()
-    hang_up = ObjectTable.hang_up
+    seen, begun, go_on = held(device)
+    told, hang_up = threading.Event(), ObjectTable.hang_up
 
     def telling(table: ObjectTable) -> None:
         hang_up(table)
         told.set()
 
-    def wait(x: np.ndarray) -> None:
-        seen.append(x[0])
-        begun.set()
-        assert go_on.wait(WATCHDOG)
-
     monkeypatch.setattr(ObjectTable, "hang_up", telling)
-    device.hook = wait
     with service.session("add") as session, session.bind(steps=8, state=STATE) as execution:
         future = execution.submit()
         assert begun.wait(WATCHDOG)
