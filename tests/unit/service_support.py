@@ -243,7 +243,7 @@ def open_fds() -> set[int]:
 def settled_fds(before: set[int]) -> set[int]:
     """Descriptors of this process, once threads have closed what was not there before; after a while all the same."""
     deadline = time.monotonic() + WATCHDOG
-    while (now := open_fds()) != before and time.monotonic() < deadline:
+    while (now := open_fds()) - before and time.monotonic() < deadline:
         time.sleep(0.001)
     return now
 
