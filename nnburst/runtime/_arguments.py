@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from msgspec import Struct
@@ -169,8 +169,28 @@ def checked_inputs(nodes: Sequence[NodeArg], inputs: object) -> dict[str, np.nda
     if inputs.keys() != by_name.keys():
         missing = sorted(by_name.keys() - inputs.keys())
         extra = sorted(str(name) for name in inputs.keys() - by_name.keys())
-        raise InvalidArgument(f"inputs {missing} missing, {extra} unknown; this model takes {list(by_name)}")
+        wrong = [f"no inputs {extra}"] * bool(extra) + [f"inputs {missing} are missing"] * bool(missing)
+        raise InvalidArgument(f"{'; '.join(wrong)}; this model takes {list(by_name)}")
     return {name: node.check(inputs[name]) for name, node in by_name.items()}
+
+
+class SharedArrays(dict[str, np.ndarray[Any, np.dtype[Any]]]):
+    """Arrays by name that are to be written into, not replaced: the other process reads these and no others."""
+
+    __slots__ = ()
+
+    def __setitem__(self, name: str, value: object) -> NoReturn:
+        raise InvalidArgument(
+            f"the array of {name!r} is shared with the service and cannot be replaced; write into it: [{name!r}][:] = …"
+        )
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise KeyError(f"no shared array {name!r}; there are {list(self)}")
+
+    def _refuse(self, *args: object, **more: object) -> NoReturn:
+        raise InvalidArgument("these arrays are shared with the service; none can be added, replaced or removed")
+
+    __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
 
 def answer_length(outputs: Sequence[NodeArg]) -> int:

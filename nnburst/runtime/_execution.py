@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +53,7 @@ from ..model import (
     operand_nbytes,
 )
 from . import _async
-from ._arguments import NodeArg, Sizes, answer_length
+from ._arguments import NodeArg, SharedArrays, Sizes, answer_length
 from ._compilation import Compilation, member
 from ._display import described, nodes_table
 from ._event import Event
@@ -141,8 +140,8 @@ class Execution(BoundRequest):
         self._prepared = compilation.prepared_model
         self.compilation = compilation
         self.reusable = reusable
-        self.inputs: Mapping[str, Array] = MappingProxyType({})
-        self.outputs: Mapping[str, Array] = MappingProxyType({})
+        self.inputs: Mapping[str, Array] = SharedArrays()
+        self.outputs: Mapping[str, Array] = SharedArrays()
         main = compilation.model.main
         self._operands = {
             "input": [main.operands[i] for i in main.input_indexes],
@@ -224,8 +223,8 @@ class Execution(BoundRequest):
             self._arguments["output"][i] = _shared(node, size, written.get(node.name), room, steps)
         layout = self._laid_out()
         views = {name: place.view for name, place in places.items()}
-        self.inputs = MappingProxyType(_arrays(inputs, sizes.inputs, layout.inputs, read, views, steps))
-        self.outputs = MappingProxyType(_arrays(outputs, self._sizes.outputs, layout.outputs, written, views, steps))
+        self.inputs = SharedArrays(_arrays(inputs, sizes.inputs, layout.inputs, read, views, steps))
+        self.outputs = SharedArrays(_arrays(outputs, self._sizes.outputs, layout.outputs, written, views, steps))
         self._feeds = tuple((name, view.dtype, view.shape, view) for name, view in self.inputs.items())
         if all(shape is not None and 0 not in shape for shape in self._sizes.outputs):
             self._copies = tuple(self.outputs[node.name].copy for node in outputs if node.name in self.outputs)

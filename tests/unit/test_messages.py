@@ -113,6 +113,29 @@ def test_arrays_of_another_type_and_arrays_without_elements(service: nnburst.Ser
             session.run(None, {"x": np.zeros((0, 3), np.float32)})
 
 
+def test_names_that_the_model_does_not_have(service: nnburst.Service) -> None:
+    with service.session(relu_model()) as session:
+        with pytest.raises(InvalidArgument, match=r"^no inputs \['y'\]; inputs \['x'\] are missing; .* takes \['x'\]$"):
+            session.run(None, {"y": np.zeros(3, np.float32)})
+        with pytest.raises(InvalidArgument, match=r"^inputs \['x'\] are missing; this model takes \['x'\]$"):
+            session.run(None, {})
+
+
+def test_shared_arrays_are_written_into_not_replaced(service: nnburst.Service) -> None:
+    with service.session(relu_model()) as session, session.bind() as execution:
+        arrays: Any = execution.inputs
+        with pytest.raises(InvalidArgument, match=r"write into it: \['x'\]\[:\] = …"):
+            arrays["x"] = np.zeros(3, np.float32)
+        for change in (lambda: arrays.update(x=1), lambda: arrays.pop("x"), arrays.clear):
+            with pytest.raises(InvalidArgument, match="none can be added, replaced or removed"):
+                change()
+        with pytest.raises(InvalidArgument, match="none can be"):
+            del arrays["x"]
+        with pytest.raises(KeyError, match=r"no shared array 'image'; there are \['x'\]"):
+            arrays["image"]
+        execution.run()
+
+
 @pytest.mark.parametrize("call", ["session", "bind", "launch"])
 def test_option_with_a_typing_error(service: nnburst.Service, call: str) -> None:
     with (
