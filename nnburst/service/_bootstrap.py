@@ -14,10 +14,12 @@ def _start() -> int:
     if not getattr(sys.flags, "safe_path", False):  # Python 3.10 puts the directory of this file first
         del sys.path[0]
 
+    import gc
     import os
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
+    gc.disable()  # imports leave next to nothing to collect
     # The package that the client uses, even if another is installed; its libraries are looked for as usual.
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     spec = PathFinder.find_spec("nnburst", [root])
@@ -28,7 +30,10 @@ def _start() -> int:
 
     from importlib import import_module
 
-    status: int = import_module(sys.argv.pop(1)).main()
+    main = import_module(sys.argv.pop(1)).main
+    gc.freeze()  # what was imported stays: no later collection looks at it
+    gc.enable()
+    status: int = main()
     return status
 
 
