@@ -64,6 +64,9 @@ class LocalDevice(Device):
             InvalidArgument, GeneralFailure: It cannot be compiled after all.
         """
 
+    def load_libraries(self) -> None:
+        """Load what would otherwise be loaded for the first model."""
+
     def save(self, prepared: LocalModel, files: CacheFiles, seconds: float | None) -> SaveResult | None:
         """Save what `compile` made; nothing is raised.
 

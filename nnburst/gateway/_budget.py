@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from ..errors import ResourceExhausted
+import asyncio
+import contextlib
+
+from ..errors import DeviceUnavailable, ResourceExhausted
+
+FAREWELL_S = 0.5
+"""That sending the last answers may take when the gateway is stopped."""
 
 
 class Budget:
@@ -17,13 +23,17 @@ class Budget:
         self.most_requests = most_requests
         self._most_bytes = most_bytes
         self._requests = self._bytes = 0
+        self._finished: asyncio.Event | None = None
 
     def request(self, size: int = 0) -> BudgetShare:
         """Count a request of so many bytes until the context that this gives ends.
 
         Raises:
             ResourceExhausted: Too much is under way.
+            DeviceUnavailable: Requests are not taken any more.
         """
+        if self._finished is not None:
+            raise DeviceUnavailable("the gateway is being stopped; send this request again later")
         if self._requests >= self.most_requests:
             raise ResourceExhausted(f"{self.most_requests} requests are under way; send this one later")
         share = BudgetShare(self)
@@ -39,6 +49,15 @@ class Budget:
     def _end(self, size: int) -> None:
         self._requests -= 1
         self._bytes -= size
+        if self._finished is not None and not self._requests:
+            self._finished.set()
+
+    async def finish(self, seconds: float) -> None:
+        """Take no more requests, and wait for those that are under way, no longer than so many seconds."""
+        self._finished = asyncio.Event()
+        if self._requests:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._finished.wait(), seconds)
 
 
 class BudgetShare:

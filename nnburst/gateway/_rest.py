@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from .. import __version__
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
-from ._budget import Budget, BudgetShare
+from ._budget import FAREWELL_S, Budget, BudgetShare
 from ._inference import BRISK, VERSION, Inference, InputTensor, OutputTensor, RegionPlace, elsewhere, infer
 from ._models import Models
 from ._regions import Regions
@@ -34,6 +36,16 @@ _CODES: tuple[tuple[type[NNBurstError], int], ...] = (
     (MissedDeadline, 504),
     (ResourceExhausted, 429),
 )
+
+
+def _is_of_us(record: logging.LogRecord) -> bool:
+    """Whether what aiohttp says is of this program: that a client has left, or speaks no HTTP, is no error here."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, ConnectionError | web.RequestPayloadError | HttpProcessingError)
+
+
+_log = logging.getLogger("nnburst.gateway")
+_log.addFilter(_is_of_us)
 
 
 def _status(error: NNBurstError) -> int:
@@ -304,8 +316,10 @@ async def serve(models: Models, regions: Regions, budget: Budget, address: str) 
         DeviceUnavailable: The address cannot be had.
     """
     host, _, port = address.rpartition(":")
-    # Requests whose bodies still come at the end never get the rest: it waits for them no longer than this.
-    runner = web.AppRunner(Rest(models, regions, budget).application(), access_log=None, shutdown_timeout=1.0)
+    # Bodies that still come when it is cleaned up never get the rest: `Budget.finish` comes first.
+    runner = web.AppRunner(
+        Rest(models, regions, budget).application(), access_log=None, logger=_log, shutdown_timeout=FAREWELL_S
+    )
     await runner.setup()
     site = web.TCPSite(runner, host.strip("[]"), int(port))
     try:

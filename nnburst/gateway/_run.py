@@ -13,12 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..errors import NNBurstError
-from ._budget import Budget
+from ._budget import FAREWELL_S, Budget
 from ._models import Models
 from ._regions import Regions
 
 _THREADS = 32
 """Runs of models that may wait at once; what one run needs is short beside what it waits for."""
+_FINISHING_S = 3.0
+"""For requests that are under way when the gateway is stopped."""
 
 
 async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str | None) -> None:
@@ -34,6 +36,7 @@ async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str |
         if os.read(0, 4096):
             loop.run_in_executor(None, models.renew)
         else:
+            loop.remove_reader(0)
             ended.set()
 
     loop.add_reader(0, told)
@@ -41,12 +44,13 @@ async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str |
         ports: dict[str, Any] = {}
         if grpc is not None:
             server, ports["grpc"] = await _grpc.serve(models, regions, budget, grpc)
-            stack.push_async_callback(server.stop, 1.0)
+            stack.push_async_callback(server.stop, FAREWELL_S)
         if rest is not None:
             runner, ports["rest"] = await _rest.serve(models, regions, budget, rest)
             stack.push_async_callback(runner.cleanup)
         print(json.dumps(ports), flush=True)
         await ended.wait()
+        await budget.finish(_FINISHING_S)
 
 
 def run(address: str, names: Sequence[str], *, grpc: str | None, rest: str | None, shared_memory: bool) -> int:

@@ -90,6 +90,8 @@ class NodeArg(Struct, frozen=True):
         """
         if type(value) is np.ndarray and value.shape == self.shape and value.dtype == self.dtype:
             return value  # the usual case
+        if value is None:
+            raise InvalidArgument(f"input {self.name!r} has no array, but None; give one of {self.dtype}")
         try:
             array = np.asarray(value)
         except (TypeError, ValueError) as error:

@@ -17,6 +17,7 @@ from ..devices import Device, PartitionedDevice, ResilientDevice, create_device
 from ..errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
 from ..model import ExecutionPreference, Priority
 from ..watch._html import table
+from ._spare import Spare
 
 if TYPE_CHECKING:
     import os
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ..model import Model
+    from ..service import ServiceConnection
     from ._session import Session
 
 DEFAULT_DEVICES: Sequence[str] = (
@@ -98,10 +100,17 @@ class Service(OneProcess):
 
     _instead = "launch one in each process"
 
-    def __init__(self, backend: _Backend, what: str, again: Callable[[], _Backend] | None = None) -> None:
+    def __init__(
+        self,
+        backend: _Backend,
+        what: str,
+        again: Callable[[], _Backend] | None = None,
+        spare: Spare[ServiceConnection] | None = None,
+    ) -> None:
         """Use `launch`, `connect` or `in_process`."""
         self._what = what
         self._again = again
+        self._spare = spare
         self._reviving = threading.RLock()  # held while a service starts, by threads that do nothing else
         self._closed = False
         self._opened: weakref.WeakValueDictionary[int, _Opened] = weakref.WeakValueDictionary()
@@ -225,7 +234,10 @@ class Service(OneProcess):
         self._closed = True
         opened = list(filter(None, (ref() for ref in self._opened.valuerefs())))
         self._leaving = self._leaving or Leaving(
-            *(thing.refuse for thing in opened), self._backend.close, *(thing.close for thing in opened)
+            *(thing.refuse for thing in opened),
+            self._backend.close,
+            *(thing.close for thing in opened),
+            *(() if self._spare is None else (self._spare.close,)),
         )
         self._leaving()
 
@@ -308,6 +320,7 @@ def launch(
     faults: bool = False,
     scheduler: tuple[str, int] | None = None,
     affinity: Collection[int] | None = None,
+    spare: bool = False,
 ) -> Service:
     """Start a service process that belongs to this one and ends with it.
 
@@ -322,6 +335,9 @@ def launch(
         scheduler: Real-time policy and priority of its threads, such as ``("fifo", 20)`` or ``("rr", 1)``; None for
             the usual one. It polls for requests only if this process may use a CPU that `affinity` leaves to it.
         affinity: Numbers of the CPUs that it may use, such as ``{1}``; None for those of this thread.
+        spare: Keep another process ready that has loaded all but models: one that is needed after a death, by
+            `restart` or by a session with ``on_death="restart"``, is then there at once. It takes the memory of what it
+            has loaded, and is started about a second after the one before it was taken.
 
     Raises:
         DeviceUnavailable: The process could not serve, or is refused the policy or a CPU; the message carries what it
@@ -332,7 +348,7 @@ def launch(
     """
     from ..service import start_child  # a program that stays in process needs no process boundary
 
-    def start() -> _Backend:
+    def start(spare: bool = False) -> ServiceConnection:
         return start_child(
             devices,
             timeout=timeout,
@@ -342,9 +358,12 @@ def launch(
             faults=faults,
             scheduler=scheduler,
             affinity=affinity,
+            spare=spare,
         )
 
-    return Service(_Restarting(start) if restart else start(), "child", start)
+    kept = Spare(start) if spare else None
+    again = kept or start
+    return Service(_Restarting(again) if restart else again(), "child", again, kept)
 
 
 def connect(address: str, *, timeout: float | None = 10.0) -> Service:

@@ -98,6 +98,7 @@ class Session(OneProcess):
             which the next run says with a `DeadObject` before it begins anew. See `restarts`.
         retry: How often a run that the death has ended is repeated, within its time, before it gets `DeadObject`: for
             models that give the same answer twice. A run with a state is never repeated.
+        spare: With ``on_death="restart"`` and no `service`: as for `launch`.
 
     Raises:
         InvalidArgument: The model or an argument breaks a rule.
@@ -124,12 +125,17 @@ class Session(OneProcess):
         token: bytes | None = None,
         on_death: str = "raise",
         retry: int = 0,
+        spare: bool = False,
     ) -> None:
         check_source(model)
         if on_death not in ("raise", "restart"):
             raise InvalidArgument(f"on_death={on_death!r}; choose 'raise' or 'restart'")
         if not isinstance(retry, int) or retry < 0 or (retry and on_death == "raise"):
             raise InvalidArgument(f"retry={retry!r}; give a number from 0, and on_death='restart' with it")
+        if spare and (on_death == "raise" or service is not None):
+            raise InvalidArgument(
+                "spare=True needs on_death='restart', and a service of the session's own: no service="
+            )
         if concurrency is not None and (not isinstance(concurrency, int) or not 1 <= concurrency <= _MOST_LANES):
             raise InvalidArgument(f"concurrency={concurrency!r}; give a number from 1 to {_MOST_LANES}")
         wish = member(ExecutionPreference, preference, "preference")
@@ -141,7 +147,7 @@ class Session(OneProcess):
         cache = cache_source(cache_dir, token)
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
         settings = _Settings(source, device, wish, rank, cache)
-        within(limit, self._open, settings, service, polling_window, on_death == "restart")
+        within(limit, self._open, settings, service, polling_window, on_death == "restart", spare)
         if on_death == "restart":
             this = weakref.ref(self)  # its bursts must not keep it alive
             self._bursts.recovery = Recovery(lambda: _open_again(this()), limit or _OPENING)
@@ -161,12 +167,19 @@ class Session(OneProcess):
 
             self.__class__ = TracedSession
 
-    def _open(self, settings: _Settings, service: Service | None, polling_window: float | None, restarts: bool) -> None:
+    def _open(
+        self,
+        settings: _Settings,
+        service: Service | None,
+        polling_window: float | None,
+        restarts: bool,
+        spare: bool,
+    ) -> None:
         with contextlib.ExitStack() as opened:
             self._owned: Service | None = None
             if service is None:
                 names = devices_for(settings.model, settings.device)
-                service = self._owned = opened.enter_context(launch(devices=names))
+                service = self._owned = opened.enter_context(launch(devices=names, spare=spare))
                 settings = replace(settings, device=settings.device and settings.device.partition(":")[0])
             elif restarts:
                 within(_OPENING, service.revive)

@@ -16,6 +16,8 @@ from ..runtime import Session
 
 T = TypeVar("T")
 
+_MOST_REPEATS = 2
+"""Of a request: it may have met the deaths of both."""
 OPENING = 60.0
 """Seconds that what has died has to come back: a session, or a shared service."""
 
@@ -30,7 +32,7 @@ class Pair:
 
     Args:
         open_session: Opens a session that stays dead when its service dies.
-        retry: Whether a request that met a death is repeated once, if need be when a session has been opened.
+        retry: Whether a request that met a death is repeated, twice at most, if need be when a session has been opened.
         timeout: Seconds that a request may wait for that, its first run included; None for as long as it takes.
 
     Raises:
@@ -106,38 +108,41 @@ class Pair:
         """Return what `call` returns for the session in use.
 
         Raises:
-            DeadObject: Its service died meanwhile, or no session is open; with `retry`: no other can be opened, or its
-                service died, too.
+            DeadObject: Its service died meanwhile, or no session is open; with `retry`: no other can be opened, or the
+                services of three died below it.
             MissedDeadline: No other was open in time.
             NNBurstError: As `call` and `in_use`.
         """
         begin, opening = time.monotonic(), self.in_use()
-        if opening.done() or not self._retry:
-            session = _at_once(opening)
+        repeats = _MOST_REPEATS if self._retry else 0
+        while True:
+            if self._retry and not opening.done():
+                wait([opening], self._left(begin))
+            session = _opened(opening) if self._retry else _at_once(opening)
             try:
                 return call(session)
             except DeadObject:
                 opening = self.in_use(opening)
-                if not self._retry:
+                if not repeats:
                     raise
-        wait([opening], self._left(begin))
-        return call(_opened(opening))
+                repeats -= 1
 
     async def arun(self, call: Callable[[Session], Awaitable[T]]) -> T:
         """As `run`, awaited in asyncio."""
         begin, opening = time.monotonic(), self.in_use()
-        if opening.done() or not self._retry:
-            session = _at_once(opening)
+        repeats = _MOST_REPEATS if self._retry else 0
+        while True:
+            if self._retry and not opening.done():
+                with contextlib.suppress(Exception):  # looked at below
+                    await asyncio.wait_for(asyncio.wrap_future(opening), self._left(begin))
+            session = _opened(opening) if self._retry else _at_once(opening)
             try:
                 return await call(session)
             except DeadObject:
                 opening = self.in_use(opening)
-                if not self._retry:
+                if not repeats:
                     raise
-        if not opening.done():
-            with contextlib.suppress(Exception):  # looked at below
-                await asyncio.wait_for(asyncio.wrap_future(opening), self._left(begin))
-        return await call(_opened(opening))
+                repeats -= 1
 
     def _left(self, begin: float) -> float | None:
         return None if self._timeout is None else max(0.0, begin + self._timeout - time.monotonic())

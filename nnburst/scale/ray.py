@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .._core._leaving import within
-from ..errors import DeviceUnavailable, InvalidArgument, NNBurstError
+from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError
 from ..runtime import Service, Session, connect
 from ._pair import OPENING, Pair
 
@@ -44,12 +44,15 @@ class Replica:
             has. None: each request names its model (see `deployment`), found by `find`.
         service: Name or address of a service that the programs of a node share, as for `nnburst.connect`; None starts
             one for each session.
-        retry: Whether a request that met the death of its service is repeated once: for models that give the same
-            answer twice. Without it such a request gets `DeadObject`.
+        retry: Whether a request that met the death of its service is repeated: once, or with a standby twice, as it may
+            have met the deaths of both. For models that give the same answer twice. Without it such a request gets
+            `DeadObject`.
         find: Turns the name of a model into what `model` would be.
         standby: Whether a second service waits with the model, so that the death of the first costs milliseconds in
             place of a start; it takes as much memory again. If both die, requests wait for a start with `retry`, no
             longer than their ``timeout``, and get `DeadObject` at once without. Needs a `model` and no `service`.
+        spare: Whether a process without the model is kept ready for when the service of a `model` dies, if there is
+            neither a standby nor a shared `service`; as for `Session`.
         options: Of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.
 
     Raises:
@@ -64,6 +67,7 @@ class Replica:
         retry: bool = False,
         find: Callable[[str], str | bytes] | None = None,
         standby: bool = False,
+        spare: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if model is None and service is None and find is None:
@@ -73,6 +77,7 @@ class Replica:
         self._shared: Service | None = None if service is None else connect(service)
         self._find = find or (lambda name: name)
         self._options = {"polling_window": _WINDOW, **(options or {})}
+        self._retry = retry
         self._restarting = {"on_death": "restart", "retry": int(retry)}
         self._alone: Session | None = None
         self._pair: Pair | None = None
@@ -80,10 +85,10 @@ class Replica:
             limit = self._options.get("timeout")
             self._pair = Pair(partial(Session, model, **self._options), retry=retry, timeout=limit)
         elif model is not None:
-            self._alone = self._open(model)
+            self._alone = self._open(model, spare=spare and self._shared is None)
 
-    def _open(self, model: str | os.PathLike[str] | bytes) -> Session:
-        return Session(model, service=self._shared, **{**self._restarting, **self._options})
+    def _open(self, model: str | os.PathLike[str] | bytes, *, spare: bool = False) -> Session:
+        return Session(model, service=self._shared, **{**self._restarting, "spare": spare, **self._options})
 
     def open_model(self, name: str) -> Session:
         """Return a session of a model by its name."""
@@ -121,13 +126,19 @@ class Replica:
         return call(self.session) if self._pair is None else self._pair.run(call)
 
     def run_together(self, inputs: Sequence[Inputs], batch: int) -> list[list[Array] | NNBurstError]:
-        """As `run_many`, for inputs of different callers: one that cannot be run gets its error, the others outputs."""
+        """As `run_many`, for inputs of different callers: one that cannot be run gets its error, the others outputs.
+
+        After a failure each runs by itself, but not when the time is over, nor after a death unless `retry` allows it.
+        """
         try:
             return [*self.run_many(inputs, batch)]
-        except InvalidArgument as error:
-            if len(inputs) == 1:
-                return [error]
+        except NNBurstError as error:
+            if len(inputs) == 1 or not self._may_run_again(error):
+                return [error] * len(inputs)
         return [answer for one in inputs for answer in self.run_together([one], 1)]
+
+    def _may_run_again(self, error: NNBurstError) -> bool:
+        return self._retry if isinstance(error, DeadObject) else not isinstance(error, MissedDeadline)
 
     def check_health(self) -> None:
         """Open services that have died again, now rather than with the next request.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from .._core._errno import check
 from .._core._nnburst import lib
-from ..devices import create_device
+from ..devices import LocalDevice, create_device
 from ..errors import NNBurstError
 from ..watch import Page
 from ._host import ServiceHost
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", type=int, default=-1, help="where orders of faults come from")
     parser.add_argument("--scheduler", default=None, help="POLICY:PRIORITY")
     parser.add_argument("--affinity", default=None, help="numbers of CPUs")
+    parser.add_argument("--spare", action="store_true", help="load at once what the first model will need")
     parser.add_argument("devices", nargs="+", metavar="DEVICE")
     options = parser.parse_args(arguments)
 
@@ -71,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = {name: int(number) for name, _, number in (text.partition("=") for text in options.quota)}
         quotas = Quotas().changed(given)  # the only connection is all that its user has
         devices = list(map(create_device, options.devices))
+        for device in devices if options.spare else ():
+            if isinstance(device, LocalDevice):
+                device.load_libraries()
         faults = None
         if options.faults >= 0:
             from ._faults import FaultPoints

@@ -72,6 +72,8 @@ class Daemon:
         policy: Who is served.
         idle_exit: Seconds without any connection after which `run` returns; None never.
         reload: Called for SIGHUP, in the main thread; what it raises is logged.
+        finish: Called when no more clients are accepted, before the host is closed: clients that this service runs
+            itself end first.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Daemon:
         policy: AccessPolicy | None = None,
         idle_exit: float | None = None,
         reload: Callable[[], None] | None = None,
+        finish: Callable[[], None] = lambda: None,
     ) -> None:
         self._host = host
         self._listeners = {listener.fileno(): listener for listener in listeners}
@@ -90,6 +93,7 @@ class Daemon:
         self._policy = policy or AccessPolicy()
         self._idle_exit = idle_exit
         self._reload = reload
+        self._finish = finish
         self._refused: dict[int, _Refused] = {}
         self._starved_until = 0.0
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -117,6 +121,7 @@ class Daemon:
             ending.callback(lambda: self._host.close(self._stop_reason))
             ending.callback(self._disconnect_refused)
             ending.callback(unlink)
+            ending.callback(self._finish)
             when_ready()
             self._loop()
         return self._stop_reason

@@ -56,6 +56,7 @@ def start_child(
     faults: bool = False,
     scheduler: tuple[str, int] | None = None,
     affinity: Collection[int] | None = None,
+    spare: bool = False,
 ) -> ServiceConnection:
     """Start a service process for this process alone and connect to it.
 
@@ -80,6 +81,7 @@ def start_child(
         faults: Whether the child has fault points, for `nnburst.testing.inject`.
         scheduler: Real-time policy and priority of all its threads, such as ``("fifo", 20)``; None for the usual one.
         affinity: CPUs that it may use; None for those of this process.
+        spare: Whether it loads at once what its devices would load for their first model.
 
     Raises:
         InvalidArgument: No device is named, the level is unknown, the file cannot be written, or policy, priority
@@ -95,7 +97,7 @@ def start_child(
         raise InvalidArgument("a service needs at least one device")
     Quotas().changed(quotas or {})
     options = [f"--log-level={_level(log_level)}", *(f"--quota={name}={n}" for name, n in (quotas or {}).items())]
-    options += Scheduling.of(scheduler, affinity).options()
+    options += Scheduling.of(scheduler, affinity).options() + ["--spare"] * spare
     try:
         with _stderr(log) as stderr:
             return _start(names, limit, dict(os.environ if env is None else env), options, stderr, faults)

@@ -649,6 +649,81 @@ def test_body_that_does_not_come_is_waited_for_no_longer_than_its_time(monkeypat
     assert b" 408 " in asyncio.run(main())
 
 
+def test_client_that_speaks_no_http_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> bytes:
+        models: Any = SlowModels()
+        runner, port = await gateway_rest.serve(models, Regions(False), Budget(), "127.0.0.1:0")
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"\x16\x03\x01 hello\r\n\r\n")
+            try:
+                return await reader.readline()
+            finally:
+                writer.close()
+        finally:
+            await runner.cleanup()
+
+    assert b" 400 " in asyncio.run(main())
+    assert not caplog.records
+
+
+def test_what_is_under_way_is_finished_and_nothing_else_is_begun() -> None:
+    async def main() -> None:
+        budget = Budget()
+        with budget.request():
+            finishing = asyncio.ensure_future(budget.finish(60))
+            await asyncio.sleep(0)
+            with pytest.raises(DeviceUnavailable, match="being stopped"):
+                budget.request()
+            assert not finishing.done()
+        await finishing
+        await budget.finish(60)  # nothing is under way
+        slow = Budget()
+        with slow.request():
+            await slow.finish(0.01)
+
+    asyncio.run(main())
+
+
+def test_request_whose_body_is_coming_when_the_service_is_stopped_is_answered(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path)
+    body = json.dumps(
+        {"inputs": [{"name": "x", "shape": [2, 8], "datatype": "FP32", "data": X.ravel().tolist()}]}
+    ).encode()
+
+    async def main() -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://{gateway.url('rest')}/v2/models/relu/ready", timeout=60):
+            pass
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.ports["rest"])
+        writer.write(b"POST /v2/models/relu/infer HTTP/1.1\r\nHost: x\r\n")
+        writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body[:9])
+        await writer.drain()
+        while b"nothing" not in await asyncio.to_thread(said):  # the body is being read
+            pass
+        gateway.process.send_signal(signal.SIGTERM)
+        while b"being stopped" not in await asyncio.to_thread(said):
+            pass
+        writer.write(body[9:])
+        answer = await reader.read()
+        writer.close()
+        assert b" 200 " in answer.partition(b"\r\n")[0]
+        return json.loads(answer.partition(b"\r\n\r\n")[2])  # type: ignore[no-any-return]
+
+    def said() -> bytes:
+        url = f"http://{gateway.url('rest')}/v2/models/nothing/infer"
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, b'{"inputs": []}', method="POST"), timeout=60)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.read()
+        raise AssertionError
+
+    try:
+        assert asyncio.run(main())["outputs"][0]["data"] == Y.ravel().tolist()
+    finally:
+        gateway.close()
+
+
 def test_body_that_cannot_be_read_is_refused_with_a_sentence(gateway: Gateway) -> None:
     url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
     assert "cannot be read" in refused(url, b"{}", **{"Content-Encoding": "gzip"})

@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's, as it is imported
     from ray import serve
 
-    from nnburst.errors import DeadObject, InvalidArgument
+    from nnburst.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
     from nnburst.scale.ray import Replica, actor, deployment
 
 pytestmark = [
@@ -211,6 +211,33 @@ def test_batch_with_one_wrong_input_answers_the_others(rows: str) -> None:
         for answer in (first, third):
             assert isinstance(answer, list)
             assert answer[0].tobytes() == good["x"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("error", "retry", "is_alone"),
+    [
+        (GeneralFailure("broken"), False, True),
+        (DeadObject("gone"), True, True),
+        (DeadObject("gone"), False, False),
+        (MissedDeadline("late"), True, False),
+    ],
+    ids=["failure", "death, retry", "death", "late"],
+)
+def test_batch_that_fails_is_run_one_by_one_if_it_may_run_again(
+    rows: str, error: Exception, retry: bool, is_alone: bool
+) -> None:
+    good, guilty = {"x": np.ones((1, 8), np.float32)}, {"x": np.full((1, 8), 13, np.float32)}
+
+    def run_many(inputs: Any, batch: int = 1) -> Any:
+        if any(one is guilty for one in inputs):
+            raise error
+        return [[one["x"]] for one in inputs]
+
+    with contextlib.closing(Replica(rows, retry=retry)) as replica:
+        replica.run_many = run_many  # type: ignore[method-assign]
+        first, second, third = replica.run_together([good, guilty, good], 4)
+    assert second is error
+    assert [isinstance(answer, list) for answer in (first, third)] == [is_alone] * 2
 
 
 def test_batches_of_models_by_name_are_refused() -> None:

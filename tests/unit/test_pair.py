@@ -192,6 +192,25 @@ def test_both_dead_with_retry_waits_for_the_one_that_is_being_started(opener: Op
 
 
 @asks
+def test_request_that_meets_the_deaths_of_both_waits_for_the_next_one(opener: Opener, ask: Ask) -> None:
+    with contextlib.closing(Pair(opener, retry=True)) as pair, ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(ask, pair, dies_unnoticed(1, 2))
+        until(lambda: opener.asked == 3)
+        assert not answer.done()
+        opener.open()
+        assert answer.result(PATIENCE) == 3
+
+
+@asks
+def test_request_that_meets_three_deaths_gets_the_last(opener: Opener, ask: Ask) -> None:
+    opener.open(3)
+    with contextlib.closing(Pair(opener, retry=True)) as pair:
+        with pytest.raises(DeadObject, match="gone"):
+            ask(pair, dies_unnoticed(1, 2, 3))
+        assert ask(pair, number) == 4
+
+
+@asks
 def test_both_dead_with_retry_waits_no_longer_than_a_request_may_take(opener: Opener, ask: Ask) -> None:
     with contextlib.closing(Pair(opener, retry=True, timeout=0.01)) as pair:
         for peer in opener.peers:

@@ -44,6 +44,7 @@ def session() -> Iterator[nnburst.Session]:
         (lambda s: s.run(None, None), "dict of arrays"),
         (lambda s: s.run(None, X), "dict of arrays"),
         (lambda s: s.run(None, {"x": [[1], [1, 2]]}), "'x' cannot be made an array"),
+        (lambda s: s.run(None, {"x": None}), "'x' has no array, but None; give one of float32"),
         (lambda s: s.run("y", {"x": X}), r"give \['y'\]"),
         (lambda s: s.run([0], {"x": X}), "no outputs"),
         (lambda s: s.run([["y"]], {"x": X}), "no outputs"),

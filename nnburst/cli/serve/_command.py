@@ -137,7 +137,14 @@ def serve(
                 if running is not None:
                     running.renew()
 
-            daemon = Daemon(host, listeners, policy=policy, idle_exit=idle_exit, reload=reload)
+            daemon = Daemon(
+                host,
+                listeners,
+                policy=policy,
+                idle_exit=idle_exit,
+                reload=reload,
+                finish=lambda: None if running is None else running.close(),
+            )
             ready = {
                 "name": address,
                 "socket": where,

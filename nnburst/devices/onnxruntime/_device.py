@@ -31,7 +31,7 @@ from .._interfaces import CacheFiles
 from .._local import LocalDevice, LocalModel
 from ._graph import Bytes, Graph, GraphStore, SessionSettings, compile_graph, content_digest
 from ._importer import GraphArgument, import_graph
-from ._library import give_memory_back, require_extra
+from ._library import give_memory_back, onnx, onnxruntime, require_extra
 from ._packed import FORMAT, load_graph, pack, read_contents
 from ._prepared import OnnxPreparedModel, Source
 from ._types import EXTENSION, EXTENSION_NAME, FILE, GRAPH
@@ -78,6 +78,11 @@ class OnnxRuntimeDevice(LocalDevice):
     def version_string(self) -> str:
         """Versions of the package and of ONNX Runtime."""
         return _version()
+
+    def load_libraries(self) -> None:
+        """ONNX Runtime, and what reads its models."""
+        onnxruntime()
+        onnx()
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
         """``org.nnburst.onnx``."""
