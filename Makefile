@@ -11,6 +11,7 @@
 #   make docs      the site, into docs/_build/html; a warning is an error
 #   make wheels    sdist and one wheel for each platform, into dist/; ARGS: --only TAG
 #   make test-aarch64  the C tests, and the unit tests that depend on the architecture, under qemu-aarch64; ARGS: others
+#   make test-musl the C tests with musl in place of glibc
 #   make ext       only (re)build the C extension in place
 #   make clean     remove everything that the targets above made
 
@@ -23,7 +24,7 @@ SOURCES := $(wildcard csrc/*.c csrc/*.h nnburst/_core/*.h) nnburst/_core/_build.
 # --no-build-isolation: the build uses the setuptools and cffi of the environment, so a rebuild downloads nothing.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable
 
-.PHONY: demo test bench regress conformance-onnx lint sanitize prove prove-mutants docs wheels test-aarch64 ext clean
+.PHONY: demo test bench regress conformance-onnx lint sanitize prove prove-mutants docs wheels test-aarch64 test-musl ext clean
 
 demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
@@ -66,6 +67,9 @@ test-aarch64: $(VENV)/.stamp-ext $(VENV)/.stamp-wheels
 	$(MAKE) -C tests/c check MACHINE=aarch64 EMULATOR=$(CURDIR)/build/aarch64/emulator/usr/bin/qemu-aarch64 \
 	  CC="$(CURDIR)/$(BIN)/python -m ziglang cc -target aarch64-linux-musl"
 	$(BIN)/python packaging/aarch64.py build/aarch64 test $(ARGS)
+
+test-musl: $(VENV)/.stamp-ext $(VENV)/.stamp-wheels
+	$(MAKE) -C tests/c check MACHINE=musl EMULATOR= CC="$(CURDIR)/$(BIN)/python -m ziglang cc -target $(shell uname -m)-linux-musl"
 
 ext: $(VENV)/.stamp-ext
 

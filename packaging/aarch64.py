@@ -10,6 +10,7 @@ programs that start themselves again work too.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import shutil
 import subprocess
@@ -22,7 +23,8 @@ SUITE, VERSION = "trixie", "3.13"
 """Debian's release, and the Python that it has."""
 PACKAGES = (f"python{VERSION}", "libstdc++6")
 LIMIT = 1200
-"""Seconds that a test may take: an emulator is ten to fifty times slower."""
+"""Seconds that a test may take: an emulator is ten to fifty times slower. Within a test all waits may take three
+quarters of that (`tests/unit/patience.py`)."""
 UNLIKE = (
     # A SIGBUS that a handler leaves to the default, or sends again, ends the emulator in another way than a process.
     "tests/unit/test_memory_pools.py::test_fault_outside_of_guarded_memory_still_ends_the_process",
@@ -128,11 +130,18 @@ def main() -> int:
     if missing or not KEYRING.exists():
         sys.exit(f"aarch64: needs {missing or KEYRING}: a machine with Debian's packages")
     folder = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:  # held until this process ends: another run would take the package away from the tests of this one
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"aarch64: {folder} is in use by another run; wait for its end, or name another folder")
     if options.what == "emulator":
         print(make_emulator(folder))
         return 0
     # Run from elsewhere: what is tested is the wheel, not the tree. Modules are compiled once, since that takes long.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env["NNBURST_TEST_PATIENCE"] = str(LIMIT * 3 // 4)
     place = folder / "run"
     place.mkdir(exist_ok=True)
     command = [make_python(folder), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"timeout={LIMIT}"]

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 
 from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
 from nnburst._core._nnburst import lib
@@ -40,7 +41,6 @@ from nnburst.fmq import Flavour, MessageQueue, MQDescriptor
 from nnburst.memory import Memory
 from nnburst.model import DataLocation, MeasureTiming, OutputShape, Request, RequestArgument, RunOptions, Timing
 
-PATIENCE = 30.0
 WINDOWS = pytest.mark.parametrize("window", [0.0, 50e-6, 0.5], ids=["futex", "short", "polling"])
 
 
@@ -175,7 +175,7 @@ def test_zero_window_sleeps_for_every_answer(model: LocalModel, memory: Memory) 
 
 
 def test_neither_end_sleeps_within_the_polling_window(model: LocalModel, memory: Memory) -> None:
-    with ExecutionBurstController.create(model, polling_window=PATIENCE) as controller:
+    with ExecutionBurstController.create(model, polling_window=60.0) as controller:
         execution = bind(controller, adder_request(memory))
         for _ in range(3):
             model.executor.during = lambda: time.sleep(0.005)
@@ -1003,7 +1003,7 @@ def test_ctrl_c_interrupts_a_run_and_its_result_is_dropped(window: str) -> None:
         go = threading.Event()
         def during():
             print("running", flush=True)
-            go.wait(30)
+            go.wait(PATIENCE)
         model.executor.during = during
         try:
             execution.run()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 
 from nnburst.burst import ExecutionBurstController, ExecutionBurstServer
 from nnburst.devices import Buffer, Plan, ReferencePreparedModel, create_device
@@ -145,7 +146,7 @@ def test_buffer_that_is_closed_during_a_run_is_freed_after_it(rig: Rig) -> None:
     def held(run: Any) -> Any:
         def hold() -> Any:
             running.set()
-            assert closed.wait(30)
+            assert closed.wait(PATIENCE)
             return run()
 
         return hold
@@ -154,11 +155,11 @@ def test_buffer_that_is_closed_during_a_run_is_freed_after_it(rig: Rig) -> None:
     bytes_of_it = storage(rig.buffers[1])
     client = threading.Thread(target=rig.turns[0].run)
     client.start()
-    assert running.wait(30)
+    assert running.wait(PATIENCE)
     rig.buffers[1].close()
     assert bytes_of_it() is not None
     closed.set()
-    client.join(30)
+    client.join(PATIENCE)
     assert not client.is_alive()
     with pytest.raises(NNBurstError):
         rig.turns[0].run()  # answered after the listener has freed what was closed
@@ -297,7 +298,7 @@ def test_forked_child_has_the_buffers_that_were_in_use(rig: Rig) -> None:
     def held(run: Any) -> Any:
         def hold() -> Any:
             running.set()
-            assert forked.wait(30)
+            assert forked.wait(PATIENCE)
             return run()
 
         return hold
@@ -305,7 +306,7 @@ def test_forked_child_has_the_buffers_that_were_in_use(rig: Rig) -> None:
     plans[:] = [held(plan) for plan in plans]
     client = threading.Thread(target=rig.turns[0].run)  # reads the first, writes the second
     client.start()
-    assert running.wait(30)
+    assert running.wait(PATIENCE)
     pid = os.fork()
     if not pid:
         code = 1
@@ -321,6 +322,6 @@ def test_forked_child_has_the_buffers_that_were_in_use(rig: Rig) -> None:
             os._exit(code)
     _, status = os.waitpid(pid, 0)
     forked.set()
-    client.join(30)
+    client.join(PATIENCE)
     assert status == 0
     assert (rig.read(1) == 2 * 4.0**2).all()

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from cache_support import DATA, FINGERPRINT, MODEL, TOKEN, Rig, contents
 from msgspec.structs import replace
+from patience import PATIENCE
 
 from nnburst.cache import CacheReason, CacheRejected, TrustStore, _device_cache, _sealed_copy, place_of
 from nnburst.cache._trust_store import EntryRecord
@@ -130,7 +131,7 @@ def test_THR_07_services_that_find_damage_together_share_one_new_store(state: Pa
     both = threading.Barrier(4)
 
     def open_it() -> None:
-        both.wait(30)
+        both.wait(PATIENCE)
         stores.append(TrustStore(state))
 
     threads = [threading.Thread(target=open_it) for _ in range(4)]
@@ -326,15 +327,15 @@ def test_forked_child_does_not_wait_for_a_thread_of_its_parent(tmp_path: Path, m
 
     def epoch() -> bytes:
         opening.set()
-        go_on.wait(30)
+        go_on.wait(PATIENCE)
         return bytes(32)
 
     thread = threading.Thread(target=lambda: DeviceCacheHome("test-slow", epoch, 1, 1).get())
     thread.start()
-    opening.wait(30)
+    opening.wait(PATIENCE)
     child = os.fork()
     if not child:
-        signal.alarm(20)
+        signal.alarm(int(PATIENCE))
         DeviceCacheHome("test-child", lambda: bytes(32), 1, 1).get()
         os._exit(0)
     status = os.waitpid(child, 0)[1]

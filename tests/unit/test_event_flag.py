@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 
 from nnburst.errors import BadState, InvalidArgument, MissedDeadline
 from nnburst.fmq import EventFlag, MessageQueue
@@ -91,8 +92,8 @@ def test_one_round_comes_back_after_a_signal_and_retry_does_not(flag: EventFlag)
     previous = signal.signal(signal.SIGALRM, tick)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
-        assert flag.wait(1, 30, retry=False) == 0
-        assert flag.wait(1, 30, retry=True) == 1
+        assert flag.wait(1, PATIENCE, retry=False) == 0
+        assert flag.wait(1, PATIENCE, retry=True) == 1
         assert len(ticks) >= 5
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -101,7 +102,7 @@ def test_one_round_comes_back_after_a_signal_and_retry_does_not(flag: EventFlag)
 
 def test_each_of_two_waiters_gets_its_bit(flag: EventFlag) -> None:
     got: dict[int, int] = {}
-    threads = [threading.Thread(target=lambda b=bit: got.update({b: flag.wait(b, 30)})) for bit in (1, 2)]
+    threads = [threading.Thread(target=lambda b=bit: got.update({b: flag.wait(b, PATIENCE)})) for bit in (1, 2)]
     for thread in threads:
         thread.start()
     flag.wake(2)
@@ -114,7 +115,7 @@ def test_each_of_two_waiters_gets_its_bit(flag: EventFlag) -> None:
 
 def test_two_waiters_on_one_bit_consume_it_once_each(flag: EventFlag, word: np.ndarray) -> None:
     got: list[int] = []
-    threads = [threading.Thread(target=lambda: got.append(flag.wait(1, 30))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: got.append(flag.wait(1, PATIENCE))) for _ in range(2)]
     for thread in threads:
         thread.start()
     flag.wake(1)

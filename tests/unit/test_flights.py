@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 from service_support import in_process, stopped
 from small_models import relu
 
@@ -27,7 +28,6 @@ from nnburst.runtime._pipeline import Pipeline
 from nnburst.service import _protocol
 from nnburst.watch import find_services, look
 
-PATIENCE = 20.0
 FUNCTIONS = """
 import time
 from nnburst.devices.function import Tensor, declare

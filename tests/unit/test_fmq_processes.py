@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 
 from nnburst.errors import BadState, GeneralFailure
 from nnburst.fmq import MessageQueue, MQDescriptor
 
 METHODS = ("fork", "spawn", "forkserver")
-TIMEOUT = 30.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,7 +41,7 @@ def child(context: Any, target: Any, *args: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        process.join(TIMEOUT)
+        process.join(PATIENCE)
         alive = process.is_alive()
         if alive:
             process.kill()
@@ -57,11 +57,11 @@ def echo_attached(requests: MQDescriptor, results: MQDescriptor) -> None:
         incoming = MessageQueue.attach(requests)
         outgoing = MessageQueue.attach(results)
     with incoming, outgoing:
-        outgoing.write_blocking(incoming.read_blocking(3, TIMEOUT), TIMEOUT)
+        outgoing.write_blocking(incoming.read_blocking(3, PATIENCE), PATIENCE)
 
 
 def echo_inherited(incoming: MessageQueue, outgoing: MessageQueue) -> None:
-    outgoing.write_blocking(incoming.read_blocking(3, TIMEOUT), TIMEOUT)
+    outgoing.write_blocking(incoming.read_blocking(3, PATIENCE), PATIENCE)
 
 
 @pytest.mark.parametrize("flavour", ["descriptors", "queues"])
@@ -71,12 +71,12 @@ def test_child_of_every_start_method_echoes(context: Any, flavour: str) -> None:
     with MessageQueue(element, 16) as requests, MessageQueue(element, 16) as results:
         if flavour == "descriptors":
             with requests.descriptor as a, results.descriptor as b, child(context, echo_attached, a, b):
-                requests.write_blocking(data, TIMEOUT)
-                assert (results.read_blocking(3, TIMEOUT) == data).all()
+                requests.write_blocking(data, PATIENCE)
+                assert (results.read_blocking(3, PATIENCE) == data).all()
         else:
             with child(context, echo_inherited, requests, results):
-                requests.write_blocking(data, TIMEOUT)
-                assert (results.read_blocking(3, TIMEOUT) == data).all()
+                requests.write_blocking(data, PATIENCE)
+                assert (results.read_blocking(3, PATIENCE) == data).all()
 
 
 def test_closed_descriptor_and_queue_cannot_be_pickled() -> None:

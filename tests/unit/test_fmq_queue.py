@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 
 from nnburst._core._nnburst import lib
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline
@@ -147,7 +148,7 @@ def test_close_ends_a_wait_in_another_thread() -> None:
     thread.start()
     waiting.wait()
     queue.close()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert len(caught) == 1
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from patience import PATIENCE
 
 from nnburst._core import _file_system
 from nnburst._core._file_system import REMOTE_FILES, check_file_system
@@ -479,7 +480,7 @@ def test_pool_reaches_multiprocessing_children(method: str) -> None:
     with Memory.ashmem(16) as memory:
         process = multiprocessing.get_context(method).Process(target=_increment, args=(memory,))
         process.start()
-        process.join(30)
+        process.join(PATIENCE)
         assert process.exitcode == 0
         process.close()
         assert memory.array("i4", (4,)).tolist() == [1] * 4

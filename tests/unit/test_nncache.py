@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from nnburst.blobs import NNCache, _nncache
-
-PATIENCE = 30.0
 
 
 def opened(path: Path) -> NNCache:
@@ -50,7 +49,10 @@ def test_what_is_left_is_saved_when_the_process_ends(tmp_path: Path, made: str) 
         del cache
     """.replace("\n        ", "\n")
     subprocess.run(
-        [sys.executable, "-c", script], check=True, timeout=60, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}
+        [sys.executable, "-c", script],
+        check=True,
+        timeout=2 * PATIENCE,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
     )
     assert (tmp_path / "blobs").exists()
     if "build" in made:
