@@ -34,3 +34,10 @@ void nnb_bell_ring(int fd)
     /* Full: it is readable already. Gone, or no socket at all: its owner's loss. */
     (void)!send(fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
+
+void nnb_bell_hush(int fd)
+{
+    char bytes[64];
+    while (recv(fd, bytes, sizeof(bytes), MSG_DONTWAIT) == sizeof(bytes))
+        ;
+}

@@ -47,19 +47,19 @@ void nnb_channel_fini(nnb_channel *ch)
 
 /* ---- sending -------------------------------------------------------------------------------------------------- */
 
-/* The receiver sleeps, or is about to: in the kernel, or in an event loop that watches the bell. */
+/* The receiver sleeps, or is about to: in the kernel, or in an event loop that watches the bell. AWAITED says which: it is
+ * changed before NOT_EMPTY is cleared, in the same word. */
 static void rouse(nnb_channel *ch)
 {
-    uint32_t *word = ch->mq->event;
     uint64_t began = ch->is_listeners ? nnb_now_ns() : 0;
-    if (nnb_event_wake(word, NNB_EVENT_NOT_EMPTY) != 1)
+    int rc = nnb_event_wake_unless(ch->mq->event, NNB_EVENT_NOT_EMPTY, ch->bell < 0 ? 0 : NNB_EVENT_AWAITED);
+    if (rc <= 0)
         return;
+    if (rc == NNB_MARKED)
+        nnb_bell_ring(ch->bell);
     if (began)
         nnb_note_wake(began);
     nnb_count(ch->counters, NNB_WAKES, 1);
-    /* It was set before NOT_EMPTY was cleared, in the same word. */
-    if (ch->bell >= 0 && nnb_load32_relaxed((nnb_a32 *)word) & NNB_EVENT_AWAITED)
-        nnb_bell_ring(ch->bell);
 }
 
 int nnb_channel_send(nnb_channel *ch, const uint8_t *packet, uint32_t n)
@@ -152,9 +152,11 @@ int nnb_channel_try(nnb_channel *ch, uint8_t *packet, uint32_t spins)
 }
 
 /* Polls until the window, the slice or the deadline ends. -EAGAIN: the window is over. */
-static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
+static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, uint64_t slice)
 {
-    uint64_t now = nnb_now_ns(), slice = now + NNB_SLICE_NS;
+    uint64_t now = nnb_now_ns();
+    if (!slice)
+        slice = now + NNB_SLICE_NS;
     if (!ch->poll_until)
         ch->poll_until = now + nnb_window(ch->window_ns * ch->windows, ch->fruitless);
     for (;;) {
@@ -173,10 +175,10 @@ static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
     }
 }
 
-int nnb_channel_look(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
+int nnb_channel_look(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, uint64_t until_ns)
 {
     if (nnb_channel_polls(ch) && !ch->waiting) {
-        int rc = poll_window(ch, packet, deadline_ns);
+        int rc = poll_window(ch, packet, deadline_ns, until_ns);
         if (rc != -EAGAIN)
             return rc;
         ch->fruitless++;
@@ -189,7 +191,7 @@ int nnb_channel_look(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
 
 int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
 {
-    int rc = nnb_channel_look(ch, packet, deadline_ns);
+    int rc = nnb_channel_look(ch, packet, deadline_ns, 0);
     if (rc != -EAGAIN)
         return rc;
     for (int round = 0; round < FRUITLESS_ROUNDS; round++) {
@@ -210,14 +212,19 @@ int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
 
 int nnb_channel_arm(nnb_channel *ch)
 {
+    ch->armed = 1;
     nnb_event_expect(ch->mq->event, NNB_EVENT_NOT_EMPTY, NNB_EVENT_AWAITED);
     nnb_count(ch->counters, NNB_SLEEPS, 1);
     return nnb_mq_poll(ch->mq) != 0 || nnb_load32_relaxed(&ch->hung_up);
 }
 
-void nnb_channel_disarm(nnb_channel *ch)
+int nnb_channel_disarm(nnb_channel *ch)
 {
+    if (!ch->armed)
+        return 0;
+    ch->armed = 0;
     nnb_event_mark(ch->mq->event, NNB_EVENT_AWAITED, 0);
+    return 1;
 }
 
 int nnb_channel_drain(nnb_channel *ch)

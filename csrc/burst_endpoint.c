@@ -15,8 +15,8 @@
  *
  * Who waits: the caller of a run holds the client until its own answer is there, and takes those before it on the way.
  * An execution that was detached has no caller; nnb_client_land tells which has landed, and nnb_client_arm lets the
- * service ring a bell, a socket that an event loop watches. A holder rings it when it leaves, if it kept one of these
- * functions out.
+ * service ring a bell, a socket that an event loop watches. A holder that is going to sleep has itself woken instead, and
+ * rings the bell when it leaves; so it does if it kept one of these functions out.
  *
  * An execution may have two requests that take turns: each run that ends with NONE passes the turn to the other one,
  * before another thread may run it. So state that a run leaves in one buffer is read there by the next.
@@ -59,6 +59,7 @@ struct nnb_client {
     nnb_a64 owner;  /* thread whose run is waited for; 0: none */
     nnb_a32 closed; /* changed by the holder */
     int is_long, pipelined;
+    int tells; /* the holder rings the bell when it leaves: the service does not */
     int bell;                  /* rung for our own event loop; -1: none */
     nnb_a32 flights;           /* executions that were started, are not waited for, and whose end was not told */
     uint32_t late;             /* records that were given up */
@@ -173,8 +174,9 @@ static int leave(nnb_client *c, int rc)
         nnb_store_release(&c->busy, 0);
         return rc;
     }
-    c->is_long = 0;
-    if (nnb_swap_release(&c->busy, 0) & WANTED)
+    int tells = c->tells;
+    c->is_long = c->tells = 0;
+    if (nnb_swap_release(&c->busy, 0) & WANTED || tells)
         ring_own(c);
     return rc;
 }
@@ -748,14 +750,15 @@ int nnb_execution_begin(nnb_execution *e)
     return rc < 0 ? rc : glance(e);
 }
 
-static int receive(nnb_execution *e, int (*how)(nnb_channel *, uint8_t *, uint64_t))
+/* Sleeps, or looks until that moment. */
+static int receive(nnb_execution *e, int sleeps, uint64_t until_ns)
 {
     nnb_client *c = e->client;
-    if (!holds(e))
-        return -EINVAL;
     int rc;
     while ((rc = outcome(e)) == -EAGAIN) {
-        rc = settle(c, how(&c->result, c->packet, nnb_execution_deadline(e)));
+        uint64_t deadline_ns = nnb_execution_deadline(e);
+        rc = settle(c, sleeps ? nnb_channel_wait(&c->result, c->packet, deadline_ns)
+                              : nnb_channel_look(&c->result, c->packet, deadline_ns, until_ns));
         if (rc == -EAGAIN || rc == -ERESTART)
             return rc;
         if (rc < 0)
@@ -766,11 +769,14 @@ static int receive(nnb_execution *e, int (*how)(nnb_channel *, uint8_t *, uint64
 
 int nnb_execution_resume(nnb_execution *e)
 {
+    nnb_client *c = e->client;
     if (!holds(e))
         return -EINVAL;
-    note_slow(e->client);
-    e->client->result.windows = e->windows;
-    return receive(e, nnb_channel_wait);
+    note_slow(c);
+    c->result.windows = e->windows;
+    if (nnb_channel_disarm(&c->result) && nnb_load32_relaxed(&c->flights))
+        c->tells = 1;
+    return receive(e, 1, 0);
 }
 
 int nnb_execution_run(nnb_execution *e)
@@ -806,40 +812,53 @@ int nnb_execution_advance(nnb_execution *started, nnb_execution *awaited)
 
 /* ---- runs that are not waited for ------------------------------------------------------------------------------- */
 
-static int detach(nnb_execution *e, uint64_t tag)
+static int detach(nnb_execution *e, uint64_t tag, int rc)
 {
     e->tag = tag;
     fly(e);
     note_slow(e->client);
-    return leave(e->client, -EAGAIN);
+    return leave(e->client, rc);
 }
 
-int nnb_execution_look(nnb_execution *e)
+int nnb_execution_look(nnb_execution *e, uint64_t tag, uint64_t until_ns)
 {
-    if (holds(e))
-        e->client->result.windows = 1; /* an event loop waits for no more than one */
-    return receive(e, nnb_channel_look);
+    if (!holds(e) || !tag)
+        return -EINVAL;
+    e->client->result.windows = 1; /* an event loop waits for no more than one */
+    int rc = receive(e, 0, until_ns);
+    return rc == -EAGAIN || rc == -ERESTART ? detach(e, tag, rc) : rc;
 }
 
-int nnb_execution_detach(nnb_execution *e, uint64_t tag)
+int nnb_execution_launch(nnb_execution *e, uint64_t tag, uint64_t until_ns)
 {
-    return holds(e) && tag ? detach(e, tag) : -EINVAL;
-}
-
-int nnb_execution_launch(nnb_execution *e, uint64_t tag, int look)
-{
-    nnb_client *c = e->client;
     int rc = tag ? claim(e, 1) : -EINVAL;
     if (rc < 0)
         return rc;
     if ((rc = begin(e)) < 0)
-        return leave(c, rc);
-    if (!look)
-        return detach(e, tag);
+        return leave(e->client, rc);
+    if (!until_ns || nnb_now_ns() >= until_ns)
+        return detach(e, tag, until_ns ? -ERESTART : -EAGAIN);
     wait_for(e);
-    if ((rc = glance(e)) == -EAGAIN)
-        rc = nnb_execution_look(e);
-    return rc == -EAGAIN || rc == -ERESTART ? detach(e, tag) : rc;
+    rc = glance(e);
+    return rc == -EAGAIN ? nnb_execution_look(e, tag, until_ns) : rc;
+}
+
+int nnb_execution_regain(nnb_execution *e, uint64_t tag)
+{
+    int rc = claim(e, 0);
+    if (rc < 0)
+        return rc;
+    if (e->stage != SENT || e->tag != tag || is_closed(e->client))
+        return leave(e->client, -EINVAL);
+    e->tag = 0;
+    wait_for(e);
+    return glance(e);
+}
+
+int nnb_execution_watch(nnb_execution *e, uint64_t tag, uint64_t until_ns)
+{
+    int rc = nnb_execution_regain(e, tag);
+    return rc == -EAGAIN ? nnb_execution_look(e, tag, until_ns) : rc;
 }
 
 int nnb_execution_flies(const nnb_execution *e) { return (int)nnb_load32_relaxed(&e->flies); }
@@ -882,13 +901,4 @@ int nnb_client_arm(nnb_client *c)
     if (rc < 0)
         return rc;
     return leave(c, is_closed(c) || c->landed || nnb_channel_arm(&c->result));
-}
-
-void nnb_client_disarm(nnb_client *c)
-{
-    if (enter(c, NULL, 1) < 0)
-        return;
-    if (!is_closed(c))
-        nnb_channel_disarm(&c->result);
-    leave(c, 0);
 }

@@ -46,9 +46,11 @@ static uint32_t consume(uint32_t *word, uint32_t mask)
 void nnb_event_mark(uint32_t *word, uint32_t mark, int on)
 {
     uint32_t old;
-    do
+    do {
         old = nnb_load32_relaxed((nnb_a32 *)word);
-    while (!nnb_cas32_relaxed((nnb_a32 *)word, old, on ? old | mark : old & ~mark));
+        if (((old & mark) != 0) == on)
+            return;
+    } while (!nnb_cas32_relaxed((nnb_a32 *)word, old, on ? old | mark : old & ~mark));
 }
 
 void nnb_event_expect(uint32_t *word, uint32_t mask, uint32_t mark)
@@ -57,16 +59,19 @@ void nnb_event_expect(uint32_t *word, uint32_t mask, uint32_t mark)
     consume(word, mask);
 }
 
-int nnb_event_wake(uint32_t *word, uint32_t mask)
+int nnb_event_wake_unless(uint32_t *word, uint32_t mask, uint32_t mark)
 {
-    if (!word)
-        return -EINVAL;
-    if (!mask)
-        return 0;
     uint32_t old = nnb_or32_release((nnb_a32 *)word, mask); /* SYNC POINT: wake <-> consume */
     if ((old & mask) == mask)
         return 0; /* all were pending: their waiters have not slept since */
+    if (old & mark)
+        return NNB_MARKED;
     return futex(word, FUTEX_WAKE_BITSET, INT_MAX, NULL, mask) < 0 ? -errno : 1;
+}
+
+int nnb_event_wake(uint32_t *word, uint32_t mask)
+{
+    return !word ? -EINVAL : mask ? nnb_event_wake_unless(word, mask, 0) : 0;
 }
 
 int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns)

@@ -7,7 +7,7 @@
 
 #include "nnb_internal.h"
 
-#define NNB_EVENT_AWAITED 0x4u        /* the reader sleeps in an event loop: ring its bell */
+#define NNB_EVENT_AWAITED 0x4u        /* the reader sleeps in an event loop, not here: ring its bell */
 #define NNB_EVENT_HANG_UP 0x80000000u /* wakes our own waiters; the private flag says whether it is true */
 
 typedef struct nnb_channel {
@@ -17,6 +17,7 @@ typedef struct nnb_channel {
     uint64_t poll_until; /* end of the window that is running, 0: none began since the last packet */
     uint32_t fruitless;  /* windows in a row that ended without a packet */
     int waiting;         /* the window is over: the packet that comes was not found by polling */
+    int armed;           /* AWAITED is set */
     uint64_t verified;   /* datums after the head that were found to be whole packets */
     int size_at;         /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
     uint64_t deadlines;  /* how many were set since they were wiped */
@@ -47,12 +48,15 @@ void nnb_channel_notify_not_full(nnb_channel *ch);
 int nnb_channel_try(nnb_channel *ch, uint8_t *packet, uint32_t spins);
 int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns);
 
-/* The polling of nnb_channel_wait alone; -EAGAIN: the window is over, or it is not worth it. */
-int nnb_channel_look(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns);
+/* The polling of nnb_channel_wait alone; -EAGAIN: the window is over, or it is not worth it; -ERESTART: it goes on, but
+ * that moment has come (0: the end of a slice). */
+int nnb_channel_look(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, uint64_t until_ns);
 
-/* Lets the sender ring the bell for the next packet. 1: do not wait for that, there is something to see already. */
+/* Lets the sender ring the bell for the next packet. 1: do not wait for that, there is something to see already. It stays
+ * so, and is of no account while packets are found by polling, until it is disarmed, as it must be before
+ * nnb_channel_wait. That returns whether it was armed. */
 int nnb_channel_arm(nnb_channel *ch);
-void nnb_channel_disarm(nnb_channel *ch);
+int nnb_channel_disarm(nnb_channel *ch);
 
 /* Throws away whatever is in the ring. Returns datums or -EBADMSG. */
 int nnb_channel_drain(nnb_channel *ch);

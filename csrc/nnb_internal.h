@@ -34,7 +34,10 @@ static inline void nnb_count(uint64_t *counters, uint32_t which, uint64_t n)
 /* event_flag.c: the first half of a wait that goes on elsewhere. Sets a mark for the side that wakes, and takes the pending
  * bits; what is looked at next was published before, or its sender finds both. */
 void nnb_event_expect(uint32_t *word, uint32_t mask, uint32_t mark);
-void nnb_event_mark(uint32_t *word, uint32_t mark, int on);
+void nnb_event_mark(uint32_t *word, uint32_t mark, int on); /* on: 1 or 0 */
+#define NNB_MARKED 2
+/* As nnb_event_wake, but if the mark is set it wakes none and returns NNB_MARKED. */
+int nnb_event_wake_unless(uint32_t *word, uint32_t mask, uint32_t mark);
 
 /* bell.c: makes a socket readable; never waits, whatever the other end has done to it. */
 void nnb_bell_ring(int fd);

@@ -389,9 +389,6 @@ int nnb_execution_start(nnb_execution *e);
 int nnb_execution_try(nnb_execution *e, uint32_t spins);
 /* Start, and look for as long as an interpreter lock may be kept. -EAGAIN: go on with nnb_execution_resume. */
 int nnb_execution_begin(nnb_execution *e);
-/* Polls for the rest of the window. -EAGAIN: the window is over; -ERESTART: as above. */
-int nnb_execution_look(nnb_execution *e);
-
 /* Several in flight. What does not fit beside the others waits in this end, in order.
  *
  * `n` is how many datums the answer may have (default: as many as the channel, so that nothing else is in flight). */
@@ -401,12 +398,16 @@ void nnb_execution_set_windows(nnb_execution *e, uint32_t n);
 /* Starts the one (NULL: none) and waits for the other, which was started so before; 0 at once if it was not.
  * -EALREADY: `started` is in flight; -EAGAIN: go on with nnb_execution_resume(awaited); or as nnb_execution_run. */
 int nnb_execution_advance(nnb_execution *started, nnb_execution *awaited);
-/* Without a caller that waits: detach lets go of one that was begun, launch starts one and does so; with `look` it
- * polls for a window before. nnb_client_land will tell `tag`, which is not 0. -EAGAIN: it is in flight; -EBUSY: not
- * started, another thread waits for an answer: the bell will ring when that is over; -EALREADY: it is in flight
- * already; or as nnb_execution_run. */
-int nnb_execution_launch(nnb_execution *e, uint64_t tag, int look);
-int nnb_execution_detach(nnb_execution *e, uint64_t tag);
+/* Starts one without a caller that waits, after polling for a window, until that moment of CLOCK_MONOTONIC at the latest
+ * (0: not at all). nnb_client_land will tell `tag`, which is not 0. -EAGAIN: it is in flight; -ERESTART: it is, but the
+ * moment has come before the window was over; -EBUSY: not started, another thread waits for an answer: the bell will ring
+ * when that is over; -EALREADY: it is in flight already; or as nnb_execution_run. */
+int nnb_execution_launch(nnb_execution *e, uint64_t tag, uint64_t until_ns);
+/* Goes on polling for one that is in flight. -EINVAL: it is not, with this tag, or has landed; or as launch. */
+int nnb_execution_watch(nnb_execution *e, uint64_t tag, uint64_t until_ns);
+/* Their steps: begin, or regain, which looks as that does; then, if that said -EAGAIN, look. */
+int nnb_execution_regain(nnb_execution *e, uint64_t tag);
+int nnb_execution_look(nnb_execution *e, uint64_t tag, uint64_t until_ns);
 /* Whether it was started, and its end was not told. */
 int nnb_execution_flies(const nnb_execution *e);
 /* Takes back a launched one that was not sent yet, or any if the burst is over: it will not land. -EALREADY: too late;
@@ -414,10 +415,10 @@ int nnb_execution_flies(const nnb_execution *e);
 int nnb_execution_withdraw(nnb_execution *e);
 /* The tag of one that has landed (its status is below); -EAGAIN: none has; -EBUSY: as launch. */
 int64_t nnb_client_land(nnb_client *c);
-/* From now on the bell rings at the next answer. 1: land first; -EBUSY: as launch. */
+/* The bell rings at the next answer that is not found by polling. 1: land first; -EBUSY: as launch. */
 int nnb_client_arm(nnb_client *c);
-/* It need not ring any more. */
-void nnb_client_disarm(nnb_client *c);
+/* Takes all rings out of a bell's other end; never waits. */
+void nnb_bell_hush(int fd);
 /* How the last run ended: the status of its result, or a negative errno if it could not be sent. */
 int nnb_execution_status(const nnb_execution *e);
 /* The result of the last run, valid until the next; status -1 if none came through the channel. */

@@ -96,16 +96,27 @@ static int nnb_py_execution_run(nnb_execution *e)
 }
 #define nnb_execution_run nnb_py_execution_run
 
-/* The look of an event loop: its other tasks wait for the window at most, other threads only for the first spins. */
-static int nnb_py_execution_launch(nnb_execution *e, uint64_t tag, int look)
+/* The look of an event loop: its other tasks wait until that moment at most, other threads only for the first spins. */
+static int nnb_py_execution_look(nnb_execution *e, uint64_t tag, uint64_t until_ns, int rc)
 {
-    int rc = look ? nnb_execution_begin(e) : nnb_execution_launch(e, tag, 0);
-    if (!look || rc != -EAGAIN)
-        return rc;
-    NNB_WITHOUT_GIL(rc, nnb_execution_look(e));
-    return rc == -EAGAIN || rc == -ERESTART ? nnb_execution_detach(e, tag) : rc;
+    if (rc == -EAGAIN)
+        NNB_WITHOUT_GIL(rc, nnb_execution_look(e, tag, until_ns));
+    return rc;
+}
+
+static int nnb_py_execution_launch(nnb_execution *e, uint64_t tag, uint64_t until_ns)
+{
+    if (until_ns <= nnb_now_ns())
+        return nnb_execution_launch(e, tag, until_ns);
+    return nnb_py_execution_look(e, tag, until_ns, nnb_execution_begin(e));
 }
 #define nnb_execution_launch nnb_py_execution_launch
+
+static int nnb_py_execution_watch(nnb_execution *e, uint64_t tag, uint64_t until_ns)
+{
+    return nnb_py_execution_look(e, tag, until_ns, nnb_execution_regain(e, tag));
+}
+#define nnb_execution_watch nnb_py_execution_watch
 
 static int nnb_py_execution_advance(nnb_execution *started, nnb_execution *awaited)
 {

@@ -132,11 +132,12 @@ class ExecutionBurstController(OneProcess):
             context = prepared_model.configure_execution_burst(slots, request, result, polling_window)
             try:
                 # The server has attached and emptied the queues; only from now on may anything be written.
-                endpoint = _open_client(request, result, window_ns(polling_window, context.cpus))
+                window = window_ns(polling_window, context.cpus)
+                endpoint = _open_client(request, result, window)
                 flights = None
                 if context.pipelined:
                     lib.nnb_client_set_pipelined(endpoint, system(os.dup, bell.rung.fds[0]))
-                    flights = Flights(endpoint, bell.watched)
+                    flights = Flights(endpoint, bell.watched, polls=window > 0)
             except BaseException:
                 context.close()
                 raise
@@ -444,7 +445,7 @@ def _not_bound(pointer: object) -> int:
 class BoundRequest(OneProcess):
     """A request that is bound to a burst; `run` as often as you like. Made by `ExecutionBurstController.bind`."""
 
-    __slots__ = ("_burst", "_elsewhere", "_measure", "_pointer", "_run", "_timeout", "requests")
+    __slots__ = ("_burst", "_elsewhere", "_measure", "_pointer", "_run", "_timeout", "concluding", "requests")
 
     def __init__(self) -> None:
         """Bound to nothing yet; see `bind_to`."""
@@ -454,6 +455,7 @@ class BoundRequest(OneProcess):
         self._elsewhere: ExecutionResult | None = None  # of the last run, if that did not go through the channel
         self._timeout: float | None = None
         self._measure = False
+        self.concluding = False  # a thread looks at what a run came to, see `runtime._async`
         self.requests: tuple[Request, ...] = ()
 
     def bind_to(
@@ -532,8 +534,8 @@ class BoundRequest(OneProcess):
             lib.nnb_execution_abandon(self._pointer)
             raise
 
-    def start(self, *, look: bool = False) -> Flight:
-        """Start a run that is not waited for here; `look` as for `Flights.start`. `conclude` tells how it ended.
+    def start(self, *, look_until: int = 0) -> Flight:
+        """Start a run that is not waited for here; `look_until` as for `Flights.start`. `conclude` tells how it ended.
 
         Raises:
             BadState: It is closed, or not bound to a burst.
@@ -541,7 +543,7 @@ class BoundRequest(OneProcess):
         """
         if self._run is not lib.nnb_execution_run:
             self._run(self._pointer)
-        while (flight := self.flights.start(self, look=look)).status == _LEFT:
+        while (flight := self.flights.start(self, look_until=look_until)).status == _LEFT:
             pass  # another thread has moved it to another burst
         return flight
 
@@ -736,6 +738,13 @@ class BoundRequest(OneProcess):
     def timeout(self, seconds: float | None) -> None:
         self._timeout = seconds = checked_timeout(seconds)
         self._limit(seconds)
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds until the run that was started last has to end; None: it need not."""
+        if self._timeout is None:
+            return None
+        return _seconds_until(lib.nnb_execution_deadline(self._pointer) / 1e9)
 
     def _limit(self, seconds: float | None) -> None:
         if self._burst is not None:

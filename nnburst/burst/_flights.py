@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -28,7 +27,9 @@ if TYPE_CHECKING:
 _AGAIN = -errno.EAGAIN
 _BUSY = -errno.EBUSY
 _DIED = -errno.EPIPE
+_NOT_FLYING = -errno.EINVAL
 _CLOSED = -errno.ESHUTDOWN
+_RESTART = -errno.ERESTART
 
 
 class Bell:
@@ -47,14 +48,16 @@ class Flight:
         request: Kept alive until it lands, for the service writes to its outputs.
         status: None until it has landed; then the status of its result, or the negative errno that `BoundRequest.run`
             would have had.
+        may_look: Whether polling for it was cut short: `Flights.look` goes on.
     """
 
-    __slots__ = ("_then", "request", "status", "tag")
+    __slots__ = ("_then", "may_look", "request", "status", "tag")
 
     def __init__(self, request: BoundRequest, tag: int) -> None:
         self.request = request
         self.tag = tag
         self.status: int | None = None
+        self.may_look = False
         self._then: Callable[[Flight], None] | None = None
 
     def when_landed(self, then: Callable[[Flight], None]) -> None:
@@ -74,11 +77,16 @@ class Flight:
 
 
 class Flights:
-    """The started executions of one burst. Any thread."""
+    """The started executions of one burst. Any thread.
 
-    def __init__(self, endpoint: CData, watched: FdSet) -> None:
+    Attributes:
+        polls: Whether it is worth looking for an answer, as the burst has a polling window.
+    """
+
+    def __init__(self, endpoint: CData, watched: FdSet, *, polls: bool) -> None:
         self._endpoint = endpoint
         self._watched = watched
+        self.polls = polls
         self._tags = itertools.count(1)
         self._flying: dict[int, Flight] = {}
         self._alone: set[int] = set()  # tags of those that need a thread to land
@@ -115,25 +123,39 @@ class Flights:
         """
         return self._watched.fds[0]
 
-    def start(self, request: BoundRequest, *, look: bool = False) -> Flight:
-        """Start an execution. If it does not land at once, `arm` or `attend` afterwards.
+    def start(self, request: BoundRequest, *, look_until: int = 0) -> Flight:
+        """Start an execution. If it does not land at once, `look`, `arm` or `attend` afterwards.
 
         Args:
             request: Bound to this burst, and not in flight.
-            look: Whether to poll for its answer, for the polling window, if nothing else is in flight.
+            look_until: Until when to poll for its answer, for the polling window at most, if nothing else is in flight:
+                nanoseconds of CLOCK_MONOTONIC; 0: not at all.
         """
-        flight = Flight(request, next(self._tags))
-        self._flying[flight.tag] = flight
+        tag = next(self._tags)
+        flight = self._flying[tag] = Flight(request, tag)
         if self._kept_out:
             self._keep_out(flight)
             return flight
-        status = lib.nnb_execution_launch(request._pointer, flight.tag, look and len(self._flying) == 1)
-        if status == _BUSY:
+        status = lib.nnb_execution_launch(request._pointer, tag, look_until if len(self._flying) == 1 else 0)
+        if status == _RESTART:
+            flight.may_look = True
+        elif status == _BUSY:
             self._keep_out(flight)
         elif status != _AGAIN:
-            del self._flying[flight.tag]
+            del self._flying[tag]
             flight.status = status
         return flight
+
+    def look(self, flight: Flight, until: int) -> None:
+        """Go on polling for an execution that was started so, as `start` does."""
+        flight.may_look = False
+        if flight.status is not None or len(self._flying) > 1:
+            return
+        status = lib.nnb_execution_watch(flight.request._pointer, flight.tag, until)
+        if status == _RESTART:
+            flight.may_look = True
+        elif status not in (_AGAIN, _BUSY, _NOT_FLYING):
+            self._land(flight.tag, status)
 
     def _keep_out(self, flight: Flight) -> None:
         self._kept_out.append(flight)
@@ -170,12 +192,14 @@ class Flights:
 
     def _take(self) -> None:
         """Take what has landed."""
-        self._start_kept_out()
-        while (tag := lib.nnb_client_land(self._endpoint)) >= 0:
-            flight = self._flying.get(tag)
+        if self._kept_out:
+            self._start_kept_out()
+        tag, flying = _AGAIN, self._flying
+        while flying and (tag := lib.nnb_client_land(self._endpoint)) >= 0:
+            flight = flying.get(tag)
             if flight is not None:
                 self._land(tag, lib.nnb_execution_status(flight.request._pointer))
-        if tag not in (_AGAIN, _BUSY):  # the burst is over
+        if tag < 0 and tag not in (_AGAIN, _BUSY):  # the burst is over
             self._kept_out.clear()
             for left, flight in list(self._flying.items()):
                 lib.nnb_execution_withdraw(flight.request._pointer)
@@ -187,14 +211,18 @@ class Flights:
             if lib.nnb_client_arm(self._endpoint) <= 0:  # or the thread that waits in the burst will ring
                 return True
             self._take()
-        lib.nnb_client_disarm(self._endpoint)
         return False
 
-    def attend(self) -> bool:
-        """Take what has landed, after the bell has rung, and have it rung again; False if nothing is in flight."""
-        with contextlib.suppress(BlockingIOError, BadState, OSError):  # also closed, meanwhile or before
-            while len(os.read(self.fileno(), 4096)) == 4096:
-                pass
+    def attend(self, watched: int | None = None) -> bool:
+        """Take what has landed, after the bell has rung, and have it rung again; False if nothing is in flight.
+
+        Args:
+            watched: The caller's own duplicate of `fileno`, if it has one.
+        """
+        if watched is None:
+            with contextlib.suppress(BadState):  # closed, meanwhile or before
+                watched = self.fileno()
+        lib.nnb_bell_hush(-1 if watched is None else watched)
         self._take()
         return self.arm()
 

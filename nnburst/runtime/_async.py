@@ -1,9 +1,12 @@
 """Awaiting executions, in asyncio or Trio: the event loop watches the bell of each burst that is awaited.
 
-A run that is answered within the polling window does not suspend its task, but for one turn of the loop now and then:
-other tasks wait no longer than a window. A run that is cancelled is given up: one that the service has not seen is
-taken back, another lands later, and until then its arrays are in use. A thread sees to that, as the loop may end first:
-one for each burst, which goes a second after the last of them has landed.
+A run first polls for its answer, and goes on from turn to turn of the loop until its polling window is over: how long
+all runs may poll in one turn is limited, so that other tasks wait no longer than for a window. Then its task is
+suspended until the bell rings.
+
+A run that is cancelled is given up: one that the service has not seen is taken back, another lands later, and until
+then its arrays are in use. A thread sees to that, as the loop may end first: one for each burst, which goes a second
+after the last of them has landed.
 """
 
 from __future__ import annotations
@@ -29,8 +32,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LONGEST_TURN = 50e-6
-"""Seconds that runs without a wait may keep the loop from its other tasks."""
+_LONGEST_TURN = 30_000
+"""Nanoseconds that all runs together may poll in one turn of an event loop. With what a turn takes itself, its other
+tasks wait for about 50 µs.
+"""
+
+
+class Landing(Protocol):
+    """What one task waits for."""
+
+    def set(self, flight: Flight | None = None) -> None:
+        """It has happened. From any thread, perhaps twice."""
+
+    def wait(self, timeout: float | None) -> Awaitable[bool]:
+        """Wait for it; False if the time was over first."""
 
 
 class Loop(Protocol):
@@ -39,11 +54,17 @@ class Loop(Protocol):
     def attend(self, flights: Flights) -> None:
         """Watch the bell of a burst that has something in flight."""
 
-    def event(self) -> tuple[Callable[[], None], Callable[[float | None], Awaitable[bool]]]:
-        """Return what sets it, from any thread, perhaps twice, and what waits: False if the time was over first."""
+    def landing(self) -> Landing:
+        """Return one to wait for."""
 
-    def pause(self) -> Awaitable[None] | None:
-        """Let other tasks run if none has for `_LONGEST_TURN`; None: not necessary."""
+    def look_until(self) -> int:
+        """When polling in this turn of the loop has to end, on CLOCK_MONOTONIC in nanoseconds. The first one counts."""
+
+    def pause(self) -> Awaitable[None]:
+        """Let the loop go round once."""
+
+    def checkpoint(self) -> Awaitable[None] | None:
+        """What a run awaits that was answered at once; None: nothing."""
 
 
 def current_loop() -> Loop:
@@ -52,20 +73,22 @@ def current_loop() -> Loop:
     Raises:
         BadState: There is none.
     """
-    sniffio = sys.modules.get("sniffio")  # Trio has imported it
-    name = "asyncio"
-    if sniffio is not None:
+    if "trio" in sys.modules:
+        sniffio = sys.modules["sniffio"]  # Trio has imported it
         with contextlib.suppress(sniffio.AsyncLibraryNotFoundError):
-            name = sniffio.current_async_library()
-    if name == "trio":
-        return _TrioLoop()
+            if sniffio.current_async_library() == "trio":
+                return _trio_loop()
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         raise BadState("there is no event loop here; await this in asyncio or Trio, or use run()") from None
+    last = _here.last
+    if last is not None and last.loop() is loop:
+        return last
     found = _loops.get(loop)
     if found is None:
         found = _loops[loop] = _AsyncioLoop(loop)
+    _here.last = found
     return found
 
 
@@ -80,50 +103,57 @@ async def run(execution: BoundRequest, late: Callable[[], None] | None = None) -
         NNBurstError: As `BoundRequest.run`; `BadState` also if it is in flight.
     """
     loop = current_loop()
-    if execution in _concluding:
+    if execution.concluding:
         raise BadState("the execution is running: what a run came to that was given up is still being looked at")
-    flight = execution.start(look=True)
-    if flight.status is None:
-        flights = execution.flights
-        landed, wait = loop.event()
-        flight.when_landed(lambda flight: landed())
-        if flights.arm():
-            loop.attend(flights)
+    flights = execution.flights
+    flight = execution.start(look_until=loop.look_until() if flights.polls else 0)
+    if flight.status is not None:
+        checkpoint = loop.checkpoint()
+        if checkpoint is not None:
+            await checkpoint
+    else:
+        in_time = True
         try:
-            in_time = await wait(execution.timeout)
+            while flight.may_look:
+                await loop.pause()
+                flights.look(flight, loop.look_until())
+            if flight.status is None:
+                in_time = await _landed(flight, flights, loop, execution.time_left)
         except BaseException:
             _give_up(flight, flights, late)
             raise
         if not in_time:
             _give_up(flight, flights, late)
             raise MissedDeadline(f"no answer within {execution.timeout} s; a late one will be dropped")
-    else:
-        pause = loop.pause()
-        if pause is not None:
-            await pause
-    if not flight.status or flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # nothing has to be asked for
-        execution.conclude(flight.status or 0)
+    if flight.status == 0:
         return
-    _concluding.add(execution)
+    if flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # nothing has to be asked for
+        execution.conclude(flight.status)
+        return
+    execution.concluding = True
 
     def conclude() -> None:
         try:
             execution.conclude(flight.status or 0)
         finally:
-            _concluding.discard(execution)
+            execution.concluding = False
 
-    _, error = await aside(execution.flights, conclude, late)
+    _, error = await aside(flights, conclude, late)
     if error is not None:
         raise error
 
 
-_concluding: weakref.WeakSet[BoundRequest] = weakref.WeakSet()
-"""Those whose failure a thread looks at."""
+def _landed(flight: Flight, flights: Flights, loop: Loop, timeout: float | None) -> Awaitable[bool]:
+    landing = loop.landing()
+    flight.when_landed(landing.set)
+    if flights.arm():
+        loop.attend(flights)
+    return landing.wait(timeout)
 
 
 def is_busy(execution: BoundRequest) -> bool:
     """Whether a run of an execution that was given up has not come to its end."""
-    return execution.is_in_flight or execution in _concluding
+    return execution.is_in_flight or execution.concluding
 
 
 async def aside(
@@ -139,7 +169,7 @@ async def aside(
     Returns:
         What the step has returned, and raised.
     """
-    finished, wait = current_loop().event()
+    landing = current_loop().landing()
     outcome: list[tuple[T | None, BaseException | None]] = []
     awaited = [None]  # taken by the task, or by the thread
     context = contextvars.copy_context()
@@ -149,7 +179,7 @@ async def aside(
             outcome.append((context.run(step), None))
         except BaseException as error:
             outcome.append((None, error))
-        finished()
+        landing.set()
         try:
             awaited.pop()
         except IndexError:  # cancelled
@@ -158,7 +188,7 @@ async def aside(
 
     aside_of(flights).do(job)
     try:
-        await wait(None)
+        await landing.wait(None)
     except BaseException:
         try:
             awaited.pop()
@@ -188,7 +218,7 @@ async def take_lane(lanes: Lanes, timeout: float | None) -> Lane | None:
         with contextlib.suppress(IndexError):  # another thread was faster
             return lanes.idle.pop()
     loop = current_loop()
-    landed, wait = loop.event()
+    landing = loop.landing()
     offered: list[Lane] = []
     open_to_offers = [None]
 
@@ -198,13 +228,13 @@ async def take_lane(lanes: Lanes, timeout: float | None) -> Lane | None:
             open_to_offers.pop()
         except IndexError:  # given up
             return False
-        landed()
+        landing.set()
         return True
 
     taken = False
     lanes.call_soon(offer)
     try:
-        taken = await wait(timeout)
+        taken = await landing.wait(timeout)
     finally:
         if not taken:
             try:
@@ -224,74 +254,92 @@ class _AsyncioLoop:
     """A loop of asyncio: it has one reader for each burst that is awaited."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)
+        self.loop = weakref.ref(loop)
         self._thread = threading.get_ident()
         self._watched: weakref.WeakKeyDictionary[Flights, FdSet] = weakref.WeakKeyDictionary()
-        self._since = 0.0
-        self._ticking = False
+        self._turn_ends = 0  # 0: no run has polled in this turn
 
     def attend(self, flights: Flights) -> None:
-        loop = self._loop()
+        loop = self.loop()
         if loop is None or flights in self._watched or flights.closed:
             return
-        fd = self._watched[flights] = FdSet.duplicate([flights.fileno()])
-        loop.add_reader(fd.fds[0], self._rung, weakref.ref(flights), fd)
+        own = self._watched[flights] = FdSet.duplicate([flights.fileno()])
+        (fd,) = own.fds
+        loop.add_reader(fd, self._rung, weakref.ref(flights), fd, own)
 
-    def _rung(self, reference: weakref.ref[Flights], fd: FdSet) -> None:
+    def _rung(self, reference: weakref.ref[Flights], fd: int, own: FdSet) -> None:
         flights = reference()
         if flights is not None:
-            flights.attend()
+            flights.attend(fd)
             if not flights.closed:
                 return
             self._watched.pop(flights, None)
-        loop = self._loop()
+        loop = self.loop()
         if loop is not None:
-            loop.remove_reader(fd.fds[0])
-        fd.close()
+            loop.remove_reader(fd)
+        own.close()
 
-    def event(self) -> tuple[Callable[[], None], Callable[[float | None], Awaitable[bool]]]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
+    def landing(self) -> Landing:
+        loop = self.loop()
+        assert loop is not None  # it runs
+        return _AsyncioLanding(loop, self._thread)
 
-        def finish() -> None:
-            if not future.done():
-                future.set_result(True)
+    def look_until(self) -> int:
+        if not self._turn_ends:
+            loop = self.loop()
+            assert loop is not None
+            loop.call_soon(self._turn)
+            self._turn_ends = time.monotonic_ns() + _LONGEST_TURN
+        return self._turn_ends
 
-        def landed() -> None:
-            if threading.get_ident() == self._thread:
-                finish()
-            else:
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(finish)
+    def _turn(self) -> None:
+        self._turn_ends = 0
 
-        async def wait(timeout: float | None) -> bool:
-            timer = None if timeout is None else loop.call_later(timeout, self._expire, future)
-            try:
-                return await future
-            finally:
-                if timer is not None:
-                    timer.cancel()
+    def pause(self) -> Awaitable[None]:
+        return asyncio.sleep(0)
 
-        return landed, wait
-
-    @staticmethod
-    def _expire(future: asyncio.Future[bool]) -> None:
-        if not future.done():
-            future.set_result(False)
-
-    def pause(self) -> Awaitable[None] | None:
-        now = time.monotonic()
-        if self._ticking:
-            return asyncio.sleep(0) if now - self._since > _LONGEST_TURN else None
-        self._ticking, self._since = True, now
-        asyncio.get_running_loop().call_soon(self._tick)
+    def checkpoint(self) -> None:
         return None
 
-    def _tick(self) -> None:
-        self._ticking = False
+
+class _AsyncioLanding:
+    __slots__ = ("_future", "_loop", "_thread")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
+        self._loop, self._thread = loop, thread
+        self._future: asyncio.Future[bool] = loop.create_future()
+
+    def set(self, flight: Flight | None = None) -> None:
+        if threading.get_ident() == self._thread:
+            self._end(True)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._end, True)
+
+    def _end(self, in_time: bool) -> None:
+        if not self._future.done():
+            self._future.set_result(in_time)
+
+    def wait(self, timeout: float | None) -> Awaitable[bool]:
+        return self._future if timeout is None else self._within(timeout)
+
+    async def _within(self, timeout: float) -> bool:
+        timer = self._loop.call_later(timeout, self._end, False)
+        try:
+            return await self._future
+        finally:
+            timer.cancel()
 
 
 _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _AsyncioLoop] = weakref.WeakKeyDictionary()
+
+
+class _Here(threading.local):
+    last: _AsyncioLoop | None = None
+
+
+_here = _Here()
+"""The loop that has asked last in this thread: most often it asks again."""
 
 
 # ---- Trio ------------------------------------------------------------------------------------------------------------
@@ -300,48 +348,88 @@ _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _AsyncioLoop] = wea
 class _TrioLoop:
     """Trio: a system task for each burst that is awaited. Every run is a checkpoint, as Trio's own functions are."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: Any) -> None:
         import trio
 
         self._trio: Any = trio
+        self._token = weakref.ref(token)
+        self._thread = threading.get_ident()
+        self._watched: weakref.WeakSet[Flights] = weakref.WeakSet()
+        self._turn_ends = 0  # 0: no run has polled in this turn
+        self._turner: Any = None
 
     def attend(self, flights: Flights) -> None:
-        runner = self._trio.lowlevel.current_trio_token()
-        watched = _trio_watched.setdefault(runner, weakref.WeakSet())
-        if flights not in watched and not flights.closed:
-            watched.add(flights)
-            self._trio.lowlevel.spawn_system_task(self._watch, flights, watched)
+        if flights not in self._watched and not flights.closed:
+            self._watched.add(flights)
+            self._trio.lowlevel.spawn_system_task(self._watch, flights)
 
-    async def _watch(self, flights: Flights, watched: weakref.WeakSet[Flights]) -> None:
-        fd = FdSet.duplicate([flights.fileno()])
+    async def _watch(self, flights: Flights) -> None:
+        own = FdSet.duplicate([flights.fileno()])
+        (fd,) = own.fds
         try:
-            while flights.attend():
-                await self._trio.lowlevel.wait_readable(fd.fds[0])
+            while flights.attend(fd):
+                await self._trio.lowlevel.wait_readable(fd)
         finally:
-            watched.discard(flights)
-            fd.close()
+            self._watched.discard(flights)
+            own.close()
 
-    def event(self) -> tuple[Callable[[], None], Callable[[float | None], Awaitable[bool]]]:
-        event = self._trio.Event()
-        token, thread = self._trio.lowlevel.current_trio_token(), threading.get_ident()
+    def landing(self) -> Landing:
+        return _TrioLanding(self._trio, self._token(), self._thread)
 
-        def landed() -> None:
-            if threading.get_ident() == thread:
-                event.set()
+    def look_until(self) -> int:
+        if not self._turn_ends:
+            self._turn_ends = time.monotonic_ns() + _LONGEST_TURN
+            if self._turner is None:
+                self._turner = self._trio.lowlevel.spawn_system_task(self._turn)
             else:
-                with contextlib.suppress(self._trio.RunFinishedError):
-                    token.run_sync_soon(event.set)
+                self._trio.lowlevel.reschedule(self._turner)
+        return self._turn_ends
 
-        async def wait(timeout: float | None) -> bool:
-            with self._trio.move_on_after(float("inf") if timeout is None else timeout):
-                await event.wait()
-            return bool(event.is_set())
+    async def _turn(self) -> None:
+        """Has its turn after the tasks that were to run when it was woken."""
+        try:
+            while True:
+                self._turn_ends = 0
+                await self._trio.lowlevel.wait_task_rescheduled(lambda _: self._trio.lowlevel.Abort.SUCCEEDED)
+        finally:
+            self._turner = None
 
-        return landed, wait
-
-    def pause(self) -> Awaitable[None] | None:
+    def pause(self) -> Awaitable[None]:
         checkpoint: Awaitable[None] = self._trio.lowlevel.checkpoint()
         return checkpoint
 
+    def checkpoint(self) -> Awaitable[None]:
+        return self.pause()
 
-_trio_watched: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Flights]] = weakref.WeakKeyDictionary()
+
+class _TrioLanding:
+    __slots__ = ("_event", "_thread", "_token", "_trio")
+
+    def __init__(self, trio: Any, token: Any, thread: int) -> None:
+        self._trio, self._token, self._thread = trio, token, thread
+        self._event = trio.Event()
+
+    def set(self, flight: Flight | None = None) -> None:
+        if threading.get_ident() == self._thread:
+            self._event.set()
+        else:
+            with contextlib.suppress(self._trio.RunFinishedError):
+                self._token.run_sync_soon(self._event.set)
+
+    async def wait(self, timeout: float | None) -> bool:
+        with self._trio.move_on_after(float("inf") if timeout is None else timeout):
+            await self._event.wait()
+        return bool(self._event.is_set())
+
+
+def _trio_loop() -> _TrioLoop:
+    import trio
+
+    token = trio.lowlevel.current_trio_token()
+    found = _trio_loops.get(token)
+    if found is None:
+        found = _trio_loops[token] = _TrioLoop(token)
+    return found
+
+
+_trio_loops: weakref.WeakKeyDictionary[Any, _TrioLoop] = weakref.WeakKeyDictionary()

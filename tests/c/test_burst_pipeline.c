@@ -150,11 +150,32 @@ int main(void)
     CHECK_EQ(rings(), 1);
     CHECK_EQ(nnb_client_land(p.client), 2);
     CHECK_EQ(nnb_client_land(p.client), 3);
-    nnb_client_disarm(p.client);
-    CHECK_EQ(nnb_execution_launch(e[0], 1, 0), -EAGAIN);
+    CHECK_EQ(nnb_execution_launch(e[0], 1, 0), -EAGAIN); /* and not while answers are found by polling */
     serve(0);
     CHECK_EQ(rings(), -1);
     CHECK_EQ(nnb_client_land(p.client), 1);
+
+    /* a caller that sleeps is woken in place of the loop, which it tells when it leaves */
+    CHECK_EQ(nnb_execution_launch(e[0], 1, 0), -EAGAIN);
+    CHECK_EQ(nnb_client_arm(p.client), 0);
+    nnb_execution_set_timeout(e[1], 1000000);
+    CHECK_EQ(nnb_execution_advance(e[1], e[1]), -EAGAIN);
+    CHECK_EQ(nnb_execution_resume(e[1]), -ETIMEDOUT);
+    CHECK_EQ(rings(), 1);
+    serve(0);
+    CHECK_EQ(rings(), -1);
+    CHECK_EQ(nnb_client_land(p.client), 1);
+    serve(0); /* the late one */
+    CHECK_EQ(nnb_client_land(p.client), -EAGAIN);
+
+    /* one that is in flight can be looked for again */
+    CHECK_EQ(nnb_execution_launch(e[0], 1, 1), -ERESTART);
+    CHECK_EQ(nnb_execution_watch(e[0], 2, UINT64_MAX), -EINVAL);
+    CHECK_EQ(nnb_execution_watch(e[0], 1, UINT64_MAX), -EAGAIN); /* this client has no window */
+    serve(0);
+    CHECK_EQ(nnb_execution_watch(e[0], 1, UINT64_MAX), -EAGAIN);
+    CHECK_EQ(nnb_client_land(p.client), 1);
+    CHECK_EQ(nnb_execution_watch(e[0], 1, UINT64_MAX), -EINVAL);
 
     /* a hang-up rings */
     CHECK_EQ(nnb_execution_launch(e[0], 1, 0), -EAGAIN);

@@ -59,7 +59,6 @@ static void *loop(void *unused)
         }
     }
     has_landed(tag, 1);
-    nnb_client_disarm(client);
     return unused;
 }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from test_flights import FUNCTIONS, filled, relu
 
 import nnburst
+from nnburst.runtime import _async
 from nnburst.service._proxies import RemoteBurstContext
 
 PATIENCE = 20.0
@@ -129,6 +131,57 @@ def test_other_tasks_run_between_runs_that_are_answered_at_once(session: nnburst
     in_asyncio(main)
 
 
+def test_polling_ends_with_the_turn_of_the_loop_and_goes_on_in_the_next(
+    loop: Callable[[Main], Any], service: nnburst.Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_async, "_LONGEST_TURN", 1)
+    turns: list[int] = []
+
+    async def main() -> None:
+        execution = session.bind()
+        task_turns = 0
+
+        async def other() -> None:
+            nonlocal task_turns
+            while task_turns >= 0:
+                task_turns += 1
+                await sleep(0)
+
+        async with tasks(loop) as start:
+            start(other)
+            for i in range(100):
+                execution.inputs["x"][:] = i
+                await execution.arun()
+                assert int(execution.outputs["y"][0]) == i
+            turns.append(task_turns)
+            task_turns = -10
+
+    with service.session(relu(), polling_window=0.001) as session:
+        loop(main)
+    assert turns[0] >= 98  # one a run at least, but for the first
+
+
+def test_run_that_is_cancelled_between_two_looks_is_given_up(
+    loop: Callable[[Main], Any], service: nnburst.Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_async, "_LONGEST_TURN", 1)
+
+    async def main() -> None:
+        execution = session.bind()
+        execution.inputs["x"][:] = 0.3
+        await cancelled_after(0.01, execution.arun)
+        assert execution.is_in_flight
+        with pytest.raises(nnburst.BadState, match="execution is running"):
+            await execution.arun()
+        while execution.is_in_flight:
+            await sleep(0.01)
+        execution.inputs["x"][:] = 0
+        await execution.arun()
+
+    with service.session("slow", polling_window=0.01) as session:
+        loop(main)
+
+
 def test_cancelled_run_lands_before_its_arrays_are_used_again(
     loop: Callable[[Main], Any], slow: nnburst.Session
 ) -> None:
@@ -159,6 +212,19 @@ def test_run_that_was_given_up_lands_without_its_loop(loop: Callable[[Main], Any
         thread.start()
         thread.join(PATIENCE)
         assert answers, "the run waits for one that never lands"
+
+
+@contextlib.asynccontextmanager
+async def tasks(loop: Callable[[Main], Any]) -> AsyncIterator[Callable[[Main], Any]]:
+    """What starts tasks that end by themselves."""
+    if loop is in_asyncio:
+        started: list[asyncio.Task[Any]] = []
+        yield lambda main: started.append(asyncio.create_task(main()))  # type: ignore[arg-type]
+        await asyncio.gather(*started)
+    else:
+        trio = pytest.importorskip("trio")
+        async with trio.open_nursery() as nursery:
+            yield nursery.start_soon
 
 
 async def sleep(seconds: float) -> None:
