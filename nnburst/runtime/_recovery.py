@@ -99,10 +99,16 @@ class Recovery:
 
     def _begin_again(self, how: Ending) -> None:
         begin = time.monotonic()
-        cache = within(self._timeout, self._open_again)
+        cache = within(self._timeout, self._opened)
         restart = Restart(how.reason, how.signal, how.exit_status, cache, time.monotonic() - begin)
         self.restarts += (restart,)
         _log.warning("a service died (%s); after %.2f s another one runs its model", how.reason, restart.seconds)
+
+    def _opened(self) -> str:
+        try:
+            return self._open_again()
+        except DeadObject:  # what killed the service may have hit the next one, too
+            return self._open_again()
 
     def refuse(self) -> None:
         """Open nothing any more."""

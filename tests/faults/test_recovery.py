@@ -263,6 +263,27 @@ def test_service_that_does_not_come_back_is_tried_again_by_the_next_call(service
         assert session.run(None, full(1))[0].tolist() == [2] * 4
 
 
+def test_service_that_dies_while_it_comes_back_is_started_once_more(service: nnburst.Service) -> None:
+    start: Any = service._again
+    pids = []
+
+    def start_and_kill() -> Any:
+        fresh = start()
+        pids.append(fresh.pid)
+        if len(pids) == 1:
+            os.kill(fresh.pid, signal.SIGKILL)
+        return fresh
+
+    service._again = start_and_kill
+    with service.session("fragile", on_death="restart") as session:
+        service.kill()
+        while service.alive:
+            time.sleep(0.001)
+        assert session.run(None, full(1))[0].tolist() == [2] * 4
+        assert service.pid == pids[1]
+        assert len(session.restarts) == 1
+
+
 def test_model_that_comes_back_as_another_one_is_refused(service: nnburst.Service, place: Path) -> None:
     with service.session("fragile", on_death="restart") as session:
         (place / "other").touch()
