@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import numbers
+import operator
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -100,6 +101,18 @@ def is_real(value: object) -> bool:
     return isinstance(value, numbers.Real)
 
 
+def whole(value: object, what: str, unit: str = "") -> int:
+    """Return a whole number, which may be one of NumPy's.
+
+    Raises:
+        InvalidArgument: It is none; `what` says what it was for.
+    """
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgument(f"{what} is {value!r}; give a whole number{unit}") from None
+
+
 def checked_timeout(seconds: float | None) -> float | None:
     """Return `seconds` if it can limit a wait. Timeouts mean the same everywhere.
 
@@ -115,6 +128,16 @@ def checked_timeout(seconds: float | None) -> float | None:
     )
 
 
+def limit_ns(timeout: float | None) -> int:
+    """Turn seconds into nanoseconds, 0 for no limit; 0 seconds are 1.
+
+    Raises:
+        InvalidArgument: It is not a timeout (`checked_timeout`).
+    """
+    seconds = checked_timeout(timeout)
+    return 0 if seconds is None or seconds * 1e9 >= _FOREVER_NS else max(int(seconds * 1e9), 1)
+
+
 def deadline_after(timeout: float | None) -> int:
     """Turn seconds from now into what the C core takes: absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
 
@@ -123,10 +146,8 @@ def deadline_after(timeout: float | None) -> int:
     Raises:
         InvalidArgument: It is not a timeout (`checked_timeout`).
     """
-    seconds = checked_timeout(timeout)
-    if seconds is None or seconds * 1e9 >= _FOREVER_NS:
-        return 0
-    return time.monotonic_ns() + max(int(seconds * 1e9), 1) if seconds else 1
+    limit = limit_ns(timeout)
+    return time.monotonic_ns() + limit if limit and timeout else min(limit, 1)
 
 
 def header_digest() -> str:

@@ -93,7 +93,7 @@ class FdSet:
                 raise InvalidArgument(f"{fd!r} is not a file descriptor")
             try:
                 fcntl.fcntl(fd, fcntl.F_GETFD)
-            except OSError as error:
+            except (OSError, OverflowError) as error:
                 raise InvalidArgument(f"file descriptor {fd} is not open") from error
         try:
             copies._owned.extend(_owned(_flags(given), map(os.dup, given)))  # one step for an interrupt

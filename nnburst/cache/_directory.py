@@ -137,7 +137,7 @@ class Cache:
         hook: Called with the name of each step of a publication, for tests of what happens if it ends there.
 
     Raises:
-        InvalidArgument: The root cannot be a path.
+        InvalidArgument: The root cannot be a path, or `limits` is something else.
     """
 
     def __init__(
@@ -149,12 +149,16 @@ class Cache:
     ) -> None:
         self._nowhere: CacheRejected | None = None
         try:
-            place = root if root is not None and root != "" else default_cache_directory()
+            place = default_cache_directory() if root is None or (isinstance(root, str) and not root) else root
+            if isinstance(place, bool) or not isinstance(place, str | bytes | os.PathLike | int):
+                raise InvalidArgument(f"the cache directory is {type(place).__name__}; give a path or a descriptor")
             self._root = f"{_BY_DESCRIPTOR}{place}" if isinstance(place, int) else os.fsdecode(place)
         except CacheRejected as error:  # raised when something is asked of the cache
             self._root, self._nowhere = "", error
         if "\0" in self._root:
             raise InvalidArgument(f"the cache directory {self._root!r} cannot be a path: it contains a NUL")
+        if not isinstance(limits, Limits | None):
+            raise InvalidArgument(f"limits is {type(limits).__name__}; give nnburst.cache.Limits")
         self.limits = limits or Limits.from_environment()
         self.hook = hook
         self.index = Index(self._tree)

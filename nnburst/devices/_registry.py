@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,18 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
             raise InvalidArgument(f"option {part!r} of device {name!r} is not KEY=VALUE")
         options[key] = value
     return name, options
+
+
+def checked_names(devices: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the devices that a service shall have; a single one may be given as it is.
+
+    Raises:
+        InvalidArgument: There is none, or one is no name.
+    """
+    names = (devices,) if isinstance(devices, str) else tuple(devices) if isinstance(devices, Iterable) else ()
+    if not names or not all(isinstance(name, str) and name.isprintable() for name in names):
+        raise InvalidArgument(f"devices={devices!r}: give at least one device by its name, such as 'nnburst-reference'")
+    return names
 
 
 def device_names() -> tuple[str, ...]:

@@ -86,7 +86,7 @@ def allocate(size: int, backing: str | None) -> tuple[int, str]:
         InvalidArgument: The backing is unknown.
         GeneralFailure: No backing, or not this one, can give so much.
     """
-    if backing is not None and backing not in BACKINGS:
+    if backing is not None and (not isinstance(backing, str) or backing not in BACKINGS):
         raise InvalidArgument(f"backing {backing!r} is unknown; {', '.join(BACKINGS)} are the ones there are")
     reasons = []
     for name in BACKINGS if backing is None else [backing]:

@@ -102,6 +102,8 @@ def locate_mmap(mapped: mmap.mmap) -> tuple[int, int, int]:
     The mmap module keeps a duplicate of the descriptor but does not tell its number: the kernel's list of mappings
     names the object, and among our descriptors is one of the same.
     """
+    if not isinstance(mapped, mmap.mmap):
+        raise InvalidArgument(f"expected a mmap.mmap, got {type(mapped).__name__}")
     try:
         address = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
     except ValueError as error:

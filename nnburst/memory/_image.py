@@ -154,6 +154,8 @@ def check_layout(layout: ImageLayout) -> None:
     Raises:
         InvalidArgument: A number is out of range, or rows, planes or layers overlap.
     """
+    if not isinstance(layout, ImageLayout):
+        raise InvalidArgument(f"expected an ImageLayout, got {type(layout).__name__}")
     for name, length in (("width", layout.width), ("height", layout.height), ("layers", layout.layers)):
         if not 1 <= length <= _MAX_LENGTH:
             raise InvalidArgument(f"{name} of an image is {length}; 1 to {_MAX_LENGTH} are possible")
@@ -194,7 +196,7 @@ def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int =
     Raises:
         InvalidArgument: The format is unknown or a number is out of range.
     """
-    form = FORMATS.get(name)
+    form = FORMATS.get(name) if isinstance(name, str) else None
     if form is None:
         raise InvalidArgument(f"image format {name!r} is unknown; {', '.join(FORMATS)} are the formats there are")
     rough = ImageLayout(width, height, form.fourcc, ((0, 0),) * len(form.planes), layers)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 
 from msgspec import Struct
 
+from .._core._errno import whole
 from ..errors import InvalidArgument
 from ._image import ImageLayout, check_layout
 
@@ -47,7 +47,7 @@ def _check_whole(handle: MemoryHandle) -> None:
 def _check_range(handle: MemoryHandle) -> None:
     check_size(handle.size)
     check_prot(handle.prot)
-    if not 0 <= handle.offset <= _MAX_SIZE - handle.size:
+    if not 0 <= whole(handle.offset, "offset", " of bytes") <= _MAX_SIZE - handle.size:
         raise InvalidArgument(f"offset {handle.offset} is out of range")
 
 
@@ -106,10 +106,7 @@ def check_fd_count(handle: MemoryHandle, count: int) -> None:
 
 def check_size(size: int) -> int:
     """Return a size as an integer; refuse what no pool has."""
-    try:
-        length = operator.index(size)
-    except TypeError:
-        raise InvalidArgument(f"size is {size!r}; give a whole number of bytes") from None
+    length = whole(size, "size", " of bytes")
     if not 0 < length <= _MAX_SIZE:
         raise InvalidArgument(f"size is {size}; a memory pool has at least one byte")
     return length
@@ -117,6 +114,6 @@ def check_size(size: int) -> int:
 
 def check_prot(prot: int) -> int:
     """Refuse rights that do not exist."""
-    if prot & ~(PROT_READ | PROT_WRITE):
+    if whole(prot, "prot") & ~(PROT_READ | PROT_WRITE):
         raise InvalidArgument(f"prot is {prot}; PROT_READ (1) and PROT_WRITE (2) are the rights there are")
     return prot

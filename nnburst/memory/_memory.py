@@ -61,12 +61,14 @@ class Memory(Pool):
             name: For debugging; seen in ``/proc/<pid>/maps``.
 
         Raises:
-            InvalidArgument: `size` is not positive.
+            InvalidArgument: `size` is not positive, or `name` is no text.
             ResourceExhausted: Out of memory or file descriptors.
         """
         length = check_size(size)
+        if not isinstance(name, str):
+            raise InvalidArgument(f"the name of a memory is text, not {type(name).__name__}")
         fd = check(
-            lib.nnb_memfd_create(name.encode()[:200], length, lib.NNB_SEALS_FIXED_SIZE),
+            lib.nnb_memfd_create(name.encode(errors="replace")[:200], length, lib.NNB_SEALS_FIXED_SIZE),
             f"shared memory of {length} bytes",
         )
         return cls(MemoryHandle("ashmem", length), FdSet([fd]), PROT_READ | PROT_WRITE)

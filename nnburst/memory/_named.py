@@ -13,7 +13,7 @@ made: set[str] = set()
 
 
 def _slashed(name: str) -> str:
-    bare = name.removeprefix("/")
+    bare = name.removeprefix("/") if isinstance(name, str) and name.isprintable() else ""
     if not bare or "/" in bare or "\0" in bare or len(os.fsencode(bare)) > 250:
         raise InvalidArgument(f"expected a name of 1 to 250 bytes without slashes, got {name!r}")
     return "/" + bare

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ._memory_desc import DeviceMemory
 
 
-_DEEPEST = 64
+DEEPEST = 64
 """As many requests as a server keeps bound."""
 
 
@@ -168,8 +168,8 @@ class Burst(OneProcess):
         keep: object = None,
     ) -> Pipeline:
         """Return `depth` executions that take turns, so that several are in flight; arguments and errors as `bind`."""
-        if not is_real(depth) or not 2 <= depth <= _DEEPEST:
-            raise InvalidArgument(f"a pipeline has a depth of 2 to {_DEEPEST}, not {depth!r}")
+        if not is_real(depth) or not 2 <= depth <= DEEPEST:
+            raise InvalidArgument(f"a pipeline has a depth of 2 to {DEEPEST}, not {depth!r}")
         executions: list[Execution] = []
         try:
             for _ in range(int(depth)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -91,7 +91,8 @@ class Compilation(OneProcess):
         if not isinstance(model, Model):
             raise InvalidArgument(f"model is {type(model).__name__}; build a Model with nnburst.ModelBuilder")
         self._names_devices = not isinstance(devices, Service)
-        chosen = tuple(devices.devices if isinstance(devices, Service) else devices)
+        listed = devices.devices if isinstance(devices, Service) else devices
+        chosen = tuple(listed) if isinstance(listed, Iterable) else (listed,)
         if not chosen:
             raise InvalidArgument("no device given; service.devices lists those of a service")
         if not all(isinstance(device, Device) for device in chosen):

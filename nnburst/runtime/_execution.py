@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec.structs import replace
 
-from .._core._errno import checked_timeout, deadline_after, is_real
+from .._core._errno import checked_timeout, deadline_after, is_real, limit_ns, whole
 from .._core._leaving import Leaving, time_left
 from .._core._nnburst import lib
 from ..burst import BoundRequest, ExecutionBurstController
@@ -92,6 +92,12 @@ class _State(enum.Enum):
     OPEN = enum.auto()
     RUNNING = enum.auto()
     COMPLETED = enum.auto()
+
+
+def _sizes(kind: str, index: int, dimensions: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(dimensions, Iterable):
+        raise InvalidArgument(f"{kind} {index}: dimensions={dimensions!r}; give a list of sizes")
+    return tuple(whole(size, f"{kind} {index}: a dimension") for size in dimensions)
 
 
 def _fence_of(position: int, event: object) -> Fence:
@@ -228,7 +234,7 @@ class Execution(BoundRequest):
         self._feeds = tuple((name, view.dtype, view.shape, view) for name, view in self.inputs.items())
         if all(shape is not None and 0 not in shape for shape in self._sizes.outputs):
             self._copies = tuple(self.outputs[node.name].copy for node in outputs if node.name in self.outputs)
-        self._measure = measure
+        self._measure = bool(measure)
         self._bind(burst.controller)
 
     def _place(self, kind: str, index: int, node: NodeArg, shape: tuple[int, ...] | None, place: Place) -> None:
@@ -416,6 +422,8 @@ class Execution(BoundRequest):
             DeadObject: The service has ended, and the session does not start it again.
         """
         self._check_not_closed()
+        if not isinstance(values, Mapping | None):
+            raise InvalidArgument(f"the values of a state are a dict of arrays, not {type(values).__name__}")
         given = dict(values or {})
         unknown = sorted(given.keys() - self._states.keys())
         if unknown:
@@ -515,7 +523,7 @@ class Execution(BoundRequest):
         )
         given: tuple[int, ...] = ()
         if dimensions is not None:
-            given = tuple(dimensions)
+            given = _sizes(kind, index, dimensions)
         elif kind == "input" and open_ended:
             given = array.shape
         self._check_length(kind, index, operand, given, array.nbytes)
@@ -530,7 +538,8 @@ class Execution(BoundRequest):
         length: int,
         dimensions: Sequence[int],
     ) -> None:
-        operand, given = self._operand(kind, index), tuple(dimensions)
+        operand, given = self._operand(kind, index), _sizes(kind, index, dimensions)
+        offset, length = (whole(n, f"{kind} {index}: {what}") for n, what in ((offset, "offset"), (length, "length")))
         if isinstance(memory, DeviceMemory):
             combined = self._combined(kind, index, operand, given)
             memory.check_use(self.compilation, kind, index, (offset, length), combined)
@@ -675,11 +684,13 @@ class Execution(BoundRequest):
             ResourceExhausted: The service has no thread for it, or its quota is used up.
             MissedDeadline: The timeout is 0.
         """
+        if not isinstance(wait_for, Iterable):
+            raise InvalidArgument(f"wait_for is {type(wait_for).__name__}; give events in a list")
         fences = [_fence_of(position, event) for position, event in enumerate(wait_for)]
         duration_ns = 0
         if duration is not None:
             self._check_one_device("a duration")
-            duration_ns = max(1, int((checked_timeout(duration) or 0.0) * 1e9))
+            duration_ns = limit_ns(duration)
         for index, operand in enumerate(self._operands["output"]):
             if not operand_info(operand.type).is_scalar and not is_fully_specified(operand.dimensions):
                 raise InvalidArgument(

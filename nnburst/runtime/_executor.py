@@ -10,6 +10,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import BadState, DeadObject, InvalidArgument
+from ._burst import DEEPEST
 from ._pipeline import fill
 from ._session import Session
 
@@ -31,17 +32,17 @@ class BurstExecutor(Executor):
 
     Args:
         session: Must outlive the executor.
-        depth: How many runs are in flight at once; others wait in the executor, where they can be cancelled.
+        depth: How many runs are in flight at once, 1 to 64; others wait in the executor, where they can be cancelled.
 
     Raises:
-        InvalidArgument: `session` is no `Session`, the depth is not positive, or the model has open shapes.
+        InvalidArgument: `session` is no `Session`, the depth is not 1 to 64, or the model has open shapes.
     """
 
     def __init__(self, session: Session, depth: int = 16) -> None:
         if not isinstance(session, Session):
             raise InvalidArgument(f"a BurstExecutor needs a Session, got {session!r}")
-        if not isinstance(depth, int) or depth < 1:
-            raise InvalidArgument(f"depth={depth!r}; give a number, 1 or more")
+        if not isinstance(depth, int) or not 1 <= depth <= DEEPEST:
+            raise InvalidArgument(f"depth={depth!r}; give a number from 1 to {DEEPEST}")
         self._session = session
         self._lock = threading.RLock()
         self._waiting: deque[tuple[Future[Any], Any, Any]] = deque()

@@ -35,6 +35,8 @@ def run_many(session: Session, inputs: Iterable[Inputs], batch: int) -> Generato
 
 def _parts(session: Session, inputs: Iterable[Inputs], batch: int) -> Generator[Iterable[list[Array]], None, None]:
     """Yield the outputs of some inputs at a time, so that none of them costs a step of Python's."""
+    if not isinstance(inputs, Iterable):
+        raise InvalidArgument(f"run_many takes an iterable of dicts of arrays, got {type(inputs).__name__}")
     nodes, rest = session.get_inputs(), iter(inputs)
     try:
         first = checked_inputs(nodes, next(rest))

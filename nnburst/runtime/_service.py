@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from .._core._leaving import Leaving, time_left
 from .._core._one_process import OneProcess
 from ..devices import Device, PartitionedDevice, ResilientDevice, create_device
+from ..devices._registry import checked_names
 from ..errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
 from ..model import ExecutionPreference, Priority
 from ..watch._html import table
@@ -180,6 +181,8 @@ class Service(OneProcess):
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         """Call `on_death` once when the service process ends. Returns a function that unlinks."""
+        if not callable(on_death):
+            raise InvalidArgument(f"on_death is {type(on_death).__name__}; give a function without arguments")
         return self._backend.link_to_death(on_death)
 
     def session(
@@ -397,7 +400,4 @@ def connect(address: str, *, timeout: float | None = 10.0) -> Service:
 
 def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:
     """Run models in this process, through the same interfaces: for tests and comparisons."""
-    names = (devices,) if isinstance(devices, str) else tuple(devices)
-    if not names:
-        raise InvalidArgument("a service needs at least one device")
-    return Service(_LocalBackend(tuple(create_device(name) for name in names)), "in process")
+    return Service(_LocalBackend(tuple(create_device(name) for name in checked_names(devices))), "in process")

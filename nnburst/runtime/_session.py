@@ -128,6 +128,8 @@ class Session(OneProcess):
         spare: bool = False,
     ) -> None:
         check_source(model)
+        if not isinstance(service, Service | None):
+            raise InvalidArgument(f"service is {type(service).__name__}; give what launch() or connect() returns")
         if on_death not in ("raise", "restart"):
             raise InvalidArgument(f"on_death={on_death!r}; choose 'raise' or 'restart'")
         if not isinstance(retry, int) or retry < 0 or (retry and on_death == "raise"):

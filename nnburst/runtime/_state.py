@@ -182,7 +182,7 @@ def _check(
     outputs: Mapping[str, tuple[int, NodeArg]],
 ) -> None:
     what = f"state {output!r} → {target!r}"
-    if output not in outputs or target not in inputs:
+    if output not in outputs or not isinstance(target, str) or target not in inputs:
         raise InvalidArgument(
             f"{what}: give {{output: input}}; the model has outputs {list(outputs)} and inputs {list(inputs)}"
         )

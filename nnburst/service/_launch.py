@@ -14,6 +14,7 @@ from functools import partial
 from .. import _safe_path
 from .._core._errno import checked_timeout, system
 from .._core._leaving import LEAVING, time_left
+from ..devices._registry import checked_names
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ._connection import ServiceConnection
 from ._quotas import Quotas
@@ -92,11 +93,10 @@ def start_child(
         ResourceExhausted: There are no descriptors, processes or threads for it.
     """
     limit = checked_timeout(timeout)
-    names = (devices,) if isinstance(devices, str) else tuple(devices)
-    if not names:
-        raise InvalidArgument("a service needs at least one device")
-    Quotas().changed(quotas or {})
-    options = [f"--log-level={_level(log_level)}", *(f"--quota={name}={n}" for name, n in (quotas or {}).items())]
+    names = checked_names(devices)
+    quotas = {} if quotas is None else quotas
+    Quotas().changed(quotas)
+    options = [f"--log-level={_level(log_level)}", *(f"--quota={name}={n}" for name, n in quotas.items())]
     options += Scheduling.of(scheduler, affinity).options() + ["--spare"] * spare
     try:
         with _stderr(log) as stderr:

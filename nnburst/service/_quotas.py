@@ -43,6 +43,8 @@ class Quotas(Struct, frozen=True):
         Raises:
             InvalidArgument: There is no such quota, or its value is no whole number.
         """
+        if not isinstance(values, Mapping):
+            raise InvalidArgument(f"{option}={values!r}: give a dict of numbers by the names of quotas")
         known = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, value in values.items():
             if name not in known or not isinstance(value, int) or isinstance(value, bool) or value < 0:

@@ -28,6 +28,7 @@ from nnburst.runtime import Burst
 from nnburst.service import ServiceConnection, start_child
 
 X = np.ones(4, np.float32)
+MEMORY = Memory.ashmem(64)
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,14 @@ def session() -> Iterator[nnburst.Session]:
     with nnburst.launch(devices=["nnburst-reference"]) as service, service.session(relu()) as session:
         session.run(None, {"x": X})
         yield session
+
+
+def compilation(session: nnburst.Session) -> nnburst.Compilation:
+    return nnburst.Compilation(relu(), session.service)
+
+
+def execution(session: nnburst.Session) -> nnburst.Execution:
+    return nnburst.Execution(session.compilation)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +66,33 @@ def session() -> Iterator[nnburst.Session]:
         (lambda s: nnburst.launch(timeout=-1), "timeout"),
         (lambda s: nnburst.launch(devices=[]), "at least one device"),
         (lambda s: nnburst.in_process(devices=[]), "at least one device"),
+        (lambda s: nnburst.in_process(devices=None), "devices=None"),
+        (lambda s: nnburst.launch(devices=[None]), "at least one device"),
+        (lambda s: nnburst.launch(devices="nnburst\0"), "at least one device"),
+        (lambda s: nnburst.launch(quotas=["models"]), "give a dict"),
+        (lambda s: nnburst.Session(relu(), service=1), "service is int"),
+        (lambda s: nnburst.Compilation(relu(), 1), "must be Device objects"),
+        (lambda s: nnburst.BurstExecutor(s, 2**31), "from 1 to 64"),
+        (lambda s: list(s.run_many(1)), "iterable of dicts"),
+        (lambda s: s.bind(state={"y": []}), "give {output: input}"),
+        (lambda s: s.service.link_to_death("x"), "on_death is str"),
+        (lambda s: execution(s).set_input(0, X, dimensions=1), "input 0: dimensions=1"),
+        (lambda s: execution(s).set_input(0, X, dimensions="4"), "input 0: a dimension is '4'"),
+        (lambda s: execution(s).set_input_from_memory(0, MEMORY, "0", 16), "input 0: offset is '0'"),
+        (lambda s: execution(s).set_output_from_memory(0, MEMORY, 0, None), "output 0: length is None"),
+        (lambda s: execution(s).start_compute_with_dependencies(None), "wait_for is NoneType"),
+        (lambda s: compilation(s).set_caching_auto(1.5), "cache directory is float"),
+        (lambda s: compilation(s).set_caching_auto("cache", limits=1), "limits is int"),
+        (lambda s: Memory.ashmem(4, None), "name of a memory"),
+        (lambda s: Memory.mmap_fd(2**31, 4), "file descriptor 2147483648"),
+        (lambda s: Memory.mmap_fd(0, 4, offset=None), "offset is None"),
+        (lambda s: Memory.mmap_fd(0, 4, prot="rw"), "prot is 'rw'"),
+        (lambda s: Memory.posix_shm(None, 4), "expected a name"),
+        (lambda s: Memory.unlink_posix_shm("\ud800"), "expected a name"),
+        (lambda s: Memory.hardware_buffer(4, 4, []), "image format"),
+        (lambda s: Memory.hardware_buffer_blob(4, backing=[]), "backing"),
+        (lambda s: Memory.from_image(0, 1), "expected an ImageLayout"),
+        (lambda s: Memory.from_mmap(None), "expected a mmap.mmap"),
     ],
 )
 def test_wrong_argument_is_named(call: Callable[[Any], Any], says: str, session: nnburst.Session) -> None:
