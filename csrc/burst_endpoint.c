@@ -51,6 +51,7 @@ typedef struct record {
     nnb_execution *e;  /* NULL: given up */
     uint32_t room;     /* datums that its answer may take */
     uint64_t timed_ns; /* when it was sent, 0: it is not timed */
+    uint64_t end;      /* W after the request */
 } record;
 
 struct nnb_client {
@@ -442,7 +443,7 @@ static int send_request(nnb_execution *e)
         return rc == -EMSGSIZE ? -ENOBUFS : rc == -ENOBUFS && flying ? -EAGAIN : rc;
     }
     e->place = (uint32_t)(c->sent++ % MOST_SENT);
-    c->flight[e->place] = (record){e, e->answer_n, timed};
+    c->flight[e->place] = (record){e, e->answer_n, timed, c->request.mq->own_w};
     c->owed += e->answer_n;
     e->stage = SENT;
     return 0;
@@ -473,11 +474,18 @@ static void send_queued(nnb_client *c)
     }
 }
 
+/* The service need not run it any more, though it has to answer. */
+static void revoke_request(const nnb_execution *e)
+{
+    nnb_channel_revoke(&e->client->request, e->client->flight[e->place].end);
+}
+
 static void give_up(nnb_execution *e)
 {
     nnb_client *c = e->client;
     if (e->stage == SENT && !is_closed(c)) {
         record *r = &c->flight[e->place];
+        revoke_request(e);
         c->owed -= r->room;
         c->late++;
         r->e = NULL;
@@ -870,8 +878,11 @@ int nnb_execution_withdraw(nnb_execution *e)
     if (rc < 0)
         return rc;
     int over = is_closed(c) || nnb_load32_relaxed(&c->result.hung_up) || c->result.mq->corrupt;
-    if (!e->tag || (e->stage != QUEUED && !over))
+    if (!e->tag || (e->stage != QUEUED && !over)) {
+        if (e->tag && e->stage == SENT)
+            revoke_request(e);
         return leave(c, -EALREADY);
+    }
     give_up(e);
     told(e);
     return leave(c, 0);

@@ -181,6 +181,12 @@ static void count(nnb_server *s, uint32_t which) { nnb_count(s->request.counters
 
 uint64_t nnb_server_deadline(const nnb_server *s) { return s->deadline_ns; }
 
+int nnb_server_is_revoked(const nnb_server *s)
+{
+    uint64_t deadline_ns = nnb_channel_deadline(&s->request);
+    return deadline_ns && nnb_now_ns() >= deadline_ns;
+}
+
 nnb_channel *nnb_server_inbox(nnb_server *s) { return &s->request; }
 
 nnb_channel *nnb_server_outbox(nnb_server *s) { return &s->result; }

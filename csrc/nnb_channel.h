@@ -86,6 +86,8 @@ int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_
  * it was called for one. */
 void nnb_channel_set_deadline(nnb_channel *ch, uint32_t n, uint64_t deadline_ns);
 void nnb_channel_unset_deadline(nnb_channel *ch); /* that packet could not be sent */
+/* Has the packet that ends at that value of W be one whose deadline has passed. */
+void nnb_channel_revoke(nnb_channel *ch, uint64_t position);
 uint64_t nnb_channel_find_deadline(const nnb_channel *ch);
 /* By when the packet that was taken last has to be answered; 0: no time. */
 static inline uint64_t nnb_channel_deadline(const nnb_channel *ch)

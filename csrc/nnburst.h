@@ -410,8 +410,8 @@ int nnb_execution_regain(nnb_execution *e, uint64_t tag);
 int nnb_execution_look(nnb_execution *e, uint64_t tag, uint64_t until_ns);
 /* Whether it was started, and its end was not told. */
 int nnb_execution_flies(const nnb_execution *e);
-/* Takes back a launched one that was not sent yet, or any if the burst is over: it will not land. -EALREADY: too late;
- * -EBUSY: as launch. */
+/* Takes back a launched one that was not sent yet, or any if the burst is over: it will not land. -EALREADY: it will, as
+ * soon as the service finds that it is not awaited; -EBUSY: as launch. */
 int nnb_execution_withdraw(nnb_execution *e);
 /* The tag of one that has landed (its status is below); -EAGAIN: none has; -EBUSY: as launch. */
 int64_t nnb_client_land(nnb_client *c);
@@ -500,6 +500,8 @@ const nnb_request *nnb_server_request(nnb_server *s);
 /* When the request at hand has to be answered, on CLOCK_MONOTONIC; 0: no time. One that comes to its turn later is
  * answered MISSED_DEADLINE_TRANSIENT here. */
 uint64_t nnb_server_deadline(const nnb_server *s);
+/* Whether the client has given the request at hand up: it has to be answered all the same. */
+int nnb_server_is_revoked(const nnb_server *s);
 /* Replaces the default answer. Times in microseconds; those of the driver are filled in here. Too many shapes for the
  * channel become GENERAL_FAILURE. */
 int nnb_server_set_result(nnb_server *s, const nnb_result *result);
@@ -583,7 +585,8 @@ typedef struct nnb_steps {
     const nnb_step_argument *arguments; /* inputs first */
     uint32_t n_inputs, n;
     uint64_t count, nbytes; /* steps; bytes of one, all arguments together */
-    const uint32_t *gone;   /* not 0 once nobody awaits the answer; NULL: that cannot be known */
+    const uint32_t *gone;   /* not 0 once nobody awaits any answer; NULL: that cannot be known */
+    const nnb_server *server; /* whose request is run; NULL: none's */
     uint64_t deadline_ns;   /* of the request at hand, 0: none */
     uint64_t turned_ns;     /* when the step at hand began; with a deadline only, as is the next */
     uint64_t lasted_ns;     /* the step before; not 0 before the first one */
@@ -591,7 +594,8 @@ typedef struct nnb_steps {
 
 /* Before each step from 0 on, and once with `count`: copies the outputs of the step before to their places, and the
  * inputs of `step` from theirs. 1: there is a deadline, and the step may be long (the one before took over a
- * millisecond); -EPIPE: `gone`, -ETIMEDOUT: the deadline has passed; there is no next step then. */
+ * millisecond); -EPIPE: `gone`, or the client has given the request up; -ETIMEDOUT: the deadline has passed; there is no
+ * next step then. */
 int nnb_steps_turn(nnb_steps *s, uint64_t step);
 /* Has a word be what `gone` waits for. */
 void nnb_word_raise(uint32_t *word);

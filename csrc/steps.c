@@ -20,6 +20,8 @@ int nnb_steps_turn(nnb_steps *s, uint64_t step)
         return 0;
     if (s->gone && nnb_load32_relaxed((const nnb_a32 *)s->gone)) /* it tells no more than that */
         return -EPIPE;
+    if (s->server && nnb_server_is_revoked(s->server))
+        return s->deadline_ns ? -ETIMEDOUT : -EPIPE;
     if (s->deadline_ns) {
         uint64_t now = nnb_now_ns();
         if (now >= s->deadline_ns)

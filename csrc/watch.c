@@ -28,7 +28,8 @@
  *   Behind the stamp are four words [ tag | deadline ] for requests that are on their way, used in turn. The first one is
  *   zero as long as no request has one. With more than four such requests in the ring the oldest lose theirs: then only
  *   the client gives them up. The tag comes again 512 KiB later, so the client wipes the words when it has sent 64 KiB
- *   since it set the last one.
+ *   since it set the last one. A request that the client gives up gets a deadline that has passed, whether it had one or
+ *   not.
  */
 #define _GNU_SOURCE
 #include "nnb_channel.h"
@@ -127,6 +128,22 @@ void nnb_channel_set_deadline(nnb_channel *ch, uint32_t n, uint64_t deadline_ns)
     /* SYNC POINT commit_write <-> available_to_read: published with the packet, by the store of W */
     nnb_store_relaxed(&q->stamp[2 + ch->deadlines++ % DEADLINES], tagged(position, deadline_ns));
     ch->timed_at = position;
+}
+
+void nnb_channel_revoke(nnb_channel *ch, uint64_t position)
+{
+    nnb_mq *q = ch->mq;
+    uint64_t revoked = tagged(position, nnb_now_ns());
+    uint32_t i = 0, used = ch->deadlines < DEADLINES ? (uint32_t)ch->deadlines : DEADLINES;
+    if (!q->stamp)
+        return;
+    while (i < used && nnb_load_relaxed(&q->stamp[2 + i]) >> TIME_BITS != revoked >> TIME_BITS)
+        i++;
+    if (i == used)
+        i = (uint32_t)(ch->deadlines++ % DEADLINES);
+    nnb_store_relaxed(&q->stamp[2 + i], revoked);
+    if (position > ch->timed_at)
+        ch->timed_at = position;
 }
 
 void nnb_channel_unset_deadline(nnb_channel *ch)

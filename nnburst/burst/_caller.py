@@ -22,12 +22,14 @@ class Caller:
 
     Attributes:
         gone: A word in C, not 0 once it has gone.
+        server: Its end of a burst, where it can give up the request that is run; NULL: there is none.
     """
 
-    __slots__ = ("gone",)
+    __slots__ = ("gone", "server")
 
-    def __init__(self) -> None:
+    def __init__(self, server: CData = ffi.NULL) -> None:
         self.gone: CData = ffi.new("uint32_t *")
+        self.server = server
 
     def leave(self) -> None:
         """Nothing is awaited any more. Any thread; takes no lock."""

@@ -78,7 +78,7 @@ class Served(abc.ABC):
         self._executor = executor
         self._executes = implements(executor, "execute")
         self._endpoint = endpoint
-        self._caller = Caller()
+        self._caller = Caller(endpoint)
         self._plans: list[Kernel] = []
         self._base = 0  # index of the first of this burst's plans
         self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
@@ -122,7 +122,7 @@ class Served(abc.ABC):
         if number != -errno.EPIPE:
             _log.error("burst ended: %s", _ENDINGS.get(-number, errno.errorcode.get(-number, str(number))))
         self._final_stats = server_stats(self._endpoint)
-        self._endpoint = ffi.NULL  # destroyed with the last reference
+        self._endpoint = self._caller.server = ffi.NULL  # destroyed with the last reference
         plans, self._plans, self._gated = self._plans, [], {}
         plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
         self.close_row()

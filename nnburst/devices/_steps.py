@@ -47,7 +47,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def _ended() -> dict[int, NNBurstError]:
     """Why no further step runs."""
     return {
-        errno.EPIPE: GeneralFailure("ended before it, for its burst was closed or its client has gone"),
+        errno.EPIPE: GeneralFailure(
+            "ended before it, for its client has gone, closed the burst, or given the run up"
+        ),
         errno.ETIMEDOUT: MissedDeadline("the deadline has passed; give it more time"),
     }
 
@@ -128,8 +130,8 @@ class SteppedKernel:
         nbytes = sum(row.nbytes for row in rows[0:n])
         sizes = {"n_inputs": n_inputs, "n": n, "count": self._count, "nbytes": nbytes}
         self._caller = caller
-        gone = ffi.NULL if caller is None else caller.gone
-        self._steps = ffi.new("nnb_steps *", {"arguments": rows, "gone": gone, "lasted_ns": 2**64 - 1, **sizes})
+        who = {} if caller is None else {"gone": caller.gone, "server": caller.server}
+        self._steps = ffi.new("nnb_steps *", {"arguments": rows, "lasted_ns": 2**64 - 1, **who, **sizes})
 
     def __call__(self) -> None:
         """Run all steps.

@@ -81,6 +81,40 @@ static void timed_runs_stand_for_all(void)
     end_pair(&p);
 }
 
+/* One that runs can be told, one that waits is not run, one behind them is; and the tag of the first is forgotten. */
+static void request_that_is_given_up_is_not_run(void)
+{
+    burst_pair p = watched_pair(NNB_LAYOUT_STAMPED);
+    nnb_client_set_pipelined(p.client, -1);
+    nnb_execution *e[3];
+    for (int i = 0; i < 3; i++) {
+        e[i] = new_execution(p.client, 1);
+        nnb_execution_set_answer(e[i], 2);
+    }
+    run_once(&p, e[0]);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(nnb_execution_launch(e[i], (uint64_t)i + 1, 0), -EAGAIN);
+    CHECK_EQ(nnb_server_try(p.server, 1), 0);
+    CHECK(!nnb_server_is_revoked(p.server));
+    CHECK_EQ(nnb_execution_withdraw(e[0]), -EALREADY);
+    CHECK(nnb_server_is_revoked(p.server));
+    CHECK_EQ(nnb_execution_withdraw(e[1]), -EALREADY);
+    CHECK_EQ(nnb_server_reply(p.server), 0);
+    CHECK_EQ(nnb_server_try(p.server, 1), -EAGAIN); /* answered, not run */
+    CHECK_EQ(nnb_server_try(p.server, 1), 0);
+    CHECK(!nnb_server_is_revoked(p.server));
+    CHECK_EQ(nnb_server_reply(p.server), 0);
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(nnb_client_land(p.client), i + 1);
+        CHECK_EQ(nnb_execution_status(e[i]), i == 1 ? 5 : 0); /* MISSED_DEADLINE */
+    }
+    for (int i = 0; i < (1 << 16) + 1; i++)
+        run_once(&p, e[0]);
+    for (int i = 0; i < 3; i++)
+        nnb_execution_destroy(e[i]);
+    end_pair(&p);
+}
+
 /* The tags of deadlines repeat: the one that is left behind W must not be taken for that of a later request. */
 static void deadline_of_an_old_request_is_no_other_ones(void)
 {
@@ -180,6 +214,7 @@ int main(void)
 {
     watchdog();
     timed_runs_stand_for_all();
+    request_that_is_given_up_is_not_run();
     deadline_of_an_old_request_is_no_other_ones();
     deadline_of_a_request_that_was_not_sent_is_no_other_ones();
     peer_without_stamps_is_served();

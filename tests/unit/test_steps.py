@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import threading
@@ -187,6 +188,31 @@ def test_deadline_is_kept_between_steps(rig: tuple[Service, Accumulator]) -> Non
         execution.run()
         assert execution.outputs["y"][:, 0].tolist() == [2.0 * (k + 1) for k in range(50)]
         assert len(seen) <= 3
+
+
+def test_awaited_run_that_is_cancelled_has_no_more_steps_run(rig: tuple[Service, Accumulator]) -> None:
+    service, device = rig
+    seen, begun, go_on = held(device)
+    with service.session("add") as session, session.bind(steps=4096, state=STATE) as execution:
+
+        async def cancelled() -> None:
+            task = asyncio.create_task(execution.arun())
+            while not begun.is_set():
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(asyncio.wait_for(cancelled(), WATCHDOG))
+        go_on.set()
+        limit = time.monotonic() + WATCHDOG
+        while execution.is_in_flight and time.monotonic() < limit:
+            time.sleep(0.001)
+        assert len(seen) == 1
+        device.hook = lambda x: None
+        execution.inputs["x"][:] = 1
+        execution.run()  # from the state as it was
+        assert execution.outputs["y"][:3, 0].tolist() == [2.0, 4.0, 6.0]
 
 
 def test_client_that_is_gone_has_no_more_steps_run(
