@@ -545,6 +545,53 @@ def test_elements_of_the_datatype_keep_their_values(datatype: str, elements: Any
     np.testing.assert_array_equal(array, np.ravel(elements))
 
 
+def test_request_that_is_nearly_like_the_last_is_looked_at_anew(gateway: Gateway) -> None:
+    def request() -> Any:
+        request = pb.ModelInferRequest(model_name="relu", raw_input_contents=[X.tobytes()])
+        request.inputs.add(name="x", datatype="FP32", shape=X.shape)
+        return request
+
+    with grpc.insecure_channel(gateway.url("grpc")) as channel:
+        infer = stubs.GRPCInferenceServiceStub(channel).ModelInfer
+
+        def refused(wrong: Any) -> str:
+            for _ in range(2):
+                assert infer(request(), timeout=60).raw_output_contents[0] == Y.tobytes()
+            with pytest.raises(grpc.RpcError) as info:
+                infer(wrong, timeout=60)
+            assert info.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            return str(info.value.details())
+
+        wrong = request()
+        wrong.inputs[0].shape[:] = [1, 16]
+        assert "has shape" in refused(wrong)
+        wrong = request()
+        wrong.inputs[0].datatype = "INT32"
+        assert "is FP32" in refused(wrong)
+        wrong = request()
+        wrong.raw_input_contents[0] = X.tobytes()[:-4]
+        assert "takes 64 bytes" in refused(wrong)
+        wrong = request()
+        wrong.raw_input_contents.append(b"")
+        assert "belong to no input" in refused(wrong)
+        wrong = request()
+        wrong.model_version = "2"
+        assert "has the version 1" in refused(wrong)
+        wrong = request()
+        wrong.outputs.add(name="z")
+        assert "is unknown" in refused(wrong)
+        wrong = request()
+        wrong.inputs[0].parameters["shared_memory_region"].string_param = "nothing"
+        assert "a region needs" in refused(wrong)
+        other = request()
+        other.inputs[0].shape[0] = 1
+        other.raw_input_contents[0] = X[1:].tobytes()
+        for asked in (other, request(), other):
+            answer = infer(asked, timeout=60)
+            assert list(answer.outputs[0].shape) == list(asked.inputs[0].shape)
+            assert answer.raw_output_contents[0] == Y[-answer.outputs[0].shape[0] :].tobytes()
+
+
 def test_contents_of_another_datatype_are_refused(gateway: Gateway) -> None:
     def infer(name: str, datatype: str, **contents: Any) -> Any:
         tensors = pb.InferTensorContents(**contents)
@@ -574,7 +621,9 @@ class SlowModels:
     names = ("slow",)
 
     def __init__(self) -> None:
-        self.model = SimpleNamespace(inputs={"x": conversions("UINT8")}, outputs={}, run=self.run)
+        self.model = SimpleNamespace(
+            inputs={"x": conversions("UINT8")}, outputs={}, run=self.run, known=None, session=self
+        )
         self.runs: asyncio.Queue[float | None] = asyncio.Queue()
         self.go_on = asyncio.Event()
 
@@ -583,6 +632,9 @@ class SlowModels:
 
     def give_back(self, model: Any) -> None:
         assert model is self.model
+
+    def bind(self, **options: Any) -> Any:
+        raise DeviceUnavailable("none")
 
     async def run(self, inputs: Any, timeout: float | None) -> list[Any]:
         self.runs.put_nowait(timeout)
