@@ -47,9 +47,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def _ended() -> dict[int, NNBurstError]:
     """Why no further step runs."""
     return {
-        errno.EPIPE: GeneralFailure(
-            "ended before it, for its client has gone, closed the burst, or given the run up"
-        ),
+        errno.EPIPE: GeneralFailure("ended before it, for its client has gone, closed the burst, or given the run up"),
         errno.ETIMEDOUT: MissedDeadline("the deadline has passed; give it more time"),
     }
 

@@ -25,8 +25,13 @@ class Budget:
         self._requests = self._bytes = 0
         self._finished: asyncio.Event | None = None
 
-    def request(self, size: int = 0) -> BudgetShare:
-        """Count a request of so many bytes until the context that this gives ends.
+    def request(self) -> BudgetShare:
+        """Count a request, without bytes as yet, until the context that this gives ends; raises as `begin`."""
+        self.begin(0)
+        return BudgetShare(self)
+
+    def begin(self, size: int) -> None:
+        """Count a request of so many bytes, until `end`.
 
         Raises:
             ResourceExhausted: Too much is under way.
@@ -36,17 +41,16 @@ class Budget:
             raise DeviceUnavailable("the gateway is being stopped; send this request again later")
         if self._requests >= self.most_requests:
             raise ResourceExhausted(f"{self.most_requests} requests are under way; send this one later")
-        share = BudgetShare(self)
-        share.take(size)
+        self._add(size)
         self._requests += 1
-        return share
 
     def _add(self, size: int) -> None:
         if self._bytes + size > self._most_bytes:
             raise ResourceExhausted(f"requests of {self._most_bytes} bytes are under way; send this one later")
         self._bytes += size
 
-    def _end(self, size: int) -> None:
+    def end(self, size: int) -> None:
+        """A request has ended, of so many bytes in all."""
         self._requests -= 1
         self._bytes -= size
         if self._finished is not None and not self._requests:
@@ -82,4 +86,4 @@ class BudgetShare:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._budget._end(self._bytes)
+        self._budget.end(self._bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -160,29 +160,36 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
             yield pb.ModelStreamInferResponse(infer_response=answer)
 
     async def _infer(self, request: Any, context: Any) -> Any:
-        size = request.ByteSize()
-        with self._budget.request(size):
-            model = await self._models.take(request.model_name)
+        size, number = request.ByteSize(), request.id
+        self._budget.begin(size)
+        try:
+            model = self._models.ready(request.model_name) or await self._models.take(request.model_name)
             try:
                 known, timeout = model.known, context.time_remaining()
-                is_like = isinstance(known, _Known) and known.is_like(request)
-                if is_like and known.is_free and timeout is None:
-                    answer = await model.counted(known.answer(request))
+                contents = known.taken_from(request) if known is not None and timeout is None else None
+                if contents is not None:
+                    answer = await known.answer(contents, model)
                 else:
-                    prepared = await self._prepared(model, request, size)
-                    answers = await run(model, self._regions, prepared, timeout)
-                    answer = _response(request.model_name, answers)
-                    if not is_like:
-                        model.known = _Known.of(request, size, prepared)
-                    elif known.is_new:
-                        await elsewhere(lambda: known.bind(model, answer))
+                    answer = await self._answered(model, request, size, timeout)
             except BaseException:
                 model.known = None
                 raise
             finally:
                 self._models.give_back(model)
-        if request.id:
-            answer.id = request.id
+        finally:
+            self._budget.end(size)
+        if number:
+            answer.id = number
+        return answer
+
+    async def _answered(self, model: OpenedModel, request: Any, size: int, timeout: float | None) -> Any:
+        prepared = await self._prepared(model, request, size)
+        answer = _response(request.model_name, await run(model, self._regions, prepared, timeout))
+        known = model.known
+        if known is None or not known.is_like(request):
+            model.known = _Known.of(request, size, prepared)
+        elif known.is_new:
+            await elsewhere(lambda: known.bind(model, answer))
         return answer
 
     async def _prepared(self, model: OpenedModel, request: Any, size: int) -> Prepared:
@@ -225,8 +232,7 @@ class _Known:
     """
 
     def __init__(self, request: Any, prepared: Prepared) -> None:
-        kept = pb.ModelInferRequest(model_version=request.model_version, inputs=request.inputs, outputs=request.outputs)
-        self._version, self._inputs, self._outputs = kept.model_version, kept.inputs, kept.outputs
+        self._head = _without_elements(request)
         self._shapes = {name: array.shape for name, array in prepared.arrays.items()}
         self._sizes = [array.nbytes for array in prepared.arrays.values()]
         self._wanted = [output.name for output in prepared.wanted]
@@ -248,12 +254,7 @@ class _Known:
 
     def is_like(self, request: Any) -> bool:
         """Whether a request differs in nothing but elements."""
-        return (
-            [len(one) for one in request.raw_input_contents] == self._sizes
-            and request.inputs == self._inputs
-            and request.outputs == self._outputs
-            and request.model_version == self._version
-        )
+        return list(map(len, request.raw_input_contents)) == self._sizes and _without_elements(request) == self._head
 
     def bind(self, model: OpenedModel, answer: Any) -> None:
         """Bind an execution when it has come for the second time, if that will give answers like this one."""
@@ -268,30 +269,48 @@ class _Known:
         told = [(list(one.shape), len(data)) for one, data in zip(answer.outputs, raw, strict=True)]
         if execution.timeout is None and [(list(array.shape), array.nbytes) for array in arrays] == told:
             self._answer.CopyFrom(answer)
-            del self._answer.raw_output_contents[:]
-            self._answer.ClearField("id")
+            self._answer.ClearField("raw_output_contents")
             self._places = [execution.inputs[name].reshape(-1).view(np.uint8) for name in self._shapes]
             self._results = arrays
             self._execution = execution
 
-    @property
-    def is_free(self) -> bool:
-        """Whether `answer` may be awaited: no other one is."""
-        return self._execution is not None
+    def taken_from(self, request: Any) -> Sequence[bytes] | None:
+        """Take the elements out of a request that is like this; None, and nothing taken, if `answer` is not for it."""
+        contents: list[bytes] = request.raw_input_contents[:]
+        if self._execution is None or list(map(len, contents)) != self._sizes:
+            return None
+        number = request.id
+        request.ClearField("raw_input_contents")
+        request.ClearField("id")
+        is_like = request == self._head
+        if number:
+            request.id = number
+        if is_like:
+            return contents
+        request.raw_input_contents.extend(contents)
+        return None
 
-    async def answer(self, request: Any) -> Any:
-        """Run a request that `is_like` this."""
+    async def answer(self, contents: Sequence[bytes], model: OpenedModel) -> Any:
+        """Run a request by its elements."""
         execution, self._execution = self._execution, None  # given up, it is left to what it is in flight with
         assert execution is not None
-        for place, data in zip(self._places, request.raw_input_contents, strict=True):
+        for place, data in zip(self._places, contents, strict=True):
             place[:] = np.frombuffer(data, np.uint8)
-        await execution.arun()
+        await model.counted(execution.arun())
         answer = pb.ModelInferResponse()
         answer.CopyFrom(self._answer)
         for result in self._results:
             answer.raw_output_contents.append(result.tobytes())
         self._execution = execution
         return answer
+
+
+def _without_elements(request: Any) -> Any:
+    head = pb.ModelInferRequest()
+    head.CopyFrom(request)
+    head.ClearField("raw_input_contents")
+    head.ClearField("id")
+    return head
 
 
 @lru_cache(maxsize=256)

@@ -144,10 +144,14 @@ class Models:
 
         Until then the model is not closed unless the service dies.
         """
-        model = self._opened.get(name)
-        while model is None or not model.session.service.alive or not model.use():
-            model = await asyncio.get_running_loop().run_in_executor(None, self.open, name)
+        while (model := self.ready(name)) is None:
+            await asyncio.get_running_loop().run_in_executor(None, self.open, name)
         return model
+
+    def ready(self, name: str) -> OpenedModel | None:
+        """As `take`; None if it has to be opened first."""
+        model = self._opened.get(name)
+        return model if model is not None and model.session.service.alive and model.use() else None
 
     def give_back(self, model: OpenedModel) -> None:
         """A request that has taken the model has ended."""

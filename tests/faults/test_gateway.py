@@ -586,10 +586,26 @@ def test_request_that_is_nearly_like_the_last_is_looked_at_anew(gateway: Gateway
         other = request()
         other.inputs[0].shape[0] = 1
         other.raw_input_contents[0] = X[1:].tobytes()
-        for asked in (other, request(), other):
+        for number, asked in enumerate((other, request(), other, other, other, request(), request(), request())):
+            asked.id = str(number)
             answer = infer(asked, timeout=60)
+            assert answer.id == str(number)
             assert list(answer.outputs[0].shape) == list(asked.inputs[0].shape)
             assert answer.raw_output_contents[0] == Y[-answer.outputs[0].shape[0] :].tobytes()
+
+
+def test_stream_says_which_request_failed_if_it_is_like_those_before(gateway: Gateway) -> None:
+    def request(number: int) -> Any:
+        request = pb.ModelInferRequest(model_name="relu", id=str(number), raw_input_contents=[X.tobytes()])
+        request.inputs.add(name="x", datatype="FP32", shape=X.shape)
+        if number == 4:
+            request.inputs[0].name = "y"
+        return request
+
+    with grpc.insecure_channel(gateway.url("grpc")) as channel:
+        answers = list(stubs.GRPCInferenceServiceStub(channel).ModelStreamInfer(map(request, range(6)), timeout=60))
+    assert [answer.infer_response.id for answer in answers] == [str(number) for number in range(6)]
+    assert [bool(answer.error_message) for answer in answers] == [number == 4 for number in range(6)]
 
 
 def test_contents_of_another_datatype_are_refused(gateway: Gateway) -> None:
@@ -626,6 +642,9 @@ class SlowModels:
         )
         self.runs: asyncio.Queue[float | None] = asyncio.Queue()
         self.go_on = asyncio.Event()
+
+    def ready(self, name: str) -> Any:
+        return self.model
 
     async def take(self, name: str) -> Any:
         return self.model
