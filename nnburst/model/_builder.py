@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
+from .._core._errno import is_real, whole
 from ..errors import BadState, InvalidArgument
 from ._lookup import view_operation
 from ._memory_like import MemoryLike
@@ -122,8 +123,12 @@ class GraphBuilder:
         self._require_open()
         if not isinstance(type, int):
             raise InvalidArgument(f"type={type!r}: give a member of OperandType, such as OperandType.TENSOR_FLOAT32")
-        dims = tuple(int(size) for size in dimensions)
-        operand = Operand(type, dims, 0, float(scale), int(zero_point), extra_params=extra_params)
+        if not isinstance(dimensions, Iterable):
+            raise InvalidArgument(f"dimensions={dimensions!r}; give a list of sizes")
+        if not is_real(scale):
+            raise InvalidArgument(f"scale={scale!r}; give a number")
+        dims = tuple(whole(size, "a dimension") for size in dimensions)
+        operand = Operand(type, dims, 0, float(scale), whole(zero_point, "zero_point"), extra_params=extra_params)
         try:
             check_operand(operand)
         except InvalidArgument as error:
@@ -179,6 +184,8 @@ class GraphBuilder:
             InvalidArgument: The operand has another type.
         """
         operand = self._open_operand(index)
+        if not isinstance(model, Model):
+            raise InvalidArgument(f"expected a Model, got {type(model).__name__}")
         if operand.type != OperandType.SUBGRAPH:
             raise InvalidArgument(f"operand {index} is {type_name(operand.type)}; only a SUBGRAPH refers to a model")
         number = sum(1 + len(other.referenced) for other in self._models)
@@ -391,8 +398,8 @@ class GraphBuilder:
             raise BadState("the model is finished; a change needs a new builder")
 
     def _require_index(self, index: int) -> None:
-        if not 0 <= index < len(self._operands):
-            raise InvalidArgument(f"there is no operand {index}; {len(self._operands)} were added")
+        if not isinstance(index, int) or not 0 <= index < len(self._operands):
+            raise InvalidArgument(f"there is no operand {index!r}; {len(self._operands)} were added")
 
     def _open_operand(self, index: int) -> Operand:
         self._require_open()

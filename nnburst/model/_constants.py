@@ -151,8 +151,8 @@ class ConstantBuilder(GraphBuilder):
             raise InvalidArgument(f"expected a scalar type, got {type.name}")
         try:
             array = np.asarray(value).astype(info.dtype) if info.is_float else np.array(int(value), info.dtype)
-        except OverflowError:
-            raise InvalidArgument(f"{value} does not fit into {type.name}") from None
+        except (OverflowError, TypeError, ValueError):
+            raise InvalidArgument(f"{value!r} does not fit into {type.name}") from None
         key = (type, array.tobytes())
         if key not in self._scalars:
             index = self.add_operand(type)

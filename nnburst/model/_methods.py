@@ -55,7 +55,7 @@ def activation_code(name: str | None) -> int:
     Raises:
         InvalidArgument: There is no such function.
     """
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str | None) or name not in _ACTIVATIONS:
         raise InvalidArgument(f"activation is {name!r}; it must be one of {list(_ACTIVATIONS)}")
     return int(_ACTIVATIONS[name])
 

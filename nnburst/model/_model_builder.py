@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
+from .._core._errno import whole
 from ..errors import InvalidArgument
 from ._builder import INLINE_LIMIT, PoolFactory
 from ._lookup import view_operation
@@ -79,6 +80,8 @@ class ModelBuilder(OperationMethods):
         Raises:
             InvalidArgument: The name is taken or the operand is not legal.
         """
+        if not isinstance(name, str):
+            raise InvalidArgument(f"the name of an input is text, not {name!r}")
         if name in self._named_inputs:
             raise InvalidArgument(f"there is an input {name!r} already; choose another name")
         index = self.add_operand(type, dimensions, scale=scale, zero_point=zero_point)
@@ -93,6 +96,8 @@ class ModelBuilder(OperationMethods):
         """
         self._require_open()
         self._require_index(index)
+        if not isinstance(name, str):
+            raise InvalidArgument(f"the name of an output is text, not {name!r}")
         if name in self._named_outputs:
             raise InvalidArgument(f"there is an output {name!r} already; choose another name")
         if index in self._named_inputs.values() or index in self._named_outputs.values() or index in self._values:
@@ -161,7 +166,7 @@ class ModelBuilder(OperationMethods):
             InvalidArgument: The inputs do not fit the operation, or something cannot be inferred.
         """
         require_operation(operation)
-        indexes, name = tuple(self._index(value) for value in inputs), operation_name(operation)
+        indexes, name = self._indexes(inputs), operation_name(operation)
         try:
             specs = self._inferred(operation, indexes, types, dimensions, count)
         except UnknownYet as error:
@@ -193,7 +198,7 @@ class ModelBuilder(OperationMethods):
             otherwise: Runs if it is false; the same inputs and outputs.
             values: As many as the models have inputs.
         """
-        operands = [self._index(condition), *map(self._subgraph, (then, otherwise)), *map(self._index, values)]
+        operands = [self._index(condition), *map(self._subgraph, (then, otherwise)), *self._indexes(values)]
         return self._with_outputs_of(OperationType.IF, operands, then, len(then.main.output_indexes))
 
     def loop(
@@ -207,7 +212,7 @@ class ModelBuilder(OperationMethods):
             values: At the beginning, as many as both models have inputs.
             outputs: How many of what the body makes are results; default: all.
         """
-        operands = [*map(self._subgraph, (condition, body)), *map(self._index, values)]
+        operands = [*map(self._subgraph, (condition, body)), *self._indexes(values)]
         return self._with_outputs_of(OperationType.WHILE, operands, body, outputs or len(body.main.output_indexes))
 
     def conv_2d(
@@ -332,7 +337,9 @@ class ModelBuilder(OperationMethods):
         self, xs: Sequence[Value], axis: int, *, scale: float | None = None, zero_point: int | None = None
     ) -> int:
         """Add a CONCATENATION."""
-        return self.add(OperationType.CONCATENATION, [*xs, self.scalar(axis)], scale=scale, zero_point=zero_point)
+        return self.add(
+            OperationType.CONCATENATION, [*self._indexes(xs), self.scalar(axis)], scale=scale, zero_point=zero_point
+        )
 
     def binary(
         self,
@@ -372,6 +379,11 @@ class ModelBuilder(OperationMethods):
             )
         self._require_index(value)
         return value
+
+    def _indexes(self, values: Sequence[Value]) -> tuple[int, ...]:
+        if not isinstance(values, Iterable):
+            raise InvalidArgument(f"expected a list of operands, got {values!r}")
+        return tuple(self._index(value) for value in values)
 
     def _inferred(
         self,
@@ -446,9 +458,14 @@ class ModelBuilder(OperationMethods):
                 raise InvalidArgument(f"padding is {padding!r}; it must be 'same', 'valid' or ((t, b), (l, r))")
             numbers = [int(_SCHEMES[padding])]
         else:
-            (top, bottom), (left, right) = padding
+            try:
+                (top, bottom), (left, right) = padding
+            except (TypeError, ValueError):
+                raise InvalidArgument(
+                    f"padding is {padding!r}; it must be 'same', 'valid' or ((t, b), (l, r))"
+                ) from None
             numbers = [left, right, top, bottom]
-        return [self.scalar(int(n)) for n in (*numbers, stride_w, stride_h)]
+        return [self.scalar(whole(n, "a padding or stride")) for n in (*numbers, stride_w, stride_h)]
 
     def _layout(self, layout: str, dilation: Pair) -> list[int]:
         if layout not in ("NHWC", "NCHW"):
@@ -474,7 +491,6 @@ def _quantisation(view: OperationView | None) -> tuple[float | None, int | None]
 
 
 def _pair(value: Pair) -> tuple[int, int]:
-    if isinstance(value, tuple):
-        height, width = value
-        return int(height), int(width)
-    return int(value), int(value)
+    height, width = value if isinstance(value, tuple) and len(value) == 2 else (value, value)
+    what = "a size, stride or dilation"
+    return whole(height, what, " or a pair of them"), whole(width, what, " or a pair of them")

@@ -15,6 +15,7 @@ from typing import Literal, Protocol, get_args
 
 import msgspec
 
+from .._core._errno import is_real, whole
 from ..errors import BadState, InvalidArgument
 from ..service._faults import Point
 
@@ -190,17 +191,17 @@ def inject(
     skip = after
     for death, n, how_dead in (("kill", crash_on, crash_with), ("exit", exit_on, exit_status)):
         if n is not None:
-            if n < 1:
+            if whole(n, "the passage") < 1:
                 raise InvalidArgument(f"the passage is {n}; 1 is the next one")
             skip = after + n - 1
             given.append((death, how_dead))
     if delay is not None:
-        if not 0 <= delay < math.inf:
+        if not is_real(delay) or not 0 <= delay < math.inf:
             raise InvalidArgument(f"delay={delay!r}; give seconds")
         given.append(("delay", delay))
     if freeze:
         how = "process" if freeze is True else freeze
-        if how not in _FREEZES:
+        if not isinstance(how, str) or how not in _FREEZES:
             raise InvalidArgument(f"freeze={freeze!r}; choose one of {', '.join(_FREEZES)}")
         given.append((_FREEZES[how], 0))
     if corrupt_answer is not None:

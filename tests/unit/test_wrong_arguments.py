@@ -11,7 +11,7 @@ import pytest
 from small_models import relu
 
 import nnburst
-from nnburst import BadState, InvalidArgument
+from nnburst import BadState, InvalidArgument, ModelBuilder, OperandType, OperationType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import CompileJob
 from nnburst.memory import Memory
@@ -28,6 +28,7 @@ from nnburst.runtime import Burst
 from nnburst.service import ServiceConnection, start_child
 
 X = np.ones(4, np.float32)
+FLOATS = OperandType.TENSOR_FLOAT32
 MEMORY = Memory.ashmem(64)
 
 
@@ -36,6 +37,12 @@ def session() -> Iterator[nnburst.Session]:
     with nnburst.launch(devices=["nnburst-reference"]) as service, service.session(relu()) as session:
         session.run(None, {"x": X})
         yield session
+
+
+def image() -> ModelBuilder:
+    builder = ModelBuilder()
+    builder.input("x", FLOATS, (1, 4, 4, 1))
+    return builder
 
 
 def compilation(session: nnburst.Session) -> nnburst.Compilation:
@@ -93,6 +100,18 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
         (lambda s: Memory.hardware_buffer_blob(4, backing=[]), "backing"),
         (lambda s: Memory.from_image(0, 1), "expected an ImageLayout"),
         (lambda s: Memory.from_mmap(None), "expected a mmap.mmap"),
+        (lambda s: ModelBuilder().input("x", FLOATS, 4), "dimensions=4"),
+        (lambda s: ModelBuilder().input("x", FLOATS, ("n",)), "a dimension is 'n'"),
+        (lambda s: ModelBuilder().input("x", FLOATS, (4,), scale="1"), "scale='1'"),
+        (lambda s: ModelBuilder().input(["x"], FLOATS, (4,)), "name of an input"),
+        (lambda s: ModelBuilder().output("y", None), "no operand None"),
+        (lambda s: ModelBuilder().relu(None), "expected an operand, got None"),
+        (lambda s: image().add(OperationType.RELU, 0), "list of operands"),
+        (lambda s: image().loop(None, relu(), [0]), "expected a Model"),
+        (lambda s: image().max_pool_2d(0, None), "give a whole number or a pair"),
+        (lambda s: image().max_pool_2d(0, 2, padding=3), "padding is 3"),
+        (lambda s: image().max_pool_2d(0, 2, activation=[]), "activation is"),
+        (lambda s: image().softmax(0, "x"), "'x' does not fit into FLOAT32"),
     ],
 )
 def test_wrong_argument_is_named(call: Callable[[Any], Any], says: str, session: nnburst.Session) -> None:
