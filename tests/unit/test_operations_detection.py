@@ -73,7 +73,7 @@ def test_bad_regions_fail_the_execution(region: list[int], owner: int) -> None:
         case = Case(
             operation, X, Box(np.array([region], float)), Typed([owner], I32), 2, 2, Fx(2.0), Fx(2.0), *samples, False
         )
-        with pytest.raises(AssertionError, match=str(ErrorStatus.GENERAL_FAILURE.value)):
+        with pytest.raises(AssertionError, match=str(ErrorStatus.GENERAL_FAILURE)):
             case.run(F32)
 
 
