@@ -12,7 +12,7 @@ pytest_plugins = ["nnburst.testing.pytest_plugin"]
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaks(reason): do not check what the module leaves behind, and why")
-    # A shell starts what it puts into the background with Ctrl-C ignored, and children inherit that; some tests send it.
+    # A shell starts background jobs with Ctrl-C ignored, and children inherit that; some tests send it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # A service that a test starts imports the package: from bytecode in half the time. The tests start hundreds.
