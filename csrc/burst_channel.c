@@ -154,6 +154,9 @@ int nnb_channel_try(nnb_channel *ch, uint8_t *packet, uint32_t spins)
 /* Polls until the window, the slice or the deadline ends. -EAGAIN: the window is over. */
 static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, uint64_t slice)
 {
+    if (ch->was_woken && ch->packets == NNB_RESULTS)
+        nnb_part_from_listener(ch);
+    ch->was_woken = 0;
     uint64_t now = nnb_now_ns();
     if (!slice)
         slice = now + NNB_SLICE_NS;
@@ -166,7 +169,7 @@ static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, u
         now = nnb_now_ns();
         if (deadline_ns && now >= deadline_ns)
             return -ETIMEDOUT;
-        if (now >= ch->poll_until) {
+        if (now >= ch->poll_until || nnb_channel_is_to_rest(ch)) {
             ch->poll_ended = now;
             return -EAGAIN;
         }
@@ -199,6 +202,7 @@ int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
             return rc;
         uint32_t state;
         nnb_count(ch->counters, NNB_SLEEPS, 1);
+        ch->was_woken = 1;
         rc = nnb_event_wait(ch->mq->event, NNB_EVENT_NOT_EMPTY | NNB_EVENT_HANG_UP, &state, deadline_ns);
         if (rc < 0 && rc != -EAGAIN) {
             int got = nnb_channel_try(ch, packet, 1);

@@ -372,6 +372,13 @@ int nnb_client_is_free(const nnb_client *c)
     return !nnb_load_relaxed(&c->busy) && !nnb_load32_relaxed(&c->flights) && !is_closed(c);
 }
 
+int nnb_client_is_sound(nnb_client *c)
+{
+    if (enter(c, NULL, 0) < 0)
+        return 1; /* a run waits in it, or it is the parent's, as the next run says */
+    return leave(c, !is_closed(c) && !c->request.mq->corrupt && !c->result.mq->corrupt);
+}
+
 /* How much later it is for the runs of this process than the clock says: tests let time pass that no one waits for. */
 static nnb_a64 skipped_ns;
 

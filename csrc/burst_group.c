@@ -50,6 +50,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,6 +84,7 @@
 #define LEAD_NS 1000000u       /* how far a client may get ahead in its turn */
 #define TURN_NS 2000000u
 #define THINK_NS 10000u        /* how long the leader waits in a client's turn for its next request */
+#define BREAK_NS 50000u        /* ... of one that has made use of its turn: perhaps it was interrupted */
 #define WAKE_NS 400000u        /* ... for the first one after it was woken */
 #define LEAVE_NS 100000u       /* how long one whose turn is over is given to fall asleep */
 #define MOST_SLEEPS 16u        /* in a row, in one turn */
@@ -91,6 +93,8 @@
 #define EXCESS_NS 50000u       /* what a run may take beyond four times the usual */
 #define CREDIT_PART 16u        /* of what has counted is credit for runs that take longer */
 #define MOST_CREDIT_NS 20000000u
+#define REVIEW_NS 50000u       /* so often the leader compares all that are ready, while a turn goes on */
+#define MOST_FIRST_NS 2000000u /* what the first run of a burst counts at most: it may load what all runs need */
 #define FLOOR_NS 500u          /* what a request costs at least */
 #define FUTILE_WAKES 1024u     /* a client that wakes us so often without a packet is not served any more */
 #define WORDS 127u             /* and a bell */
@@ -117,7 +121,8 @@ typedef struct share {
     uint32_t users; /* seats, under lock */
     struct share *next;
     /* leader only */
-    uint32_t n_ready;
+    uint32_t n_ready, ready_at; /* its seats; its place among the ready shares */
+    uint32_t n_turns;           /* of its seats */
     seat *first[NNB_PRIORITIES], *last[NNB_PRIORITIES];
 } share;
 
@@ -135,6 +140,7 @@ struct seat {
     uint64_t used_ns;
     uint64_t turn_until, awaited_until; /* 0: it is not its turn */
     uint32_t sleeps_in_turn, awake_in_turn; /* answers while it slept, in a row; others */
+    int is_to_rest;                  /* its client was told that its turn is over */
     uint32_t turnless, turnless_next; /* requests that have no turn: still; when it has lost its next turn */
     uint32_t expected; /* the event word as it was when we slept on it */
     uint32_t futile;
@@ -210,6 +216,9 @@ struct nnb_group {
     seat *turns[MOST_TURNS];
     uint32_t n_turns, most_turns;
     seat *awaited; /* one of them, while others are ready */
+    /* The next in order of the ready ones that are of no client whose turn it is, as `pick` has found them last. */
+    int rival_priority, rival_needs_turn;
+    uint64_t rival_spent, reviewed_ns; /* 0: it has to look again */
     uint64_t awaited_since, now_ns, idle_since, floor_ns;
     uint32_t picks_hot, picks_all, rounds;
     int is_slow;
@@ -472,6 +481,8 @@ static void end_turn(nnb_group *g, seat *m)
     if (!m->turn_until)
         return;
     m->turn_until = m->awaited_until = 0;
+    m->share->n_turns--;
+    g->reviewed_ns = 0;
     if (g->awaited == m)
         g->awaited = NULL;
     uint32_t i = 0;
@@ -519,6 +530,35 @@ static void make_hot(nnb_group *g, seat *m)
 /* A hint: the server looks again, with the order that it needs. */
 static int is_over(seat *m) { return nnb_load32_relaxed(&m->inbox->hung_up) != 0; }
 
+static uint32_t share_limit(const nnb_group *g) { return g->cpus > 2 ? g->cpus : 2; }
+
+static int top_priority(const share *s)
+{
+    for (int p = 0; p < NNB_PRIORITIES; p++)
+        if (s->first[p])
+            return p;
+    return NNB_PRIORITIES;
+}
+
+/* A client whose runs hang keeps its other requests waiting, but the bursts that it closes end. */
+static int may_run(const nnb_group *g, const share *s)
+{
+    return nnb_load32_relaxed(&s->busy) < share_limit(g) || (s->first[0] && is_over(s->first[0]));
+}
+
+static int needs_turn(const seat *m) { return m->window_ns && !m->turnless && !m->turn_until; }
+
+static void note_rival(nnb_group *g, const share *s)
+{
+    int p = top_priority(s);
+    uint64_t spent = nnb_load_relaxed(&s->spent);
+    if (p > g->rival_priority || (p == g->rival_priority && spent >= g->rival_spent) || !may_run(g, s))
+        return;
+    g->rival_priority = p;
+    g->rival_spent = spent;
+    g->rival_needs_turn = needs_turn(s->first[p]);
+}
+
 static void make_ready(nnb_group *g, seat *m)
 {
     share *s = m->share;
@@ -537,11 +577,16 @@ static void make_ready(nnb_group *g, seat *m)
         s->last[p] = m;
     }
     if (!s->n_ready++) {
+        s->ready_at = g->n_ready;
         g->ready[g->n_ready++] = s;
         uint64_t spent = nnb_load_relaxed(&s->spent);
         if (spent + CREDIT_NS < g->floor_ns) /* it did not save what it left unused */
             nnb_add_relaxed(&s->spent, g->floor_ns - CREDIT_NS - spent);
     }
+    if (!s->n_turns)
+        note_rival(g, s);
+    else if (!m->turn_until)
+        g->reviewed_ns = 0;
 }
 
 static int is_free(seat *m) { return !m->is_ready && !nnb_load32_acquire(&m->taken); } /* give_back <-> take_up */
@@ -595,22 +640,6 @@ static void cool(nnb_group *g)
 
 /* ---- picking and running ---------------------------------------------------------------------------------------- */
 
-static uint32_t share_limit(const nnb_group *g) { return g->cpus > 2 ? g->cpus : 2; }
-
-static int top_priority(const share *s)
-{
-    for (int p = 0; p < NNB_PRIORITIES; p++)
-        if (s->first[p])
-            return p;
-    return NNB_PRIORITIES;
-}
-
-/* A client whose runs hang keeps its other requests waiting, but the bursts that it closes end. */
-static int may_run(const nnb_group *g, const share *s)
-{
-    return nnb_load32_relaxed(&s->busy) < share_limit(g) || (s->first[0] && is_over(s->first[0]));
-}
-
 static int may_pick(const nnb_group *g)
 {
     for (uint32_t i = 0; i < g->n_ready; i++)
@@ -653,6 +682,10 @@ static seat *whom_to_await(nnb_group *g, uint32_t priority, uint64_t spent)
         if (g->now_ns < m->turn_until && nnb_load_relaxed(&m->share->spent) > spent + LEAD_NS)
             m->turn_until = g->now_ns;
         int has_ended = g->now_ns >= m->turn_until;
+        if (has_ended && !m->is_to_rest) {
+            m->is_to_rest = 1;
+            nnb_tell_client(nnb_server_outbox(m->server), NNB_REST);
+        }
         if (has_ended && (is_asleep(m) || g->now_ns - m->turn_until >= LEAVE_NS)) {
             m->turnless_next = 0;
             end_turn(g, m);
@@ -697,46 +730,98 @@ static void begin_turn(nnb_group *g, seat *m)
         return;
     m->turn_until = m->awaited_until = g->now_ns + TURN_NS;
     m->sleeps_in_turn = m->awake_in_turn = 0;
+    m->share->n_turns++;
+    g->reviewed_ns = 0;
     g->turns[g->n_turns++] = m;
 }
 
-/* The next request: the highest priority, then the client that had least, or one whose turn it is. NULL: those that are
- * ready may not run, or the leader waits. */
-static seat *pick(nnb_group *g)
+/* Whose turn goes on as far as is known, without a look at all that are ready: one of them that is ready, or else, with
+ * `g->awaited`, one to wait for. */
+static seat *go_on(nnb_group *g)
 {
-    end_waiting(g);
+    if (!g->n_turns || g->now_ns - g->reviewed_ns >= REVIEW_NS)
+        return NULL;
+    seat *best = NULL, *awaited = NULL;
+    uint64_t least = 0;
+    for (uint32_t i = 0; i < g->n_turns; i++) {
+        seat *m = g->turns[i];
+        const share *s = m->share;
+        uint64_t spent = nnb_load_relaxed(&s->spent);
+        int p = top_priority(s), r = (int)m->priority;
+        if (g->now_ns >= m->turn_until || p < r || r > g->rival_priority ||
+            (r == g->rival_priority && spent > g->rival_spent + LEAD_NS))
+            return NULL;
+        if (m->is_ready) {
+            if (s->first[p] != m || !may_run(g, s))
+                return NULL;
+            if (!best || spent < least)
+                best = m, least = spent;
+        } else {
+            if (g->now_ns >= m->awaited_until || (p == r && !needs_turn(s->first[p])))
+                return NULL;
+            awaited = m;
+        }
+    }
+    if (!best && g->n_turns == g->most_turns && may_poll(g) && (g->rival_needs_turn || g->rival_priority == NNB_PRIORITIES))
+        g->awaited = awaited;
+    return best;
+}
+
+/* The neediest: the highest priority, then the client that had least, or one whose turn it is. NULL: those that are ready
+ * may not run, or, with `g->awaited`, the leader waits. */
+static seat *review(nnb_group *g)
+{
     share *best = NULL, *held = NULL;
     int priority = NNB_PRIORITIES;
     uint64_t least = 0, least_held = 0;
-    uint32_t best_at = 0, held_at = 0;
+    g->rival_priority = NNB_PRIORITIES;
+    g->rival_spent = 0;
+    g->reviewed_ns = g->now_ns;
     for (uint32_t i = 0; i < g->n_ready; i++) {
         share *s = g->ready[i];
         int p = top_priority(s);
+        if (!s->n_turns)
+            note_rival(g, s);
         if (p > priority || !may_run(g, s))
             continue;
         uint64_t spent = nnb_load_relaxed(&s->spent);
         if (p < priority || spent < least)
-            best = s, best_at = i, least = spent;
+            best = s, least = spent;
         if (p < priority)
             held = NULL;
         priority = p;
         if (s->first[p]->turn_until > g->now_ns && (!held || spent < least_held))
-            held = s, held_at = i, least_held = spent;
+            held = s, least_held = spent;
     }
     if (!best)
         return NULL;
     if (held && held != best && least_held <= least + LEAD_NS)
-        best = held, best_at = held_at, least = least_held;
+        best = held;
     seat *m = best->first[priority];
-    int needs_turn = m->window_ns && !m->turnless && !m->turn_until;
-    if (needs_turn && g->n_turns && may_poll(g) && (g->awaited = whom_to_await(g, m->priority, least)))
+    if (needs_turn(m) && g->n_turns && may_poll(g))
+        g->awaited = whom_to_await(g, m->priority, least);
+    return g->awaited ? NULL : m;
+}
+
+/* The next request, as `review` says. NULL: there is none now. */
+static seat *pick(nnb_group *g)
+{
+    end_waiting(g);
+    seat *m = go_on(g);
+    if (!m && !g->awaited)
+        m = review(g);
+    if (!m)
         return NULL;
-    best->first[priority] = m->next;
+    share *s = m->share;
+    s->first[top_priority(s)] = m->next;
     m->is_ready = 0;
-    if (!--best->n_ready)
-        g->ready[best_at] = g->ready[--g->n_ready];
-    if (least > g->floor_ns)
-        g->floor_ns = least;
+    if (!--s->n_ready) {
+        g->ready[s->ready_at] = g->ready[--g->n_ready];
+        g->ready[s->ready_at]->ready_at = s->ready_at;
+    }
+    uint64_t spent = nnb_load_relaxed(&s->spent);
+    if (spent > g->floor_ns)
+        g->floor_ns = spent;
     begin_turn(g, m);
     return m;
 }
@@ -911,6 +996,8 @@ static void account(nnb_worker *w, seat *m, uint64_t ended_ns)
         if (w->role == LEADS && !w->is_first)
             w->group->now_ns = ended_ns;
     }
+    if (w->is_first && counts > MOST_FIRST_NS)
+        counts = MOST_FIRST_NS;
     counts += FLOOR_NS;
     credit += counts / CREDIT_PART;
     nnb_store_relaxed(&s->credit, credit < MOST_CREDIT_NS ? credit : MOST_CREDIT_NS);
@@ -959,11 +1046,22 @@ static void note_turn(nnb_group *g, seat *m, int was_asleep)
 {
     if (!m->turn_until)
         return;
-    m->awaited_until = was_asleep ? nnb_now_ns() + WAKE_NS : g->now_ns + THINK_NS;
+    m->awaited_until = was_asleep ? nnb_now_ns() + WAKE_NS : g->now_ns + (m->awake_in_turn < MADE_USE ? THINK_NS : BREAK_NS);
     if (!was_asleep)
         m->sleeps_in_turn = 0, m->awake_in_turn++;
     else if (m->sleeps_in_turn++ >= MOST_SLEEPS)
         lose_turn(g, m);
+}
+
+/* A client that is woken in its turn may be put on the leader's processor, where neither can poll for the other. It leaves,
+ * so that the leader stays where it is and clients where it is not. If it cannot, and has to be woken again, the leader
+ * does: see processor.c. */
+static void prepare_wake(seat *m, int has_turn)
+{
+    nnb_channel *outbox = nnb_server_outbox(m->server);
+    nnb_tell_client(outbox, has_turn ? sched_getcpu() : NNB_NOTHING);
+    m->is_to_rest = 0;
+    outbox->is_listeners = !has_turn || m->sleeps_in_turn;
 }
 
 /* Answers the request at hand. 0, NNB_BURST_ENDED | ..., or -ERESTART. */
@@ -975,7 +1073,9 @@ static int conclude(nnb_worker *w)
         give_back(w);
         return 0;
     }
-    int was_asleep = w->has_turn && is_asleep(m);
+    int was_asleep = is_asleep(m);
+    if (was_asleep || m->is_to_rest)
+        prepare_wake(m, w->has_turn);
     uint64_t ended_ns = !w->started_ns ? 0 : w->is_first ? nnb_thread_ns() : nnb_now_ns();
     int rc = nnb_server_reply(m->server);
     w->ended = rc < 0 && rc != -ERESTART ? rc : 0;
@@ -1194,6 +1294,15 @@ static void sleep_on_all(nnb_group *g)
 
 /* ---- looking ---------------------------------------------------------------------------------------------------- */
 
+/* Whether any burst is to be polled. */
+static int has_window(const nnb_group *g)
+{
+    for (uint32_t i = 0; i < g->n_hot; i++)
+        if (g->hot[i]->window_ns && !nnb_load32_relaxed(&g->hot[i]->taken))
+            return 1;
+    return 0;
+}
+
 static uint64_t window_of(const nnb_group *g)
 {
     uint64_t window = 0;
@@ -1228,7 +1337,7 @@ static void idle(nnb_group *g)
 static int lead(nnb_worker *w, uint32_t limit)
 {
     nnb_group *g = w->group;
-    int polls = may_poll(g) && window_of(g);
+    int polls = may_poll(g) && has_window(g);
     for (uint32_t round = 1;; round++) {
         if (nnb_load32_relaxed(&g->changed))
             refresh(g);
@@ -1255,7 +1364,7 @@ static int lead(nnb_worker *w, uint32_t limit)
         }
         if (!limit && (!polls || round % CLOCK_EVERY == 0)) {
             idle(g);
-            polls = may_poll(g) && window_of(g);
+            polls = may_poll(g) && has_window(g);
         } else {
             nnb_pause();
         }
@@ -1438,7 +1547,7 @@ uint32_t nnb_group_spins(const nnb_worker *w)
     const nnb_group *g = w->group;
     if (w->role == ATTACHED)
         return SPINS;
-    return w->role == LEADS && may_poll(g) && window_of(g) ? SPINS : 0;
+    return w->role == LEADS && may_poll(g) && has_window(g) ? SPINS : 0;
 }
 
 int nnb_group_answer(nnb_worker *w)

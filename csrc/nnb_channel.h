@@ -8,6 +8,8 @@
 #include "nnb_internal.h"
 
 #define NNB_EVENT_AWAITED 0x4u        /* the reader sleeps in an event loop, not here: ring its bell */
+#define NNB_TOLD 2                    /* word of a stamp of results: what nnb_tell_client says, and 0 nothing */
+#define NNB_TELLING(what) ((uint64_t)((what) + 1))
 #define NNB_EVENT_HANG_UP 0x80000000u /* wakes our own waiters; the private flag says whether it is true */
 
 typedef struct nnb_channel {
@@ -18,6 +20,7 @@ typedef struct nnb_channel {
     uint32_t fruitless;  /* windows in a row that ended without a packet */
     int waiting;         /* the window is over: the packet that comes was not found by polling */
     int armed;           /* AWAITED is set */
+    int was_woken;       /* and since then nothing was polled for in vain */
     uint64_t verified;   /* datums after the head that were found to be whole packets */
     int size_at;         /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
     uint64_t deadlines;  /* how many were set since they were wiped */
@@ -66,6 +69,17 @@ void nnb_channel_hang_up(nnb_channel *ch);
 /* processor.c. A listener thread has woken its client, which began at that time: moves it to another processor if it was
  * pushed off this one time after time. */
 void nnb_note_wake(uint64_t began_ns);
+/* What the listener that serves many clients tells one of them beside its answers: a number of the processor where it polls
+ * for the next request of a client that it wakes, or else: */
+#define NNB_NOTHING (-1)
+#define NNB_REST (-2) /* there is no answer for a while: do not poll for it */
+void nnb_tell_client(const nnb_channel *results, int what);
+/* The client polls in vain after it was woken: moves it if it is on that processor. */
+void nnb_part_from_listener(const nnb_channel *results);
+static inline int nnb_channel_is_to_rest(const nnb_channel *ch)
+{
+    return ch->packets == NNB_RESULTS && ch->mq->stamp && nnb_load_relaxed(&ch->mq->stamp[NNB_TOLD]) == NNB_TELLING(NNB_REST);
+}
 
 /* watch.c. Puts times beside W for the packet of n datums that is sent next. */
 void nnb_channel_stamp(nnb_channel *ch, uint32_t n, uint64_t time_ns, uint64_t lasted_ns);

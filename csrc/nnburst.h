@@ -346,6 +346,8 @@ void nnb_client_destroy(nnb_client *c); /* close + free; NULL is fine; harmless 
 void nnb_client_stats(const nnb_client *c, nnb_stats *out);
 /* Whether nothing runs on it now. A hint: it may be otherwise a moment later. */
 int nnb_client_is_free(const nnb_client *c);
+/* 0: it is closed or corrupt. A hint: 1 while another thread waits in it. */
+int nnb_client_is_sound(nnb_client *c);
 /* Before the first run: histograms of its timed runs go here, and all counters. The row outlives the client's use. */
 void nnb_client_watch(nnb_client *c, nnb_row *row);
 /* From now on one run in `every` is timed, at least, and noted in the trace, which outlives the client's use. After

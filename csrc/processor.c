@@ -47,14 +47,35 @@ static int was_pushed(void)
     return pushed;
 }
 
-void nnb_note_wake(uint64_t began_ns)
+static void move(uint64_t now)
 {
-    uint64_t now = nnb_now_ns(), since = now - here.moved_ns;
-    if (now - began_ns < PUSHED_NS || !was_pushed() || since < here.pause_ns)
+    uint64_t since = now - here.moved_ns;
+    if (since < here.pause_ns)
         return;
     here.pause_ns = since > HELPED_NS + here.pause_ns ? SOONEST_NS : 2 * here.pause_ns;
     if (here.pause_ns > LATEST_NS)
         here.pause_ns = LATEST_NS;
     here.moved_ns = now;
     move_away();
+}
+
+void nnb_note_wake(uint64_t began_ns)
+{
+    uint64_t now = nnb_now_ns();
+    if (now - began_ns >= PUSHED_NS && was_pushed())
+        move(now);
+}
+
+void nnb_tell_client(const nnb_channel *results, int what)
+{
+    if (results->mq->stamp)
+        nnb_store_relaxed(&results->mq->stamp[NNB_TOLD], NNB_TELLING(what));
+}
+
+void nnb_part_from_listener(const nnb_channel *results)
+{
+    const nnb_a64 *stamp = results->mq->stamp;
+    uint64_t told = stamp ? nnb_load_relaxed(&stamp[NNB_TOLD]) : 0;
+    if (told && told == NNB_TELLING(sched_getcpu()))
+        move(nnb_now_ns());
 }

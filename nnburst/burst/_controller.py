@@ -317,6 +317,11 @@ class ExecutionBurstController(OneProcess):
         return bool(lib.nnb_client_is_free(self._endpoint))
 
     @property
+    def is_sound(self) -> bool:
+        """Whether it may be used again: it is not closed, and the service has not corrupted its channels."""
+        return lib.nnb_client_is_sound(self._endpoint) == 1
+
+    @property
     def ending(self) -> Ending:
         """How the process of the server ended."""
         return self._prepared_model.ending

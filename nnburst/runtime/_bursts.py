@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable
 
 from ..burst._stats import BurstStats
@@ -28,6 +29,7 @@ class Bursts:
     Attributes:
         recovery: Opens the model again when the service has died; None: executions get `DeadObject` then.
         retry: How often a run that a death has ended is repeated.
+        most_at_home: So many of those that were lent and given back are kept; the others are ended.
     """
 
     def __init__(self, compilation: Compilation, polling_window: float | None) -> None:
@@ -36,6 +38,9 @@ class Bursts:
         self._bursts = [self._open(compilation)]
         self._lendable: list[Burst] = []
         self._at_home: list[Burst] = []
+        self._ended: deque[Burst] = deque()
+        self._past: tuple[BurstStats, Latency] | None = None
+        self.most_at_home = 1
         self.recovery: Recovery | None = None
         self.retry = 0
 
@@ -90,12 +95,13 @@ class Bursts:
             ResourceExhausted: The service gives this client no more bursts.
         """
         for burst in self._bursts:
-            if burst.controller.is_free:
+            if burst.controller.is_free and burst.controller.is_sound:
                 return burst
         return self._another(lambda: self._bursts)
 
     def _another(self, where: Callable[[], list[Burst]]) -> Burst:
         """Open another one, after a death that is to be got over first."""
+        self._bury()
         first, others = self.first, where()  # before it is opened: if it dies meanwhile it must not be among the new
         try:
             burst = self._open(first.compilation)
@@ -116,7 +122,9 @@ class Bursts:
         if first.controller.ending.reason:
             self.recover(first)
         with contextlib.suppress(IndexError):
-            return self._at_home.pop()
+            while not (burst := self._at_home.pop()).controller.is_sound:
+                self._end(burst)
+            return burst
         return self._another(lambda: self._lendable)
 
     def lend_again(self, burst: Burst) -> bool:
@@ -126,24 +134,51 @@ class Bursts:
             return True
         return False
 
-    def give_back(self, burst: Burst) -> None:
-        """Have one that was lent lent again, if it has not died. Also in a finaliser."""
+    def give_back(self, burst: Burst) -> bool:
+        """Have one that was lent lent again; False if it has ended, or ends now. Also in a finaliser."""
         at_home = self._at_home  # before the look: `begin_again` may come in between
-        if burst in self._lendable:
+        if burst not in self._lendable:
+            return False
+        if len(at_home) < self.most_at_home and burst.controller.is_sound:
             at_home.append(burst)
+            return True
+        self._end(burst)
+        return False
+
+    def _end(self, burst: Burst) -> None:
+        """Use it no more. Also in a finaliser, so it is closed later."""
+        with contextlib.suppress(ValueError):  # `begin_again` came in between
+            self._lendable.remove(burst)
+        burst.controller.hang_up()
+        self._ended.append(burst)
+
+    def _bury(self) -> None:
+        """Close those that have ended; what they have counted stays."""
+        with contextlib.suppress(IndexError):
+            while True:
+                burst = self._ended.popleft()
+                burst.close()
+                stats, latency = burst.stats, burst.controller.latency()
+                if self._past is not None:
+                    stats, latency = stats + self._past[0], latency + self._past[1]
+                self._past = stats, latency
 
     @property
     def stats(self) -> BurstStats:
         """Sums of the counters of the clients' ends."""
-        return sum((burst.stats for burst in self._others), self.first.stats)
+        self._bury()
+        past = () if self._past is None else (self._past[0],)
+        return sum((*past, *(burst.stats for burst in self._others)), self.first.stats)
 
     def latency(self) -> Latency:
         """Say how long the runs of all took."""
-        return sum((burst.controller.latency() for burst in self._others), self.first.controller.latency())
+        self._bury()
+        past = () if self._past is None else (self._past[1],)
+        return sum((*past, *(burst.controller.latency() for burst in self._others)), self.first.controller.latency())
 
     @property
     def _others(self) -> tuple[Burst, ...]:
-        return (*self._bursts[1:], *self._lendable)
+        return (*self._bursts[1:], *self._lendable, *self._ended)
 
     def refuse(self) -> None:
         """Run nothing any more; executions in flight get `BadState`. Waits for nothing."""

@@ -59,14 +59,14 @@ class Pipeline(OneProcess):
         self._pointers = tuple(execution.pointer for execution in executions)
         self._at = 0
         self._advance = lib.nnb_execution_advance
-        self._then: list[Callable[[], None]] = []
+        self._then: list[Callable[[], object]] = []
         # It must not keep the executions, which may keep what keeps the pipeline.
         self._finalizer = weakref.finalize(self, _end, executions[0].controller, self._pointers, self._then)
         self._finalizer.atexit = False
         self.current = self._executions[0]
         self.depth = len(executions)
 
-    def when_closed(self, call: Callable[[Burst], None], burst: Burst) -> None:
+    def when_closed(self, call: Callable[[Burst], object], burst: Burst) -> None:
         """Have a function called once, when the pipeline is closed or dropped."""
         self._then.append(partial(call, burst))
 
@@ -173,7 +173,9 @@ class Pipeline(OneProcess):
         self.close()
 
 
-def _end(controller: ExecutionBurstController, executions: Sequence[CData], then: Sequence[Callable[[], None]]) -> None:
+def _end(
+    controller: ExecutionBurstController, executions: Sequence[CData], then: Sequence[Callable[[], object]]
+) -> None:
     """What is in flight is not awaited any more: its answer must not be written to an execution that is gone."""
     controller.give_up(executions)
     for call in then:
@@ -204,13 +206,16 @@ class KeptPipelines:
         burst = found[1] if found else self._bursts.lend()
         try:
             pipeline = found[2] if found else make(burst)
-            try:
-                yield pipeline
-            finally:
-                pipeline.settle()
-                self._put(key, burst, pipeline)
-        finally:
+        except BaseException:
             self._bursts.give_back(burst)
+            raise
+        try:
+            yield pipeline
+        finally:
+            try:
+                pipeline.settle()
+            finally:
+                self._put(key, burst, pipeline)
 
     def _taken(self, key: Hashable) -> tuple[Hashable, Burst, Pipeline] | None:
         for kept in reversed(self._kept):
@@ -222,7 +227,8 @@ class KeptPipelines:
         return None
 
     def _put(self, key: Hashable, burst: Burst, pipeline: Pipeline) -> None:
-        if pipeline.is_idle and not burst.controller.ending.reason:
+        is_idle = pipeline.is_idle and not burst.controller.ending.reason
+        if self._bursts.give_back(burst) and is_idle:
             self._kept.append((key, burst, pipeline))
         else:
             pipeline.forget()

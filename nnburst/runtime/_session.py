@@ -156,6 +156,7 @@ class Session(OneProcess):
             self._bursts.retry = retry
         self._leaving: Leaving | None = None
         self._lanes = Lanes(concurrency or len(self._bursts.first.controller.cpus))
+        self._bursts.most_at_home = self._lanes.number
         self._idle, self._waiting = self._lanes.idle, self._lanes.waiting
         self._rooms: dict[str, int] = {}
         self._pipelines = KeptPipelines(self._bursts)

@@ -249,13 +249,15 @@ def _disconnect(sock: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _signals(wake_fd: int) -> Iterator[None]:
-    """Have SIGTERM, SIGINT and SIGHUP written to a descriptor, by number, instead of raising."""
+    """Have SIGTERM, SIGINT and SIGHUP written to a descriptor, by number, instead of raising; also blocked ones."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     old_fd = signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
+    old_mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         signal.set_wakeup_fd(old_fd)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -261,8 +261,12 @@ def waiting(start: Callable[..., Served], tmp_path: Path) -> Served:
     )
     for name in ("began", "go_on"):
         os.mkfifo(tmp_path / name)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
-    return start("--name", "slow", "--device", "nnburst-function:call=slow:wait", env=env)
+    return start("--name", "slow", "--device", "nnburst-function:call=slow:wait", env=finding(tmp_path))
+
+
+def finding(modules: Path) -> dict[str, str]:
+    """Return an environment in which a service finds modules in a directory."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(modules)))}
 
 
 def test_term_lets_a_running_execution_finish(waiting: Served, tmp_path: Path) -> None:
@@ -303,6 +307,25 @@ def test_hup_serves_the_new_file_and_keeps_open_sessions(
         assert "is served as before" in served.process.stderr.readline()
         with service.session("scale") as new:
             np.testing.assert_array_equal(new.run(None, {"x": X})[0], 3 * X)
+
+
+def test_hup_while_it_starts_loads_the_models_again(start: Callable[..., Served], scaling: str, tmp_path: Path) -> None:
+    (tmp_path / "hung.py").write_text(
+        "import os, signal\n"
+        "from nnburst.devices.function import Tensor, declare\n"
+        "os.kill(os.getpid(), signal.SIGHUP)\n"
+        "@declare(inputs=[Tensor('x', 'float32', (1,))], outputs=[Tensor('y', 'float32', (1,))])\n"
+        "def same(x):\n"
+        "    return x\n"
+    )
+    devices = ("--device", "nnburst-function:call=hung:same", "--device", "nnburst-onnxruntime")
+    options = ("--name", "vision", "--model", f"scale={scaling}", "--log-level", "info")
+    served = start(*options, *devices, env=finding(tmp_path))
+    assert served.process.stderr is not None
+    while "was loaded again" not in (line := served.process.stderr.readline()):
+        assert line, "the log has ended"
+    served.process.terminate()
+    assert served.ended() == 0
 
 
 def test_idle_service_ends_when_it_was_asked_to(start: Callable[..., Served]) -> None:

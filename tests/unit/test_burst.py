@@ -809,9 +809,11 @@ def test_forged_counter_kills_the_burst_for_good(memory: Memory, forged: int) ->
             service.results.event_flag.wake(2)
 
         thread = answered_by(service, forge)
+        assert controller.is_sound
         with pytest.raises(GeneralFailure, match="corrupted"):
             execution.run()
         thread.join(PATIENCE)
+        assert not controller.is_sound
         lib.nnb_mq_write_counter(service.results.handle)[0] = 0
         with pytest.raises(GeneralFailure, match="corrupted"):
             execution.run()

@@ -391,6 +391,34 @@ def test_burst_that_died_is_not_lent_again(session: nnburst.Session) -> None:
         assert len(list(pipeline.map([filled(1)] * 3))) == 3
 
 
+def test_burst_that_is_corrupt_is_not_lent_again(session: nnburst.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    bursts = session._bursts
+    burst = bursts.lend()
+    assert bursts.give_back(burst)
+    is_sound = ExecutionBurstController.is_sound
+    monkeypatch.setattr(
+        ExecutionBurstController,
+        "is_sound",
+        property(lambda this: this is not burst.controller and is_sound.fget(this)),  # type: ignore[attr-defined]
+    )
+    other = bursts.lend()
+    assert other is not burst
+    assert bursts.give_back(other)
+
+
+def test_bursts_of_a_peak_are_given_back() -> None:
+    with (
+        nnburst.launch(devices=["nnburst-reference"], quotas={"bursts": 4}) as service,
+        service.session(relu(), concurrency=1) as session,
+    ):
+        for peak in (1, 2):
+            with session.pipeline(2) as one, session.pipeline(2) as two, session.pipeline(2) as three:
+                for pipeline in (one, two, three):
+                    assert len(list(pipeline.map([filled(1)] * 3))) == 3
+            with service.session(relu()) as other, other.pipeline(2):
+                assert session.stats.received == 9 * peak
+
+
 def test_burst_that_dies_as_it_is_opened_is_not_among_the_new_ones(
     session: nnburst.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,9 +8,10 @@ import json
 import logging
 import os
 import pwd
+import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,6 +28,18 @@ _WATCHED = 2048
 """Bursts and models that `nnburst top` can tell apart; as many as two users may have."""
 _LONGEST_IDLE_S = 1_000_000
 _LEVELS = ("debug", "info", "warning", "error")
+
+
+@contextlib.contextmanager
+def _hangups_held() -> Iterator[None]:
+    """Have a SIGHUP wait until the service handles it: while it starts, that neither ends it nor is lost."""
+    hangup = {signal.SIGHUP}
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, hangup)
+    try:
+        yield
+    finally:
+        signal.sigtimedwait(hangup, 0)  # one that came after the end
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 @click.command()
@@ -60,6 +73,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 @click.option("--affinity", default=None, metavar="CPUS", help="CPUs that it may use, such as 1 or 0,2-3.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="warning", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the line that says it is ready as JSON.")
+@_hangups_held()
 def serve(
     name: str | None,
     path: str | None,

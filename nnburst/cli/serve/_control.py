@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import time
 
 import click
 
@@ -35,7 +36,7 @@ def ls(as_json: bool) -> None:
 @click.argument("address", metavar="NAME|unix:PATH")
 @click.option(
     "--timeout", type=click.FloatRange(0, 1e6), default=30.0, show_default=True, metavar="S",
-    help="Seconds to wait for its end.",
+    help="Seconds that it may take in all.",
 )  # fmt: skip
 @click.option("--kill", is_flag=True, help="End it at once, whatever it runs.")
 def stop(address: str, timeout: float, kill: bool) -> None:
@@ -45,13 +46,14 @@ def stop(address: str, timeout: float, kill: bool) -> None:
     """
     from ...service import connect_to, dial, owner_of, peer_of, peer_pidfd
 
+    until = time.monotonic() + timeout
     try:
-        with dial(address, 5.0) as sock:
+        with dial(address, timeout) as sock:
             pid, pidfd = peer_of(sock).pid, peer_pidfd(sock)
         if pidfd is None:
             raise DeviceUnavailable(f"the process behind {address!r} cannot be seen from here")
         if owner_of(address) != pid:  # else what holds the name made the socket: one that hangs need not say so
-            with connect_to(address) as service:
+            with connect_to(address, timeout=max(0.0, until - time.monotonic())) as service:
                 if service.pid != pid:  # what made the socket is not what serves it
                     os.close(pidfd)
                     raise DeviceUnavailable(
@@ -62,7 +64,7 @@ def stop(address: str, timeout: float, kill: bool) -> None:
     try:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL if kill else signal.SIGTERM)
-        if not select.select([pidfd], [], [], timeout)[0]:
+        if not select.select([pidfd], [], [], max(0.0, until - time.monotonic()))[0]:
             raise click.ClickException(
                 f"process {pid} was told to end and still runs after {timeout:g} s: see what it does, or use --kill"
             )
