@@ -94,7 +94,9 @@
 #define CREDIT_PART 16u        /* of what has counted is credit for runs that take longer */
 #define MOST_CREDIT_NS 20000000u
 #define REVIEW_NS 50000u       /* so often the leader compares all that are ready, while a turn goes on */
-#define MOST_FIRST_NS 2000000u /* what the first run of a burst counts at most: it may load what all runs need */
+/* What the first run of a burst counts at most. It waits for the client's memory, and may load what all need: while many
+ * programs start, one that had to pay for that would not run for seconds. */
+#define MOST_FIRST_NS 2000000u
 #define FLOOR_NS 500u          /* what a request costs at least */
 #define FUTILE_WAKES 1024u     /* a client that wakes us so often without a packet is not served any more */
 #define WORDS 127u             /* and a bell */
@@ -160,9 +162,7 @@ struct nnb_worker {
     int is_new;     /* the request at hand has to be bound first */
     int ended;      /* what ended the seat's burst, 0: it goes on */
     int is_first;   /* of the seat's */
-    /* 0: not measured. The first request counts with what its thread works: it waits for the client's memory, and while
-     * many programs start, one that had to pay for that would not run for seconds. */
-    uint64_t started_ns;
+    uint64_t started_ns; /* 0: not measured */
     uint64_t poll_until;
     nnb_a64 runs;
     uint64_t busy_word;
@@ -958,7 +958,7 @@ static int begin(nnb_worker *w)
     w->started_ns = 0;
     if (has_others && (is_long || g->n_hot > 1 || nnb_load_relaxed(&w->runs) % MEASURE_EVERY == 0)) {
         g->now_ns = nnb_now_ns();
-        w->started_ns = w->is_first ? nnb_thread_ns() : g->now_ns;
+        w->started_ns = g->now_ns;
     }
     if (is_long) {
         detach(w);
@@ -993,7 +993,7 @@ static void account(nnb_worker *w, seat *m, uint64_t ended_ns)
         credit -= forgiven;
         if (!w->is_new)
             m->average_ns = m->average_ns - m->average_ns / 8 + (took - excess) / 8;
-        if (w->role == LEADS && !w->is_first)
+        if (w->role == LEADS)
             w->group->now_ns = ended_ns;
     }
     if (w->is_first && counts > MOST_FIRST_NS)
@@ -1076,7 +1076,7 @@ static int conclude(nnb_worker *w)
     int was_asleep = is_asleep(m);
     if (was_asleep || m->is_to_rest)
         prepare_wake(m, w->has_turn);
-    uint64_t ended_ns = !w->started_ns ? 0 : w->is_first ? nnb_thread_ns() : nnb_now_ns();
+    uint64_t ended_ns = w->started_ns ? nnb_now_ns() : 0;
     int rc = nnb_server_reply(m->server);
     w->ended = rc < 0 && rc != -ERESTART ? rc : 0;
     if (w->role == INLINE) {

@@ -15,16 +15,12 @@
 
 #include "nnb_internal.h"
 
-static uint64_t read_ns(clockid_t clock)
+uint64_t nnb_now_ns(void)
 {
     struct timespec t;
-    clock_gettime(clock, &t);
+    clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
-
-uint64_t nnb_now_ns(void) { return read_ns(CLOCK_MONOTONIC); }
-
-uint64_t nnb_thread_ns(void) { return read_ns(CLOCK_THREAD_CPUTIME_ID); }
 
 /* Not FUTEX_PRIVATE: the word crosses processes. */
 static long futex(uint32_t *word, int op, uint32_t value, const struct timespec *timeout, uint32_t bitset)

@@ -88,7 +88,6 @@ int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t dead
 int nnb_event_wait_retry(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns);
 
 uint64_t nnb_now_ns(void);    /* CLOCK_MONOTONIC */
-uint64_t nnb_thread_ns(void); /* CLOCK_THREAD_CPUTIME_ID */
 
 /* ---- message_queue.c: FMQ ----------------------------------------------------------------- */
 

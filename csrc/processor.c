@@ -1,4 +1,4 @@
-/* A listener thread that shares a processor with the client that it wakes, while others are idle.
+/* A listener thread and the client that it wakes on one processor, while others are idle: one of them moves.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -7,6 +7,10 @@
  * and both ends sleep for each run. A wake that lasts long is the sign. The thread moves: the processor that it is on is
  * taken out of its mask for a moment. Nothing tells whether the others are idle, so it moves less often if that does not
  * help.
+ *
+ * A listener that serves many clients would find others on the processor that it moves to, next time. It tells the client
+ * where it polls, and the client moves, if it polls there in vain after it was woken. So the listener keeps its processor,
+ * and all clients come to be elsewhere.
  */
 #define _GNU_SOURCE
 #include <sched.h>

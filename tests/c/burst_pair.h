@@ -26,16 +26,21 @@ static inline nnb_mq *second_handle(const nnb_mq *q)
     return copy;
 }
 
-static inline burst_pair new_pair(uint64_t length, uint64_t client_window_ns, uint64_t server_window_ns)
+static inline burst_pair new_pair_as(uint32_t layout, uint64_t length, uint64_t client_window_ns, uint64_t server_window_ns)
 {
     uint32_t options = NNB_MQ_EXCLUSIVE | NNB_MQ_SEALED;
     burst_pair p;
-    p.request = new_queue(length, NNB_DATUM_SIZE, NNB_SYNCHRONIZED, NNB_LAYOUT_LINES, options);
-    p.result = new_queue(length, NNB_DATUM_SIZE, NNB_SYNCHRONIZED, NNB_LAYOUT_LINES, options);
+    p.request = new_queue(length, NNB_DATUM_SIZE, NNB_SYNCHRONIZED, layout, options);
+    p.result = new_queue(length, NNB_DATUM_SIZE, NNB_SYNCHRONIZED, layout, options);
     nnb_mq *request = second_handle(p.request), *result = second_handle(p.result);
     CHECK_EQ(nnb_client_create(&p.client, p.request, p.result, client_window_ns), 0);
     CHECK_EQ(nnb_server_create(&p.server, request, result, server_window_ns, 8), 0);
     return p;
+}
+
+static inline burst_pair new_pair(uint64_t length, uint64_t client_window_ns, uint64_t server_window_ns)
+{
+    return new_pair_as(NNB_LAYOUT_LINES, length, client_window_ns, server_window_ns);
 }
 
 /* The server first: its handles are views of the client's mapping. */

@@ -9,6 +9,7 @@
 
 #include "burst_pair.h"
 #include "nnb_channel.h"
+#include "nnb_server.h"
 
 static int waits, wakes, reads, reads_before_wait;
 static uint64_t wake_takes; /* how far a wake moves that clock */
@@ -241,6 +242,28 @@ int main(void)
     }
     is_pushed = 0;
     wake_takes = fake_ns = 0;
+    nnb_execution_destroy(e);
+    end_pair(&p);
+
+    /* a client that was woken, and polls in vain where the listener polls, leaves it the processor */
+    p = new_pair_as(NNB_LAYOUT_STAMPED, 32, 200000, 200000);
+    e = new_execution(p.client, 1);
+    moves = 0;
+    nnb_tell_client(nnb_server_outbox(p.server), 1);
+    polled_for(e, answer_now);
+    CHECK_EQ(moves, 0); /* it was not woken before */
+    polled_for(e, answer_now);
+    CHECK_EQ(moves, 2);
+    const int others[] = {0, 2, NNB_NOTHING};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        nnb_tell_client(nnb_server_outbox(p.server), others[i]);
+        polled_for(e, answer_now);
+        CHECK_EQ(moves, 2);
+    }
+    /* one that is told to rest does not poll */
+    CHECK(polled_for(e, answer_now) > 10000);
+    nnb_tell_client(nnb_server_outbox(p.server), NNB_REST);
+    CHECK(polled_for(e, answer_now) < 10000);
     nnb_execution_destroy(e);
     end_pair(&p);
 

@@ -2,7 +2,11 @@
  * turn it is, a client that was idle saves nothing up, a run that was interrupted does not count against its client, but
  * many long ones do, a client that thinks costs the others nothing, a burst that has ended has no turn, and a request that
  * came too late for the first look is not overlooked. The clock is the test's own (--wrap=nnb_now_ns). */
+#define _GNU_SOURCE
+#include <sched.h>
+
 #include "burst_pair.h"
+#include "nnb_channel.h"
 
 #define MOST 8
 
@@ -25,7 +29,7 @@ uint64_t __wrap_nnb_now_ns(void) { return clock_ns += 100; }
 
 static void open_polling_burst(int i, uint64_t client, uint32_t priority, uint64_t window)
 {
-    pairs[i] = new_pair(1024, window, window);
+    pairs[i] = new_pair_as(NNB_LAYOUT_STAMPED, 1024, window, window);
     is_open[i] = 1;
     seats[i] = nnb_group_add(group, pairs[i].server, client, priority);
     CHECK(seats[i] >= 0);
@@ -277,6 +281,56 @@ static void client_that_polls_has_a_turn(void)
 }
 
 /* One that does not fall asleep after its turn, and then one that does not come when its turn has begun. */
+static uint64_t told(int i) { return nnb_load_relaxed(&pairs[i].result->stamp[NNB_TOLD]); }
+
+static void client_whose_turn_is_over_is_told_to_rest(void)
+{
+    begin_turn_beside_a_sleeper();
+    CHECK(told(0) != NNB_TELLING(NNB_REST));
+    last_for(2);
+    send(0);
+    CHECK_EQ(next_burst(), 1);
+    CHECK_EQ(told(0), NNB_TELLING(NNB_REST));
+    for (int i = 0; i < 20; i++) {
+        send(1);
+        CHECK_EQ(next_burst(), 1);
+        CHECK_EQ(told(1), NNB_TELLING(sched_getcpu())); /* it was woken in its turn, and is to leave that to the leader */
+    }
+    last_for(2);
+    CHECK_EQ(next_burst(), 0);
+    answer();
+    CHECK(told(0) != NNB_TELLING(NNB_REST));
+    close_all();
+}
+
+/* With all that it has taken it would be the other one's turn. */
+static void first_run_counts_little(void)
+{
+    open_group(127);
+    open_burst(0, 1, 1);
+    for (int i = 2; i > 0; i--) {
+        open_burst(i, (uint64_t)i + 1, 1);
+        send(i);
+        CHECK_EQ(next_burst(), i);
+        answer();
+    }
+    for (int i = 0; i < 2; i++) {
+        send(1);
+        CHECK_EQ(next_burst(), 1);
+        last_for(10);
+        answer();
+    }
+    send(0);
+    CHECK_EQ(next_burst(), 0);
+    last_for(50);
+    answer();
+    send(1);
+    send(0);
+    CHECK_EQ(next_burst(), 0);
+    CHECK_EQ(next_burst(), 1);
+    close_all();
+}
+
 static void turns_wait_for_nobody_long(void)
 {
     begin_turn_beside_a_sleeper();
@@ -416,7 +470,9 @@ int main(void)
     idle_client_saves_nothing_up();
     interrupted_run_counts_in_part();
     many_long_runs_count();
+    first_run_counts_little();
     client_that_polls_has_a_turn();
+    client_whose_turn_is_over_is_told_to_rest();
     turns_wait_for_nobody_long();
     turn_gives_way_to_priority();
     client_that_thinks_costs_the_others_nothing();
