@@ -37,7 +37,7 @@ TESTS = tuple(
     f"tests/unit/test_{name}.py"
     for name in (
         *("core", "event_flag", "fmq_queue", "fmq_processes", "fmq_model", "burst", "burst_guarded", "listener_group"),
-        *("memory_doors", "reference_kernels", "fence", "events", "nncache"),
+        *("memory_doors", "reference_kernels", "fence", "events", "nncache", "cache_store"),
     )
 )
 """What depends on the architecture: atomics, futexes, bytes in shared memory, arithmetic. All unit tests take hours."""
