@@ -556,9 +556,9 @@ def test_request_that_is_nearly_like_the_last_is_looked_at_anew(gateway: Gateway
 
         def refused(wrong: Any) -> str:
             for _ in range(2):
-                assert infer(request(), timeout=60).raw_output_contents[0] == Y.tobytes()
+                assert infer(request()).raw_output_contents[0] == Y.tobytes()
             with pytest.raises(grpc.RpcError) as info:
-                infer(wrong, timeout=60)
+                infer(wrong)
             assert info.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             return str(info.value.details())
 
@@ -588,7 +588,7 @@ def test_request_that_is_nearly_like_the_last_is_looked_at_anew(gateway: Gateway
         other.raw_input_contents[0] = X[1:].tobytes()
         for number, asked in enumerate((other, request(), other, other, other, request(), request(), request())):
             asked.id = str(number)
-            answer = infer(asked, timeout=60)
+            answer = infer(asked)
             assert answer.id == str(number)
             assert list(answer.outputs[0].shape) == list(asked.inputs[0].shape)
             assert answer.raw_output_contents[0] == Y[-answer.outputs[0].shape[0] :].tobytes()
@@ -603,7 +603,7 @@ def test_stream_says_which_request_failed_if_it_is_like_those_before(gateway: Ga
         return request
 
     with grpc.insecure_channel(gateway.url("grpc")) as channel:
-        answers = list(stubs.GRPCInferenceServiceStub(channel).ModelStreamInfer(map(request, range(6)), timeout=60))
+        answers = list(stubs.GRPCInferenceServiceStub(channel).ModelStreamInfer(map(request, range(6))))
     assert [answer.infer_response.id for answer in answers] == [str(number) for number in range(6)]
     assert [bool(answer.error_message) for answer in answers] == [number == 4 for number in range(6)]
 
