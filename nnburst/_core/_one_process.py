@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NoReturn, SupportsIndex
 
 from ..errors import InvalidArgument
+from ._known_names import KnownNames
 
 
-class OneProcess:
+class OneProcess(KnownNames):
     """Base of such objects: pickling or copying one says what to do instead."""
 
     __slots__ = ()

@@ -50,6 +50,8 @@ class Burst(OneProcess):
         BadState: It is not finished or has failed.
     """
 
+    compilation: Compilation
+
     def __init__(self, compilation: Compilation, *, polling_window: float | None = None) -> None:
         if not isinstance(compilation, Compilation):
             raise InvalidArgument("a burst needs a Compilation")

@@ -84,6 +84,8 @@ class Compilation(OneProcess):
         InvalidArgument: The model is no `Model`; no device is given, or one twice.
     """
 
+    model: Model
+
     def __init__(self, model: Model | ImportedModel, devices: Sequence[Device] | Service) -> None:
         self._imported = model if isinstance(model, ImportedModel) else None
         if isinstance(model, ImportedModel):

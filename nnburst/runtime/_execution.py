@@ -139,6 +139,11 @@ class Execution(BoundRequest):
         InvalidArgument: It is no `Compilation`.
     """
 
+    compilation: Compilation
+    reusable: bool
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+
     def __init__(self, compilation: Compilation, *, reusable: bool = False) -> None:
         if not isinstance(compilation, Compilation):
             raise InvalidArgument("an execution needs a Compilation")
@@ -146,8 +151,8 @@ class Execution(BoundRequest):
         self._prepared = compilation.prepared_model
         self.compilation = compilation
         self.reusable = reusable
-        self.inputs: Mapping[str, Array] = SharedArrays()
-        self.outputs: Mapping[str, Array] = SharedArrays()
+        self.inputs = SharedArrays()
+        self.outputs = SharedArrays()
         main = compilation.model.main
         self._operands = {
             "input": [main.operands[i] for i in main.input_indexes],

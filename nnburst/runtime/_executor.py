@@ -9,6 +9,7 @@ from concurrent import futures
 from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._core._known_names import KnownNames
 from ..errors import BadState, DeadObject, InvalidArgument
 from ._burst import DEEPEST
 from ._pipeline import fill
@@ -24,7 +25,7 @@ class BrokenBurst(DeadObject, BrokenExecutor):
     """The service of a `BurstExecutor` has ended."""
 
 
-class BurstExecutor(Executor):
+class BurstExecutor(KnownNames, Executor):
     """Runs ``session.run`` in the background, ``depth`` at a time on one burst; no thread but the one that completes.
 
     For programs that are written for executors: ``executor.submit(session.run, None, {"x": x})``, ``executor.map``,

@@ -193,6 +193,8 @@ class DeviceMemory(OneProcess):
     or an execution has filled it.
     """
 
+    operand: Operand
+
     def __init__(
         self,
         roles: Sequence[_Role],

@@ -45,30 +45,35 @@ class Pipeline(OneProcess):
         executions: Two or more of one burst, which the pipeline owns from now on.
 
     Attributes:
-        current: The execution to fill.
         depth: How many executions there are.
 
     Raises:
         InvalidArgument: There are fewer than two.
     """
 
+    depth: int
+
     def __init__(self, executions: Sequence[Execution]) -> None:
         if len(executions) < 2:
             raise InvalidArgument(f"a pipeline needs a depth of 2 or more, not {len(executions)}")
         self._executions = tuple(executions)
         self._pointers = tuple(execution.pointer for execution in executions)
-        self._at = 0
+        self._at = [0]  # place of `current`
         self._advance = lib.nnb_execution_advance
         self._then: list[Callable[[], object]] = []
         # It must not keep the executions, which may keep what keeps the pipeline.
         self._finalizer = weakref.finalize(self, _end, executions[0].controller, self._pointers, self._then)
         self._finalizer.atexit = False
-        self.current = self._executions[0]
         self.depth = len(executions)
 
     def when_closed(self, call: Callable[[Burst], object], burst: Burst) -> None:
         """Have a function called once, when the pipeline is closed or dropped."""
         self._then.append(partial(call, burst))
+
+    @property
+    def current(self) -> Execution:
+        """The execution to fill."""
+        return self._executions[self._at[0]]
 
     def advance(self) -> Execution:
         """Start `current` and return the execution that comes next, which is current from now on.
@@ -79,7 +84,7 @@ class Pipeline(OneProcess):
             BadState: The pipeline or its burst is closed, or another thread waits in the burst; nothing has changed.
             NNBurstError: The run that has ended failed, as `Execution.run` says. The pipeline has advanced.
         """
-        at, pointers = self._at, self._pointers
+        (at,), pointers = self._at, self._pointers
         following = at + 1 if at + 1 < len(pointers) else 0
         current = self._executions[following]
         status = 0
@@ -89,14 +94,14 @@ class Pipeline(OneProcess):
                 if status == _EALREADY or not lib.nnb_execution_flies(pointers[at]):
                     self._executions[at].conclude(status)  # it was not started, or has run elsewhere
                 else:
-                    self._at, self.current = following, current
+                    self._at[0] = following
                     current.conclude(status)
         except BaseException:
             lib.nnb_execution_abandon(pointers[following])  # a signal handler raised
             if status != _EALREADY and lib.nnb_execution_flies(pointers[at]):  # perhaps as soon as it was started
-                self._at, self.current = following, current
+                self._at[0] = following
             raise
-        self._at, self.current = following, current
+        self._at[0] = following
         return current
 
     def drain(self) -> Iterator[Execution]:
@@ -106,7 +111,7 @@ class Pipeline(OneProcess):
             NNBurstError: A run failed, as `Execution.run` says; call again for those that are left.
         """
         for ahead in range(1, self.depth + 1):
-            execution = self._executions[(self._at + ahead) % self.depth]
+            execution = self._executions[(self._at[0] + ahead) % self.depth]
             if execution.is_in_flight:
                 try:
                     execution.conclude(self._advance(ffi.NULL, execution.pointer))
@@ -149,7 +154,7 @@ class Pipeline(OneProcess):
                 with contextlib.suppress(NNBurstError):
                     execution.conclude(self._advance(ffi.NULL, execution.pointer))
         if not any(execution.is_in_flight for execution in self._executions):
-            self._at, self.current = 0, self._executions[0]
+            self._at[0] = 0
 
     def forget(self) -> None:
         """As `close`, but wait for nothing."""

@@ -64,6 +64,9 @@ class ServiceConnection(OneProcess):
         GeneralFailure: It speaks another version.
     """
 
+    faults: socket.socket | None
+    """Where a service with fault points takes orders."""
+
     def __init__(
         self,
         sock: socket.socket,
@@ -110,8 +113,7 @@ class ServiceConnection(OneProcess):
             connection.close()
             raise
         self._kill = kill
-        self.faults: socket.socket | None = None
-        """Where a service with fault points takes orders."""
+        self.faults = None
         self._link = _Link(connection)
         self._connection = connection
         self._pid = hello.pid

@@ -1,0 +1,38 @@
+"""Objects that refuse attributes which they do not have: a setting with a typing error in its name has no effect."""
+
+from __future__ import annotations
+
+import difflib
+from typing import ClassVar
+
+
+class KnownNames:
+    """Base of such objects. Their public attributes are those of their classes, among them names that are annotated.
+
+    Reading costs nothing, and neither does an item of a private list, for what is set in a fast loop. Subclasses that
+    users write may have attributes of their own.
+    """
+
+    __slots__ = ()
+    _known_names: ClassVar[frozenset[str] | None] = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        annotated = (name for base in cls.__mro__ for name in vars(base).get("__annotations__", ()))
+        cls._known_names = frozenset((*dir(cls), *annotated)) if cls.__module__.startswith("nnburst.") else None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute.
+
+        Raises:
+            AttributeError: There is none of that name.
+        """
+        known = self._known_names
+        if known is not None and name[0] != "_" and name not in known:
+            public = (known_name for known_name in known if known_name[0] != "_")
+            close = difflib.get_close_matches(name, public, 1)
+            remedy = f"; did you mean {close[0]!r}?" if close else ""
+            raise AttributeError(
+                f"{type(self).__name__} objects have no attribute {name!r} to set{remedy}", name=name, obj=self
+            )
+        object.__setattr__(self, name, value)
