@@ -58,6 +58,7 @@ struct nnb_server {
     uint8_t *answer; /* room for the whole result ring */
     uint32_t answer_n; /* 0: the default answer */
     int failed;          /* what the executor said, whatever could be sent */
+    int keeps_failures;  /* they are not sent any more */
     nnb_uses *admitted;  /* buffers of the request at hand, taken here */
     int idle_closed;     /* the listener has buffers to free */
     nnb_row *row;        /* or NULL: nothing is timed */
@@ -268,8 +269,11 @@ int nnb_server_reply(nnb_server *s)
         return 0;
     s->pending = 0;
     leave_buffers(s, s->failed ? NNB_LOST : NNB_COMMITTED); /* before the client knows: its next request needs them */
-    if (s->failed)
+    if (s->failed) {
         count(s, NNB_FAILURES);
+        if (s->keeps_failures)
+            return 0;
+    }
     if (s->taken_ns)
         note_reply(s);
     int rc = s->answer_n ? send_answer(s, s->answer, s->answer_n) : send_status(s, 0);
@@ -305,6 +309,8 @@ int nnb_server_set_result(nnb_server *s, const nnb_result *result)
     s->answer_n = (uint32_t)n;
     return 0;
 }
+
+void nnb_server_keep_failures(nnb_server *s) { s->keeps_failures = 1; }
 
 int nnb_server_set_answer(nnb_server *s, const uint8_t *datums, uint32_t n)
 {

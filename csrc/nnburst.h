@@ -506,6 +506,8 @@ int nnb_server_is_revoked(const nnb_server *s);
 /* Replaces the default answer. Times in microseconds; those of the driver are filled in here. Too many shapes for the
  * channel become GENERAL_FAILURE. */
 int nnb_server_set_result(nnb_server *s, const nnb_result *result);
+/* From now on what fails is not answered: the client hears of the end of the service, which made it fail. */
+void nnb_server_keep_failures(nnb_server *s);
 /* The same with datums that are sent as they are, also if they are no packet, or none are: for tests of
  * clients. */
 int nnb_server_set_answer(nnb_server *s, const uint8_t *datums, uint32_t n);

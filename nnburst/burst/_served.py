@@ -135,6 +135,8 @@ class Served(abc.ABC):
     def answer(self, result: ExecutionResult) -> None:
         if result[0] is not ErrorStatus.NONE:
             self._reason = reason_of(result)
+            if self._caller.gone[0]:
+                lib.nnb_server_keep_failures(self._endpoint)
         raw, keep_alive = c_result(result)
         lib.nnb_server_set_result(self._endpoint, raw)
         del keep_alive

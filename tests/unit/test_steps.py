@@ -244,6 +244,21 @@ def test_client_that_is_gone_has_no_more_steps_run(
     assert len(seen) == 1
 
 
+def test_run_that_the_end_of_the_service_cuts_off_is_not_said_to_have_failed(rig: tuple[Service, Accumulator]) -> None:
+    service, device = rig
+    _, begun, go_on = held(device)
+    with service.session("add") as session, session.bind(steps=4096, state=STATE) as execution:
+        execution.timeout = 1.0
+        future = execution.submit()
+        assert begun.wait(WATCHDOG)
+        assert device.host is not None
+        (hosted,) = device.host._connections
+        hosted.objects.leave()  # as at its end; but here the client does not hear of that
+        go_on.set()
+        with pytest.raises(MissedDeadline):
+            future.result(WATCHDOG)
+
+
 def test_service_that_is_stopped_finishes_all_steps(
     rig: tuple[Service, Accumulator], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ BUDGET: tuple[_Promise, ...] = (
     _Promise("(b) queue round trip, burst packets: at most 1.5 L", "queue-packet", _LINE, 1.5),
     _Promise("(d) run() polling: at most 5 L", "burst-poll", _LINE, 5.0),
     _Promise("(d) run() polling: at least 2.5 times faster than iceoryx2", "iceoryx2", "burst-poll", 2.5, True),
+    _Promise("(d) run() polling, shared service: at most 1.1 child", "burst-shared", "burst-poll", 1.1),
     _Promise(
         "(d) run() not polling, one core: at most 1.25 Unix socket echo", "burst-block-1core", "seqpacket-1core", 1.25
     ),

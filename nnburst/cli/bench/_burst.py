@@ -28,8 +28,25 @@ def bytes_in_bytes_out(nbytes: int) -> Any:
 
 @contextmanager
 def _open_burst(nbytes: int, polls: bool, bench: Bench) -> Iterator[Subject]:
-    service = bench.service()
-    window = bench.polling_window if polls else 0.0
+    with _run_on(bench.service(), nbytes, bench.polling_window if polls else 0.0) as subject:
+        yield subject
+
+
+@contextmanager
+def _open_shared_burst(nbytes: int, bench: Bench) -> Iterator[Subject]:
+    from ...runtime import connect
+    from ._clients import shared_service
+
+    with (
+        shared_service() as (address, _),
+        connect(address) as service,
+        _run_on(service, nbytes, bench.polling_window) as subject,
+    ):
+        yield subject
+
+
+@contextmanager
+def _run_on(service: Any, nbytes: int, window: float) -> Iterator[Subject]:
     with service.session(bytes_in_bytes_out(nbytes), polling_window=window) as session:
         bound = session.bind()
         bound.inputs["x"][...] = 1  # the pages exist before anything is timed
@@ -76,6 +93,7 @@ def _payload_case(kind: str, title: str, wait: str, nbytes: int, opener: Callabl
 
 BURST_CASES: tuple[Case, ...] = (
     Case("burst-poll", "d", "burst Execution.run()", "poll", 32, partial(_open_burst, 32, True), APART),
+    Case("burst-shared", "d", "the same, shared service", "poll", 32, partial(_open_shared_burst, 32), APART),
     Case("burst-block", "d", "burst Execution.run()", "block", 32, partial(_open_burst, 32, False), APART),
     Case("burst-block-1core", "d", "burst Execution.run()", "block", 32, partial(_open_burst, 32, False), ONE_CORE),
 )
