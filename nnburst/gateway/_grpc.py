@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import numpy as np
@@ -19,6 +19,7 @@ from ..errors import (
     InvalidArgument,
     MissedDeadline,
     NNBurstError,
+    OutputInsufficientSize,
     ResourceExhausted,
 )
 from ..runtime import Execution
@@ -167,9 +168,9 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
             try:
                 known, timeout = model.known, context.time_remaining()
                 contents = known.taken_from(request) if known is not None and timeout is None else None
-                if contents is not None:
-                    answer = await known.answer(contents, model)
-                else:
+                answer = None if contents is None else await known.answer(contents, model)
+                if answer is None:
+                    request.raw_input_contents.extend(contents or ())
                     answer = await self._answered(model, request, size, timeout)
             except BaseException:
                 model.known = None
@@ -189,7 +190,7 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         if known is None or not known.is_like(request):
             model.known = _Known.of(request, size, prepared)
         elif known.is_new:
-            await elsewhere(lambda: known.bind(model, answer))
+            await known.bind(model, answer)
         return answer
 
     async def _prepared(self, model: OpenedModel, request: Any, size: int) -> Prepared:
@@ -225,6 +226,22 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return pb.CudaSharedMemoryUnregisterResponse()
 
 
+class _Bound(NamedTuple):
+    """What one request at a time has.
+
+    Attributes:
+        execution: With arrays of its own.
+        places: Of the elements of its inputs, in the order of the messages.
+        results: Its outputs, in the order of the answer.
+        head: The answer without elements.
+    """
+
+    execution: Execution
+    places: Sequence[Array]
+    results: Sequence[Array]
+    head: Any
+
+
 class _Known:
     """A request that came before, but for its elements: they go from message to message through a bound execution.
 
@@ -236,11 +253,8 @@ class _Known:
         self._shapes = {name: array.shape for name, array in prepared.arrays.items()}
         self._sizes = [array.nbytes for array in prepared.arrays.values()]
         self._wanted = [output.name for output in prepared.wanted]
-        self._answer = pb.ModelInferResponse()
         self.is_new = True
-        self._execution: Execution | None = None
-        self._places: list[Array] = []
-        self._results: list[Array] = []
+        self._bound: _Bound | None = None
 
     @classmethod
     def of(cls, request: Any, size: int, prepared: Prepared) -> _Known | None:
@@ -256,28 +270,32 @@ class _Known:
         """Whether a request differs in nothing but elements."""
         return list(map(len, request.raw_input_contents)) == self._sizes and _without_elements(request) == self._head
 
-    def bind(self, model: OpenedModel, answer: Any) -> None:
+    async def bind(self, model: OpenedModel, answer: Any) -> None:
         """Bind an execution when it has come for the second time, if that will give answers like this one."""
-        self.is_new = False
+        self.is_new = False  # before other requests go on: one of them binds
+        self._bound = await elsewhere(lambda: self._bound_to(model, answer))
+
+    def _bound_to(self, model: OpenedModel, answer: Any) -> _Bound | None:
         shapes = {name: self._shapes[name] for name, tensor in model.inputs.items() if -1 in tensor.shape}
         try:
             execution = model.session.bind(shapes=shapes)
         except NNBurstError:  # the next requests go the way that this one went
-            return
-        arrays = [execution.outputs[name] for name in self._wanted]
+            return None
+        results = [execution.outputs[name] for name in self._wanted]
         raw = answer.raw_output_contents
         told = [(list(one.shape), len(data)) for one, data in zip(answer.outputs, raw, strict=True)]
-        if execution.timeout is None and [(list(array.shape), array.nbytes) for array in arrays] == told:
-            self._answer.CopyFrom(answer)
-            self._answer.ClearField("raw_output_contents")
-            self._places = [execution.inputs[name].reshape(-1).view(np.uint8) for name in self._shapes]
-            self._results = arrays
-            self._execution = execution
+        if execution.timeout is not None or [(list(array.shape), array.nbytes) for array in results] != told:
+            return None
+        places = [execution.inputs[name].reshape(-1).view(np.uint8) for name in self._shapes]
+        head = pb.ModelInferResponse()
+        head.CopyFrom(answer)
+        head.ClearField("raw_output_contents")
+        return _Bound(execution, places, results, head)
 
     def taken_from(self, request: Any) -> Sequence[bytes] | None:
         """Take the elements out of a request that is like this; None, and nothing taken, if `answer` is not for it."""
         contents: list[bytes] = request.raw_input_contents[:]
-        if self._execution is None or list(map(len, contents)) != self._sizes:
+        if self._bound is None or list(map(len, contents)) != self._sizes:
             return None
         number = request.id
         request.ClearField("raw_input_contents")
@@ -291,17 +309,20 @@ class _Known:
         return None
 
     async def answer(self, contents: Sequence[bytes], model: OpenedModel) -> Any:
-        """Run a request by its elements."""
-        execution, self._execution = self._execution, None  # given up, it is left to what it is in flight with
-        assert execution is not None
-        for place, data in zip(self._places, contents, strict=True):
+        """Run a request by its elements; None if an output has another shape than those before."""
+        bound, self._bound = self._bound, None  # other requests go the other way; one that is given up keeps it
+        assert bound is not None
+        for place, data in zip(bound.places, contents, strict=True):
             place[:] = np.frombuffer(data, np.uint8)
-        await model.counted(execution.arun())
+        try:
+            await model.counted(bound.execution.arun(), again=(OutputInsufficientSize,))
+        except OutputInsufficientSize:
+            return None
         answer = pb.ModelInferResponse()
-        answer.CopyFrom(self._answer)
-        for result in self._results:
+        answer.CopyFrom(bound.head)
+        for result in bound.results:
             answer.raw_output_contents.append(result.tobytes())
-        self._execution = execution
+        self._bound = bound
         return answer
 
 

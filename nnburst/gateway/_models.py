@@ -74,11 +74,13 @@ class OpenedModel:
             return await self.counted(self.session.arun(None, inputs))
         return await self.counted(self._within(timeout, inputs))
 
-    async def counted(self, run: Awaitable[_Result]) -> _Result:
-        """Await one run of it, which counts in its statistics."""
+    async def counted(self, run: Awaitable[_Result], again: tuple[type[NNBurstError], ...] = ()) -> _Result:
+        """Await one run of it, which counts in its statistics; not if another one follows an error of `again`."""
         counts, began = self._counts, time.monotonic_ns()
         try:
             result = await run
+        except again:
+            raise
         except NNBurstError:
             counts.failures += 1
             counts.failure_ns += time.monotonic_ns() - began

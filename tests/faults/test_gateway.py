@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +59,8 @@ class Gateway:
         (folder / "run").mkdir(mode=0o700)
         environment = os.environ | {"XDG_RUNTIME_DIR": str(folder / "run")}
         command = [sys.executable, "-m", "nnburst.cli", "serve", "--name", "gate", "--json"]
-        command += ["--model", f"relu={relu(folder)}", "--model", f"types={types(folder)}"]
+        for make in (relu, types, compress):
+            command += ["--model", f"{make.__name__}={make(folder)}"]
         command += ["--oip", "127.0.0.1:0", "--oip-rest", "127.0.0.1:0", *options]
         self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
@@ -93,8 +95,16 @@ def types(folder: Path) -> Path:
     return model(folder / "types.onnx", nodes, value["in_"], value["out_"])
 
 
-def model(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> Path:
-    graph = onnx.helper.make_graph([onnx.helper.make_node(*node) for node in nodes], path.stem, inputs, outputs)
+def compress(folder: Path) -> Path:
+    """The rows of x that c chooses. The model says that there are as many as before."""
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in ("x", "y"))
+    c = onnx.helper.make_tensor_value_info("c", 9, ["n"])
+    return model(folder / "compress.onnx", [("Compress", ["x", "c"], ["y"])], [x, c], [y], axis=0)
+
+
+def model(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], **attributes: int) -> Path:
+    made = [onnx.helper.make_node(*node, **attributes) for node in nodes]
+    graph = onnx.helper.make_graph(made, path.stem, inputs, outputs)
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
     return path
 
@@ -139,7 +149,7 @@ def test_health_and_metadata(client: Any, protocol: str) -> None:
         {"name": "x", "datatype": "FP32", "shape": ["-1", "8"] if protocol == "grpc" else [-1, 8]}
     ]
     index = client.get_model_repository_index(**options)
-    assert {row["name"] for row in (index["models"] if protocol == "grpc" else index)} == {"relu", "types"}
+    assert {row["name"] for row in (index["models"] if protocol == "grpc" else index)} == {"relu", "types", "compress"}
 
 
 def test_inference_gives_the_bits_of_the_model(client: Any, protocol: str) -> None:
@@ -594,6 +604,42 @@ def test_request_that_is_nearly_like_the_last_is_looked_at_anew(gateway: Gateway
             assert answer.raw_output_contents[0] == Y[-answer.outputs[0].shape[0] :].tobytes()
 
 
+def test_output_of_another_shape_is_answered_for_a_request_that_is_like_those_before(gateway: Gateway) -> None:
+    with grpc.insecure_channel(gateway.url("grpc")) as channel:
+        stub = stubs.GRPCInferenceServiceStub(channel)
+        for chosen in (2, 2, 2, 1, 2, 0):
+            request = pb.ModelInferRequest(model_name="compress")
+            request.raw_input_contents[:] = [X.tobytes(), (np.arange(2) < chosen).tobytes()]
+            request.inputs.add(name="x", datatype="FP32", shape=X.shape)
+            request.inputs.add(name="c", datatype="BOOL", shape=[2])
+            answer = stub.ModelInfer(request)
+            assert list(answer.outputs[0].shape) == [chosen, 8]
+            assert answer.raw_output_contents[0] == X[:chosen].tobytes()
+        counts = stub.ModelStatistics(pb.ModelStatisticsRequest(name="compress")).model_stats[0].inference_stats
+        assert (counts.success.count, counts.fail.count) == (6, 0)
+
+
+def test_requests_that_come_at_once_bind_one_execution() -> None:
+    async def main() -> None:
+        models: Any = SlowModels()
+        models.go_on.set()
+        servicer = gateway_grpc.Servicer(models, Regions(False), Budget())
+        context = SimpleNamespace(time_remaining=lambda: None)
+        await servicer.ModelInfer(raw(8), context)
+        may_bind = threading.Event()
+        with ThreadPoolExecutor(1) as threads:
+            asyncio.get_running_loop().set_default_executor(threads)
+            threads.submit(may_bind.wait)
+            requests = [asyncio.ensure_future(servicer.ModelInfer(raw(8), context)) for _ in range(3)]
+            while models.runs.qsize() < 4:  # those that are run go on without a pause
+                await asyncio.sleep(0)
+            may_bind.set()
+            await asyncio.gather(*requests)
+        assert models.bindings == 1
+
+    asyncio.run(main())
+
+
 def test_stream_says_which_request_failed_if_it_is_like_those_before(gateway: Gateway) -> None:
     def request(number: int) -> Any:
         request = pb.ModelInferRequest(model_name="relu", id=str(number), raw_input_contents=[X.tobytes()])
@@ -642,6 +688,7 @@ class SlowModels:
         )
         self.runs: asyncio.Queue[float | None] = asyncio.Queue()
         self.go_on = asyncio.Event()
+        self.bindings = 0
 
     def ready(self, name: str) -> Any:
         return self.model
@@ -653,6 +700,7 @@ class SlowModels:
         assert model is self.model
 
     def bind(self, **options: Any) -> Any:
+        self.bindings += 1
         raise DeviceUnavailable("none")
 
     async def run(self, inputs: Any, timeout: float | None) -> list[Any]:
