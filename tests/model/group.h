@@ -39,8 +39,8 @@ int nnb_server_reply(nnb_server *s)
 
 #define SEATS 2
 #define WORKERS 2
-static ring rings[SEATS];
-static nnb_mq sending[SEATS], receiving[SEATS];
+static ring rings[SEATS], answers[SEATS]; /* clients sleep: nobody clears their bits or looks at their answers */
+static nnb_mq sending[SEATS], receiving[SEATS], answering[SEATS];
 static nnb_channel senders[SEATS];
 static nnb_server servers[SEATS];
 static uint64_t counters[2 * SEATS][NNB_COUNTERS];
@@ -58,6 +58,8 @@ static void set_up(uint32_t n_workers)
         attach(&receiving[i], &rings[i], NNB_DATUM_SIZE, 4, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
         assert(nnb_channel_init(&senders[i], &sending[i], 8, 0, counters[2 * i]) == 0);
         assert(nnb_channel_init(&servers[i].inbox, &receiving[i], 8, 0, counters[2 * i + 1]) == 0);
+        attach(&answering[i], &answers[i], NNB_DATUM_SIZE, 4, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
+        servers[i].outbox.mq = &answering[i];
         assert(nnb_group_add(group, &servers[i], (uint64_t)i + 1, 0) == i);
     }
     for (uint32_t i = 0; i < n_workers; i++)

@@ -33,15 +33,6 @@ static void *serve(void *unused)
     return unused;
 }
 
-static void *call(void *unused)
-{
-    int rc;
-    while ((rc = nnb_execution_resume(waited)) == -ERESTART)
-        ;
-    assert(rc == 0);
-    return unused;
-}
-
 static void *loop(void *unused)
 {
     int64_t tag;
@@ -74,9 +65,12 @@ int main(void)
     assert(nnb_execution_launch(awaited, 1, 0) == -EAGAIN);
     assert(nnb_client_arm(client) == 0);
     assert(nnb_execution_advance(waited, waited) == -EAGAIN);
-    pthread_t a, b, c;
+    pthread_t a, b;
     pthread_create(&a, NULL, serve, NULL);
-    pthread_create(&b, NULL, call, NULL);
-    pthread_create(&c, NULL, loop, NULL);
+    pthread_create(&b, NULL, loop, NULL);
+    int rc;
+    while ((rc = nnb_execution_resume(waited)) == -ERESTART)
+        ;
+    assert(rc == 0);
     return 0;
 }
