@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -119,7 +120,7 @@ def _table(reports: Sequence[dict[str, Any]]) -> RenderableType:
         table.add_column(heading, justify="right")
     for service in reports:
         who = f"{service['name'] or 'child'} ({service['pid']})"
-        table.add_row(Text(who), "", f"{len(service['models'])} models", *_cells(service), style="bold")
+        table.add_row(Text(who), "", _count(len(service["models"])), *_cells(service), style="bold")
         for model in service["models"]:
             label = Text(model["label"])  # not markup: it comes from elsewhere
             for burst in model["bursts"]:
@@ -127,6 +128,10 @@ def _table(reports: Sequence[dict[str, Any]]) -> RenderableType:
             if not model["bursts"]:
                 table.add_row("", _client(model["client_pid"]), label, *_cells(model), style="dim")
     return table
+
+
+def _count(models: int) -> str:
+    return "1 model" if models == 1 else f"{models} models"
 
 
 def _cells(part: dict[str, Any]) -> list[str]:
@@ -137,9 +142,15 @@ def _cells(part: dict[str, Any]) -> list[str]:
         f"{part['busy']:.0%}",
         *map(_time, (queue["p50_us"], queue["p99_us"], run["p50_us"], run["p99_us"], run["max_us"])),
         f"{counters['sleeps']:,}",
-        f"{counters['plan_hits'] / requests:.1%}" if requests else "",
+        _share(counters["plan_hits"], requests),
         f"{counters['failures'] + counters['malformed']:,}",
     ]
+
+
+def _share(hits: int, requests: int) -> str:
+    if not requests:
+        return ""
+    return "100%" if hits == requests else f"{math.floor(hits / requests * 1000) / 10:.1f}%"
 
 
 def _time(us: float) -> str:

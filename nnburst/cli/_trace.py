@@ -32,7 +32,7 @@ __all__ = ["trace"]
     default=1,
     show_default=True,
     metavar="N",
-    help="Record one run in N: less to look at, and less that recording costs.",
+    help="Record one run in N, and each that follows a slow one: less to look at, and less that recording costs.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
 def trace(output: Path, every: int, command: tuple[str, ...]) -> None:
@@ -65,5 +65,7 @@ def trace(output: Path, every: int, command: tuple[str, ...]) -> None:
         raise click.ClickException(f"{output} is no trace: it cannot keep one, or the command has changed it") from None
     runs = [event for event in events if event["ph"] == "X" and event["name"] == "run"]
     processes = len({run["pid"] for run in runs})
-    click.echo(f"{output}: {len(runs):,} runs of {processes} processes; open it at https://ui.perfetto.dev", err=True)
+    count = f"{len(runs):,} run{'s' * (len(runs) != 1)} of {processes} process{'es' * (processes != 1)}"
+    what = f"{count}; open it at https://ui.perfetto.dev" if runs else "the command has run no model through nnburst"
+    click.echo(f"{output}: {what}", err=True)
     sys.exit(status if status >= 0 else 128 - status)

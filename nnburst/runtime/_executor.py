@@ -42,7 +42,7 @@ class BurstExecutor(KnownNames, Executor):
     def __init__(self, session: Session, depth: int = 16) -> None:
         if not isinstance(session, Session):
             raise InvalidArgument(f"a BurstExecutor needs a Session, got {session!r}")
-        if not isinstance(depth, int) or not 1 <= depth <= DEEPEST:
+        if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= DEEPEST:
             raise InvalidArgument(f"depth={depth!r}; give a number from 1 to {DEEPEST}")
         self._session = session
         self._lock = threading.RLock()
@@ -54,6 +54,10 @@ class BurstExecutor(KnownNames, Executor):
         self._broken: BrokenBurst | None = None
         self._closed = False
         self._starts = False
+
+    def __repr__(self) -> str:
+        state = "shut down" if self._closed else "broken" if self._broken else f"{len(self._pending)} pending"
+        return f"<BurstExecutor of {len(self._executions)} at once, {state}, over {self._session!r}>"
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Start ``fn(*args, **kwargs)``, where `fn` is the session's `run`.
@@ -103,7 +107,7 @@ class BurstExecutor(KnownNames, Executor):
                     continue
                 execution = self._idle.pop()
             try:
-                names, arrays = _arguments(*args, **kwargs)
+                names, arrays = run(*args, **kwargs)
                 wanted = None if names is None else self._session._checked_outputs(names)
                 fill(execution, arrays)
                 inner = execution.submit()
@@ -154,5 +158,6 @@ class BurstExecutor(KnownNames, Executor):
                 execution.forget()
 
 
-def _arguments(output_names: Any, inputs: Any) -> tuple[Any, Any]:
+def run(output_names: Any, inputs: Any) -> tuple[Any, Any]:
+    """Name what `Session.run` is called with; errors of Python's name it, too."""
     return output_names, inputs

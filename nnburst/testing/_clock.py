@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 
 from .._core import lib
+from .._core._errno import is_real
 from ..errors import BadState, InvalidArgument
 from ._inject import Fault
 
@@ -49,7 +50,7 @@ class FakeClock:
             InvalidArgument: The time is negative or endless.
             BadState: The clock is closed, or the fault is withdrawn.
         """
-        if not 0 <= seconds < _LONGEST:
+        if not is_real(seconds) or not 0 <= seconds < _LONGEST:
             raise InvalidArgument(f"advance({seconds!r}): give seconds, 0 or more")
         if self._closed.is_set():
             raise BadState("the clock has stopped: its with block is over")

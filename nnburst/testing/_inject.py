@@ -185,16 +185,23 @@ def inject(
 
     Raises:
         BadState: The service has no fault points, or has ended.
-        InvalidArgument: Not exactly one fault is given, or a number is out of range.
+        InvalidArgument: `service` is none, not exactly one fault is given, or a number is out of range.
     """
+    if not hasattr(service, "faults"):
+        raise InvalidArgument(f"expected a service, got {service!r}; give what launch(faults=True) returns")
+    if whole(after, "after") < 0:
+        raise InvalidArgument(f"after={after}; give a count")
     given: list[tuple[str, float]] = []
     skip = after
-    for death, n, how_dead in (("kill", crash_on, crash_with), ("exit", exit_on, exit_status)):
+    for death, n, how_dead, name in (
+        ("kill", crash_on, crash_with, "crash_with"),
+        ("exit", exit_on, exit_status, "exit_status"),
+    ):
         if n is not None:
             if whole(n, "the passage") < 1:
                 raise InvalidArgument(f"the passage is {n}; 1 is the next one")
             skip = after + n - 1
-            given.append((death, how_dead))
+            given.append((death, whole(how_dead, name)))
     if delay is not None:
         if not is_real(delay) or not 0 <= delay < math.inf:
             raise InvalidArgument(f"delay={delay!r}; give seconds")
@@ -205,7 +212,7 @@ def inject(
             raise InvalidArgument(f"freeze={freeze!r}; choose one of {', '.join(_FREEZES)}")
         given.append((_FREEZES[how], 0))
     if corrupt_answer is not None:
-        if corrupt_answer not in _CORRUPTIONS:
+        if not isinstance(corrupt_answer, str) or corrupt_answer not in _CORRUPTIONS:
             raise InvalidArgument(f"corrupt_answer={corrupt_answer!r}; choose one of {', '.join(_CORRUPTIONS)}")
         given.append((corrupt_answer, 0))
     if drop_wakeup:
@@ -216,8 +223,6 @@ def inject(
         raise InvalidArgument(f"at={at!r}; choose one of {', '.join(get_args(Point))}")
     if at != "run" and (corrupt_answer or drop_wakeup):
         raise InvalidArgument('an answer of a burst is spoilt at="run"')
-    if after < 0:
-        raise InvalidArgument(f"after={after}; give a count")
     ((act, number),) = given
     order = msgspec.json.encode({"point": at, "act": act, "skip": skip, "number": float(number)})
     return Fault(service, order, stops=act == "stop")

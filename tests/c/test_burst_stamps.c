@@ -81,7 +81,7 @@ static void timed_runs_stand_for_all(void)
     end_pair(&p);
 }
 
-/* One that runs can be told, one that waits is not run, one behind them is; and the tag of the first is forgotten. */
+/* One that runs can be told, one that waits is not run, one behind them is; and tags come again without harm. */
 static void request_that_is_given_up_is_not_run(void)
 {
     burst_pair p = watched_pair(NNB_LAYOUT_STAMPED);
@@ -110,6 +110,14 @@ static void request_that_is_given_up_is_not_run(void)
     }
     for (int i = 0; i < (1 << 16) + 1; i++)
         run_once(&p, e[0]);
+
+    /* long after the last deadline, the next request does not wipe one that was set behind it */
+    CHECK_EQ(nnb_execution_launch(e[0], 1, 0), -EAGAIN);
+    CHECK_EQ(nnb_execution_withdraw(e[0]), -EALREADY);
+    CHECK_EQ(nnb_execution_launch(e[2], 3, 0), -EAGAIN);
+    CHECK_EQ(nnb_server_try(p.server, 1), -EAGAIN);
+    CHECK_EQ(nnb_server_try(p.server, 1), 0);
+    CHECK_EQ(nnb_server_reply(p.server), 0);
     for (int i = 0; i < 3; i++)
         nnb_execution_destroy(e[i]);
     end_pair(&p);

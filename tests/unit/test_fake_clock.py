@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,11 +106,22 @@ def test_times_and_faults_that_cannot_be_are_refused(service: nnburst.Service) -
     fault = inject(service, delay=0.0)
     fault.withdraw()
     with FakeClock() as clock:
-        for seconds in (-1, float("inf"), float("nan")):
+        for seconds in (-1, float("inf"), float("nan"), "1"):
             with pytest.raises(InvalidArgument, match="give seconds"):
-                clock.advance(seconds)
+                clock.advance(seconds)  # type: ignore[arg-type]
         with pytest.raises(BadState, match="withdrawn"):
             clock.advance(1, when=fault)
+    wrong: dict[str, dict[str, Any]] = {
+        "after is 'x'": {"delay": 1, "after": "x"},
+        "crash_with is 'SIGKILL'": {"crash_on": 1, "crash_with": "SIGKILL"},
+        "exit_status is None": {"exit_on": 1, "exit_status": None},
+        "choose one of packet": {"corrupt_answer": []},
+    }
+    for says, how in wrong.items():
+        with pytest.raises(InvalidArgument, match=says):
+            inject(service, **how)
+    with pytest.raises(InvalidArgument, match="expected a service, got 'x'"):
+        inject("x", freeze=True)  # type: ignore[arg-type]
 
 
 class Orders:

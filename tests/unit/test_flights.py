@@ -588,6 +588,9 @@ def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Ses
 
 def test_executor_runs_the_session_and_nothing_else(session: nnburst.Session) -> None:
     with nnburst.BurstExecutor(session, depth=3) as executor:
+        assert repr(executor).startswith("<BurstExecutor of 3 at once, 0 pending, over <Session of x (4) float32")
+        with pytest.raises(TypeError, match=r"run\(\) missing 1 .*'inputs'"):
+            executor.submit(session.run, None).result(PATIENCE)
         results = executor.map(session.run, itertools.repeat(None), [filled(i) for i in range(20)])
         assert [int(y[0]) for (y,) in results] == list(range(20))
         with pytest.raises(nnburst.InvalidArgument, match="its session's run"):
@@ -607,4 +610,5 @@ def test_dead_service_breaks_the_executor(mortal: nnburst.Session, count: int) -
         assert isinstance(future.exception(PATIENCE), concurrent.futures.BrokenExecutor)
     with pytest.raises(concurrent.futures.BrokenExecutor):
         executor.submit(mortal.run, None, filled(0))
+    assert ", broken, over" in repr(executor)
     executor.shutdown()
