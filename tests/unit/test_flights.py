@@ -404,6 +404,10 @@ def test_burst_that_is_corrupt_is_not_lent_again(session: nnburst.Session, monke
     other = bursts.lend()
     assert other is not burst
     assert bursts.give_back(other)
+    burst = bursts.lend()
+    assert not bursts.give_back(burst)
+    burst = bursts.first
+    assert bursts.spare() is not burst
 
 
 def test_bursts_of_a_peak_are_given_back() -> None:
