@@ -359,12 +359,13 @@ class _TrioLoop:
         self._turner: Any = None
 
     def attend(self, flights: Flights) -> None:
-        if flights not in self._watched and not flights.closed:
-            self._watched.add(flights)
-            self._trio.lowlevel.spawn_system_task(self._watch, flights)
+        if flights in self._watched or flights.closed:
+            return
+        own = FdSet.duplicate([flights.fileno()])  # not in the task, for which the burst may be closed already
+        self._watched.add(flights)
+        self._trio.lowlevel.spawn_system_task(self._watch, flights, own)
 
-    async def _watch(self, flights: Flights) -> None:
-        own = FdSet.duplicate([flights.fileno()])
+    async def _watch(self, flights: Flights, own: FdSet) -> None:
         (fd,) = own.fds
         try:
             while flights.attend(fd):

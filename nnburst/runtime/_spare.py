@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from typing import Generic, Protocol, TypeVar
 
 from .._core._leaving import LEAVING, time_left
-from ..errors import MissedDeadline
+from ..errors import BadState, MissedDeadline
 
 _log = logging.getLogger("nnburst.runtime")
 _PAUSE = 1.0
@@ -43,10 +43,15 @@ class Spare(Generic[B]):
         """Return a process that serves: the one that stands by, or is just being started.
 
         Raises:
+            BadState: It is closed.
             MissedDeadline: It is not there in time, and goes on starting.
             NNBurstError: None can be started.
         """
-        taken = self._taken() or self._start(False)
+        taken = self._taken()
+        if taken is None:
+            if self._closed:
+                raise BadState("the service is closed; launch another one")
+            taken = self._start(False)
         with self._lock:
             if self._next is None and not self._closed:
                 self._begin()
@@ -65,7 +70,7 @@ class Spare(Generic[B]):
             if self._next is not spare:  # another thread has it
                 return None
             self._next = None
-        if spare.exception() is not None:
+        if spare.cancelled() or spare.exception() is not None:
             return None
         if spare.result().alive:
             return spare.result()

@@ -418,3 +418,20 @@ def test_threads_and_tasks_share_a_session(session: nnburst.Session) -> None:
     for thread in threads:
         thread.join(PATIENCE)
     assert not wrong
+
+
+def test_burst_that_is_closed_before_trio_watches_it_ends_its_runs(
+    slow: nnburst.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attend = _async._TrioLoop.attend
+
+    def closing(loop: Any, flights: Any) -> None:
+        attend(loop, flights)
+        slow.close()
+
+    async def main() -> None:
+        with pytest.raises(nnburst.NNBurstError):
+            await slow.arun(None, filled(1))
+
+    monkeypatch.setattr(_async._TrioLoop, "attend", closing)
+    in_trio(main)

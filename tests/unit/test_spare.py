@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from small_models import relu
 
 import nnburst
-from nnburst.errors import DeviceUnavailable, InvalidArgument, MissedDeadline
+from nnburst.errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
 from nnburst.runtime import _spare
 from nnburst.runtime._spare import Spare
 
@@ -130,6 +131,44 @@ def test_close_while_the_spare_is_being_started_closes_it(starter: Starter, monk
     while len(starter.started) < 2:
         assert starter.begun.acquire(timeout=0.01) is False
     assert starter.started[1].closed.wait(PATIENCE)
+
+
+def test_close_ends_a_start_that_waits_for_the_spare(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = threading.Event()
+
+    def waiting(*arguments: Any) -> Any:
+        waits.set()
+        return wait(*arguments)
+
+    monkeypatch.setattr(_spare, "wait", waiting)
+    start_later, may_start = _spare._start_later, threading.Event()
+
+    def held(*arguments: Any) -> None:
+        assert may_start.wait(PATIENCE)
+        start_later(*arguments)
+
+    monkeypatch.setattr(_spare, "_start_later", held)
+    monkeypatch.setattr(_spare, "LEAVING", 0.01)
+    spare = Spare(starter)
+    spare()
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            spare()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    assert waits.wait(PATIENCE)
+    spare.close()
+    may_start.set()
+    thread.join(PATIENCE)
+    assert [type(error) for error in errors] == [BadState]
+    with pytest.raises(BadState, match="closed"):
+        spare()
+    assert len(starter.started) == 1
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["session", "launch"])
