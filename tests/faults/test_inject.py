@@ -275,9 +275,9 @@ def _crash() -> None:
         ({"crash_on": 1, "after": -1}, "give a count"),
     ],
 )
-def test_order_that_makes_no_sense_is_an_invalid_argument(given: dict[str, Any], said: str) -> None:
+def test_order_that_makes_no_sense_is_an_invalid_argument(service: Service, given: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
-        inject(None, **given)  # type: ignore[arg-type]
+        inject(service, **given)
 
 
 def test_service_without_fault_points_says_how_to_have_them(tmp_path: Path) -> None:
