@@ -749,40 +749,34 @@ def test_what_is_beyond_the_budget_is_refused_until_something_has_ended(budget: 
     asyncio.run(main())
 
 
+def first_line_of_answer(sent: bytes) -> bytes:
+    """What the REST gateway answers to bytes on a fresh connection."""
+
+    async def main() -> bytes:
+        models: Any = SlowModels()
+        runner, port = await gateway_rest.serve(models, Regions(False), Budget(), "127.0.0.1:0")
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            try:
+                return await reader.readline()
+            finally:
+                writer.close()
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(main())
+
+
 def test_body_that_does_not_come_is_waited_for_no_longer_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_rest, "_PATIENCE_S", 0.01)
-
-    async def main() -> bytes:
-        models: Any = SlowModels()
-        runner, port = await gateway_rest.serve(models, Regions(False), Budget(), "127.0.0.1:0")
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
-            try:
-                return await reader.readline()
-            finally:
-                writer.close()
-        finally:
-            await runner.cleanup()
-
-    assert b" 408 " in asyncio.run(main())
+    cut_off = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+    assert b" 408 " in first_line_of_answer(cut_off)
 
 
-def test_client_that_speaks_no_http_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> bytes:
-        models: Any = SlowModels()
-        runner, port = await gateway_rest.serve(models, Regions(False), Budget(), "127.0.0.1:0")
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"\x16\x03\x01 hello\r\n\r\n")
-            try:
-                return await reader.readline()
-            finally:
-                writer.close()
-        finally:
-            await runner.cleanup()
-
-    assert b" 400 " in asyncio.run(main())
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01 hello\r\n\r\n", b"GET / HTTP/1.1\r\nno header\r\n\r\n"])
+def test_client_that_speaks_no_http_leaves_no_traceback(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    assert b" 400 " in first_line_of_answer(sent)
     assert not caplog.records
 
 
