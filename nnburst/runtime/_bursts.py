@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -40,6 +41,7 @@ class Bursts:
         self._at_home: list[Burst] = []
         self._ended: deque[Burst] = deque()
         self._past: tuple[BurstStats, Latency] | None = None
+        self._adding = threading.RLock()  # to `_past`; a signal handler may come while it is held
         self.most_at_home = 1
         self.recovery: Recovery | None = None
         self.retry = 0
@@ -159,9 +161,10 @@ class Bursts:
                 burst = self._ended.popleft()
                 burst.close()
                 stats, latency = burst.stats, burst.controller.latency()
-                if self._past is not None:
-                    stats, latency = stats + self._past[0], latency + self._past[1]
-                self._past = stats, latency
+                with self._adding:
+                    if self._past is not None:
+                        stats, latency = stats + self._past[0], latency + self._past[1]
+                    self._past = stats, latency
 
     @property
     def stats(self) -> BurstStats:
