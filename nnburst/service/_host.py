@@ -48,7 +48,7 @@ from ._packets import FdBundle
 from ._quotas import PER_USER, Charge, Ledger, Quotas
 from ._rendezvous import peer_of
 from ._transport import Connection
-from ._wire import WireMemory, WireModel, WireQueue, WireRequest
+from ._wire import Message, WireMemory, WireModel, WireQueue, WireRequest
 
 if TYPE_CHECKING:
     from ._faults import FaultPoints
@@ -242,6 +242,17 @@ class HostedConnection:
             raise calls.Malformed(f"{call.name} before hello")
         if self._host.faults is not None:
             self._host.faults.admit(call)
+
+    def rank(self, message: Message) -> int:
+        """What waits for a thread is served by the priority of its model; calls that have none come first."""
+        if isinstance(message, caching.PrepareModel):
+            return message.job.priority
+        if isinstance(message, caching.PrepareModelFromCache):
+            return message.cache.priority
+        if isinstance(message, calls.Execute | calls.ExecuteFenced):
+            model = self.objects.find(message.prepared_model, HostedModel)
+            return Priority.LOW if model is None else model.priority
+        return Priority.HIGH + 1
 
     def on_hello(self, message: calls.Hello, fds: FdBundle) -> calls.HelloReply:
         """Compare versions."""

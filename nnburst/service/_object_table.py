@@ -82,6 +82,11 @@ class ObjectTable:
             raise DeadObject("the connection has ended")
         return number
 
+    def find(self, number: int, kind: type[T]) -> T | None:
+        """Return an object, to look at only, since it may go at any time; None if there is no such one."""
+        entry = self._entries.get(number)
+        return entry.value if entry is not None and isinstance(entry.value, kind) else None
+
     @contextmanager
     def lease(self, number: int, kind: type[T], what: str) -> Iterator[T]:
         """Use an object inside a with block, which may end in another thread.

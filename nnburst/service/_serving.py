@@ -66,8 +66,8 @@ class Serving:
 
     Args:
         side: Which calls.
-        handler: Object with the methods that the rows of `CALLS` name for this side; a method `admit(call)`, if there
-            is one, is called before each.
+        handler: Object with the methods that the rows of `CALLS` name for this side. If there are such methods, too:
+            `admit(call)` is called before each, `rank(message)` says which call is served first of those that wait.
         workers: Where they are served.
         outbox: Where answers go.
         inbox: Where the owner learns of answers that it has to send.
@@ -86,6 +86,7 @@ class Serving:
         self._side = side
         self._handlers = {call: getattr(handler, call.handler) for call in calls.CALLS if call.side is side}
         self._admit: Callable[[calls.Call], None] | None = getattr(handler, "admit", None)
+        self._rank: Callable[[Message], int] = getattr(handler, "rank", lambda message: 0)
         self._workers = workers
         self._outbox = outbox
         self._inbox = inbox
@@ -115,7 +116,7 @@ class Serving:
                 self._answer(number, *answer)
 
         try:
-            self._workers.submit(job, self._served.count)
+            self._workers.submit(job, self._served.count, self._rank(message))
         except ResourceExhausted as error:  # no thread to be had
             fds.close()
             self._served.leave(n_fds, is_long)

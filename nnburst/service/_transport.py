@@ -68,8 +68,7 @@ class Connection:
     Args:
         sock: A connected SOCK_SEQPACKET socket; the connection owns it.
         side: Which calls this end serves.
-        handler: Object with the methods that the rows of `CALLS` name for this side; a method `admit(call)`, if there
-            is one, is called before each.
+        handler: See `Serving`.
         peer_pidfd: pidfd of the peer's process, or None. The connection owns it.
         workers: Calls that are served at the same time.
         send_timeout: Seconds after which a peer that does not read its answers is given up.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import queue
 import threading
@@ -12,10 +13,14 @@ from collections.abc import Callable
 from ..errors import ResourceExhausted
 
 _log = logging.getLogger(__name__)
+_END = -1
+"""What is to be done after all jobs."""
 
 
 class Workers:
     """Runs jobs on at most `limit` daemon threads, which start when they are needed. Used by one thread, their owner.
+
+    Jobs that wait are taken up by their rank, the highest first, and in order among equals.
 
     Daemon threads, because a job may be inside a device that never returns, and that must not keep a process alive.
     """
@@ -23,15 +28,17 @@ class Workers:
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
         self._name = name
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], None] | None]] = queue.PriorityQueue()
+        self._numbers = itertools.count()
         self._threads: list[threading.Thread] = []
 
-    def submit(self, job: Callable[[], None], under_way: int) -> None:
+    def submit(self, job: Callable[[], None], under_way: int, rank: int = 0) -> None:
         """Queue a job.
 
         Args:
             job: What to do.
             under_way: Jobs that are queued or running, with this one.
+            rank: 0 or more.
 
         Raises:
             ResourceExhausted: The system has no thread, and there is none yet; the job is dropped.
@@ -44,7 +51,7 @@ class Workers:
             except RuntimeError as error:  # those that are there will come to the job
                 if not self._threads:
                     raise ResourceExhausted(f"{self._name}: {error}") from error
-        self._jobs.put(job)
+        self._put(rank, job)
 
     def stop(self) -> None:
         """Drop the jobs that no thread has taken up, and let the threads end after their present one."""
@@ -52,7 +59,7 @@ class Workers:
             while True:
                 self._jobs.get_nowait()
         for _ in self._threads:
-            self._jobs.put(None)
+            self._put(_END, None)
 
     def join(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds in all for the threads to end; never waits for the calling one."""
@@ -64,8 +71,11 @@ class Workers:
                     return False
         return True
 
+    def _put(self, rank: int, job: Callable[[], None] | None) -> None:
+        self._jobs.put((-rank, next(self._numbers), job))
+
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._jobs.get()[2]) is not None:
             try:
                 job()
             except BaseException:  # also SystemExit: there is no one else to do the next job

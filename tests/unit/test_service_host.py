@@ -53,6 +53,7 @@ from nnburst.model import (
     DeviceStatus,
     MeasureTiming,
     OutputShape,
+    Priority,
     Request,
     RequestArgument,
     RunOptions,
@@ -175,6 +176,51 @@ def test_a_deadline_ends_the_wait_for_a_model_which_is_released_when_it_comes() 
             time.sleep(0.001)
         assert device.models[0].closed == 1
         assert len(hosted.objects) == 0
+
+
+def test_calls_that_wait_for_a_thread_are_served_by_priority() -> None:
+    began, go_on = threading.Event(), threading.Event()
+    served: list[str] = []
+
+    def supported(_: object) -> None:
+        if not began.is_set():
+            began.set()
+            go_on.wait(WATCHDOG)
+        else:
+            served.append("no priority")
+
+    device = FakeDevice(
+        supported=supported,
+        prepare=lambda model: served.append(f"compile {len(model.operand_values) // 4 - 1}"),
+        execute=lambda request: served.append(f"execute {request.pools[0].size // 4096}"),
+    )
+    with in_process([device], workers=1) as (client, host), ThreadPoolExecutor(8) as threads:
+        remote = client.devices[0]
+        models = [remote.prepare_model(tiny_model(), CompileJob(priority=each)) for each in Priority]
+        served.clear()
+        (hosted,) = host.connections
+        calls = [threads.submit(remote.get_supported_operations, tiny_model())]
+        assert began.wait(WATCHDOG)
+
+        def call(function: Any, *arguments: Any) -> None:
+            """Have one more call wait."""
+            calls.append(threads.submit(function, *arguments))
+            end = time.monotonic() + WATCHDOG
+            while hosted.connection._serving._served.count < len(calls) and time.monotonic() < end:
+                time.sleep(0.001)
+
+        with contextlib.ExitStack() as pools:
+            for model, pages in zip(models, (1, 2, 3), strict=True):
+                pool = pools.enter_context(Memory.ashmem(4096 * pages))
+                call(model.execute_synchronously, a_request(pool))
+            for priority, values in zip(Priority, (8, 9, 10), strict=True):
+                call(remote.prepare_model, tiny_model(4 * values), CompileJob(priority=priority))
+            call(remote.get_supported_operations, tiny_model())
+            go_on.set()
+            for each in calls:
+                each.result(WATCHDOG)
+    expected = ["no priority", "execute 3", "compile 10", "execute 2", "compile 9", "execute 1", "compile 8"]
+    assert served == expected
 
 
 # -- executions without a burst ----------------------------------------------------------------------------------------
