@@ -8,15 +8,22 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from operation_support import FLOATS, Case, O, rng
 
 from nnburst.cli import main
+from nnburst.devices.reference.call import KernelCall
+from nnburst.devices.reference.kernels import KERNELS
+from nnburst.model.rows import ROWS, activation
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -58,7 +65,9 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 def commands(page: Path) -> list[list[str]]:
     """Return the commands of a page, word by word."""
-    texts = [text for language, text in blocks(page) if language == "sh"]
+    found = blocks(page)
+    texts = [text for language, text in found if language == "sh"]
+    texts += [line for language, text in found if language == "yaml" for line in re.findall(r"command: (.*)", text)]
     return [words for text in texts for line in text.splitlines() if (words := shlex.split(line, comments=True))]
 
 
@@ -127,6 +136,18 @@ def test_python_of_a_page_runs_as_written(page: Path, vision: dict[str, str], tm
     assert done.returncode == 0, done.stderr
 
 
+def test_an_operation_is_added_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
+    row, kernel = map(textwrap.dedent, re.findall(r"^   ```python\n(.*?)^   ```$", text, re.DOTALL | re.MULTILINE))
+    assert eval(f"{{{row}}}", vars(activation).copy()) == {O.EXP: ROWS[O.EXP]}
+    names: dict[str, Any] = {"np": np, "KernelCall": KernelCall}
+    exec(kernel, names)
+    calls = Mock(side_effect=names["exponential"])
+    monkeypatch.setitem(KERNELS, O.EXP, calls)
+    Case(O.EXP, rng(1).uniform(-2, 2, (2, 3, 4))).check(np.exp, FLOATS)
+    assert calls.called
+
+
 AS_WRITTEN = (["run"], *(["cache", verb] for verb in ("ls", "verify", "prune", "stats", "path")))
 """Commands that are run; of others click looks at names and options. A benchmark takes minutes."""
 
@@ -145,7 +166,7 @@ def test_commands_of_a_page_run_as_written(
     monkeypatch.setenv("NNBURST_CACHE_DIR", str(tmp_path / "cache"))
     for words in commands(page):
         program, *arguments = words
-        if program == "nnburst" and arguments[0] == "serve":
+        if program == "nnburst" and arguments[0] == "serve" and "--socket" not in arguments:
             assert words == GATEWAY[: len(words)], "the page starts another service than the one that runs here"
         elif program == "nnburst":
             run = any(arguments[: len(known)] == known for known in AS_WRITTEN)
@@ -156,7 +177,7 @@ def test_commands_of_a_page_run_as_written(
         else:
             assert program in ("python", ".venv/bin/python"), words
             named = [word for word in arguments if "/" in word]
-            assert named, words
+            assert named or arguments == ["program.py"], words
             assert all((ROOT / word).exists() for word in named if not word.startswith("/tmp")), words
 
 
