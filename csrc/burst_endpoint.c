@@ -860,7 +860,7 @@ int nnb_execution_launch(nnb_execution *e, uint64_t tag, uint64_t until_ns)
 
 int nnb_execution_regain(nnb_execution *e, uint64_t tag)
 {
-    int rc = claim(e, 0);
+    int rc = enter(e->client, e, 0); /* it cannot leave; a thread that tries to run it is gone at once */
     if (rc < 0)
         return rc;
     if (e->stage != SENT || e->tag != tag || is_closed(e->client))
