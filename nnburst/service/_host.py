@@ -65,7 +65,7 @@ class ServiceHost:
         quotas: What one connection may own.
         user_quotas: What all connections of one user may own.
         page: Where it counts what it does; closed by the host. None: nowhere.
-        workers: Calls of one connection that are served at the same time.
+        workers: Calls of one connection that are served at the same time, of those that compute and of the others.
         listeners: Serve the bursts of all connections, which the host closes; None for a thread for each burst.
         faults: What its client may order; None for nothing.
     """
@@ -244,12 +244,12 @@ class HostedConnection:
             self._host.faults.admit(call)
 
     def rank(self, message: Message) -> int:
-        """What waits for a thread is served by the priority of its model; calls that have none come first."""
+        """Compilations and executions that wait for a thread get it by priority; calls that have none come first."""
         if isinstance(message, caching.PrepareModel):
             return message.job.priority
         if isinstance(message, caching.PrepareModelFromCache):
             return message.cache.priority
-        if isinstance(message, calls.Execute | calls.ExecuteFenced):
+        if isinstance(message, calls.Execute):
             model = self.objects.find(message.prepared_model, HostedModel)
             return Priority.LOW if model is None else model.priority
         return Priority.HIGH + 1

@@ -316,11 +316,16 @@ def _of_cache(files: CacheFiles | None) -> int:
 
 
 class Call(Struct, frozen=True):
-    """One row: a call, who serves it, and how many descriptors its messages carry."""
+    """One row: a call, who serves it, and how many descriptors its messages carry.
+
+    Attributes:
+        computes: Whether a device computes. No other call waits for those.
+    """
 
     request: type[Message]
     reply: type[Message]
     side: Side = Side.SERVICE
+    computes: bool = False
     request_fds: Callable[[Any], int] = _none
     reply_fds: Callable[[Any], int] = _none
 
@@ -339,13 +344,23 @@ CALLS: tuple[Call, ...] = (
     Call(Hello, HelloReply),
     Call(ListDevices, ListDevicesReply),
     Call(GetDeviceStatus, GetDeviceStatusReply),
-    Call(GetSupportedOperations, GetSupportedOperationsReply, request_fds=lambda m: _of_pools(m.model.pools)),
-    Call(ImportModel, ImportModelReply, request_fds=lambda m: _of_pools(m.pools)),
-    Call(PrepareModel, PrepareModelReply, request_fds=lambda m: _of_pools(m.model.pools) + _of_cache(m.job.cache)),
-    Call(PrepareModelFromCache, PrepareModelFromCacheReply, request_fds=lambda m: _of_cache(m.cache)),
+    Call(
+        GetSupportedOperations,
+        GetSupportedOperationsReply,
+        computes=True,
+        request_fds=lambda m: _of_pools(m.model.pools),
+    ),
+    Call(ImportModel, ImportModelReply, computes=True, request_fds=lambda m: _of_pools(m.pools)),
+    Call(
+        PrepareModel,
+        PrepareModelReply,
+        computes=True,
+        request_fds=lambda m: _of_pools(m.model.pools) + _of_cache(m.job.cache),
+    ),
+    Call(PrepareModelFromCache, PrepareModelFromCacheReply, computes=True, request_fds=lambda m: _of_cache(m.cache)),
     Call(ConfirmCache, ConfirmCacheReply),
     Call(GetDeviceCounters, GetDeviceCountersReply),
-    Call(Execute, ExecuteReply, request_fds=lambda m: _of_pools(m.request.pools)),
+    Call(Execute, ExecuteReply, computes=True, request_fds=lambda m: _of_pools(m.request.pools)),
     Call(
         ExecuteFenced,
         ExecuteFencedReply,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..errors import GeneralFailure, NNBurstError, ResourceExhausted
@@ -67,8 +67,8 @@ class Serving:
     Args:
         side: Which calls.
         handler: Object with the methods that the rows of `CALLS` name for this side. If there are such methods, too:
-            `admit(call)` is called before each, `rank(message)` says which call is served first of those that wait.
-        workers: Where they are served.
+            `admit(call)` is called before each, `rank(message)` says which is served first of those that wait.
+        workers: Where they are served: those that compute in the second ones, the others in the first.
         outbox: Where answers go.
         inbox: Where the owner learns of answers that it has to send.
         stop: Ends the connection, with the reason.
@@ -78,7 +78,7 @@ class Serving:
         self,
         side: calls.Side,
         handler: object,
-        workers: Workers,
+        workers: Sequence[Workers],
         outbox: Outbox,
         inbox: Inbox,
         stop: Callable[[str], None],
@@ -116,7 +116,7 @@ class Serving:
                 self._answer(number, *answer)
 
         try:
-            self._workers.submit(job, self._served.count, self._rank(message))
+            self._workers[call.computes].submit(job, self._served.count, self._rank(message))
         except ResourceExhausted as error:  # no thread to be had
             fds.close()
             self._served.leave(n_fds, is_long)

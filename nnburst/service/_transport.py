@@ -70,7 +70,7 @@ class Connection:
         side: Which calls this end serves.
         handler: See `Serving`.
         peer_pidfd: pidfd of the peer's process, or None. The connection owns it.
-        workers: Calls that are served at the same time.
+        workers: Calls that are served at the same time, of those that compute and of the others.
         send_timeout: Seconds after which a peer that does not read its answers is given up.
         on_end: Called once, after all death listeners, with the seconds that it may take.
     """
@@ -92,7 +92,7 @@ class Connection:
         self._sock = sock
         self._inbox = Inbox()
         self._outbox = Outbox(sock, send_timeout)
-        self._workers = Workers(workers, f"{name}-worker")
+        self._workers = tuple(Workers(workers, f"{name}-{kind}") for kind in ("worker", "computing"))
         self._serving = Serving(side, handler, self._workers, self._outbox, self._inbox, self.stop)
         self.peer_version = (0, 0)
         """What it said at hello."""
@@ -177,7 +177,11 @@ class Connection:
             return True
         limit = time_left(LEAVING + _WORKER_PATIENCE if timeout is None else timeout) or 0.0
         end = time.monotonic() + limit
-        return self.wait_ended(limit) and self._workers.join(max(0.0, end - time.monotonic()))
+        return self.wait_ended(limit) and self._join(end)
+
+    def _join(self, end: float) -> bool:
+        """Wait for the workers until a moment."""
+        return all(workers.join(max(0.0, end - time.monotonic())) for workers in self._workers)
 
     def abandon(self) -> None:
         """In a forked child: close the copies of the descriptors; the connection is the parent's and goes on."""
@@ -354,7 +358,8 @@ class Connection:
         self._ended = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies
-        self._workers.stop()
+        for workers in self._workers:
+            workers.stop()
         self._outbox.end()
         self._calls.end(self._failure)
         self._inbox.end()
@@ -365,7 +370,7 @@ class Connection:
                 self._on_end(LEAVING if self._leave_by == math.inf else max(0.0, self._leave_by - time.monotonic()))
             except Exception:
                 _log.exception("cleaning up after a connection failed")
-        self._workers.join(_WORKER_PATIENCE)
+        self._join(time.monotonic() + _WORKER_PATIENCE)
         self._pidfd.close()
         self._outbox.close()
 

@@ -223,6 +223,30 @@ def test_calls_that_wait_for_a_thread_are_served_by_priority() -> None:
     assert served == expected
 
 
+def test_a_compilation_that_does_not_end_keeps_no_call_waiting_that_computes_nothing() -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def prepare(_: object) -> None:
+        if device.models:
+            began.set()
+            go_on.wait(WATCHDOG)
+
+    device = FakeDevice(prepare=prepare)
+    with in_process([device], workers=1) as (client, _), ThreadPoolExecutor(1) as thread:
+        remote = client.devices[0]
+        model = remote.prepare_model(tiny_model())
+        hangs = thread.submit(remote.prepare_model, tiny_model())
+        assert began.wait(WATCHDOG)
+        try:
+            assert remote.status is DeviceStatus.AVAILABLE
+            configure(model, Callback()).close()
+            model.close()
+            assert device.models[0].closed
+        finally:
+            go_on.set()
+        hangs.result(WATCHDOG)
+
+
 # -- executions without a burst ----------------------------------------------------------------------------------------
 
 
