@@ -10,6 +10,7 @@
 #   make prove-mutants  the same over a core with every memory order weakened in turn
 #   make docs      the site, into docs/_build/html; a warning is an error
 #   make wheels    sdist and one wheel for each platform, into dist/; ARGS: --only TAG
+#   make test-wheel    the unit and fault tests on the installed wheel, under each CPython on the PATH; PYTHONS: these
 #   make test-aarch64  the C tests, and the unit tests that depend on the architecture, under qemu-aarch64; ARGS: others
 #   make test-musl the C tests with musl in place of glibc
 #   make ext       only (re)build the C extension in place
@@ -20,11 +21,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-SOURCES := $(wildcard csrc/*.c csrc/*.h nnburst/_core/*.h) nnburst/_core/_build.py
+SOURCES := $(wildcard csrc/*.c csrc/*.h nnburst/_core/*.h) packaging/extension.py
 # --no-build-isolation: the build uses the setuptools and cffi of the environment, so a rebuild downloads nothing.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable
 
-.PHONY: demo test bench regress conformance-onnx lint sanitize prove prove-mutants docs wheels test-aarch64 test-musl ext clean
+.PHONY: demo test bench regress conformance-onnx lint sanitize prove prove-mutants docs wheels test-wheel test-aarch64 test-musl ext clean
 
 demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
@@ -61,6 +62,9 @@ docs: $(VENV)/.stamp-ext $(VENV)/.stamp-docs
 
 wheels: $(VENV)/.stamp-ext $(VENV)/.stamp-wheels
 	$(BIN)/python packaging/wheels.py $(ARGS)
+
+test-wheel: $(VENV)/.stamp-ext $(VENV)/.stamp-wheels
+	$(BIN)/python packaging/installed.py $(PYTHONS:%=--python %) build/wheel $(ARGS)
 
 test-aarch64: $(VENV)/.stamp-ext $(VENV)/.stamp-wheels
 	$(BIN)/python packaging/aarch64.py build/aarch64 emulator

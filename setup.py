@@ -8,6 +8,6 @@ from setuptools import setup
 limited_api = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 setup(
-    cffi_modules=["nnburst/_core/_build.py:ffibuilder"],
+    cffi_modules=["packaging/extension.py:ffibuilder"],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if limited_api else {},
 )

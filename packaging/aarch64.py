@@ -10,14 +10,14 @@ programs that start themselves again work too.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from wheels import ROOT, run
+from installed import build, claim, lay_out
+from wheels import run
 
 SUITE, VERSION = "trixie", "3.13"
 """Debian's release, and the Python that it has."""
@@ -92,7 +92,7 @@ def make_emulator(folder: Path) -> Path:
 
 
 def make_python(folder: Path) -> Path:
-    """Return a Python that has the wheel of this tree, and what its tests need."""
+    """Return a Python that has the wheel, and what its tests need; lay the tests out."""
     emulator, system, home = make_emulator(folder), folder / "system", folder / "python"
     if not system.exists():
         unpack(PACKAGES, "arm64", folder / "system.new", whole=True)
@@ -100,10 +100,8 @@ def make_python(folder: Path) -> Path:
         (folder / "system.new").rename(system)
     python = home / "bin" / "python"
     packages = home / "lib" / f"python{VERSION}" / "site-packages"
-    shutil.rmtree(folder / "dist", ignore_errors=True)
-    run(sys.executable, ROOT / "packaging" / "wheels.py", "--only", "manylinux_2_17_aarch64", "--out", folder / "dist")
-    (wheel,) = (folder / "dist").glob("*.whl")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-compile", "--target", packages]
+    sdist, wheel = build(folder / "dist", "manylinux_2_17_aarch64")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-compile", f"--target={packages}"]
     foreign = ["--only-binary", ":all:", *(f"--platform={name}" for name in PLATFORMS)]
     foreign += ["--implementation", "cp", "--python-version", VERSION]
     if not python.exists():
@@ -116,6 +114,7 @@ def make_python(folder: Path) -> Path:
     else:
         shutil.rmtree(packages / "nnburst")
         run(*install, *foreign, "--no-deps", wheel)
+    lay_out(sdist, packages / "nnburst", folder / "tree")
     return python
 
 
@@ -130,25 +129,17 @@ def main() -> int:
     if missing or not KEYRING.exists():
         sys.exit(f"aarch64: needs {missing or KEYRING}: a machine with Debian's packages")
     folder = options.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
-    try:  # held until this process ends: another run would take the package away from the tests of this one
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit(f"aarch64: {folder} is in use by another run; wait for its end, or name another folder")
+    claim(folder)
     if options.what == "emulator":
         print(make_emulator(folder))
         return 0
-    # Run from elsewhere: what is tested is the wheel, not the tree. Modules are compiled once, since that takes long.
+    # Modules are compiled once, since that takes long.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["NNBURST_TEST_PATIENCE"] = str(LIMIT * 3 // 4)
-    place = folder / "run"
-    place.mkdir(exist_ok=True)
-    command = [make_python(folder), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"timeout={LIMIT}"]
-    command += ["--config-file", ROOT / "pyproject.toml", "--rootdir", ROOT]
+    command: list[str | Path] = [make_python(folder), "-m", "pytest", "-q", "-o", f"timeout={LIMIT}"]
+    command += ["-p", "no:cacheprovider"]
     command += [part for test in UNLIKE for part in ("--deselect", test)]
-    arguments = [str(ROOT / text) if (ROOT / text.partition("::")[0]).exists() else text for text in options.arguments]
-    return subprocess.run([*command, *(arguments or [ROOT / test for test in TESTS])], cwd=place, env=env).returncode
+    return subprocess.run([*command, *(options.arguments or TESTS)], cwd=folder / "tree", env=env).returncode
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-# Written by nnburst/_core/_build.py from csrc/nnburst.h. Do not edit.
+# Written by packaging/extension.py from csrc/nnburst.h. Do not edit.
 from collections.abc import Callable, Iterator
 from typing import Any
 

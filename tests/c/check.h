@@ -48,7 +48,11 @@
 #endif
 
 /* A hang is a failure: SIGALRM ends the program. */
-static inline void watchdog(void) { alarm(60); }
+static inline void watchdog(void)
+{
+    const char *patience = getenv("NNBURST_TEST_PATIENCE");
+    alarm(patience ? (unsigned)atoi(patience) : 60);
+}
 
 static inline pthread_t start(void *(*function)(void *), void *argument)
 {

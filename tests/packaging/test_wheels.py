@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+from installed import PYTHONS, interpreter
+from wheels import EXTENSION
 
 pytest.importorskip("ziglang", reason="needs what `make wheels` installs")
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 PROGRAM = """
 import numpy as np, nnburst
 x = np.arange(4, dtype=np.float32)
@@ -53,25 +54,20 @@ def test_wheel_is_what_its_name_says(platform: str, built: Path) -> None:
     assert f'platform tag: "{platform}"' in said
 
 
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_wheel_holds_the_package_and_its_module_and_nothing_that_builds_it(platform: str, built: Path) -> None:
+    listed = subprocess.run(["git", "ls-files", "nnburst"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    package = {name for name in listed.split() if not name.endswith(".h")}
+    with zipfile.ZipFile(wheel_for(platform, built)) as wheel:
+        held = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert held == package | {EXTENSION}
+
+
 def test_same_sources_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
     again = build(tmp_path / "again")
     assert sorted(file.name for file in again.iterdir()) == sorted(file.name for file in built.iterdir())
     for file in again.iterdir():
         assert file.read_bytes() == (built / file.name).read_bytes(), file.name
-
-
-def interpreter(version: str) -> str | None:
-    """Return the path of a CPython of this version that runs; a name on the PATH may be a mere shim."""
-    found = shutil.which(f"python{version}")
-    asked = [found, "-c", "import sys, venv, ensurepip; print(sys.executable)"]
-    environment = os.environ | {"PYENV_VERSION": os.environ.get("PYENV_VERSION", "") or _shimmed(version)}
-    done = subprocess.run(asked, capture_output=True, text=True, env=environment) if found else None
-    return done.stdout.strip() if done and not done.returncode else None
-
-
-def _shimmed(version: str) -> str:
-    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    return next((folder.name for folder in sorted(root.glob(f"{version}.*"))), "system")
 
 
 @pytest.mark.parametrize("version", PYTHONS)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import errno
-import importlib.util
 import inspect
 import os
 import re
 import threading
 from pathlib import Path
-from types import ModuleType
 
+import extension
 import pytest
 
 import nnburst._core
@@ -26,32 +25,24 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = Path(inspect.getfile(nnburst._core)).parent
 
 
-@pytest.fixture(scope="module")
-def build() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("_build", ROOT / "nnburst" / "_core" / "_build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def test_module_was_built_from_the_present_header() -> None:
+    assert header_digest() == extension.digest(extension.read_cdef(ROOT / "csrc")), "stale: make ext"
 
 
-def test_module_was_built_from_the_present_header(build: ModuleType) -> None:
-    assert header_digest() == build.digest(build.read_cdef(ROOT / "csrc")), "stale: python nnburst/_core/_build.py"
+def test_stub_was_written_from_the_present_header() -> None:
+    assert (CORE / "_nnburst.pyi").read_text() == extension.stub(extension.read_cdef(ROOT / "csrc"))
 
 
-def test_stub_was_written_from_the_present_header(build: ModuleType) -> None:
-    assert (CORE / "_nnburst.pyi").read_text() == build.stub(build.read_cdef(ROOT / "csrc"))
-
-
-def test_every_function_of_the_header_is_in_the_module_and_in_the_stub(build: ModuleType) -> None:
+def test_every_function_of_the_header_is_in_the_module_and_in_the_stub() -> None:
     # Read with another pair of eyes than the build script's: any "name(" at the beginning of a declaration.
     text = re.sub(r"/\*.*?\*/", "", (ROOT / "csrc" / "nnburst.h").read_text(), flags=re.DOTALL)
     names = set(re.findall(r"^[a-z][\w \*]*?\b(nnb_\w+)\(", text, flags=re.MULTILINE))
     assert len(names) > 30
     assert names <= set(dir(lib))
-    assert names == set(build.functions(build.read_cdef(ROOT / "csrc")))
+    assert names == set(extension.functions(extension.read_cdef(ROOT / "csrc")))
 
 
-def test_header_reader_drops_what_cffi_cannot_read(build: ModuleType) -> None:
+def test_header_reader_drops_what_cffi_cannot_read() -> None:
     header = """
     /* comment with #define NO 1 */
     #ifndef GUARD
@@ -68,15 +59,15 @@ def test_header_reader_drops_what_cffi_cannot_read(build: ModuleType) -> None:
     int f(const void *p, uint32_t n);
     #endif
     """
-    cdef = build.header_to_cdef(header)
+    cdef = extension.header_to_cdef(header)
     assert [line.strip() for line in cdef.splitlines()] == [
         "#define N 16",
         "#define SUM ...",
         "enum { A, B = 4 };",
         "int f(const void *p, uint32_t n);",
     ]
-    assert build.constants(cdef) == ["N", "SUM", "A", "B"]
-    assert build.functions(cdef) == {"f": ("int", ["p: CData | bytes", "n: int"])}
+    assert extension.constants(cdef) == ["N", "SUM", "A", "B"]
+    assert extension.functions(cdef) == {"f": ("int", ["p: CData | bytes", "n: int"])}
 
 
 def test_errno_becomes_the_exception_of_its_meaning() -> None:

@@ -1,4 +1,4 @@
-"""Build script of the cffi module, and the reader of the C header that feeds it.
+"""Builds the cffi module, and reads the C header that feeds it.
 
 The header ``csrc/nnburst.h`` is the only place where the C interface is written down: the text for cffi's ``cdef`` and
 the type stub ``_nnburst.pyi`` are both derived from it here, each time the module is built. The C compiler then
@@ -7,7 +7,7 @@ is found out (`nnburst._core.header_digest`).
 
 Run by setuptools (``cffi_modules``) as a plain script, therefore without imports from the package. By hand::
 
-    python nnburst/_core/_build.py
+    python packaging/extension.py
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 
 from cffi import FFI
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
+CORE = ROOT / "nnburst" / "_core"
 HEADER = "nnburst.h"
 _LINE = 120
 
@@ -112,7 +113,7 @@ def digest(cdef: str) -> str:
 
 
 _STUB_HEAD = '''\
-# Written by nnburst/_core/_build.py from csrc/nnburst.h. Do not edit.
+# Written by packaging/extension.py from csrc/nnburst.h. Do not edit.
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -196,15 +197,14 @@ def make_builder(root: str) -> FFI:
 
 
 def build_in_place() -> Path:
-    """Compile the module, put it and its stub beside this file, and return the path of the module."""
-    here = Path(__file__).resolve().parent
+    """Compile the module, put it and its stub into the package, and return the path of the module."""
     limited = not sysconfig.get_config_var("Py_GIL_DISABLED")
     suffix = ".abi3.so" if limited else str(sysconfig.get_config_var("EXT_SUFFIX"))
-    with tempfile.TemporaryDirectory(prefix=".build-", dir=here) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=CORE) as scratch:
         built = make_builder(str(ROOT)).compile(tmpdir=scratch, target=f"_nnburst{suffix}")
-        target = here / f"_nnburst{suffix}"
+        target = CORE / f"_nnburst{suffix}"
         os.replace(built, target)  # a new file: processes that have the old one mapped keep it
-    path = here / "_nnburst.pyi"
+    path = CORE / "_nnburst.pyi"
     text = stub(read_cdef(ROOT / "csrc"))
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
