@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as stubs
 
@@ -19,10 +21,8 @@ from ..errors import (
     InvalidArgument,
     MissedDeadline,
     NNBurstError,
-    OutputInsufficientSize,
     ResourceExhausted,
 )
-from ..runtime import Execution
 from ._budget import Budget
 from ._inference import (
     BRISK,
@@ -31,21 +31,22 @@ from ._inference import (
     Inference,
     InputTensor,
     OutputTensor,
-    Prepared,
     RegionPlace,
     elsewhere,
-    prepare,
-    run,
+    infer,
 )
-from ._models import Models, OpenedModel
+from ._models import Models
 from ._regions import Regions
-from ._tensors import Array, ModelTensor
+from ._tensors import ModelTensor
 
 _Result = TypeVar("_Result")
 _MOST_BYTES = 256 << 20
 """Of one message."""
 _LONGEST_HEAD = 1 << 12
 """Bytes of a request without its elements, if it is remembered."""
+_MOST_KNOWN = 64
+"""Requests that are remembered."""
+_SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _PIECE = 1 << 14
 """Elements that are converted before another thread may have the interpreter."""
 _CODES: tuple[tuple[type[NNBurstError], grpc.StatusCode], ...] = (
@@ -80,6 +81,7 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self._models = models
         self._regions = regions
         self._budget = budget
+        self._requests = _KnownRequests()
 
     async def _answer(self, context: Any, work: Callable[[], _Result]) -> _Result:
         """Do something that may wait for the service; an error becomes a status."""
@@ -140,65 +142,43 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     # ---- inference -------------------------------------------------------------------------------------------
 
-    async def ModelInfer(self, request: Any, context: Any) -> Any:
+    async def ModelInfer(self, data: bytes, context: Any) -> bytes:
         try:
-            return await self._infer(request, context)
+            return await self._infer(data, context)
         except NNBurstError as error:
             await context.abort(status_code(error), str(error))
+            raise
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
         """One answer for each request, in their order; an error is an answer, too."""
-        async for request in requests:
+        async for data in requests:
+            answer = pb.ModelStreamInferResponse()
             try:
-                answer = await self._infer(request, context)
+                answer.infer_response.MergeFromString(await self._infer(data, context))
             except NNBurstError as error:
-                yield pb.ModelStreamInferResponse(
-                    error_message=str(error), infer_response=pb.ModelInferResponse(id=request.id)
-                )
-                continue
-            if request.parameters["triton_enable_empty_final_response"].bool_param:
-                answer.parameters["triton_final_response"].bool_param = True
-            yield pb.ModelStreamInferResponse(infer_response=answer)
+                answer.error_message = str(error)
+                with contextlib.suppress(InvalidArgument):
+                    answer.infer_response.id = _message(data).id
+            yield answer
 
-    async def _infer(self, request: Any, context: Any) -> Any:
-        size, number = request.ByteSize(), request.id
+    async def _infer(self, data: bytes, context: Any) -> bytes:
+        size = len(data)
         self._budget.begin(size)
         try:
-            model = self._models.ready(request.model_name) or await self._models.take(request.model_name)
-            try:
-                known, timeout = model.known, context.time_remaining()
-                contents = known.taken_from(request) if known is not None and timeout is None else None
-                answer = None if contents is None else await known.answer(contents, model)
-                if answer is None:
-                    request.raw_input_contents.extend(contents or ())
-                    answer = await self._answered(model, request, size, timeout)
-            except BaseException:
-                model.known = None
-                raise
-            finally:
-                self._models.give_back(model)
+            request = self._requests.like(data) or await self._parsed(data)
+            inference = request.inference
+            answers = await infer(self._models, self._regions, inference, context.time_remaining())
+            return _response(request, answers)
         finally:
             self._budget.end(size)
-        if number:
-            answer.id = number
-        return answer
 
-    async def _answered(self, model: OpenedModel, request: Any, size: int, timeout: float | None) -> Any:
-        prepared = await self._prepared(model, request, size)
-        answer = _response(request.model_name, await run(model, self._regions, prepared, timeout))
-        known = model.known
-        if known is None or not known.is_like(request):
-            model.known = _Known.of(request, size, prepared)
-        elif known.is_new:
-            await known.bind(model, answer)
-        return answer
-
-    async def _prepared(self, model: OpenedModel, request: Any, size: int) -> Prepared:
-        if size > BRISK and not request.raw_input_contents:
-            inference = await elsewhere(lambda: _inference(request, size))
-        else:
-            inference = _inference(request, size)
-        return await prepare(model, self._regions, inference)
+    async def _parsed(self, data: bytes) -> _Request:
+        message, size = _message(data), len(data)
+        if size > BRISK and not message.raw_input_contents:
+            return await elsewhere(lambda: _request(message, size))
+        request = _request(message, size)
+        self._requests.remember(data, message, request)
+        return request
 
     # ---- shared memory ---------------------------------------------------------------------------------------
 
@@ -226,136 +206,151 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return pb.CudaSharedMemoryUnregisterResponse()
 
 
-class _Bound(NamedTuple):
-    """What one request at a time has.
+class _Request(NamedTuple):
+    """A request for inference.
 
     Attributes:
-        execution: With arrays of its own.
-        places: Of the elements of its inputs, in the order of the messages.
-        results: Its outputs, in the order of the answer.
-        head: The answer without elements.
+        inference: What is to be run.
+        id: The client's name for it, which its answer has, too.
+        is_last_told: Whether the client wants to be told that no other answer follows.
     """
 
-    execution: Execution
-    places: Sequence[Array]
-    results: Sequence[Array]
-    head: Any
+    inference: Inference
+    id: str
+    is_last_told: bool
 
 
-class _Known:
-    """A request that came before, but for its elements: they go from message to message through a bound execution.
+class _KnownRequest(NamedTuple):
+    """A request that came before, but for the elements of its inputs.
 
-    To look at each field of a request that is like the last one takes longer than to run a small model.
+    Attributes:
+        same: The bytes that are no elements, in parts, each behind its offset.
+        places: Where the elements of each input begin and end; None if they lie in a region.
+        request: The whole, without elements.
     """
 
-    def __init__(self, request: Any, prepared: Prepared) -> None:
-        self._head = _without_elements(request)
-        self._shapes = {name: array.shape for name, array in prepared.arrays.items()}
-        self._sizes = [array.nbytes for array in prepared.arrays.values()]
-        self._wanted = [output.name for output in prepared.wanted]
-        self.is_new = True
-        self._bound: _Bound | None = None
+    same: Sequence[tuple[int, bytes]]
+    places: Sequence[tuple[int, int] | None]
+    request: _Request
 
-    @classmethod
-    def of(cls, request: Any, size: int, prepared: Prepared) -> _Known | None:
-        """Return that of a small request that was answered, with all tensors in the messages, as bytes."""
-        contents = request.raw_input_contents
-        if prepared.parts or len(contents) != len(prepared.arrays) or size > BRISK or not all(contents):
-            return None
-        if size - sum(map(len, contents)) > _LONGEST_HEAD or any(output.place for output in prepared.wanted):
-            return None
-        return cls(request, prepared)
+    def like(self, data: bytes) -> _Request | None:
+        """Return the request that so many bytes are, if it differs from this one in nothing but elements."""
+        for offset, same in self.same:
+            if not data.startswith(same, offset):
+                return None
+        (model, version, known, outputs, _), number, is_last_told = self.request
+        view, inputs = memoryview(data), []
+        for tensor, place in zip(known, self.places, strict=True):
+            if place is not None:
+                name, datatype, shape, _ = tensor
+                tensor = InputTensor(name, datatype, shape, view[place[0] : place[1]])
+            inputs.append(tensor)
+        return _Request(Inference(model, version, inputs, outputs), number, is_last_told)
 
-    def is_like(self, request: Any) -> bool:
-        """Whether a request differs in nothing but elements."""
-        return list(map(len, request.raw_input_contents)) == self._sizes and _without_elements(request) == self._head
 
-    async def bind(self, model: OpenedModel, answer: Any) -> None:
-        """Bind an execution when it has come for the second time, if that will give answers like this one."""
-        self.is_new = False  # before other requests go on: one of them binds
-        self._bound = await elsewhere(lambda: self._bound_to(model, answer))
+class _KnownRequests:
+    """Requests that came before: to parse one that is like them takes longer than to run a small model."""
 
-    def _bound_to(self, model: OpenedModel, answer: Any) -> _Bound | None:
-        shapes = {name: self._shapes[name] for name, tensor in model.inputs.items() if -1 in tensor.shape}
-        try:
-            execution = model.session.bind(shapes=shapes)
-        except NNBurstError:  # the next requests go the way that this one went
-            return None
-        results = [execution.outputs[name] for name in self._wanted]
-        raw = answer.raw_output_contents
-        told = [(list(one.shape), len(data)) for one, data in zip(answer.outputs, raw, strict=True)]
-        if execution.timeout is not None or [(list(array.shape), array.nbytes) for array in results] != told:
-            return None
-        places = [execution.inputs[name].reshape(-1).view(np.uint8) for name in self._shapes]
-        head = pb.ModelInferResponse()
-        head.CopyFrom(answer)
-        head.ClearField("raw_output_contents")
-        return _Bound(execution, places, results, head)
+    def __init__(self) -> None:
+        self._by_size: dict[int, list[_KnownRequest]] = {}
+        self._count = 0
 
-    def taken_from(self, request: Any) -> Sequence[bytes] | None:
-        """Take the elements out of a request that is like this; None, and nothing taken, if `answer` is not for it."""
-        contents: list[bytes] = request.raw_input_contents[:]
-        if self._bound is None or list(map(len, contents)) != self._sizes:
-            return None
-        number = request.id
-        request.ClearField("raw_input_contents")
-        request.ClearField("id")
-        is_like = request == self._head
-        if number:
-            request.id = number
-        if is_like:
-            return contents
-        request.raw_input_contents.extend(contents)
+    def like(self, data: bytes) -> _Request | None:
+        """Return the request that these bytes are, if one like it came before."""
+        for known in self._by_size.get(len(data), ()):
+            request = known.like(data)
+            if request is not None:
+                return request
         return None
 
-    async def answer(self, contents: Sequence[bytes], model: OpenedModel) -> Any:
-        """Run a request by its elements; None if an output has another shape than those before."""
-        bound, self._bound = self._bound, None  # other requests go the other way; one that is given up keeps it
-        assert bound is not None
-        for place, data in zip(bound.places, contents, strict=True):
-            place[:] = np.frombuffer(data, np.uint8)
-        try:
-            await model.counted(bound.execution.arun(), again=(OutputInsufficientSize,))
-        except OutputInsufficientSize:
-            return None
-        answer = pb.ModelInferResponse()
-        answer.CopyFrom(bound.head)
-        for result in bound.results:
-            answer.raw_output_contents.append(result.tobytes())
-        self._bound = bound
-        return answer
+    def remember(self, data: bytes, message: Any, request: _Request) -> None:
+        """Remember a request, unless it has a name of its own, or elements that came one by one."""
+        inputs = request.inference.inputs
+        if request.id or not all(isinstance(tensor.data, bytes | RegionPlace) for tensor in inputs):
+            return
+        head = pb.ModelInferRequest()
+        head.CopyFrom(message)
+        head.ClearField("raw_input_contents")
+        parts = [head.SerializeToString()]
+        if len(parts[0]) > _LONGEST_HEAD:
+            return
+        same: list[tuple[int, bytes]] = []
+        places: list[tuple[int, int] | None] = []
+        kept = []  # without elements
+        begin, end = 0, len(parts[0])  # of what follows the last elements
+        for tensor in inputs:
+            if isinstance(tensor.data, bytes):
+                parts.append(pb.ModelInferRequest(raw_input_contents=[tensor.data]).SerializeToString())
+                end += len(parts[-1])
+                place = (end - len(tensor.data), end)
+                same.append((begin, data[begin : place[0]]))
+                places.append(place)
+                kept.append(tensor._replace(data=b""))
+                begin = end
+            else:
+                places.append(None)
+                kept.append(tensor)
+        if b"".join(parts) != data:  # its fields came in another order
+            return
+        if begin < end:
+            same.append((begin, data[begin:]))
+        if self._count == _MOST_KNOWN:
+            self._by_size.clear()
+            self._count = 0
+        request = request._replace(inference=request.inference._replace(inputs=kept))
+        self._by_size.setdefault(len(data), []).append(_KnownRequest(same, places, request))
+        self._count += 1
 
 
-def _without_elements(request: Any) -> Any:
-    head = pb.ModelInferRequest()
-    head.CopyFrom(request)
-    head.ClearField("raw_input_contents")
-    head.ClearField("id")
-    return head
+def _message(data: bytes) -> Any:
+    try:
+        return pb.ModelInferRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgument(f"the request cannot be read: {error}") from None
+
+
+def _request(message: Any, size: int) -> _Request:
+    is_last_told = message.parameters["triton_enable_empty_final_response"].bool_param if message.parameters else False
+    return _Request(_inference(message, size), message.id, is_last_told)
 
 
 @lru_cache(maxsize=256)
-def _head(model: str, *outputs: tuple[str, str, tuple[int, ...]]) -> Any:
-    """Return an answer but for its elements, to be copied: to fill in each field takes several times as long."""
+def _head(model: str, *outputs: tuple[OutputTensor, str, tuple[int, ...], int]) -> bytes:
+    """Return an answer but for its elements, given the datatype, shape and bytes of each output."""
     answer = pb.ModelInferResponse(model_name=model, model_version=VERSION)
-    for name, datatype, shape in outputs:
-        answer.outputs.add(name=name, datatype=datatype, shape=shape)
-    return answer
+    for (name, place), datatype, shape, nbytes in outputs:
+        output = answer.outputs.add(name=name, datatype=datatype, shape=shape)
+        if place is not None:
+            output.parameters["shared_memory_region"].string_param = place.region
+            output.parameters["shared_memory_byte_size"].int64_param = nbytes
+            if place.offset:
+                output.parameters["shared_memory_offset"].int64_param = place.offset
+    return bytes(answer.SerializeToString())
 
 
-def _response(model: str, answers: Answers) -> Any:
-    answer = pb.ModelInferResponse()
-    answer.CopyFrom(_head(model, *[(one.name, kind, array.shape) for one, kind, array in answers]))
-    for i, (wanted, _, array) in enumerate(answers):
+@lru_cache(maxsize=256)
+def _before_elements(nbytes: int) -> bytes:
+    """Return what stands in an answer before so many bytes of elements."""
+    part: bytes = pb.ModelInferResponse(raw_output_contents=[bytes(nbytes)]).SerializeToString()
+    return part[: len(part) - nbytes]
+
+
+def _response(request: _Request, answers: Answers) -> bytes:
+    """Return an answer, which is put together from messages: one behind the other they are one with all their fields.
+
+    To fill in each field of one takes longer than to run a small model.
+    """
+    outputs = [(wanted, datatype, array.shape, array.nbytes) for wanted, datatype, array in answers]
+    parts: list[Any] = [_head(request.inference.model, *outputs)]
+    for wanted, _, array in answers:
         if wanted.place is None:
-            answer.raw_output_contents.append(array.tobytes())
-        else:
-            parameters = answer.outputs[i].parameters
-            parameters["shared_memory_region"].string_param = wanted.place.region
-            parameters["shared_memory_byte_size"].int64_param = array.nbytes
-            if wanted.place.offset:
-                parameters["shared_memory_offset"].int64_param = wanted.place.offset
-    return answer
+            parts += (_before_elements(array.nbytes), array)
+    if request.id or request.is_last_told:
+        own = pb.ModelInferResponse(id=request.id)
+        if request.is_last_told:
+            own.parameters["triton_final_response"].bool_param = True
+        parts.append(own.SerializeToString())
+    return b"".join(parts)
 
 
 def _parameters(tensor: Any) -> Mapping[str, Any]:
@@ -420,7 +415,15 @@ async def serve(models: Models, regions: Regions, budget: Budget, address: str) 
             ("grpc.so_reuseport", 0),
         ],
     )
-    stubs.add_GRPCInferenceServiceServicer_to_server(Servicer(models, regions, budget), server)
+    servicer = Servicer(models, regions, budget)
+    stubs.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+    as_bytes = {
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(servicer.ModelInfer),
+        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
+            servicer.ModelStreamInfer, response_serializer=pb.ModelStreamInferResponse.SerializeToString
+        ),
+    }
+    server.add_registered_method_handlers(_SERVICE, as_bytes)  # in place of those with messages
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from ..errors import InvalidArgument
 from ._models import Models, OpenedModel
 from ._regions import RegionPart, Regions
@@ -48,7 +46,7 @@ class InputTensor(NamedTuple):
 
     name: str
     datatype: str
-    shape: Sequence[int]
+    shape: tuple[int, ...]
     data: bytes | memoryview | Sequence[Any] | Array | RegionPlace
 
 
@@ -80,20 +78,6 @@ async def elsewhere(work: Callable[[], _Result]) -> _Result:
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
-class Prepared(NamedTuple):
-    """A request that can be run.
-
-    Attributes:
-        arrays: The inputs by name.
-        parts: Of regions, where they lie.
-        wanted: The outputs.
-    """
-
-    arrays: dict[str, Array]
-    parts: Sequence[RegionPart]
-    wanted: Sequence[OutputTensor]
-
-
 Answers = list[tuple[OutputTensor, str, Array]]
 """For each output what was asked, its datatype, and its elements; those with a place have been written there."""
 
@@ -113,44 +97,29 @@ async def infer(models: Models, regions: Regions, inference: Inference, timeout:
     Raises:
         NNBurstError: It cannot be run, or failed.
     """
-    model = await models.take(inference.model)
+    model = models.ready(inference.model) or await models.take(inference.model)
     try:
-        prepared = await prepare(model, regions, inference)
-        return await run(model, regions, prepared, timeout)
+        if inference.version not in ("", VERSION):
+            raise InvalidArgument(f"model {inference.model!r} has the version {VERSION}, not {inference.version!r}")
+        if inference.size > BRISK:
+            arrays, parts = await elsewhere(lambda: _arrays(model, regions, inference.inputs))
+        else:
+            arrays, parts = _arrays(model, regions, inference.inputs)
+        outputs = model.outputs
+        if inference.outputs:
+            _check_names(inference.outputs, outputs)
+        values = dict(zip(outputs, await model.run(arrays, timeout), strict=True))
+        for part in parts:
+            part.check()
+        answers = []
+        for output in inference.outputs or map(OutputTensor, outputs):
+            array = values[output.name]
+            if output.place is not None:
+                _put(regions, output.place, array)
+            answers.append((output, outputs[output.name].datatype, array))
+        return answers
     finally:
         models.give_back(model)
-
-
-async def prepare(model: OpenedModel, regions: Regions, inference: Inference) -> Prepared:
-    """Check a request and turn what came into arrays.
-
-    Raises:
-        InvalidArgument: It does not fit the model or the regions.
-    """
-    if inference.version not in ("", VERSION):
-        raise InvalidArgument(f"model {inference.model!r} has the version {VERSION}, not {inference.version!r}")
-    if inference.size > BRISK:
-        arrays, parts = await elsewhere(lambda: _arrays(model, regions, inference.inputs))
-    else:
-        arrays, parts = _arrays(model, regions, inference.inputs)
-    if inference.outputs:
-        _check_names(inference.outputs, model.outputs)
-    return Prepared(arrays, parts, inference.outputs or [OutputTensor(name) for name in model.outputs])
-
-
-async def run(model: OpenedModel, regions: Regions, prepared: Prepared, timeout: float | None = None) -> Answers:
-    """Run what was prepared for this model; as `infer`."""
-    outputs = model.outputs
-    values = dict(zip(outputs, await model.run(prepared.arrays, timeout), strict=True))
-    for part in prepared.parts:
-        part.check()
-    answers = []
-    for output in prepared.wanted:
-        array = np.ascontiguousarray(values[output.name])
-        if output.place is not None:
-            _put(regions, output.place, array)
-        answers.append((output, outputs[output.name].datatype, array))
-    return answers
 
 
 def _check_names(wanted: Sequence[OutputTensor], outputs: Mapping[str, object]) -> None:

@@ -6,15 +6,12 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from ..errors import DeadObject, InvalidArgument, MissedDeadline, NNBurstError
 from ..runtime import Service, Session, connect
 from ._tensors import Array, ModelTensor
-
-_Result = TypeVar("_Result")
 
 
 @dataclass
@@ -35,7 +32,6 @@ class OpenedModel:
         session: Its session.
         platform: What runs it, in the protocol's words.
         inputs, outputs: By name, in order.
-        known: What a protocol remembers of the last request.
     """
 
     def __init__(self, session: Session, counts: ModelCounts) -> None:
@@ -43,7 +39,6 @@ class OpenedModel:
         self.platform = f"nnburst_{session.device.name}"
         self.inputs = ModelTensor.all_of(session.get_inputs())
         self.outputs = ModelTensor.all_of(session.get_outputs())
-        self.known: Any = None
         self._counts = counts
         self._lock = threading.Lock()
         self._users = 1  # `Models` itself
@@ -66,21 +61,16 @@ class OpenedModel:
             self.session.close()
 
     async def run(self, inputs: dict[str, Array], timeout: float | None = None) -> list[Array]:
-        """Run it once, within so many seconds; raises as `Session.arun`.
+        """Run it once, within so many seconds, and count that; raises as `Session.arun`.
 
         A request that met a dead service is not repeated.
         """
-        if timeout is None:
-            return await self.counted(self.session.arun(None, inputs))
-        return await self.counted(self._within(timeout, inputs))
-
-    async def counted(self, run: Awaitable[_Result], again: tuple[type[NNBurstError], ...] = ()) -> _Result:
-        """Await one run of it, which counts in its statistics; not if another one follows an error of `again`."""
         counts, began = self._counts, time.monotonic_ns()
         try:
-            result = await run
-        except again:
-            raise
+            if timeout is None:
+                results = await self.session.arun(None, inputs)
+            else:
+                results = await self._within(timeout, inputs)
         except NNBurstError:
             counts.failures += 1
             counts.failure_ns += time.monotonic_ns() - began
@@ -89,7 +79,7 @@ class OpenedModel:
             counts.last_ms = time.time_ns() // 1_000_000
         counts.inferences += 1
         counts.success_ns += time.monotonic_ns() - began
-        return result
+        return results
 
     async def _within(self, timeout: float, inputs: dict[str, Array]) -> list[Array]:
         try:

@@ -245,7 +245,7 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview, size: int) 
             elements = tensor.get("data")
             if not isinstance(elements, list):
                 raise InvalidArgument(f"{what} has no data")
-        inputs.append(InputTensor(tensor["name"], str(tensor.get("datatype", "")), shape, elements))
+        inputs.append(InputTensor(tensor["name"], str(tensor.get("datatype", "")), tuple(shape), elements))
     if len(data):
         raise InvalidArgument(f"{len(data)} bytes behind the JSON belong to no input")
     parameters = head.get("parameters", {})

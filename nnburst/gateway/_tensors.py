@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ _KINDS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, 
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ModelTensor:
     """An input or output of a model.
 
@@ -59,35 +60,19 @@ class ModelTensor:
         shape = tuple(size if isinstance(size, int) else -1 for size in node.shape or ())
         return cls(node.name, datatype or str(node.dtype).upper(), _DTYPES.get(datatype or "", node.dtype), shape)
 
-    def count_of(self, datatype: str, shape: Sequence[int]) -> int:
-        """Return how many elements a client must give for an input.
-
-        Raises:
-            InvalidArgument: The datatype is another, or no array has the shape, or it is too large.
-        """
-        if datatype != self.datatype:
-            raise InvalidArgument(f"input {self.name!r} is {self.datatype}, got {datatype or 'no datatype'}")
-        if shape and not (len(shape) <= _MOST_DIMENSIONS and min(shape) >= 0 and max(shape) < _MOST_ELEMENTS):
-            raise InvalidArgument(
-                f"input {self.name!r}: a shape has at most {_MOST_DIMENSIONS} dimensions, "
-                f"each from 0 to {_MOST_ELEMENTS - 1}"
-            )
-        count = math.prod(shape)
-        if count * self.dtype.itemsize > _MOST_BYTES:
-            raise InvalidArgument(f"input {self.name!r} of shape {list(shape)} is larger than {_MOST_BYTES} bytes")
-        return count
-
-    def check_size(self, datatype: str, shape: Sequence[int], given: int) -> None:
+    def check_size(self, datatype: str, shape: tuple[int, ...], given: int) -> None:
         """Refuse another number of bytes than the shape says.
 
         Raises:
-            InvalidArgument: It is another, or as `count_of`.
+            InvalidArgument: It is another; or the datatype is, or no array has the shape, or it is too large.
         """
-        size = self.count_of(datatype, shape) * self.dtype.itemsize
+        size = _count_of(self, datatype, shape) * self.dtype.itemsize
         if given != size:
             raise InvalidArgument(f"input {self.name!r} of shape {list(shape)} takes {size} bytes, got {given}")
 
-    def array_of(self, datatype: str, shape: Sequence[int], data: bytes | memoryview | Sequence[Any] | Array) -> Array:
+    def array_of(
+        self, datatype: str, shape: tuple[int, ...], data: bytes | memoryview | Sequence[Any] | Array
+    ) -> Array:
         """Return what a client sent: bytes, or elements in row-major order.
 
         Args:
@@ -102,7 +87,7 @@ class ModelTensor:
         if isinstance(data, bytes | memoryview):
             self.check_size(datatype, shape, len(data))
             return np.frombuffer(data, self.dtype).reshape(shape)
-        count = self.count_of(datatype, shape)
+        count = _count_of(self, datatype, shape)
         flat = data if isinstance(data, np.ndarray) else self._flat(data)
         if len(flat) != count:
             raise InvalidArgument(f"input {self.name!r} of shape {list(shape)} takes {count} elements, got {len(flat)}")
@@ -134,6 +119,22 @@ class ModelTensor:
             wrong = next(type(one).__name__ for one in flat if type(one) not in kinds)
             raise InvalidArgument(f"input {self.name!r}: the elements are {self.datatype}, got a {wrong}")
         return flat
+
+
+@lru_cache(maxsize=256)
+def _count_of(tensor: ModelTensor, datatype: str, shape: tuple[int, ...]) -> int:
+    """Return how many elements a client must give for an input."""
+    if datatype != tensor.datatype:
+        raise InvalidArgument(f"input {tensor.name!r} is {tensor.datatype}, got {datatype or 'no datatype'}")
+    if shape and not (len(shape) <= _MOST_DIMENSIONS and min(shape) >= 0 and max(shape) < _MOST_ELEMENTS):
+        raise InvalidArgument(
+            f"input {tensor.name!r}: a shape has at most {_MOST_DIMENSIONS} dimensions, "
+            f"each from 0 to {_MOST_ELEMENTS - 1}"
+        )
+    count = math.prod(shape)
+    if count * tensor.dtype.itemsize > _MOST_BYTES:
+        raise InvalidArgument(f"input {tensor.name!r} of shape {list(shape)} is larger than {_MOST_BYTES} bytes")
+    return count
 
 
 def _brief(number: int) -> str:

@@ -14,7 +14,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,7 +58,7 @@ class Gateway:
         (folder / "run").mkdir(mode=0o700)
         environment = os.environ | {"XDG_RUNTIME_DIR": str(folder / "run")}
         command = [sys.executable, "-m", "nnburst.cli", "serve", "--name", "gate", "--json"]
-        for make in (relu, types, compress):
+        for make in (relu, types, compress, total):
             command += ["--model", f"{make.__name__}={make(folder)}"]
         command += ["--oip", "127.0.0.1:0", "--oip-rest", "127.0.0.1:0", *options]
         self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
@@ -100,6 +99,12 @@ def compress(folder: Path) -> Path:
     x, y = (onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in ("x", "y"))
     c = onnx.helper.make_tensor_value_info("c", 9, ["n"])
     return model(folder / "compress.onnx", [("Compress", ["x", "c"], ["y"])], [x, c], [y], axis=0)
+
+
+def total(folder: Path) -> Path:
+    """The sum of x, which has no dimensions."""
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", ["n", 8]), ("y", [])))
+    return model(folder / "total.onnx", [("ReduceSum", ["x"], ["y"])], [x], [y], keepdims=0)
 
 
 def model(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], **attributes: int) -> Path:
@@ -149,7 +154,12 @@ def test_health_and_metadata(client: Any, protocol: str) -> None:
         {"name": "x", "datatype": "FP32", "shape": ["-1", "8"] if protocol == "grpc" else [-1, 8]}
     ]
     index = client.get_model_repository_index(**options)
-    assert {row["name"] for row in (index["models"] if protocol == "grpc" else index)} == {"relu", "types", "compress"}
+    assert {row["name"] for row in (index["models"] if protocol == "grpc" else index)} == {
+        "relu",
+        "types",
+        "compress",
+        "total",
+    }
 
 
 def test_inference_gives_the_bits_of_the_model(client: Any, protocol: str) -> None:
@@ -158,6 +168,20 @@ def test_inference_gives_the_bits_of_the_model(client: Any, protocol: str) -> No
     assert answer.as_numpy("y").tobytes() == Y.tobytes()
     asked = client.infer("relu", [tensor(kind, "x", X)], outputs=[kind.InferRequestedOutput("y")])
     assert asked.as_numpy("y").tobytes() == Y.tobytes()
+
+
+def test_output_without_dimensions_keeps_its_shape(client: Any, protocol: str) -> None:
+    sent = tensor(PROTOCOLS[protocol], "x", np.ones((3, 8), np.float32))
+    for _ in range(2):
+        answer = client.infer("total", [sent]).as_numpy("y")
+        assert answer.shape == ()
+        assert answer == 24
+
+
+def test_output_without_elements_is_answered(client: Any, protocol: str) -> None:
+    for _ in range(2):
+        answer = client.infer("relu", [tensor(PROTOCOLS[protocol], "x", np.ones((0, 8), np.float32))]).as_numpy("y")
+        assert answer.shape == (0, 8)
 
 
 def test_each_type_comes_back_as_it_went(client: Any, protocol: str) -> None:
@@ -534,7 +558,7 @@ def conversions(datatype: str) -> ModelTensor:
 )
 def test_elements_that_are_none_of_the_datatype_are_refused(datatype: str, elements: Any, said: str) -> None:
     with pytest.raises(InvalidArgument) as info:
-        conversions(datatype).array_of(datatype, [2], elements)
+        conversions(datatype).array_of(datatype, (2,), elements)
     assert str(info.value).removeprefix("input 'x'").lstrip(": ") == said
 
 
@@ -550,7 +574,7 @@ def test_elements_that_are_none_of_the_datatype_are_refused(datatype: str, eleme
     ],
 )
 def test_elements_of_the_datatype_keep_their_values(datatype: str, elements: Any) -> None:
-    array = conversions(datatype).array_of(datatype, [2], elements)
+    array = conversions(datatype).array_of(datatype, (2,), elements)
     assert array.dtype == _DTYPES[datatype]
     np.testing.assert_array_equal(array, np.ravel(elements))
 
@@ -604,6 +628,65 @@ def test_request_that_is_nearly_like_the_last_is_looked_at_anew(gateway: Gateway
             assert answer.raw_output_contents[0] == Y[-answer.outputs[0].shape[0] :].tobytes()
 
 
+def sent(x: Any, *, in_region: bool = False, **fields: Any) -> bytes:
+    """A request of two inputs, as the bytes that come."""
+    request = pb.ModelInferRequest(model_name="compress", **fields)
+    request.inputs.add(name="x", datatype="FP32", shape=X.shape)
+    request.inputs.add(name="c", datatype="BOOL", shape=[2])
+    request.raw_input_contents.append(x.tobytes())
+    if in_region:
+        request.inputs[0].parameters["shared_memory_region"].string_param = "tensors"
+        request.inputs[0].parameters["shared_memory_byte_size"].int64_param = 64
+    else:
+        request.raw_input_contents.append(bytes([0, 1]))
+    return bytes(request.SerializeToString())
+
+
+@pytest.mark.parametrize("in_region", [False, True])
+def test_request_is_known_by_every_byte_that_is_no_element(in_region: bool) -> None:
+    first, other = X, X + 1
+    if in_region:
+        first, other = np.array([False, True]), np.array([True, True])
+    known, data = gateway_grpc._KnownRequests(), sent(first, in_region=in_region)
+    assert known.like(data) is None
+    message = pb.ModelInferRequest.FromString(data)
+    known.remember(data, message, gateway_grpc._request(message, len(data)))
+    assert sum(len(one.data) for one in known._by_size[len(data)][0].request.inference.inputs if not in_region) == 0
+    like = sent(other, in_region=in_region)
+    found, parsed = known.like(like), gateway_grpc._request(pb.ModelInferRequest.FromString(like), len(like))
+    assert found == parsed
+    elements = 0
+    for i in range(len(data)):
+        changed = data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :]
+        found = known.like(changed)
+        if found is not None:
+            elements += 1
+            assert found == gateway_grpc._request(pb.ModelInferRequest.FromString(changed), len(data))
+    assert elements == (first.nbytes if in_region else first.nbytes + 2)
+
+
+def test_request_with_a_name_of_its_own_is_not_remembered_nor_are_more_than_there_is_room_for() -> None:
+    def remember(data: bytes) -> None:
+        message = pb.ModelInferRequest.FromString(data)
+        known.remember(data, message, gateway_grpc._request(message, len(data)))
+
+    known = gateway_grpc._KnownRequests()
+    for unlike in (sent(X, id="7"), sent(X, parameters={"p": pb.InferParameter(string_param="p" * 5000)})):
+        remember(unlike)
+        assert known.like(unlike) is None
+    message = pb.ModelInferRequest.FromString(sent(X))
+    head = pb.ModelInferRequest(model_name=message.model_name, inputs=message.inputs).SerializeToString()
+    elements = pb.ModelInferRequest(raw_input_contents=message.raw_input_contents).SerializeToString()
+    remember(elements + head)  # as good a request, in another order
+    assert known.like(elements + head) is None
+    remember(head + elements)
+    assert known.like(head + elements) is not None
+    for number in range(gateway_grpc._MOST_KNOWN):
+        remember(sent(X, model_version=f"{number:3}"))
+    assert known.like(head + elements) is None
+    assert known.like(sent(X, model_version=" 63")) is not None
+
+
 def test_output_of_another_shape_is_answered_for_a_request_that_is_like_those_before(gateway: Gateway) -> None:
     with grpc.insecure_channel(gateway.url("grpc")) as channel:
         stub = stubs.GRPCInferenceServiceStub(channel)
@@ -619,23 +702,22 @@ def test_output_of_another_shape_is_answered_for_a_request_that_is_like_those_be
         assert (counts.success.count, counts.fail.count) == (6, 0)
 
 
-def test_requests_that_come_at_once_bind_one_execution() -> None:
+def test_requests_that_come_at_once_have_an_answer_each(gateway: Gateway) -> None:
+    numbers = np.random.default_rng(7).normal(size=(400, 2, 8)).astype(np.float32)
+
+    def request(i: int) -> Any:
+        rows = 1 + i // 2 % 2  # two of one shape, two of another
+        given = pb.ModelInferRequest(model_name="relu", raw_input_contents=[numbers[i, :rows].tobytes()])
+        given.inputs.add(name="x", datatype="FP32", shape=(rows, 8))
+        return given
+
     async def main() -> None:
-        models: Any = SlowModels()
-        models.go_on.set()
-        servicer = gateway_grpc.Servicer(models, Regions(False), Budget())
-        context = SimpleNamespace(time_remaining=lambda: None)
-        await servicer.ModelInfer(raw(8), context)
-        may_bind = threading.Event()
-        with ThreadPoolExecutor(1) as threads:
-            asyncio.get_running_loop().set_default_executor(threads)
-            threads.submit(may_bind.wait)
-            requests = [asyncio.ensure_future(servicer.ModelInfer(raw(8), context)) for _ in range(3)]
-            while models.runs.qsize() < 4:  # those that are run go on without a pause
-                await asyncio.sleep(0)
-            may_bind.set()
-            await asyncio.gather(*requests)
-        assert models.bindings == 1
+        async with grpc.aio.insecure_channel(gateway.url("grpc")) as channel:
+            infer = stubs.GRPCInferenceServiceStub(channel).ModelInfer
+            answers = await asyncio.gather(*[infer(request(i)) for i in range(len(numbers))])
+        for i, answer in enumerate(answers):
+            assert list(answer.outputs[0].shape) == [1 + i // 2 % 2, 8]
+            assert answer.raw_output_contents[0] == np.maximum(numbers[i, : 1 + i // 2 % 2], 0).tobytes()
 
     asyncio.run(main())
 
@@ -683,12 +765,9 @@ class SlowModels:
     names = ("slow",)
 
     def __init__(self) -> None:
-        self.model = SimpleNamespace(
-            inputs={"x": conversions("UINT8")}, outputs={}, run=self.run, known=None, session=self
-        )
+        self.model = SimpleNamespace(inputs={"x": conversions("UINT8")}, outputs={}, run=self.run)
         self.runs: asyncio.Queue[float | None] = asyncio.Queue()
         self.go_on = asyncio.Event()
-        self.bindings = 0
 
     def ready(self, name: str) -> Any:
         return self.model
@@ -698,10 +777,6 @@ class SlowModels:
 
     def give_back(self, model: Any) -> None:
         assert model is self.model
-
-    def bind(self, **options: Any) -> Any:
-        self.bindings += 1
-        raise DeviceUnavailable("none")
 
     async def run(self, inputs: Any, timeout: float | None) -> list[Any]:
         self.runs.put_nowait(timeout)

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..._safe_path import absolute_entries
+from ...burst import default_polling_window
 from ...errors import DeviceUnavailable, InvalidArgument
 from ...service import safe_command
 from .._targets import whole_number
@@ -21,6 +22,8 @@ from .._targets import whole_number
 _log = logging.getLogger(__name__)
 _STARTING_S = 60.0
 _ENDING_S = 5.0
+_WINDOW_US = 300
+"""For which the gateway looks for an answer before it sleeps: a service that slept has run a small model by then."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
 
 
@@ -93,6 +96,8 @@ class GatewayProcess:
         try:
             command = [*safe_command("nnburst.gateway._run"), json.dumps(self._options)]
             env = {**os.environ, "PYTHONPATH": absolute_entries(os.environ.get("PYTHONPATH", ""))}
+            if default_polling_window():  # there is a CPU for it
+                env.setdefault("NNBURST_POLLING_WINDOW_US", str(_WINDOW_US))
             with self._lock:
                 if self._closing.is_set():
                     raise DeviceUnavailable("--oip: the service is ending")
