@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
+import numpy as np
+
 from ..errors import (
     BadState,
     DeadObject,
@@ -111,6 +113,17 @@ def whole(value: object, what: str, unit: str = "") -> int:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise InvalidArgument(f"{what} is {value!r}; give a whole number{unit}") from None
+
+
+def flag(value: object, what: str) -> bool:
+    """Return a truth value, which may be one of NumPy's or a number.
+
+    Raises:
+        InvalidArgument: It is none; `what` is the name of the argument.
+    """
+    if not isinstance(value, int | np.bool_):
+        raise InvalidArgument(f"{what} is True or False, not {type(value).__name__}")
+    return bool(value)
 
 
 def checked_timeout(seconds: float | None) -> float | None:

@@ -9,8 +9,8 @@ from typing import ClassVar
 class KnownNames:
     """Base of such objects. Their public attributes are those of their classes, among them names that are annotated.
 
-    Reading costs nothing, and neither does an item of a private list, for what is set in a fast loop. Subclasses that
-    users write may have attributes of their own.
+    Reading costs nothing. A class that sets one in a fast loop has slots for all instead, and `object.__setattr__`.
+    Subclasses that users write may have attributes of their own.
     """
 
     __slots__ = ()

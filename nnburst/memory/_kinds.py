@@ -87,6 +87,8 @@ def check_handle(handle: MemoryHandle) -> MemoryHandle:
     Raises:
         InvalidArgument: The kind is unknown or a number is out of range.
     """
+    if not isinstance(handle, MemoryHandle):
+        raise InvalidArgument(f"expected a MemoryHandle, got {handle!r}")
     check = KINDS.get(handle.kind)
     if check is None:
         raise InvalidArgument(f"memory kind {handle.kind!r} is unknown; {', '.join(KINDS)} are the kinds there are")

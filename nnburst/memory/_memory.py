@@ -239,8 +239,11 @@ class Memory(Pool):
         Raises:
             InvalidArgument: The handle contradicts itself, its descriptors or `prot`.
         """
-        owned = FdSet(fds)
+        given = tuple(fds) if isinstance(fds, Iterable) else (fds,)
+        owned = FdSet(fd for fd in given if type(fd) is int and 0 <= fd < 1 << 31)
         try:
+            if len(owned.fds) != len(given):
+                raise InvalidArgument(f"expected file descriptors, got {fds!r}")
             check_handle(handle)
             rights = handle.prot if prot is None else check_prot(prot)
             if rights & ~handle.prot:

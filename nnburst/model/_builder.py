@@ -15,7 +15,7 @@ from .._core._errno import is_real, whole
 from ..errors import BadState, InvalidArgument
 from ._lookup import view_operation
 from ._memory_like import MemoryLike
-from ._operand_types import HalVersion, OperandType, operand_info, operand_nbytes, type_name
+from ._operand_types import HalVersion, OperandType, checked_type, operand_info, operand_nbytes, type_name
 from ._operation_types import operation_name, require_operation
 from ._types import DataLocation, Lifetime, Model, Operand, Operation, Subgraph, SymmPerChannelQuantParams
 from ._validate import check_operand, validate_model
@@ -121,8 +121,7 @@ class GraphBuilder:
             InvalidArgument: Type, dimensions and quantisation do not belong together.
         """
         self._require_open()
-        if not isinstance(type, int):
-            raise InvalidArgument(f"type={type!r}: give a member of OperandType, such as OperandType.TENSOR_FLOAT32")
+        checked_type(type)
         if not isinstance(dimensions, Iterable):
             raise InvalidArgument(f"dimensions={dimensions!r}; give a list of sizes")
         if not is_real(scale):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..errors import InvalidArgument
 from ._builder import INLINE_LIMIT, PoolFactory
 from ._lookup import view_operation
 from ._methods import OperationMethods, activation_code
-from ._operand_types import OPERANDS, OperandType, operand_info, type_name
+from ._operand_types import OPERANDS, OperandType, checked_type, operand_info, type_name
 from ._operation_types import OperationType, PaddingScheme, operation_name, require_operation
 from ._operation_view import OperationView, OutputSpec, UnknownYet
 from ._types import Model, Operation, SymmPerChannelQuantParams
@@ -133,7 +133,7 @@ class ModelBuilder(OperationMethods):
             InvalidArgument: The inputs do not fit the operation, it has several outputs, or something cannot be
                 inferred.
         """
-        given = None if dimensions is None else (tuple(dimensions),)
+        given = None if dimensions is None else (dimensions,)
         outputs = self.add_all(operation, inputs, types=(type,), dimensions=given, quantisations=((scale, zero_point),))
         if len(outputs) != 1:
             raise InvalidArgument(f"{operation_name(operation)} has {len(outputs)} outputs; use add_all()")
@@ -167,6 +167,7 @@ class ModelBuilder(OperationMethods):
         """
         require_operation(operation)
         indexes, name = self._indexes(inputs), operation_name(operation)
+        pairs = [_listed(pair, "a quantisation", 2) for pair in _listed(quantisations, "quantisations")]
         try:
             specs = self._inferred(operation, indexes, types, dimensions, count)
         except UnknownYet as error:
@@ -175,7 +176,7 @@ class ModelBuilder(OperationMethods):
             raise InvalidArgument(f"{name}: {error}") from None
         before = len(self._operands)
         try:
-            for spec, (scale, zero_point) in zip_longest(specs, quantisations[: len(specs)], fillvalue=(None, None)):
+            for spec, (scale, zero_point) in zip_longest(specs, pairs[: len(specs)], fillvalue=(None, None)):
                 assert isinstance(spec, OutputSpec)
                 scale = spec.scale if scale is None else scale
                 zero_point = spec.zero_point if zero_point is None else zero_point
@@ -393,6 +394,12 @@ class ModelBuilder(OperationMethods):
         dimensions: Sequence[Sequence[int]] | None,
         count: int | None,
     ) -> list[OutputSpec]:
+        kinds = [kind if kind is None else checked_type(kind) for kind in _listed(types, "types")]
+        shapes = (
+            None if dimensions is None else [_listed(dims, "dimensions") for dims in _listed(dimensions, "dimensions")]
+        )
+        if count is not None and whole(count, "count") < 1:
+            raise InvalidArgument(f"count is {count}; an operation has at least one output")
         view = view_operation(
             Operation(operation, inputs, ()),
             self._current_operands(),
@@ -402,16 +409,19 @@ class ModelBuilder(OperationMethods):
         specs: list[OutputSpec] = []
         try:
             if view is not None:
+                view.check_ranks()
                 specs = list(view.infer())[: count or _fewest_outputs(view)]
         except UnknownYet:
-            if dimensions is None:
+            if shapes is None:
                 raise
-        if view is None and (dimensions is None or not types or None in types):
+        if view is None and (shapes is None or not kinds or None in kinds):
             raise InvalidArgument("its output cannot be inferred; give type= and dimensions=")
-        if dimensions is not None:
-            known = specs or [OutputSpec(_output_type(view), (), *_quantisation(view))] * len(dimensions)
-            specs = [replace(spec, dimensions=tuple(dims)) for spec, dims in zip(known, dimensions, strict=True)]
-        chosen = [*types, *[None] * len(specs)]
+        if shapes is not None:
+            known = specs or [OutputSpec(_output_type(view), (), *_quantisation(view))] * len(shapes)
+            if len(shapes) != len(known):
+                raise InvalidArgument(f"dimensions has {len(shapes)} shapes for {len(known)} outputs")
+            specs = [replace(spec, dimensions=dims) for spec, dims in zip(known, shapes, strict=True)]
+        chosen = [*kinds, *[None] * len(specs)]
         return [replace(spec, type=kind or spec.type) for spec, kind in zip(specs, chosen, strict=False)]
 
     def _subgraph(self, model: Model) -> int:
@@ -430,12 +440,12 @@ class ModelBuilder(OperationMethods):
     def _bias(self, x: int, filter: int, bias: Value | None, channel_dim: int) -> int:
         """Return a bias of the type and scale that x and the filter ask for."""
         if isinstance(bias, int):
-            return bias
+            return self._index(bias)
         x_info, weights = OPERANDS[self._operands[x].type], self._operands[filter]
         units = weights.dimensions[channel_dim] if len(weights.dimensions) > channel_dim else 0
         if bias is None and units == 0:
             raise InvalidArgument(f"operand {filter} ({type_name(weights.type)}) has no known depth; give a bias")
-        values = np.zeros(units) if bias is None else np.asarray(bias)
+        values = np.zeros(units) if bias is None else _numbers(bias, "bias")
         if not x_info.is_quantised:
             return self.constant(values.astype(x_info.dtype), x_info.type)
         params = weights.extra_params
@@ -488,6 +498,26 @@ def _output_type(view: OperationView | None) -> OperandType:
 
 def _quantisation(view: OperationView | None) -> tuple[float | None, int | None]:
     return (None, None) if view is None else view.output_quantisation()
+
+
+def _listed(values: Any, what: str, length: int | None = None) -> tuple[Any, ...]:
+    """Return what is given in a list, of so many if that is known."""
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+        raise InvalidArgument(f"{what}={values!r}; give a list")
+    listed = tuple(values)
+    if length is not None and len(listed) != length:
+        raise InvalidArgument(f"{what}={values!r}; give a list of {length}")
+    return listed
+
+
+def _numbers(values: Any, what: str) -> Array:
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biuf":
+        raise InvalidArgument(f"{what}={values!r}; give an array of numbers, or the index of an operand")
+    return array
 
 
 def _pair(value: Pair) -> tuple[int, int]:

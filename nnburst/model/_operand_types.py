@@ -140,6 +140,17 @@ def type_name(code: int) -> str:
     return f"extension type {code:#x}" if is_extension(code) else f"unknown operand type {code}"
 
 
+def checked_type(type: int) -> int:
+    """Return an operand type; refuse what cannot be one.
+
+    Raises:
+        InvalidArgument: It is no number.
+    """
+    if not isinstance(type, int):
+        raise InvalidArgument(f"type={type!r}: give a member of OperandType, such as OperandType.TENSOR_FLOAT32")
+    return type
+
+
 def operand_info(code: int) -> OperandInfo:
     """Return the row of an operand type.
 

@@ -169,11 +169,11 @@ class OperationView:
         specs, count = self.row.infer(self), len(self.operation.outputs)
         return specs[:count] if count else specs
 
-    def check(self, version: HalVersion) -> None:
-        """Check ranks and quantisation (the part of V8 that concerns values of operands).
+    def check_ranks(self) -> None:
+        """Check the ranks of the inputs, as far as they are known, on which `infer` relies.
 
         Raises:
-            InvalidArgument: A constraint is violated.
+            InvalidArgument: One is another than the operation takes.
         """
         for name, (least, most) in self.row.ranks.items():
             for which in range(self.count(name)):
@@ -181,6 +181,14 @@ class OperationView:
                 if rank and not least <= rank <= most:
                     wanted = str(least) if least == most else f"{least} to {most}"
                     raise InvalidArgument(f"{name} has rank {rank}; it must be {wanted}")
+
+    def check(self, version: HalVersion) -> None:
+        """Check ranks and quantisation (the part of V8 that concerns values of operands).
+
+        Raises:
+            InvalidArgument: A constraint is violated.
+        """
+        self.check_ranks()
         self._check_output_quantisation()
         if self.row.check is not None:
             self.row.check(self, version)

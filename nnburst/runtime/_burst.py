@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._core._errno import is_real
+from .._core._errno import is_real, whole
 from .._core._one_process import OneProcess
 from ..burst import BurstStats, ExecutionBurstController
 from ..errors import InvalidArgument
@@ -134,6 +134,7 @@ class Burst(OneProcess):
             ("shapes", shapes),
             ("initial_state", initial_state),
             ("memory", memory),
+            ("rooms", rooms),
         ):
             if value is not None and not isinstance(value, Mapping):
                 raise InvalidArgument(f"{name} is a dict by name, not {type(value).__name__}")
@@ -146,7 +147,7 @@ class Burst(OneProcess):
         viewed = of_one_step(places, steps)
         given = merged(shapes or {}, viewed)
         sizes = solve_shapes(compilation.inputs, compilation.outputs, given)
-        rooms = {name: room for name, room in (rooms or {}).items() if name not in given}
+        rooms = {name: _room(name, room) for name, room in (rooms or {}).items() if name not in given}
         execution = Execution(compilation)
         execution.timeout = timeout
         try:
@@ -217,3 +218,10 @@ class Burst(OneProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _room(name: str, nbytes: object) -> int:
+    room = whole(nbytes, f"the room of output {name!r}", " of bytes")
+    if room < 0:
+        raise InvalidArgument(f"the room of output {name!r} is {room}; give a whole number of bytes from 0")
+    return room

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -97,6 +97,7 @@ class Room(Struct, frozen=True):
     keep: Callable[[PreparedModel, float], CacheReason] = _said
 
 
+@runtime_checkable
 class CacheSource(Protocol):
     """Where the files of compilations are."""
 

@@ -357,6 +357,8 @@ class Compilation(OneProcess):
 
     def set_cache_source(self, source: CacheSource | None) -> None:
         """As `set_caching`, with a source that is made already; None: no caching."""
+        if not isinstance(source, CacheSource | None):
+            raise InvalidArgument(f"expected a CacheSource, got {source!r}; set_caching() takes a directory")
         self._check_open()
         self._release_cache()
         self._cache = source

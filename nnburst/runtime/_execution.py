@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec.structs import replace
 
-from .._core._errno import checked_timeout, deadline_after, is_real, limit_ns, whole
+from .._core._errno import checked_timeout, deadline_after, flag, is_real, limit_ns, whole
 from .._core._leaving import Leaving, time_left
 from .._core._nnburst import lib
 from ..burst import BoundRequest, ExecutionBurstController
@@ -239,7 +239,7 @@ class Execution(BoundRequest):
         self._feeds = tuple((name, view.dtype, view.shape, view) for name, view in self.inputs.items())
         if all(shape is not None and 0 not in shape for shape in self._sizes.outputs):
             self._copies = tuple(self.outputs[node.name].copy for node in outputs if node.name in self.outputs)
-        self._measure = bool(measure)
+        self._measure = flag(measure, "measure")
         self._bind(burst.controller)
 
     def _place(self, kind: str, index: int, node: NodeArg, shape: tuple[int, ...] | None, place: Place) -> None:
@@ -603,7 +603,7 @@ class Execution(BoundRequest):
         with self._lock:
             self._check_open()
             self._check_one_device("timing")
-            self._measure = bool(measure)
+            self._measure = flag(measure, "measure")
             if self._burst is not None:
                 self._bind(self._burst)
 

@@ -51,6 +51,9 @@ class Pipeline(OneProcess):
         InvalidArgument: There are fewer than two.
     """
 
+    __slots__ = ("__weakref__", "_advance", "_at", "_executions", "_finalizer", "_pointers", "_then", "depth")
+    __setattr__ = object.__setattr__  # type: ignore[assignment] # with slots nothing else can be set, and `advance` sets one
+
     depth: int
 
     def __init__(self, executions: Sequence[Execution]) -> None:
@@ -58,7 +61,7 @@ class Pipeline(OneProcess):
             raise InvalidArgument(f"a pipeline needs a depth of 2 or more, not {len(executions)}")
         self._executions = tuple(executions)
         self._pointers = tuple(execution.pointer for execution in executions)
-        self._at = [0]  # place of `current`
+        self._at = 0  # place of `current`
         self._advance = lib.nnb_execution_advance
         self._then: list[Callable[[], object]] = []
         # It must not keep the executions, which may keep what keeps the pipeline.
@@ -73,7 +76,7 @@ class Pipeline(OneProcess):
     @property
     def current(self) -> Execution:
         """The execution to fill."""
-        return self._executions[self._at[0]]
+        return self._executions[self._at]
 
     def advance(self) -> Execution:
         """Start `current` and return the execution that comes next, which is current from now on.
@@ -84,7 +87,7 @@ class Pipeline(OneProcess):
             BadState: The pipeline or its burst is closed, or another thread waits in the burst; nothing has changed.
             NNBurstError: The run that has ended failed, as `Execution.run` says. The pipeline has advanced.
         """
-        (at,), pointers = self._at, self._pointers
+        at, pointers = self._at, self._pointers
         following = at + 1 if at + 1 < len(pointers) else 0
         current = self._executions[following]
         status = 0
@@ -94,14 +97,14 @@ class Pipeline(OneProcess):
                 if status == _EALREADY or not lib.nnb_execution_flies(pointers[at]):
                     self._executions[at].conclude(status)  # it was not started, or has run elsewhere
                 else:
-                    self._at[0] = following
+                    self._at = following
                     current.conclude(status)
         except BaseException:
             lib.nnb_execution_abandon(pointers[following])  # a signal handler raised
             if status != _EALREADY and lib.nnb_execution_flies(pointers[at]):  # perhaps as soon as it was started
-                self._at[0] = following
+                self._at = following
             raise
-        self._at[0] = following
+        self._at = following
         return current
 
     def drain(self) -> Iterator[Execution]:
@@ -111,7 +114,7 @@ class Pipeline(OneProcess):
             NNBurstError: A run failed, as `Execution.run` says; call again for those that are left.
         """
         for ahead in range(1, self.depth + 1):
-            execution = self._executions[(self._at[0] + ahead) % self.depth]
+            execution = self._executions[(self._at + ahead) % self.depth]
             if execution.is_in_flight:
                 try:
                     execution.conclude(self._advance(ffi.NULL, execution.pointer))
@@ -154,7 +157,7 @@ class Pipeline(OneProcess):
                 with contextlib.suppress(NNBurstError):
                     execution.conclude(self._advance(ffi.NULL, execution.pointer))
         if not any(execution.is_in_flight for execution in self._executions):
-            self._at[0] = 0
+            self._at = 0
 
     def forget(self) -> None:
         """As `close`, but wait for nothing."""

@@ -11,6 +11,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
+from .._core._errno import flag
 from .._core._leaving import Leaving, time_left
 from .._core._one_process import OneProcess
 from ..devices import Device, PartitionedDevice, ResilientDevice, create_device
@@ -364,9 +365,10 @@ def launch(
             spare=spare,
         )
 
-    kept = Spare(start) if spare else None
+    comes_back = flag(restart, "restart")
+    kept = Spare(start) if flag(spare, "spare") else None
     again = kept or start
-    return Service(_Restarting(again) if restart else again(), "child", again, kept)
+    return Service(_Restarting(again) if comes_back else again(), "child", again, kept)
 
 
 def connect(address: str, *, timeout: float | None = 10.0) -> Service:

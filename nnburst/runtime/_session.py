@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .._core._errno import checked_timeout
+from .._core._errno import checked_timeout, flag
 from .._core._leaving import Leaving, time_left, within
 from .._core._one_process import OneProcess
 from ..burst import BurstStats
@@ -130,11 +130,11 @@ class Session(OneProcess):
         check_source(model)
         if not isinstance(service, Service | None):
             raise InvalidArgument(f"service is {type(service).__name__}; give what launch() or connect() returns")
-        if on_death not in ("raise", "restart"):
+        if not isinstance(on_death, str) or on_death not in ("raise", "restart"):
             raise InvalidArgument(f"on_death={on_death!r}; choose 'raise' or 'restart'")
         if not isinstance(retry, int) or retry < 0 or (retry and on_death == "raise"):
             raise InvalidArgument(f"retry={retry!r}; give a number from 0, and on_death='restart' with it")
-        if spare and (on_death == "raise" or service is not None):
+        if flag(spare, "spare") and (on_death == "raise" or service is not None):
             raise InvalidArgument(
                 "spare=True needs on_death='restart', and a service of the session's own: no service="
             )
