@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from model_support import SAMPLES, O, T, check_outputs, execute, make_request, run, with_unspecified_outputs
 from msgspec.structs import replace
+from patience import PATIENCE
 
 from nnburst.devices import Device, Fence, FenceSignal, FenceState, PreparedModel
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.memory import Memory
 from nnburst.model import MeasureTiming, Model, ModelBuilder, Request, RunOptions
 
-WATCHDOG = 30.0
+WATCHDOG = PATIENCE
 FIXED = [name for name in SAMPLES if name != "unknown_batch"]
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from patience import PATIENCE
 
 from nnburst.memory import Memory
 from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, Request, RequestArgument
 
-WATCHDOG = 30.0
+WATCHDOG = PATIENCE
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
@@ -73,7 +74,7 @@ class Client:
     """A client program in a process of its own. It prints one line of process ids when it is where it should be."""
 
     def __init__(self, program: str) -> None:
-        path = os.pathsep.join((str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")))
+        path = os.pathsep.join((str(HERE), str(ROOT / "tests" / "unit"), str(ROOT), os.environ.get("PYTHONPATH", "")))
         env = {**os.environ, "PYTHONPATH": path}
         self.process = subprocess.Popen(
             [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True

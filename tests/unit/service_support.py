@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from patience import PATIENCE
+
 from nnburst.burst import BurstCallback, BurstContext
 from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus
@@ -22,7 +24,7 @@ from nnburst.service._protocol import Done, Side
 from nnburst.service._transport import Connection
 from nnburst.service._wire import Message
 
-WATCHDOG = 20.0
+WATCHDOG = PATIENCE
 
 
 def stop(pid: int) -> None:

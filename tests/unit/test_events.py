@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 
 import nnburst
 from nnburst import Compilation, Execution, InvalidArgument, Memory, MemoryDesc, MissedDeadline, ModelBuilder
@@ -18,7 +19,7 @@ from nnburst.model import Model, OperandType, OperationType
 from nnburst.runtime import Duration, Event, Service
 
 T, Op = OperandType, OperationType
-WATCHDOG = 30.0
+WATCHDOG = PATIENCE
 
 
 def increment(dims: tuple[int, ...] = (4,)) -> Model:

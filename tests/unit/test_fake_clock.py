@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 
 import nnburst
 from nnburst import BadState, InvalidArgument, MissedDeadline
@@ -23,7 +24,7 @@ from nnburst.testing import FakeClock, assert_nothing_left, inject
 
 ONES = {"x": np.ones((1, 4), np.float32)}
 AN_HOUR = 3600.0
-WATCHDOG = 30.0
+WATCHDOG = PATIENCE
 ROOT = Path(__file__).resolve().parents[2]
 
 

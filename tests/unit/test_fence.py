@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from nnburst.devices import Fence, FenceSignal, FenceState
 from nnburst.errors import GeneralFailure, InvalidArgument, MissedDeadline
 
-WATCHDOG = 20.0
+WATCHDOG = PATIENCE
 
 
 def events(fence: Fence) -> int:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from patience import PATIENCE
 from service_support import in_process
 from test_control_flow import PAIR, TRUTH, Values, graph, sub
 
@@ -51,7 +52,7 @@ from nnburst.runtime import Duration
 O, T = OperationType, OperandType  # noqa: E741 - short, for tables
 COUNT = 64
 C = np.arange(COUNT, dtype=np.float32)
-WATCHDOG = 30.0
+WATCHDOG = PATIENCE
 
 
 class Only(ReferenceDevice):
