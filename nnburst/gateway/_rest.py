@@ -81,6 +81,8 @@ class Rest:
             application.router.add_get(prefix, self._metadata)
             application.router.add_get(prefix + "/ready", self._model_ready)
             application.router.add_post(prefix + "/infer", self._infer)
+            application.router.add_get(prefix + "/stats", self._statistics)
+        application.router.add_get("/v2/models/stats", self._statistics)
         application.router.add_get("/v2", self._server)
         application.router.add_get("/v2/health/live", self._live)
         application.router.add_get("/v2/health/ready", self._ready)
@@ -132,6 +134,28 @@ class Rest:
                 "outputs": metadata(model.outputs),
             }
         )
+
+    async def _statistics(self, request: web.Request) -> web.Response:
+        name = self._model(request) if "model" in request.match_info else ""
+
+        def statistics(name: str) -> dict[str, Any]:
+            counts = self._models.counts[name]
+            success = {"count": counts.inferences, "ns": counts.success_ns}
+            return {
+                "name": name,
+                "version": VERSION,
+                "last_inference": counts.last_ms,
+                "inference_count": counts.inferences,
+                "execution_count": counts.inferences,
+                "inference_stats": {
+                    "success": success,
+                    "fail": {"count": counts.failures, "ns": counts.failure_ns},
+                },
+            }
+
+        if name and name not in self._models.names:
+            raise InvalidArgument(f"no model {name!r}")
+        return web.json_response({"model_stats": [statistics(one) for one in ([name] if name else self._models.names)]})
 
     # ---- inference -------------------------------------------------------------------------------------------
 

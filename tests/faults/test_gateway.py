@@ -30,6 +30,7 @@ import grpc  # noqa: E402
 import tritonclient.grpc as triton_grpc  # noqa: E402
 import tritonclient.grpc.aio as triton_aio  # noqa: E402
 import tritonclient.http as triton_http  # noqa: E402
+import tritonclient.http.aio as triton_http_aio  # noqa: E402
 from tritonclient.grpc import service_pb2 as pb  # noqa: E402
 from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
@@ -248,17 +249,111 @@ def test_asyncio_client(gateway: Gateway) -> None:
         np.testing.assert_array_equal(y, np.maximum(X * i, 0))
 
 
-def test_statistics_count(gateway: Gateway) -> None:
-    client = gateway.client("grpc")
+def test_statistics_count(gateway: Gateway, client: Any, protocol: str) -> None:
+    def count(name: str) -> int:
+        options = {"as_json": True} if protocol == "grpc" else {}
+        stats = {one["name"]: one for one in client.get_inference_statistics(name, **options)["model_stats"]}
+        return int(stats["relu"].get("inference_count", 0))
 
-    def count() -> int:
-        stats = client.get_inference_statistics("relu", as_json=True)["model_stats"][0]
-        return int(stats.get("inference_count", 0))
+    before = count("relu")
+    client.infer("relu", [tensor(PROTOCOLS[protocol], "x", X)])
+    assert count("relu") == count("") == before + 1
+    with pytest.raises(InferenceServerException, match="no model 'nothing'"):
+        client.get_inference_statistics("nothing")
 
-    before = count()
-    client.infer("relu", [tensor(triton_grpc, "x", X)])
-    assert count() == before + 1
-    client.close()
+
+CLIENTS = [triton_grpc, triton_http, triton_aio, triton_http_aio]
+OF_THE_CLIENT = {"plugin", "register_plugin", "unregister_plugin"}
+"""Calls that ask no server."""
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "get_model_config": lambda client: client.get_model_config("relu"),
+    "load_model": lambda client: client.load_model("relu"),
+    "unload_model": lambda client: client.unload_model("relu"),
+    "get_trace_settings": lambda client: client.get_trace_settings(),
+    "update_trace_settings": lambda client: client.update_trace_settings(),
+    "get_log_settings": lambda client: client.get_log_settings(),
+    "update_log_settings": lambda client: client.update_log_settings({}),
+    "register_cuda_shared_memory": lambda client: client.register_cuda_shared_memory("all", b"", 0, 64),
+}
+"""Calls of Triton's own, or that need a GPU."""
+
+
+@pytest.mark.parametrize(
+    "kind", [triton_grpc, triton_http, triton_aio, triton_http_aio], ids=lambda kind: kind.__name__
+)
+def test_every_call_of_the_client(gateway: Gateway, memory: Any, kind: Any) -> None:
+    of_http = kind in (triton_http, triton_http_aio)
+
+    async def main() -> None:
+        client = kind.InferenceServerClient(gateway.url("rest" if of_http else "grpc"))
+        asked: set[str] = set()
+
+        async def ask(name: str, *args: Any, **options: Any) -> Any:
+            asked.add(name)
+            answer = getattr(client, name)(*args, **options)
+            return await answer if asyncio.iscoroutine(answer) else answer
+
+        assert await ask("is_server_live")
+        assert await ask("is_server_ready")
+        assert await ask("is_model_ready", "relu")
+        for name in ("get_server_metadata", "get_model_repository_index"):
+            assert await ask(name)
+        for name in ("get_model_metadata", "get_inference_statistics"):
+            assert await ask(name, "relu")
+        await ask("register_system_shared_memory", "all", f"/nnburst-test-{os.getpid()}", 4096)
+        assert await ask("get_system_shared_memory_status", "all")
+        given, wanted = tensor(kind, "x", X), kind.InferRequestedOutput("y")
+        assert (await ask("infer", "relu", [given])).as_numpy("y").tobytes() == Y.tobytes()
+        for compressed in ("gzip", "deflate"):
+            sent = {"request_compression_algorithm": compressed} if of_http else {"compression_algorithm": compressed}
+            answer = await ask("infer", "relu", [given], outputs=[wanted], **sent)
+            assert answer.as_numpy("y").tobytes() == Y.tobytes()
+            assert answer.get_output("y") is not None
+            assert answer.get_response()
+        region.set_shared_memory_region(memory, [X])
+        given.set_shared_memory("all", X.nbytes)
+        wanted.set_shared_memory("all", Y.nbytes, offset=1024)
+        await ask("infer", "relu", [given], outputs=[wanted])
+        assert region.get_contents_as_numpy(memory, np.float32, list(Y.shape), 1024).tobytes() == Y.tobytes()
+        wanted.unset_shared_memory()
+        assert (await ask("infer", "relu", [given], outputs=[wanted])).as_numpy("y").tobytes() == Y.tobytes()
+        given.set_data_from_numpy(X)
+        await ask("unregister_system_shared_memory", "all")
+        if kind is triton_http:
+            assert client.async_infer("relu", [given]).get_result().as_numpy("y").tobytes() == Y.tobytes()
+        if kind is triton_grpc:
+            got: queue.Queue[Any] = queue.Queue()
+            client.async_infer("relu", [given], callback=lambda result, error: got.put(result))
+            client.start_stream(lambda result, error: got.put(result))
+            client.async_stream_infer("relu", [given], enable_empty_final_response=True)
+            assert [got.get(timeout=60).as_numpy("y").tobytes() for _ in range(2)] == [Y.tobytes()] * 2
+            client.stop_stream()
+        if kind is triton_aio:
+
+            async def requests() -> Any:
+                for _ in range(3):
+                    yield {"model_name": "relu", "inputs": [given]}
+
+            answers = [result.as_numpy("y") async for result, _ in client.stream_infer(requests())]
+            assert [answer.tobytes() for answer in answers] == [Y.tobytes()] * 3
+        if of_http:
+            body, length = client.generate_request_body([given])
+            assert body[:length].startswith(b"{")
+        else:
+            await ask("get_cuda_shared_memory_status")
+            await ask("unregister_cuda_shared_memory")
+        for call in REFUSED.values():
+            with pytest.raises(InferenceServerException):
+                answer = call(client)
+                await answer if asyncio.iscoroutine(answer) else answer
+        await ask("close")
+        others = {"async_infer", "start_stream", "async_stream_infer", "stop_stream", "stream_infer"}
+        others |= {"generate_request_body", "parse_response_body"}
+        others |= {"get_cuda_shared_memory_status", "unregister_cuda_shared_memory"} if of_http else set()
+        public = {name for name in dir(client) if name[0] != "_" and callable(getattr(client, name))}
+        assert public - asked - others - OF_THE_CLIENT == set(REFUSED)
+
+    asyncio.run(main())
 
 
 # ---- shared memory -------------------------------------------------------------------------------------------------
