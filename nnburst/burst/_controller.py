@@ -7,7 +7,6 @@ import contextlib
 import errno
 import math
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -15,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from .._core._errno import check, checked_timeout, deadline_after, system
-from .._core._leaving import Leaving, within
+from .._core._leaving import Leaving, ProcessLock, within
 from .._core._nnburst import ffi, lib
 from .._core._one_process import OneProcess
 from ..errors import (
@@ -160,7 +159,7 @@ class ExecutionBurstController(OneProcess):
         self._row = private_row()
         lib.nnb_client_watch(endpoint, self._row.pointer)
         self._endpoint = endpoint
-        self._lock = threading.RLock()  # a signal handler may close a burst whose counters are just being read
+        self._lock = ProcessLock()  # a signal handler may close a burst whose counters are just being read
         self._closed = False
         self._fallbacks = 0
         self._dropped: deque[tuple[Memory | Named, bool]] = deque()
@@ -218,7 +217,7 @@ class ExecutionBurstController(OneProcess):
         """Return the slots of memories, giving each a slot that has none; raises as `bind`."""
         if self._closed:
             raise BadState("the burst is closed; open another one")
-        with self._lock:  # a memory that is used again from now on is not among the dropped ones
+        with self._lock.lock:  # a memory that is used again from now on is not among the dropped ones
             self.forget_dropped()
             return self._slots.slots_for(pools)
 
@@ -274,7 +273,7 @@ class ExecutionBurstController(OneProcess):
 
     def use(self, memory: Memory | Steps) -> MemoryUse:
         """Return what stands for the uses of what is not one request's alone. It is forgotten with the last use."""
-        with self._lock:
+        with self._lock.lock:
             use = self._uses.get(memory)
             if use is None:
                 use = self._uses[memory] = MemoryUse()
@@ -283,7 +282,7 @@ class ExecutionBurstController(OneProcess):
 
     def forget_dropped(self) -> None:
         """Do what `forget_soon` and `give_up` have put off."""
-        with self._lock:
+        with self._lock.lock:
             adrift, self._adrift = self._adrift, []
             self.give_up(adrift)
             while self._dropped:
@@ -297,7 +296,7 @@ class ExecutionBurstController(OneProcess):
     @property
     def stats(self) -> BurstStats:
         """Counters of the client's end."""
-        with self._lock:
+        with self._lock.lock:
             return self._final_stats or client_stats(self._endpoint, self._fallbacks)
 
     def latency(self) -> Latency:
@@ -345,7 +344,7 @@ class ExecutionBurstController(OneProcess):
         self._leaving()
 
     def _keep_stats(self) -> None:
-        with self._lock:
+        with self._lock.lock:
             self._final_stats = self._final_stats or client_stats(self._endpoint, self._fallbacks)
 
     def _close_endpoint(self) -> None:

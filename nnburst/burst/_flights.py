@@ -176,6 +176,8 @@ class Flights:
 
     def give_up(self, flight: Flight) -> bool:
         """Take an execution back that has not reached the service; False if it has to land."""
+        if flight.status is not None:  # perhaps long ago: a task is dropped together with a burst that is closed
+            return True
         try:
             self._kept_out.remove(flight)
         except ValueError:

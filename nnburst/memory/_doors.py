@@ -5,13 +5,13 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .._core._leaving import ProcessLock
 from ..errors import InvalidArgument
 from . import _named
 from ._kinds import PROT_READ, PROT_WRITE
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _pools: weakref.WeakSet[Memory] = weakref.WeakSet()
-_lock = threading.Lock()
+_lock = ProcessLock()
 
 
 def register(memory: Memory) -> None:
     """Remember a pool while it lives, so that an array in it can be recognised."""
-    with _lock:
+    with _lock.lock:
         _pools.add(memory)
 
 
@@ -69,7 +69,7 @@ def locate_view(array: Array) -> tuple[Memory, int]:
         InvalidArgument: It lies in none.
     """
     start = array.__array_interface__["data"][0]
-    with _lock:
+    with _lock.lock:
         pools = list(_pools)
     for memory in pools:
         mapping = memory._mapping

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .._core._leaving import ProcessLock
+from .._core._leaving import ProcessLock, abandon_when_forked
 
 if TYPE_CHECKING:
     from ..burst import Flights
@@ -26,9 +26,14 @@ class Aside:
     """
 
     def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self.abandon()
+        abandon_when_forked(self)
+
+    def abandon(self) -> None:
+        """In a forked child: the thread and its jobs are the parent's."""
         self._changed = threading.Condition()  # of an RLock: a signal handler may come while it is held
         self._jobs: dict[int, tuple[float, Callable[[], None]]] = {}
-        self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
     def do(self, job: Callable[[], None], moment: float = 0.0) -> Callable[[], None]:

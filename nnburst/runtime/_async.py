@@ -317,7 +317,7 @@ class _AsyncioLanding:
                 self._loop.call_soon_threadsafe(self._end, True)
 
     def _end(self, in_time: bool) -> None:
-        if not self._future.done():
+        if not self._future.done() and not self._loop.is_closed():  # one that is closed goes on with no task
             self._future.set_result(in_time)
 
     def wait(self, timeout: float | None) -> Awaitable[bool]:

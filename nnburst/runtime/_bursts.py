@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable
 
+from .._core._leaving import ProcessLock
 from ..burst._stats import BurstStats
 from ..errors import BadState, DeadObject
 from ..watch import Latency
@@ -41,7 +41,7 @@ class Bursts:
         self._at_home: list[Burst] = []
         self._ended: deque[Burst] = deque()
         self._past: tuple[BurstStats, Latency] | None = None
-        self._adding = threading.RLock()  # to `_past`; a signal handler may come while it is held
+        self._adding = ProcessLock()  # to `_past`; a signal handler may come while it is held
         self.most_at_home = 1
         self.recovery: Recovery | None = None
         self.retry = 0
@@ -161,7 +161,7 @@ class Bursts:
                 burst = self._ended.popleft()
                 burst.close()
                 stats, latency = burst.stats, burst.controller.latency()
-                with self._adding:
+                with self._adding.lock:
                     if self._past is not None:
                         stats, latency = stats + self._past[0], latency + self._past[1]
                     self._past = stats, latency

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import os
-import threading
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct, structs
 
 from .._core._errno import checked_timeout
-from .._core._leaving import deadline_within, within
+from .._core._leaving import ProcessLock, deadline_within, within
 from .._core._one_process import OneProcess
 from ..cache import Cache, Limits, checked_token
 from ..devices import CompileJob, Device, PartitionedDevice, PartitionedModel, PreparedModel, measured_capabilities
@@ -116,7 +115,7 @@ class Compilation(OneProcess):
         self._others: list[Device] = []
         """Those that could run the model, too, the fastest first; none unless the choice was the runtime's."""
         self._second: PreparedModel | None = None
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
         self._lacks: list[str] = []
 
     def set_preference(self, preference: str | ExecutionPreference) -> None:
@@ -280,7 +279,7 @@ class Compilation(OneProcess):
             options: How.
             failure: Why it failed; goes into the report when the next device is needed first.
         """
-        with self._lock:
+        with self._lock.lock:
             while self._second is None and self._others and self._report is not None and not self._refuses:
                 device = self._others.pop(0)
                 job = CompileJob(self._preference, self._priority, options.deadline_ns)

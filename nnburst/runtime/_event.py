@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 
+from .._core._leaving import ProcessLock
 from ..devices import Fence, FenceSignal, FenceState
 from ..errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 
@@ -28,7 +29,7 @@ class Event:
         self._settle = settle
         self._settled = False
         self._error: Exception | None = None
-        self._lock = threading.RLock()  # a signal handler may wait, too
+        self._lock = ProcessLock()  # a signal handler may wait, too
 
     @classmethod
     def start(cls, work: Callable[[], None]) -> Event:
@@ -112,7 +113,7 @@ class Event:
                 pass
             except MissedDeadline:
                 raise MissedDeadline("the execution has not ended in time; wait longer, it goes on") from None
-            with self._lock:
+            with self._lock.lock:
                 if not self._settled:
                     try:
                         self._settle()

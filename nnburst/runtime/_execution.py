@@ -6,7 +6,6 @@ import contextlib
 import enum
 import errno
 import math
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -18,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from .._core._errno import checked_timeout, deadline_after, flag, is_real, limit_ns, whole
-from .._core._leaving import Leaving, time_left
+from .._core._leaving import Leaving, ProcessLock, time_left
 from .._core._nnburst import lib
 from ..burst import BoundRequest, ExecutionBurstController
 from ..burst._controller import MemoryUse
@@ -159,7 +158,7 @@ class Execution(BoundRequest):
             "output": [main.operands[i] for i in main.output_indexes],
         }
         self._arguments: dict[str, dict[int, Argument]] = {"input": {}, "output": {}}
-        self._lock = threading.RLock()  # a signal handler may come while it is held
+        self._lock = ProcessLock()  # a signal handler may come while it is held
         self._progress = _State.OPEN
         self._layout: ArgumentLayout | None = None
         self._is_shared = False
@@ -308,7 +307,7 @@ class Execution(BoundRequest):
                 check_steps(burst.compilation, self._steps.count)
             if states:
                 states = self._states_on(burst.compilation)
-        with self._lock:
+        with self._lock.lock:
             if self._pointer is not pointer:  # another thread has moved it
                 return True
             left = lib.nnb_execution_leave(pointer)
@@ -587,7 +586,7 @@ class Execution(BoundRequest):
             raise InvalidArgument(f"{kind} {index}: {nbytes} bytes, but shape {combined} takes {need}")
 
     def _set(self, kind: str, index: int, argument: Argument) -> None:
-        with self._lock:
+        with self._lock.lock:
             self._check_open()
             if index in self._arguments[kind]:
                 raise BadState(f"{kind} {index} has a value already; make another execution")
@@ -600,7 +599,7 @@ class Execution(BoundRequest):
             InvalidArgument: The compilation is not for exactly one device.
             BadState: The execution was started.
         """
-        with self._lock:
+        with self._lock.lock:
             self._check_open()
             self._check_one_device("timing")
             self._measure = flag(measure, "measure")
@@ -609,7 +608,7 @@ class Execution(BoundRequest):
 
     def set_timeout(self, seconds: float | None) -> None:
         """Limit the time of a run; None removes the limit. Raises as `set_measure_timing`."""
-        with self._lock:
+        with self._lock.lock:
             self._check_open()
             self._check_one_device("a timeout")
             self.timeout = seconds
@@ -627,7 +626,7 @@ class Execution(BoundRequest):
         limit = checked_timeout(seconds)
         if limit == 0:
             raise InvalidArgument("a loop timeout must be above 0 s; None restores the default")
-        with self._lock:
+        with self._lock.lock:
             self._check_open()
             self._loop_timeout_ns = 0 if limit is None else max(1, int(min(limit, 1e9) * 1e9))
 
@@ -760,7 +759,7 @@ class Execution(BoundRequest):
 
     def _begin(self) -> _State:
         """Claim the execution for one run; return its former state."""
-        with self._lock:
+        with self._lock.lock:
             self._check_not_closed()
             if self._progress is _State.RUNNING:
                 raise BadState("the execution is running")
@@ -917,7 +916,7 @@ class Execution(BoundRequest):
                 )
 
     def _completed(self) -> ExecutionResult:
-        with self._lock:
+        with self._lock.lock:
             if self._progress is _State.RUNNING:
                 raise BadState("the execution has not ended")
             return self.result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent import futures
@@ -10,6 +9,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._core._known_names import KnownNames
+from .._core._leaving import ProcessLock
 from ..errors import BadState, DeadObject, InvalidArgument
 from ._burst import DEEPEST
 from ._pipeline import fill
@@ -45,7 +45,7 @@ class BurstExecutor(KnownNames, Executor):
         if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= DEEPEST:
             raise InvalidArgument(f"depth={depth!r}; give a number from 1 to {DEEPEST}")
         self._session = session
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
         self._waiting: deque[tuple[Future[Any], Any, Any]] = deque()
         burst = session.burst
         self._idle: list[Execution] = [burst.bind(timeout=session._timeout, rooms=session._rooms) for _ in range(depth)]
@@ -70,7 +70,7 @@ class BurstExecutor(KnownNames, Executor):
         if fn != self._session.run:
             raise InvalidArgument(f"a BurstExecutor runs its session's run(), not {fn!r}")
         future: Future[T] = Future()
-        with self._lock:
+        with self._lock.lock:
             if self._closed:
                 raise BadState("the executor is shut down")
             if self._broken is not None:
@@ -82,11 +82,11 @@ class BurstExecutor(KnownNames, Executor):
         return future
 
     def _forget(self, future: Future[Any]) -> None:
-        with self._lock:
+        with self._lock.lock:
             self._pending.discard(future)
 
     def _start(self) -> None:
-        with self._lock:
+        with self._lock.lock:
             if self._starts:  # perhaps this very thread, which was called back: it goes on where it is
                 return
             self._starts = True
@@ -98,7 +98,7 @@ class BurstExecutor(KnownNames, Executor):
 
     def _start_waiting(self) -> None:
         while True:
-            with self._lock:
+            with self._lock.lock:
                 if not self._waiting or not self._idle:
                     self._starts = False
                     return
@@ -134,10 +134,10 @@ class BurstExecutor(KnownNames, Executor):
         if isinstance(error, DeadObject):
             broken = BrokenBurst(str(error))
             broken.__cause__ = error
-            with self._lock:
+            with self._lock.lock:
                 self._broken = self._broken or broken
             error = broken
-        with self._lock:
+        with self._lock.lock:
             self._idle.append(execution)
         if error is not None:
             future.set_exception(error)
@@ -146,7 +146,7 @@ class BurstExecutor(KnownNames, Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more; see `concurrent.futures.Executor.shutdown`."""
-        with self._lock:
+        with self._lock.lock:
             self._closed = True
             left = list(self._pending)
         if cancel_futures:

@@ -19,14 +19,19 @@ class Lane:
     """Leave to run, with the executions of earlier runs: the last one used, and others for other shapes.
 
     A lane that is dropped, because a signal handler raised between two steps, goes back to where it came from.
+
+    Attributes:
+        loop_thread: The thread whose event loop has to go on before it comes back; 0: none has.
     """
 
-    __slots__ = ("_home", "execution", "others")
+    __slots__ = ("__weakref__", "_home", "execution", "loop_thread", "others")
 
     def __init__(self, home: Lanes) -> None:
         self._home = weakref.ref(home)
         self.execution: Execution | None = None
         self.others: list[Execution] = []
+        self.loop_thread = 0
+        home.all.append(weakref.ref(self, home.all.remove))
 
     def forget(self) -> None:
         """Let go of its executions."""
@@ -49,18 +54,22 @@ class Lanes:
         idle: Those that are free; `take` and `give` in full, for callers that count nanoseconds, are
             ``idle.pop()``, and ``idle.append(lane)`` followed by ``if waiting: hand_over()``.
         waiting: What takes the next one, in order.
+        all: Those that are idle and those that are not.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.all: list[weakref.ref[Lane]] = []
         self.idle = [Lane(self) for _ in range(number)]
         self.waiting: deque[Callable[[Lane], bool]] = deque()
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """In a forked child: have no executions, whose inputs the parent's runs read, too."""
+        """In a forked child: have no executions, whose inputs the parent's runs read, too, and wait for no thread."""
         for lane in self.idle:
             lane.execution, lane.others = None, []
+        self.idle.extend(Lane(self) for _ in range(self.number - len(self.idle)))
+        self.waiting.clear()
 
     def take(self, timeout: float | None) -> Lane | None:
         """Return a lane, or None if there was none within so many seconds (None: no limit)."""
@@ -74,6 +83,10 @@ class Lanes:
         self.idle.append(lane)
         if self.waiting:
             self.hand_over()
+
+    def awaited_in(self, thread: int) -> int:
+        """How many come back only when the event loop of a thread goes on."""
+        return sum(lane is not None and lane.loop_thread == thread for lane in (ref() for ref in self.all))
 
     def replace(self) -> None:
         """Give another lane for one that was lost."""

@@ -10,7 +10,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from .._core._leaving import LEAVING, time_left, within
+from .._core._leaving import LEAVING, ProcessLock, time_left, within
 from ..errors import BadState, DeadObject, Ending, MissedDeadline, ResourceExhausted
 
 _log = logging.getLogger("nnburst.runtime")
@@ -60,7 +60,7 @@ class Recovery:
     def __init__(self, open_again: Callable[[], str], timeout: float | None) -> None:
         self._open_again = open_again
         self._timeout = timeout
-        self._lock = threading.RLock()  # a signal handler may come while it is held; nothing is waited for below it
+        self._lock = ProcessLock()  # a signal handler may come while it is held; nothing is waited for below it
         self._attempt: _Attempt | None = None
         self._refuses = False
         self.restarts: tuple[Restart, ...] = ()
@@ -77,7 +77,7 @@ class Recovery:
             MissedDeadline: It takes longer than the caller may wait, and goes on.
             BadState: The session is closed.
         """
-        with self._lock:
+        with self._lock.lock:
             if self._refuses:
                 raise BadState("the session is closed; open another one")
             if not is_dead():

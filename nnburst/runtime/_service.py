@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 from .._core._errno import flag
-from .._core._leaving import Leaving, time_left
+from .._core._leaving import Leaving, ProcessLock, time_left
 from .._core._one_process import OneProcess
 from ..devices import Device, PartitionedDevice, ResilientDevice, create_device
 from ..devices._registry import checked_names
@@ -113,7 +112,7 @@ class Service(OneProcess):
         self._what = what
         self._again = again
         self._spare = spare
-        self._reviving = threading.RLock()  # held while a service starts, by threads that do nothing else
+        self._reviving = ProcessLock()  # held while a service starts, by threads that do nothing else
         self._closed = False
         self._opened: weakref.WeakValueDictionary[int, _Opened] = weakref.WeakValueDictionary()
         self._leaving: Leaving | None = None
@@ -131,7 +130,7 @@ class Service(OneProcess):
             BadState: The service is closed.
             NNBurstError: It cannot be started, or not be reached.
         """
-        with self._reviving:
+        with self._reviving.lock:
             self._check_open()
             if self._backend.alive or self._again is None:
                 return
@@ -272,7 +271,7 @@ class _Restarting:
 
     def __init__(self, start: Callable[[], _Backend]) -> None:
         self._start = start
-        self._lock = threading.RLock()  # a signal handler may close a service that is just being started again
+        self._lock = ProcessLock()  # a signal handler may close a service that is just being started again
         self._backend = start()
         self._closed = False
         self._given: dict[int, _Backend] = {}
@@ -280,7 +279,7 @@ class _Restarting:
         self.devices: tuple[Device, ...] = tuple(ResilientDevice(partial(self._device, i)) for i in range(count))
 
     def _device(self, index: int) -> Device:
-        with self._lock:
+        with self._lock.lock:
             # A caller that comes again for the same process has found it dead, perhaps before others noticed.
             if self._given.get(index) is self._backend and not self._closed:
                 dead, self._backend = self._backend, self._start()

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -222,7 +223,8 @@ class Session(OneProcess):
 
         Raises:
             InvalidArgument: A name, dtype or shape is wrong; the message names the operand and the remedy.
-            BadState: The session is closed, or this is a signal handler over as many runs as there may be.
+            BadState: The session is closed, or as many runs as there may be are below this signal handler, or belong to
+                tasks of this thread's event loop.
             DeadObject: The service has ended.
             MissedDeadline: ``timeout`` passed.
         """
@@ -269,6 +271,7 @@ class Session(OneProcess):
         lane = await _async.take_lane(self._lanes, timeout)
         if lane is None:
             raise MissedDeadline(f"not started within {timeout} s: {self._lanes.number} runs were under way")
+        lane.loop_thread = threading.get_ident()
         held = [lane]
 
         def give() -> None:
@@ -309,6 +312,7 @@ class Session(OneProcess):
         finally:
             if end is not None and lane.execution is not None:
                 lane.execution.timeout = timeout
+            lane.loop_thread = 0
             if execution is None or not _async.is_busy(execution):  # else when what was given up has ended
                 give()
         return outputs if wanted is None else [outputs[i] for i in wanted]
@@ -316,10 +320,12 @@ class Session(OneProcess):
     def _waited_for(self) -> tuple[Lane, float | None]:
         """Wait for a lane. Returns it and the time that is then left for the run."""
         number = self._lanes.number
-        if _runs_below(self) >= number:
+        below, awaited = _runs_below(self), self._lanes.awaited_in(threading.get_ident())
+        if below + awaited >= number:
+            who = "tasks of this thread's event loop have" if awaited else "this is a signal handler over"
             raise BadState(
-                f"this is a signal handler over {number} runs of the session, which it would wait for; open the "
-                "session with a higher concurrency"
+                f"{who} {number} runs of the session, which do not go on while it waits here; open the session with a "
+                f"higher concurrency{', or await arun()' if awaited else ''}"
             )
         timeout = time_left(self._timeout)
         end = None if timeout is None else time.monotonic() + timeout

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Generic, Protocol, TypeVar
 
-from .._core._leaving import LEAVING, time_left
+from .._core._leaving import LEAVING, ProcessLock, time_left
 from ..errors import BadState, MissedDeadline
 
 _log = logging.getLogger("nnburst.runtime")
@@ -34,7 +34,7 @@ class Spare(Generic[B]):
 
     def __init__(self, start: Callable[[bool], B]) -> None:
         self._start = start
-        self._lock = threading.RLock()  # a signal handler may come while it is held
+        self._lock = ProcessLock()  # a signal handler may come while it is held
         self._hurry = threading.Event()
         self._next: Future[B] | None = None
         self._closed = False
@@ -52,13 +52,13 @@ class Spare(Generic[B]):
             if self._closed:
                 raise BadState("the service is closed; launch another one")
             taken = self._start(False)
-        with self._lock:
+        with self._lock.lock:
             if self._next is None and not self._closed:
                 self._begin()
         return taken
 
     def _taken(self) -> B | None:
-        with self._lock:
+        with self._lock.lock:
             spare, hurry = self._next, self._hurry
         if spare is None:
             return None
@@ -66,7 +66,7 @@ class Spare(Generic[B]):
         wait([spare], time_left())
         if not spare.done():
             raise MissedDeadline("the service is gone, and another one is still being started: come later")
-        with self._lock:
+        with self._lock.lock:
             if self._next is not spare:  # another thread has it
                 return None
             self._next = None
@@ -91,7 +91,7 @@ class Spare(Generic[B]):
 
     def close(self) -> None:
         """End the one that stands by; one that is just being started, when it serves. Idempotent."""
-        with self._lock:
+        with self._lock.lock:
             self._closed = True
             spare = self._next
         self._hurry.set()

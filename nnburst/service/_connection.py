@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import weakref
@@ -152,6 +153,8 @@ class ServiceConnection(OneProcess):
         Raises:
             BadState: It was not started by this process.
         """
+        with contextlib.suppress(DeadObject):
+            self._connection.check_usable()
         if self._kill is None:
             raise BadState(f"process {self._pid} serves other programs, too; `nnburst stop --kill` ends it for all")
         self._kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ import pytest
 from test_flights import FUNCTIONS, filled, relu
 
 import nnburst
+from nnburst.burst import _flights
 from nnburst.runtime import _async
 from nnburst.service._proxies import RemoteBurstContext
 
@@ -435,3 +437,59 @@ def test_burst_that_is_closed_before_trio_watches_it_ends_its_runs(
 
     monkeypatch.setattr(_async._TrioLoop, "attend", closing)
     in_trio(main)
+
+
+def abandoned(session: nnburst.Session, *, runs: int, seconds: float = 0.2) -> asyncio.AbstractEventLoop:
+    """Return a loop that has stopped over tasks that await runs."""
+    loop = asyncio.new_event_loop()
+
+    async def main() -> None:
+        started = [asyncio.ensure_future(session.arun(None, filled(seconds))) for _ in range(runs)]
+        await asyncio.wait(started, timeout=0.05)
+
+    loop.run_until_complete(main())
+    return loop
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_session_closes_over_tasks_whose_loop_is_closed(service: nnburst.Service) -> None:
+    session = service.session("slow", concurrency=1)
+    loop = abandoned(session, runs=2)
+    loop.close()
+    session.close()
+    del loop, session
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_task_that_is_dropped_with_its_closed_burst_leaves_the_burst_alone(
+    service: nnburst.Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = service.session("slow", concurrency=1)
+    loop = abandoned(session, runs=1)
+    session.close()
+    monkeypatch.setattr(_flights, "lib", None)  # what it would be asked about may be freed
+    given_up: list[bool] = []
+    give_up = _flights.Flights.give_up
+    monkeypatch.setattr(_flights.Flights, "give_up", lambda *flight: given_up.append(give_up(*flight)))
+    loop.close()
+    del loop, session
+    gc.collect()
+    assert given_up == [True]
+
+
+def test_run_that_would_wait_for_tasks_of_its_own_thread_is_refused(service: nnburst.Service) -> None:
+    with service.session("slow", concurrency=2) as session:
+
+        async def main() -> None:
+            started = [asyncio.ensure_future(session.arun(None, filled(0.2))) for _ in range(2)]
+            await asyncio.wait(started, timeout=0.05)
+            with pytest.raises(nnburst.BadState, match=r"tasks of this thread's event loop have 2 runs .*await arun"):
+                session.run(None, filled(0))
+            await asyncio.to_thread(session.run, None, filled(0))
+            await asyncio.gather(*started)
+            for _ in range(2):
+                await cancelled_after(0.05, session.arun, None, filled(0.2))
+            session.run(None, filled(0))  # these land without the loop
+
+        in_asyncio(main)

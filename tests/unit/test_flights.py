@@ -22,6 +22,7 @@ import nnburst
 from nnburst import ModelBuilder, OperandType, OperationType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device
+from nnburst.memory import Memory, _doors
 from nnburst.runtime._burst import Burst
 from nnburst.runtime._bursts import Bursts
 from nnburst.runtime._pipeline import Pipeline
@@ -585,6 +586,47 @@ def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Ses
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
     assert [each.tolist() for each in inputs] == [[1.0] * 4] * 2
     assert session.run(None, filled(2))[0].tolist() == [2.0] * 4
+
+
+def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service) -> None:
+    with service.session(relu()) as session, session.bind() as execution:
+        lanes = [session._lanes.take(0) for _ in range(session._lanes.number)]
+        burst, held, release = session._bursts.first.controller, threading.Event(), threading.Event()
+        locks = [burst._lock, execution._lock, session._bursts._adding, service._reviving, _doors._lock]
+
+        def hold() -> None:
+            with contextlib.ExitStack() as stack:
+                for lock in locks:
+                    stack.enter_context(lock.lock)
+                held.set()
+                release.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        pid = os.fork()
+        if pid == 0:
+            refused = 0
+            try:
+                signal.alarm(20)
+                for use in (lambda: session.run(None, filled(1)), execution.run, session.bind, service.kill):
+                    with contextlib.suppress(nnburst.BadState):
+                        use()
+                        refused -= 1
+                    refused += 1
+                assert session.stats.sent == 0
+                Memory.ashmem(64).close()
+                for thing in (execution, session, service):
+                    thing.close()
+                refused += 1
+            finally:
+                os._exit(refused)
+        release.set()
+        thread.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+        for lane in lanes:
+            session._lanes.give(lane)
+        assert session.run(None, filled(2))[0].tolist() == [2.0] * 4
 
 
 # ---- executor --------------------------------------------------------------------------------------------------------
