@@ -44,7 +44,8 @@ def nnburst_leaves_nothing(request: pytest.FixtureRequest, caplog: pytest.LogCap
             yield
             for phase in ("setup", "call"):  # records hold exceptions, and these what the program was doing
                 caplog.get_records(phase).clear()
-            request.node.funcargs.clear()  # pytest keeps the values of fixtures, and arrays keep what they lie in
+            if request.node.funcargs is not None:  # else pytest itself was interrupted in the test
+                request.node.funcargs.clear()  # pytest keeps the values of fixtures, and arrays keep what they lie in
     except AssertionError as error:
         pytest.fail(str(error), pytrace=False)
 

@@ -92,3 +92,12 @@ def test_shared_memory_of_a_program_beside_this_one_does_not_count() -> None:
         beside.stdin.flush()
         assert beside.stdout.read() == ""
     beside.wait()
+
+
+def test_interrupt_of_a_test_run_is_told_by_itself(tmp_path: Path) -> None:
+    text = "import signal\n\ndef test_interrupted(nnburst_leaves_nothing): signal.raise_signal(signal.SIGINT)\n"
+    (tmp_path / "test_it.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
