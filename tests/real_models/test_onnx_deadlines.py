@@ -6,6 +6,7 @@ import itertools
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from onnx_support import FLOAT, graph, node, onnx
 from service_support import WATCHDOG, Ended
@@ -36,3 +37,22 @@ def test_run_ends_at_its_deadline_and_the_next_one_runs(
         execution.timeout = WATCHDOG
         execution.run()
         assert not execution.outputs["y"].any()
+
+
+def test_loop_that_ends_at_its_deadline_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    info = onnx.helper.make_tensor_value_info
+    i, go = info("i", onnx.TensorProto.INT64, []), info("go", onnx.TensorProto.BOOL, [])
+    x, y = (info(name, FLOAT, [64, 64]) for name in "xy")
+    body = onnx.helper.make_graph(
+        [node("Identity", ["go"], ["on"]), node("MatMul", ["s", "s"], ["t"])],
+        "body",
+        [i, go, info("s", FLOAT, [64, 64])],
+        [info("on", onnx.TensorProto.BOOL, []), info("t", FLOAT, [64, 64])],
+    )
+    loop = onnx.helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)
+    whole = onnx.helper.make_graph([loop], "loop", [x, info("n", onnx.TensorProto.INT64, [])], [y])
+    model = onnx.helper.make_model(whole, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    with nnburst.in_process() as service, service.session(model.SerializeToString(), timeout=0.2) as session:
+        with pytest.raises(MissedDeadline):
+            session.run(None, {"x": np.zeros((64, 64), np.float32), "n": np.array(1 << 40)})
+    assert not capfd.readouterr().err

@@ -233,6 +233,7 @@ class BoundGraph:
             return
         usual = self._run, self._complete, self._deadline_ns
         options = onnxruntime().RunOptions()  # of these runs alone: an alarm that comes late ends no other one
+        options.log_severity_level = 4  # the failure says it; each late run would put a line on stderr, too
         self._deadline_ns = deadline_ns
         try:
             if self._order:
