@@ -272,7 +272,7 @@ class _KnownRequests:
         head.CopyFrom(message)
         head.ClearField("raw_input_contents")
         parts = [head.SerializeToString()]
-        if len(parts[0]) > _LONGEST_HEAD:
+        if len(parts[0]) > _LONGEST_HEAD or not data.startswith(parts[0]):
             return
         same: list[tuple[int, bytes]] = []
         places: list[tuple[int, int] | None] = []
@@ -290,7 +290,7 @@ class _KnownRequests:
             else:
                 places.append(None)
                 kept.append(tensor)
-        if b"".join(parts) != data:  # its fields came in another order
+        if b"".join(parts) != data:  # fields came in another order
             return
         if begin < end:
             same.append((begin, data[begin:]))
