@@ -513,6 +513,11 @@ class BoundRequest(OneProcess):
         return 0
 
     @property
+    def comes_back(self) -> bool:
+        """Whether a run starts the service again that has died before it."""
+        return False
+
+    @property
     def turn(self) -> int:
         """Index of the request that the next run sends. A run that ends with NONE passes the turn."""
         return lib.nnb_execution_turn(self._pointer) if self._burst is not None else 0
@@ -686,7 +691,8 @@ class BoundRequest(OneProcess):
         remedy = "Give more time (timeout=) or look at what the service is doing"
         ending = self._burst._prepared_model.ending
         how = ending.reason or "the other process has ended"
-        gone = ending.error(f"the service that holds the model is gone: {how}; open another session")
+        then = "the next run opens the session again" if self.comes_back else "open another session"
+        gone = ending.error(f"the service that holds the model is gone: {how}; {then}")
         closed = BadState("the burst is closed; open another session")
         special = {
             errno.ETIMEDOUT: MissedDeadline(

@@ -276,6 +276,11 @@ class Execution(BoundRequest):
         """As `BoundRequest.repeats`; a run with a state is never repeated."""
         return 0 if self._home is None or self._states else self._home.retry
 
+    @property
+    def comes_back(self) -> bool:
+        """As `BoundRequest.comes_back`."""
+        return self._home is not None and self._home.recovery is not None
+
     def find_way(self, number: int) -> bool:
         """Move to a burst that is free, or to a service that has come back; see `BoundRequest.find_way`.
 

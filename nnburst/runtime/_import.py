@@ -60,7 +60,7 @@ def imported(service: Service, name: str | None, source: str | bytes) -> Iterato
         source: Path of a file, if it has a suffix that says so, or its bytes; else a name.
 
     Raises:
-        InvalidArgument: A file is missing, is none, or is not where it has to be.
+        InvalidArgument: A file is missing, is none, has another suffix, or is not where it has to be.
         DeviceUnavailable: The service has no such device.
         GeneralFailure: No device has a model of that name, or the device cannot read the file.
     """
@@ -125,6 +125,8 @@ def _by_name(service: Service, device: str | None, name: str) -> tuple[Device, I
             return candidate, candidate.import_model(f"name:{name}")
         except GeneralFailure as error:
             reasons.append(str(error))
+    if not name or os.sep in name:
+        raise InvalidArgument(f"{name!r} is no file that a device reads ({', '.join(_FORMATS)}), and no model's name")
     raise GeneralFailure(f"no model {name!r} in this service: {'; '.join(reasons)}")
 
 

@@ -91,8 +91,9 @@ def runs(place: Path) -> list[float]:
 
 
 def test_death_tells_its_signal_or_status(service: nnburst.Service) -> None:
-    with service.session("fragile") as session, pytest.raises(DeadObject) as caught:
-        session.run(None, full(666))
+    with service.session("fragile") as session:
+        with pytest.raises(DeadObject, match="open another session") as caught:
+            session.run(None, full(666))
     assert (caught.value.signal, caught.value.exit_status) == (signal.SIGKILL, None)
     service.revive()
     with service.session("fragile") as session:
@@ -113,7 +114,9 @@ def test_kill_ends_a_run_that_nothing_else_can_stop(service: nnburst.Service, pl
         while not (place / "runs").exists():
             time.sleep(0.001)
         service.kill()
-        assert isinstance(run.result(), DeadObject)
+        death = run.result()
+        assert isinstance(death, DeadObject)
+        assert "the next run opens the session again" in str(death)
         assert not service.alive
         service.kill()  # harmless
         assert session.run(None, full(1))[0].tolist() == [2] * 4

@@ -203,6 +203,9 @@ def test_unknown_name_says_what_there_is(service: nnburst.Service) -> None:
         service.session("add", device="nnburst-reference")
     with pytest.raises(InvalidArgument, match="needs service="):
         nnburst.Session("add")
+    for no_name in ("", "/", "models/add.tflite"):
+        with pytest.raises(InvalidArgument, match=r"no file that a device reads \(.onnx\), and no model's name"):
+            service.session(no_name)
 
 
 @pytest.mark.parametrize(
