@@ -379,7 +379,7 @@ def test_idle_service_uses_no_processor(
         (["--name", "a/b"], "name of a service"),
         (["--name", "a", "--socket", "b"], "not both"),
         (["--model", "x"], "KEY=VALUE"),
-        (["--model", "m=nope.onnx"], "nope.onnx"),
+        (["--model", "m=nope.onnx"], "model m of nope.onnx: "),
         (["--quota", "cats=3"], "mapped_bytes"),
         (["--quota", "models=many"], "whole number"),
         (["--quota", "models=\u00b2"], "whole number"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...errors import InvalidArgument, NNBurstError
+from ...errors import InvalidArgument, NNBurstError, error_for
 from .._targets import whole_number
 
 if TYPE_CHECKING:
@@ -278,11 +278,14 @@ def _reload(local: Service, named: NamedDevice, files: dict[str, str]) -> None:
             _publish(local, named, name, file)
             log.info("model %s: %s was loaded again", name, file)
         except NNBurstError as error:
-            log.error("model %s is served as before: %s: %s", name, file, error)
+            log.error("%s; it is served as before", error)
 
 
 def _publish(local: Service, named: NamedDevice, name: str, file: str) -> None:
     from ...runtime._import import imported
 
-    with imported(local, None, file) as (device, found):
-        named.publish(name, device, found)
+    try:
+        with imported(local, None, file) as (device, found):
+            named.publish(name, device, found)
+    except NNBurstError as error:
+        raise error_for(error.status, f"model {name} of {file}: {error}") from error
