@@ -17,6 +17,13 @@
  *              that ends first takes the lead and picks. The watchman counts runs that last too long as stuck, and
  *              starts others beside them; then one more worker is asked for (-EUSERS). A client may have a few
  *              runs under way, so that its own that hang take no more. Its other requests wait for one of those.
+ *   held       The same, but a burst of a higher priority is open, whose runs do not wait for those: there is a leader,
+ *              who sleeps until that burst has a request, or a run ends, and wakes every millisecond to count the stuck.
+ *
+ * A run of a higher priority shares the processors with those that it did not wait for, as the kernel divides them. So that
+ * it does so at once, workers ask for short slices: then whoever is woken, be it a worker or a client, comes before a run
+ * that has had its slice. That holds for who is woken, not for a client that polls and has lost its processor. So while
+ * runs have the processors clients are told not to poll.
  *
  * Turns. A client that polls for its answer takes it in a microsecond; one that sleeps has to be woken and to find a
  * processor. So while clients that wait are asleep, as many as there are processors beside the leader's have a turn: those
@@ -197,6 +204,8 @@ struct nnb_group {
 
     _Alignas(NNB_CACHE_LINE) nnb_a32 changed; /* the leader must look at `seats` again */
     nnb_a32 bell, asleep, waiting, n_live, n_parked, n_detached, n_stuck, closing;
+    nnb_a32 n_seats[NNB_PRIORITIES]; /* changed under lock */
+    nnb_a32 n_runs[NNB_PRIORITIES];  /* that are detached and not stuck; likewise */
 
     pthread_mutex_t lock;
     /* under lock */
@@ -232,6 +241,9 @@ static uint64_t word_of(const nnb_worker *w, uint32_t state)
 }
 
 static void ring(nnb_a32 *bell) { nnb_event_wake((uint32_t *)(void *)bell, 1); }
+
+static void count_up(nnb_a32 *n) { nnb_store32_relaxed(n, nnb_load32_relaxed(n) + 1); } /* under lock */
+static void count_down(nnb_a32 *n) { nnb_store32_relaxed(n, nnb_load32_relaxed(n) - 1); }
 
 /* ---- life ------------------------------------------------------------------------------------------------------ */
 
@@ -385,7 +397,8 @@ int nnb_group_add(nnb_group *g, nnb_server *s, uint64_t client, uint32_t priorit
         m->window_ns = m->inbox->window_ns;
         m->priority = priority < NNB_PRIORITIES ? priority : NNB_PRIORITIES - 1;
         g->seats[i] = m;
-        nnb_store32_relaxed(&g->n_live, nnb_load32_relaxed(&g->n_live) + 1);
+        count_up(&g->n_live);
+        count_up(&g->n_seats[m->priority]);
         nnb_store32_relaxed(&g->changed, 1);
         if (STATE(nnb_load_relaxed(&g->lead)) != FREE)
             arm(g); /* the run that is under way, or about to be, had the group to itself */
@@ -540,10 +553,29 @@ static int top_priority(const share *s)
     return NNB_PRIORITIES;
 }
 
+/* Whether a run of a priority may begin: it does not wait for those of a lower one. */
+static int has_processor(const nnb_group *g, int priority)
+{
+    uint32_t n = 0;
+    for (int p = 0; p <= priority; p++)
+        n += nnb_load32_relaxed(&g->n_runs[p]);
+    return n < g->cpus;
+}
+
+/* Whether no run may begin, of any priority that a burst has. */
+static int is_saturated(const nnb_group *g)
+{
+    int p = 0;
+    while (p < NNB_PRIORITIES - 1 && !nnb_load32_relaxed(&g->n_seats[p]))
+        p++;
+    return !has_processor(g, p);
+}
+
 /* A client whose runs hang keeps its other requests waiting, but the bursts that it closes end. */
 static int may_run(const nnb_group *g, const share *s)
 {
-    return nnb_load32_relaxed(&s->busy) < share_limit(g) || (s->first[0] && is_over(s->first[0]));
+    return has_processor(g, top_priority(s)) &&
+           (nnb_load32_relaxed(&s->busy) < share_limit(g) || (s->first[0] && is_over(s->first[0])));
 }
 
 static int needs_turn(const seat *m) { return m->window_ns && !m->turnless && !m->turn_until; }
@@ -648,11 +680,10 @@ static int may_pick(const nnb_group *g)
     return 0;
 }
 
-static int may_poll(const nnb_group *g)
-{
-    uint32_t others = nnb_load32_relaxed(&g->n_detached);
-    return !others || others + 2 <= g->cpus; /* one processor is left to the clients */
-}
+/* Whether there are processors for a worker and a client that poll for each other, beside so many other runs. */
+static int has_two(const nnb_group *g, uint32_t others) { return !others || others + 2 <= g->cpus; }
+
+static int may_poll(const nnb_group *g) { return has_two(g, nnb_load32_relaxed(&g->n_detached)); }
 
 /* Whether its client sleeps, and has to be woken for the answer. */
 static int is_asleep(seat *m)
@@ -826,15 +857,6 @@ static seat *pick(nnb_group *g)
     return m;
 }
 
-/* Whether one more run may begin. */
-static int has_processor(const nnb_group *g)
-{
-    return nnb_load32_relaxed(&g->n_detached) < g->cpus + nnb_load32_relaxed(&g->n_stuck);
-}
-
-static void count_up(nnb_a32 *n) { nnb_store32_relaxed(n, nnb_load32_relaxed(n) + 1); } /* under lock */
-static void count_down(nnb_a32 *n) { nnb_store32_relaxed(n, nnb_load32_relaxed(n) - 1); }
-
 /* Under lock. */
 static nnb_worker *pop_parked(nnb_group *g)
 {
@@ -860,6 +882,7 @@ static void mark_detached(nnb_group *g, nnb_worker *w)
     w->is_detached = 1;
     w->seen_ns = 0;
     count_up(&g->n_detached);
+    count_up(&g->n_runs[w->seat->priority]);
     count_up(&w->seat->share->busy);
 }
 
@@ -867,8 +890,7 @@ static void mark_done(nnb_group *g, nnb_worker *w)
 {
     if (!w->is_detached)
         return;
-    if (w->is_stuck)
-        count_down(&g->n_stuck);
+    count_down(w->is_stuck ? &g->n_stuck : &g->n_runs[w->seat->priority]);
     w->is_detached = w->is_stuck = 0;
     count_down(&g->n_detached);
     count_down(&w->seat->share->busy);
@@ -881,6 +903,7 @@ static void detach(nnb_worker *w)
     pthread_mutex_lock(&g->lock);
     mark_detached(g, w);
     w->role = DETACHED;
+    w->has_turn = 0;
     nnb_worker *next = pop_parked(g);
     if (next)
         next->role = LEADS;
@@ -893,7 +916,9 @@ static void detach(nnb_worker *w)
 /* Under lock: -EUSERS once if the group is short of workers. */
 static int wants_worker(nnb_group *g)
 {
-    if (g->parked || g->n_workers >= MOST_WORKERS || (g->n_workers > g->cpus && !nnb_load32_relaxed(&g->n_stuck)))
+    uint32_t runs = nnb_load32_relaxed(&g->n_detached);
+    uint32_t enough = is_saturated(g) || runs < g->cpus ? g->cpus : runs + 1; /* held: one that leads, too */
+    if (g->parked || g->n_workers >= MOST_WORKERS || (g->n_workers > enough && !nnb_load32_relaxed(&g->n_stuck)))
         return 0;
     uint64_t now = nnb_now_ns();
     if (g->asked_ns && now - g->asked_ns < GROW_NS)
@@ -923,10 +948,10 @@ static int begin(nnb_worker *w)
 {
     nnb_group *g = w->group;
     int has_others = nnb_load32_relaxed(&g->n_live) > 1;
-    if (has_others && (!nnb_load32_relaxed(&g->n_parked) || !has_processor(g))) {
+    if (has_others && (!nnb_load32_relaxed(&g->n_parked) || is_saturated(g))) {
         pthread_mutex_lock(&g->lock);
         int rc = wants_worker(g);
-        if (!rc && !has_processor(g)) { /* saturated: the one that ends first leads */
+        if (!rc && is_saturated(g)) { /* saturated: the one that ends first leads */
             nnb_store32_relaxed(&g->waiting, 1);
             w->role = NONE;
             nnb_store_relaxed(&g->lead, FREE);
@@ -1030,6 +1055,7 @@ static void give_back(nnb_worker *w)
             free(m->share);
         }
         count_down(&g->n_live);
+        count_down(&g->n_seats[m->priority]);
         nnb_store32_relaxed(&g->changed, 1);
     } else {
         nnb_store32_release(&m->taken, 0); /* SYNC POINT: give_back <-> take_up */
@@ -1053,15 +1079,22 @@ static void note_turn(nnb_group *g, seat *m, int was_asleep)
         lose_turn(g, m);
 }
 
-/* A client that is woken in its turn may be put on the leader's processor, where neither can poll for the other. It leaves,
- * so that the leader stays where it is and clients where it is not. If it cannot, and has to be woken again, the leader
- * does: see processor.c. */
-static void prepare_wake(seat *m, int has_turn)
+/* Whether other runs have the processors, so that neither the client nor a worker can poll. */
+static int is_crowded(const nnb_worker *w)
+{
+    return !has_two(w->group, nnb_load32_relaxed(&w->group->n_detached) - (w->role == DETACHED));
+}
+
+/* What the client is to do when it waits the next time. One that is woken in its turn may be put on the leader's processor,
+ * where neither can poll for the other. It leaves, so that the leader stays where it is and clients where it is not. If it
+ * cannot, and has to be woken again, the leader does: see processor.c. While other runs have the processors that they would
+ * move to, both stay, and the client does not poll. */
+static void advise(const nnb_worker *w, seat *m)
 {
     nnb_channel *outbox = nnb_server_outbox(m->server);
-    nnb_tell_client(outbox, has_turn ? sched_getcpu() : NNB_NOTHING);
-    m->is_to_rest = 0;
-    outbox->is_listeners = !has_turn || m->sleeps_in_turn;
+    m->is_to_rest = is_crowded(w);
+    nnb_tell_client(outbox, m->is_to_rest ? NNB_REST : w->has_turn ? sched_getcpu() : NNB_NOTHING);
+    outbox->is_listeners = !m->is_to_rest && (!w->has_turn || m->sleeps_in_turn);
 }
 
 /* Answers the request at hand. 0, NNB_BURST_ENDED | ..., or -ERESTART. */
@@ -1074,8 +1107,8 @@ static int conclude(nnb_worker *w)
         return 0;
     }
     int was_asleep = is_asleep(m);
-    if (was_asleep || m->is_to_rest)
-        prepare_wake(m, w->has_turn);
+    if (was_asleep || m->is_to_rest || is_crowded(w))
+        advise(w, m);
     uint64_t ended_ns = w->started_ns ? nnb_now_ns() : 0;
     int rc = nnb_server_reply(m->server);
     w->ended = rc < 0 && rc != -ERESTART ? rc : 0;
@@ -1106,11 +1139,15 @@ static int conclude(nnb_worker *w)
 
 /* ---- sleeping --------------------------------------------------------------------------------------------------- */
 
-static int wait_for_words(struct futex_waitv *words, uint32_t n)
+/* ns: so long at most; 0: however long it takes. */
+static void wait_for_words(struct futex_waitv *words, uint32_t n, uint64_t ns)
 {
+    uint64_t until = n == 1 ? ns : nnb_now_ns() + ns; /* futex_waitv is told a moment */
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000), .tv_nsec = (long)(until % 1000000000)};
     if (n == 1)
-        return syscall(SYS_futex, words[0].uaddr, FUTEX_WAIT, words[0].val, NULL, NULL, 0) < 0 ? -errno : 0;
-    return syscall(SYS_futex_waitv, words, n, 0, NULL, 0) < 0 ? -errno : 0;
+        syscall(SYS_futex, words[0].uaddr, FUTEX_WAIT, words[0].val, ns ? &t : NULL, NULL, 0);
+    else
+        syscall(SYS_futex_waitv, words, n, 0, ns ? &t : NULL, CLOCK_MONOTONIC);
 }
 
 static struct futex_waitv wait_word(const void *word, uint32_t value)
@@ -1168,7 +1205,7 @@ static void *watch(void *argument)
         if (n && !x->group->words) /* no futex_waitv: the bell of a watcher of one queue is that queue's word */
             syscall(SYS_futex, words[0].uaddr, FUTEX_WAIT, words[0].val, NULL, NULL, 0);
         else
-            wait_for_words(words, n + 1);
+            wait_for_words(words, n + 1, 0);
     }
 }
 
@@ -1253,16 +1290,36 @@ static void leave_some(nnb_group *g)
             g->hot[g->n_hot++] = g->mine[i];
 }
 
+/* Under lock: runs that have lasted for long do not count. */
+static void count_stuck(nnb_group *g, uint64_t now)
+{
+    for (nnb_worker *w = g->workers; w; w = w->next) {
+        if (!w->is_detached || w->is_stuck)
+            continue;
+        uint64_t runs = nnb_load_relaxed(&w->runs);
+        if (!w->seen_ns || w->seen_runs != runs) {
+            w->seen_runs = runs;
+            w->seen_ns = now;
+        } else if (now - w->seen_ns >= STUCK_NS) {
+            w->is_stuck = 1;
+            count_up(&g->n_stuck);
+            count_down(&g->n_runs[w->seat->priority]);
+        }
+    }
+}
+
 /* The leader sleeps until any queue has news or the bell rings. */
 static void sleep_on_all(nnb_group *g)
 {
     struct futex_waitv words[WORDS + 1];
     leave_some(g);
-    uint32_t n = 0, quiet = 1;
+    uint32_t n = 0, quiet = 1, is_held = 0;
     for (uint32_t i = 0; i < g->n_mine; i++)
         if (is_free(g->mine[i]))
             clear_bits(g->mine[i]);
-    nnb_store32_relaxed(&g->waiting, g->n_ready != 0); /* for runs of their own clients: those are not to stay attached */
+    nnb_store32_relaxed(&g->waiting, g->n_ready != 0); /* for runs, which are not to stay attached */
+    for (uint32_t i = 0; i < g->n_ready; i++)
+        is_held |= !has_processor(g, top_priority(g->ready[i]));
     nnb_store32_relaxed(&g->asleep, 1);
     if (nnb_take32(&g->bell, 0)) /* SYNC POINT: wake <-> consume */
         quiet = 0;
@@ -1279,10 +1336,15 @@ static void sleep_on_all(nnb_group *g)
     }
     words[n] = wait_word(&g->bell, 0);
     if (quiet)
-        wait_for_words(words, n + 1);
+        wait_for_words(words, n + 1, is_held ? TICK_NS : 0);
     nnb_store32_relaxed(&g->asleep, 0);
     nnb_store32_relaxed(&g->waiting, 0);
     g->now_ns = nnb_now_ns();
+    if (is_held) {
+        pthread_mutex_lock(&g->lock);
+        count_stuck(g, g->now_ns);
+        pthread_mutex_unlock(&g->lock);
+    }
     for (uint32_t i = 0; quiet && i < g->n_mine; i++) {
         seat *m = g->mine[i];
         if (!is_free(m) || nnb_load32_relaxed(event_of(m)) == m->expected || has_news(m))
@@ -1417,22 +1479,6 @@ static void wait_for_bell(nnb_a32 *bell, uint64_t ns)
     nnb_and32_relaxed(bell, 0);
 }
 
-static void count_stuck(nnb_group *g, uint64_t now)
-{
-    for (nnb_worker *w = g->workers; w; w = w->next) {
-        if (!w->is_detached || w->is_stuck)
-            continue;
-        uint64_t runs = nnb_load_relaxed(&w->runs);
-        if (!w->seen_ns || w->seen_runs != runs) {
-            w->seen_runs = runs;
-            w->seen_ns = now;
-        } else if (now - w->seen_ns >= STUCK_NS) {
-            w->is_stuck = 1;
-            count_up(&g->n_stuck);
-        }
-    }
-}
-
 /* The watchman looks, under lock. 1: it leads now. */
 static int tick(nnb_worker *w)
 {
@@ -1440,7 +1486,7 @@ static int tick(nnb_worker *w)
     uint64_t x = nnb_load_relaxed(&g->lead);
     if (STATE(x) == FREE) {
         count_stuck(g, nnb_now_ns());
-        if (has_processor(g)) {
+        if (!is_saturated(g)) {
             nnb_store_relaxed(&g->lead, word_of(w, LOOKING));
             nnb_store32_relaxed(&g->waiting, 0);
             return 1;
@@ -1492,14 +1538,17 @@ static void unpark(nnb_worker *w)
 static int park(nnb_worker *w)
 {
     nnb_group *g = w->group;
-    int rc = 1, is_saturated = 0;
+    int rc = 1;
     pthread_mutex_lock(&g->lock);
     uint32_t state = STATE(nnb_load_relaxed(&g->lead));
-    if (w->is_fresh)
-        w->is_fresh = 0, g->asked_ns = 0; /* one at a time: threads take a while to start */
+    if (w->is_fresh) {
+        nnb_ask_for_short_slices();
+        w->is_fresh = 0;
+        g->asked_ns = 0; /* one at a time: threads take a while to start */
+    }
     if (nnb_load32_relaxed(&g->closing)) {
         rc = -EPIPE;
-    } else if (state == FREE && has_processor(g)) {
+    } else if (state == FREE && !is_saturated(g)) {
         nnb_store_relaxed(&g->lead, word_of(w, LOOKING));
         nnb_store32_relaxed(&g->waiting, 0);
         w->role = LEADS;
@@ -1510,12 +1559,11 @@ static int park(nnb_worker *w)
         if (state != LOOKING)
             arm(g);
     } else {
-        is_saturated = state == FREE;
         w->next_parked = g->parked;
         g->parked = w;
         count_up(&g->n_parked);
         int is_shared = nnb_load32_relaxed(&g->n_live) > 1;
-        if (is_saturated || (is_shared && (state == BUSY || nnb_load32_relaxed(&g->changed))))
+        if (state == FREE || (is_shared && (state == BUSY || nnb_load32_relaxed(&g->changed))))
             arm(g);
     }
     while (rc == 1) {
@@ -1541,6 +1589,8 @@ static int park(nnb_worker *w)
 }
 
 /* ---- the loop's steps ------------------------------------------------------------------------------------------- */
+
+int nnb_group_ran_long(const nnb_worker *w) { return w->role == DETACHED; }
 
 uint32_t nnb_group_spins(const nnb_worker *w)
 {

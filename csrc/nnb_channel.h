@@ -66,7 +66,10 @@ int nnb_channel_drain(nnb_channel *ch);
 
 void nnb_channel_hang_up(nnb_channel *ch);
 
-/* processor.c. A listener thread has woken its client, which began at that time: moves it to another processor if it was
+/* processor.c. The calling thread is to run soon after it was woken, rather than for long at a time: it asks the kernel for
+ * slices as short as there are (Linux 6.12; before, and for a policy other than SCHED_OTHER, nothing changes). */
+void nnb_ask_for_short_slices(void);
+/* A listener thread has woken its client, which began at that time: moves it to another processor if it was
  * pushed off this one time after time. */
 void nnb_note_wake(uint64_t began_ns);
 /* What the listener that serves many clients tells one of them beside its answers: a number of the processor where it polls

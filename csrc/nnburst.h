@@ -574,6 +574,7 @@ int nnb_worker_ending(const nnb_worker *w);
 /* The steps of nnb_group_next: 0 or what it returns; -EAGAIN: call nnb_group_next. */
 int nnb_group_answer(nnb_worker *w);
 int nnb_group_try(nnb_worker *w, uint32_t spins);
+int nnb_group_ran_long(const nnb_worker *w); /* the request at hand, beside the others */
 uint32_t nnb_group_spins(const nnb_worker *w); /* 0: this worker does not poll now */
 
 /* ---- steps.c: one request, several steps ------------------------------------------------------------------------- */

@@ -138,14 +138,17 @@ static int nnb_py_server_next(nnb_server *s)
 }
 #define nnb_server_next nnb_py_server_next
 
+/* After a long run the client sleeps, and may take this processor when it is woken: not with the lock. */
 static int nnb_py_group_next(nnb_worker *w)
 {
-    int rc = nnb_group_answer(w);
-    if (rc)
-        return rc;
-    uint32_t spins = nnb_group_spins(w);
-    if (spins && (rc = nnb_group_try(w, spins)) != -EAGAIN)
-        return rc;
+    int rc;
+    if (!nnb_group_ran_long(w)) {
+        if ((rc = nnb_group_answer(w)))
+            return rc;
+        uint32_t spins = nnb_group_spins(w);
+        if (spins && (rc = nnb_group_try(w, spins)) != -EAGAIN)
+            return rc;
+    }
     NNB_WITHOUT_GIL(rc, nnb_group_next(w));
     return rc;
 }

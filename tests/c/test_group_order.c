@@ -1,9 +1,12 @@
 /* One worker of a group, step by step: which request comes next. By priority, then to the client that had least or whose
  * turn it is, a client that was idle saves nothing up, a run that was interrupted does not count against its client, but
  * many long ones do, a client that thinks costs the others nothing, a burst that has ended has no turn, and a request that
- * came too late for the first look is not overlooked. The clock is the test's own (--wrap=nnb_now_ns). */
+ * came too late for the first look is not overlooked. A run does not wait for those of a lower priority. The clock is the
+ * test's own (--wrap=nnb_now_ns): no run lasts so long that it seems stuck. */
 #define _GNU_SOURCE
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "burst_pair.h"
 #include "nnb_channel.h"
@@ -462,10 +465,98 @@ static void ended_burst_leaves_the_others(void)
     close_all();
 }
 
+/* Two runs of LOW have the processors. One worker each; the third one is `worker`. */
+static nnb_worker *ran_low[2];
+
+static void begin_low_beside_high(void)
+{
+    open_group(127);
+    open_burst(0, 10, 0);
+    send(0);
+    CHECK_EQ(next_burst(), 0); /* known from now on, so that its runs are the leader's own */
+    for (int i = 1; i <= 3; i++)
+        open_burst(i, (uint64_t)i, 2);
+    for (int i = 0; i < 2; i++) {
+        send(i + 1);
+        CHECK_EQ(next_burst(), i + 1);
+        ran_low[i] = worker;
+        CHECK_EQ(nnb_worker_create(&worker, group), 0);
+    }
+    send(3);
+}
+
+static void end_low_beside_high(void)
+{
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(nnb_group_answer(ran_low[i]), 0);
+        nnb_worker_destroy(ran_low[i]);
+    }
+}
+
+static void run_waits_for_none_of_lower_priority(void)
+{
+    begin_low_beside_high();
+    for (int i = 0; i < 3; i++) {
+        send(0);
+        CHECK_EQ(next_burst(), 0);
+    }
+    answer();
+    CHECK_EQ(nnb_group_try(worker, 64), -EAGAIN); /* the third one of LOW waits */
+    end_low_beside_high();
+    CHECK_EQ(next_burst(), 3);
+    close_all();
+}
+
+static void client_does_not_poll_while_runs_have_the_processors(void)
+{
+    begin_low_beside_high();
+    send(0);
+    CHECK_EQ(next_burst(), 0);
+    answer();
+    CHECK_EQ(told(0), NNB_TELLING(NNB_REST));
+    end_low_beside_high();
+    CHECK_EQ(next_burst(), 3);
+    answer();
+    for (int i = 0; i < 2; i++) {
+        send(0);
+        CHECK_EQ(next_burst(), 0);
+        answer();
+        CHECK(told(0) != NNB_TELLING(NNB_REST));
+    }
+    close_all();
+}
+
+/* struct sched_attr up to the slice of a thread that is scheduled as usual: 0 before Linux 6.12. */
+static uint64_t slice_ns(void)
+{
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+    } a = {.size = sizeof(a)};
+    return syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0) == 0 && a.policy == SCHED_OTHER ? a.runtime : 0;
+}
+
+static void workers_have_short_slices(void)
+{
+    uint64_t before = slice_ns();
+    open_group(127);
+    open_burst(0, 1, 1);
+    send(0);
+    CHECK_EQ(next_burst(), 0);
+    CHECK(!before || (slice_ns() && slice_ns() <= 100000));
+    close_all();
+}
+
 int main(void)
 {
     watchdog();
+    workers_have_short_slices();
     highest_priority_first();
+    run_waits_for_none_of_lower_priority();
+    client_does_not_poll_while_runs_have_the_processors();
     least_served_client_first();
     idle_client_saves_nothing_up();
     interrupted_run_counts_in_part();

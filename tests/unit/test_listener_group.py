@@ -124,6 +124,37 @@ def test_run_that_hangs_delays_no_other_client(shared: Callable[..., Shared]) ->
     assert not any(thread.is_alive() for thread in threads)
 
 
+def test_runs_of_all_priorities_that_hang_delay_no_other_client(shared: Callable[..., Shared]) -> None:
+    inside, released = threading.Semaphore(0), threading.Event()
+
+    def function(x: Any) -> Any:
+        if x[0] == 0:
+            inside.release()
+            assert released.wait(WATCHDOG)
+        return np.array(x)
+
+    service = shared(function, runs=2)
+    bad, good = (
+        [service.connect().session("call", priority=priority) for priority in ("low", "low", "medium", "high", "high")]
+        for _ in range(2)
+    )
+    for session in bad[::-1] + good:
+        run(session)
+    threads = [threading.Thread(target=run, args=(session, 0.0)) for session in bad]
+    try:
+        for thread in threads:
+            thread.start()
+            assert inside.acquire(timeout=WATCHDOG)
+        for _ in range(20):  # none of these returns before the others are released
+            for session in good:
+                assert run(session)[0] == 1
+    finally:
+        released.set()
+        for thread in threads:
+            if thread.ident:
+                thread.join(WATCHDOG)
+
+
 def test_high_priority_goes_before_low_that_has_had_less(shared: Callable[..., Shared]) -> None:
     begun = 0
     waited: list[int] = []
