@@ -142,8 +142,8 @@ class _Inherited(Protocol):
 
 _inherited: weakref.WeakValueDictionary[int, _Inherited] = weakref.WeakValueDictionary()
 _whole: weakref.WeakValueDictionary[int, threading.RLock] = weakref.WeakValueDictionary()
-_forking = threading.Lock()
-_held: list[threading.RLock] = []
+_forking = threading.RLock()  # a signal handler may fork while it is held
+_held: dict[int, list[threading.RLock]] = {}  # by the thread that forks
 
 
 def abandon_when_forked(thing: _Inherited, whole: threading.RLock | None = None) -> None:
@@ -175,21 +175,40 @@ class ProcessLock:
 
 def _before_fork() -> None:
     _forking.acquire()
+    held = _held.setdefault(threading.get_ident(), [])
     for lock in filter(None, (ref() for ref in _whole.valuerefs())):
+        held.append(lock)
         lock.acquire()
-        _held.append(lock)
+
+
+def _release() -> None:
+    held = _held.get(threading.get_ident(), [])
+    while held:
+        with contextlib.suppress(RuntimeError):  # a signal handler raised before it was acquired
+            held[-1].release()
+        held.pop()
+    _held.pop(threading.get_ident(), None)
+    with contextlib.suppress(RuntimeError):  # likewise
+        _forking.release()
 
 
 def _after_fork() -> None:
-    while _held:
-        _held.pop().release()
-    _forking.release()
+    try:
+        _release()
+    except BaseException:  # of a signal handler; the process forks all the same
+        _release()
+        raise
 
 
 def _after_fork_in_child() -> None:
-    _after_fork()
-    for thing in filter(None, (ref() for ref in _inherited.valuerefs())):
-        thing.abandon()
+    failure: BaseException | None = None
+    for step in (_after_fork, *(thing.abandon for thing in filter(None, (ref() for ref in _inherited.valuerefs())))):
+        try:
+            step()
+        except BaseException as error:  # what is not abandoned would use what is the parent's
+            failure = error
+    if failure is not None:
+        raise failure
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

@@ -521,3 +521,36 @@ def test_service_does_not_keep_what_is_dropped() -> None:
             service.session(relu())
         gc.collect()
         assert not service._opened
+
+
+def test_a_child_lets_go_of_what_it_inherits_though_a_handler_raised_while_the_process_forked() -> None:
+    code = """
+import os, sys
+from nnburst._core import _leaving
+class Thing:
+    is_abandoned = False
+    def abandon(self):
+        self.is_abandoned = True
+        raise KeyboardInterrupt
+class Lock:
+    def __init__(self, real): self.real = real
+    def acquire(self): raise KeyboardInterrupt  # a signal handler came first
+    def release(self): self.real.release()
+sys.unraisablehook = lambda _: None
+real = _leaving._forking
+whole = Lock(_leaving.threading.RLock())
+things = [Thing(), Thing()]
+_leaving.abandon_when_forked(things[0], whole)
+_leaving.abandon_when_forked(things[1])
+for _leaving._forking in Lock(real), real:
+    child = os.fork()
+    if not child:
+        os._exit(not all(thing.is_abandoned for thing in things))
+    assert os.waitpid(child, 0)[1] == 0
+    assert not _leaving._held
+thread = _leaving.threading.Thread(target=lambda: os._exit(0 if real.acquire(timeout=30) else 2))
+thread.start()
+thread.join()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
