@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
+import sys
 from typing import NamedTuple
 
 import click
@@ -68,3 +70,6 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool
 def main() -> None:
     """Run neural networks in another process at the cost of a function call."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in a service: `bench` and `cache` load the library here
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that has no such character shows a question mark

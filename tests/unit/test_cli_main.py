@@ -49,6 +49,14 @@ def test_version_names_the_package() -> None:
     assert result.output.startswith("nnburst ")
 
 
+def test_a_character_that_the_terminal_has_not_is_a_question_mark() -> None:
+    command = [sys.executable, "-m", "nnburst.cli", "ops"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "?" in done.stdout
+
+
 def test_unknown_command_is_a_usage_error() -> None:
     result = CliRunner().invoke(main, ["no-such-command"])
     assert result.exit_code == 2
