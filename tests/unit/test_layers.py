@@ -37,7 +37,7 @@ ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what user
     "cli",
 )
 EXTRAS = {
-    "nnburst.gateway._grpc": {"grpc", "tritonclient"},
+    "nnburst.gateway._grpc": {"google", "grpc", "tritonclient"},
     "nnburst.gateway._rest": {"aiohttp"},
     "nnburst.scale.ray": {"ray"},
     "nnburst.testing.pytest_plugin": {"pytest"},
