@@ -76,7 +76,7 @@ def gateway(folder: Path) -> Iterator[int]:
     (folder / "run").mkdir(mode=0o700)
     mlp(WIDTH, 4, folder / "mlp.onnx")
     image_model(folder / "image.onnx")
-    command = [sys.executable, "-m", "nnburst.cli", "serve", "--name", "speed", "--json"]
+    command = [sys.executable, "-m", "nnburst", "serve", "--name", "speed", "--json"]
     command += ["--model", f"mlp={folder / 'mlp.onnx'}", "--model", f"image={folder / 'image.onnx'}"]
     command += ["--oip", "127.0.0.1:0", "--oip-shared-memory"]
     environment = os.environ | {"XDG_RUNTIME_DIR": str(folder / "run")}

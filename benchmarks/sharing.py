@@ -222,7 +222,7 @@ def service() -> Iterator[str]:
     functions = "+".join(f"{here.stem}:{name}" for name in ("quick", "slow", "hanging"))
     with tempfile.TemporaryDirectory(prefix="nnburst-sharing-") as directory:
         path = Path(directory, "shared.sock")
-        command = [sys.executable, "-m", "nnburst.cli", "serve", "--socket", str(path), "--json"]
+        command = [sys.executable, "-m", "nnburst", "serve", "--socket", str(path), "--json"]
         python_path = os.pathsep.join(filter(None, (str(here.parent), os.environ.get("PYTHONPATH"))))
         with subprocess.Popen(
             [*command, "--device", f"nnburst-function:call={functions}"],

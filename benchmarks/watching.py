@@ -81,7 +81,7 @@ def main() -> None:
         compare("timing", {"on": lambda: median_ns(timed.run), "off": lambda: median_ns(untimed.run)}, rounds)
         compare("trace", {"on": lambda: median_ns(traced.run), "off": lambda: median_ns(timed.run)}, rounds)
 
-        command = [sys.executable, "-m", "nnburst.cli", "top", "--json"]
+        command = [sys.executable, "-m", "nnburst", "top", "--json"]
         top = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         stack.callback(top.kill)
 

@@ -22,7 +22,7 @@ def absolute_entries(path: str) -> str:
 def _protect() -> None:
     argv = getattr(sys, "argv", [""])
     # While Python looks for the module of -m, argv[0] is "-m"; in orig_argv its name comes before the arguments.
-    as_module = argv[0] == "-m" and sys.orig_argv[-len(argv)].removeprefix("-m").startswith("nnburst.")
+    as_module = argv[0] == "-m" and sys.orig_argv[-len(argv)].removeprefix("-m").split(".")[0] == "nnburst"
     if not as_module and argv[0] != _PROGRAMS[1] and os.path.basename(argv[0]) != _PROGRAMS[0]:
         return
     given = os.environ.get("PYTHONPATH", "")

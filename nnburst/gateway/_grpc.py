@@ -310,7 +310,8 @@ def _message(data: bytes) -> Any:
 
 
 def _request(message: Any, size: int) -> _Request:
-    is_last_told = message.parameters["triton_enable_empty_final_response"].bool_param if message.parameters else False
+    told = message.parameters.get("triton_enable_empty_final_response")  # not [], which would add it to the message
+    is_last_told = told is not None and told.bool_param
     return _Request(_inference(message, size), message.id, is_last_told)
 
 

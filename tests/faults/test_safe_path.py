@@ -170,7 +170,7 @@ def test_script_takes_no_library_from_there_whatever_the_environment(hostile: Pa
 @libraries
 @pytest.mark.parametrize("pythonpath", ["", ":"])
 def test_module_takes_no_library_from_there(hostile: Path, pythonpath: str) -> None:
-    assert run(hostile, "-m", "nnburst.cli", *COMMAND, env={"PYTHONPATH": pythonpath}) == set()
+    assert run(hostile, "-m", "nnburst", *COMMAND, env={"PYTHONPATH": pythonpath}) == set()
 
 
 def script(hostile: Path) -> str:

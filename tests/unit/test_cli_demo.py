@@ -161,7 +161,7 @@ def test_bound_plan_and_unbound_execution_give_the_same_bits(local: _contenders.
 
 def test_demo_ends_with_the_machine_readable_line_and_succeeds() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "nnburst.cli", "demo", "--passes", "1"],
+        [sys.executable, "-m", "nnburst", "demo", "--passes", "1"],
         capture_output=True,
         text=True,
         timeout=110,

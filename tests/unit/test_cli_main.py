@@ -50,7 +50,7 @@ def test_version_names_the_package() -> None:
 
 
 def test_a_character_that_the_terminal_has_not_is_a_question_mark() -> None:
-    command = [sys.executable, "-m", "nnburst.cli", "ops"]
+    command = [sys.executable, "-m", "nnburst", "ops"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr

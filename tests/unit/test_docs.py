@@ -106,7 +106,7 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         "NNBURST_STATE_DIR": str(folder / "state"),
         "DETECTOR": str(folder / "detector.onnx"),
     }
-    command = [sys.executable, "-m", "nnburst.cli", *command]
+    command = [sys.executable, "-m", "nnburst", *command]
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
         ready = service.stdout.readline()

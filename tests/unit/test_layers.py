@@ -35,6 +35,7 @@ ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what user
     "scale",
     "testing",
     "cli",
+    "__main__",
 )
 EXTRAS = {
     "nnburst.gateway._grpc": {"google", "grpc", "tritonclient"},

@@ -67,7 +67,7 @@ def threads_of(pid: int) -> Iterator[tuple[str, int, frozenset[int]]]:
 
 def test_a_shared_service_has_what_its_command_line_says(real_time: None, tmp_path: Path) -> None:
     cpus = f"{CPUS[0]},{CPUS[-1]}-{CPUS[-1]}"
-    command = [sys.executable, "-m", "nnburst.cli", "serve", "--socket", str(tmp_path / "s"), "--scheduler", "rr:3"]
+    command = [sys.executable, "-m", "nnburst", "serve", "--socket", str(tmp_path / "s"), "--scheduler", "rr:3"]
     with subprocess.Popen([*command, "--affinity", cpus], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -175,7 +175,7 @@ def without_rights(*arguments: str) -> subprocess.CompletedProcess[str]:
     "arguments",
     [
         ["-c", "import nnburst; nnburst.launch(devices=['nnburst-noop'], scheduler=('rr', 7))"],
-        ["-m", "nnburst.cli", "serve", "--name", "refused", "--scheduler", "rr:7"],
+        ["-m", "nnburst", "serve", "--name", "refused", "--scheduler", "rr:7"],
     ],
     ids=["launch", "serve"],
 )

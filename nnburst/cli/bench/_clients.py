@@ -148,7 +148,7 @@ def shared_service() -> Iterator[tuple[str, int]]:
     """
     with tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory:
         path = Path(directory, "shared.sock")
-        command = [sys.executable, "-m", "nnburst.cli", "serve", "--socket", str(path), "--device", _DEVICE, "--json"]
+        command = [sys.executable, "-m", "nnburst", "serve", "--socket", str(path), "--device", _DEVICE, "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
