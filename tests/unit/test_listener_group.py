@@ -93,7 +93,8 @@ def test_bursts_of_many_clients_are_served_by_few_threads(
         assert run(session, 5)[0] == 6
 
 
-def test_run_that_hangs_delays_no_other_client(shared: Callable[..., Shared]) -> None:
+def hangs_on_zero() -> tuple[Callable[[Any], Any], threading.Semaphore, threading.Event]:
+    """Return a function that hangs if it is called with 0, what it releases then, and what it waits for."""
     inside, released = threading.Semaphore(0), threading.Event()
 
     def function(x: Any) -> Any:
@@ -102,6 +103,11 @@ def test_run_that_hangs_delays_no_other_client(shared: Callable[..., Shared]) ->
             assert released.wait(WATCHDOG)
         return np.array(x)
 
+    return function, inside, released
+
+
+def test_run_that_hangs_delays_no_other_client(shared: Callable[..., Shared]) -> None:
+    function, inside, released = hangs_on_zero()
     service = shared(function, runs=2)
     bad, good = service.connect(), service.connect()
     hanging = [bad.session("call") for _ in range(3)]
@@ -125,14 +131,7 @@ def test_run_that_hangs_delays_no_other_client(shared: Callable[..., Shared]) ->
 
 
 def test_runs_of_all_priorities_that_hang_delay_no_other_client(shared: Callable[..., Shared]) -> None:
-    inside, released = threading.Semaphore(0), threading.Event()
-
-    def function(x: Any) -> Any:
-        if x[0] == 0:
-            inside.release()
-            assert released.wait(WATCHDOG)
-        return np.array(x)
-
+    function, inside, released = hangs_on_zero()
     service = shared(function, runs=2)
     bad, good = (
         [service.connect().session("call", priority=priority) for priority in ("low", "low", "medium", "high", "high")]
