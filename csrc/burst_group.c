@@ -101,9 +101,10 @@
 #define CREDIT_PART 16u        /* of what has counted is credit for runs that take longer */
 #define MOST_CREDIT_NS 20000000u
 #define REVIEW_NS 50000u       /* so often the leader compares all that are ready, while a turn goes on */
-/* What the first run of a burst counts at most. It waits for the client's memory, and may load what all need: while many
- * programs start, one that had to pay for that would not run for seconds. */
+/* What the first run of a burst counts at most, for a client's first bursts. It waits for the client's memory, and may load
+ * what all need: while many programs start, one that had to pay for that would not run for seconds. */
 #define MOST_FIRST_NS 2000000u
+#define MOST_FIRST 16u
 #define FLOOR_NS 500u          /* what a request costs at least */
 #define FUTILE_WAKES 1024u     /* a client that wakes us so often without a packet is not served any more */
 #define WORDS 127u             /* and a bell */
@@ -127,7 +128,8 @@ typedef struct share {
     nnb_a64 spent; /* ns of all its runs, moved up when it comes back from idleness */
     nnb_a64 credit; /* ns of its next runs that need not count, should they be interrupted */
     nnb_a32 busy;  /* its runs that are detached; changed under lock */
-    uint32_t users; /* seats, under lock */
+    nnb_a32 n_first; /* of its bursts have had a run, that many at least */
+    uint32_t users; /* seats, and the client itself until it leaves; under lock */
     struct share *next;
     /* leader only */
     uint32_t n_ready, ready_at; /* its seats; its place among the ready shares */
@@ -344,10 +346,36 @@ static share *share_of(nnb_group *g, uint64_t client)
     share *s = calloc(1, sizeof(*s));
     if (s) {
         s->client = client;
+        s->users = 1;
         s->next = g->shares;
         g->shares = s;
     }
     return s;
+}
+
+/* Under lock: one of its users is gone. */
+static void drop_share(nnb_group *g, share *s)
+{
+    if (--s->users)
+        return;
+    share **link = &g->shares;
+    while (*link != s)
+        link = &(*link)->next;
+    *link = s->next;
+    free(s);
+}
+
+void nnb_group_leave(nnb_group *g, uint64_t client)
+{
+    if (g->magic != MAGIC)
+        return;
+    pthread_mutex_lock(&g->lock);
+    share *s = g->shares;
+    while (s && s->client != client)
+        s = s->next;
+    if (s)
+        drop_share(g, s);
+    pthread_mutex_unlock(&g->lock);
 }
 
 /* Under lock: a worker that only looks after the others' runs, if one is needed and parked. */
@@ -851,7 +879,7 @@ static seat *pick(nnb_group *g)
         g->ready[s->ready_at]->ready_at = s->ready_at;
     }
     uint64_t spent = nnb_load_relaxed(&s->spent);
-    if (spent > g->floor_ns)
+    if (spent > g->floor_ns && !is_over(m)) /* a burst that ends was no client's turn */
         g->floor_ns = spent;
     begin_turn(g, m);
     return m;
@@ -937,7 +965,10 @@ static int take(nnb_worker *w, seat *m)
         return id;
     m->futile = 0;
     w->is_new = id >= 0 && id & NNB_PLAN_NEW;
-    w->is_first = !m->has_run;
+    uint32_t n_first = nnb_load32_relaxed(&m->share->n_first);
+    w->is_first = !m->has_run && n_first < MOST_FIRST;
+    if (w->is_first)
+        nnb_store32_relaxed(&m->share->n_first, n_first + 1);
     m->has_run = 1;
     nnb_store_relaxed(&w->runs, nnb_load_relaxed(&w->runs) + 1);
     return (int)(m->number * NNB_SEAT_PLANS) + (w->ended ? NNB_BURST_ENDED : id);
@@ -961,6 +992,7 @@ static int begin(nnb_worker *w)
         if (rc)
             return rc;
     }
+    int knows_time = g->awaited != NULL; /* a few rounds old; these count as time of the client whose turn it is, anyway */
     seat *m = pick(g);
     if (!m)
         return -EAGAIN;
@@ -982,7 +1014,8 @@ static int begin(nnb_worker *w)
     w->has_turn = m->turn_until != 0;
     w->started_ns = 0;
     if (has_others && (is_long || g->n_hot > 1 || nnb_load_relaxed(&w->runs) % MEASURE_EVERY == 0)) {
-        g->now_ns = nnb_now_ns();
+        if (!knows_time || !w->has_turn)
+            g->now_ns = nnb_now_ns();
         w->started_ns = g->now_ns;
     }
     if (is_long) {
@@ -1005,7 +1038,7 @@ static int begin(nnb_worker *w)
 
 /* A run that takes much longer than usual was perhaps interrupted: the excess does not count, as far as its client has
  * credit from runs that have counted. Runs of one client that end at the same time may both use the same credit.
- * `ended_ns`: before the answer went out, which may have woken a client that takes this processor. */
+ * `ended_ns`: before the answer went out, if that woke a client, which may take this processor. */
 static void account(nnb_worker *w, seat *m, uint64_t ended_ns)
 {
     share *s = m->share;
@@ -1046,14 +1079,7 @@ static void give_back(nnb_worker *w)
         g->seats[m->number] = NULL;
         m->next = g->dead;
         g->dead = m;
-        if (!--m->share->users) {
-            for (share **link = &g->shares; *link; link = &(*link)->next)
-                if (*link == m->share) {
-                    *link = m->share->next;
-                    break;
-                }
-            free(m->share);
-        }
+        drop_share(g, m->share);
         count_down(&g->n_live);
         count_down(&g->n_seats[m->priority]);
         nnb_store32_relaxed(&g->changed, 1);
@@ -1109,8 +1135,10 @@ static int conclude(nnb_worker *w)
     int was_asleep = is_asleep(m);
     if (was_asleep || m->is_to_rest || is_crowded(w))
         advise(w, m);
-    uint64_t ended_ns = w->started_ns ? nnb_now_ns() : 0;
+    uint64_t ended_ns = w->started_ns && was_asleep ? nnb_now_ns() : 0;
     int rc = nnb_server_reply(m->server);
+    if (w->started_ns && !was_asleep)
+        ended_ns = nnb_now_ns();
     w->ended = rc < 0 && rc != -ERESTART ? rc : 0;
     if (w->role == INLINE) {
         uint64_t was = w->busy_word;
@@ -1409,7 +1437,7 @@ static int lead(nnb_worker *w, uint32_t limit)
             look_at_hot(g);
         int found = look_at_turns(g);
         if (g->n_ready && (found || !g->awaited || round % WAIT_ROUNDS == 0)) {
-            if (g->awaited)
+            if (g->awaited && !found)
                 g->now_ns = nnb_now_ns();
             int rc = begin(w);
             if (rc != -EAGAIN || w->role != LEADS)

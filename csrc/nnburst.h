@@ -5,7 +5,7 @@
  * Conventions
  *   - Functions return 0 or a count on success and a negative errno on failure.
  *   - Deadlines are absolute CLOCK_MONOTONIC nanoseconds; 0 means none.
- *   - A call that waits returns -ERESTART about every 100 ms (beat.c), and at once when a signal arrives, so that an
+ *   - A call that waits returns -ERESTART after 100 to 200 ms (beat.c), and at once when a signal arrives, so that an
  *     interpreter can run its signal handlers. Call it (or the function that its comment names) again to go on.
  *   - Sizes are bytes, counts are elements.
  *   - Handles are not thread-safe unless the comment says so.
@@ -80,7 +80,7 @@ int nnb_event_sleepers(uint32_t *word);
 
 /* One round: consumes the pending bits of `mask` into *state, or sleeps until one is set.
  * 0: at least one bit; -ETIMEDOUT; -EAGAIN: the word changed meanwhile; -EINTR: signal or spurious wake;
- * -ERESTART: 100 ms passed; -EINVAL: null or mask 0. */
+ * -ERESTART: 100 to 200 ms passed; -EINVAL: null or mask 0. */
 int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns);
 
 /* As nnb_event_wait, but goes on after -EAGAIN and spurious wakes. 0, -ETIMEDOUT, -ERESTART (also for a signal)
@@ -558,9 +558,11 @@ void nnb_group_close(nnb_group *g);
 /* After all workers are destroyed. Harmless in a forked child. */
 void nnb_group_destroy(nnb_group *g);
 /* From now on the workers serve a burst; they have it until nnb_group_next returned its NNB_BURST_ENDED and was called
- * once more. Requests of one client share what it gets. Returns the seat's number: its plans have the ids from number *
- * NNB_SEAT_PLANS on. -ENOMEM, -EMFILE: too many, -ESHUTDOWN: closed. */
+ * once more. Requests of one client share what it gets, until it leaves. Returns the seat's number: its plans have the ids
+ * from number * NNB_SEAT_PLANS on. -ENOMEM, -EMFILE: too many, -ESHUTDOWN: closed. */
 int nnb_group_add(nnb_group *g, nnb_server *s, uint64_t client, uint32_t priority);
+/* The client opens no other burst. What it has had is forgotten with its last one. */
+void nnb_group_leave(nnb_group *g, uint64_t client);
 /* After nnb_server_hang_up: has the workers look. */
 void nnb_group_stir(nnb_group *g);
 uint32_t nnb_group_workers(nnb_group *g); /* that have not been told to end */

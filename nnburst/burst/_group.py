@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import itertools
 import logging
 import threading
 import weakref
@@ -45,6 +46,7 @@ class ListenerGroup:
         self._plans: list[Kernel] = []
         self._bursts: list[SeatedBurst | None] = []
         self._threads: set[threading.Thread] = set()
+        self._numbers = itertools.count(1)
         self._closed = False
         _GROUPS.add(self)
 
@@ -75,7 +77,8 @@ class ListenerGroup:
             if self._closed:
                 raise BadState("the listener group is closed")
             self._ensure_threads()
-            number = check(lib.nnb_group_add(self._handle, endpoint, seat.client, _RANKS[seat.priority]), "burst")
+            client, rank = seat.client.number, _RANKS[seat.priority]
+            number = check(lib.nnb_group_add(self._handle, endpoint, client, rank), "burst")
             while len(self._bursts) <= number:
                 self._bursts.append(None)
             self._bursts[number] = burst
@@ -141,6 +144,12 @@ class ListenerGroup:
         """Have the threads look at what has been hung up."""
         lib.nnb_group_stir(self._handle)
 
+    def client(self) -> Client:
+        """Return whose share the bursts of one client get."""
+        client = Client(self, next(self._numbers))
+        weakref.finalize(client, lib.nnb_group_leave, self._handle, client.number).atexit = False
+        return client
+
     def leave(self) -> None:
         """No answer is awaited any more."""
         for burst in tuple(self._bursts):
@@ -162,18 +171,29 @@ class ListenerGroup:
                 thread.join(time_left())
 
 
+@dataclass(frozen=True, eq=False)
+class Client:
+    """What a client has had of a group, also by bursts that it has closed. Forgotten with this object.
+
+    Attributes:
+        group: Serves its bursts.
+        number: Of this client in the group.
+    """
+
+    group: ListenerGroup
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class Seat:
     """Where a burst is served, if not by a thread of its own.
 
     Attributes:
-        group: By its threads.
-        client: Number of the client; all bursts of one share what it gets.
+        client: Whose burst it is: all of one client share what it gets.
         priority: Of its requests among those that wait.
     """
 
-    group: ListenerGroup
-    client: int
+    client: Client
     priority: Priority = Priority.MEDIUM
 
 

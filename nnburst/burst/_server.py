@@ -76,7 +76,7 @@ class ExecutionBurstServer(BurstContext):
             lib.nnb_server_set_bell(endpoint, system(os.dup, callback.bell))
         if seat is None:
             return cls(Listener(callback, executor, endpoint))
-        return cls(seat.group.seat(seat, callback, executor, endpoint))
+        return cls(seat.client.group.seat(seat, callback, executor, endpoint))
 
     def __init__(self, listener: Served) -> None:
         """Use `create`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import socket
@@ -84,7 +83,6 @@ class ServiceHost:
         self.page = page
         self.faults = faults
         self.listeners = listeners
-        self._numbers = itertools.count(1)
         self.devices = tuple(filter(_is_usable, devices))
         self.quotas = quotas or Quotas()
         self._user_quotas = user_quotas
@@ -122,10 +120,6 @@ class ServiceHost:
                 failure = error
         hosted.close()
         raise failure
-
-    def next_client(self) -> int:
-        """Return a number for one more client."""
-        return next(self._numbers)
 
     @property
     def connections(self) -> tuple[HostedConnection, ...]:
@@ -203,7 +197,7 @@ class HostedConnection:
         """Tokens of the buffers that this connection owns: it may name no others."""
         self._fenced: set[HostedFenced] = set()
         """Those that have not ended."""
-        self._number = host.next_client()
+        self._share = None if host.listeners is None else host.listeners.client()
         self._greeted = False
         peer = peer_of(sock)
         self._client = peer.pid, peer.uid
@@ -441,7 +435,6 @@ class HostedConnection:
             bell = call.enter_context(FdBundle([fds.take_last()])) if message.bell else None
             if bell is not None:
                 check(lib.nnb_bell_check(bell.fds[0]), "bell")
-            group = self._host.listeners
             callback = SlotMemories(
                 self.connection,
                 self.ledger,
@@ -450,7 +443,7 @@ class HostedConnection:
                 self._same_user,
                 message.cpus,
                 row,
-                None if group is None else Seat(group, self._number, model.priority),
+                None if self._share is None else Seat(self._share, model.priority),
                 None if bell is None else bell.fds[0],
             )
             owned.callback(callback.forget_all)

@@ -1,8 +1,8 @@
 /* One worker of a group, step by step: which request comes next. By priority, then to the client that had least or whose
  * turn it is, a client that was idle saves nothing up, a run that was interrupted does not count against its client, but
- * many long ones do, a client that thinks costs the others nothing, a burst that has ended has no turn, and a request that
- * came too late for the first look is not overlooked. A run does not wait for those of a lower priority. The clock is the
- * test's own (--wrap=nnb_now_ns): no run lasts so long that it seems stuck. */
+ * many long ones do, as do those of bursts that it has closed, a client that thinks costs the others nothing, a burst that
+ * has ended has no turn, and a request that came too late for the first look is not overlooked. A run does not wait for
+ * those of a lower priority. The clock is the test's own (--wrap=nnb_now_ns): no run lasts so long that it seems stuck. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <sys/syscall.h>
@@ -465,6 +465,54 @@ static void ended_burst_leaves_the_others(void)
     close_all();
 }
 
+static void end_burst(int i)
+{
+    nnb_server_hang_up(pairs[i].server);
+    nnb_group_stir(group);
+    CHECK_EQ(next_event(), NNB_BURST_ENDED + seats[i] * NNB_SEAT_PLANS);
+    is_open[i] = 0;
+    CHECK_EQ(nnb_group_answer(worker), 0);
+    end_pair(&pairs[i]);
+}
+
+/* How many runs of a millisecond another client has before one that opens a burst for each of its runs has its next one. */
+static int runs_before_it(void)
+{
+    open_burst(0, 1, 1);
+    send(0);
+    for (int n = 0;; n++) {
+        send(1);
+        if (next_burst() == 0)
+            return n;
+        last_for(1);
+        answer();
+    }
+}
+
+static void client_that_closes_its_bursts_has_had_their_runs(void)
+{
+    open_group(127);
+    open_burst(0, 1, 1);
+    open_burst(1, 2, 1);
+    send(1);
+    CHECK_EQ(next_burst(), 1);
+    answer();
+    send(0);
+    CHECK_EQ(next_burst(), 0);
+    for (int i = 0; i < 20; i++) {
+        last_for(10);
+        answer();
+        end_burst(0);
+        int n = runs_before_it();
+        CHECK(n >= (i < 16 ? 2 : 9) && n <= (i < 16 ? 3 : 10)); /* its first bursts may load what all need */
+    }
+    answer();
+    nnb_group_leave(group, 1);
+    nnb_group_leave(group, 2);
+    nnb_group_leave(group, 3); /* never there */
+    close_all();
+}
+
 /* Two runs of LOW have the processors. One worker each; the third one is `worker`. */
 static nnb_worker *ran_low[2];
 
@@ -569,5 +617,6 @@ int main(void)
     client_that_thinks_costs_the_others_nothing();
     ended_burst_has_no_turn();
     ended_burst_leaves_the_others();
+    client_that_closes_its_bursts_has_had_their_runs();
     return 0;
 }

@@ -23,6 +23,8 @@ from ...errors import DeviceUnavailable
 _DEVICE = "nnburst-noop"
 _PATIENCE = 120.0
 """Seconds for a client to come up, many of which do so at once."""
+_WARM_UP = 0.2
+"""Seconds that all run before they are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Share:
 
 
 def measure_shares(most: int, seconds: float, bursts: int = 1) -> Iterator[Share]:
-    """Measure with 1, 2, 4 … up to `most` clients, each as fast as it can.
+    """Measure with 1, 2, 4 … up to `most` clients, each as fast as it can: one turn, with a service of its own.
 
     Raises:
         DeviceUnavailable: The service could not be started.
@@ -64,6 +66,20 @@ def measure_shares(most: int, seconds: float, bursts: int = 1) -> Iterator[Share
             yield measure_share(address, count, seconds, bursts)
             count *= 2
         yield measure_share(address, most, seconds, bursts)
+
+
+def medians(turns: list[list[Share]]) -> list[Share]:
+    """Of each number of clients the turn with the median rate."""
+    return [sorted(shares, key=lambda share: share.rate)[len(shares) // 2] for shares in zip(*turns, strict=True)]
+
+
+def stolen_seconds() -> float:
+    """Processor time that the host of a virtual machine has given to others since it started; 0.0: it does not say.
+
+    Source: `steal` in the first line of /proc/stat (proc_stat(5)).
+    """
+    fields = Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def measure_share(address: str, count: int, seconds: float, bursts: int = 1) -> Share:
@@ -87,7 +103,7 @@ def measure_share(address: str, count: int, seconds: float, bursts: int = 1) -> 
             ends.append(stack.enter_context(ours))
         for end in ends:
             _receive(end)
-        start = time.monotonic() + 0.1
+        start = time.monotonic() + 0.1 + _WARM_UP
         for end in ends:
             end.send((start, start + seconds))
         return Share(count, bursts, seconds, tuple(_receive(end, seconds) for end in ends))
@@ -112,13 +128,15 @@ def _client(address: str, bursts: int, end: Connection) -> None:
             run()
         end.send(None)
         start, stop = end.recv()
-        time.sleep(max(0.0, start - time.monotonic()))
+        time.sleep(max(0.0, start - _WARM_UP - time.monotonic()))
         if bursts == 1:
+            _run_until(start, runs[0])
             end.send(_run_until(stop, runs[0]))
             return
         counts = [0] * bursts
 
         def note(at: int) -> None:
+            _run_until(start, runs[at])
             counts[at] = _run_until(stop, runs[at])
 
         threads = [threading.Thread(target=note, args=(at,)) for at in range(bursts)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+import time
 from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from ._report import Report
 
 _FILE = click.Path(path_type=Path)
+_MUCH_STOLEN = 0.01
 _NO_MATPLOTLIB = "--png needs matplotlib: pip install 'nnburst[bench]'"
 
 
@@ -83,7 +86,7 @@ def bench(
     if clients is not None:
         if png_path or markdown_path or only or list_rows:
             raise click.UsageError("--clients goes with --quick, --bursts and --json")
-        _bench_clients(clients, bursts, 0.5 if quick else 2.0, json_path)
+        _bench_clients(clients, bursts, 1 if quick else 3, 0.5 if quick else 1.0, json_path)
         return
 
     from ._rows import select
@@ -119,18 +122,25 @@ def _plan(quick: bool, count: int | None, rounds: int | None) -> Any:
     return Plan(rounds or (3 if quick else 20), count or (2_000 if quick else 20_000), 0.04 if quick else 0.12)
 
 
-def _bench_clients(most: int, bursts: int, seconds: float, json_path: Path | None) -> None:
+def _bench_clients(most: int, bursts: int, turns: int, seconds: float, json_path: Path | None) -> None:
     from ...errors import NNBurstError
-    from ._clients import HEAD, as_json, measure_shares, show
+    from ._clients import HEAD, as_json, measure_shares, medians, show, stolen_seconds
 
-    shares = []
-    click.echo(HEAD)
+    stolen, start = stolen_seconds(), time.monotonic()
+    measured = []
     try:
-        for share in measure_shares(most, seconds, bursts):
-            click.echo(show(share))
-            shares.append(share)
+        for turn in range(turns):
+            click.echo(f"turn {turn + 1} of {turns}", err=True)
+            measured.append(list(measure_shares(most, seconds, bursts)))
     except NNBurstError as error:
         raise click.ClickException(f"{type(error).__name__}: {error}") from error
+    shares = medians(measured)
+    click.echo(HEAD)
+    for share in shares:
+        click.echo(show(share))
+    part = (stolen_seconds() - stolen) / (time.monotonic() - start) / (os.cpu_count() or 1)
+    if part > _MUCH_STOLEN:
+        click.echo(f"the host took {part:.1%} of the processors' time for others: the figures are too low", err=True)
     if json_path:
         with writing(json_path):
             json_path.write_text(as_json(shares) + "\n", encoding="utf-8")
