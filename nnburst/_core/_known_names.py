@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -10,11 +11,13 @@ class KnownNames:
     """Base of such objects. Their public attributes are those of their classes, among them names that are annotated.
 
     Reading costs nothing. A class that sets one in a fast loop has slots for all instead, and `object.__setattr__`.
-    Subclasses that users write may have attributes of their own.
+    Subclasses that users write may have attributes of their own. Names in ``_remedies`` cannot be set, and what to do
+    instead is said.
     """
 
     __slots__ = ()
     _known_names: ClassVar[frozenset[str] | None] = None
+    _remedies: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -25,14 +28,21 @@ class KnownNames:
         """Set an attribute.
 
         Raises:
-            AttributeError: There is none of that name.
+            AttributeError: There is none of that name, or it cannot be replaced.
         """
-        known = self._known_names
-        if known is not None and name[0] != "_" and name not in known:
+        if name[0] != "_":
+            self._check_name(name)
+        object.__setattr__(self, name, value)
+
+    def _check_name(self, name: str) -> None:
+        kind, known = type(self).__name__, self._known_names
+        if name in self._remedies:
+            said = f"{name!r} of {kind} objects cannot be replaced; {self._remedies[name]}"
+        elif known is None or name in known:
+            return
+        else:
             public = (known_name for known_name in known if known_name[0] != "_")
             close = difflib.get_close_matches(name, public, 1)
             remedy = f"; did you mean {close[0]!r}?" if close else ""
-            raise AttributeError(
-                f"{type(self).__name__} objects have no attribute {name!r} to set{remedy}", name=name, obj=self
-            )
-        object.__setattr__(self, name, value)
+            said = f"{kind} objects have no attribute {name!r} to set{remedy}"
+        raise AttributeError(said, name=name, obj=self)

@@ -40,13 +40,13 @@ def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float) -
     Without arguments: all services of this user; for root, of every user.
     """
     watched = _Watched(services)
+    looks = watched.look(rates=not once)
+    if services and not looks:
+        raise click.ClickException(
+            f"{', '.join(services)}: no service; `nnburst ls` lists shared ones. A program that runs models in its "
+            "own process (in_process) has no statistics page: Session.stats and .latency() say what it does"
+        )
     if once:
-        looks = watched.look(rates=False)
-        if services and not looks:
-            raise click.ClickException(
-                f"{', '.join(services)}: no service; `nnburst ls` lists shared ones. A program that runs models in its "
-                "own process (in_process) has no statistics page: Session.stats and .latency() say what it does"
-            )
         if as_json:
             click.echo(json.dumps(looks))
         else:
@@ -59,13 +59,12 @@ def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float) -
         return
     with contextlib.suppress(KeyboardInterrupt):
         if as_json:
-            watched.look()
             while True:
                 time.sleep(interval)
                 click.echo(json.dumps(watched.look()))
         from rich.live import Live
 
-        with Live(_table(watched.look()), auto_refresh=False, screen=False) as live:
+        with Live(_table(looks), auto_refresh=False, screen=False) as live:
             while True:
                 time.sleep(interval)
                 live.update(_table(watched.look()), refresh=True)

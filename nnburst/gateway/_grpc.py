@@ -268,20 +268,22 @@ class _KnownRequests:
         inputs = request.inference.inputs
         if request.id or not all(isinstance(tensor.data, bytes | RegionPlace) for tensor in inputs):
             return
-        head = pb.ModelInferRequest()
-        head.CopyFrom(message)
-        head.ClearField("raw_input_contents")
-        parts = [head.SerializeToString()]
-        if len(parts[0]) > _LONGEST_HEAD or not data.startswith(parts[0]):
+        parts = [
+            pb.ModelInferRequest(raw_input_contents=[tensor.data]).SerializeToString()
+            for tensor in inputs
+            if isinstance(tensor.data, bytes)
+        ]
+        end = len(data) - sum(map(len, parts))
+        if end > _LONGEST_HEAD or data[end:] != b"".join(parts) or not _is_head(data[:end], message):
             return
         same: list[tuple[int, bytes]] = []
         places: list[tuple[int, int] | None] = []
         kept = []  # without elements
-        begin, end = 0, len(parts[0])  # of what follows the last elements
+        begin = 0  # of what follows the last elements
+        elements = iter(parts)
         for tensor in inputs:
             if isinstance(tensor.data, bytes):
-                parts.append(pb.ModelInferRequest(raw_input_contents=[tensor.data]).SerializeToString())
-                end += len(parts[-1])
+                end += len(next(elements))
                 place = (end - len(tensor.data), end)
                 same.append((begin, data[begin : place[0]]))
                 places.append(place)
@@ -290,8 +292,6 @@ class _KnownRequests:
             else:
                 places.append(None)
                 kept.append(tensor)
-        if b"".join(parts) != data:  # fields came in another order
-            return
         if begin < end:
             same.append((begin, data[begin:]))
         if self._count == _MOST_KNOWN:
@@ -300,6 +300,18 @@ class _KnownRequests:
         request = request._replace(inference=request.inference._replace(inputs=kept))
         self._by_size.setdefault(len(data), []).append(_KnownRequest(same, places, request))
         self._count += 1
+
+
+def _is_head(data: bytes, message: Any) -> bool:
+    """Whether these bytes are a message but for its elements; its parameters may stand in any order."""
+    try:
+        head = pb.ModelInferRequest.FromString(data)
+    except DecodeError:
+        return False
+    if head.raw_input_contents:
+        return False
+    head.raw_input_contents.extend(message.raw_input_contents)
+    return bool(head == message)
 
 
 def _message(data: bytes) -> Any:
@@ -329,11 +341,19 @@ def _head(model: str, *outputs: tuple[OutputTensor, str, tuple[int, ...], int]) 
     return bytes(answer.SerializeToString())
 
 
-@lru_cache(maxsize=256)
+_TAG_OF_ELEMENTS: bytes = pb.ModelInferResponse(raw_output_contents=[b""]).SerializeToString()[:-1]
+
+
 def _before_elements(nbytes: int) -> bytes:
-    """Return what stands in an answer before so many bytes of elements."""
-    part: bytes = pb.ModelInferResponse(raw_output_contents=[bytes(nbytes)]).SerializeToString()
-    return part[: len(part) - nbytes]
+    """Return what stands in an answer before so many bytes of elements: their tag, and their number as a varint.
+
+    Source: https://protobuf.dev/programming-guides/encoding/
+    """
+    digits = []
+    while nbytes > 0x7F:
+        digits.append(nbytes & 0x7F | 0x80)
+        nbytes >>= 7
+    return _TAG_OF_ELEMENTS + bytes((*digits, nbytes))
 
 
 def _response(request: _Request, answers: Answers) -> bytes:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -142,6 +142,10 @@ class Execution(BoundRequest):
     reusable: bool
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
+    _remedies: ClassVar[Mapping[str, str]] = {
+        "inputs": "write into its arrays: inputs[name][:] = …",
+        "outputs": "read from its arrays, or bind outputs to memory of your own",
+    }
 
     def __init__(self, compilation: Compilation, *, reusable: bool = False) -> None:
         if not isinstance(compilation, Compilation):
@@ -150,8 +154,7 @@ class Execution(BoundRequest):
         self._prepared = compilation.prepared_model
         self.compilation = compilation
         self.reusable = reusable
-        self.inputs = SharedArrays()
-        self.outputs = SharedArrays()
+        self._have_arrays(SharedArrays(), SharedArrays())
         main = compilation.model.main
         self._operands = {
             "input": [main.operands[i] for i in main.input_indexes],
@@ -233,13 +236,19 @@ class Execution(BoundRequest):
             self._arguments["output"][i] = _shared(node, size, written.get(node.name), room, steps)
         layout = self._laid_out()
         views = {name: place.view for name, place in places.items()}
-        self.inputs = SharedArrays(_arrays(inputs, sizes.inputs, layout.inputs, read, views, steps))
-        self.outputs = SharedArrays(_arrays(outputs, self._sizes.outputs, layout.outputs, written, views, steps))
+        self._have_arrays(
+            SharedArrays(_arrays(inputs, sizes.inputs, layout.inputs, read, views, steps)),
+            SharedArrays(_arrays(outputs, self._sizes.outputs, layout.outputs, written, views, steps)),
+        )
         self._feeds = tuple((name, view.dtype, view.shape, view) for name, view in self.inputs.items())
         if all(shape is not None and 0 not in shape for shape in self._sizes.outputs):
             self._copies = tuple(self.outputs[node.name].copy for node in outputs if node.name in self.outputs)
         self._measure = flag(measure, "measure")
         self._bind(burst.controller)
+
+    def _have_arrays(self, inputs: SharedArrays, outputs: SharedArrays) -> None:
+        object.__setattr__(self, "inputs", inputs)
+        object.__setattr__(self, "outputs", outputs)
 
     def _place(self, kind: str, index: int, node: NodeArg, shape: tuple[int, ...] | None, place: Place) -> None:
         """Let an argument lie in memory of the caller's."""

@@ -760,6 +760,12 @@ def test_request_is_known_by_every_byte_that_is_no_element(in_region: bool) -> N
     assert elements == (first.nbytes if in_region else first.nbytes + 2)
 
 
+@pytest.mark.parametrize("nbytes", [0, 1, 0x7F, 0x80, 0x3FFF, 0x4000, 0x1FFFFF, 0x200000])
+def test_elements_of_an_answer_stand_behind_what_protobuf_puts_before_them(nbytes: int) -> None:
+    whole = pb.ModelInferResponse(raw_output_contents=[bytes(nbytes)]).SerializeToString()
+    assert gateway_grpc._before_elements(nbytes) == whole[: len(whole) - nbytes]
+
+
 def test_request_with_a_name_of_its_own_is_not_remembered_nor_are_more_than_there_is_room_for() -> None:
     def remember(data: bytes) -> None:
         message = pb.ModelInferRequest.FromString(data)
@@ -774,6 +780,10 @@ def test_request_with_a_name_of_its_own_is_not_remembered_nor_are_more_than_ther
     elements = pb.ModelInferRequest(raw_input_contents=message.raw_input_contents).SerializeToString()
     remember(elements + head)  # as good a request, in another order
     assert known.like(elements + head) is None
+    zeros = pb.ModelInferRequest(raw_input_contents=[bytes(X.nbytes), bytes(2)]).SerializeToString()
+    hidden = zeros + head + pb.ModelInferRequest(model_version=zeros.decode()).SerializeToString()
+    remember(hidden)  # what it ends with are no elements
+    assert known.like(hidden) is None
     for known_as_well in (head + elements, sent(X, parameters={"priority": pb.InferParameter(int64_param=1)})):
         remember(known_as_well)
         assert known.like(known_as_well) is not None

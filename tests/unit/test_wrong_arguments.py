@@ -295,6 +295,16 @@ def test_attributes_that_do_not_exist_cannot_be_set(session: nnburst.Session) ->
         assert execution.timeout == 5
 
 
+def test_arrays_of_an_execution_cannot_be_replaced_as_a_whole(session: nnburst.Session) -> None:
+    with session.service.session(relu()) as own, own.bind() as execution:
+        shared = execution.inputs
+        with pytest.raises(AttributeError, match=r"'inputs' of Execution objects cannot be replaced; write into"):
+            execution.inputs = {}
+        with pytest.raises(AttributeError, match=r"'outputs' of Execution objects cannot be replaced; read from"):
+            execution.outputs = {}
+        assert execution.inputs is shared
+
+
 def test_class_of_a_user_may_have_attributes_of_its_own(session: nnburst.Session) -> None:
     class Named(nnburst.Session):
         label: str
