@@ -202,6 +202,8 @@ class FunctionModel(LocalModel):
 
         def run() -> ExecutionResult | None:
             answer = function(*inputs)
+            if answer is None and outputs:
+                raise GeneralFailure(f"{declared.name} returned None; return an array for each of its outputs")
             results = answer if isinstance(answer, tuple) else (answer,)
             if len(results) != len(outputs):
                 raise GeneralFailure(f"{declared.name} returned {len(results)} results for {len(outputs)} outputs")

@@ -43,7 +43,7 @@ def sums(x):
 def broken(how):
     if how[0] == 0:
         raise KeyError("oh no")
-    return [np.zeros(1), np.zeros((1, 1), F), (np.zeros(1, F),) * 2, np.full(1, 7, F)][how[0] - 1]
+    return [np.zeros(1), np.zeros((1, 1), F), (np.zeros(1, F),) * 2, np.full(1, 7, F), None][how[0] - 1]
 
 @declare(inputs=[Tensor("x", "bool", ())], outputs=[Tensor("y", "bool", ())])
 def invert(x):
@@ -130,6 +130,7 @@ def test_state_stays_in_the_device(service: nnburst.Service) -> None:
         (1, r"output 'y' is float64 \[1\], but is declared as float32 \[1\]"),
         (2, r"output 'y' is float32 \[1, 1\], but is declared as float32 \[1\]"),
         (3, "broken returned 2 results for 1 outputs"),
+        (5, "broken returned None; return an array for each of its outputs"),
     ],
 )
 def test_function_that_fails_or_breaks_its_word_says_how(
