@@ -587,6 +587,12 @@ static uint64_t slice_ns(void)
     return syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0) == 0 && a.policy == SCHED_OTHER ? a.runtime : 0;
 }
 
+static void *has_slice(void *before)
+{
+    CHECK_EQ(slice_ns(), *(uint64_t *)before);
+    return NULL;
+}
+
 static void workers_have_short_slices(void)
 {
     uint64_t before = slice_ns();
@@ -595,6 +601,9 @@ static void workers_have_short_slices(void)
     send(0);
     CHECK_EQ(next_burst(), 0);
     CHECK(!before || (slice_ns() && slice_ns() <= 100000));
+    pthread_t started;
+    CHECK_EQ(pthread_create(&started, NULL, has_slice, &before), 0); /* which may compute: it has its slice */
+    CHECK_EQ(pthread_join(started, NULL), 0);
     close_all();
 }
 
