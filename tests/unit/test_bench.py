@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from nnburst.cli.bench import _budget, _rows, _schedule, _server, bench
+from nnburst.cli.bench import _budget, _clients, _rows, _schedule, _server, bench
 from nnburst.cli.bench._case import Bench, Case, Subject
 from nnburst.cli.bench._placement import ONE_CORE, allowed_cpus, keep_affinity
 from nnburst.cli.bench._report import Report
@@ -195,6 +196,21 @@ def test_clients_of_a_shared_service_are_counted(tmp_path: Path) -> None:
     assert [row["clients"] for row in rows] == [1, 2, 3]
     assert all(row["bursts"] == 2 for row in rows)
     assert all(len(row["runs"]) == row["clients"] and min(row["runs"]) > 0 for row in rows)
+
+
+def test_each_number_of_clients_has_the_turn_of_its_median_rate() -> None:
+    turns = [[_clients.Share(k, 1, 1.0, (runs + k,) * k) for k in (1, 2)] for runs in (30, 10, 20)]
+    turns[0][1] = _clients.Share(2, 1, 1.0, (1, 1))  # one that the machine had disturbed
+    assert [share.runs for share in _clients.medians(turns)] == [(21,), (12, 12)]
+
+
+@pytest.mark.parametrize("stolen", [0.0, 1e6])
+def test_time_that_the_host_took_is_told(stolen: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_clients, "measure_shares", lambda *args: [_clients.Share(1, 1, 1.0, (7,))])
+    monkeypatch.setattr(_clients, "stolen_seconds", itertools.count(0.0, stolen).__next__)
+    done = CliRunner().invoke(bench, ["--clients", "1"])
+    assert done.exit_code == 0, done.output
+    assert ("the host took" in done.output) is (stolen > 0)
 
 
 def test_unknown_row_is_refused() -> None:
