@@ -1,4 +1,4 @@
-/* Brings threads that sleep for long back to their callers, so that they look again.
+/* Brings sleeping threads back to their callers ten times a second, so that they look again.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -6,8 +6,7 @@
  * which a sleeping round trip on one core would feel. But three things can happen between a thread's last look and its sleep that
  * set no bit, or whose bit a hostile peer may take back: a signal, whose handler an interpreter runs only once we
  * return to it; a handle that another thread closes; a hang-up. One thread per process wakes all sleepers without
- * setting a bit; each finds nothing and returns. It looks ten times a second, and spares those that have come since its
- * last look: where many processes wait for one service most sleeps are short. It rests while no thread sleeps.
+ * setting a bit; each finds nothing and returns. It rests while no thread sleeps.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -42,10 +41,6 @@ static void *beat(void *unused)
         nanosleep(&(struct timespec){.tv_nsec = NNB_SLICE_NS}, NULL);
         pthread_mutex_lock(&lock);
         for (nnb_sleeper *s = sleepers; s; s = s->next) {
-            if (!s->seen) {
-                s->seen = 1;
-                continue;
-            }
             s->beaten = 1;
             syscall(SYS_futex, s->word, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, FUTEX_BITSET_MATCH_ANY);
         }
@@ -77,7 +72,7 @@ int nnb_beat_enter(nnb_sleeper *s, uint32_t *word)
     running = running || start_thread() == 0;
     int rc = running ? 0 : -EAGAIN;
     s->word = running ? word : NULL;
-    s->beaten = s->seen = 0;
+    s->beaten = 0;
     if (running) {
         s->link = &sleepers;
         s->next = sleepers;

@@ -12,11 +12,11 @@
 
 #define NNB_SLICE_NS 100000000u /* about the longest wait inside one call */
 
-/* beat.c: a thread that sleeps on `word` until it leaves, woken when it has slept for one slice or two. -EAGAIN: there
- * is no thread to do it; leaving is harmless then. */
+/* beat.c: a thread that sleeps on `word` until it leaves, woken at least every slice. -EAGAIN: there is no thread to
+ * do it; leaving is harmless then. */
 typedef struct nnb_sleeper {
     uint32_t *word;
-    int beaten, seen;
+    int beaten;
     struct nnb_sleeper *next, **link;
 } nnb_sleeper;
 int nnb_beat_enter(nnb_sleeper *s, uint32_t *word);

@@ -5,7 +5,7 @@
  * Conventions
  *   - Functions return 0 or a count on success and a negative errno on failure.
  *   - Deadlines are absolute CLOCK_MONOTONIC nanoseconds; 0 means none.
- *   - A call that waits returns -ERESTART after 100 to 200 ms (beat.c), and at once when a signal arrives, so that an
+ *   - A call that waits returns -ERESTART about every 100 ms (beat.c), and at once when a signal arrives, so that an
  *     interpreter can run its signal handlers. Call it (or the function that its comment names) again to go on.
  *   - Sizes are bytes, counts are elements.
  *   - Handles are not thread-safe unless the comment says so.
@@ -80,7 +80,7 @@ int nnb_event_sleepers(uint32_t *word);
 
 /* One round: consumes the pending bits of `mask` into *state, or sleeps until one is set.
  * 0: at least one bit; -ETIMEDOUT; -EAGAIN: the word changed meanwhile; -EINTR: signal or spurious wake;
- * -ERESTART: 100 to 200 ms passed; -EINVAL: null or mask 0. */
+ * -ERESTART: 100 ms passed; -EINVAL: null or mask 0. */
 int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns);
 
 /* As nnb_event_wait, but goes on after -EAGAIN and spurious wakes. 0, -ETIMEDOUT, -ERESTART (also for a signal)

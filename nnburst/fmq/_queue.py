@@ -401,7 +401,7 @@ class MessageQueue:
         deadline = deadline_after(timeout)
         rc = -errno.ERESTART
         while rc == -errno.ERESTART:
-            # After 100 to 200 ms, and after a signal, C comes back: signal handlers run, and close() is noticed. The
+            # Every 100 ms, and after a signal, C comes back so that signal handlers run and close() is noticed. The
             # local reference keeps the mapping while C waits.
             handle = self._handle
             rc = transfer(handle.live(), data, count, *bits, deadline, word)

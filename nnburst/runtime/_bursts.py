@@ -89,17 +89,22 @@ class Bursts:
             self.recover(first)
         return self.spare()
 
+    def free(self) -> Burst | None:
+        """Return one that runs nothing now, if there is one."""
+        for burst in self._bursts:
+            if burst.controller.is_free and burst.controller.is_sound:
+                return burst
+        return None
+
     def spare(self) -> Burst:
-        """Return one that runs nothing now; another one if all do.
+        """Return one that runs nothing now; another one if all do, for which the service is waited for.
 
         Raises:
             BadState: They are closed.
             ResourceExhausted: The service gives this client no more bursts.
+            MissedDeadline: The service did not answer in time.
         """
-        for burst in self._bursts:
-            if burst.controller.is_free and burst.controller.is_sound:
-                return burst
-        return self._another(lambda: self._bursts)
+        return self.free() or self._another(lambda: self._bursts)
 
     def _another(self, where: Callable[[], list[Burst]]) -> Burst:
         """Open another one, after a death that is to be got over first."""

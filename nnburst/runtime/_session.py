@@ -237,14 +237,14 @@ class Session(OneProcess):
         try:
             execution = lane.execution
             if execution is None or not execution.feed(inputs):
-                execution = self._fed(lane, inputs)
+                execution, limit = self._fed_within(limit, lane, inputs)
             if limit is not timeout:
                 execution.timeout = limit
             try:
                 execution.run()
                 outputs = execution.copied()
             except OutputInsufficientSize as error:
-                outputs = self._with_more_room(lane, execution, error)
+                outputs = within(limit, self._with_more_room, lane, execution, error)
         finally:
             if limit is not timeout and lane.execution is not None:
                 lane.execution.timeout = timeout
@@ -256,7 +256,7 @@ class Session(OneProcess):
     async def arun(
         self, output_names: Sequence[str] | None, inputs: Mapping[str, npt.ArrayLike]
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        """As `run`, awaited in asyncio or Trio; no thread is made.
+        """As `run`, awaited in asyncio or Trio. Runs make no thread; one opens bursts while more are needed.
 
         Any number of tasks may await it; ``concurrency`` of their runs are under way at once. A task that is cancelled
         gives its run up; what it has used is used again when the run has landed.
@@ -279,11 +279,15 @@ class Session(OneProcess):
                 self._lanes.give(held.pop())
 
         async def patiently(step: Callable[[], T]) -> T:
-            """Take a step that waits for another service if this one has died."""
-            first = self._bursts.first
-            if not first.controller.ending.reason:
-                return step()
-            result, error = await _async.aside(first.controller.flights, step, partial(self._lanes.give, held.pop()))
+            """Take a step that waits for the service if no burst is free, for another service if this one has died."""
+            first = self._bursts.first.controller
+
+            def limited() -> T:
+                return within(None if end is None else max(0.0, end - time.monotonic()), step)
+
+            if first.flights is None or (not first.ending.reason and self._bursts.free()):
+                return limited()
+            result, error = await _async.aside(first.flights, limited, partial(self._lanes.give, held.pop()))
             held.append(lane)
             if error is not None:
                 raise error
@@ -336,6 +340,13 @@ class Session(OneProcess):
                 "of them run at once (concurrency=)"
             )
         return lane, None if end is None else max(0.0, end - time.monotonic())
+
+    def _fed_within(self, limit: float | None, lane: Lane, inputs: object) -> tuple[Execution, float | None]:
+        """As `_fed`, in the time that the run may take. Returns what is left of it, too."""
+        if limit is None:
+            return self._fed(lane, inputs), None
+        end = time.monotonic() + limit
+        return within(limit, self._fed, lane, inputs), max(0.0, end - time.monotonic())
 
     def _fed(self, lane: Lane, inputs: object) -> Execution:
         """Return an execution for the shapes of these inputs, filled with them."""

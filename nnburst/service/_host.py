@@ -226,6 +226,7 @@ class HostedConnection:
         for hosted in self._fenced.copy():
             hosted.cancel()
         self._charge.release()
+        self._share = None
         self._host.forget(self)
 
     # -- serving -------------------------------------------------------------------------------------------------------

@@ -33,12 +33,13 @@ class Quotas(Struct, frozen=True):
     fds: int = 1024
     requests: int = 64
 
-    def changed(self, values: Mapping[str, int], option: str = "quotas") -> Quotas:
+    def changed(self, values: Mapping[str, int], option: str = "quotas", *, of_user: bool = False) -> Quotas:
         """Return these quotas with some of them replaced.
 
         Args:
             values: By name.
             option: What the caller calls them.
+            of_user: They are a user's: a connection has no quota of connections.
 
         Raises:
             InvalidArgument: There is no such quota, or its value is no whole number.
@@ -46,9 +47,10 @@ class Quotas(Struct, frozen=True):
         if not isinstance(values, Mapping):
             raise InvalidArgument(f"{option}={values!r}: give a dict of numbers by the names of quotas")
         known = {field.name: getattr(self, field.name) for field in fields(self)}
+        names = [name for name in known if of_user or name != "connections"]
         for name, value in values.items():
-            if name not in known or not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise InvalidArgument(f"{option}: {name}={value!r}: give a whole number for one of {', '.join(known)}")
+            if name not in names or not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise InvalidArgument(f"{option}: {name}={value!r}: give a whole number for one of {', '.join(names)}")
         return Quotas(**{**known, **values})
 
 
@@ -120,10 +122,11 @@ class Ledger:
         with self._lock:
             for name, amount in amounts.items():
                 if self._used[name] + amount > self._limits[name]:
+                    launched = "" if self._prefix else f", launch(quotas={{{name!r}: N}})"
                     raise ResourceExhausted(
                         f"{self._owner} may have {self._limits[name]} {name}, has {self._used[name]} and wants "
                         f"{amount} more: close what is not needed, or raise the service's quota (nnburst serve --quota "
-                        f"{self._prefix}{name}=N, launch(quotas={{{name!r}: N}}))"
+                        f"{self._prefix}{name}=N{launched})"
                     )
             for name, amount in amounts.items():
                 self._used[name] += amount

@@ -507,7 +507,17 @@ static void client_that_closes_its_bursts_has_had_their_runs(void)
         CHECK(n >= (i < 16 ? 2 : 9) && n <= (i < 16 ? 3 : 10)); /* its first bursts may load what all need */
     }
     answer();
-    nnb_group_leave(group, 1);
+    end_burst(0);
+    nnb_group_leave(group, 1); /* another one has its number now */
+    open_burst(0, 1, 1);
+    send(0);
+    while (next_burst() != 0)
+        answer();
+    last_for(10);
+    answer();
+    end_burst(0);
+    CHECK(runs_before_it() <= 3);
+    answer();
     nnb_group_leave(group, 2);
     nnb_group_leave(group, 3); /* never there */
     close_all();

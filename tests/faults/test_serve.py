@@ -382,6 +382,7 @@ def test_idle_service_uses_no_processor(
         (["--model", "m=nope.onnx"], "model m of nope.onnx: "),
         (["--quota", "cats=3"], "mapped_bytes"),
         (["--quota", "models=many"], "whole number"),
+        (["--quota", "connections=1"], "connections=1: give a whole number for one of models"),
         (["--quota", "models=\u00b2"], "whole number"),
         (["--quota", f"models={'9' * 5000}"], "whole number"),
         (["--allow-uid", "\u00b2"], "no such user"),

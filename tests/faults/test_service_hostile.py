@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import contextlib
 import os
 import random
@@ -12,6 +13,7 @@ import struct
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from fault_support import WATCHDOG, Background, request_on, tiny_model
 from service_support import stopped
@@ -166,6 +168,13 @@ def test_descriptors_that_the_service_cannot_take_are_refused() -> None:
         assert len(os.listdir(f"/proc/{service.pid}/fd")) <= before
 
 
+def state_model() -> nnburst.Model:
+    b = nnburst.ModelBuilder()
+    t = b.input("t", nnburst.OperandType.TENSOR_FLOAT32, (4,))
+    b.output("t_out", b.add(nnburst.OperationType.RELU, [t]))
+    return b.build()
+
+
 def test_a_stopped_service_cannot_block_its_client_for_ever() -> None:
     with start_child(["nnburst-noop"], faults=True) as service:
         fault = inject(service, at="prepare", freeze="interpreter")
@@ -188,12 +197,36 @@ def test_a_stopped_service_cannot_block_its_client_for_ever() -> None:
         assert isinstance(stuck.result(), DeadObject)
 
 
-def test_copies_of_a_state_do_not_outlast_their_timeout_in_a_stopped_service() -> None:
-    b = nnburst.ModelBuilder()
-    t = b.input("t", nnburst.OperandType.TENSOR_FLOAT32, (4,))
-    b.output("t_out", b.add(nnburst.OperationType.RELU, [t]))
+def test_runs_that_need_another_burst_of_a_stopped_service_do_not_outlast_their_timeout() -> None:
+    x = np.ones(4, np.float32)
+
+    async def missed(session: nnburst.Session) -> None:
+        with pytest.raises(nnburst.MissedDeadline):
+            await session.arun(None, {"t": x})
+
+    async def miss_two(session: nnburst.Session) -> bool:
+        both = asyncio.gather(missed(session), missed(session))
+        await asyncio.sleep(0.02)
+        ran = not both.done()  # the loop goes on while both wait
+        await both
+        return ran
+
     with nnburst.launch(devices=["nnburst-reference"]) as service:
-        with service.session(b.build(), timeout=0.2) as session, session.bind(state={"t_out": "t"}) as execution:
+        for use in ("threads", "tasks"):
+            with service.session(state_model(), timeout=0.5, concurrency=2) as session:
+                session.run(None, {"t": x})
+                with stopped(service.pid):
+                    if use == "tasks":
+                        assert asyncio.run(miss_two(session))
+                    else:
+                        runs = [Background(lambda: session.run(None, {"t": x})) for _ in range(2)]
+                        assert [type(run.result()) for run in runs] == [nnburst.MissedDeadline] * 2
+                assert session.run(None, {"t": x})[0].tolist() == x.tolist()
+
+
+def test_copies_of_a_state_do_not_outlast_their_timeout_in_a_stopped_service() -> None:
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        with service.session(state_model(), timeout=0.2) as session, session.bind(state={"t_out": "t"}) as execution:
             execution.run()
             with stopped(service.pid):
                 for attempt in (execution.run, execution.get_state, execution.reset_state):

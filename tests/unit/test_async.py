@@ -103,7 +103,7 @@ def test_runs_that_take_long_suspend_their_task_alone(loop: Callable[[Main], Any
     loop(main)
 
 
-def test_thousand_awaited_at_once_finish_and_make_no_thread(session: nnburst.Session) -> None:
+def test_thousand_awaited_at_once_finish_without_threads_of_their_own(session: nnburst.Session) -> None:
     threads = set(threading.enumerate())
 
     async def one(i: int) -> bool:
@@ -114,8 +114,9 @@ def test_thousand_awaited_at_once_finish_and_make_no_thread(session: nnburst.Ses
         assert all(await asyncio.gather(*(one(i) for i in range(1000))))
 
     in_asyncio(main)
-    made = {thread.name for thread in set(threading.enumerate()) - threads}
-    assert not {name for name in made if not name.startswith("nnburst-client")}
+    made = [thread.name for thread in set(threading.enumerate()) - threads]
+    made = [name for name in made if not name.startswith("nnburst-client")]
+    assert made in ([], ["nnburst-aside"])  # which opened the second burst
 
 
 def test_other_tasks_run_between_runs_that_are_answered_at_once(session: nnburst.Session) -> None:

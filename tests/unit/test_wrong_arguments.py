@@ -78,6 +78,7 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
         (lambda s: nnburst.launch(devices=[None]), "at least one device"),
         (lambda s: nnburst.launch(devices="nnburst\0"), "at least one device"),
         (lambda s: nnburst.launch(quotas=["models"]), "give a dict"),
+        (lambda s: nnburst.launch(quotas={"connections": 2}), "connections=2: give a whole number for one of models"),
         (lambda s: nnburst.Session(relu(), service=1), "service is int"),
         (lambda s: nnburst.Compilation(relu(), 1), "must be Device objects"),
         (lambda s: nnburst.BurstExecutor(s, 2**31), "from 1 to 64"),

@@ -86,7 +86,7 @@ def bench(
     if clients is not None:
         if png_path or markdown_path or only or list_rows:
             raise click.UsageError("--clients goes with --quick, --bursts and --json")
-        _bench_clients(clients, bursts, 1 if quick else 3, 0.5 if quick else 1.0, json_path)
+        _bench_clients(clients, bursts, 1 if quick else 5, 0.5 if quick else 1.0, json_path)
         return
 
     from ._rows import select

@@ -231,7 +231,7 @@ def _quotas(texts: Sequence[str]) -> tuple[Quotas, Quotas]:
     given = {key: value if (n := whole_number(value)) is None else n for key, value in _pairs(texts, "--quota").items()}
     users: dict[str, Any] = {key.removeprefix("user."): n for key, n in given.items() if key.startswith("user.")}
     own: dict[str, Any] = {key: n for key, n in given.items() if not key.startswith("user.")}
-    return Quotas().changed(own, "--quota"), PER_USER.changed(users, "--quota user")
+    return Quotas().changed(own, "--quota"), PER_USER.changed(users, "--quota user", of_user=True)
 
 
 def _uid(user: str) -> int:
