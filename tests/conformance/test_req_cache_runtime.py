@@ -467,11 +467,15 @@ def test_model_is_compiled_once_and_then_restored(start: Any, tmp_path: Path, to
 
 @pytest.mark.leaks("the trust store of a process stays open")
 def test_model_that_is_not_worth_it_is_not_written(start: Any, tmp_path: Path) -> None:
-    for expected in (CacheReason.NOT_WORTH_IT,) * 5:
-        with start() as service, service.session(model(), cache_dir=tmp_path / "c") as session:
-            assert session.cache_report.outcome == "NOT_SAVED"
-            assert session.cache_report.reason is expected
-    assert not list((tmp_path / "c").glob("objects/*/*"))
+    def is_never_written(cache: Path) -> bool:
+        for _ in range(5):
+            with start() as service, service.session(model(), cache_dir=cache) as session:
+                if session.cache_report.outcome != "NOT_SAVED":
+                    return False  # the machine was so slow for a moment that it was worth it
+                assert session.cache_report.reason is CacheReason.NOT_WORTH_IT
+        return not list(cache.glob("objects/*/*"))
+
+    assert any(is_never_written(tmp_path / str(attempt)) for attempt in range(5))
 
 
 @pytest.mark.leaks("the trust store of a process stays open")

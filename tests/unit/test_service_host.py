@@ -743,10 +743,9 @@ def test_quota_of_requests_counts_executions_without_a_burst_until_they_end(way:
 
     few = Quotas(requests=2)
     options = {"quotas": few} if owner == "connection" else {"user_quotas": PER_USER.changed({"requests": 2})}
-    named = r"requests=N, launch\(quotas=\{'requests': N\}\)"
-    knob = f"this connection may have 2 requests.*--quota {named}"
+    knob = r"this connection may have 2 requests.*--quota requests=N, launch\(quotas=\{'requests': N\}\)"
     if owner == "user":
-        knob = f"user {os.getuid()} may have 2 requests.*--quota user.{named}"
+        knob = rf"user {os.getuid()} may have 2 requests.*--quota user.requests=N\)"
     with in_process([FakeDevice(execute=block)], **options) as (client, host), Memory.ashmem(64) as pool:
         a, b = socket_pair()
         host.serve(b)
