@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
 _OPENING = 60.0
 """Seconds for opening a session whose runs have a limit, if the caller names no other."""
+_LEAST = 0.1
+"""Seconds that opening a further burst may take at least: a session of short runs would never get one."""
 _KEPT = 8
 """Executions for different shapes that a lane keeps."""
 _MOST_LANES = 4096
@@ -244,7 +246,9 @@ class Session(OneProcess):
                 execution.run()
                 outputs = execution.copied()
             except OutputInsufficientSize as error:
-                outputs = within(limit, self._with_more_room, lane, execution, error)
+                outputs = within(
+                    None if limit is None else max(limit, _LEAST), self._with_more_room, lane, execution, error
+                )
         finally:
             if limit is not timeout and lane.execution is not None:
                 lane.execution.timeout = timeout
@@ -283,7 +287,7 @@ class Session(OneProcess):
             first = self._bursts.first.controller
 
             def limited() -> T:
-                return within(None if end is None else max(0.0, end - time.monotonic()), step)
+                return within(None if end is None else max(_LEAST, end - time.monotonic()), step)
 
             if first.flights is None or (not first.ending.reason and self._bursts.free()):
                 return limited()
@@ -342,11 +346,11 @@ class Session(OneProcess):
         return lane, None if end is None else max(0.0, end - time.monotonic())
 
     def _fed_within(self, limit: float | None, lane: Lane, inputs: object) -> tuple[Execution, float | None]:
-        """As `_fed`, in the time that the run may take. Returns what is left of it, too."""
+        """As `_fed`, in the time that the run may take, or in `_LEAST`. Returns what is left for the run, too."""
         if limit is None:
             return self._fed(lane, inputs), None
         end = time.monotonic() + limit
-        return within(limit, self._fed, lane, inputs), max(0.0, end - time.monotonic())
+        return within(max(limit, _LEAST), self._fed, lane, inputs), max(0.0, end - time.monotonic())
 
     def _fed(self, lane: Lane, inputs: object) -> Execution:
         """Return an execution for the shapes of these inputs, filled with them."""

@@ -197,7 +197,7 @@ class HostedConnection:
         """Tokens of the buffers that this connection owns: it may name no others."""
         self._fenced: set[HostedFenced] = set()
         """Those that have not ended."""
-        self._share = None if host.listeners is None else host.listeners.client()
+        self._group_client = None if host.listeners is None else host.listeners.client()
         self._greeted = False
         peer = peer_of(sock)
         self._client = peer.pid, peer.uid
@@ -226,7 +226,7 @@ class HostedConnection:
         for hosted in self._fenced.copy():
             hosted.cancel()
         self._charge.release()
-        self._share = None
+        self._group_client = None
         self._host.forget(self)
 
     # -- serving -------------------------------------------------------------------------------------------------------
@@ -436,6 +436,7 @@ class HostedConnection:
             bell = call.enter_context(FdBundle([fds.take_last()])) if message.bell else None
             if bell is not None:
                 check(lib.nnb_bell_check(bell.fds[0]), "bell")
+            group_client = self._group_client  # once: the connection may end meanwhile
             callback = SlotMemories(
                 self.connection,
                 self.ledger,
@@ -444,7 +445,7 @@ class HostedConnection:
                 self._same_user,
                 message.cpus,
                 row,
-                None if self._share is None else Seat(self._share, model.priority),
+                None if group_client is None else Seat(group_client, model.priority),
                 None if bell is None else bell.fds[0],
             )
             owned.callback(callback.forget_all)

@@ -224,6 +224,15 @@ def test_runs_that_need_another_burst_of_a_stopped_service_do_not_outlast_their_
                 assert session.run(None, {"t": x})[0].tolist() == x.tolist()
 
 
+def test_session_of_short_runs_gets_another_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        with service.session(state_model(), timeout=1e-6, concurrency=2) as session:
+            monkeypatch.setattr(session._bursts, "free", lambda: None)  # the one that there is runs something
+            with contextlib.suppress(nnburst.MissedDeadline):
+                session.run(None, {"t": np.ones(4, np.float32)})
+            assert len(session._bursts._bursts) == 2
+
+
 def test_copies_of_a_state_do_not_outlast_their_timeout_in_a_stopped_service() -> None:
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         with service.session(state_model(), timeout=0.2) as session, session.bind(state={"t_out": "t"}) as execution:
