@@ -1,4 +1,4 @@
-"""Every test leaves the process as it found it: see `nnburst.testing`."""
+"""Every test begins with a clean environment, and leaves the process as it found it: see `nnburst.testing`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import pytest
 
 pytest_plugins = ["nnburst.testing.pytest_plugin"]
 
+# What a user has set for Python or for this package says how to run programs, not how to test them: a test sets what it
+# needs. A service that a test starts imports the package from bytecode in half the time, unless a variable forbids to
+# write any; the tests start hundreds. NNBURST_TEST_* are for the tests. Workers of pytest-xdist import this, too.
+for _name in list(os.environ):
+    if _name.startswith(("PYTHON", "NNBURST_")) and not _name.startswith("NNBURST_TEST_"):
+        del os.environ[_name]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaks(reason): do not check what the module leaves behind, and why")
     # A shell starts background jobs with Ctrl-C ignored, and children inherit that; some tests send it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A service that a test starts imports the package: from bytecode in half the time. The tests start hundreds.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(autouse=True)

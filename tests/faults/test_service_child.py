@@ -61,7 +61,7 @@ def test_no_device_at_all_is_an_invalid_argument() -> None:
 
 
 def test_a_child_that_crashes_on_the_way_is_said(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import os, sys\nsys.stderr.write('aargh')\nos.kill(os.getpid(), 6)")
+    (tmp_path / "sitecustomize.py").write_text("import os, sys\nsys.stderr.write('aargh\\n')\nos.kill(os.getpid(), 6)")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with pytest.raises(DeviceUnavailable, match=r"killed by SIGABRT:\n.*aargh"):
         start_child(env=env)
