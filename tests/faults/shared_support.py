@@ -11,11 +11,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from fault_support import ROOT, WATCHDOG
 
 from nnburst.service._protocol import VERSION, Hello, encode
@@ -139,10 +140,27 @@ class Honest:
             self.process.stdout.close()
 
 
+def save_scaling(path: Path, factor: float) -> str:
+    """y = x * factor, for any number of rows."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    rows = ["rows", 4]
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "f"], ["y"])],
+        "scaling",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, rows)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, rows)],
+        [numpy_helper.from_array(np.array([factor], np.float32), "f")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return str(path)
+
+
 class Shared:
     """A running ``nnburst serve``."""
 
-    def __init__(self, directory: Path, *options: str, **more: Any) -> None:
+    def __init__(self, directory: Path, *options: str, under: Sequence[str] = (), **more: Any) -> None:
         self.path = directory / "shared.sock"
         self.address = f"unix:{self.path}"
         self.log = directory / "shared.log"
@@ -150,7 +168,7 @@ class Shared:
         own = {"PYTHONPATH": str(ROOT), "NNBURST_STATE_DIR": str(directory / "state")}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [*COMMAND, "serve", "--json", "--socket", str(self.path), *options],
+                [*under, *COMMAND, "serve", "--json", "--socket", str(self.path), *options],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

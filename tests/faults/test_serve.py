@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fault_support import ROOT, WATCHDOG, Background, tiny_model, wait_gone
+from shared_support import save_scaling
 
 import nnburst
 from nnburst.errors import DeadObject, DeviceUnavailable, GeneralFailure, InvalidArgument
@@ -30,23 +31,6 @@ pytest.importorskip("onnxruntime", reason="named models are read from ONNX files
 
 COMMAND = [sys.executable, "-c", "from nnburst.cli import main; main()"]
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
-
-
-def save_scaling(path: Path, factor: float) -> str:
-    """y = x * factor, for any number of rows."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    rows = ["rows", 4]
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "f"], ["y"])],
-        "scaling",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, rows)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, rows)],
-        [numpy_helper.from_array(np.array([factor], np.float32), "f")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return str(path)
 
 
 class Served:
