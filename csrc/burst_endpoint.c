@@ -50,6 +50,7 @@
 typedef struct record {
     nnb_execution *e;  /* NULL: given up */
     uint32_t room;     /* datums that its answer may take */
+    int sampled;       /* see nnb_sample_due */
     uint64_t timed_ns; /* when it was sent, 0: it is not timed */
     uint64_t end;      /* W after the request */
 } record;
@@ -436,7 +437,8 @@ static int send_request(nnb_execution *e)
         c->late_ns = 0;
         c->slow = 0;
     }
-    if (c->row && nnb_sample_due(&c->sampling)) {
+    int sampled = c->row ? nnb_sample_due(&c->sampling) : 0;
+    if (sampled) {
         timed = nnb_now_ns();
         nnb_channel_stamp(&c->request, e->n, timed, 0);
     }
@@ -450,7 +452,7 @@ static int send_request(nnb_execution *e)
         return rc == -EMSGSIZE ? -ENOBUFS : rc == -ENOBUFS && flying ? -EAGAIN : rc;
     }
     e->place = (uint32_t)(c->sent++ % MOST_SENT);
-    c->flight[e->place] = (record){e, e->answer_n, timed, c->request.mq->own_w};
+    c->flight[e->place] = (record){e, e->answer_n, sampled, timed, c->request.mq->own_w};
     c->owed += e->answer_n;
     e->stage = SENT;
     return 0;
@@ -609,7 +611,7 @@ static void note_slow(nnb_client *c)
 }
 
 /* The answer is here. All slow runs are timed that fly alone, of the others one stands for many. */
-static void note_answer(nnb_execution *e, uint64_t timed, int status)
+static void note_answer(nnb_execution *e, int sampled, uint64_t timed, int status)
 {
     nnb_client *c = e->client;
     uint64_t sent = timed ? timed : c->late_ns, weight = 1;
@@ -627,7 +629,7 @@ static void note_answer(nnb_execution *e, uint64_t timed, int status)
         nnb_histogram_add(&c->row->histograms[NNB_QUEUE_WAIT], taken - sent, weight);
         nnb_histogram_add(&c->row->histograms[NNB_EXECUTION], lasted, weight);
     }
-    if (c->trace && timed)
+    if (c->trace && sampled & NNB_ITS_TURN)
         c->trace->entries[c->trace->noted++ % c->trace->room] = (nnb_trace_entry){
             .sent = sent, .taken = known ? taken : 0, .answered = known ? taken + lasted : 0, .received = now,
             .run = c->request.counters[NNB_REQUESTS], .thread = self(), .status = status};
@@ -659,7 +661,7 @@ static int settle(nnb_client *c, int got)
         if (status > 0)
             nnb_count(c->result.counters, NNB_FAILURES, 1);
         if (c->row && got > 0)
-            note_answer(r->e, r->timed_ns, status);
+            note_answer(r->e, r->sampled, r->timed_ns, status);
         land(r->e, status);
     } else {
         c->late--;

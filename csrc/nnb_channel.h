@@ -116,19 +116,21 @@ static inline uint64_t nnb_channel_deadline(const nnb_channel *ch)
 /* Which runs of a client are timed. */
 typedef struct nnb_sampling {
     uint32_t every;     /* each n-th, 0: one in 256 on average */
-    uint32_t countdown; /* to the next one */
+    uint32_t countdown; /* to the next of these */
     uint32_t random;
-    int was_slow; /* the last answer did not come at once */
+    int was_slow; /* the last answer did not come at once: this one is timed, too */
 } nnb_sampling;
 
-/* Called once for each run: whether it is timed. */
+enum { NNB_TIMED = 1, NNB_ITS_TURN = 2 };
+
+/* Called once for each run: 0 if it is not timed, NNB_TIMED if it is, with NNB_ITS_TURN if it is the n-th. */
 static inline int nnb_sample_due(nnb_sampling *s)
 {
-    if (s->countdown-- > 1 && !s->was_slow)
-        return 0;
+    if (s->countdown-- > 1)
+        return s->was_slow ? NNB_TIMED : 0;
     s->random = s->random * 1664525u + 1013904223u;
     s->countdown = s->every ? s->every : 1 + (s->random >> 23); /* 1 to 512 */
-    return 1;
+    return NNB_TIMED | NNB_ITS_TURN;
 }
 
 /* Whether the next wait will poll. */

@@ -349,7 +349,7 @@ int nnb_client_is_free(const nnb_client *c);
 int nnb_client_is_sound(nnb_client *c);
 /* Before the first run: histograms of its timed runs go here, and all counters. The row outlives the client's use. */
 void nnb_client_watch(nnb_client *c, nnb_row *row);
-/* From now on one run in `every` is timed, at least, and noted in the trace, which outlives the client's use. After
+/* From now on each `every`-th run is timed and noted in the trace, which outlives the client's use. After
  * nnb_client_watch, and not while a run is in flight. */
 void nnb_client_trace(nnb_client *c, nnb_trace *trace, uint32_t every);
 

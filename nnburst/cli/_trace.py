@@ -32,7 +32,7 @@ __all__ = ["trace"]
     default=1,
     show_default=True,
     metavar="N",
-    help="Record one run in N, and each that follows a slow one: less to look at, and less that recording costs.",
+    help="Record each N-th run of a burst: less to look at, and less that recording costs.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
 def trace(output: Path, every: int, command: tuple[str, ...]) -> None:

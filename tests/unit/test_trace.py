@@ -16,6 +16,7 @@ from test_watch import any_model
 
 import nnburst
 from nnburst.errors import InvalidArgument
+from nnburst.testing import inject
 from nnburst.watch import _trace
 
 Event = dict[str, Any]
@@ -170,6 +171,27 @@ def test_only_the_last_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [event["args"]["run"] for event in read(path) if event["name"] == "run" and event["ph"] == "X"] == [
         *range(13, 21)
     ]
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.001])
+def test_each_nth_run_is_recorded_however_slow_they_are(
+    delay: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace.json"
+    monkeypatch.setenv("NNBURST_TRACE", str(path))
+    monkeypatch.setenv("NNBURST_TRACE_EVERY", "20")
+    monkeypatch.delenv("_NNBURST_TRACE_BEGUN", raising=False)
+    with (
+        nnburst.launch(devices=["nnburst-noop"], faults=True, log_level="error") as service,
+        service.session(any_model()) as session,
+        session.bind() as execution,
+        inject(service, delay=delay),
+    ):
+        for _ in range(200):
+            execution.run()
+    monkeypatch.delenv("_NNBURST_TRACE_BEGUN")
+    runs = [event for event in read(path) if event["name"] == "run" and event["ph"] == "X"]
+    assert [run["args"]["run"] for run in runs] == [*range(20, 201, 20)]
 
 
 SPANS = """
