@@ -172,7 +172,8 @@ int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_
     const nnb_mq *q = ch->mq;
     uint64_t time = nnb_load_relaxed(&q->stamp[0]), lasted = nnb_load_relaxed(&q->stamp[1]);
     uint64_t ago = (now_ns - time) & TIME_MASK;
-    if (!nnb_channel_is_stamped(ch) || lasted >> TIME_BITS != time >> TIME_BITS || ago > LONGEST)
+    if (!nnb_channel_is_stamped(ch) || lasted >> TIME_BITS != time >> TIME_BITS || ago > LONGEST ||
+        ago > now_ns) /* before the clock began, with the machine */
         return 0;
     *time_ns = now_ns - ago;
     *lasted_ns = lasted & TIME_MASK;

@@ -1,6 +1,7 @@
 /* What both ends of a burst time: the same runs, with weights that add up to all of them; nothing where a peer stamps
  * nothing, and nothing worse than wrong numbers where it stamps lies. */
 #include "burst_pair.h"
+#include "nnb_channel.h"
 
 #define RUNS 5000
 
@@ -218,9 +219,25 @@ static void lies_are_not_believed(void)
     end_pair(&p);
 }
 
+static void time_before_the_machine_started_is_none(void)
+{
+    nnb_a64 stamp[2] = {0};
+    nnb_mq q = {.stamp = stamp};
+    nnb_channel ch = {.mq = &q};
+    uint64_t time, lasted;
+    q.own_r = 0xffffull << 3; /* of which the tag is made */
+    nnb_store_relaxed(&stamp[0], 0xffffull << 48 | ((1ull << 48) - 1000)); /* 1000 ns before 0 */
+    nnb_store_relaxed(&stamp[1], 0xffffull << 48);
+    CHECK(!nnb_channel_stamp_of(&ch, 5000, &time, &lasted));
+    nnb_store_relaxed(&stamp[0], 0xffffull << 48 | 1000);
+    CHECK(nnb_channel_stamp_of(&ch, 5000, &time, &lasted));
+    CHECK_EQ(time, 1000);
+}
+
 int main(void)
 {
     watchdog();
+    time_before_the_machine_started_is_none();
     timed_runs_stand_for_all();
     request_that_is_given_up_is_not_run();
     deadline_of_an_old_request_is_no_other_ones();
