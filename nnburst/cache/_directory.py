@@ -279,20 +279,23 @@ class Cache:
                 return status.st_dev, status.st_ino
         return (os.path.abspath(self._root),)
 
-    def stage(self, entry: str, counts: tuple[int, int], *, patience: float = 30.0) -> StagedEntry:
+    def stage(
+        self, entry: str, counts: tuple[int, int], *, patience: float = 30.0, always: bool = False
+    ) -> StagedEntry:
         """Make empty files for an entry.
 
         Args:
             entry: Its name.
             counts: Of model and data files.
             patience: Seconds to wait for another process that is writing it.
+            always: Also if it was not worth it three times.
 
         Raises:
             CacheRejected: BUSY, DISK_FULL, READ_ONLY, …: compile without saving.
         """
         self._check_on()
         often, reason = self.index.declined(entry)
-        if often >= _DECLINED_OFTEN:
+        if often >= _DECLINED_OFTEN and not (always and reason is CacheReason.NOT_WORTH_IT):
             raise CacheRejected(reason, "the device declined to save this three times")
         staged = StagedEntry(self, entry)
         try:

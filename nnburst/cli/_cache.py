@@ -82,6 +82,23 @@ def _epochs() -> dict[str, str]:
     return found
 
 
+def _settle(context: click.Context, parameter: click.Parameter, value: Path | None) -> None:
+    """Take the directory from the end of the command, where `ls` has it."""
+    if value is None:
+        return
+    from ..cache import Cache
+
+    if context.parent is not None and context.parent.params.get("directory") is not None:
+        raise click.UsageError("name the directory once: --dir before the command, or DIR after it")
+    context.obj = Cache(value)
+
+
+_place = click.argument(
+    "place", metavar="[DIR]", required=False, default=None, expose_value=False, callback=_settle,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)  # fmt: skip
+
+
 def _when(seconds: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else "never"
 
@@ -101,6 +118,7 @@ def _worth(row: dict[str, Any]) -> str:
 
 
 @cache.command("ls")
+@_place
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.option("--device", help="Only entries of this device.")
 @click.option("--sort", type=click.Choice(sorted(_SORT)), default="age", show_default=True)
@@ -194,6 +212,7 @@ def verify(directory: Cache, quick: bool, fix: bool, as_json: bool, ids: tuple[s
 
 
 @cache.command("prune")
+@_place
 @click.option("--max-bytes", callback=_scaled("size", _SIZE), help="Entries until that much is left, e.g. 500M.")
 @click.option("--max-age", callback=_scaled("age", _AGE), help="Entries that were not used for that long, e.g. 30d.")
 @click.option("--stale", is_flag=True, help="Entries of builds of devices that are not here.")
@@ -236,6 +255,7 @@ def prune_command(
 
 
 @cache.command()
+@_place
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_obj
 def stats(directory: Cache, as_json: bool) -> None:
@@ -278,6 +298,7 @@ def unpin(directory: Cache, ids: tuple[str, ...]) -> None:
 
 
 @cache.command()
+@_place
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_obj
 def path(directory: Cache, as_json: bool) -> None:

@@ -188,7 +188,9 @@ class DirectoryCache:
 
     def _staged(self, entry: str, job: Job, until: float) -> StagedEntry:
         try:
-            return self._cache.stage(entry, job.counts, patience=max(0.0, until - time.monotonic()))
+            return self._cache.stage(
+                entry, job.counts, always=self._always, patience=max(0.0, until - time.monotonic())
+            )
         except CacheRejected as error:
             if error.reason not in (CacheReason.DISABLED, *_REFUSALS):  # a refusal was counted when it was made
                 self._cache.index.count(error.reason)
@@ -367,14 +369,16 @@ def _patience(deadline_ns: int) -> float:
     return min(_PATIENCE, max(0.0, (deadline_ns - time.monotonic_ns()) / 2e9))
 
 
-def cache_source(directory: str | os.PathLike[str] | None, token: bytes | None) -> CacheSource | None:
+def cache_source(directory: str | os.PathLike[str] | None, token: bytes | None, always: bool) -> CacheSource | None:
     """Return where a session caches, or None.
 
     Raises:
         InvalidArgument: The directory is no path; the token has not 32 bytes.
     """
     if directory is None and token is None:
+        if always:
+            raise InvalidArgument("cache_always=True, but nothing is cached: give cache_dir=, or token= as well")
         return None
     if directory is not None and not isinstance(directory, str | os.PathLike):
         raise InvalidArgument(f"cache_dir is {type(directory).__name__}; give the path of a directory")
-    return DirectoryCache(Cache(directory), None if token is None else checked_token(token))
+    return DirectoryCache(Cache(directory), None if token is None else checked_token(token), always=always)

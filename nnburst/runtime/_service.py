@@ -198,6 +198,7 @@ class Service(OneProcess):
         open_timeout: float | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         token: bytes | None = None,
+        cache_always: bool = False,
         on_death: str = "raise",
         retry: int = 0,
     ) -> Session:
@@ -216,6 +217,7 @@ class Service(OneProcess):
             open_timeout=open_timeout,
             cache_dir=cache_dir,
             token=token,
+            cache_always=cache_always,
             on_death=on_death,
             retry=retry,
         )

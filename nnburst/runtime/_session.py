@@ -94,6 +94,8 @@ class Session(OneProcess):
         cache_dir: Directory where the result of compiling is kept and restored from; None: not cached, unless there is
             a token: then the user's cache directory. See `Compilation.set_caching` and `cache_report`.
         token: 32 bytes that differ for models that differ; None: made from the model itself.
+        cache_always: Keep also what compiles faster than it would be verified, which is measured each time it is
+            saved, so that a busy machine may decide otherwise (``NOT_WORTH_IT``). Needs ``cache_dir`` or ``token``.
         on_death: ``"raise"``: when the service dies, the session is dead, too, and calls get `DeadObject`.
             ``"restart"``: runs that were under way get `DeadObject`; the next call starts the service again, or
             connects to it, within `open_timeout`, and prepares the model, from the cache if there is one. Opening on a
@@ -126,6 +128,7 @@ class Session(OneProcess):
         open_timeout: float | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         token: bytes | None = None,
+        cache_always: bool = False,
         on_death: str = "raise",
         retry: int = 0,
         spare: bool = False,
@@ -149,7 +152,7 @@ class Session(OneProcess):
         limit = checked_timeout(open_timeout)
         if limit is None and self._timeout is not None:
             limit = max(self._timeout, _OPENING)
-        cache = cache_source(cache_dir, token)
+        cache = cache_source(cache_dir, token, flag(cache_always, "cache_always"))
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
         settings = _Settings(source, device, wish, rank, cache)
         within(limit, self._open, settings, service, polling_window, on_death == "restart", spare)

@@ -466,6 +466,23 @@ def test_model_is_compiled_once_and_then_restored(start: Any, tmp_path: Path, to
 
 
 @pytest.mark.leaks("the trust store of a process stays open")
+def test_cache_always_keeps_what_is_not_worth_it(start: Any, tmp_path: Path) -> None:
+    with start() as service:
+        for _ in range(4):  # after three refusals the device is not asked any more
+            with service.session(model(), cache_dir=tmp_path) as session:
+                pass
+        for outcome in ("SAVED", "HIT") if session.cache_report.outcome == "NOT_SAVED" else ("HIT", "HIT"):
+            with service.session(model(), cache_dir=tmp_path, cache_always=True) as session:
+                assert session.cache_report.outcome == outcome
+
+
+@pytest.mark.parametrize(("always", "said"), [(True, "give cache_dir="), ("yes", "True or False")])
+def test_cache_always_needs_a_cache(always: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        nnburst.Session(model(), cache_always=always)
+
+
+@pytest.mark.leaks("the trust store of a process stays open")
 def test_model_that_is_not_worth_it_is_not_written(start: Any, tmp_path: Path) -> None:
     def is_never_written(cache: Path) -> bool:
         for _ in range(5):

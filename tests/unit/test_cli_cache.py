@@ -65,6 +65,16 @@ def test_ls_shows_what_is_there(directory: Path) -> None:
     assert "0 entries" in call(directory, "ls", "--device", "another").output
 
 
+@pytest.mark.parametrize("command", ["ls", "stats", "path", "prune"])
+def test_directory_may_come_after_the_command(command: str, directory: Path) -> None:
+    said = CliRunner().invoke(main, ["cache", command, str(directory)])
+    assert said.exit_code == 0, said.output
+    assert said.output == call(directory, command).output
+    twice = call(directory, command, str(directory), code=2)
+    assert "name the directory once" in twice.output
+    assert CliRunner().invoke(main, ["cache", command, str(directory / "none")]).exit_code == 2
+
+
 HEADERS = {
     "kinds that do not exist": {12: 7},
     "another number of files": {16: 3},
