@@ -15,10 +15,9 @@ import platform
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
-from wheels import ROOT, run
+from wheels import ROOT, run, unpack
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TESTS = ("tests/unit", "tests/faults")
@@ -46,9 +45,7 @@ def build(folder: Path, tag: str) -> tuple[Path, Path]:
 def lay_out(sdist: Path, package: Path, tree: Path) -> None:
     """Unpack the sdist, with the installed package in place of its own."""
     shutil.rmtree(tree, ignore_errors=True)
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tree.with_name("unpacked"), filter="data")
-    (tree.with_name("unpacked") / sdist.name.removesuffix(".tar.gz")).rename(tree)
+    unpack(sdist, tree.with_name("unpacked")).rename(tree)
     shutil.rmtree(tree / "nnburst")
     (tree / "nnburst").symlink_to(package)
 

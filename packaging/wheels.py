@@ -94,13 +94,17 @@ def build_sdist(work: Path, env: dict[str, str]) -> Path:
     return again
 
 
+def unpack(sdist: Path, folder: Path) -> Path:
+    """Unpack the sdist and return its tree. By `tar`: Python's filters are not in every version that this runs under."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run("tar", "--extract", "--gzip", "--no-same-owner", f"--file={sdist}", f"--directory={folder}")
+    return folder / sdist.name.removesuffix(".tar.gz")
+
+
 def build_wheel(platform: Platform, sdist: Path, work: Path, env: dict[str, str]) -> Path:
     """Build one wheel out of the sdist, and check that it is what its name says."""
     work /= platform.tag
-    work.mkdir()
-    with tarfile.open(sdist) as archive:
-        archive.extractall(work, filter="data")
-    source = work / sdist.name.removesuffix(".tar.gz")
+    source = unpack(sdist, work)
     cc = f"{sys.executable} -m ziglang cc -target {platform.zig} -g0 -ffile-prefix-map={source}=."
     env = env | {
         "CC": cc,
