@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 from dataclasses import dataclass
@@ -95,10 +96,25 @@ def build_sdist(work: Path, env: dict[str, str]) -> Path:
 
 
 def unpack(sdist: Path, folder: Path) -> Path:
-    """Unpack the sdist and return its tree. By `tar`: Python's filters are not in every version that this runs under."""
+    """Unpack the sdist and return its tree. By `tar`: not every Python that this runs under has filters for it."""
     folder.mkdir(parents=True, exist_ok=True)
     run("tar", "--extract", "--gzip", "--no-same-owner", f"--file={sdist}", f"--directory={folder}")
     return folder / sdist.name.removesuffix(".tar.gz")
+
+
+def multiarch_headers(arch: str, folder: Path) -> Path:
+    """Return a folder with the header that Debian's pyconfig.h includes for an architecture, where Python is Debian's.
+
+    It lies beside those of the C library, where a compiler for another one must not look. This machine's is used: what
+    differs between architectures of 64 bits does not concern the limited API.
+    """
+    usual = Path(sysconfig.get_path("include"))
+    own = usual.parent / str(sysconfig.get_config_var("MULTIARCH")) / usual.name / "pyconfig.h"
+    place = folder / f"{arch}-linux-gnu" / usual.name
+    place.mkdir(parents=True)
+    if own.exists():
+        shutil.copy(own, place)
+    return folder
 
 
 def build_wheel(platform: Platform, sdist: Path, work: Path, env: dict[str, str]) -> Path:
@@ -109,7 +125,7 @@ def build_wheel(platform: Platform, sdist: Path, work: Path, env: dict[str, str]
     env = env | {
         "CC": cc,
         "LDSHARED": f"{cc} -shared -s",
-        "CFLAGS": "-g0",
+        "CFLAGS": f"-g0 -I{multiarch_headers(platform.arch, work / 'include')}",
         "_PYTHON_HOST_PLATFORM": f"linux-{platform.arch}",
         "ZIG_GLOBAL_CACHE_DIR": str(work / "zig"),
         "ZIG_LOCAL_CACHE_DIR": str(work / "zig"),
