@@ -6,6 +6,7 @@ import errno
 import numbers
 import operator
 import os
+import resource
 import time
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
@@ -59,6 +60,27 @@ _MEANINGS: dict[int, str] = {
 }
 
 _FOREVER_NS = 1 << 62
+_this_process = "this process"
+
+
+def name_process(name: str) -> None:
+    """Have errors that others read, too, call this process so."""
+    global _this_process
+    _this_process = name
+
+
+def meaning(number: int) -> str:
+    """Say what an errno means. It may be read at the other side, so a limit says whose it is."""
+    if number == errno.EMFILE:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"{_this_process} (pid {os.getpid()}) has as many open files as it may, {limit:,}; close sessions and "
+            "memories, or raise RLIMIT_NOFILE where it is started: `ulimit -n`, LimitNOFILE= of a systemd unit, "
+            "`--ulimit nofile=` of a container"
+        )
+    if number == errno.ENFILE:
+        return "this machine has as many open files as it may; raise the sysctl fs.file-max"
+    return _MEANINGS.get(number) or os.strerror(number)
 
 
 def check(rc: int, what: str = "", special: Mapping[int, NNBurstError] | None = None) -> int:
@@ -76,8 +98,7 @@ def check(rc: int, what: str = "", special: Mapping[int, NNBurstError] | None = 
         return rc
     if special and -rc in special:
         raise special[-rc]
-    reason = _MEANINGS.get(-rc) or os.strerror(-rc)
-    name = errno.errorcode.get(-rc, str(-rc))
+    reason, name = meaning(-rc), errno.errorcode.get(-rc, str(-rc))
     raise _ERRORS.get(-rc, GeneralFailure)(f"{what}: {reason} [{name}]" if what else f"{reason} [{name}]")
 
 
@@ -94,8 +115,9 @@ def system(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         number = error.errno or 0
         kind = ResourceExhausted if _ERRORS.get(number) is ResourceExhausted else GeneralFailure
         name = errno.errorcode.get(number, str(number))
+        why = meaning(number) if kind is ResourceExhausted else os.strerror(number)
         blocked = "; a sandbox must allow it" if number in (errno.EPERM, errno.ENOSYS, errno.EACCES) else ""
-        raise kind(f"the system call {call.__name__} failed: {os.strerror(number)} [{name}]{blocked}") from error
+        raise kind(f"the system call {call.__name__} failed: {why} [{name}]{blocked}") from error
 
 
 def is_real(value: object) -> bool:

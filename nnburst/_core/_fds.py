@@ -20,6 +20,7 @@ from itertools import repeat
 from typing import Any, Protocol, TypeVar
 
 from ..errors import BadState, InvalidArgument, ResourceExhausted
+from ._errno import meaning
 from ._file_system import may_block
 from ._nnburst import ffi, lib
 
@@ -99,7 +100,9 @@ class FdSet:
             copies._owned.extend(_owned(_flags(given), map(os.dup, given)))  # one step for an interrupt
         except OSError as error:
             copies.close()
-            raise ResourceExhausted(f"cannot duplicate {len(given)} file descriptors: {error.strerror}") from error
+            raise ResourceExhausted(
+                f"cannot duplicate {len(given)} file descriptors: {meaning(error.errno or 0)}"
+            ) from error
         return copies
 
     @property

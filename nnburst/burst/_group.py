@@ -78,7 +78,8 @@ class ListenerGroup:
                 raise BadState("the listener group is closed")
             self._ensure_threads()
             client, rank = seat.client.number, _RANKS[seat.priority]
-            number = check(lib.nnb_group_add(self._handle, endpoint, client, rank), "burst")
+            full = {errno.EMFILE: ResourceExhausted(f"a service has {lib.NNB_MAX_SEATS:,} bursts at most")}
+            number = check(lib.nnb_group_add(self._handle, endpoint, client, rank), "burst", full)
             while len(self._bursts) <= number:
                 self._bursts.append(None)
             self._bursts[number] = burst

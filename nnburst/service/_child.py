@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from .._core._errno import check
+from .._core._errno import check, name_process
 from .._core._nnburst import lib
 from ..devices import LocalDevice, create_device
 from ..errors import NNBurstError
@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("devices", nargs="+", metavar="DEVICE")
     options = parser.parse_args(arguments)
 
+    name_process("the service")
     sock = socket.socket(fileno=options.socket)
     sock.set_inheritable(False)
     if options.stderr >= 0:

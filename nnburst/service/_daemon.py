@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from .._core._errno import meaning
 from .._core._fds import close_fds
 from ..errors import BadState, DeviceUnavailable, NNBurstError
 from ._host import ServiceHost
@@ -198,7 +199,7 @@ class Daemon:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                 raise
-            _log.warning("no connection can be taken: %s", error.strerror)
+            _log.warning("no connection can be taken: %s", meaning(error.errno))
             self._starved_until = time.monotonic() + _STARVED
             return
         peer = peer_of(sock)

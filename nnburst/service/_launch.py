@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from .. import _safe_path
-from .._core._errno import checked_timeout, system
+from .._core._errno import checked_timeout, meaning, system
 from .._core._leaving import LEAVING, time_left
 from ..devices._registry import checked_names
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
@@ -104,7 +104,8 @@ def start_child(
     except NNBurstError:  # some of which are OSErrors, too
         raise
     except (OSError, MemoryError) as error:
-        raise ResourceExhausted(f"the service process cannot be started: {str(error) or 'out of memory'}") from error
+        why = meaning(error.errno) if isinstance(error, OSError) and error.errno else "out of memory"
+        raise ResourceExhausted(f"the service process cannot be started: {why}") from error
 
 
 def _start(

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from .._core._errno import meaning
 from ..errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 
 RUNTIME_VARIABLE = "NNBURST_RUNTIME_DIR"
@@ -287,7 +288,7 @@ def _unreachable(address: str, path: Path, error: OSError) -> DeviceUnavailable 
     option = f"--socket {path}" if address.startswith(_PREFIX) else f"--name {address}"
     start = f"start one with: nnburst serve {option}"
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-        return ResourceExhausted(f"no connection to {str(path)!r}: {error.strerror}")
+        return ResourceExhausted(f"no connection to {str(path)!r}: {meaning(error.errno)}")
     reason = {
         errno.ENOENT: f"no service runs at {str(path)!r}: {start}",
         errno.ENOTDIR: f"no service runs at {str(path)!r}: {start}",

@@ -9,6 +9,7 @@ every death listener is called once, then `on_end`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from .._core._errno import meaning
 from .._core._fds import FdSet
 from .._core._leaving import LEAVING, abandon_when_forked, time_left
 from ..errors import BadState, Ending, ErrorStatus, NNBurstError, ResourceExhausted, error_for
@@ -474,7 +476,7 @@ class Connection:
         try:
             self._dispatch(receive(self._sock))
         except DescriptorsLost as lost:  # this process has as many as it may; that is not the peer's doing
-            error = ResourceExhausted("descriptors of a message were lost: the process may open no more (ulimit -n)")
+            error = ResourceExhausted(f"descriptors of a message were lost: {meaning(errno.EMFILE)}")
             if lost.kind is Kind.REQUEST:
                 self._serving.refuse(lost.call_id, error)
             elif (pending := self._calls.find(lost.call_id)) is not None:

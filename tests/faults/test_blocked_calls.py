@@ -82,8 +82,10 @@ def test_errors_of_system_calls_are_typed_and_name_the_call() -> None:
     failing.__name__ = "frob"
     with pytest.raises(GeneralFailure, match=r"frob failed: .*\[ENOSYS\]; a sandbox must allow it"):
         system(failing, OSError(38, "x"))
-    with pytest.raises(ResourceExhausted, match=r"frob failed: .*\[EMFILE\]$"):
+    with pytest.raises(ResourceExhausted, match=r"frob failed: .*RLIMIT_NOFILE.*\[EMFILE\]$"):
         system(failing, OSError(24, "x"))
+    with pytest.raises(ResourceExhausted, match=r"frob failed: .*fs\.file-max.*\[ENFILE\]$"):
+        system(failing, OSError(23, "x"))
     with pytest.raises(GeneralFailure, match=r"frob failed: .*\[EIO\]$"):
         system(failing, OSError(5, "x"))
     assert system(os.getpid) == os.getpid()

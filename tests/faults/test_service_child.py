@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,16 @@ import numpy as np
 import pytest
 from fault_support import ROOT, WATCHDOG, Client, request_on, tiny_model, wait_gone
 
-from nnburst.errors import BadState, DeadObject, DeviceUnavailable, ErrorStatus, InvalidArgument, MissedDeadline
+import nnburst
+from nnburst.errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    ErrorStatus,
+    InvalidArgument,
+    MissedDeadline,
+    ResourceExhausted,
+)
 from nnburst.memory import Memory
 from nnburst.service import ServiceConnection, _launch, start_child
 from nnburst.testing import inject
@@ -245,3 +257,31 @@ def test_no_thread_is_left_after_close() -> None:
     assert set(threading.enumerate()) - before
     service.close()
     assert set(threading.enumerate()) <= before
+
+
+@contextlib.contextmanager
+def no_more_files(pid: int) -> Iterator[None]:
+    """Have a process be refused any further descriptor."""
+    limit, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    unused = next(n for n in range(limit) if not os.path.lexists(f"/proc/{pid}/fd/{n}"))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (unused, most))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, most))
+
+
+REMEDY = r"RLIMIT_NOFILE where it is started: `ulimit -n`, LimitNOFILE="
+
+
+@pytest.mark.parametrize("side", ["this process", "the service"])
+def test_limit_on_open_files_says_whose_it_is_and_how_to_raise_it(side: str) -> None:
+    with nnburst.launch() as service, service.session(tiny_model()):
+        pid = {"this process": os.getpid(), "the service": service.pid}[side]
+        with no_more_files(pid), pytest.raises(ResourceExhausted, match=rf"{side} \(pid {pid}\) has .*{REMEDY}"):
+            service.session(tiny_model())
+
+
+def test_limit_on_open_files_of_a_process_that_cannot_start_a_service_is_said() -> None:
+    with no_more_files(os.getpid()), pytest.raises(ResourceExhausted, match=rf"\(pid {os.getpid()}\) has .*{REMEDY}"):
+        start_child()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import platform
 import re
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 REFUSED = re.compile(r"holds strings|has type '(sequence|optional|map)'")
@@ -97,6 +99,7 @@ def _table(pattern: str) -> int:
             lost.append(ours)
     for case in lost:
         print(f"LOST {case.name}: {case.kind}: {case.message.splitlines()[0][:200] if case.message else ''}")
+    print(f"ONNX {version('onnx')}, ONNX Runtime {version('onnxruntime')}, CPython {platform.python_version()}")
     print(f"{'':24}{'passed':>8}{'failed':>8}{'refused':>8}{'skipped':>8}")
     for title, counts in (("through a burst", here), ("onnxruntime in process", there)):
         print(f"{title:24}" + "".join(f"{counts[kind]:8}" for kind in ("passed", "failed", "refused", "skipped")))

@@ -102,6 +102,7 @@ def serve(
     models again and serves the new ones from then on. Also starts from a systemd socket unit (see contrib/systemd).
     """
     _settle_environment()
+    from ..._core._errno import name_process
     from ...burst import ListenerGroup
     from ...runtime import in_process
     from ...runtime._service import DEFAULT_DEVICES
@@ -111,6 +112,7 @@ def serve(
     from ...watch._metrics import exporting
     from ._gateway import gateway
 
+    name_process("the service")
     logging.basicConfig(format="nnburst serve %(process)d: %(levelname)s: %(message)s", level=log_level.upper())
     try:
         Scheduling.parse(scheduler, affinity).apply()  # before there are threads, which inherit it
