@@ -76,7 +76,7 @@ def meaning(number: int) -> str:
         return (
             f"{_this_process} (pid {os.getpid()}) has as many open files as it may, {limit:,}; close sessions and "
             "memories, or raise RLIMIT_NOFILE where it is started: `ulimit -n`, LimitNOFILE= of a systemd unit, "
-            "`--ulimit nofile=` of a container"
+            "the limit nofile of a container"
         )
     if number == errno.ENFILE:
         return "this machine has as many open files as it may; raise the sysctl fs.file-max"
