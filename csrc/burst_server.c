@@ -449,11 +449,11 @@ int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids)
     if (s->magic != MAGIC)
         return 0;
     pthread_mutex_lock(&s->lock);
-    s->frees++;
+    s->frees += slot != NNB_ANY_SLOT;
     for (uint32_t i = 0; i < s->n_plans; i++) {
         plan *p = &s->plans[i];
         for (uint32_t k = 0; nnb_load32_relaxed(&p->live) && k < p->n_slots; k++)
-            if (p->slots[k] == slot) {
+            if (slot == NNB_ANY_SLOT || p->slots[k] == slot) {
                 nnb_store32_relaxed(&p->live, 0);
                 ids[n++] = i;
             }

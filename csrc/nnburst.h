@@ -481,6 +481,7 @@ int nnb_uses_leave(nnb_uses *u, int outcome);
 typedef struct nnb_server nnb_server;
 
 #define NNB_MAX_PLANS 256
+#define NNB_ANY_SLOT (-1)
 #define NNB_PLAN_NEW 0x1000000     /* added to the id of a packet that is seen for the first time */
 #define NNB_PLAN_TIMED 0x4000000   /* added if the run has to end by nnb_server_deadline */
 #define NNB_PLAN_GUARDED 0x2000000 /* added if the plan has buffers and was not admitted: enter and leave by hand */
@@ -518,7 +519,8 @@ int nnb_server_keep_plan(nnb_server *s, uint32_t id);
 int nnb_server_guard_plan(nnb_server *s, uint32_t id, nnb_uses *uses);
 /* Leaves the buffers of the request at hand as they are; its runner has to enter them. */
 void nnb_server_forgo(nnb_server *s);
-/* Drops the plans that use a slot and writes their ids (room for NNB_MAX_PLANS). Any thread. Returns how many. */
+/* Drops the plans that use a slot and writes their ids (room for NNB_MAX_PLANS). Any thread. Returns how many.
+ * NNB_ANY_SLOT: all that use one; the memories stay, so a plan that is being bound meanwhile is kept. */
 int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids);
 /* Rings at an answer that the client awaits in an event loop. The server owns the socket from now on; before the first
  * call of nnb_server_next. */

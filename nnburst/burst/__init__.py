@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..model import ExecutionResult
-from ._caller import Caller, called_by, present_caller
+from ._caller import Account, Caller, WorkingMemory, called_by, present_caller
 from ._controller import BoundRequest, ExecutionBurstController
 from ._executor import SlotExecutor
 from ._flights import Flight, Flights
@@ -24,6 +24,7 @@ from ._window import CHANNEL_LENGTH, DATUM, default_polling_window
 __all__ = [
     "CHANNEL_LENGTH",
     "DATUM",
+    "Account",
     "BoundRequest",
     "BurstCallback",
     "BurstContext",
@@ -42,6 +43,7 @@ __all__ = [
     "SlotExecutor",
     "SlotTable",
     "SupportsExecute",
+    "WorkingMemory",
     "called_by",
     "default_polling_window",
     "present_caller",

@@ -1,14 +1,14 @@
-"""Who awaits the answer of a request: once nobody does, what runs for long ends.
+"""Who awaits the answer of a request: once nobody does, what runs for long ends; what is kept for it is counted.
 
 What serves requests binds them as `called_by` one; what takes long asks for the `present_caller` while it
-is bound, and looks at its word now and then.
+is bound, and looks at its word now and then. What keeps memory takes it as `WorkingMemory`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from .._core._nnburst import ffi, lib
@@ -17,19 +17,29 @@ if TYPE_CHECKING:
     from .._core._nnburst import CData
 
 
+Account = Callable[[int], Callable[[], None]]
+"""Counts so many bytes of working memory for somebody and returns what gives them back; `ResourceExhausted` if they
+are too many. Any thread may call both."""
+
+_LEAST_CHARGE = 1 << 16
+"""Bytes that are counted at a time at least."""
+
+
 class Caller:
     """One that may go.
 
     Attributes:
         gone: A word in C, not 0 once it has gone.
         server: Its end of a burst, where it can give up the request that is run; NULL: there is none.
+        account: Where working memory counts; None: nowhere.
     """
 
-    __slots__ = ("gone", "server")
+    __slots__ = ("account", "gone", "server")
 
-    def __init__(self, server: CData = ffi.NULL) -> None:
+    def __init__(self, server: CData = ffi.NULL, account: Account | None = None) -> None:
         self.gone: CData = ffi.new("uint32_t *")
         self.server = server
+        self.account = account
 
     def leave(self) -> None:
         """Nothing is awaited any more. Any thread; takes no lock."""
@@ -56,3 +66,53 @@ def called_by(caller: Caller | None) -> Iterator[None]:
 def present_caller() -> Caller | None:
     """Return the caller that this thread works for; None if it cannot go."""
     return _PRESENT.caller
+
+
+class WorkingMemory:
+    """What a bound request, and its runs, keep in memory beside the memory of the request: counted for its caller.
+
+    Made while a request is bound, and kept with the arrays that it counts: what is not given back counts until this
+    object is garbage. One thread at a time.
+    """
+
+    __slots__ = ("_account", "_charged", "_releases", "_taken")
+
+    def __init__(self) -> None:
+        caller = present_caller()
+        self._account = None if caller is None else caller.account
+        self._taken = self._charged = 0
+        self._releases: list[Callable[[], None]] = []
+
+    def take(self, nbytes: int) -> None:
+        """Count so many bytes more; before they are allocated.
+
+        Raises:
+            ResourceExhausted: The caller's quota of `working_bytes` is used up.
+        """
+        missing = self._taken + nbytes - self._charged
+        if missing > 0 and self._account is not None:
+            charge = max(missing, _LEAST_CHARGE)
+            self._releases.append(self._account(charge))
+            self._charged += charge
+        self._taken += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        """So many bytes are free; what is taken next does not count on top of them."""
+        self._taken -= nbytes
+
+    @contextlib.contextmanager
+    def for_a_run(self) -> Iterator[None]:
+        """What is taken in the with block is free at its end."""
+        taken, charged, n = self._taken, self._charged, len(self._releases)
+        try:
+            yield
+        finally:
+            self._taken, self._charged = taken, charged
+            self._release(n)
+
+    def _release(self, first: int) -> None:
+        while len(self._releases) > first:
+            self._releases.pop()()
+
+    def __del__(self) -> None:
+        self._release(0)

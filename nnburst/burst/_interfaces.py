@@ -20,6 +20,7 @@ from ._window import allowed_cpus
 if TYPE_CHECKING:
     from ..memory import Memory
     from ..watch import Row
+    from ._caller import Account
     from ._group import Seat
 
 Kernel = Callable[[], ExecutionResult | None]
@@ -31,6 +32,7 @@ One with a method ``until(deadline_ns)`` can end itself: it is called instead fo
 One with a method ``within(deadline_ns, spent)``, a context manager, is run several times by what that gives: the
 shortest way to run once, until the context is left. It ends between two calls at the deadline (0: none) if it is not
 ended in them. `spent` is a dict of nanoseconds, where it keeps what has a limit for all of these runs together.
+What it keeps in memory beside the memory of the request, it takes as `WorkingMemory`, which it holds.
 """
 
 
@@ -75,6 +77,11 @@ class BurstCallback(abc.ABC):
         """
         return None
 
+    @property
+    def account(self) -> Account | None:
+        """Where the working memory of its requests counts; None: nowhere."""
+        return None
+
     @abc.abstractmethod
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
         """Return the memory behind each slot.
@@ -112,6 +119,9 @@ class BurstContext(abc.ABC):
     def forget_memory(self, slot: int) -> None:
         """As `free_memory`, but do not wait until it is forgotten."""
         self.free_memory(slot)
+
+    def forget_plans(self) -> None:
+        """Let go of what is kept for requests that come again: they are bound anew then. Any thread."""
 
     def leave(self) -> None:
         """Its answers are not awaited any more: a run of several steps ends between two of them. Any thread."""

@@ -78,7 +78,7 @@ class Served(abc.ABC):
         self._executor = executor
         self._executes = implements(executor, "execute")
         self._endpoint = endpoint
-        self._caller = Caller(endpoint)
+        self._caller = Caller(endpoint, callback.account)
         self._plans: list[Kernel] = []
         self._base = 0  # index of the first of this burst's plans
         self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
@@ -142,12 +142,15 @@ class Served(abc.ABC):
         del keep_alive
 
     def _answer_new(self, plan_id: int, deadline_ns: int) -> None:
+        # The plan that gives way goes first: memory that it keeps may be needed.
+        self._gated.pop(plan_id, None)
+        self._plans[self._base + plan_id] = self._rebind
         plan = self._bind_request()
         with self._plans_lock:  # against `free_memory`
             # Refused if a slot was freed meanwhile: then the plan runs this once and is not found again.
             kept = lib.nnb_server_keep_plan(self._endpoint, plan_id) == 0
-            self._plans[self._base + plan_id] = plan if kept else self._rebind
-            self._gated.pop(plan_id, None)
+            if kept:
+                self._plans[self._base + plan_id] = plan
             gate = getattr(plan, "gate", None)
             if kept and isinstance(gate, BufferSet) and gate.fixed:
                 self._guard(plan_id, plan, gate)
@@ -208,8 +211,12 @@ class Served(abc.ABC):
                     )
         executor = self._executor
         if self._executes:
-            return partial(executor.execute, request, slots, measure)
+            return partial(self._execute, request, slots, measure)
         return executor.bind(request, slots, measure)
+
+    def _execute(self, request: Request, slots: list[int], measure: MeasureTiming) -> ExecutionResult:
+        with called_by(self._caller):
+            return self._executor.execute(request, slots, measure)
 
     def _ensure_present(self, slots: Iterable[int]) -> None:
         """Fetch the memories of unknown slots, all in one call."""
@@ -241,12 +248,18 @@ class Served(abc.ABC):
             if self._freed_meanwhile is not None:
                 self._freed_meanwhile.add(slot)
             self._executor.remove_cache_entry(slot)
+        # After the entry is gone: a plan that is bound from now on asks the client for the slot.
+        self._drop_plans(slot)
+
+    def forget_plans(self) -> None:
+        self._drop_plans(lib.NNB_ANY_SLOT)
+
+    def _drop_plans(self, slot: int) -> None:
         # Held by this frame, too: the burst may end meanwhile.
         endpoint, plans, gated = self._endpoint, self._plans, self._gated
         if not endpoint or not plans:
             return
         with self._plans_lock:
-            # After the entry is gone: a plan that is bound from now on asks the client for the slot.
             ids = ffi.new("uint32_t[]", lib.NNB_MAX_PLANS)
             for i in range(lib.nnb_server_free_slot(endpoint, slot, ids)):
                 plans[self._base + ids[i]] = self._rebind

@@ -10,6 +10,7 @@ from .._core._errno import check, system
 from .._core._nnburst import ffi, lib
 from ..errors import InvalidArgument
 from ..model import ExecutionResult, Request, RunOptions
+from ._caller import called_by, present_caller
 from ._endpoint import open_channel
 from ._executor import SlotExecutor
 from ._interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, Kernel, implements
@@ -95,6 +96,9 @@ class ExecutionBurstServer(BurstContext):
     def free_memory(self, slot: int) -> None:
         self._listener.free_memory(slot)
 
+    def forget_plans(self) -> None:
+        self._listener.forget_plans()
+
     def leave(self) -> None:
         self._listener.leave()
 
@@ -125,8 +129,11 @@ def executor_of(prepared_model: SupportsExecute) -> SlotExecutor:
     """Return an executor that has each request run by `execute_synchronously`."""
 
     def bind(request: Request, options: RunOptions) -> Kernel:
+        caller = present_caller()
+
         def run() -> ExecutionResult:
-            return prepared_model.execute_synchronously(request, options)
+            with called_by(caller):
+                return prepared_model.execute_synchronously(request, options)
 
         return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..burst import WorkingMemory
 from ._buffers import LocalBuffer
 from ._caching import DeviceCacheHome, build_epoch
 from ._common import check_preparation
@@ -47,6 +48,7 @@ __all__ = [
     "ReferenceDevice",
     "ReferencePreparedModel",
     "ResilientDevice",
+    "WorkingMemory",
     "WrappedModel",
     "build_epoch",
     "check_device",

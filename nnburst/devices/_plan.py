@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..burst import Kernel, run_until
+from ..burst import Kernel, WorkingMemory, called_by, present_caller, run_until
 from ..errors import ErrorStatus, ResourceExhausted
 from ..memory import BufferSet, OpenRequest, open_request
 from ..model import ExecutionResult, MeasureTiming, Request, RunOptions, Timing
@@ -45,6 +45,7 @@ class Plan:
         self._buffers = buffers
         self._measures = options.measure == MeasureTiming.YES
         self._deadline_ns = 0
+        self._caller = present_caller()
         self._opened: OpenRequest | None = None
         self.gate: BufferSet | None = None if buffers is None else buffers.set
         if buffers is None:
@@ -52,8 +53,10 @@ class Plan:
 
     def _open(self) -> OpenRequest:
         try:
-            opened = open_request(self._request)
-            self._kernel = self._bind(opened.request, self._options)
+            with called_by(self._caller):  # which it may not be when it is opened anew
+                self._staged = WorkingMemory()
+                opened = open_request(self._request, self._staged.take)
+                self._kernel = self._bind(opened.request, self._options)
         except MemoryError as error:
             raise ResourceExhausted(f"no memory for this execution: {error}") from error
         self._opened = opened
@@ -111,7 +114,8 @@ class Plan:
         kernel: Kernel | None = gate.admit()
         try:
             if kernel is None:
-                kernel = Plan(self._bind, buffers.with_views(), self._options).call
+                with called_by(self._caller):
+                    kernel = Plan(self._bind, buffers.with_views(), self._options).call
                 gate.keep(kernel)
             result = run_until(kernel, self._deadline_ns)
             shapes = () if gate.fixed else buffers.written(result)

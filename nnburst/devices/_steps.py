@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from .._core._errno import check
 from .._core._nnburst import ffi, lib
-from ..burst import Caller, Kernel, run_until
+from ..burst import Caller, Kernel, WorkingMemory, run_until
 from ..errors import (
     GeneralFailure,
     InvalidArgument,
@@ -76,6 +76,7 @@ class SteppedKernel:
         options: RunOptions,
     ) -> None:
         self._count = steps.count
+        self._memory = WorkingMemory()
         own: list[Region] = []  # the arguments of one step, as pools
         swapped: list[Region] = []  # the same, with the two states of each pair the other way round
         exchanged: list[list[tuple[Array, Array]]] = [[], []]
@@ -97,6 +98,7 @@ class SteppedKernel:
             output = outputs_of.get(position) if is_input else position
             if is_input and output is not None:
                 whole = pool.array(np.uint8, (pool.size,))
+                self._memory.take(2 * pool.size)
                 pair = pairs[output] = private_bytes(pool.size), private_bytes(pool.size)
                 self._first.append((pair[0], whole))
                 return of_one_step(argument, *map(_readable, pair))
@@ -107,6 +109,7 @@ class SteppedKernel:
             whole = pool.array(np.uint8, (location.length,), location.offset)
             if not is_input and not whole.flags.writeable:
                 raise InvalidArgument(f"output {position} lies in read-only memory; share it for writing")
+            self._memory.take(location.length // self._count)
             one = private_bytes(location.length // self._count)
             exchanged[not is_input].append((one, whole))
             seen = _readable(one) if is_input else one

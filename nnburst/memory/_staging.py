@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -97,8 +97,9 @@ class OpenRequest:
         is_direct: Nothing needs to be done before or after a run: all of it is mapped and cannot fail.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, take: Callable[[int], None]) -> None:
         self.request = Request((), ())
+        self._take = take
         self._inputs: list[tuple[Memory, int, Array]] = []
         self._outputs: list[tuple[Memory, int, Array]] = []
         self._fallible: dict[int, tuple[Memory, MemoryMapping]] = {}
@@ -145,7 +146,7 @@ class OpenRequest:
     def open_argument(self, memory: Memory, location: DataLocation, *, write: bool, rights: bool) -> Region:
         """Open one argument; `rights` tells whether the request writes to the pool anywhere."""
         if memory.image is not None:
-            private = private_bytes(memory.image.tight_size)
+            private = self._private(memory.image.tight_size)
             (self._outputs if write else self._inputs).append((memory, 0, private))
             return Region(private, is_private=True)
         if memory.mappable:
@@ -159,12 +160,16 @@ class OpenRequest:
                 raw = raw[:]
                 raw.flags.writeable = False
             return Region(raw)
-        private = private_bytes(location.length)  # a short result must not carry what lay here before
+        private = self._private(location.length)  # a short result must not carry what lay here before
         (self._outputs if write else self._inputs).append((memory, location.offset, private))
         return Region(private, is_private=True)
 
+    def _private(self, nbytes: int) -> Array:
+        self._take(nbytes)
+        return private_bytes(nbytes)
 
-def open_request(request: Request) -> OpenRequest:
+
+def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: None) -> OpenRequest:
     """Open the memory of a request that `validate_request` accepted.
 
     What cannot be truncated is mapped, read-only if the request only reads it. The rest gets private memory of the size
@@ -174,7 +179,7 @@ def open_request(request: Request) -> OpenRequest:
         GeneralFailure: A pool can neither be mapped nor copied. Every listed pool is looked at.
     """
     check_pools(request.pools, "request")
-    opened = OpenRequest()
+    opened = OpenRequest(take)
     written = {argument.location.pool_index for argument in request.outputs if not argument.has_no_value}
     for index in written:
         pool = request.pools[index]

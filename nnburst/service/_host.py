@@ -191,7 +191,7 @@ class HostedConnection:
     ) -> None:
         self._host = host
         self._charge = charge
-        self.objects = ObjectTable()
+        self.objects = ObjectTable(self._account)
         self.ledger = ledger
         self.tokens: set[int] = set()
         """Tokens of the buffers that this connection owns: it may name no others."""
@@ -440,6 +440,7 @@ class HostedConnection:
             callback = SlotMemories(
                 self.connection,
                 self.ledger,
+                self._account,
                 message.callback,
                 self.tokens,
                 self._same_user,
@@ -530,6 +531,15 @@ class HostedConnection:
         return calls.Done()
 
     # -- what calls bring ------------------------------------------------------------------------------------------
+
+    def _account(self, nbytes: int) -> Callable[[], None]:
+        """Charge working memory; where that would be too much, what is kept for later runs goes first."""
+        try:
+            return self.ledger.charge(working_bytes=nbytes).release
+        except ResourceExhausted:
+            for burst in self.objects.all_of(HostedBurst):
+                burst.context.forget_plans()
+            return self.ledger.charge(working_bytes=nbytes).release
 
     def _charge_for(self, pools: Sequence[WireMemory], fds: FdBundle, **more: int) -> Charge:
         return self.ledger.charge(mapped_bytes=total_size(pools), fds=len(fds), **more)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ..burst import BurstCallback, BurstContext, Seat
+from ..burst import Account, BurstCallback, BurstContext, Seat
 from ..devices import Buffer, FencedExecution, PreparedModel
 from ..errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError
 from ..memory import Memory, check_pools
@@ -131,6 +131,7 @@ class SlotMemories(BurstCallback):
         self,
         connection: Connection,
         ledger: Ledger,
+        account: Account,
         number: int,
         tokens: Container[int],
         allow_direct: bool,
@@ -147,6 +148,7 @@ class SlotMemories(BurstCallback):
         self._connection = connection
         self._tokens = tokens
         self._ledger = ledger
+        self._account = account
         self._number = number
         self._charges: dict[int, Charge] = {}
 
@@ -169,6 +171,11 @@ class SlotMemories(BurstCallback):
     def bell(self) -> int | None:
         """As the client has sent it; open while the burst is configured."""
         return self._bell
+
+    @property
+    def account(self) -> Account:
+        """The connection's."""
+        return self._account
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
         """Ask the client, in as many calls as the descriptors need."""

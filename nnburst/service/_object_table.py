@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ..burst import Caller
+from ..burst import Account, Caller
 from ..errors import DeadObject, InvalidArgument
 
 T = TypeVar("T")
@@ -38,17 +38,20 @@ class ObjectTable:
 
     Numbers are never used again. Nothing is called under the lock.
 
+    Args:
+        account: Where working memory of its client's requests counts; None: nowhere.
+
     Attributes:
         caller: The connection's client, until it has left.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, account: Account | None = None) -> None:
         self._lock = threading.Lock()
         self._entries: dict[int, _Entry] = {}
         self._numbers = itertools.count(1)
         self._closed = False
         self._kept: set[_Entry] = set()  # also those that are just being disposed of
-        self.caller = Caller()
+        self.caller = Caller(account=account)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -106,6 +109,10 @@ class ObjectTable:
             yield entry.value
         finally:
             self._let_go(entry)
+
+    def all_of(self, kind: type[T]) -> list[T]:
+        """Return the objects of a kind, to look at only, since each may go at any time. Takes no lock."""
+        return [entry.value for entry in tuple(self._entries.values()) if isinstance(entry.value, kind)]
 
     def remove(self, number: int) -> None:
         """Drop an object; an unknown number is ignored."""

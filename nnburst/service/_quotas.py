@@ -22,6 +22,7 @@ class Quotas(Struct, frozen=True):
         fds: Descriptors that were handed over.
         requests: Executions without a burst that are under way, each in a thread; a fenced one counts until its client
             has let go of it, too.
+        working_bytes: What bound requests and their runs take beside the memory of the requests.
     """
 
     connections: int = 1
@@ -32,6 +33,7 @@ class Quotas(Struct, frozen=True):
     mapped_bytes: int = 16 << 30
     fds: int = 1024
     requests: int = 64
+    working_bytes: int = 2 << 30
 
     def changed(self, values: Mapping[str, int], option: str = "quotas", *, of_user: bool = False) -> Quotas:
         """Return these quotas with some of them replaced.
@@ -54,7 +56,7 @@ class Quotas(Struct, frozen=True):
         return Quotas(**{**known, **values})
 
 
-PER_USER = Quotas(256, 512, 1024, 8192, 8 << 30, 32 << 30, 16384, 512)
+PER_USER = Quotas(256, 512, 1024, 8192, 8 << 30, 32 << 30, 16384, 512, 8 << 30)
 """Of a service that programs share, unless it was started with others."""
 
 
@@ -94,7 +96,7 @@ class Ledger:
     def __init__(self, quotas: Quotas, owner: str = "this connection", above: Ledger | None = None) -> None:
         self._limits = {field.name: int(getattr(quotas, field.name)) for field in fields(quotas)}
         self._used = dict.fromkeys(self._limits, 0)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is garbage gives back, which may be in the middle of a charge
         self._owner = owner
         self._prefix = "" if owner == "this connection" else "user."
         self._above = above

@@ -771,7 +771,7 @@ def test_quota_of_requests_counts_executions_without_a_burst_until_they_end(way:
 
 def test_quotas_are_one_value_for_all_connections_of_a_host() -> None:
     quotas = Quotas()
-    assert msgspec.structs.astuple(quotas) == (1, 64, 64, 1024, 4 << 30, 16 << 30, 1024, 64)
+    assert msgspec.structs.astuple(quotas) == (1, 64, 64, 1024, 4 << 30, 16 << 30, 1024, 64, 2 << 30)
     with pytest.raises(AttributeError):
         quotas.models = 65  # type: ignore[misc]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...burst import Kernel
+from ...burst import Kernel, WorkingMemory
 from ...errors import (
     ErrorStatus,
     GeneralFailure,
@@ -80,6 +80,7 @@ class BoundGraph:
         main = model.main
         self._graph = graph
         self._leave_open = leave_open
+        self._memory = WorkingMemory()
         self._kept: list[Bytes] = []  # ONNX Runtime gets addresses only
         self._copied_in: list[tuple[Bytes, Bytes]] = []
         self._copied_out: list[tuple[Bytes, Bytes]] = []
@@ -127,11 +128,15 @@ class BoundGraph:
             )
         region = pool.array(np.uint8, (nbytes,), location.offset)
         if self._needs_copy(node, pool, region):
-            private = np.empty(nbytes, np.uint8)
+            private = self._private(nbytes)
             self._copied_in.append((private, region))
             region = private
         self._inputs[node.name] = dims, region
         self._bind(self._binding.bind_input, node, dims, region)
+
+    def _private(self, nbytes: int) -> Bytes:
+        self._memory.take(nbytes)
+        return np.empty(nbytes, np.uint8)
 
     def _needs_copy(self, node: GraphArgument, pool: MemoryLike, region: Bytes) -> bool:
         """Whether ONNX Runtime must not work where the client put an argument."""
@@ -163,7 +168,7 @@ class BoundGraph:
             return
         region = _writable(pool, node, nbytes, location.offset)
         if self._needs_copy(node, pool, region):
-            private = np.empty(nbytes, np.uint8)
+            private = self._private(nbytes)
             self._copied_out.append((region, private))
             region = private
         self._shapes[position] = dims
@@ -248,16 +253,18 @@ class BoundGraph:
 
     def _run_open(self) -> ExecutionResult:
         """Run, and tell the shapes that came out."""
-        for output in self._open:  # or what the last run allocated would be used again, whatever its dimensions
-            self._binding.bind_output(output.argument.name, _CPU)
         try:
-            self._complete()
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise self._failed(error) from None
-        if self._open:
-            self._fetch()
+            try:
+                self._complete()
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise self._failed(error) from None
+            if self._open:
+                self._fetch()
+        finally:
+            for output in self._open:  # or what ONNX Runtime has allocated stays, and is used again, whatever its size
+                self._binding.bind_output(output.argument.name, _CPU)
         if self._insufficient:
             raise OutputInsufficientSize("an output needs more room", output_shapes=self._result_shapes())
         return ErrorStatus.NONE, self._result_shapes(), NO_TIMING

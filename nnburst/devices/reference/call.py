@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import ResourceExhausted
 from ...model import (
     FusedActivation,
     Match,
@@ -21,6 +20,9 @@ from ...model import (
     Signature,
     operand_info,
 )
+
+if TYPE_CHECKING:
+    from .graph import Budget
 
 __all__ = ["KernelCall", "KernelStep", "activation_limits", "decode_table", "encode_table"]
 
@@ -138,7 +140,7 @@ class KernelCall(OperationView):
         is_constant: Callable[[int], bool],
         derived: Callable[[Hashable, Callable[[], Any]], Any],
         reads: set[int],
-        most_bytes: int,
+        budget: Budget,
         place: Callable[[int, tuple[int, ...]], None] | None = None,
     ) -> None:
         snapshots: dict[int, Array] = {}
@@ -162,7 +164,7 @@ class KernelCall(OperationView):
         self._is_constant = is_constant
         self._derived = derived
         self._reads = reads
-        self._most_bytes = most_bytes
+        self._budget = budget
         self._place = place
         self._steps: list[KernelStep] = []
         self._tail: list[KernelStep] = []
@@ -182,13 +184,12 @@ class KernelCall(OperationView):
         return self._derived(key, make)
 
     def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Return an array for a kernel's own use whose size follows from parameters, such as padding.
+        """Return an array for a kernel's own use, that its steps keep.
 
         Raises:
-            ResourceExhausted: It is larger than all results may be.
+            ResourceExhausted: See `Budget.take_scratch`.
         """
-        if math.prod(shape) * np.dtype(dtype).itemsize > self._most_bytes:
-            raise ResourceExhausted(f"{list(shape)} elements of working memory are more than {self._most_bytes} bytes")
+        self._budget.take_scratch(shape, math.prod(shape) * np.dtype(dtype).itemsize)
         return np.empty(shape, dtype)
 
     # -- steps ------------------------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ class KernelCall(OperationView):
             return source
         if self._is_constant(index):
             return np.asarray(self.derived(("real", index), lambda: _decoded(source, operand, dtype)))
-        buffer = np.empty(source.shape, dtype)
+        buffer = self.scratch(source.shape, dtype)
         if source.itemsize == 1 and operand_info(operand.type).is_quantised:
             table = decode_table(operand, dtype)
             self.do(table.take, source.view(np.uint8), None, buffer, "clip")
@@ -301,7 +302,7 @@ class KernelCall(OperationView):
             return np.asarray(
                 self.derived((kind, index), lambda: np.ascontiguousarray(source.astype(dtype) - zero_point))
             )
-        buffer = np.empty(source.shape, dtype)
+        buffer = self.scratch(source.shape, dtype)
         self.centre_into(name, source, buffer)
         return buffer
 
@@ -322,7 +323,7 @@ class KernelCall(OperationView):
             bias: By channel.
             factor: Real value of a step of the sums, for all channels or by channel.
         """
-        self.do(_Quantiser(self.output(), self.integer("act"), sums.shape), sums, out, bias, factor)
+        self.do(_Quantiser(self.output(), self.integer("act"), sums.shape, self.scratch), sums, out, bias, factor)
 
     def real_out(self, which: int = 0) -> Array:
         """Return the array for the real values of an output; dense."""
@@ -334,13 +335,13 @@ class KernelCall(OperationView):
             self._tail += clamping(out, low, high, out)
             return out
         if not info.is_quantised:
-            buffer = np.empty(out.shape, np.float32)
+            buffer = self.scratch(out.shape, np.float32)
             self._tail += clamping(buffer, low, high, buffer)
             self._tail.append(partial(np.copyto, out, buffer, "same_kind"))
             return buffer
-        buffer = np.empty(out.shape, np.float64)
+        buffer = self.scratch(out.shape, np.float64)
         flat = buffer.reshape(-1, 1) if buffer.ndim == 0 else buffer.reshape(-1, buffer.shape[-1])
-        store = _Quantiser(operand, code, flat.shape)
+        store = _Quantiser(operand, code, flat.shape, self.scratch)
         self._tail.append(partial(store, flat, out.reshape(flat.shape)))
         return buffer
 
@@ -348,11 +349,13 @@ class KernelCall(OperationView):
 class _Quantiser:
     """Quantises rows of real values, as many at a time as stay in a cache: round half away from zero, then cut."""
 
-    def __init__(self, operand: Operand, code: int, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, operand: Operand, code: int, shape: tuple[int, ...], scratch: Callable[[tuple[int, ...], Any], Array]
+    ) -> None:
         rows, columns = shape
         self._step = max(1, min(rows, _AT_ONCE // max(1, columns)))
-        self._real, self._half = np.empty((2, self._step, columns))
-        self._whole = np.empty((self._step, columns), np.int32)
+        self._real, self._half = scratch((2, self._step, columns), np.float64)
+        self._whole = scratch((self._step, columns), np.int32)
         self._scale, self._zero_point = operand.scale, operand.zero_point
         low, high = activation_limits(operand, code)
         self._low, self._high = low - operand.zero_point, high - operand.zero_point

@@ -23,8 +23,9 @@ def run_if(outer: Binding, operation: Operation, limits: RunLimits) -> None:
     """Run one of two subgraphs on the values after them."""
     condition, then, otherwise, *values = operation.inputs
     chosen = then if _is_true(outer.arrays[condition]) else otherwise
-    results = _run_subgraph(outer, chosen, [_value(outer, index) for index in values], limits)
+    results, nbytes = _run_subgraph(outer, chosen, [_value(outer, index) for index in values], limits)
     _give(outer, operation, results)
+    outer.budget.drop_results(nbytes)
 
 
 def run_while(outer: Binding, operation: Operation, limits: RunLimits) -> None:
@@ -37,14 +38,24 @@ def run_while(outer: Binding, operation: Operation, limits: RunLimits) -> None:
     values = [_value(outer, index) for index in indexes]
     spent = {} if limits.spent is None else limits.spent
     begin = time.monotonic_ns() - spent.get(id(operation), 0)
-    while _is_true(_run_subgraph(outer, condition, values, limits)[0]):
+    held = 0  # in the budget, by the values
+    while _holds(outer, condition, values, limits):
         if time.monotonic_ns() >= begin + limits.loop_ns:
             remedy = "raise the loop timeout" + ("" if limits.spent is None else ", or run fewer steps at once")
             raise MissedDeadline(f"a WHILE ran for more than {limits.loop_ns / 1e9:g} s; {remedy}")
-        results = _run_subgraph(outer, body, values, limits)
+        results, nbytes = _run_subgraph(outer, body, values, limits)
         values[: len(results)] = results
+        outer.budget.drop_results(held)
+        held = nbytes
     spent[id(operation)] = time.monotonic_ns() - begin
     _give(outer, operation, values)
+    outer.budget.drop_results(held)
+
+
+def _holds(outer: Binding, condition: int, values: Sequence[_Value], limits: RunLimits) -> bool:
+    results, nbytes = _run_subgraph(outer, condition, values, limits)
+    outer.budget.drop_results(nbytes)
+    return _is_true(results[0])
 
 
 def _is_true(condition: Array) -> bool:
@@ -55,11 +66,13 @@ def _value(outer: Binding, index: int) -> _Value:
     return None if index in outer.omitted else outer.arrays[index]
 
 
-def _run_subgraph(outer: Binding, reference: int, values: Sequence[_Value], limits: RunLimits) -> list[Array]:
-    """Run the subgraph that an operand refers to; return its outputs."""
+def _run_subgraph(
+    outer: Binding, reference: int, values: Sequence[_Value], limits: RunLimits
+) -> tuple[list[Array], int]:
+    """Run the subgraph that an operand refers to; return its outputs, and what they count in the budget."""
     referenced = outer.graph.referenced
     graph = referenced[outer.graph.subgraph.operands[reference].location.offset]
-    inner = Binding(graph, limits.nbytes)
+    inner = Binding(graph, outer.budget)
     for index, value in zip(graph.subgraph.input_indexes, values, strict=True):
         if value is None:
             inner.omitted.add(index)
@@ -67,7 +80,8 @@ def _run_subgraph(outer: Binding, reference: int, values: Sequence[_Value], limi
             combine_dimensions(graph.subgraph.operands[index].dimensions, value.shape)
             inner.arrays[index] = value
     inner.run(0, limits)
-    return [inner.arrays[index] for index in graph.subgraph.output_indexes]
+    outputs = graph.subgraph.output_indexes
+    return [inner.arrays[index] for index in outputs], inner.hand_over(outputs)
 
 
 def _give(outer: Binding, operation: Operation, results: Sequence[_Value]) -> None:

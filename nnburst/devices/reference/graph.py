@@ -7,12 +7,14 @@ given by a request or by the operation around it, or made when the operation tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
+from ...burst import WorkingMemory
 from ...errors import GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ...model import (
     DataLocation,
@@ -33,7 +35,16 @@ from .._deadline import deadline_passed
 from .call import KernelCall, KernelStep
 from .kernels import KERNELS
 
-__all__ = ["CONTROL_FLOW", "LONGEST_LOOP_NS", "PASSING", "Binding", "PreparedSubgraph", "RunLimits", "map_argument"]
+__all__ = [
+    "CONTROL_FLOW",
+    "LONGEST_LOOP_NS",
+    "PASSING",
+    "Binding",
+    "Budget",
+    "PreparedSubgraph",
+    "RunLimits",
+    "map_argument",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PASSING = (MissedDeadline, ResourceExhausted, MemoryError)
@@ -43,7 +54,7 @@ LONGEST_LOOP_NS = 15_000_000_000
 """What a WHILE may take at most, whatever is asked for."""
 _LEAST_MEMORY = 1 << 28
 _MEMORY_FACTOR = 64
-"""Results of the operations of a subgraph may take so many times the bytes of request and constants, and 256 MiB in
+"""Results of the operations of an execution may take so many times the bytes of request and constants, and 256 MiB in
 any case; kernels use up to eight times the size of what they compute on."""
 
 
@@ -69,26 +80,80 @@ class RunLimits(Struct, frozen=True):
     """How far an execution may go.
 
     Attributes:
-        nbytes: Of the results of one subgraph's operations.
         deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds; 0 is none.
         loop_ns: Nanoseconds that one WHILE may take.
         spent: What each WHILE has taken so far, by its id, where all runs of it together may take `loop_ns`.
     """
 
-    nbytes: int
     deadline_ns: int = 0
     loop_ns: int = 2_000_000_000
     spent: dict[int, int] | None = None
-
-    @classmethod
-    def for_bytes(cls, nbytes: int) -> RunLimits:
-        """Return the limits of an execution with so many bytes of arguments and constants."""
-        return cls(max(_LEAST_MEMORY, _MEMORY_FACTOR * nbytes))
 
     def require_time(self) -> None:
         """Raise `MissedDeadline` once the deadline has passed."""
         if deadline_passed(self.deadline_ns):
             raise MissedDeadline("the execution's deadline has passed")
+
+
+class Budget(WorkingMemory):
+    """The memory that one execution may take, with all subgraphs that it runs inside each other.
+
+    Args:
+        nbytes: Of its arguments and constants.
+
+    Attributes:
+        results: Bytes of the results of operations that there are now; they are limited.
+        scratch: Bytes of the kernels' own arrays.
+    """
+
+    __slots__ = ("_most", "results", "scratch")
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__()
+        self._most = max(_LEAST_MEMORY, _MEMORY_FACTOR * nbytes)
+        self.results = self.scratch = 0
+
+    def take_result(self, nbytes: int, dims: tuple[int, ...]) -> None:
+        """Count a result.
+
+        Raises:
+            ResourceExhausted: The results of the execution take too much memory, or the caller's quota is used up.
+        """
+        if self.results + nbytes > self._most:
+            raise ResourceExhausted(f"results take more than {self._most} bytes; the last has dimensions {list(dims)}")
+        self.take(nbytes)
+        self.results += nbytes
+
+    def drop_results(self, nbytes: int) -> None:
+        """So many bytes of results are free."""
+        self.give_back(nbytes)
+        self.results -= nbytes
+
+    def take_scratch(self, shape: tuple[int, ...], nbytes: int) -> None:
+        """Count an array of a kernel.
+
+        Raises:
+            ResourceExhausted: It is larger than all results may be, or the caller's quota is used up.
+        """
+        if nbytes > self._most:
+            raise ResourceExhausted(f"{list(shape)} elements of working memory are more than {self._most} bytes")
+        self.take(nbytes)
+        self.scratch += nbytes
+
+    def drop_scratch(self, to: int) -> None:
+        """Arrays of kernels are free, but for so many bytes."""
+        self.give_back(self.scratch - to)
+        self.scratch = to
+
+    @contextmanager
+    def for_a_run(self) -> Iterator[None]:
+        """See `WorkingMemory.for_a_run`."""
+        results, scratch = self.results, self.scratch
+        try:
+            with super().for_a_run():
+                yield
+        finally:
+            self.results, self.scratch = results, scratch
 
 
 class Binding:
@@ -103,7 +168,7 @@ class Binding:
         reads: Constants whose stored values are used, when operations are bound or in each run.
     """
 
-    def __init__(self, graph: PreparedSubgraph, nbytes: int) -> None:
+    def __init__(self, graph: PreparedSubgraph, budget: Budget) -> None:
         operands = graph.subgraph.operands
         self.graph = graph
         self.arrays: dict[int, Array] = dict(graph.constants)
@@ -112,7 +177,7 @@ class Binding:
         self.expected = [operand.dimensions for operand in operands]
         self.insufficient: dict[int, tuple[int, ...]] = {}
         self.reads: set[int] = set()
-        self._most = nbytes
+        self.budget = budget
         self._taken: dict[int, int] = {}
 
     def run(self, start: int, limits: RunLimits) -> None:
@@ -123,7 +188,37 @@ class Binding:
         """
         for position in range(start, len(self.graph.subgraph.operations)):
             limits.require_time()
+            scratch = self.budget.scratch
             self.step_through(position, self.bind(position, limits))
+            self.budget.drop_scratch(scratch)
+
+    def forget(self, operands: Iterable[int]) -> None:
+        """Let go of the arrays that were made for results."""
+        for index in operands:
+            if index in self._taken:
+                del self.arrays[index]
+                self.budget.drop_results(self._taken.pop(index))
+
+    def hand_over(self, operands: Iterable[int]) -> int:
+        """Let go of all arrays that were made, but for those of some results: the caller has them from now on.
+
+        Returns:
+            What these count in the budget.
+        """
+        handed = sum(self._taken.pop(index, 0) for index in set(operands))
+        self.forget(tuple(self._taken))
+        return handed
+
+    @contextmanager
+    def for_a_run(self) -> Iterator[None]:
+        """Results that get their arrays in the with block lose them at its end."""
+        bound = frozenset(self._taken)
+        try:
+            with self.budget.for_a_run():
+                yield
+        finally:
+            for index in self._taken.keys() - bound:
+                del self.arrays[index], self._taken[index]
 
     def step_through(self, position: int, steps: Sequence[KernelStep]) -> None:
         """Make the calls of an operation.
@@ -196,7 +291,7 @@ class Binding:
             derived=lambda key, make: graph.derived((position, key), make),
             is_constant=graph.constants.__contains__,
             reads=self.reads,
-            most_bytes=self._most,
+            budget=self.budget,
             place=self.place if row.measured else None,
         )
 
@@ -221,7 +316,7 @@ class Binding:
 
         Raises:
             InvalidArgument: It has others.
-            ResourceExhausted: The results of the subgraph take too much memory.
+            ResourceExhausted: See `Budget.take_result`.
         """
         operand, expected = self.graph.subgraph.operands[index], self.expected[index]
         if expected and (
@@ -232,6 +327,7 @@ class Binding:
             )
         info = operand_info(operand.type)
         nbytes = math.prod(dims) * info.element_size
+        self.forget((index,))
         if index in self.regions:
             pool, location = self.regions[index]
             if nbytes <= location.length:
@@ -239,10 +335,9 @@ class Binding:
                 self.arrays[index] = map_argument(pool, operand, dims, location)
                 return
             self.insufficient[index] = dims
-        self._taken[index] = nbytes
-        if sum(self._taken.values()) > self._most:
-            raise ResourceExhausted(f"results take more than {self._most} bytes; the last has dimensions {list(dims)}")
+        self.budget.take_result(nbytes, dims)
         self.arrays[index] = np.empty(dims, info.dtype)
+        self._taken[index] = nbytes
 
 
 def map_argument(pool: MemoryLike, operand: Operand, dims: tuple[int, ...], location: DataLocation) -> Array:

@@ -36,7 +36,7 @@ from ...model import (
 )
 from .._deadline import earlier
 from .call import KernelStep
-from .graph import LONGEST_LOOP_NS, PASSING, Binding, RunLimits, map_argument
+from .graph import LONGEST_LOOP_NS, PASSING, Binding, Budget, RunLimits, map_argument
 
 if TYPE_CHECKING:
     from .prepared import ReferencePreparedModel
@@ -65,10 +65,10 @@ class Program:
         self._operations = main.operations
         self._operands = main.operands
         arguments = sum(argument.location.length for argument in (*request.inputs, *request.outputs))
-        limits = RunLimits.for_bytes(arguments + sum(value.nbytes for value in prepared.constants.values()))
-        loop_ns = min(options.loop_timeout_ns, LONGEST_LOOP_NS) or limits.loop_ns
-        self._limits = replace(limits, deadline_ns=options.deadline_ns, loop_ns=loop_ns)
-        self._binding = Binding(prepared.graph, limits.nbytes)
+        budget = Budget(arguments + sum(value.nbytes for value in prepared.constants.values()))
+        loop_ns = min(options.loop_timeout_ns, LONGEST_LOOP_NS) or RunLimits().loop_ns
+        self._limits = RunLimits(deadline_ns=options.deadline_ns, loop_ns=loop_ns)
+        self._binding = Binding(prepared.graph, budget)
         self._arrays, self._insufficient = self._binding.arrays, self._binding.insufficient
         self._bind_inputs(request)
         self._bind_outputs(request)
@@ -158,9 +158,12 @@ class Program:
     def _bind_operations(self) -> int:
         """Bind from the front as far as everything needed is known. Returns how many operations are bound."""
         for position in range(len(self._operations)):
+            scratch = self._binding.budget.scratch
             try:
                 steps = self._binding.bind(position, None)
             except UnknownYet:
+                self._binding.forget(self._operations[position].outputs)
+                self._binding.budget.drop_scratch(scratch)
                 return position
             self._starts.append(len(self._steps))
             self._steps += steps
@@ -187,14 +190,18 @@ class Program:
             start = self._starts[position]
             end = self._starts[position + 1] if position + 1 < self._bound else len(self._steps)
             self._binding.step_through(position, self._steps[start:end])
-        self._binding.run(self._bound, limits)
+        if not self.is_bound:
+            with self._binding.for_a_run():
+                self._binding.run(self._bound, limits)
 
     def _is_complete(self, index: int) -> bool:
         return operand_info(self._operands[index].type).is_scalar or is_fully_specified(self._binding.expected[index])
 
     def _shapes(self) -> tuple[OutputShape, ...]:
         return tuple(
-            OutputShape(self._arrays[index].shape, index not in self._insufficient)
+            OutputShape(self._insufficient[index], False)
+            if index in self._insufficient
+            else OutputShape(self._arrays[index].shape)
             for index in self._prepared.model.main.output_indexes
         )
 

@@ -29,7 +29,7 @@ def _new_sums(call: KernelCall, channel_axis: int, nchw: bool) -> Array:
     """Return the array for sums of products, channels last: the output itself if that can hold them."""
     out = as_nhwc(call.out(), nchw) if call.out().ndim == 4 else call.out()
     dtype = call.sum_dtype("filter", channel_axis)
-    return out if out.dtype == dtype and not nchw else np.empty(out.shape, dtype)
+    return out if out.dtype == dtype and not nchw else call.scratch(out.shape, dtype)
 
 
 def _accumulate(call: KernelCall, sums: Array, nchw: bool = False) -> None:
@@ -43,7 +43,7 @@ def _accumulate(call: KernelCall, sums: Array, nchw: bool = False) -> None:
         return
     channels, out = call.channel_scales("filter"), as_nhwc(call.out(), nchw) if sums.ndim == 4 else call.out()
     scales = call.operand("filter").scale if channels is None else np.array(channels[0])
-    stored = np.empty(out.shape, out.dtype) if nchw else out
+    stored = call.scratch(out.shape, out.dtype) if nchw else out
     rows = (-1, sums.shape[-1])
     call.store_sums(sums.reshape(rows), stored.reshape(rows), bias, call.operand("x").scale * scales)
     if nchw:
@@ -56,7 +56,7 @@ def fully_connected(call: KernelCall) -> None:
     matrix = call.centred("filter", lambda filter_: filter_.T, sums.dtype.type)
     x = call.array("x").reshape(-1, matrix.shape[0])
     if x.dtype != sums.dtype:
-        rows = np.empty(x.shape, sums.dtype)
+        rows = call.scratch(x.shape, sums.dtype)
         call.centre_into("x", x, rows)
         x = rows
     call.do(np.matmul, x, matrix, sums)
@@ -95,12 +95,12 @@ def _unfolded_product(call: KernelCall, every: Array, matrix: Array, sums: Array
     size, co = matrix.shape
     at_once = max(1, _COLUMNS_BYTES // (size * matrix.itemsize))
     if batch * height * width <= at_once:
-        columns = np.empty(every.shape, matrix.dtype)
+        columns = call.scratch(every.shape, matrix.dtype)
         call.do(np.copyto, columns, every)
         call.do(np.matmul, columns.reshape(-1, size), matrix, sums.reshape(-1, co))
         return
     rows, wide = max(1, min(height, at_once // width)), min(width, at_once)
-    buffer: Array = np.empty(rows * wide * size, matrix.dtype)
+    buffer = call.scratch((rows * wide * size,), matrix.dtype)
     for b, top, left in product(range(batch), range(0, height, rows), range(0, width, wide)):
         part = every[b, top : top + rows, left : left + wide]
         piece = buffer[: part.size].reshape(part.shape)
@@ -149,7 +149,7 @@ def grouped_conv_2d(call: KernelCall) -> None:
         "filter", lambda filter_: filter_.reshape(groups, co // groups, -1).transpose(0, 2, 1), sums.dtype.type
     )
     every = windows(_centred_image(call, g, sums.dtype), g)
-    part = np.empty((*sums.shape[:3], co // groups), sums.dtype)
+    part = call.scratch((*sums.shape[:3], co // groups), sums.dtype)
     for group in range(groups):
         _unfolded_product(call, every[..., group * ci : (group + 1) * ci], matrices[group], part)
         call.do(np.copyto, sums[..., group * (co // groups) : (group + 1) * (co // groups)], part)
@@ -163,7 +163,7 @@ def transpose_conv_2d(call: KernelCall) -> None:
     sums = _new_sums(call, 0, g.nchw)
     matrices = call.centred("filter", lambda filter_: filter_.transpose(1, 2, 3, 0), sums.dtype.type)
     image = as_nhwc(call.array("x"), g.nchw)
-    centred = np.empty(image.shape, sums.dtype)
+    centred = call.scratch(image.shape, sums.dtype)
     call.centre_into("x", image, centred)
     call.do(sums.fill, 0)
     for i, j in np.ndindex(fh, fw):

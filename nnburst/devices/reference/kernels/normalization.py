@@ -23,7 +23,7 @@ def softmax(call: KernelCall) -> None:
     """exp(beta (x - max)) / sum, along an axis."""
     x, out = call.real("x"), call.real_out()
     axis, beta = call.axis("axis", x.ndim), call.real_dtype(call.number("beta"))
-    reduced = np.empty([1 if i == axis else size for i, size in enumerate(x.shape)], x.dtype)
+    reduced = call.scratch(tuple(1 if i == axis else size for i, size in enumerate(x.shape)), x.dtype)
     call.do(np.maximum.reduce, x, axis, None, reduced, True)
     call.do(np.subtract, x, reduced, out)
     if beta != 1:

@@ -81,7 +81,7 @@ def l2_pool_2d(call: KernelCall) -> None:
     """L2_POOL_2D: square root of the mean of squares."""
     g = _geometry(call)
     image, out = as_nhwc(call.real("x"), g.nchw), as_nhwc(call.real_out(), g.nchw)
-    squares = np.empty(image.shape, image.dtype)
+    squares = call.scratch(image.shape, image.dtype)
     call.do(np.multiply, image, image, squares)
     _mean(call, squares, g, out)
     call.do(np.sqrt, out, out)
