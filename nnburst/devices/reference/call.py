@@ -22,7 +22,7 @@ from ...model import (
 )
 
 if TYPE_CHECKING:
-    from .graph import Budget
+    from .graph import MemoryBudget
 
 __all__ = ["KernelCall", "KernelStep", "activation_limits", "decode_table", "encode_table"]
 
@@ -140,7 +140,7 @@ class KernelCall(OperationView):
         is_constant: Callable[[int], bool],
         derived: Callable[[Hashable, Callable[[], Any]], Any],
         reads: set[int],
-        budget: Budget,
+        budget: MemoryBudget,
         place: Callable[[int, tuple[int, ...]], None] | None = None,
     ) -> None:
         snapshots: dict[int, Array] = {}
@@ -187,7 +187,7 @@ class KernelCall(OperationView):
         """Return an array for a kernel's own use, that its steps keep.
 
         Raises:
-            ResourceExhausted: See `Budget.take_scratch`.
+            ResourceExhausted: See `MemoryBudget.take_scratch`.
         """
         self._budget.take_scratch(shape, math.prod(shape) * np.dtype(dtype).itemsize)
         return np.empty(shape, dtype)

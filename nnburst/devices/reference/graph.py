@@ -40,7 +40,7 @@ __all__ = [
     "LONGEST_LOOP_NS",
     "PASSING",
     "Binding",
-    "Budget",
+    "MemoryBudget",
     "PreparedSubgraph",
     "RunLimits",
     "map_argument",
@@ -95,7 +95,7 @@ class RunLimits(Struct, frozen=True):
             raise MissedDeadline("the execution's deadline has passed")
 
 
-class Budget(WorkingMemory):
+class MemoryBudget(WorkingMemory):
     """The memory that one execution may take, with all subgraphs that it runs inside each other.
 
     Args:
@@ -168,7 +168,7 @@ class Binding:
         reads: Constants whose stored values are used, when operations are bound or in each run.
     """
 
-    def __init__(self, graph: PreparedSubgraph, budget: Budget) -> None:
+    def __init__(self, graph: PreparedSubgraph, budget: MemoryBudget) -> None:
         operands = graph.subgraph.operands
         self.graph = graph
         self.arrays: dict[int, Array] = dict(graph.constants)
@@ -316,7 +316,7 @@ class Binding:
 
         Raises:
             InvalidArgument: It has others.
-            ResourceExhausted: See `Budget.take_result`.
+            ResourceExhausted: See `MemoryBudget.take_result`.
         """
         operand, expected = self.graph.subgraph.operands[index], self.expected[index]
         if expected and (

@@ -36,7 +36,7 @@ from ...model import (
 )
 from .._deadline import earlier
 from .call import KernelStep
-from .graph import LONGEST_LOOP_NS, PASSING, Binding, Budget, RunLimits, map_argument
+from .graph import LONGEST_LOOP_NS, PASSING, Binding, MemoryBudget, RunLimits, map_argument
 
 if TYPE_CHECKING:
     from .prepared import ReferencePreparedModel
@@ -65,7 +65,7 @@ class Program:
         self._operations = main.operations
         self._operands = main.operands
         arguments = sum(argument.location.length for argument in (*request.inputs, *request.outputs))
-        budget = Budget(arguments + sum(value.nbytes for value in prepared.constants.values()))
+        budget = MemoryBudget(arguments + sum(value.nbytes for value in prepared.constants.values()))
         loop_ns = min(options.loop_timeout_ns, LONGEST_LOOP_NS) or RunLimits().loop_ns
         self._limits = RunLimits(deadline_ns=options.deadline_ns, loop_ns=loop_ns)
         self._binding = Binding(prepared.graph, budget)
