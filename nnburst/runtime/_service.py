@@ -372,7 +372,7 @@ def launch(
     return Service(_Restarting(again) if comes_back else again(), "child", again, kept)
 
 
-def connect(address: str, *, timeout: float | None = 10.0) -> Service:
+def connect(address: str, *, timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()) -> Service:
     """Connect to a service that is running (``nnburst serve``) and that other programs may use, too.
 
     Closing it ends this program's connection; the service goes on.
@@ -380,9 +380,12 @@ def connect(address: str, *, timeout: float | None = 10.0) -> Service:
     Args:
         address: The name of the service, or ``unix:`` and the path of its socket.
         timeout: Seconds that it may take to answer; None for no limit.
+        trust_uid: User id, or several, whose services are used beside those of this user and of root. A service sees
+            what its models get, and says what they give.
 
     Raises:
-        DeviceUnavailable: No service runs there, or it does not serve this user; the message says what to do.
+        DeviceUnavailable: No service runs there, it does not serve this user, or is one of a user who is not trusted;
+            the message says what to do.
         InvalidArgument: The address is malformed.
         MissedDeadline: It did not answer in time.
     """
@@ -392,13 +395,13 @@ def connect(address: str, *, timeout: float | None = 10.0) -> Service:
         """It may be on its way up: come again until the deadline of the caller."""
         while True:
             try:
-                return connect_to(address, timeout=timeout)
+                return connect_to(address, timeout=timeout, trust_uid=trust_uid)
             except (DeviceUnavailable, MissedDeadline):
                 if (time_left(math.inf) or 0.0) <= _A_MOMENT:
                     raise
                 time.sleep(_A_MOMENT)
 
-    return Service(connect_to(address, timeout=timeout), repr(address), again)
+    return Service(connect_to(address, timeout=timeout, trust_uid=trust_uid), repr(address), again)
 
 
 def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 
 from .._core._errno import checked_timeout
@@ -179,22 +179,25 @@ class ServiceConnection(OneProcess):
         return f"<ServiceConnection pid={self._pid} {'alive' if self.alive else 'ended'}>"
 
 
-def connect_to(address: str, *, timeout: float | None = 10.0) -> ServiceConnection:
+def connect_to(
+    address: str, *, timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()
+) -> ServiceConnection:
     """Connect to a service that is running.
 
     Args:
         address: Its name, or ``unix:`` and the path of its socket.
         timeout: Seconds that it may take to answer; None for no limit.
+        trust_uid: Users whose services are used, beside this one and root.
 
     Raises:
-        DeviceUnavailable: No service runs there, or it does not serve this user.
+        DeviceUnavailable: No service runs there, it does not serve this user, or is one of a user who is not trusted.
         InvalidArgument: The address is malformed.
         MissedDeadline: It did not answer in time.
     """
     limit = checked_timeout(timeout)
 
     def connect() -> ServiceConnection:
-        sock = dial(address, time_left())
+        sock = dial(address, time_left(), trust_uid)
         try:
             # No pidfd: with a service manager the socket was made by another process than the one that serves it.
             return ServiceConnection(sock, timeout=None)

@@ -17,7 +17,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -100,13 +100,47 @@ def _own_directory(directory: Path, wider: bool) -> None:
         found = directory.lstat()
     except OSError as error:
         raise BadState(f"the runtime directory {str(directory)!r} cannot be used: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    if not _is_of(found, {os.geteuid()}):
         raise BadState(
             f"the runtime directory {str(directory)!r} must be a directory of user {os.geteuid()} that no other user "
             f"can write: remove it, or set {RUNTIME_VARIABLE}"
         )
     if wider and found.st_mode & 0o011 != 0o011:
         directory.chmod(stat.S_IMODE(found.st_mode) | 0o011)
+
+
+def _is_of(found: os.stat_result, uids: Collection[int]) -> bool:
+    """Whether something is a directory, no link, of one of some users that nobody else can write."""
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in uids and not found.st_mode & 0o022
+
+
+def trusted_uids(more: int | Collection[int] = ()) -> frozenset[int]:
+    """Return the users whose services this process uses: its own, root, and more.
+
+    Raises:
+        InvalidArgument: These are no user ids.
+    """
+    uids = more if isinstance(more, Collection) else (more,)
+    if isinstance(more, str | bytes) or not all(isinstance(uid, int) and not isinstance(uid, bool) for uid in uids):
+        raise InvalidArgument(f"trust_uid={more!r}: give a user id, or several; pwd.getpwnam(NAME).pw_uid is one")
+    return frozenset({os.geteuid(), 0, *uids})
+
+
+def _distrusted(directory: Path, trusted: Collection[int]) -> str:
+    """Say why a runtime directory may hold what another user has put there; empty if it is not there or does not."""
+    try:
+        found = directory.lstat()
+    except OSError:
+        return ""
+    if _is_of(found, trusted):
+        return ""
+    what = f"is of user {found.st_uid}" if stat.S_ISDIR(found.st_mode) else "is not a directory"
+    if found.st_uid in trusted and stat.S_ISDIR(found.st_mode):
+        what = "can be written by other users"
+    return (
+        f"the runtime directory {str(directory)!r} {what}, so a service in it may be anybody's: remove it, set "
+        f"{RUNTIME_VARIABLE}, or, if you trust that user, connect(..., trust_uid={found.st_uid})"
+    )
 
 
 # ---- serving --------------------------------------------------------------------------------------------------
@@ -247,28 +281,55 @@ def peer_pidfd(sock: socket.socket) -> int | None:
     return None
 
 
-def dial(address: str, timeout: float | None) -> socket.socket:
+def _find(address: str, trusted: Collection[int]) -> Path:
+    """Return the path of a socket: in the directory of this user, or, where it has none of the name, in the system's.
+
+    Raises:
+        DeviceUnavailable: The directory may hold what another user has put there.
+    """
+    path = socket_path(address)
+    if address.startswith(_PREFIX):
+        return path
+    shared, why = SYSTEM_DIRECTORY / path.name, _distrusted(path.parent, trusted)
+    if (why or not os.path.exists(path)) and os.path.exists(shared):
+        path, why = shared, _distrusted(SYSTEM_DIRECTORY, trusted)
+    if why:
+        raise DeviceUnavailable(why)
+    return path
+
+
+def _check_peer(sock: socket.socket, path: Path, trusted: Collection[int]) -> None:
+    uid = peer_of(sock).uid
+    if uid not in trusted:
+        raise DeviceUnavailable(
+            f"the service at {str(path)!r} is of user {uid}, and this process trusts those of user {os.geteuid()} and "
+            f"of root: if you trust that user with what models get and give, connect(..., trust_uid={uid})"
+        )
+
+
+def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] = ()) -> socket.socket:
     """Connect to a running service.
 
     Args:
         address: As for `socket_path`; a name is looked for in the user's directory, then in /run/nnburst.
         timeout: Seconds to wait for room in its backlog; None for no limit.
+        trust_uid: Users whose services are used, beside this one and root.
 
     Raises:
-        DeviceUnavailable: No service runs there, or it may not be reached by this user.
+        DeviceUnavailable: No service runs there, it may not be reached by this user, or it is one of a user who is not
+            trusted.
         MissedDeadline: The service does not take connections.
         InvalidArgument: The address is malformed.
     """
-    path = socket_path(address)
-    if not address.startswith(_PREFIX) and not path.exists():
-        shared = SYSTEM_DIRECTORY / path.name
-        path = shared if shared.exists() else path
+    trusted = trusted_uids(trust_uid)
+    path = _find(address, trusted)
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         while True:
             try:
                 sock.connect(os.fspath(path))
+                _check_peer(sock, path, trusted)
                 return sock
             except BlockingIOError:  # its backlog is full, for which a Unix socket cannot be polled
                 if time.monotonic() >= deadline:
@@ -319,10 +380,14 @@ class FoundService(Struct, frozen=True):
 
 
 def running_services() -> Iterator[FoundService]:
-    """Yield the services of this user and of the system, dead ones too, without connecting to any."""
-    seen = set()
+    """Yield the services of this user and of the system, dead ones too, without connecting to any.
+
+    A directory that another user has made, or can write, holds none.
+    """
+    seen, trusted = set(), trusted_uids()
     for directory in (runtime_directory(), SYSTEM_DIRECTORY):
-        for path in sorted(directory.glob("*.sock")) if directory.is_dir() else ():
+        is_used = directory.is_dir() and not _distrusted(directory, trusted)
+        for path in sorted(directory.glob("*.sock")) if is_used else ():
             if path.name not in seen:
                 seen.add(path.name)
                 yield FoundService(path.name.removesuffix(".sock"), path, _owner(_lock_path(path)))

@@ -115,8 +115,9 @@ CACHED = (
     ACCOUNT
     + MODEL
     + """
-address, directory, state = sys.argv[2:]
-nnburst.connect(address).close()
+address, directory, state = sys.argv[2:5]
+service_uid = int(sys.argv[5])
+nnburst.connect(address, trust_uid=service_uid).close()
 become(int(sys.argv[1]))
 try:
     os.listdir(state)
@@ -125,7 +126,7 @@ except PermissionError:
     pass
 
 def report():
-    with nnburst.connect(address) as service:
+    with nnburst.connect(address, trust_uid=service_uid) as service:
         compilation = nnburst.Compilation(model, service.devices)
         compilation.set_caching_auto(directory, always=True)
         compilation.finish()
@@ -199,14 +200,15 @@ def test_service_of_another_account_believes_only_what_it_wrote_itself(public: P
         assert ready, "the service did not start"
         assert os.stat(f"/proc/{service.pid}").st_uid == SERVICE
         done = subprocess.run(
-            [sys.executable, "-c", CACHED, str(CLIENT), f"unix:{run / 'vision.sock'}", str(cache), str(state)],
+            [sys.executable, "-c", CACHED, str(CLIENT), f"unix:{run / 'vision.sock'}", str(cache), str(state),
+             str(SERVICE)],
             capture_output=True,
             text=True,
             timeout=2 * WATCHDOG,
             cwd="/",
             env=environment,
             check=False,
-        )
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
         assert found["files"] > 0
@@ -220,3 +222,97 @@ def test_service_of_another_account_believes_only_what_it_wrote_itself(public: P
         service.wait()
         assert service.stdout is not None
         service.stdout.close()
+
+
+# ---- a service that another account has put where a client looks ----------------------------------------------------
+
+PLANTED = """
+import json, os, socket, sys
+import nnburst.runtime
+from nnburst.service import dial, running_services
+directory, planter, client = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+os.environ["NNBURST_RUNTIME_DIR"] = directory
+mode, owner = sys.argv[4], int(sys.argv[5])
+
+def become(user):
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+told, tell = os.pipe()
+stay, leave = os.pipe()
+if os.fork() == 0:
+    os.close(leave)
+    become(planter)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(directory + "/vision.sock")
+        os.chmod(directory + "/vision.sock", 0o666)
+        listener.listen()
+        os.write(tell, b"x")
+        os.read(stay, 1)  # until the client has ended
+    os._exit(0)
+os.read(told, 1)
+os.chown(directory, owner, owner)
+os.chmod(directory, int(mode, 8))
+become(client)
+
+def attempt(address, **options):
+    try:
+        dial(address, 5, **options).close()
+        return "connected"
+    except nnburst.DeviceUnavailable as error:
+        return str(error)
+
+def connected(address, **options):
+    try:
+        nnburst.connect(address, timeout=5, **options)
+    except nnburst.DeviceUnavailable as error:
+        return str(error)
+
+print(json.dumps({
+    "name": attempt("vision"),
+    "path": attempt(f"unix:{directory}/vision.sock"),
+    "other": attempt("vision", trust_uid=12345),
+    "connect": connected("vision"),
+    "one": attempt("vision", trust_uid=planter),
+    "several": attempt("vision", trust_uid={1, planter}),
+    "listed": [found.name for found in running_services()],
+}))
+"""
+
+
+@as_root
+@pytest.mark.parametrize("client", [CLIENT, 0])
+@pytest.mark.parametrize(
+    ("mode", "owner", "because"),
+    [
+        ("0711", SERVICE, f"is of user {SERVICE}"),
+        ("0777", "client", "can be written by other users"),
+        ("0711", "client", f"is of user {SERVICE}, and this process trusts those of user"),
+    ],
+)
+def test_service_that_another_account_has_planted_is_not_used(
+    public: Path, client: int, mode: str, owner: int | str, because: str
+) -> None:
+    run = owned(public / "run", SERVICE)
+    owner = client if owner == "client" else owner
+    arguments = [str(run), str(SERVICE), str(client), mode, str(owner)]
+    done = subprocess.run(
+        [sys.executable, "-c", PLANTED, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert because in found["name"]
+    assert "trust_uid=" in found["name"]
+    assert found["connect"] == found["name"]
+    assert because in found["other"]
+    assert f"trust_uid={SERVICE}" in found["path"]
+    trusted = "can be written by other users" if mode == "0777" else "connected"
+    assert trusted in found["one"]
+    assert trusted in found["several"]
+    assert found["listed"] == ([] if owner == SERVICE or mode == "0777" else ["vision"])

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from onnx_support import FLOAT, RNG, TensorProto, graph, helper, in_process, node, onnx, ort
 
 import nnburst
 from nnburst import GeneralFailure
+from nnburst.burst import Caller, called_by
 from nnburst.devices.onnxruntime import OnnxRuntimeDevice
 from nnburst.devices.onnxruntime._graph import SessionSettings, compile_graph
 from nnburst.devices.onnxruntime._importer import import_graph
@@ -333,3 +335,37 @@ def test_runtime_is_given_only_what_was_parsed(saved: bool, monkeypatch: pytest.
         compile_graph(sent, {}, settings)
     assert given
     assert not any(b"secret" in data for data in given)
+
+
+def test_copies_of_arguments_count_as_working_memory_and_results_of_open_shape_are_not_kept() -> None:
+    """INT64 is always copied. What ONNX Runtime allocates for an output of unknown size goes with the run."""
+    n, runs = 1 << 17, 3
+    proto = graph(
+        [node("Add", ["x", "x"], ["y"]), node("NonZero", ["x"], ["where"])],
+        [("x", INT64, (n,))],
+        [("y", INT64, (n,)), ("where", INT64, (1, None))],
+    )
+    taken: list[int] = []
+
+    def account(nbytes: int) -> Callable[[], None]:
+        taken.append(nbytes)
+        return lambda: taken.append(-nbytes)
+
+    data = proto.SerializeToString()
+    with contextlib.closing(OnnxRuntimeDevice(threads="1")) as device, Memory.ashmem(len(data)) as file:
+        file.buffer[:] = data
+        prepared = device.prepare_model(replace(device.import_model("onnx", [file]).model, pools=(file,)))
+        with Memory.ashmem(3 * 8 * n) as pool:
+            pool.array(np.int64, (n,))[...] = 1
+            places = [RequestArgument(False, DataLocation(0, 8 * n * i, 8 * n)) for i in range(3)]
+            opened = open_request(Request((places[0],), tuple(places[1:]), (pool,)))
+            with called_by(Caller(account=account)):
+                plan = BoundGraph(prepared.graph, prepared.model, opened.request, lambda outputs: None)
+            assert 2 * 8 * n <= sum(taken) < 2 * 8 * n + (1 << 17)
+            for _ in range(runs):
+                assert plan.kernel() is not None
+                assert [value.has_value() for value in plan._binding.get_outputs()] == [True, False]
+            assert pool.array(np.int64, (n,), 2 * 8 * n).tolist() == list(range(n))
+            del plan, opened
+            assert sum(taken) == 0
+        prepared.close()

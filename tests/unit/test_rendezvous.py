@@ -179,6 +179,35 @@ def test_runtime_directory_that_others_could_change_is_refused(runtime: Path, tm
         claim("vision")
 
 
+@pytest.mark.parametrize("kind", ["link", "writable"])
+def test_name_in_a_directory_that_others_could_change_is_not_connected_to(
+    monkeypatch: pytest.MonkeyPatch, runtime: Path, tmp_path: Path, kind: str
+) -> None:
+    claimed = claim("vision")
+    try:
+        if kind == "link":
+            planted = tmp_path / "planted"
+            planted.symlink_to(runtime)
+            monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(planted))
+        else:
+            runtime.chmod(0o777)
+        with pytest.raises(
+            DeviceUnavailable, match=r"the runtime directory .*(not a directory|written by other users)"
+        ):
+            dial("vision", 1.0)
+        assert list(running_services()) == []
+        with dial(f"unix:{claimed.path}", 1.0):  # a path is what its writer makes it
+            pass
+    finally:
+        claimed.close()
+
+
+@pytest.mark.parametrize("trust", ["root", True, 1.5, [0, "x"], None])
+def test_users_to_trust_are_ids(trust: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"trust_uid=.*user id"):
+        dial("vision", 1.0, trust)  # type: ignore[arg-type]
+
+
 def test_lock_file_that_is_a_link_is_not_followed(runtime: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("kept")

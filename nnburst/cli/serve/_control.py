@@ -39,7 +39,8 @@ def ls(as_json: bool) -> None:
     help="Seconds that it may take in all.",
 )  # fmt: skip
 @click.option("--kill", is_flag=True, help="End it at once, whatever it runs.")
-def stop(address: str, timeout: float, kill: bool) -> None:
+@click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Also one of this user.")
+def stop(address: str, timeout: float, kill: bool, trust_uid: tuple[int, ...]) -> None:
     """End a service that was started with `nnburst serve`, and wait until it is gone.
 
     Executions that run are finished, unless --kill says otherwise.
@@ -48,12 +49,13 @@ def stop(address: str, timeout: float, kill: bool) -> None:
 
     until = time.monotonic() + timeout
     try:
-        with dial(address, timeout) as sock:
+        with dial(address, timeout, trust_uid) as sock:
             pid, pidfd = peer_of(sock).pid, peer_pidfd(sock)
         if pidfd is None:
             raise DeviceUnavailable(f"the process behind {address!r} cannot be seen from here")
         if owner_of(address) != pid:  # else what holds the name made the socket: one that hangs need not say so
-            with connect_to(address, timeout=max(0.0, until - time.monotonic())) as service:
+            left = max(0.0, until - time.monotonic())
+            with connect_to(address, timeout=left, trust_uid=trust_uid) as service:
                 if service.pid != pid:  # what made the socket is not what serves it
                     os.close(pidfd)
                     raise DeviceUnavailable(
