@@ -97,7 +97,7 @@ Types are written short: F32, F16, I32 and B8 are tensors of floats, halves, int
 bytes with scale and zero point, unsigned and signed; Q8Y, Q8C, Q16S and Q16A are the symmetric, per-channel and 16-bit
 ones. Small letters (f32, f16, i32, bool) are scalars. A number in brackets is the first HAL version with a type, if it
 is later than the operation. Results may take 64 times the bytes of a request and of the constants of its model, and
-256 MiB in any case; more is RESOURCE_EXHAUSTED.
+256 MiB in any case, with those of all models that it runs inside; more is RESOURCE_EXHAUSTED.
 
 "method" is that of `ModelBuilder`, whose arguments have the names of the list below. A dot under "0" says that inputs
 may have a dimension of size 0.

@@ -335,7 +335,7 @@ def launch(
         restart: Start it again when it is needed after it has died: sessions that were open stay dead, new ones work.
         log_level: Least level of what it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
         log: File that its log is appended to; None for the stderr of this process.
-        quotas: What this program may have in it, such as ``{"models": 200}``; see docs/service.md for the names.
+        quotas: What this program may have in it, such as ``{"models": 200}``; see docs/sharing.md for the names.
         faults: Give it fault points, for tests: see `nnburst.testing.inject`. Each run takes a system call more.
         scheduler: Real-time policy and priority of its threads, such as ``("fifo", 20)`` or ``("rr", 1)``; None for
             the usual one. It polls for requests only if this process may use a CPU that `affinity` leaves to it.
