@@ -238,10 +238,8 @@ def test_quantized_16bit_lstm() -> None:
         b.output(f"y{i}", index)
     status, found, _ = run_model(b.build(), [np.uint8(x), np.int16(cell), np.uint8(out)])
     assert status is ErrorStatus.NONE
-    real = [
-        ((x - 128) / 128) @ ((w[g] - zero) * scale).T + ((out - 128) / 128) @ ((r[g] - zero) * scale).T
-        for g in range(4)
-    ]
+    row = (np.concatenate([x, out], 1) - 128) / 128
+    real = [row @ ((np.concatenate([r[g], w[g]], 1) - zero) * scale).T for g in range(4)]
     i, f, g, o = (z + bias[k] * scale / 128 for k, z in enumerate(real))
     c = 1 / (1 + np.exp(-f)) * cell / 2048 + 1 / (1 + np.exp(-i)) * np.tanh(g)
     h = 1 / (1 + np.exp(-o)) * np.tanh(c)

@@ -1,12 +1,16 @@
-"""Recurrent operations with sizes, gates and directions at random, against ONNX Runtime's LSTM and RNN."""
+"""Recurrent operations with sizes, gates and directions at random, against ONNX Runtime's LSTM and RNN, or scalars."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
-from operation_support import FLOATS, Array, Case, Fx, O
+from operation_support import FLOATS, I32, Q8, Array, Case, Fx, O, T, run_model
 from oracle_support import Dice, by_onnx, drawn
+
+from nnburst.errors import ErrorStatus
+from nnburst.model import Model, ModelBuilder
 
 GATES = ("in", "forget", "cell", "out")
 ONNX_ORDER = ("in", "out", "forget", "cell")
@@ -125,3 +129,75 @@ def test_rnn_and_its_sequences(dice: Dice) -> None:
     arguments = [*weights[0], states[0], *weights[1], states[1], None, None, None, code, major, merge]
     case = Case(O.BIDIRECTIONAL_SEQUENCE_RNN, shown, *arguments)
     case.check(lambda *_: want, (kind,), count=len(want))
+
+
+def by_scalars(x: Array, out: Array, cell: Array, w: Array, r: Array, bias: Array, scale: float) -> tuple[Array, Array]:
+    """Return the stored cells and outputs of QUANTIZED_16BIT_LSTM, one float after the other.
+
+    Args:
+        x: Stored inputs [batch, inputs] in 1/128 around 128.
+        out: Stored previous outputs [batch, units], likewise.
+        cell: Stored previous cells [batch, units] in 1/2048.
+        w: Stored input weights [gate, units, inputs], zero point 128; gates: input, forget, cell, output.
+        r: Stored recurrent weights [gate, units, units], likewise.
+        bias: [gate, units] in `scale` / 128.
+        scale: Of the weights.
+    """
+    inputs, cells, outs = x.shape[1], np.empty(cell.shape), np.empty(cell.shape)
+    units = cell.shape[1]
+    for b, u in np.ndindex(cell.shape):
+
+        def gate(which: int, b: int = b, u: int = u) -> float:
+            total = float(bias[which, u])
+            for column in range(inputs + units):  # recurrent weights come first, but the input does
+                weight = r[which, u, column] if column < units else w[which, u, column - units]
+                value = x[b, column] if column < inputs else out[b, column - inputs]
+                total += (float(value) - 128) * (float(weight) - 128)
+            return min(max(total * scale / 128, -8.0), 8.0)
+
+        enter, forget, fresh, show = (gate(which) for which in range(4))
+        state = math.tanh(fresh) / (1 + math.exp(-enter)) + cell[b, u] / 2048 / (1 + math.exp(-forget))
+        cells[b, u] = min(max(state * 2048, -32768), 32767)
+        outs[b, u] = min(max(math.tanh(cells[b, u] / 2048) / (1 + math.exp(-show)) * 128 + 128, 0), 255)
+    return cells, outs
+
+
+def quantized_cell(x: Array, out: Array, cell: Array, w: Array, r: Array, bias: Array, scale: float) -> Model:
+    b = ModelBuilder()
+    weights = [b.constant(np.uint8(v), Q8, scale=scale, zero_point=128) for v in (*w, *r)]
+    biases = [b.constant(np.int32(v), I32, scale=scale / 128) for v in bias]
+    states = b.quantized_16bit_lstm(
+        b.input("x", Q8, x.shape, scale=1 / 128, zero_point=128),
+        *weights,
+        *biases,
+        b.input("prev_cell", T.TENSOR_QUANT16_SYMM, cell.shape, scale=2.0**-11),
+        b.input("prev_out", Q8, out.shape, scale=1 / 128, zero_point=128),
+    )
+    for name, operand in zip(("cell", "out"), states, strict=True):
+        b.output(name, operand)
+    return b.build()
+
+
+@drawn
+def test_quantized_16bit_lstm_multiplies_input_and_output_by_recurrent_and_input_weights(dice: Dice) -> None:
+    batch, inputs, units = dice.sizes(3, 6)
+    x, out, cell = (
+        dice.rng.integers(0, 256, (batch, inputs)),
+        dice.rng.integers(0, 256, (batch, units)),
+        dice.rng.integers(-8000, 8000, (batch, units)),
+    )
+    w, r = dice.rng.integers(0, 256, (4, units, inputs)), dice.rng.integers(0, 256, (4, units, units))
+    bias, scale = dice.rng.integers(-3000, 3000, (4, units)), 0.01
+    model = quantized_cell(x, out, cell, w, r, bias, scale)
+    status, (cells, outs), _ = run_model(model, [np.uint8(x), np.int16(cell), np.uint8(out)])
+    assert status is ErrorStatus.NONE
+    wanted_cells, wanted_outs = by_scalars(x, out, cell, w, r, bias, scale)
+    assert np.abs(cells - wanted_cells).max() <= 3  # gates have 12 digits after the point, cells keep 11
+    assert np.abs(outs - wanted_outs).max() <= 1
+
+
+def test_quantized_16bit_lstm_refuses_weights_that_fit_only_side_by_side() -> None:
+    x, out, cell = np.zeros((1, 3), int), np.zeros((1, 2), int), np.zeros((1, 2), int)
+    model = quantized_cell(x, out, cell, np.zeros((4, 2, 2), int), np.zeros((4, 2, 3), int), np.zeros((4, 2), int), 1)
+    status, *_ = run_model(model, [np.uint8(x), np.int16(cell), np.uint8(out)])
+    assert status is ErrorStatus.GENERAL_FAILURE

@@ -29,17 +29,28 @@ def _readers(call: KernelCall, names: list[str]) -> dict[str, Callable[[], Array
 
 
 def quantized_16bit_lstm(call: KernelCall) -> None:
-    """QUANTIZED_16BIT_LSTM: the state of the cell has 11 digits after the point, the output is in 1/128."""
+    """QUANTIZED_16BIT_LSTM: the state of the cell has 11 digits after the point, the output is in 1/128.
+
+    A gate is the row (input, previous output) times the columns (recurrent weights, weights of the input), in these two
+    orders: that is what devices compute. The first columns of the recurrent weights multiply the input.
+    """
     names = [f"{kind}_{gate}" for kind in "wrb" for gate in _GATES]
     read = _readers(call, ["x", "prev_out", "prev_cell", *names])
     factors = {gate: call.operand("x").scale * call.operand(f"w_{gate}").scale * 2**12 for gate in _GATES}
     cell_out, out = call.out(0), call.out(1)
+    (batch, inputs), units = call.dims("x"), call.dims("prev_out")[-1]
+    shapes = {"w": (units, inputs), "r": (units, units), "b": (units,), "prev": (batch, units)}
+    for name in read:  # side by side, weights of other sizes could fit by chance
+        wanted = shapes.get(name.split("_")[0], (batch, inputs))
+        if call.dims(name) != wanted:
+            raise InvalidArgument(f"{name} has dimensions {list(call.dims(name))}; they must be {list(wanted)}")
 
     def step() -> None:
         i = {name: values() for name, values in read.items()}
+        row = np.concatenate([i["x"], i["prev_out"]], 1)
 
         def gate(name: str) -> Array:
-            z = i["x"] @ i[f"w_{name}"].T + i["prev_out"] @ i[f"r_{name}"].T + i[f"b_{name}"]
+            z = row @ np.concatenate([i[f"r_{name}"], i[f"w_{name}"]], 1).T + i[f"b_{name}"]
             return to_16_bits(scaled(z, factors[name]))
 
         added = divided(times(sigmoid(gate("in")), tanh(gate("cell"))), 4)
