@@ -20,7 +20,7 @@ from ..model import (
     DataLocation,
     ExecutionResult,
     Model,
-    Operand,
+    OperandDesc,
     Request,
     combine_dimensions,
     is_extension,
@@ -111,7 +111,7 @@ class _RoleCase:
     dimensions: tuple[int, ...]
     """What the descriptor and the roles so far say together."""
     roles: set[RoleKey] = field(default_factory=set)
-    operand: Operand | None = None
+    operand: OperandDesc | None = None
     """Of the first role; all others are like it."""
 
     @property
@@ -130,7 +130,7 @@ class _RoleCase:
         return main.input_indexes if self.is_input else main.output_indexes
 
     @property
-    def its_operand(self) -> Operand:
+    def its_operand(self) -> OperandDesc:
         return self.local.model.main.operands[self.indexes[self.role.io_index]]
 
     @property
@@ -210,7 +210,7 @@ def allocate_buffer(
         raise InvalidArgument(f"the descriptor's dimensions {list(dimensions)} do not fit in 32 bits")
     roles: set[RoleKey] = set()
     used: list[object] = []
-    first: Operand | None = None
+    first: OperandDesc | None = None
     for is_input, listed in ((True, input_roles), (False, output_roles)):
         for position, role in enumerate(listed):
             place = f"{'input' if is_input else 'output'} role {position}"
@@ -230,11 +230,11 @@ def allocate_buffer(
     return LocalBuffer(tracker, ManagedBuffer(first, dimensions, frozenset(roles)), used)
 
 
-def _is_scalar(operand: Operand) -> bool:
+def _is_scalar(operand: OperandDesc) -> bool:
     return not is_extension(operand.type) and operand_info(operand.type).is_scalar
 
 
-def _meta(operand: Operand) -> tuple[object, ...]:
+def _meta(operand: OperandDesc) -> tuple[object, ...]:
     return operand.type, operand.scale, operand.zero_point, operand.extra_params
 
 

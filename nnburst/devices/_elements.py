@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from ..errors import GeneralFailure
-from ..model import ExtensionOperandType, Operand, OperandType, extension_code
+from ..model import ExtensionOperandType, OperandDesc, OperandType, extension_code
 
 _SCALAR = 0x100
 _FIRST_OF_BITS = 16
@@ -129,7 +129,7 @@ def operand_code(row: ElementType, rank: int | None, prefix: int) -> tuple[int, 
     return extension_code(prefix, row.number), 0.0
 
 
-def is_scalar(operand: Operand) -> bool:
+def is_scalar(operand: OperandDesc) -> bool:
     """Whether an operand of a graph has rank 0, as opposed to an unknown rank."""
     if operand.type > 0xFFFF:
         return bool(operand.type & _SCALAR)

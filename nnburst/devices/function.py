@@ -37,7 +37,7 @@ from ..model import (
     Model,
     Named,
     OpenShape,
-    Operand,
+    OperandDesc,
     Operation,
     OutputShape,
     Request,
@@ -310,7 +310,7 @@ def _model(declaration: Declaration) -> Model:
     """The model of a function: one CALL of its name."""
     name = declaration.name.encode()
     operands = [
-        Operand(
+        OperandDesc(
             extension_code(_PREFIX, _NAME),
             number_of_consumers=1,
             lifetime=Lifetime.CONSTANT_COPY,
@@ -324,7 +324,7 @@ def _model(declaration: Declaration) -> Model:
         for tensor in tensors:
             rank = None if tensor.shape is None else len(tensor.shape)
             code, scale = operand_code(element_of(tensor.element, tensor.name), rank, _PREFIX)
-            operands.append(Operand(code, tensor.dimensions, consumers, scale=scale, lifetime=lifetime))
+            operands.append(OperandDesc(code, tensor.dimensions, consumers, scale=scale, lifetime=lifetime))
     inputs = tuple(range(1, 1 + len(declaration.inputs)))
     outputs = tuple(range(1 + len(inputs), len(operands)))
     call = Operation(extension_code(_PREFIX, _CALL), (0, *inputs), outputs)

@@ -20,7 +20,7 @@ from ..model import (
     ImportedModel,
     Lifetime,
     Model,
-    Operand,
+    OperandDesc,
     Operation,
     Subgraph,
     extension_code,
@@ -189,7 +189,7 @@ def _handle(name: str, model: Model) -> Model:
     prefix = max(model.extension_name_to_prefix.values(), default=0) + 1
     name_type = extension_code(prefix, _NAME)
     location = DataLocation(0, 0, len(encoded))
-    operands = [Operand(name_type, number_of_consumers=1, lifetime=Lifetime.CONSTANT_COPY, location=location)]
+    operands = [OperandDesc(name_type, number_of_consumers=1, lifetime=Lifetime.CONSTANT_COPY, location=location)]
     operands += [replace(model.main.operands[i], number_of_consumers=1) for i in model.main.input_indexes]
     operands += [
         replace(model.main.operands[i], number_of_consumers=0, lifetime=Lifetime.SUBGRAPH_OUTPUT)

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._core._nnburst import ffi, lib
 from ..errors import GeneralFailure, InvalidArgument
-from ..model import Operand, combine_dimensions, is_fully_specified, operand_info
+from ..model import OperandDesc, combine_dimensions, is_fully_specified, operand_info
 from ._managed_gate import Outcome, Uses, gate
 from ._mapping import private_bytes
 
@@ -72,7 +72,7 @@ class ManagedBuffer:
         roles: Uses that are allowed.
     """
 
-    def __init__(self, operand: Operand, dimensions: tuple[int, ...], roles: frozenset[RoleKey]) -> None:
+    def __init__(self, operand: OperandDesc, dimensions: tuple[int, ...], roles: frozenset[RoleKey]) -> None:
         info = operand_info(operand.type)
         if info.dtype is None:
             raise GeneralFailure("a buffer needs an operand type with defined contents")

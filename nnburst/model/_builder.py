@@ -17,7 +17,7 @@ from ._lookup import view_operation
 from ._memory_like import MemoryLike
 from ._operand_types import HalVersion, OperandType, checked_type, operand_info, operand_nbytes, type_name
 from ._operation_types import operation_name, require_operation
-from ._types import DataLocation, Lifetime, Model, Operand, Operation, Subgraph, SymmPerChannelQuantParams
+from ._types import DataLocation, Lifetime, Model, OperandDesc, Operation, Subgraph, SymmPerChannelQuantParams
 from ._validate import check_operand, validate_model
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -87,7 +87,7 @@ class GraphBuilder:
         self._inline_limit = inline_limit
         self._pool_factory = pool_factory
         self._relaxed = relaxed
-        self._operands: list[Operand] = []
+        self._operands: list[OperandDesc] = []
         self._operations: list[Operation] = []
         self._values: dict[int, _Value] = {}
         self._inputs: list[int] = []
@@ -127,7 +127,7 @@ class GraphBuilder:
         if not is_real(scale):
             raise InvalidArgument(f"scale={scale!r}; give a number")
         dims = tuple(whole(size, "a dimension") for size in dimensions)
-        operand = Operand(type, dims, 0, float(scale), whole(zero_point, "zero_point"), extra_params=extra_params)
+        operand = OperandDesc(type, dims, 0, float(scale), whole(zero_point, "zero_point"), extra_params=extra_params)
         try:
             check_operand(operand)
         except InvalidArgument as error:
@@ -191,7 +191,7 @@ class GraphBuilder:
         self._models.append(model)
         self._values[index] = _FromModel(number)
 
-    def _fitting(self, index: int, operand: Operand, value: npt.ArrayLike) -> Array:
+    def _fitting(self, index: int, operand: OperandDesc, value: npt.ArrayLike) -> Array:
         info = operand_info(operand.type)
         place = f"operand {index} ({info.type.name} {list(operand.dimensions)})"
         if info.dtype is None:
@@ -306,7 +306,7 @@ class GraphBuilder:
             raise InvalidArgument("the operations form a cycle")
         return ordered
 
-    def _placed_operands(self, operations: list[Operation]) -> tuple[list[Operand], bytes, tuple[MemoryLike, ...]]:
+    def _placed_operands(self, operations: list[Operation]) -> tuple[list[OperandDesc], bytes, tuple[MemoryLike, ...]]:
         consumers = [0] * len(self._operands)
         for operation in operations:
             for index in operation.inputs:
@@ -314,7 +314,7 @@ class GraphBuilder:
         inline = bytearray()
         large: list[tuple[int, Array]] = []
         pools: list[MemoryLike] = []
-        operands: list[Operand] = []
+        operands: list[OperandDesc] = []
         large_end = 0
         written = {index for operation in operations for index in operation.outputs}
         for index, operand in enumerate(self._current_operands()):
@@ -355,7 +355,7 @@ class GraphBuilder:
 
     # -- what is known so far ---------------------------------------------------------------------------------
 
-    def _current_operands(self) -> list[Operand]:
+    def _current_operands(self) -> list[OperandDesc]:
         """Return the operands with the lifetimes that they have so far."""
         inputs, outputs = set(self._inputs), set(self._outputs)
 
@@ -400,7 +400,7 @@ class GraphBuilder:
         if not isinstance(index, int) or not 0 <= index < len(self._operands):
             raise InvalidArgument(f"there is no operand {index!r}; {len(self._operands)} were added")
 
-    def _open_operand(self, index: int) -> Operand:
+    def _open_operand(self, index: int) -> OperandDesc:
         self._require_open()
         self._require_index(index)
         if index in self._inputs or index in self._outputs:
@@ -428,7 +428,7 @@ def _linked(
     return tuple(subgraphs), inline, pools
 
 
-def _shifted(operand: Operand, by: DataLocation | None) -> Operand:
+def _shifted(operand: OperandDesc, by: DataLocation | None) -> OperandDesc:
     if by is None:
         return operand
     at = operand.location

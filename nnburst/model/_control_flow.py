@@ -8,7 +8,7 @@ from ..errors import InvalidArgument
 from ._dimensions import combine_dimensions
 from ._operand_types import OperandType, type_name
 from ._operation_types import OperationType
-from ._types import Lifetime, Model, Operand, Operation, Subgraph
+from ._types import Lifetime, Model, OperandDesc, Operation, Subgraph
 
 
 def check_control_flow(model: Model, subgraph: Subgraph, operation: Operation) -> None:
@@ -24,7 +24,7 @@ def check_control_flow(model: Model, subgraph: Subgraph, operation: Operation) -
     (_check_if if operation.type == OperationType.IF else _check_while)(model, inputs, outputs)
 
 
-def _check_if(model: Model, inputs: list[Operand], outputs: list[Operand]) -> None:
+def _check_if(model: Model, inputs: list[OperandDesc], outputs: list[OperandDesc]) -> None:
     if len(inputs) < 3:
         raise InvalidArgument("it needs a condition and two subgraphs")
     _check_condition(inputs[0], "input 0")
@@ -34,7 +34,7 @@ def _check_if(model: Model, inputs: list[Operand], outputs: list[Operand]) -> No
         _check_compatible(branch, branch.output_indexes, outputs, f"outputs of {name}")
 
 
-def _check_while(model: Model, inputs: list[Operand], outputs: list[Operand]) -> None:
+def _check_while(model: Model, inputs: list[OperandDesc], outputs: list[OperandDesc]) -> None:
     if len(inputs) < 3:
         raise InvalidArgument("it needs a condition, a body and a value")
     condition = _subgraph(model, inputs[0], "input 0")
@@ -54,20 +54,20 @@ def _check_while(model: Model, inputs: list[Operand], outputs: list[Operand]) ->
     _check_compatible(body, carried[: len(outputs)], outputs, "outputs of the body")
 
 
-def _check_condition(operand: Operand, what: str) -> None:
+def _check_condition(operand: OperandDesc, what: str) -> None:
     if operand.type != OperandType.TENSOR_BOOL8:
         raise InvalidArgument(f"{what} is {type_name(operand.type)}; it must be TENSOR_BOOL8")
     if operand.dimensions not in ((), (0,), (1,)):
         raise InvalidArgument(f"{what} has dimensions {list(operand.dimensions)}; they must be [1]")
 
 
-def _subgraph(model: Model, operand: Operand, what: str) -> Subgraph:
+def _subgraph(model: Model, operand: OperandDesc, what: str) -> Subgraph:
     if operand.lifetime != Lifetime.SUBGRAPH:
         raise InvalidArgument(f"{what} is {type_name(operand.type)}; it must be a SUBGRAPH")
     return model.referenced[operand.location.offset]
 
 
-def _check_compatible(subgraph: Subgraph, indexes: Sequence[int], outer: Sequence[Operand], what: str) -> None:
+def _check_compatible(subgraph: Subgraph, indexes: Sequence[int], outer: Sequence[OperandDesc], what: str) -> None:
     """Compare operands of a subgraph with those outside. The counts come first: they bound the work."""
     if len(indexes) != len(outer):
         raise InvalidArgument(f"{what} are {len(indexes)}; the operation has {len(outer)}")

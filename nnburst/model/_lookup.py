@@ -11,12 +11,12 @@ from ._operand_types import HalVersion
 from ._operation_view import OperationView
 from ._operations import OPERATIONS
 from ._signature import match_signature
-from ._types import Operand, Operation
+from ._types import OperandDesc, Operation
 
 
 def view_operation(
     operation: Operation,
-    operands: Sequence[Operand],
+    operands: Sequence[OperandDesc],
     version: HalVersion = HalVersion.V1_3,
     *,
     dims_of: Callable[[int], tuple[int, ...]] | None = None,

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from ..errors import InvalidArgument
 from ._operand_types import OPERANDS, HalVersion, OperandInfo, OperandType, operand_info
-from ._types import Lifetime, Operand, Operation, SymmPerChannelQuantParams
+from ._types import Lifetime, OperandDesc, Operation, SymmPerChannelQuantParams
 
 if TYPE_CHECKING:
     from ._signature import Match, Signature
@@ -48,7 +48,7 @@ class OperationView:
     def __init__(
         self,
         operation: Operation,
-        operands: Sequence[Operand],
+        operands: Sequence[OperandDesc],
         row: Signature,
         match: Match,
         *,
@@ -82,11 +82,11 @@ class OperationView:
         """Return how many inputs have the name: 0 for an option that is not in the list."""
         return len(self.match.positions.get(name, ()))
 
-    def operand(self, name: str, which: int = 0) -> Operand:
+    def operand(self, name: str, which: int = 0) -> OperandDesc:
         """Return an input's operand."""
         return self._operands[self.index(name, which)]
 
-    def output(self, which: int = 0) -> Operand:
+    def output(self, which: int = 0) -> OperandDesc:
         """Return an output's operand."""
         return self._operands[self.operation.outputs[which]]
 
@@ -227,7 +227,7 @@ class OperationView:
         return (params.scales, params.channel_dim) if isinstance(params, SymmPerChannelQuantParams) else None
 
 
-def _is_scalar(operand: Operand) -> bool:
+def _is_scalar(operand: OperandDesc) -> bool:
     info = OPERANDS.get(operand.type)
     return info is not None and info.is_scalar
 

@@ -12,7 +12,7 @@ from ..errors import GeneralFailure
 from ._dimensions import is_fully_specified
 from ._operand_types import OPERANDS, operand_info
 from ._operation_types import operation_name
-from ._types import Lifetime, Model, Operand, Operation, Subgraph
+from ._types import Lifetime, Model, OperandDesc, Operation, Subgraph
 
 _COMPUTED = (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT)
 
@@ -126,7 +126,7 @@ def _part(model: Model, device: int, group: Sequence[int], writer: dict[int, int
     return Part(device, tuple(group), part, tuple(inputs), tuple(outputs))
 
 
-def has_known_size(operand: Operand) -> bool:
+def has_known_size(operand: OperandDesc) -> bool:
     """Whether the bytes of an operand are known before anything runs."""
     if operand.type not in OPERANDS or operand_info(operand.type).dtype is None:
         return False

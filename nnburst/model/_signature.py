@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from ..errors import InvalidArgument
 from ._operand_types import OPERANDS, HalVersion, OperandType, type_name
 from ._operation_view import OperationView, OutputSpec
-from ._types import Operand, Operation
+from ._types import OperandDesc, Operation
 
 _BY_SHORT = {info.short: info.type for info in OPERANDS.values()}
 _VERSIONS = {"1.0": HalVersion.V1_0, "1.1": HalVersion.V1_1, "1.2": HalVersion.V1_2, "1.3": HalVersion.V1_3}
@@ -204,7 +204,7 @@ def _spread(form: tuple[Param, ...], count: int) -> list[Param] | None:
 def match_signature(
     row: Signature,
     operation: Operation,
-    operands: Sequence[Operand],
+    operands: Sequence[OperandDesc],
     version: HalVersion = HalVersion.V1_3,
     *,
     with_outputs: bool = True,
@@ -271,7 +271,7 @@ def _first_problem(
 
 
 def _check_outputs(
-    row: Signature, operation: Operation, operands: Sequence[Operand], data_type: OperandType, version: HalVersion
+    row: Signature, operation: Operation, operands: Sequence[OperandDesc], data_type: OperandType, version: HalVersion
 ) -> None:
     count = len(operation.outputs)
     spreads = [(form, _spread(form, count)) for form in row.outputs if all(version >= param.since for param in form)]

@@ -89,7 +89,7 @@ _Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
 _Indexes = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 
 
-class Operand(Struct, frozen=True):
+class OperandDesc(Struct, frozen=True):
     """One value of a subgraph.
 
     ``type`` is an `OperandType` value or an extension type above 0xFFFF. ``dimensions``: 0 is an unspecified
@@ -118,7 +118,7 @@ class Operation(Struct, frozen=True):
 class Subgraph(Struct, frozen=True):
     """Operands, operations in execution order, and which operands enter and leave."""
 
-    operands: Annotated[tuple[Operand, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    operands: Annotated[tuple[OperandDesc, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
     operations: Annotated[tuple[Operation, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
     input_indexes: _Indexes
     output_indexes: _Indexes

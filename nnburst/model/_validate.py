@@ -20,7 +20,7 @@ from ._operand_types import (
     type_name,
 )
 from ._operation_types import OperationType, operation_name, operation_since
-from ._types import DataLocation, Lifetime, Model, Operand, Operation, Subgraph, SymmPerChannelQuantParams
+from ._types import DataLocation, Lifetime, Model, OperandDesc, Operation, Subgraph, SymmPerChannelQuantParams
 
 POOL_KINDS = {
     "ashmem": HalVersion.V1_0,
@@ -142,7 +142,7 @@ def _check_operands(model: Model, subgraph: Subgraph, name: str, version: HalVer
             )
 
 
-def check_operand(operand: Operand, version: HalVersion = HalVersion.V1_3) -> None:
+def check_operand(operand: OperandDesc, version: HalVersion = HalVersion.V1_3) -> None:
     """Check type, rank, size, scale, zero point and extra parameters of an operand (rule V2).
 
     Raises:
@@ -175,7 +175,7 @@ _SCALE_RULES: dict[str, tuple[Callable[[float], bool], str]] = {
 }
 
 
-def _check_quantisation(operand: Operand) -> None:
+def _check_quantisation(operand: OperandDesc) -> None:
     info = OPERANDS[operand.type]
     allowed, wanted = _SCALE_RULES[info.scale]
     if not math.isfinite(operand.scale) or not allowed(operand.scale):
@@ -199,7 +199,7 @@ def _check_quantisation(operand: Operand) -> None:
         raise InvalidArgument("every channel scale must be positive")
 
 
-def _check_location(model: Model, operand: Operand) -> None:
+def _check_location(model: Model, operand: OperandDesc) -> None:
     location = operand.location
     if (operand.type == OperandType.SUBGRAPH) != (operand.lifetime == Lifetime.SUBGRAPH):
         raise InvalidArgument("V5: type SUBGRAPH and lifetime SUBGRAPH go together")
@@ -216,7 +216,7 @@ def _check_location(model: Model, operand: Operand) -> None:
         raise InvalidArgument(f"{location} of an operand that is not a constant must be all 0")
 
 
-def _check_constant(model: Model, operand: Operand) -> None:
+def _check_constant(model: Model, operand: OperandDesc) -> None:
     location, copied = operand.location, operand.lifetime == Lifetime.CONSTANT_COPY
     pools = 1 if copied else len(model.pools)
     if location.pool_index >= pools:

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import InvalidArgument
 from ._dimensions import check_dimensions, combine_dimensions
 from ._operand_types import OPERANDS, OperandInfo, operand_nbytes, type_name
-from ._types import BufferToken, DataLocation, Lifetime, Model, Operand, Request, RequestArgument, Steps
+from ._types import BufferToken, DataLocation, Lifetime, Model, OperandDesc, Request, RequestArgument, Steps
 
 _NOWHERE = DataLocation()
 _READ, _WRITE = 1, 2
@@ -87,7 +87,7 @@ class _Case:
 
     place: str
     written: bool
-    operand: Operand
+    operand: OperandDesc
     argument: RequestArgument
     pools: tuple[Any, ...]
     allow_unspecified: bool = True

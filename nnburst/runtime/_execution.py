@@ -41,7 +41,7 @@ from ..model import (
     Failure,
     MeasureTiming,
     Named,
-    Operand,
+    OperandDesc,
     OutputShape,
     RunOptions,
     Steps,
@@ -520,7 +520,7 @@ class Execution(BoundRequest):
         """Let an output lie in a pool; as `set_input_from_memory`."""
         self._set_memory("output", index, memory, offset, length, dimensions)
 
-    def _operand(self, kind: str, index: int) -> Operand:
+    def _operand(self, kind: str, index: int) -> OperandDesc:
         operands = self._operands[kind]
         if not is_real(index) or not 0 <= index < len(operands):
             raise InvalidArgument(f"{kind} {index!r}: the model has {len(operands)} {kind}s")
@@ -576,7 +576,7 @@ class Execution(BoundRequest):
             self._check_length(kind, index, operand, given, length)
         self._set(kind, index, Argument(memories=(memory,), offset=offset, length=length, dimensions=given))
 
-    def _combined(self, kind: str, index: int, operand: Operand, given: tuple[int, ...]) -> tuple[int, ...]:
+    def _combined(self, kind: str, index: int, operand: OperandDesc, given: tuple[int, ...]) -> tuple[int, ...]:
         if operand_info(operand.type).is_scalar and given:
             raise InvalidArgument(f"{kind} {index}: a scalar has no dimensions")
         if any(not 0 <= size <= _UINT32 for size in given):
@@ -589,7 +589,7 @@ class Execution(BoundRequest):
             raise InvalidArgument(f"{kind} {index}: dimensions {list(combined)} are larger than a tensor can be")
         return combined
 
-    def _check_length(self, kind: str, index: int, operand: Operand, given: tuple[int, ...], nbytes: int) -> None:
+    def _check_length(self, kind: str, index: int, operand: OperandDesc, given: tuple[int, ...], nbytes: int) -> None:
         combined = self._combined(kind, index, operand, given)
         scalar = operand_info(operand.type).is_scalar
         known = scalar or (bool(combined) and is_fully_specified(combined))

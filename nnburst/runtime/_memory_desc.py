@@ -21,7 +21,7 @@ from ..model import (
     BufferDesc,
     BufferRole,
     BufferToken,
-    Operand,
+    OperandDesc,
     combine_dimensions,
     is_extension,
     is_fully_specified,
@@ -60,7 +60,7 @@ class MemoryDesc:
 
     def __init__(self) -> None:
         self._roles: list[_Role] = []
-        self._operand: Operand | None = None
+        self._operand: OperandDesc | None = None
         self._dimensions: tuple[int, ...] = ()
         self._finished = False
 
@@ -193,12 +193,12 @@ class DeviceMemory(OneProcess):
     or an execution has filled it.
     """
 
-    operand: Operand
+    operand: OperandDesc
 
     def __init__(
         self,
         roles: Sequence[_Role],
-        operand: Operand,
+        operand: OperandDesc,
         dimensions: tuple[int, ...],
         buffer: Buffer | None,
         memory: Memory | None,
@@ -348,7 +348,7 @@ class DeviceMemory(OneProcess):
         self.close()
 
 
-def _operand_of(role: _Role) -> Operand:
+def _operand_of(role: _Role) -> OperandDesc:
     try:
         role.compilation.prepared_model  # noqa: B018  # raises unless it is finished and usable
     except BadState as error:
@@ -367,15 +367,15 @@ def _one_device(compilations: Sequence[Compilation]) -> Device:
     return devices[0]
 
 
-def _meaning(operand: Operand) -> tuple[Any, ...]:
+def _meaning(operand: OperandDesc) -> tuple[Any, ...]:
     return operand.type, operand.scale, operand.zero_point, operand.extra_params
 
 
-def _is_scalar(operand: Operand) -> bool:
+def _is_scalar(operand: OperandDesc) -> bool:
     return not is_extension(operand.type) and operand_info(operand.type).is_scalar
 
 
-def _combined(place: str, operand: Operand, dimensions: tuple[int, ...]) -> tuple[int, ...]:
+def _combined(place: str, operand: OperandDesc, dimensions: tuple[int, ...]) -> tuple[int, ...]:
     if dimensions and _is_scalar(operand):
         raise InvalidArgument(f"{place} is a scalar, which has no dimensions {list(dimensions)}")
     try:
@@ -384,7 +384,7 @@ def _combined(place: str, operand: Operand, dimensions: tuple[int, ...]) -> tupl
         raise InvalidArgument(f"{place}: {error}") from None
 
 
-def _nbytes(operand: Operand | None, dimensions: tuple[int, ...]) -> int:
+def _nbytes(operand: OperandDesc | None, dimensions: tuple[int, ...]) -> int:
     if operand is None or is_extension(operand.type):
         return 0
     info = operand_info(operand.type)

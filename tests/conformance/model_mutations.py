@@ -11,7 +11,7 @@ from nnburst.model import (
     DataLocation,
     Lifetime,
     Model,
-    Operand,
+    OperandDesc,
     OperandType,
     Operation,
     OperationType,
@@ -73,7 +73,7 @@ def relisted(model: Model) -> Model:
     )
 
 
-def operands_of(model: Model) -> Iterator[tuple[int, Operand]]:
+def operands_of(model: Model) -> Iterator[tuple[int, OperandDesc]]:
     yield from enumerate(model.main.operands)
 
 
@@ -174,7 +174,7 @@ def mutate_022(model: Model) -> Iterator[Mutant]:
             yield f"operand {index}", replace(changed, operand_values=bytes(4096))
 
 
-def _nbytes(operand: Operand) -> int:
+def _nbytes(operand: OperandDesc) -> int:
     from nnburst.model import operand_nbytes
 
     return operand_nbytes(operand.type, operand.dimensions)
@@ -194,7 +194,7 @@ def mutate_024(model: Model) -> Iterator[Mutant]:
         yield f"operation {position}", recounted(doubled)
 
 
-def legal_for(operand: Operand, code: OperandType) -> Operand:
+def legal_for(operand: OperandDesc, code: OperandType) -> OperandDesc:
     """Give an operand another type with dimensions, scale and zero point that are legal for it."""
     info = OPERANDS[code]
     dims = () if info.is_scalar else operand.dimensions or (1,)
@@ -351,7 +351,7 @@ def mutate_033(model: Model) -> Iterator[Mutant]:
 
 def mutate_034(model: Model) -> Iterator[Mutant]:
     fresh = len(model.main.operands)
-    extra = Operand(T.INT32, lifetime=L.SUBGRAPH_INPUT, number_of_consumers=1)
+    extra = OperandDesc(T.INT32, lifetime=L.SUBGRAPH_INPUT, number_of_consumers=1)
     wider = replace(
         with_main(model, operands=(*model.main.operands, extra), input_indexes=(*model.main.input_indexes, fresh)),
         input_names=(),
@@ -364,7 +364,7 @@ def mutate_034(model: Model) -> Iterator[Mutant]:
 
 def mutate_035(model: Model) -> Iterator[Mutant]:
     fresh = len(model.main.operands)
-    extra = Operand(T.INT32, lifetime=L.SUBGRAPH_OUTPUT)
+    extra = OperandDesc(T.INT32, lifetime=L.SUBGRAPH_OUTPUT)
     wider = replace(
         with_main(model, operands=(*model.main.operands, extra), output_indexes=(*model.main.output_indexes, fresh)),
         output_names=(),
@@ -420,7 +420,7 @@ def mutate_041(model: Model) -> Iterator[Mutant]:
     for index, _ in operands_of(model):
         yield f"operand {index} type", with_operand(model, index, type=T.SUBGRAPH, **plain)
         yield f"operand {index} lifetime", with_operand(model, index, lifetime=L.SUBGRAPH)
-    reference = Operand(T.SUBGRAPH, lifetime=L.SUBGRAPH)
+    reference = OperandDesc(T.SUBGRAPH, lifetime=L.SUBGRAPH)
     yield "out of range", with_main(model, operands=(*model.main.operands, reference))
     looped = replace(model.main, operands=(*model.main.operands, reference))
     yield "refers to itself", replace(model, referenced=(looped,))

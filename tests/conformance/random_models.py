@@ -14,7 +14,7 @@ from nnburst.model import (
     DataLocation,
     Lifetime,
     Model,
-    Operand,
+    OperandDesc,
     Operation,
     Subgraph,
     operand_info,
@@ -29,16 +29,16 @@ _SCALE, _ZERO = 0.0625, 120
 _DEEPEST = 3
 
 
-def typed(kind: int, dims: Sequence[int]) -> Operand:
+def typed(kind: int, dims: Sequence[int]) -> OperandDesc:
     """An operand of a type, with the only quantisation that these models have."""
     scale, zero = (_SCALE, _ZERO) if kind == Q8 else (0.0, 0)
-    return Operand(kind, tuple(dims), scale=scale, zero_point=zero)
+    return OperandDesc(kind, tuple(dims), scale=scale, zero_point=zero)
 
 
 class Draft:
     """A subgraph that is being drawn: its operands, and which of them have values."""
 
-    def __init__(self, author: Author, inputs: Sequence[Operand], depth: int) -> None:
+    def __init__(self, author: Author, inputs: Sequence[OperandDesc], depth: int) -> None:
         self.author, self.depth = author, depth
         self.operands = [replace(operand, lifetime=L.SUBGRAPH_INPUT) for operand in inputs]
         self.operations: list[Operation] = []
@@ -60,10 +60,10 @@ class Draft:
 
     def reference(self, subgraph: Subgraph) -> int:
         number = self.author.refer(subgraph)
-        self.operands.append(Operand(T.SUBGRAPH, lifetime=L.SUBGRAPH, location=DataLocation(0, number)))
+        self.operands.append(OperandDesc(T.SUBGRAPH, lifetime=L.SUBGRAPH, location=DataLocation(0, number)))
         return len(self.operands) - 1
 
-    def add(self, operation: O, arguments: Sequence[Any], *outputs: Operand) -> int:
+    def add(self, operation: O, arguments: Sequence[Any], *outputs: OperandDesc) -> int:
         """Append an operation; what is no operand index is a constant."""
         indexes = tuple(a if type(a) is int else self.constant(a) for a in arguments)
         first = len(self.operands)
@@ -171,7 +171,7 @@ class Draft:
         rows = int(np.prod(dims[:-1]))
         return self.add(O.FULLY_CONNECTED, [x, weights, bias, np.int32(0)], typed(F32, (rows, units)))
 
-    def shown(self, operand: Operand) -> Operand:
+    def shown(self, operand: OperandDesc) -> OperandDesc:
         """A result whose dimensions are said, or left open."""
         return operand if self.author.truth() else replace(operand, dimensions=(0,) * len(operand.dimensions))
 
@@ -234,7 +234,7 @@ class Author:
         self.referenced.append(subgraph)
         return len(self.referenced) - 1
 
-    def function(self, inputs: Sequence[Operand], depth: int) -> Subgraph:
+    def function(self, inputs: Sequence[OperandDesc], depth: int) -> Subgraph:
         """A subgraph whose output is like its first input."""
         draft = Draft(self, inputs, depth)
         draft.grow(self.upto(2, 0))

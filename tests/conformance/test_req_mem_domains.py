@@ -22,7 +22,7 @@ from nnburst.model import (
     DataLocation,
     Model,
     ModelBuilder,
-    Operand,
+    OperandDesc,
     OperandType,
     OperationType,
     Request,
@@ -536,7 +536,7 @@ def test_REQ_MEM_112_concurrent_use_ends_in_bounded_time(device: Device, prepare
 
 def test_tokens_are_not_reused_for_many_generations() -> None:
     tracker = BufferTracker()
-    operand = Operand(T.TENSOR_FLOAT32, (1,))
+    operand = OperandDesc(T.TENSOR_FLOAT32, (1,))
     seen: set[int] = set()
     for _ in range(3000):
         buffer = ManagedBuffer(operand, (1,), frozenset({RoleKey(1, True, 0)}))

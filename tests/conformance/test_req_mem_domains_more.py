@@ -37,7 +37,7 @@ from nnburst.model import (
     DataLocation,
     Model,
     ModelBuilder,
-    Operand,
+    OperandDesc,
     OperandType,
     OperationType,
     Request,
@@ -342,7 +342,7 @@ def test_REQ_MEM_029_a_bound_request_follows_the_dimensions_of_its_input(device:
 
 def managed(nbytes: int = 4) -> tuple[ManagedBuffer, BufferUse]:
     role = RoleKey(1, False, 0)
-    buffer = ManagedBuffer(Operand(T.TENSOR_FLOAT32, (nbytes // 4,)), (nbytes // 4,), frozenset({role}))
+    buffer = ManagedBuffer(OperandDesc(T.TENSOR_FLOAT32, (nbytes // 4,)), (nbytes // 4,), frozenset({role}))
     return buffer, BufferUse(buffer, role, ())
 
 

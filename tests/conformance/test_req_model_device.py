@@ -17,7 +17,7 @@ from nnburst.model import (
     DeviceType,
     Lifetime,
     Model,
-    Operand,
+    OperandDesc,
     OperandType,
     Operation,
     Priority,
@@ -183,10 +183,10 @@ def test_REQ_MODEL_012_an_operation_of_an_extension_is_valid_but_not_supported(d
     operation, kind = 1 << 16, 1 << 16 | 1
     L = Lifetime
     operands = (
-        Operand(kind, (2,), 1, lifetime=L.SUBGRAPH_INPUT, extra_params=bytes(16)),
-        Operand(kind, (2,), 0, lifetime=L.SUBGRAPH_OUTPUT),
-        Operand(T.TENSOR_FLOAT32, (2,), 1, lifetime=L.SUBGRAPH_INPUT),
-        Operand(T.TENSOR_FLOAT32, (2,), 0, lifetime=L.SUBGRAPH_OUTPUT),
+        OperandDesc(kind, (2,), 1, lifetime=L.SUBGRAPH_INPUT, extra_params=bytes(16)),
+        OperandDesc(kind, (2,), 0, lifetime=L.SUBGRAPH_OUTPUT),
+        OperandDesc(T.TENSOR_FLOAT32, (2,), 1, lifetime=L.SUBGRAPH_INPUT),
+        OperandDesc(T.TENSOR_FLOAT32, (2,), 0, lifetime=L.SUBGRAPH_OUTPUT),
     )
     main = Subgraph(operands, (Operation(operation, (0,), (1,)), Operation(O.RELU, (2,), (3,))), (0, 2), (1, 3))
     model = Model(main, extension_name_to_prefix={"com.example.fibonacci": 1})

@@ -19,7 +19,7 @@ from nnburst.model import (
     Lifetime,
     Model,
     ModelBuilder,
-    Operand,
+    OperandDesc,
     Operation,
     Subgraph,
     validate_model,
@@ -92,18 +92,20 @@ def test_REQ_MODEL_037_priority(device: Device, priority: int) -> None:
 
 def _branch(lifetime_of_output: Lifetime = Lifetime.SUBGRAPH_OUTPUT) -> Subgraph:
     """One float [2] in, RELU, one float [2] out."""
-    x = Operand(T.TENSOR_FLOAT32, (2,), 1, lifetime=Lifetime.SUBGRAPH_INPUT)
-    y = Operand(T.TENSOR_FLOAT32, (2,), 0, lifetime=lifetime_of_output)
+    x = OperandDesc(T.TENSOR_FLOAT32, (2,), 1, lifetime=Lifetime.SUBGRAPH_INPUT)
+    y = OperandDesc(T.TENSOR_FLOAT32, (2,), 0, lifetime=lifetime_of_output)
     return Subgraph((x, y), (Operation(O.RELU, (0,), (1,)),), (0,), (1,))
 
 
 def _if_model(*, condition: int = T.TENSOR_BOOL8, outer: tuple[int, ...] = (2,), branches: int = 2) -> Model:
-    operands = [Operand(condition, (1,), 1, lifetime=Lifetime.SUBGRAPH_INPUT)]
-    operands += [Operand(T.SUBGRAPH, (), 1, lifetime=Lifetime.SUBGRAPH, location=DataLocation(0, i)) for i in (0, 1)]
-    operands += [Operand(T.TENSOR_FLOAT32, outer, 1, lifetime=Lifetime.SUBGRAPH_INPUT)]
-    operands += [Operand(T.TENSOR_FLOAT32, (2,), 0, lifetime=Lifetime.SUBGRAPH_OUTPUT)]
+    operands = [OperandDesc(condition, (1,), 1, lifetime=Lifetime.SUBGRAPH_INPUT)]
+    operands += [
+        OperandDesc(T.SUBGRAPH, (), 1, lifetime=Lifetime.SUBGRAPH, location=DataLocation(0, i)) for i in (0, 1)
+    ]
+    operands += [OperandDesc(T.TENSOR_FLOAT32, outer, 1, lifetime=Lifetime.SUBGRAPH_INPUT)]
+    operands += [OperandDesc(T.TENSOR_FLOAT32, (2,), 0, lifetime=Lifetime.SUBGRAPH_OUTPUT)]
     if branches == 1:
-        operands[2] = Operand(T.TENSOR_FLOAT32, (2,), 1, lifetime=Lifetime.SUBGRAPH_INPUT)
+        operands[2] = OperandDesc(T.TENSOR_FLOAT32, (2,), 1, lifetime=Lifetime.SUBGRAPH_INPUT)
         inputs = (0, 2, 3)
     else:
         inputs = (0, 3)
@@ -129,17 +131,17 @@ def test_REQ_MODEL_042_bad_if(device: Device, model: Model) -> None:
 
 
 def _while_model(condition_type: int = T.TENSOR_BOOL8, body_outputs: int = 1) -> Model:
-    x = Operand(T.TENSOR_FLOAT32, (1,), 2, lifetime=Lifetime.SUBGRAPH_INPUT)
-    flag = Operand(condition_type, (1,), 0, lifetime=Lifetime.SUBGRAPH_OUTPUT)
+    x = OperandDesc(T.TENSOR_FLOAT32, (1,), 2, lifetime=Lifetime.SUBGRAPH_INPUT)
+    flag = OperandDesc(condition_type, (1,), 0, lifetime=Lifetime.SUBGRAPH_OUTPUT)
     condition = Subgraph((x, flag), (Operation(O.LESS, (0, 0), (1,)),), (0,), (1,))
-    y = Operand(T.TENSOR_FLOAT32, (1,), 0, lifetime=Lifetime.SUBGRAPH_OUTPUT)
+    y = OperandDesc(T.TENSOR_FLOAT32, (1,), 0, lifetime=Lifetime.SUBGRAPH_OUTPUT)
     body = Subgraph(
         (replace(x, number_of_consumers=body_outputs), *[y] * body_outputs),
         tuple(Operation(O.RELU, (0,), (i + 1,)) for i in range(body_outputs)),
         (0,),
         tuple(range(1, body_outputs + 1)),
     )
-    operands = [Operand(T.SUBGRAPH, (), 1, lifetime=Lifetime.SUBGRAPH, location=DataLocation(0, i)) for i in (0, 1)]
+    operands = [OperandDesc(T.SUBGRAPH, (), 1, lifetime=Lifetime.SUBGRAPH, location=DataLocation(0, i)) for i in (0, 1)]
     operands += [replace(x, number_of_consumers=1), y]
     main = Subgraph(tuple(operands), (Operation(O.WHILE, (0, 1, 2), (3,)),), (2,), (3,))
     return Model(main, (condition, body))

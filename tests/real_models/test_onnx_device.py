@@ -20,7 +20,7 @@ from nnburst.model import (
     Lifetime,
     MeasureTiming,
     Model,
-    Operand,
+    OperandDesc,
     OperandType,
     OperationType,
     Request,
@@ -136,7 +136,7 @@ def test_model_without_its_external_file_does_not_look_for_it_on_disk(
     alone = replace(found.model, pools=(pool,))
     operation = replace(alone.main.operations[0], inputs=(0, *alone.main.input_indexes))
     operands = list(alone.main.operands)
-    operands[1] = Operand(OperandType.FLOAT32, lifetime=Lifetime.NO_VALUE)
+    operands[1] = OperandDesc(OperandType.FLOAT32, lifetime=Lifetime.NO_VALUE)
     main = replace(alone.main, operands=tuple(operands), operations=(operation,))
     with pytest.raises(InvalidArgument, match=r"'w\.bin', which is missing"):
         device.prepare_model(replace(alone, main=main))

@@ -22,7 +22,7 @@ from nnburst.model import (
     Lifetime,
     Model,
     ModelBuilder,
-    Operand,
+    OperandDesc,
     Operation,
     Request,
     RequestArgument,
@@ -47,7 +47,7 @@ class Values:
 
 def graph(
     values: Values,
-    inputs: Sequence[Operand],
+    inputs: Sequence[OperandDesc],
     make: Callable[[Callable[..., int], Sequence[int]], Sequence[int]],
 ) -> Subgraph:
     """Build a subgraph; `make(add, inputs)` adds operations and returns the outputs.
@@ -60,17 +60,17 @@ def graph(
     def index_of(argument: Any) -> int:
         if isinstance(argument, int):
             return argument
-        if isinstance(argument, Operand):
+        if isinstance(argument, OperandDesc):
             operands.append(argument)
         else:
             array = np.asarray(argument)
             kind = {"f": (F32, T.FLOAT32), "i": (I32, T.INT32), "b": (B8, T.BOOL)}[array.dtype.kind][array.ndim == 0]
             dtype = {"f": np.float32, "i": np.int32, "b": np.uint8}[array.dtype.kind]
             where = values.add(array.astype(dtype))
-            operands.append(Operand(kind, array.shape, lifetime=L.CONSTANT_COPY, location=where))
+            operands.append(OperandDesc(kind, array.shape, lifetime=L.CONSTANT_COPY, location=where))
         return len(operands) - 1
 
-    def add(operation: int, arguments: Sequence[Any], *outputs: Operand) -> int:
+    def add(operation: int, arguments: Sequence[Any], *outputs: OperandDesc) -> int:
         indexes = tuple(index_of(argument) for argument in arguments)
         first = len(operands)
         operands.extend(outputs)
@@ -85,12 +85,12 @@ def graph(
     return Subgraph(tuple(counted), tuple(operations), tuple(range(len(inputs))), outs)
 
 
-def sub(number: int) -> Operand:
-    return Operand(T.SUBGRAPH, lifetime=L.SUBGRAPH, location=DataLocation(0, number))
+def sub(number: int) -> OperandDesc:
+    return OperandDesc(T.SUBGRAPH, lifetime=L.SUBGRAPH, location=DataLocation(0, number))
 
 
-ONE, PAIR, TRUTH = Operand(F32, (1,)), Operand(F32, (2,)), Operand(B8, (1,))
-COUNT = Operand(I32, (1,))
+ONE, PAIR, TRUTH = OperandDesc(F32, (1,)), OperandDesc(F32, (2,)), OperandDesc(B8, (1,))
+COUNT = OperandDesc(I32, (1,))
 
 
 def if_model() -> Model:
@@ -165,7 +165,7 @@ def test_while_inside_if_inside_while() -> None:
 def growing_model() -> Model:
     """While n < 4: n += 1, x = [x, x]. Gives x, whose size nobody knows before."""
     values = Values()
-    any_ = Operand(F32, (0,))
+    any_ = OperandDesc(F32, (0,))
     condition = graph(values, [any_, COUNT], lambda add, i: [add(O.LESS, [i[1], np.int32([4])], TRUTH)])
     body = graph(
         values,

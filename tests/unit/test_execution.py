@@ -43,7 +43,7 @@ from nnburst.model import (
     Lifetime,
     Model,
     ModelBuilder,
-    Operand,
+    OperandDesc,
     OperandType,
     OperationType,
     OutputShape,
@@ -1002,7 +1002,7 @@ def test_file_of_an_imported_model_is_used_whole_where_the_device_names_one(inde
     x = b.input("x", F, (4,))
     b.output("y", b.add(OperationType.RELU, [x]))
     model = b.build()
-    constant = Operand(
+    constant = OperandDesc(
         F, (8,), lifetime=Lifetime.CONSTANT_REFERENCE, location=DataLocation(pool_index=index, offset=0, length=0)
     )
     model = replace(model, main=replace(model.main, operands=(*model.main.operands, constant)))

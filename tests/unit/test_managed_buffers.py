@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from nnburst.memory import ManagedBuffer, Memory, RoleKey
-from nnburst.model import Operand, OperandType
+from nnburst.model import OperandDesc, OperandType
 
 
 def buffers(count: int, dimensions: tuple[int, ...] = (4,)) -> list[ManagedBuffer]:
-    operand = Operand(OperandType.TENSOR_FLOAT32, dimensions)
+    operand = OperandDesc(OperandType.TENSOR_FLOAT32, dimensions)
     return [ManagedBuffer(operand, dimensions, frozenset({RoleKey(1, True, 0)})) for _ in range(count)]
 
 

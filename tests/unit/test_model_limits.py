@@ -15,7 +15,7 @@ from nnburst.model import (
     Lifetime,
     Model,
     ModelBuilder,
-    Operand,
+    OperandDesc,
     OperandType,
     Operation,
     OperationType,
@@ -34,8 +34,8 @@ MANY = (2**32 - 1,) * 1_000_000
 
 
 def relu(dims: tuple[int, ...], code: int = T.TENSOR_FLOAT32) -> Model:
-    x = Operand(code, dims, 1, lifetime=L.SUBGRAPH_INPUT)
-    y = Operand(code, dims, 0, lifetime=L.SUBGRAPH_OUTPUT)
+    x = OperandDesc(code, dims, 1, lifetime=L.SUBGRAPH_INPUT)
+    y = OperandDesc(code, dims, 0, lifetime=L.SUBGRAPH_OUTPUT)
     return Model(Subgraph((x, y), (Operation(O.RELU, (0,), (1,)),), (0,), (1,)))
 
 
@@ -78,16 +78,16 @@ def test_the_target_of_a_reshape_is_limited() -> None:
 
 def test_a_concatenation_of_very_many_inputs_is_matched_in_one_walk() -> None:
     count = 400_000
-    x = Operand(T.TENSOR_FLOAT32, (1,), count, lifetime=L.SUBGRAPH_INPUT)
-    axis = Operand(T.INT32, (), 1, lifetime=L.SUBGRAPH_INPUT)
-    y = Operand(T.TENSOR_FLOAT32, (count,), 0, lifetime=L.SUBGRAPH_OUTPUT)
+    x = OperandDesc(T.TENSOR_FLOAT32, (1,), count, lifetime=L.SUBGRAPH_INPUT)
+    axis = OperandDesc(T.INT32, (), 1, lifetime=L.SUBGRAPH_INPUT)
+    y = OperandDesc(T.TENSOR_FLOAT32, (count,), 0, lifetime=L.SUBGRAPH_OUTPUT)
     operation = Operation(O.CONCATENATION, (0,) * count + (1,), (2,))
     validate_model(Model(Subgraph((x, axis, y), (operation,), (0, 1), (2,))))
 
 
 def test_a_message_about_lists_is_short_whatever_their_length() -> None:
-    x = Operand(T.TENSOR_FLOAT32, (1,), 1, lifetime=L.SUBGRAPH_INPUT)
-    y = Operand(T.TENSOR_FLOAT32, (1,), 0, lifetime=L.SUBGRAPH_OUTPUT)
+    x = OperandDesc(T.TENSOR_FLOAT32, (1,), 1, lifetime=L.SUBGRAPH_INPUT)
+    y = OperandDesc(T.TENSOR_FLOAT32, (1,), 0, lifetime=L.SUBGRAPH_OUTPUT)
     operands = (x, y, *[replace(x, number_of_consumers=0)] * 100_000)
     main = Subgraph(operands, (Operation(O.RELU, (0,), (1,)),), tuple({*range(100_000)} - {1}), (1,))
     with pytest.raises(InvalidArgument, match="operand 100000 is not in the list") as caught:

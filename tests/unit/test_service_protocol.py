@@ -27,7 +27,7 @@ from nnburst.model import (
     ExecutionPreference,
     Lifetime,
     MeasureTiming,
-    Operand,
+    OperandDesc,
     Operation,
     OutputShape,
     Priority,
@@ -45,9 +45,9 @@ from nnburst.service._wire import referenced_from_wire
 
 GRAPH = Subgraph(
     operands=(
-        Operand(3, (1, 2, 2, 1), 1, 0.5, 3, Lifetime.SUBGRAPH_INPUT),
-        Operand(11, (2,), 1, extra_params=SymmPerChannelQuantParams((0.5, 0.25), 0)),
-        Operand(0x10001, (), extra_params=b"extension", location=DataLocation(1, 2, 3)),
+        OperandDesc(3, (1, 2, 2, 1), 1, 0.5, 3, Lifetime.SUBGRAPH_INPUT),
+        OperandDesc(11, (2,), 1, extra_params=SymmPerChannelQuantParams((0.5, 0.25), 0)),
+        OperandDesc(0x10001, (), extra_params=b"extension", location=DataLocation(1, 2, 3)),
     ),
     operations=(Operation(0, (0, 1), (2,)),),
     input_indexes=(0,),
@@ -352,7 +352,7 @@ def test_subgraphs_are_decoded_until_there_are_too_many_operands() -> None:
 
 
 def test_numpy_scalars_in_a_model_are_sent_as_numbers() -> None:
-    graph = Subgraph((Operand(3, (np.int64(2),), scale=np.float32(0.5)),), (), (), ())  # type: ignore[arg-type]
+    graph = Subgraph((OperandDesc(3, (np.int64(2),), scale=np.float32(0.5)),), (), (), ())  # type: ignore[arg-type]
     model = _wire.WireModel(graph, (), b"", (), False, {}, (), ())
     _, back = _protocol.decode_request(_protocol.encode(_protocol.GetSupportedOperations(0, model)), Side.SERVICE)
     assert isinstance(back, _protocol.GetSupportedOperations)

@@ -17,7 +17,7 @@ from ...model import (
     Lifetime,
     Model,
     OpenShape,
-    Operand,
+    OperandDesc,
     Operation,
     Subgraph,
     extension_code,
@@ -239,8 +239,8 @@ def _model(size: int, files: Sequence[str], inputs: Sequence[GraphArgument], out
     )
 
 
-def _file(pool: int, name: str, size: int) -> Operand:
-    return Operand(
+def _file(pool: int, name: str, size: int) -> OperandDesc:
+    return OperandDesc(
         extension_code(_PREFIX, FILE),
         number_of_consumers=1,
         lifetime=Lifetime.CONSTANT_REFERENCE,
@@ -249,9 +249,9 @@ def _file(pool: int, name: str, size: int) -> Operand:
     )
 
 
-def _operand(argument: GraphArgument, lifetime: Lifetime, consumers: int) -> Operand:
+def _operand(argument: GraphArgument, lifetime: Lifetime, consumers: int) -> OperandDesc:
     if argument.rank is None and lifetime == Lifetime.SUBGRAPH_INPUT:
         # NNAPI's tensors are not of rank 0, but those of the extension may be.
-        return Operand(extension_code(_PREFIX, argument.element.number), (), consumers, lifetime=lifetime)
+        return OperandDesc(extension_code(_PREFIX, argument.element.number), (), consumers, lifetime=lifetime)
     code, scale = operand_code(argument.element, argument.rank, _PREFIX)
-    return Operand(code, argument.dimensions, consumers, scale=scale, lifetime=lifetime)
+    return OperandDesc(code, argument.dimensions, consumers, scale=scale, lifetime=lifetime)

@@ -29,7 +29,7 @@ from ...model import (
     MemoryLike,
     Model,
     Named,
-    Operand,
+    OperandDesc,
     OutputShape,
     Request,
     RequestArgument,
@@ -108,7 +108,9 @@ class BoundGraph:
 
     # -- binding -------------------------------------------------------------------------------------------------------
 
-    def _bind_input(self, node: GraphArgument, operand: Operand, request: Request, argument: RequestArgument) -> None:
+    def _bind_input(
+        self, node: GraphArgument, operand: OperandDesc, request: Request, argument: RequestArgument
+    ) -> None:
         if argument.has_no_value:
             if node.shape is None or 0 not in node.dimensions:
                 raise GeneralFailure(f"input {node.name!r} is omitted, but the graph needs it")
@@ -147,7 +149,7 @@ class BoundGraph:
         return copied_always(node.element) or node.name in self._graph.exposed
 
     def _bind_output(
-        self, position: int, node: GraphArgument, operand: Operand, request: Request, argument: RequestArgument
+        self, position: int, node: GraphArgument, operand: OperandDesc, request: Request, argument: RequestArgument
     ) -> None:
         pool, location = _pool(request, argument), argument.location
         dims = combine_dimensions(operand.dimensions, argument.dimensions)
@@ -367,7 +369,7 @@ def _runner(graph: Graph, binding: Any, options: Any) -> Callable[[], None]:
     return partial(run, bound, options)
 
 
-def _needed(node: GraphArgument, operand: Operand, dims: tuple[int, ...]) -> int | None:
+def _needed(node: GraphArgument, operand: OperandDesc, dims: tuple[int, ...]) -> int | None:
     """Bytes of an argument; None if not all dimensions are known."""
     if is_scalar(operand):
         return node.element.itemsize

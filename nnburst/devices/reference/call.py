@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...model import (
     FusedActivation,
     Match,
-    Operand,
+    OperandDesc,
     OperandInfo,
     Operation,
     OperationView,
@@ -48,7 +48,7 @@ def round_half_away(values: Array) -> Array:
     return rounded
 
 
-def activation_limits(operand: Operand, code: int) -> tuple[Any, Any]:
+def activation_limits(operand: OperandDesc, code: int) -> tuple[Any, Any]:
     """Return (lowest, highest) of a fused activation in the stored domain, None where there is no limit.
 
     Quantised: zero point + round(limit / scale), cut to the type. A missing limit is the type's.
@@ -92,14 +92,14 @@ def _codes(info: OperandInfo) -> Array:
     return np.arange(256, dtype=np.uint8).view(info.dtype)
 
 
-def decode_table(operand: Operand, dtype: Any = np.float64) -> Array:
+def decode_table(operand: OperandDesc, dtype: Any = np.float64) -> Array:
     """Return the real value of each of the 256 bit patterns of a one-byte quantised operand."""
     codes = _codes(operand_info(operand.type)).astype(np.float64)
     table: Array = ((codes - operand.zero_point) * operand.scale).astype(dtype)
     return table
 
 
-def encode(real: Array, operand: Operand, code: int = FusedActivation.NONE) -> Array:
+def encode(real: Array, operand: OperandDesc, code: int = FusedActivation.NONE) -> Array:
     """Quantise real values to an operand's stored values: round half away from zero, then cut."""
     low, high = activation_limits(operand, code)
     stored = round_half_away(real / operand.scale) + operand.zero_point
@@ -107,7 +107,7 @@ def encode(real: Array, operand: Operand, code: int = FusedActivation.NONE) -> A
     return codes
 
 
-def encode_table(source: Operand, target: Operand, function: Callable[[Array], Array]) -> Array:
+def encode_table(source: OperandDesc, target: OperandDesc, function: Callable[[Array], Array]) -> Array:
     """Return what a function of one real number makes of each of the 256 bit patterns, as stored values."""
     with np.errstate(all="ignore"):
         return encode(function(decode_table(source)), target)
@@ -130,7 +130,7 @@ class KernelCall(OperationView):
     def __init__(
         self,
         operation: Operation,
-        operands: Sequence[Operand],
+        operands: Sequence[OperandDesc],
         row: Signature,
         match: Match,
         *,
@@ -350,7 +350,7 @@ class _Quantiser:
     """Quantises rows of real values, as many at a time as stay in a cache: round half away from zero, then cut."""
 
     def __init__(
-        self, operand: Operand, code: int, shape: tuple[int, ...], scratch: Callable[[tuple[int, ...], Any], Array]
+        self, operand: OperandDesc, code: int, shape: tuple[int, ...], scratch: Callable[[tuple[int, ...], Any], Array]
     ) -> None:
         rows, columns = shape
         self._step = max(1, min(rows, _AT_ONCE // max(1, columns)))
@@ -380,13 +380,13 @@ def _assign(out: Array, function: Callable[..., Any], arrays: tuple[Array, ...])
     out[...] = function(*arrays)
 
 
-def _decoded(source: Array, operand: Operand, dtype: Any) -> Array:
+def _decoded(source: Array, operand: OperandDesc, dtype: Any) -> Array:
     buffer = np.empty(source.shape, dtype)
     _decode_into(source, operand, buffer)
     return buffer
 
 
-def _decode_into(source: Array, operand: Operand, buffer: Array) -> None:
+def _decode_into(source: Array, operand: OperandDesc, buffer: Array) -> None:
     """Write the real values of stored ones, per channel if the operand is."""
     np.copyto(buffer, source)
     if operand.zero_point:

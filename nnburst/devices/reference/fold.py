@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ...model import (
     DataLocation,
     Lifetime,
-    Operand,
+    OperandDesc,
     OperationType,
     Request,
     RequestArgument,
@@ -93,7 +93,7 @@ def fold_constants(compiled: Compiled, run: Callable[[Compiled, Request], bool])
     return Compiled(replace(model, main=remaining), constants, {}, matches)
 
 
-def _fixed_size(operand: Operand) -> int:
+def _fixed_size(operand: OperandDesc) -> int:
     """Bytes of a temporary whose size is known; 0 for anything else."""
     if operand.lifetime is not Lifetime.TEMPORARY_VARIABLE or is_extension(operand.type):
         return 0
@@ -118,7 +118,7 @@ class _Result:
         view: Array = region.view(element).reshape(shape)
         return view
 
-    def value(self, operand: Operand) -> Array:
+    def value(self, operand: OperandDesc) -> Array:
         """The result, read-only."""
         array = self.array(operand_info(operand.type).dtype, operand.dimensions)
         array.flags.writeable = False

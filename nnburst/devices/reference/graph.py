@@ -21,7 +21,7 @@ from ...model import (
     Lifetime,
     Match,
     MemoryLike,
-    Operand,
+    OperandDesc,
     Operation,
     OperationType,
     OutputSpec,
@@ -340,7 +340,7 @@ class Binding:
         self._taken[index] = nbytes
 
 
-def map_argument(pool: MemoryLike, operand: Operand, dims: tuple[int, ...], location: DataLocation) -> Array:
+def map_argument(pool: MemoryLike, operand: OperandDesc, dims: tuple[int, ...], location: DataLocation) -> Array:
     """Return the array of an argument of a request."""
     dtype = operand_info(operand.type).dtype
     if dtype is None:

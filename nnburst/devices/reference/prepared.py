@@ -16,7 +16,7 @@ from ...model import (
     Lifetime,
     Match,
     Model,
-    Operand,
+    OperandDesc,
     Request,
     RunOptions,
     Signature,
@@ -164,7 +164,7 @@ def _matches(subgraph: Subgraph) -> tuple[tuple[Signature, Match], ...]:
     return tuple((view.row, view.match) for view in views if view is not None)
 
 
-def _constant(model: Model, operand: Operand) -> Array:
+def _constant(model: Model, operand: OperandDesc) -> Array:
     """Return a private, read-only copy of a constant's value."""
     location, dtype = operand.location, operand_info(operand.type).dtype
     if operand.lifetime == Lifetime.CONSTANT_COPY:

@@ -19,7 +19,7 @@ from ...model import (
     DataLocation,
     Match,
     Model,
-    Operand,
+    OperandDesc,
     OperandType,
     Operation,
     Signature,
@@ -170,7 +170,7 @@ def pack(
     return msgspec.msgpack.encode(file), bytes(data)
 
 
-def _operand(operand: Operand) -> _Operand:
+def _operand(operand: OperandDesc) -> _Operand:
     location, extra = operand.location, operand.extra_params
     return _Operand(
         int(operand.type), operand.dimensions, operand.number_of_consumers, operand.scale, operand.zero_point,
@@ -198,7 +198,7 @@ def _unpacked(file: _File, data: memoryview) -> Compiled:
     _require(file.format == FORMAT, "format")
     _require(file.size == len(data), "size")
     operands = tuple(
-        Operand(
+        OperandDesc(
             o.type, o.dimensions, o.consumers, o.scale, o.zero_point, o.lifetime, DataLocation(*o.location),
             None if o.extra is None else SymmPerChannelQuantParams(o.extra.scales, o.extra.channel_dim),
         )
