@@ -12,7 +12,7 @@ import pytest
 
 import nnburst
 from nnburst.cli.bench._placement import allowed_cpus, keep_affinity, pin_process
-from nnburst.model import ModelBuilder, OperandType, OperationType
+from nnburst.model import ModelBuilder, OperandType
 
 POLLING_WINDOW = 50e-6
 
@@ -21,7 +21,7 @@ def relu_model(nbytes: int) -> Any:
     """Return a model with one input ``x`` and one output ``y`` of `nbytes` bytes."""
     builder = ModelBuilder()
     x = builder.input("x", OperandType.TENSOR_QUANT8_ASYMM, (1, nbytes), scale=1.0, zero_point=0)
-    builder.output("y", builder.add(OperationType.RELU, [x]))
+    builder.output("y", builder.relu(x))
     return builder.build()
 
 

@@ -23,7 +23,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from nnburst.devices import create_device
 from nnburst.memory import Memory
-from nnburst.model import DataLocation, ModelBuilder, OperandType, OperationType, Request, RequestArgument, RunOptions
+from nnburst.model import (
+    DataLocation,
+    ModelBuilder,
+    Operand,
+    OperandType,
+    OperationType,
+    Output,
+    Request,
+    RequestArgument,
+    RunOptions,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Q8 = OperandType.TENSOR_QUANT8_ASYMM
@@ -98,7 +108,7 @@ def by_reference(
     b = ModelBuilder()
     quant = {"scale": X_SCALE, "zero_point": ZERO} if quantised else {}
     given = b.input("x", Q8 if quantised else OperandType.TENSOR_FLOAT32, x.shape, **quant)  # type: ignore[arg-type]
-    arguments: list[int] = [given]
+    arguments: list[Operand] = [given]
     if layer.kind in ("conv", "depthwise", "dense"):
         arguments.append(b.constant(w, scale=W_SCALE, zero_point=ZERO) if quantised else b.constant(w))
         arguments.append(b.constant(bias, scale=X_SCALE * W_SCALE) if quantised else b.constant(bias))
@@ -115,11 +125,12 @@ def by_reference(
     kinds = {"conv": "CONV_2D", "depthwise": "DEPTHWISE_CONV_2D", "pool": "AVERAGE_POOL_2D"}
     kinds |= {"dense": "FULLY_CONNECTED", "softmax": "SOFTMAX"}
     fixed = layer.kind in ("pool", "softmax") or not quantised
-    (out,) = b.add_all(OperationType[kinds[layer.kind]], arguments, quantisations=[] if fixed else [(Y_SCALE, ZERO)])
+    outputs: list[Output] | None = None if fixed else [{"scale": Y_SCALE, "zero_point": ZERO}]
+    (out,) = b.operation(OperationType[kinds[layer.kind]], *arguments, outputs=outputs)
     b.output("y", out)
     model = b.build()
     prepared = create_device("nnburst-reference").prepare_model(model)
-    operand = model.main.operands[out]
+    operand = model.main.operands[out.index]
     nbytes = int(np.prod(operand.dimensions)) * x.itemsize
     start = -(-x.nbytes // 64) * 64
     memory = Memory.ashmem(start + nbytes)

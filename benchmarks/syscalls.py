@@ -27,11 +27,11 @@ def execute(count: int, polling_window: float) -> dict[str, Any]:
     """Run `count` executions on the no-op device and return the session's counters."""
     import nnburst
     from nnburst.cli.bench._placement import allowed_cpus, keep_affinity, pin_process
-    from nnburst.model import ModelBuilder, OperandType, OperationType
+    from nnburst.model import ModelBuilder, OperandType
 
     builder = ModelBuilder()
     x = builder.input("x", OperandType.TENSOR_QUANT8_ASYMM, (1, 32), scale=1.0, zero_point=0)
-    builder.output("y", builder.add(OperationType.RELU, [x]))
+    builder.output("y", builder.relu(x))
     cpus = allowed_cpus()
     with nnburst.launch(devices=["nnburst-noop"]) as service, keep_affinity():
         with service.session(builder.build(), polling_window=polling_window) as session:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 import nnburst
-from nnburst import OperandType, OperationType
+from nnburst import OperandType
 from nnburst.fmq import MessageQueue, MQDescriptor
 from nnburst.model import DataLocation, Request, RequestArgument
 
@@ -65,7 +65,7 @@ def build() -> nnburst.Model:
     b = nnburst.ModelBuilder()
     image = b.input("image", OperandType.TENSOR_QUANT8_ASYMM, (1, SIDE, SIDE, 1), scale=1 / 255, zero_point=0)
     quarters = b.average_pool_2d(image, SIDE // 2, stride=SIDE // 2, padding="valid")
-    b.output("brightness", b.add(OperationType.RESHAPE, [quarters, np.array([1, 4], np.int32)]))
+    b.output("brightness", b.reshape(quarters, [1, 4]))
     return b.build()
 
 

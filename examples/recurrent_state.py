@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 import nnburst
-from nnburst import OperandType, OperationType
+from nnburst import OperandType
 
 FEATURES = 4
 Weights = dict[str, np.ndarray]
@@ -42,13 +42,9 @@ def build(w: Weights, units: int) -> nnburst.Model:
     b = nnburst.ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (1, FEATURES))
     h = b.input("h_in", OperandType.TENSOR_FLOAT32, (1, units))
-    add, mul, sub = OperationType.ADD, OperationType.MUL, OperationType.SUB
-    gate = b.add(
-        OperationType.LOGISTIC, [b.binary(add, b.fully_connected(x, w["gate_x"]), b.fully_connected(h, w["gate_h"]))]
-    )
-    candidate = b.binary(add, b.fully_connected(x, w["new_x"]), b.binary(mul, gate, b.fully_connected(h, w["new_h"])))
-    new = b.add(OperationType.TANH, [candidate])
-    following = b.binary(add, h, b.binary(mul, gate, b.binary(sub, new, h)))
+    gate = b.logistic(b.fully_connected(x, w["gate_x"]) + b.fully_connected(h, w["gate_h"]))
+    new = b.tanh(b.fully_connected(x, w["new_x"]) + gate * b.fully_connected(h, w["new_h"]))
+    following = h + gate * (new - h)
     b.output("h_out", following)
     b.output("y", b.fully_connected(following, w["read_out"]))
     return b.build()

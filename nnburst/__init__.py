@@ -17,7 +17,7 @@ from .errors import (
     ResourceExhausted,
 )
 from .memory import Memory
-from .model import Model, ModelBuilder, OperandType, OperationType
+from .model import Model, ModelBuilder, Operand, OperandType, OperationType
 from .runtime import (
     BrokenBurst,
     Burst,
@@ -54,6 +54,7 @@ __all__ = [
     "Model",
     "ModelBuilder",
     "NNBurstError",
+    "Operand",
     "OperandType",
     "OperationType",
     "OutputInsufficientSize",

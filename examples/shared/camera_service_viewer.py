@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import nnburst
-from nnburst import Memory, OperandType, OperationType
+from nnburst import Memory, OperandType
 
 SIDE = 64
 FRAME = (1, SIDE, SIDE, 1)
@@ -71,7 +71,7 @@ def brightness() -> nnburst.Model:
     b = nnburst.ModelBuilder()
     image = b.input("image", OperandType.TENSOR_QUANT8_ASYMM, FRAME, scale=1 / 255, zero_point=0)
     quarters = b.average_pool_2d(image, SIDE // 2, stride=SIDE // 2, padding="valid")
-    b.output("brightness", b.add(OperationType.RESHAPE, [quarters, np.array([1, 4], np.int32)]))
+    b.output("brightness", b.reshape(quarters, [1, 4]))
     return b.build()
 
 

@@ -99,6 +99,34 @@ ones. Small letters (f32, f16, i32, bool) are scalars. A number in brackets is t
 is later than the operation. Results may take 64 times the bytes of a request and of the constants of its model, and
 256 MiB in any case, with those of all models that it runs inside; more is RESOURCE_EXHAUSTED.
 
+## Building models
+
+```python
+import numpy as np
+import nnburst
+
+b = nnburst.ModelBuilder()
+x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 4))
+h = b.tanh(b.fully_connected(x, np.eye(4, dtype=np.float32)))
+b.output("y", b.softmax((x + h) / 2))
+model = b.build()
+```
+
+* Methods return an `Operand`, or a tuple of them, and take those of the same builder: one of another is refused. It has
+  `shape`, `type`, `dtype`, `scale` and `zero_point`.
+* `+ - * /` and the unary `-` are ADD, SUB, MUL, DIV and NEG. Quantised results need `scale=`, so there the methods are
+  called: `b.add(x, y, scale=0.5)`.
+* A tensor may also be an array, a list or a number: it becomes a constant. An array keeps its dtype, and float64 is
+  refused, because no operand holds its digits: write `array.astype(np.float32)`, or `b.constant(array, np.float32)`.
+  Lists and numbers get the type of the operand beside them.
+* `b.operation(operation, *inputs, outputs=…)` takes the operation as a value. That is how operations of extensions are
+  added, for devices that have them: `b.operation("com.example.blur", x, outputs=[{"type": x.type, "dimensions":
+  x.shape}])`.
+* `add_operand`, `add_operation` and the like are the layer below, which has indexes as the NDK does: an `Operand`
+  stands for its index there, and `b.operand(index)` makes one of an index.
+
+## The table
+
 "method" is that of `ModelBuilder`, whose arguments have the names of the list below. A dot under "0" says that inputs
 may have a dimension of size 0.
 

@@ -32,7 +32,6 @@ from ..model import (
     Model,
     ModelBuilder,
     OperandType,
-    OperationType,
     PerformanceInfo,
     Request,
     RequestArgument,
@@ -163,15 +162,10 @@ def _product(code: OperandType, dtype: Any, scale: float = 0.0) -> tuple[Model, 
     rng = np.random.default_rng(3)
     x, w = (rng.integers(0, 3, (rows, _COLUMNS)) for rows in (_ROWS, _COLUMNS))
     bias = np.zeros(_COLUMNS, np.int32 if scale else dtype)
-    product = b.add(
-        OperationType.FULLY_CONNECTED,
-        [
-            b.input("x", code, x.shape, scale=scale),
-            b.constant(w.astype(dtype), code, scale=scale),
-            b.constant(bias, OperandType.TENSOR_INT32 if scale else code, scale=scale * scale),
-            b.scalar(0),
-        ],
-        dimensions=(_ROWS, _COLUMNS),
+    product = b.fully_connected(
+        b.input("x", code, x.shape, scale=scale),
+        b.constant(w.astype(dtype), code, scale=scale),
+        b.constant(bias, OperandType.TENSOR_INT32 if scale else code, scale=scale * scale),
         scale=2 * scale or None,
     )
     b.output("y", product)
@@ -188,7 +182,7 @@ def _sum() -> tuple[Model, Array, Callable[[], Array]]:
     b = ModelBuilder()
     x = np.arange(1 << 14, dtype=np.int32)
     code = OperandType.TENSOR_INT32
-    b.output("y", b.add(OperationType.ADD, [b.input("x", code, x.shape), b.constant(x), b.scalar(0)]))
+    b.output("y", b.add(b.input("x", code, x.shape), b.constant(x)))
     return b.build(), x, lambda: x + x
 
 

@@ -16,8 +16,9 @@ from ._extensions import (
 )
 from ._lookup import view_operation
 from ._memory_like import MemoryLike
-from ._methods import METHODS
+from ._methods import METHODS, Output
 from ._model_builder import ModelBuilder
+from ._operand import Operand
 from ._operand_types import (
     OPERANDS,
     HalVersion,
@@ -105,6 +106,7 @@ __all__ = [
     "ModelBuilder",
     "Named",
     "OpenShape",
+    "Operand",
     "OperandDesc",
     "OperandInfo",
     "OperandType",
@@ -112,6 +114,7 @@ __all__ = [
     "OperationInfo",
     "OperationType",
     "OperationView",
+    "Output",
     "OutputShape",
     "OutputSpec",
     "PaddingScheme",

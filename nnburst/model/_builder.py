@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,20 @@ from msgspec.structs import replace
 
 from .._core._errno import is_real, whole
 from ..errors import BadState, InvalidArgument
+from ._extensions import extension_code
 from ._lookup import view_operation
 from ._memory_like import MemoryLike
-from ._operand_types import HalVersion, OperandType, checked_type, operand_info, operand_nbytes, type_name
+from ._operand import Operand
+from ._operand_types import (
+    BASE_MAXIMUM,
+    HalVersion,
+    OperandType,
+    checked_type,
+    is_extension,
+    operand_info,
+    operand_nbytes,
+    type_name,
+)
 from ._operation_types import operation_name, require_operation
 from ._types import DataLocation, Lifetime, Model, OperandDesc, Operation, Subgraph, SymmPerChannelQuantParams
 from ._validate import check_operand, validate_model
@@ -32,6 +44,7 @@ _MOST_LOOKED_AT = 4096
 """Bytes of a constant in a caller's memory whose values may decide about shapes, as the target of RESHAPE does."""
 
 _ALIGNMENT = 64
+_EXTENSION_NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 
 
 _pools: list[PoolFactory] = []
@@ -44,6 +57,18 @@ def provide_pools(factory: PoolFactory) -> None:
     shared memory.
     """
     _pools[:] = [factory]
+
+
+def as_array(value: npt.ArrayLike, what: str) -> Array:
+    """Return an array of what may be nested lists.
+
+    Raises:
+        InvalidArgument: The lists have different lengths; `what` says what the value was for.
+    """
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise InvalidArgument(f"{what}={value!r}; its lists have different lengths") from None
 
 
 class _FromMemory(Struct, frozen=True):
@@ -62,7 +87,7 @@ _Value = Array | _FromMemory | _FromModel | None
 
 
 class GraphBuilder:
-    """Operands and operations by index, as the NDK adds them.
+    """Operands and operations by index, as the NDK adds them. An `Operand` of the builder may stand for its index.
 
     After `finish`, successful or not, every call raises `BadState`.
 
@@ -95,6 +120,7 @@ class GraphBuilder:
         self._input_names: tuple[str, ...] = ()
         self._output_names: tuple[str, ...] = ()
         self._models: list[Model] = []
+        self._prefixes: dict[str, int] = {}
         self._finished = False
 
     # -- operands ---------------------------------------------------------------------------------------------
@@ -135,29 +161,31 @@ class GraphBuilder:
         self._operands.append(operand)
         return len(self._operands) - 1
 
-    def set_operand_value(self, index: int, value: npt.ArrayLike | None) -> None:
+    def set_operand_value(self, operand: int | Operand, value: npt.ArrayLike | None) -> None:
         """Make an operand a constant, or mark it as omitted.
 
         Args:
-            index: The operand.
+            operand: Which, by its index.
             value: Array (or scalar) with the operand's dimensions and dtype, or None for an optional input without
                 a value. Up to the inline limit it is copied now; a larger array must keep its contents until `finish`.
 
         Raises:
             InvalidArgument: The value does not fit the operand.
         """
-        operand = self._open_operand(index)
+        index = self._open_operand(operand)
         if value is None:
             self._values[index] = None
             return
-        array = self._fitting(index, operand, value)
+        array = self._fitting(index, value)
         self._values[index] = array.copy() if array.nbytes <= self._inline_limit else array
 
-    def set_operand_value_from_memory(self, index: int, memory: MemoryLike, offset: int, length: int) -> None:
+    def set_operand_value_from_memory(
+        self, operand: int | Operand, memory: MemoryLike, offset: int, length: int
+    ) -> None:
         """Make an operand a constant that lives in a memory pool; nothing is copied.
 
         Args:
-            index: The operand.
+            operand: Which, by its index.
             memory: The pool; it must outlive the model.
             offset: First byte.
             length: Bytes; exactly what type and dimensions need.
@@ -165,38 +193,41 @@ class GraphBuilder:
         Raises:
             InvalidArgument: The region is outside the memory or has the wrong length.
         """
-        operand = self._open_operand(index)
-        needed = operand_nbytes(operand.type, operand.dimensions)
+        index = self._open_operand(operand)
+        desc = self._operands[index]
+        needed = operand_nbytes(desc.type, desc.dimensions)
         if length != needed or needed == 0:
             raise InvalidArgument(
-                f"operand {index} ({type_name(operand.type)} {list(operand.dimensions)}) needs {needed} bytes,"
+                f"operand {index} ({type_name(desc.type)} {list(desc.dimensions)}) needs {needed} bytes,"
                 f" not {length}; its dimensions must be known"
             )
         if offset < 0 or offset + length > memory.size:
             raise InvalidArgument(f"operand {index}: bytes {offset} … {offset + length} are not in {memory.size}")
         self._values[index] = _FromMemory(memory, offset, length)
 
-    def set_operand_value_from_model(self, index: int, model: Model) -> None:
+    def set_operand_value_from_model(self, operand: int | Operand, model: Model) -> None:
         """Make an operand of type SUBGRAPH refer to the main subgraph of another model; the model is copied in.
 
         Raises:
             InvalidArgument: The operand has another type.
         """
-        operand = self._open_operand(index)
+        index = self._open_operand(operand)
         if not isinstance(model, Model):
             raise InvalidArgument(f"expected a Model, got {type(model).__name__}")
-        if operand.type != OperandType.SUBGRAPH:
-            raise InvalidArgument(f"operand {index} is {type_name(operand.type)}; only a SUBGRAPH refers to a model")
+        kind = self._operands[index].type
+        if kind != OperandType.SUBGRAPH:
+            raise InvalidArgument(f"operand {index} is {type_name(kind)}; only a SUBGRAPH refers to a model")
         number = sum(1 + len(other.referenced) for other in self._models)
         self._models.append(model)
         self._values[index] = _FromModel(number)
 
-    def _fitting(self, index: int, operand: OperandDesc, value: npt.ArrayLike) -> Array:
+    def _fitting(self, index: int, value: npt.ArrayLike) -> Array:
+        operand = self._operands[index]
         info = operand_info(operand.type)
         place = f"operand {index} ({info.type.name} {list(operand.dimensions)})"
         if info.dtype is None:
             raise InvalidArgument(f"{place} cannot have an array as its value")
-        array = np.asarray(value)
+        array = as_array(value, "a constant")
         if (array.dtype == np.bool_ and info.dtype == np.uint8) or not isinstance(value, np.ndarray | np.generic):
             converted = array.astype(info.dtype)
             if not np.array_equal(converted, array) and not info.is_float:
@@ -212,7 +243,7 @@ class GraphBuilder:
 
     # -- operations -------------------------------------------------------------------------------------------
 
-    def add_operation(self, type: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def add_operation(self, type: int, inputs: Sequence[int | Operand], outputs: Sequence[int | Operand]) -> None:
         """Add an operation; the order of calls does not matter.
 
         Args:
@@ -225,9 +256,7 @@ class GraphBuilder:
         """
         self._require_open()
         require_operation(type)
-        operation = Operation(type, tuple(map(int, inputs)), tuple(map(int, outputs)))
-        for index in (*operation.inputs, *operation.outputs):
-            self._require_index(index)
+        operation = Operation(type, tuple(map(self._index_of, inputs)), tuple(map(self._index_of, outputs)))
         try:
             view = view_operation(operation, self._current_operands())
             if view is not None:
@@ -236,7 +265,7 @@ class GraphBuilder:
             raise InvalidArgument(f"operation {len(self._operations)} ({operation_name(type)}): {error}") from None
         self._operations.append(operation)
 
-    def identify_inputs_and_outputs(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def identify_inputs_and_outputs(self, inputs: Sequence[int | Operand], outputs: Sequence[int | Operand]) -> None:
         """Say which operands the caller supplies and which it receives.
 
         Raises:
@@ -245,15 +274,15 @@ class GraphBuilder:
         self._require_open()
         if self._inputs or self._outputs:
             raise InvalidArgument("inputs and outputs are identified already")
+        ins, outs = ([self._index_of(operand) for operand in side] for side in (inputs, outputs))
         seen: set[int] = set()
-        for index in (*inputs, *outputs):
-            self._require_index(index)
+        for index in (*ins, *outs):
             if index in seen:
                 raise InvalidArgument(f"operand {index} is an input or output twice")
             if index in self._values:
                 raise InvalidArgument(f"operand {index} is a constant; it cannot be an input or output")
             seen.add(index)
-        self._inputs, self._outputs = list(inputs), list(outputs)
+        self._inputs, self._outputs = ins, outs
 
     def finish(self) -> Model:
         """Sort the operations into execution order, gather the constants and validate.
@@ -265,18 +294,45 @@ class GraphBuilder:
         self._finished = True
         operations = self._sorted_operations()
         operands, inline, pools = self._placed_operands(operations)
-        referenced, inline, pools = _linked(self._models, inline, pools)
+        referenced, inline, pools = _linked(self._models, inline, pools, self._prefix)
         model = Model(
             referenced=referenced,
             main=Subgraph(tuple(operands), tuple(operations), tuple(self._inputs), tuple(self._outputs)),
             operand_values=inline,
             pools=pools,
             relax_computation_float32_to_float16=self._relaxed,
+            extension_name_to_prefix=self._prefixes,
             input_names=self._input_names,
             output_names=self._output_names,
         )
         validate_model(model)
         return model
+
+    # -- extensions -------------------------------------------------------------------------------------------
+
+    def extension_code(self, name: str, number: int) -> int:
+        """Return the code under which the model names a type or an operation of an extension.
+
+        Args:
+            name: Of the extension, such as ``"com.example.fibonacci"``.
+            number: Of the type or operation within it, 0 … 65535.
+
+        Raises:
+            InvalidArgument: No extension has such a name or number.
+        """
+        number = whole(number, "the number of an extension's type or operation")
+        if not 0 <= number <= BASE_MAXIMUM:
+            raise InvalidArgument(f"{name} {number}: types and operations of extensions have the numbers 0 … 65535")
+        return extension_code(self._prefix(name), number)
+
+    def _prefix(self, name: str) -> int:
+        """Return the prefix that stands for an extension in this model."""
+        if not isinstance(name, str) or not _EXTENSION_NAME.fullmatch(name):
+            raise InvalidArgument(
+                f"{name!r} is no name of an extension: lower-case letters, digits, _ and at least one dot, such as"
+                " 'com.example.fibonacci'"
+            )
+        return self._prefixes.setdefault(name, len(self._prefixes) + 1)
 
     # -- the work of finish -----------------------------------------------------------------------------------
 
@@ -396,22 +452,34 @@ class GraphBuilder:
         if self._finished:
             raise BadState("the model is finished; a change needs a new builder")
 
-    def _require_index(self, index: int) -> None:
-        if not isinstance(index, int) or not 0 <= index < len(self._operands):
-            raise InvalidArgument(f"there is no operand {index!r}; {len(self._operands)} were added")
+    def describe(self, index: int) -> OperandDesc:
+        """Return what is known of the operand at an index: type, dimensions, quantisation."""
+        return self._operands[self._index_of(index)]
 
-    def _open_operand(self, index: int) -> OperandDesc:
+    def _index_of(self, operand: int | Operand) -> int:
+        if isinstance(operand, Operand):
+            return operand.index_in(self)
+        if isinstance(operand, bool) or not isinstance(operand, int | np.integer):
+            raise InvalidArgument(f"expected the index of an operand, or an Operand, got {operand!r}")
+        if not 0 <= operand < len(self._operands):
+            raise InvalidArgument(f"there is no operand {operand!r}; {len(self._operands)} were added")
+        return int(operand)
+
+    def _open_operand(self, operand: int | Operand) -> int:
         self._require_open()
-        self._require_index(index)
+        index = self._index_of(operand)
         if index in self._inputs or index in self._outputs:
             raise InvalidArgument(f"operand {index} is an input or output; it cannot be a constant")
-        return self._operands[index]
+        return index
 
 
 def _linked(
-    models: Sequence[Model], inline: bytes, pools: tuple[MemoryLike, ...]
+    models: Sequence[Model], inline: bytes, pools: tuple[MemoryLike, ...], prefix: Callable[[str], int]
 ) -> tuple[tuple[Subgraph, ...], bytes, tuple[MemoryLike, ...]]:
-    """Return the subgraphs of models with their constants behind those of the model that refers to them."""
+    """Return the subgraphs of models with their constants behind those of the model that refers to them.
+
+    Extensions get the prefixes of that model, which `prefix` hands out.
+    """
     subgraphs: list[Subgraph] = []
     for model in models:
         inline += bytes(-len(inline) % 4)
@@ -420,12 +488,26 @@ def _linked(
             Lifetime.CONSTANT_REFERENCE: DataLocation(len(pools), 0, 0),
             Lifetime.SUBGRAPH: DataLocation(0, len(subgraphs) + 1, 0),
         }
+        prefixes = {number: prefix(name) for name, number in model.extension_name_to_prefix.items()}
         for subgraph in (model.main, *model.referenced):
-            operands = tuple(_shifted(operand, shifts.get(Lifetime(operand.lifetime))) for operand in subgraph.operands)
-            subgraphs.append(replace(subgraph, operands=operands))
+            operands = tuple(
+                replace(
+                    _shifted(operand, shifts.get(Lifetime(operand.lifetime))), type=_renumbered(operand.type, prefixes)
+                )
+                for operand in subgraph.operands
+            )
+            operations = tuple(replace(each, type=_renumbered(each.type, prefixes)) for each in subgraph.operations)
+            subgraphs.append(replace(subgraph, operands=operands, operations=operations))
         inline += model.operand_values
         pools += model.pools
     return tuple(subgraphs), inline, pools
+
+
+def _renumbered(code: int, prefixes: Mapping[int, int]) -> int:
+    """Return the code of a type or operation of an extension under its prefix in another model."""
+    if not is_extension(code):
+        return code
+    return extension_code(prefixes[code >> 16], code & BASE_MAXIMUM)
 
 
 def _shifted(operand: OperandDesc, by: DataLocation | None) -> OperandDesc:

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidArgument
-from ._builder import INLINE_LIMIT, GraphBuilder, PoolFactory
+from ._builder import INLINE_LIMIT, GraphBuilder, PoolFactory, as_array
+from ._operand import Operand
 from ._operand_types import OperandType, operand_info, operand_nbytes
 from ._types import SymmPerChannelQuantParams
 
@@ -20,7 +21,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _TYPE_OF_DTYPE = {
     "float32": OperandType.TENSOR_FLOAT32,
-    "float64": OperandType.TENSOR_FLOAT32,
     "float16": OperandType.TENSOR_FLOAT16,
     "int32": OperandType.TENSOR_INT32,
     "int64": OperandType.TENSOR_INT32,
@@ -36,6 +36,14 @@ _SCALAR_TYPES = {bool: OperandType.BOOL, int: OperandType.INT32, float: OperandT
 class ConstantBuilder(GraphBuilder):
     """Adds constants without naming what follows from their values."""
 
+    if TYPE_CHECKING:  # what operators of an operand call; `OperationMethods` has them
+
+        def add(self, a: Any, b: Any) -> Operand: ...
+        def sub(self, a: Any, b: Any) -> Operand: ...
+        def mul(self, a: Any, b: Any) -> Operand: ...
+        def div(self, a: Any, b: Any) -> Operand: ...
+        def neg(self, x: Any) -> Operand: ...
+
     def __init__(
         self,
         *,
@@ -49,18 +57,19 @@ class ConstantBuilder(GraphBuilder):
     def constant(
         self,
         value: npt.ArrayLike,
-        type: OperandType | None = None,
+        type: OperandType | npt.DTypeLike | None = None,
         *,
         scale: float | None = None,
         zero_point: int = 0,
         channel_scales: npt.ArrayLike | None = None,
         channel_dim: int = 0,
-    ) -> int:
+    ) -> Operand:
         """Add a constant tensor.
 
         Args:
-            value: Array of rank 1 or more. float64 becomes float32, int64 becomes int32.
-            type: Operand type; default: what the dtype says (uint8 and int8: the asymmetric types).
+            value: Array of rank 1 or more, or a list of numbers. int64 becomes int32 if no number is too large. float64
+                becomes float32, which drops digits, only if `type` says so; Python's own floats do in any case.
+            type: Operand type or dtype; default: what the dtype says (uint8 and int8: the asymmetric types).
             scale: Needed for quantised types.
             zero_point: For quantised types.
             channel_scales: Makes an int8 array TENSOR_QUANT8_SYMM_PER_CHANNEL, one scale per index along `channel_dim`.
@@ -69,14 +78,22 @@ class ConstantBuilder(GraphBuilder):
         Raises:
             InvalidArgument: The dtype has no operand type, the value does not fit it, or a scale is missing.
         """
-        array = np.asarray(value)
+        if isinstance(value, Operand):
+            raise InvalidArgument(
+                f"{value!r} is an operand already; a constant is made of an array or a list of numbers"
+            )
+        array = as_array(value, "a constant")
         if array.ndim == 0:
             raise InvalidArgument("a constant tensor has rank 1 or more; use scalar() for a scalar")
+        is_array = isinstance(value, np.ndarray)
         if type is None:
-            type = _type_of(array.dtype, channel_scales)
+            floats = not is_array and array.dtype == np.float64
+            type = _type_of(np.dtype(np.float32) if floats else array.dtype, channel_scales)
+        elif not isinstance(type, OperandType):
+            type = _type_of(np.dtype(type), channel_scales)
         index = self._constant_operand(type, array.shape, scale, zero_point, channel_scales, channel_dim)
-        self.set_operand_value(index, _narrowed(array, operand_info(type).dtype))
-        return index
+        self.set_operand_value(index, _narrowed(array, operand_info(type).dtype) if is_array else value)
+        return Operand(self, index)
 
     def constant_from_memory(
         self,
@@ -89,7 +106,7 @@ class ConstantBuilder(GraphBuilder):
         zero_point: int = 0,
         channel_scales: npt.ArrayLike | None = None,
         channel_dim: int = 0,
-    ) -> int:
+    ) -> Operand:
         """Add a constant tensor whose values lie in a memory, for example weights in a file.
 
         Nothing is read or copied here, and only the memory's handle crosses to a service. The device reads the values
@@ -117,7 +134,7 @@ class ConstantBuilder(GraphBuilder):
         index = self._constant_operand(type, dimensions, scale, zero_point, channel_scales, channel_dim)
         nbytes = operand_nbytes(type, tuple(dimensions))
         self.set_operand_value_from_memory(index, memory, offset, nbytes)
-        return index
+        return Operand(self, index)
 
     def _constant_operand(
         self,
@@ -136,7 +153,7 @@ class ConstantBuilder(GraphBuilder):
             extra = SymmPerChannelQuantParams(scales, channel_dim)
         return self.add_operand(type, dimensions, scale=scale or 0.0, zero_point=zero_point, extra_params=extra)
 
-    def scalar(self, value: bool | int | float, type: OperandType | None = None) -> int:
+    def scalar(self, value: bool | int | float, type: OperandType | None = None) -> Operand:
         """Add a scalar constant; equal scalars share an operand.
 
         Args:
@@ -158,17 +175,31 @@ class ConstantBuilder(GraphBuilder):
             index = self.add_operand(type)
             self.set_operand_value(index, array)
             self._scalars[key] = index
-        return self._scalars[key]
+        return Operand(self, self._scalars[key])
 
-    def omitted(self, type: OperandType) -> int:
+    def omitted(self, type: OperandType) -> Operand:
         """Add an optional input that has no value."""
         index = self.add_operand(type, scale=1.0 if operand_info(type).is_quantised else 0.0)
         self.set_operand_value(index, None)
-        return index
+        return Operand(self, index)
+
+    def operand(self, index: int) -> Operand:
+        """Return the operand at an index, as `add_operand` returns them."""
+        return Operand(self, self._index_of(index))
+
+
+def type_of_dtype(dtype: np.dtype[Any]) -> OperandType | None:
+    """Return the type of a constant made from an array; None if it has to be converted."""
+    return _TYPE_OF_DTYPE.get(dtype.name)
 
 
 def _type_of(dtype: np.dtype[Any], channel_scales: npt.ArrayLike | None) -> OperandType:
-    found = _TYPE_OF_DTYPE.get(dtype.name)
+    found = type_of_dtype(dtype)
+    if dtype == np.float64:
+        raise InvalidArgument(
+            "a float64 array would lose digits: no operand type holds them all; write array.astype(np.float32), or"
+            " constant(array, np.float32)"
+        )
     if found is None:
         raise InvalidArgument(f"no operand type holds dtype {dtype}; convert it, e.g. to float32")
     return found if channel_scales is None else OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL

@@ -1,22 +1,23 @@
 """A method of `ModelBuilder` for each row of the operation table: `b.mean(x, [1, 2])`, `b.gather(x, 0, indices)`.
 
-A method takes the inputs of the operation under the names of its row. Tensors are operand indexes or arrays, numbers
-become scalars of the type that the row asks for, and what may be omitted is None. `_methods.pyi` says the same to type
-checkers; both come from the table, and a test compares them.
+A method takes the inputs of the operation under the names of its row. Tensors are operands, arrays, lists or numbers;
+where the row asks for a scalar, numbers become one of its type; what may be omitted is None. `_methods.pyi` says the
+same to type checkers; both come from the table, and a test compares them.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypedDict
 
 import numpy as np
 from msgspec import Struct
 
 from ..errors import InvalidArgument
-from ._constants import ConstantBuilder
-from ._operand_types import OPERANDS, OperandType
+from ._constants import ConstantBuilder, type_of_dtype
+from ._operand import Operand
+from ._operand_types import OPERANDS, OperandType, operand_info
 from ._operation_types import FusedActivation, OperationType
 from ._operations import OPERATIONS
 from ._signature import Param, types_of
@@ -28,10 +29,8 @@ _BY_HAND = {
     OperationType.FULLY_CONNECTED,
     OperationType.L2_POOL_2D,
     OperationType.MAX_POOL_2D,
-    OperationType.RESHAPE,
     OperationType.SOFTMAX,
 }
-_NAMES = {OperationType.ADD: "plus"}
 _CONTROL_FLOW = (OperationType.IF, OperationType.WHILE)
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("keep", "time_major", "merge", "align_corners", "half_pixel"), False),
@@ -58,6 +57,18 @@ def activation_code(name: str | None) -> int:
     if not isinstance(name, str | None) or name not in _ACTIVATIONS:
         raise InvalidArgument(f"activation is {name!r}; it must be one of {list(_ACTIVATIONS)}")
     return int(_ACTIVATIONS[name])
+
+
+class Output(TypedDict, total=False):
+    """What is said of an output where it is not inferred.
+
+    ``dimensions``: 0 for unknown ones. ``scale`` and ``zero_point`` are for quantised types.
+    """
+
+    type: OperandType | int | None
+    dimensions: Sequence[int] | None
+    scale: float | None
+    zero_point: int | None
 
 
 class MethodArgument(Struct, frozen=True):
@@ -101,7 +112,7 @@ class MethodArgument(Struct, frozen=True):
             return "Sequence[Value]"
         if self.name == "activation" and self.param.name == "act":
             return "str | None"
-        plain = scalars.get(self.kind, "Value | Sequence[int]" if self.kind == "I32" else "Value")
+        plain = f"{scalars[self.kind]} | Operand" if self.kind in scalars else "Value"
         return plain + (" | None" if self.param.may_be_omitted else "")
 
 
@@ -131,17 +142,17 @@ class Method(Struct, frozen=True):
         data_type = self._data_type(builder, rows)
         operands: list[Any] = []
         for argument, value in rows:
-            if argument.param.variadic:
-                operands += list(value)
-            else:
-                operands.append(builder._operand_for(argument, value, data_type))
+            for each in value if argument.param.variadic else (value,):
+                operands.append(builder._operand_for(argument, each, data_type))
         return operands
 
     def _data_type(self, builder: OperationMethods, rows: list[tuple[MethodArgument, Any]]) -> OperandType | None:
+        """Return the type of the first operand or array among the values that are of type T."""
         for argument, value in rows:
-            if argument.kind == "T" and value is not None:
-                first = value[0] if argument.param.variadic else value
-                return builder._type_of_value(first)
+            for each in value if argument.param.variadic else (value,):
+                found = builder._type_of_value(each) if argument.kind == "T" else None
+                if found is not None:
+                    return found
         return None
 
 
@@ -154,7 +165,7 @@ def _methods() -> Iterator[Method]:
         longest = max((form for form in row.forms if form[: len(first)] == first), key=len)
         arguments = tuple(MethodArgument(param, place >= len(first)) for place, param in enumerate(longest))
         single = len(row.outputs) == 1 and len(row.outputs[0]) == 1 and not row.outputs[0][0].variadic
-        yield Method(operation, _NAMES.get(operation, operation.name.lower()), arguments, single)
+        yield Method(operation, operation.name.lower(), arguments, single)
 
 
 METHODS: tuple[Method, ...] = tuple(_methods())
@@ -165,26 +176,40 @@ class OperationMethods(ConstantBuilder):
     """The methods. `ModelBuilder` has more, with defaults and spellings of their own."""
 
     def _type_of_value(self, value: Any) -> OperandType | None:
-        if isinstance(value, bool | float | np.generic):
-            return None
-        index = self.constant(value) if isinstance(value, np.ndarray) else value
-        return OperandType(self._operands[index].type) if index < len(self._operands) else None
+        if isinstance(value, Operand):
+            return _known(self._operands[value.index_in(self)].type)
+        return type_of_dtype(value.dtype) if isinstance(value, np.ndarray) else None
 
     def _operand_for(self, argument: MethodArgument, value: Any, data_type: OperandType | None) -> Any:
-        """Return an operand index or array for one value."""
+        """Return an operand or array for one value."""
         types = types_of(argument.kind, data_type)
         if value is None and argument.param.may_be_omitted:
             return self.omitted(types[0] if types else OperandType.TENSOR_FLOAT32)
+        if isinstance(value, Operand | np.ndarray):
+            return value
         if argument.param.name == "act":
             return self.scalar(activation_code(value))
         info = OPERANDS.get(types[0]) if types else None
-        if argument.kind == "T" and isinstance(value, float):
-            return self.scalar(value)
         if info is not None and info.is_scalar and info.dtype is not None and argument.kind != "T":
             return self.scalar(bool(value) if info.type is OperandType.BOOL else value, info.type)
-        if argument.kind == "I32" and not isinstance(value, int | np.integer | np.ndarray):
-            return np.array(value, np.int32)
-        return value
+        if argument.kind == "T" and data_type is None and isinstance(value, int | float):
+            return self.scalar(value)
+        return self._tensor_of(value, None if info is None else info.type, argument.name)
+
+    def _tensor_of(self, value: Any, kind: OperandType | None, what: str) -> Operand:
+        """Return a constant of what Python's lists and numbers say."""
+        if isinstance(value, str | bytes | dict) or value is None:
+            raise InvalidArgument(f"{what}={value!r}; give an Operand, an array, a list of numbers or a number")
+        if kind is not None and operand_info(kind).is_quantised:
+            raise InvalidArgument(
+                f"{what}={value!r} beside {kind.name} has no scale; give"
+                f" constant(np.array(…, np.{operand_info(kind).dtype}), scale=…, zero_point=…)"
+            )
+        return self.constant(np.atleast_1d(value).tolist() if np.ndim(value) == 0 else value, kind)
+
+
+def _known(code: int) -> OperandType | None:
+    return OperandType(code) if code in OPERANDS else None
 
 
 def _made(method: Method) -> Callable[..., Any]:
@@ -196,14 +221,16 @@ def _made(method: Method) -> Callable[..., Any]:
             raise TypeError(f"{method.name}() takes {names}, each once")
         outputs = {name: options.pop(name) for name in _OUTPUTS[method.is_single] if name in options}
         inputs = method.inputs(self, given | options)
-        return (self.add if method.is_single else self.add_all)(method.operation, inputs, **outputs)
+        if method.is_single:
+            return self._one(method.operation, inputs, **outputs)
+        return self.operation(method.operation, *inputs, **outputs)
 
     call.__name__ = call.__qualname__ = method.name
     call.__doc__ = method.doc
     return call
 
 
-_OUTPUTS = {True: ("type", "dimensions", "scale", "zero_point"), False: ("count", "dimensions", "quantisations")}
+_OUTPUTS = {True: ("type", "dimensions", "scale", "zero_point"), False: ("outputs",)}
 
 for _method in METHODS:
     setattr(OperationMethods, _method.name, _made(_method))
@@ -212,15 +239,14 @@ for _method in METHODS:
 _STUB_HEAD = """# Made from the operation table by `render_stub` in _methods.py; a test compares them.
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from typing_extensions import Unpack
 
 from ._constants import ConstantBuilder
+from ._operand import Operand, Value
 from ._operand_types import OperandType
 from ._operation_types import OperationType
-
-Value = Any
 
 class Method:
     operation: OperationType
@@ -231,16 +257,14 @@ METHODS: tuple[Method, ...]
 def activation_code(name: str | None) -> int: ...
 def render_stub() -> str: ...
 
-class _One(TypedDict, total=False):
-    type: OperandType | None
+class Output(TypedDict, total=False):
+    type: OperandType | int | None
     dimensions: Sequence[int] | None
     scale: float | None
     zero_point: int | None
 
 class _Several(TypedDict, total=False):
-    count: int | None
-    dimensions: Sequence[Sequence[int]] | None
-    quantisations: Sequence[tuple[float | None, int | None]]
+    outputs: Sequence[Output] | int | None
 
 class OperationMethods(ConstantBuilder):
 """
@@ -257,8 +281,8 @@ def render_stub() -> str:
                 optional = True
             default = f" = {argument.default!r}" if argument.has_default else ""
             parameters.append(f"{argument.name}: {argument.annotation}{default}")
-        parameters.append(f"**output: Unpack[{'_One' if method.is_single else '_Several'}]")
-        result = "int" if method.is_single else "tuple[int, ...]"
+        parameters.append(f"**output: Unpack[{'Output' if method.is_single else '_Several'}]")
+        result = "Operand" if method.is_single else "tuple[Operand, ...]"
         inside = " ".join(f"{parameter},".replace(" ", "\0") for parameter in parameters).removesuffix(",")
         text = f"def {method.name}({inside}) -> {result}: ...".replace(") -> ", ")\0->\0").replace(": ...", ":\0...")
         indents = {"initial_indent": " " * 4, "subsequent_indent": " " * 8}

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from msgspec.structs import replace
 
 from .._core._errno import whole
 from ..errors import InvalidArgument
-from ._builder import INLINE_LIMIT, PoolFactory
+from ._builder import INLINE_LIMIT, PoolFactory, as_array
 from ._lookup import view_operation
-from ._methods import OperationMethods, activation_code
-from ._operand_types import OPERANDS, OperandType, checked_type, operand_info, type_name
+from ._methods import OperationMethods, Output, activation_code
+from ._operand import Operand, Value
+from ._operand_types import OPERANDS, OperandType, checked_type
 from ._operation_types import OperationType, PaddingScheme, operation_name, require_operation
 from ._operation_view import OperationView, OutputSpec, UnknownYet
 from ._types import Model, Operation, SymmPerChannelQuantParams
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Value = int | Array
-"""An operand index, or an array that becomes a constant."""
 Pair = int | tuple[int, int]
 Padding = str | tuple[tuple[int, int], tuple[int, int]]
 
@@ -31,13 +29,17 @@ _SCHEMES = {"same": PaddingScheme.SAME, "valid": PaddingScheme.VALID}
 class ModelBuilder(OperationMethods):
     """Builds a model from arrays.
 
-    Methods return operand indexes, which are the arguments of later calls; arrays become constants::
+    Methods return operands, which are the arguments of later calls and have operators; arrays become constants::
 
         b = ModelBuilder()
         x = b.input("image", OperandType.TENSOR_FLOAT32, (1, 8, 8, 1))
-        x = b.conv_2d(x, weights, bias, padding="same", activation="relu")
-        b.output("features", x)
+        y = b.conv_2d(x, weights, bias, padding="same", activation="relu")
+        b.output("features", (y + x) / 2)
         model = b.build()
+
+    There is a method for each operation; docs/operations.md lists them with the names of their arguments. Calls such as
+    `add_operand` and `add_operation` work on indexes, as those of the NDK do; an operand is taken for its index there,
+    and `operand` makes one of an index.
 
     Args:
         pool_factory: Makes the pool for constants above `inline_limit`; default: a sealed memfd.
@@ -62,12 +64,12 @@ class ModelBuilder(OperationMethods):
     def input(
         self,
         name: str,
-        type: OperandType,
+        type: OperandType | int,
         dimensions: Sequence[int] = (),
         *,
         scale: float = 0.0,
         zero_point: int = 0,
-    ) -> int:
+    ) -> Operand:
         """Add an input of the model.
 
         Args:
@@ -86,16 +88,18 @@ class ModelBuilder(OperationMethods):
             raise InvalidArgument(f"there is an input {name!r} already; choose another name")
         index = self.add_operand(type, dimensions, scale=scale, zero_point=zero_point)
         self._named_inputs[name] = index
-        return index
+        return Operand(self, index)
 
-    def output(self, name: str, index: int) -> None:
+    def output(self, name: str, operand: Operand) -> None:
         """Make an operand an output of the model.
 
         Raises:
             InvalidArgument: The name is taken, or the operand is an input, a constant or an output already.
         """
         self._require_open()
-        self._require_index(index)
+        if not isinstance(operand, Operand):
+            raise InvalidArgument(f"expected an Operand as output {name!r}, got {operand!r}")
+        index = operand.index_in(self)
         if not isinstance(name, str):
             raise InvalidArgument(f"the name of an output is text, not {name!r}")
         if name in self._named_outputs:
@@ -106,91 +110,75 @@ class ModelBuilder(OperationMethods):
 
     # -- operations -------------------------------------------------------------------------------------------
 
-    def add(
+    def operation(
         self,
-        operation: OperationType,
-        inputs: Sequence[Value],
-        *,
-        type: OperandType | None = None,
-        dimensions: Sequence[int] | None = None,
-        scale: float | None = None,
-        zero_point: int | None = None,
-    ) -> int:
-        """Add an operation with one output, which is inferred.
+        operation: OperationType | str,
+        *inputs: Operand | Array,
+        number: int = 0,
+        outputs: Sequence[Output] | int | None = None,
+    ) -> tuple[Operand, ...]:
+        """Add an operation that is named by a value: one of an extension, or any of the table.
+
+        An operation of the table has a method of its own, which takes numbers and options by name. An extension's is
+        described by its outputs::
+
+            (y,) = b.operation("com.example.blur", x, outputs=[{"type": x.type, "dimensions": x.shape}])
 
         Args:
-            operation: What to compute.
-            inputs: Operand indexes (scalars through `scalar`) or arrays, in the order of the signature.
-            type: Output type if the operation leaves a choice.
-            dimensions: Output dimensions if they cannot be inferred; 0 for unknown ones.
-            scale: Output scale if the operation leaves a choice.
-            zero_point: Output zero point likewise.
+            operation: A member of `OperationType`, or the name of an extension.
+            inputs: Operands (scalars through `scalar`) or arrays, in the order of the signature.
+            number: Of the operation within its extension.
+            outputs: For each output what is not inferred: type, dimensions, scale, zero_point; or how many there are.
+                Default: the fewest that the operation has. Types of extensions are made by `extension_code`.
 
         Returns:
-            The output's operand index.
-
-        Raises:
-            InvalidArgument: The inputs do not fit the operation, it has several outputs, or something cannot be
-                inferred.
-        """
-        given = None if dimensions is None else (dimensions,)
-        outputs = self.add_all(operation, inputs, types=(type,), dimensions=given, quantisations=((scale, zero_point),))
-        if len(outputs) != 1:
-            raise InvalidArgument(f"{operation_name(operation)} has {len(outputs)} outputs; use add_all()")
-        return outputs[0]
-
-    def add_all(
-        self,
-        operation: OperationType,
-        inputs: Sequence[Value],
-        *,
-        count: int | None = None,
-        types: Sequence[OperandType | None] = (),
-        dimensions: Sequence[Sequence[int]] | None = None,
-        quantisations: Sequence[tuple[float | None, int | None]] = (),
-    ) -> tuple[int, ...]:
-        """Add an operation with any number of outputs, which are inferred.
-
-        Args:
-            operation: What to compute.
-            inputs: Operand indexes (scalars through `scalar`) or arrays, in the order of the signature.
-            count: Number of outputs, if the operation leaves a choice; default: the fewest.
-            types: Output types; None or missing: what is inferred.
-            dimensions: Output dimensions if they cannot be inferred; 0 for unknown ones.
-            quantisations: Scale and zero point of each output, where the operation leaves a choice.
-
-        Returns:
-            The operand index of each output.
+            An operand for each output.
 
         Raises:
             InvalidArgument: The inputs do not fit the operation, or something cannot be inferred.
         """
-        require_operation(operation)
-        indexes, name = self._indexes(inputs), operation_name(operation)
-        pairs = [_listed(pair, "a quantisation", 2) for pair in _listed(quantisations, "quantisations")]
+        if isinstance(operation, str) and "." in operation:
+            code, name = self.extension_code(operation, number), f"{operation} {number}"
+        else:
+            code = require_operation(operation)
+            name = operation_name(code)
+        return self._added(code, name, inputs, outputs)
+
+    def _one(self, operation: OperationType, inputs: Sequence[Value], **output: Any) -> Operand:
+        """Add an operation with one output."""
+        (made,) = self._added(operation, operation.name, inputs, [cast(Output, output)])
+        return made
+
+    def _added(
+        self, operation: int, name: str, inputs: Sequence[Value], outputs: Sequence[Output] | int | None
+    ) -> tuple[Operand, ...]:
+        self._require_open()
+        given = _checked_outputs(outputs)
+        indexes = self._indexes(inputs)
         try:
-            specs = self._inferred(operation, indexes, types, dimensions, count)
+            specs = self._inferred(operation, indexes, given)
         except UnknownYet as error:
             raise InvalidArgument(f"{name}: {error}; give dimensions= (0 for unknown ones)") from None
         except InvalidArgument as error:
             raise InvalidArgument(f"{name}: {error}") from None
         before = len(self._operands)
         try:
-            for spec, (scale, zero_point) in zip_longest(specs, pairs[: len(specs)], fillvalue=(None, None)):
-                assert isinstance(spec, OutputSpec)
-                scale = spec.scale if scale is None else scale
-                zero_point = spec.zero_point if zero_point is None else zero_point
-                if operand_info(spec.type).is_quantised and scale is None:
-                    raise InvalidArgument(f"{name}: an output of {spec.type.name} needs scale= (and zero_point=)")
-                self.add_operand(spec.type, spec.dimensions, scale=scale or 0.0, zero_point=zero_point or 0)
-            outputs = tuple(range(before, len(self._operands)))
-            self.add_operation(operation, indexes, outputs)
+            for spec in specs:
+                info = OPERANDS.get(spec.type)
+                if info is not None and info.is_quantised and spec.scale is None:
+                    raise InvalidArgument(
+                        f"{name}: an output of {info.type.name} needs scale= (and zero_point=), as in"
+                        f" {name.lower()}(…, scale=0.5)"
+                    )
+                self.add_operand(spec.type, spec.dimensions, scale=spec.scale or 0.0, zero_point=spec.zero_point or 0)
+            made = tuple(range(before, len(self._operands)))
+            self.add_operation(operation, indexes, made)
         except InvalidArgument:
             del self._operands[before:]
             raise
-        return outputs
+        return tuple(Operand(self, index) for index in made)
 
-    def branch(self, condition: Value, then: Model, otherwise: Model, values: Sequence[Value]) -> tuple[int, ...]:
+    def branch(self, condition: Value, then: Model, otherwise: Model, values: Sequence[Value]) -> tuple[Operand, ...]:
         """Add an IF.
 
         Args:
@@ -204,7 +192,7 @@ class ModelBuilder(OperationMethods):
 
     def loop(
         self, condition: Model, body: Model, values: Sequence[Value], outputs: int | None = None
-    ) -> tuple[int, ...]:
+    ) -> tuple[Operand, ...]:
         """Add a WHILE.
 
         Args:
@@ -229,7 +217,7 @@ class ModelBuilder(OperationMethods):
         layout: str = "NHWC",
         scale: float | None = None,
         zero_point: int | None = None,
-    ) -> int:
+    ) -> Operand:
         """Add a CONV_2D.
 
         Args:
@@ -244,10 +232,10 @@ class ModelBuilder(OperationMethods):
             scale: Of a quantised result.
             zero_point: Of a quantised result.
         """
-        x, filter = self._index(x), self._index(filter)
+        x, filter = self._operand(x), self._operand(filter)
         inputs = [x, filter, self._bias(x, filter, bias, 0), *self._window(padding, stride)]
         inputs += [self._activation(activation), *self._layout(layout, dilation)]
-        return self.add(OperationType.CONV_2D, inputs, scale=scale, zero_point=zero_point)
+        return self._one(OperationType.CONV_2D, inputs, scale=scale, zero_point=zero_point)
 
     def depthwise_conv_2d(
         self,
@@ -263,22 +251,22 @@ class ModelBuilder(OperationMethods):
         layout: str = "NHWC",
         scale: float | None = None,
         zero_point: int | None = None,
-    ) -> int:
+    ) -> Operand:
         """Add a DEPTHWISE_CONV_2D: filter [1, height, width, depth x multiplier]; the rest as `conv_2d`."""
-        x, filter = self._index(x), self._index(filter)
+        x, filter = self._operand(x), self._operand(filter)
         inputs = [x, filter, self._bias(x, filter, bias, 3), *self._window(padding, stride), self.scalar(multiplier)]
         inputs += [self._activation(activation), *self._layout(layout, dilation)]
-        return self.add(OperationType.DEPTHWISE_CONV_2D, inputs, scale=scale, zero_point=zero_point)
+        return self._one(OperationType.DEPTHWISE_CONV_2D, inputs, scale=scale, zero_point=zero_point)
 
-    def max_pool_2d(self, x: Value, size: Pair, **options: Any) -> int:
+    def max_pool_2d(self, x: Value, size: Pair, **options: Any) -> Operand:
         """Add a MAX_POOL_2D; see `_pool` for the options."""
         return self._pool(OperationType.MAX_POOL_2D, x, size, **options)
 
-    def average_pool_2d(self, x: Value, size: Pair, **options: Any) -> int:
+    def average_pool_2d(self, x: Value, size: Pair, **options: Any) -> Operand:
         """Add an AVERAGE_POOL_2D; see `_pool` for the options."""
         return self._pool(OperationType.AVERAGE_POOL_2D, x, size, **options)
 
-    def l2_pool_2d(self, x: Value, size: Pair, **options: Any) -> int:
+    def l2_pool_2d(self, x: Value, size: Pair, **options: Any) -> Operand:
         """Add an L2_POOL_2D; see `_pool` for the options."""
         return self._pool(OperationType.L2_POOL_2D, x, size, **options)
 
@@ -292,12 +280,12 @@ class ModelBuilder(OperationMethods):
         padding: Padding = "valid",
         activation: str | None = None,
         layout: str = "NHWC",
-    ) -> int:
+    ) -> Operand:
         """Add a pool of `size` = (height, width) or one number; `stride` defaults to `size`."""
-        inputs = [self._index(x), *self._window(padding, size if stride is None else stride)]
+        inputs = [self._operand(x), *self._window(padding, size if stride is None else stride)]
         height, width = _pair(size)
         inputs += [self.scalar(width), self.scalar(height), self._activation(activation), *self._layout(layout, 1)]
-        return self.add(operation, inputs)
+        return self._one(operation, inputs)
 
     def fully_connected(
         self,
@@ -308,7 +296,7 @@ class ModelBuilder(OperationMethods):
         activation: str | None = None,
         scale: float | None = None,
         zero_point: int | None = None,
-    ) -> int:
+    ) -> Operand:
         """Add a FULLY_CONNECTED.
 
         Args:
@@ -319,42 +307,16 @@ class ModelBuilder(OperationMethods):
             scale: Of a quantised result.
             zero_point: Of a quantised result.
         """
-        x, weights = self._index(x), self._index(weights)
+        x, weights = self._operand(x), self._operand(weights)
         inputs = [x, weights, self._bias(x, weights, bias, 0), self._activation(activation)]
-        return self.add(OperationType.FULLY_CONNECTED, inputs, scale=scale, zero_point=zero_point)
+        return self._one(OperationType.FULLY_CONNECTED, inputs, scale=scale, zero_point=zero_point)
 
-    def softmax(self, x: Value, beta: float = 1.0, axis: int | None = None) -> int:
+    def softmax(self, x: Value, beta: float = 1.0, axis: int | None = None) -> Operand:
         """Add a SOFTMAX over `axis` (default: the last)."""
-        x = self._index(x)
-        half = self._operands[x].type == OperandType.TENSOR_FLOAT16
+        x = self._operand(x)
+        half = x.type == OperandType.TENSOR_FLOAT16
         inputs = [x, self.scalar(beta, OperandType.FLOAT16 if half else OperandType.FLOAT32)]
-        return self.add(OperationType.SOFTMAX, inputs if axis is None else [*inputs, self.scalar(axis)])
-
-    def reshape(self, x: Value, shape: Sequence[int]) -> int:
-        """Add a RESHAPE; one entry of `shape` may be -1."""
-        return self.add(OperationType.RESHAPE, [x, np.array(shape, np.int32)])
-
-    def concatenate(
-        self, xs: Sequence[Value], axis: int, *, scale: float | None = None, zero_point: int | None = None
-    ) -> int:
-        """Add a CONCATENATION."""
-        return self.add(
-            OperationType.CONCATENATION, [*self._indexes(xs), self.scalar(axis)], scale=scale, zero_point=zero_point
-        )
-
-    def binary(
-        self,
-        operation: OperationType,
-        a: Value,
-        b: Value,
-        *,
-        activation: str | None = None,
-        scale: float | None = None,
-        zero_point: int | None = None,
-    ) -> int:
-        """Add an ADD, MUL or SUB with broadcasting."""
-        inputs = [a, b, self._activation(activation)]
-        return self.add(operation, inputs, scale=scale, zero_point=zero_point)
+        return self._one(OperationType.SOFTMAX, inputs if axis is None else [*inputs, self.scalar(axis)])
 
     def build(self) -> Model:
         """Return the finished, validated model with the inputs and outputs in the order of their calls.
@@ -372,57 +334,48 @@ class ModelBuilder(OperationMethods):
     # -- helpers ----------------------------------------------------------------------------------------------
 
     def _index(self, value: Value) -> int:
-        if isinstance(value, np.ndarray):
-            return self.constant(value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidArgument(
-                f"expected an operand, got {value!r}; use scalar() for a number, np.array() for a list"
-            )
-        self._require_index(value)
-        return value
+        if isinstance(value, Operand):
+            return value.index_in(self)
+        if isinstance(value, np.ndarray | list | tuple):
+            return self.constant(value).index
+        raise InvalidArgument(
+            f"expected an Operand or an array, got {value!r}; scalar() makes an operand of a number, operand() of an"
+            " index"
+        )
 
     def _indexes(self, values: Sequence[Value]) -> tuple[int, ...]:
-        if not isinstance(values, Iterable):
-            raise InvalidArgument(f"expected a list of operands, got {values!r}")
-        return tuple(self._index(value) for value in values)
+        return tuple(self._index(value) for value in _listed(values, "operands"))
 
     def _inferred(
-        self,
-        operation: OperationType,
-        inputs: tuple[int, ...],
-        types: Sequence[OperandType | None],
-        dimensions: Sequence[Sequence[int]] | None,
-        count: int | None,
+        self, operation: int, inputs: tuple[int, ...], given: tuple[Output, ...] | int | None
     ) -> list[OutputSpec]:
-        kinds = [kind if kind is None else checked_type(kind) for kind in _listed(types, "types")]
-        shapes = (
-            None if dimensions is None else [_listed(dims, "dimensions") for dims in _listed(dimensions, "dimensions")]
-        )
-        if count is not None and whole(count, "count") < 1:
-            raise InvalidArgument(f"count is {count}; an operation has at least one output")
         view = view_operation(
             Operation(operation, inputs, ()),
             self._current_operands(),
             value_of=self._constant_value,
             with_outputs=False,
         )
-        specs: list[OutputSpec] = []
-        try:
-            if view is not None:
+        said = given if isinstance(given, tuple) else ()
+        shapes = [output["dimensions"] for output in said if output.get("dimensions") is not None]
+        all_shapes = bool(said) and len(shapes) == len(said)
+        if view is None:
+            if not all_shapes or any(output.get("type") is None for output in said):
+                raise InvalidArgument(
+                    "its outputs cannot be inferred; give outputs=[{'type': …, 'dimensions': …}], one for each"
+                )
+            specs = [OutputSpec(OperandType.TENSOR_FLOAT32, ())] * len(said)
+        else:
+            count = given if isinstance(given, int) else len(said)
+            try:
                 view.check_ranks()
                 specs = list(view.infer())[: count or _fewest_outputs(view)]
-        except UnknownYet:
-            if shapes is None:
-                raise
-        if view is None and (shapes is None or not kinds or None in kinds):
-            raise InvalidArgument("its output cannot be inferred; give type= and dimensions=")
-        if shapes is not None:
-            known = specs or [OutputSpec(_output_type(view), (), *_quantisation(view))] * len(shapes)
-            if len(shapes) != len(known):
-                raise InvalidArgument(f"dimensions has {len(shapes)} shapes for {len(known)} outputs")
-            specs = [replace(spec, dimensions=dims) for spec, dims in zip(known, shapes, strict=True)]
-        chosen = [*kinds, *[None] * len(specs)]
-        return [replace(spec, type=kind or spec.type) for spec, kind in zip(specs, chosen, strict=False)]
+            except UnknownYet:
+                if not all_shapes:
+                    raise
+                specs = [OutputSpec(view.data_type, (), *view.output_quantisation())] * len(said)
+        if said and len(said) != len(specs):
+            raise InvalidArgument(f"outputs describes {len(said)}, but it has {len(specs)}")
+        return [_described(spec, output) for spec, output in zip(specs, said or [Output()] * len(specs), strict=True)]
 
     def _subgraph(self, model: Model) -> int:
         index = self.add_operand(OperandType.SUBGRAPH)
@@ -431,37 +384,45 @@ class ModelBuilder(OperationMethods):
 
     def _with_outputs_of(
         self, operation: OperationType, inputs: Sequence[int], model: Model, count: int
-    ) -> tuple[int, ...]:
+    ) -> tuple[Operand, ...]:
         inner = [model.main.operands[index] for index in model.main.output_indexes[:count]]
         outputs = [self.add_operand(o.type, o.dimensions, scale=o.scale, zero_point=o.zero_point) for o in inner]
         self.add_operation(operation, inputs, outputs)
-        return tuple(outputs)
+        return tuple(Operand(self, index) for index in outputs)
 
-    def _bias(self, x: int, filter: int, bias: Value | None, channel_dim: int) -> int:
+    def _operand(self, value: Value) -> Operand:
+        return Operand(self, self._index(value))
+
+    def _bias(self, x: Operand, filter: Operand, bias: Value | None, channel_dim: int) -> Operand:
         """Return a bias of the type and scale that x and the filter ask for."""
-        if isinstance(bias, int):
-            return self._index(bias)
-        x_info, weights = OPERANDS[self._operands[x].type], self._operands[filter]
+        if isinstance(bias, Operand):
+            return bias
+        x_info, weights = OPERANDS[x.type], self.describe(filter.index)
         units = weights.dimensions[channel_dim] if len(weights.dimensions) > channel_dim else 0
         if bias is None and units == 0:
-            raise InvalidArgument(f"operand {filter} ({type_name(weights.type)}) has no known depth; give a bias")
-        values = np.zeros(units) if bias is None else _numbers(bias, "bias")
+            raise InvalidArgument(f"{filter!r} has no known depth; give a bias")
         if not x_info.is_quantised:
-            return self.constant(values.astype(x_info.dtype), x_info.type)
+            if bias is None:
+                return self.constant([0.0] * units, x_info.type)
+            given = _numbers(bias, "bias")
+            if given.dtype.kind == "f" and isinstance(bias, np.ndarray):
+                return self.constant(given)
+            return self.constant(given.astype(x_info.dtype), x_info.type)
+        values = np.zeros(units) if bias is None else _numbers(bias, "bias")
         params = weights.extra_params
         if isinstance(params, SymmPerChannelQuantParams):
-            scale, steps = 0.0, self._operands[x].scale * np.array(params.scales)
+            scale, steps = 0.0, x.scale * np.array(params.scales)
         else:
-            scale = self._operands[x].scale * weights.scale
+            scale = x.scale * weights.scale
             steps = np.array(scale)
         if values.dtype.kind == "f":
             values = np.clip(np.rint(values / steps), -(2**31), 2**31 - 1)
         return self.constant(values.astype(np.int32), OperandType.TENSOR_INT32, scale=scale)
 
-    def _activation(self, activation: str | None) -> int:
+    def _activation(self, activation: str | None) -> Operand:
         return self.scalar(activation_code(activation))
 
-    def _window(self, padding: Padding, stride: Pair) -> list[int]:
+    def _window(self, padding: Padding, stride: Pair) -> list[Operand]:
         stride_h, stride_w = _pair(stride)
         if isinstance(padding, str):
             if padding not in _SCHEMES:
@@ -477,7 +438,7 @@ class ModelBuilder(OperationMethods):
             numbers = [left, right, top, bottom]
         return [self.scalar(whole(n, "a padding or stride")) for n in (*numbers, stride_w, stride_h)]
 
-    def _layout(self, layout: str, dilation: Pair) -> list[int]:
+    def _layout(self, layout: str, dilation: Pair) -> list[Operand]:
         if layout not in ("NHWC", "NCHW"):
             raise InvalidArgument(f"layout is {layout!r}; it must be 'NHWC' or 'NCHW'")
         dilation_h, dilation_w = _pair(dilation)
@@ -492,12 +453,34 @@ def _fewest_outputs(view: OperationView) -> int | None:
     return None if any(param.variadic for param in forms[0]) else min(len(form) for form in forms)
 
 
-def _output_type(view: OperationView | None) -> OperandType:
-    return OperandType.TENSOR_FLOAT32 if view is None else view.data_type
+def _checked_outputs(outputs: Any) -> tuple[Output, ...] | int | None:
+    """Return how outputs are described, or how many there are, after looking at it."""
+    if outputs is None:
+        return None
+    if isinstance(outputs, int | np.integer):
+        if outputs < 1:
+            raise InvalidArgument(f"outputs is {outputs}; an operation has at least one")
+        return int(outputs)
+    checked: list[Output] = []
+    for output in _listed(outputs, "outputs"):
+        unknown = set(output) - set(Output.__annotations__) if isinstance(output, Mapping) else {repr(output)}
+        if unknown:
+            raise InvalidArgument(
+                f"outputs has {', '.join(sorted(map(str, unknown)))}; give a dict for each, of"
+                f" {', '.join(Output.__annotations__)}"
+            )
+        kind, dimensions = output.get("type"), output.get("dimensions")
+        if kind is not None:
+            checked_type(kind)
+        if dimensions is not None:
+            output = {**output, "dimensions": _listed(dimensions, "dimensions")}
+        checked.append(output)
+    return tuple(checked)
 
 
-def _quantisation(view: OperationView | None) -> tuple[float | None, int | None]:
-    return (None, None) if view is None else view.output_quantisation()
+def _described(spec: OutputSpec, said: Output) -> OutputSpec:
+    """Return what is inferred with what is said of it instead."""
+    return replace(spec, **{name: value for name, value in said.items() if value is not None})
 
 
 def _listed(values: Any, what: str, length: int | None = None) -> tuple[Any, ...]:
@@ -511,12 +494,9 @@ def _listed(values: Any, what: str, length: int | None = None) -> tuple[Any, ...
 
 
 def _numbers(values: Any, what: str) -> Array:
-    try:
-        array = np.asarray(values)
-    except ValueError:  # lists of different lengths
-        array = np.empty(0, object)
+    array = as_array(values, what)
     if array.dtype.kind not in "biuf":
-        raise InvalidArgument(f"{what}={values!r}; give an array of numbers, or the index of an operand")
+        raise InvalidArgument(f"{what}={values!r}; give an array of numbers, or an Operand")
     return array
 
 

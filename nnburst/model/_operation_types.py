@@ -147,14 +147,18 @@ def operation_since(operation: OperationType) -> HalVersion:
     return next(version for first, version in _FIRST_CODE_OF_VERSION if operation >= first)
 
 
-def require_operation(code: object) -> None:
-    """Check that something is the code of an operation, known or not.
+def require_operation(code: object) -> int:
+    """Return the code of an operation, known or not.
 
     Raises:
         InvalidArgument: It is not even a number.
     """
     if not isinstance(code, int):
-        raise InvalidArgument(f"{code!r}: give a member of OperationType, such as OperationType.RELU")
+        raise InvalidArgument(
+            f"{code!r}: give a member of OperationType, such as OperationType.RELU, or the name of an extension, such"
+            " as 'com.example.blur'"
+        )
+    return code
 
 
 def operation_name(code: int) -> str:

@@ -13,7 +13,7 @@ from nnburst.devices import PreparedModel
 from nnburst.errors import ErrorStatus
 from nnburst.fmq import NOT_EMPTY, MessageQueue
 from nnburst.memory import Memory
-from nnburst.model import Model, ModelBuilder, OperandType, OperationType
+from nnburst.model import Model, ModelBuilder, OperandType
 
 UINT64_MAX = 2**64 - 1
 Datum = bytes
@@ -148,7 +148,7 @@ def add_model() -> Model:
     """y = x + [1, 2, 3, 4]."""
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (4,))
-    b.output("y", b.binary(OperationType.ADD, x, np.array([1, 2, 3, 4], np.float32)))
+    b.output("y", b.add(x, np.array([1, 2, 3, 4], np.float32)))
     return b.build()
 
 
@@ -156,7 +156,7 @@ def open_model() -> Model:
     """y = x + 1 with an open first dimension."""
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (0, 2))
-    b.output("y", b.binary(OperationType.ADD, x, np.ones((1, 2), np.float32)))
+    b.output("y", b.add(x, np.ones((1, 2), np.float32)))
     return b.build()
 
 

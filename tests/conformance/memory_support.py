@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from nnburst.memory import PROT_READ, PROT_WRITE, Memory
-from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, Request, RequestArgument
+from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, Request, RequestArgument
 
 COUNT = 64
 """Elements of the tensors of `sum_model`."""
@@ -22,7 +22,7 @@ ADDEND = np.arange(COUNT, dtype=np.float32)
 def sum_model() -> Model:
     """y = x + [0, 1, 2, ...]; the constant is large enough for a pool."""
     b = ModelBuilder()
-    b.output("y", b.binary(OperationType.ADD, b.input("x", OperandType.TENSOR_FLOAT32, (COUNT,)), ADDEND))
+    b.output("y", b.add(b.input("x", OperandType.TENSOR_FLOAT32, (COUNT,)), ADDEND))
     return b.build()
 
 

@@ -187,9 +187,9 @@ def three_adds() -> Sample:
     x, y = (_rng().normal(size=(2, 3)).astype(np.float32) for _ in range(2))
     b = ModelBuilder()
     i, j = b.input("x", T.TENSOR_FLOAT32, x.shape), b.input("y", T.TENSOR_FLOAT32, y.shape)
-    s = b.binary(O.ADD, i, j)
-    t = b.binary(O.ADD, s, np.array([1, 2, 3], np.float32))
-    b.output("sum", b.binary(O.ADD, t, i, activation="relu6"))
+    s = b.add(i, j)
+    t = b.add(s, np.array([1, 2, 3], np.float32))
+    b.output("sum", b.add(t, i, activation="relu6"))
     wanted = np.clip(x + y + np.array([1, 2, 3], np.float32) + x, 0, 6)
     return Sample(b.build(), (x, y), (wanted,))
 
@@ -199,8 +199,8 @@ def two_outputs() -> Sample:
     x = _rng().normal(size=(4,)).astype(np.float16)
     b = ModelBuilder()
     i = b.input("x", T.TENSOR_FLOAT16, x.shape)
-    b.output("tanh", b.add(O.TANH, [i]))
-    b.output("logistic", b.add(O.LOGISTIC, [i]))
+    b.output("tanh", b.tanh(i))
+    b.output("logistic", b.logistic(i))
     wide = x.astype(np.float64)
     wanted = (np.tanh(wide).astype(np.float16), (1 / (1 + np.exp(-wide))).astype(np.float16))
     return Sample(b.build(), (x,), wanted, atol=5 / 1024)
@@ -261,11 +261,11 @@ def shapes_and_types() -> Sample:
     """QUANTIZE, CONCATENATION, RESHAPE, RELU, DEQUANTIZE."""
     x, y = np.array([[-1.25, 0.25], [0.75, 3.0]], np.float32), np.array([[100, 140]], np.uint8)
     b = ModelBuilder()
-    q = b.add(O.QUANTIZE, [b.input("x", T.TENSOR_FLOAT32, x.shape)], scale=0.5, zero_point=128)
+    q = b.quantize(b.input("x", T.TENSOR_FLOAT32, x.shape), scale=0.5, zero_point=128)
     j = b.input("y", T.TENSOR_QUANT8_ASYMM, y.shape, scale=0.25, zero_point=128)
-    c = b.concatenate([q, j], 0, scale=0.5, zero_point=128)
-    r = b.add(O.RELU, [b.reshape(c, (-1,))])
-    b.output("y", b.add(O.DEQUANTIZE, [r]))
+    c = b.concatenation([q, j], 0, scale=0.5, zero_point=128)
+    r = b.relu(b.reshape(c, (-1,)))
+    b.output("y", b.dequantize(r))
     wanted = np.array([0, 0.5, 1.0, 3.0, 0, 3.0], np.float32)
     return Sample(b.build(), (x, y), (wanted,), atol=0.5)
 
@@ -275,7 +275,7 @@ def int_arithmetic() -> Sample:
     x = np.array([[1, -2, 3]], np.int32)
     b = ModelBuilder()
     i = b.input("x", T.TENSOR_INT32, x.shape)
-    b.output("y", b.binary(O.MUL, b.binary(O.ADD, i, i), np.array([5, 6, 7], np.int32)))
+    b.output("y", b.mul(b.add(i, i), np.array([5, 6, 7], np.int32)))
     return Sample(b.build(), (x,), (2 * x * [5, 6, 7],), atol=0)
 
 
@@ -294,8 +294,8 @@ def optional_input() -> Sample:
     """TRANSPOSE and SQUEEZE whose optional second input has no value."""
     x = np.arange(6, dtype=np.float32).reshape(2, 1, 3)
     b = ModelBuilder()
-    h = b.add(O.TRANSPOSE, [b.input("x", T.TENSOR_FLOAT32, x.shape), b.omitted(T.TENSOR_INT32)])
-    b.output("y", b.add(O.SQUEEZE, [h, b.omitted(T.TENSOR_INT32)]))
+    h = b.transpose(b.input("x", T.TENSOR_FLOAT32, x.shape))
+    b.output("y", b.squeeze(h))
     return Sample(b.build(), (x,), (x.transpose()[:, 0, :].copy(),), atol=0)
 
 

@@ -36,7 +36,6 @@ from nnburst.model import (
     Model,
     ModelBuilder,
     OperandType,
-    OperationType,
 )
 from nnburst.service import ServiceConnection, ServiceHost
 
@@ -45,7 +44,7 @@ TOKEN = bytes(32)
 
 def model() -> Model:
     b = ModelBuilder()
-    b.output("y", b.add(OperationType.RELU, [b.input("x", OperandType.TENSOR_FLOAT32, (2,))]))
+    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, (2,))))
     return b.build()
 
 

@@ -19,7 +19,7 @@ from nnburst.devices import CacheFiles, CompileJob, PreparedModel
 from nnburst.devices.reference import ReferenceDevice, StagedReferenceDevice
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
-from nnburst.model import Model, ModelBuilder, OperandType, OperationType
+from nnburst.model import Model, ModelBuilder, OperandType
 from nnburst.runtime import _cache_sources
 
 R = CacheReason
@@ -194,7 +194,7 @@ def test_fingerprint_does_not_depend_on_the_kind_of_a_number() -> None:
     """A service gets plain numbers, whatever the client had."""
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_QUANT8_ASYMM, (2,), scale=0.5, zero_point=1)
-    b.output("y", b.add(OperationType.DEQUANTIZE, [x]))
+    b.output("y", b.dequantize(x))
     model, prints = b.build(), set()
     for kind in (float, np.float32, np.float64):
         first, *rest = model.main.operands

@@ -200,7 +200,7 @@ def chain(operation: OperationType, constant: float, length: int = 30) -> Sample
     b = ModelBuilder()
     y = b.input("x", OperandType.TENSOR_FLOAT32, (2, 3))
     for _ in range(length):
-        y = b.add(operation, [y, b.constant(np.full((2, 3), constant, np.float32)), b.scalar(0)])
+        y = b.operation(operation, y, b.constant(np.full((2, 3), constant, np.float32)), b.scalar(0))[0]
     b.output("y", y)
     x = np.ones((2, 3), np.float32)
     return Sample(b.build(), (x,), (x + length if operation is OperationType.ADD else x,))

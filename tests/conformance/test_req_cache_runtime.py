@@ -34,7 +34,7 @@ from nnburst.errors import (
     InvalidArgument,
     NNBurstError,
 )
-from nnburst.model import Model, ModelBuilder, OperandType, OperationType
+from nnburst.model import Model, ModelBuilder, OperandType
 from nnburst.runtime import _caching
 
 TOKEN = bytes(32)
@@ -44,7 +44,7 @@ CONTENT = b"what a device saves"
 def model(constant: float = 1.0) -> Model:
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (2,))
-    b.output("y", b.add(OperationType.ADD, [x, b.constant(np.full(2, constant, np.float32)), b.scalar(0)]))
+    b.output("y", b.add(x, b.constant(np.full(2, constant, np.float32))))
     return b.build()
 
 
@@ -186,8 +186,8 @@ def test_flat_files_have_the_names_of_the_golden_vector(tmp_path: Path) -> None:
 def several_operations() -> Model:
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (2,))
-    y = b.add(OperationType.ADD, [x, b.constant(np.ones(2, np.float32)), b.scalar(0)])
-    b.output("y", b.add(OperationType.MUL, [y, x, b.scalar(0)]))
+    y = b.add(x, b.constant(np.ones(2, np.float32)))
+    b.output("y", b.mul(y, x))
     return b.build()
 
 

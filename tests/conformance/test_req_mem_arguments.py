@@ -51,7 +51,7 @@ def add(shape: tuple[int, ...] = (2,), type: OperandType = T.TENSOR_FLOAT32) -> 
     quantised = {"scale": 1.0, "zero_point": 0} if type is T.TENSOR_QUANT8_ASYMM else {}
     b = ModelBuilder()
     x, y = (b.input(name, type, shape, **quantised) for name in "ab")
-    b.output("out", b.add(Op.ADD, [x, y, b.scalar(0)], dimensions=shape, **quantised))
+    b.output("out", b.add(x, y, dimensions=shape, **quantised))
     return b.build()
 
 
@@ -127,7 +127,7 @@ def test_REQ_MEM_065_066_067_068_memories(compile_: Any, kind: str, make: Callab
 def test_REQ_MEM_065_067_images_are_used_whole(compile_: Any, kind: str) -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_QUANT8_ASYMM, (1, 4, 4, 1), scale=1.0, zero_point=0)
-    b.output("y", b.add(Op.RELU, [x]))
+    b.output("y", b.relu(x))
     execution = Execution(compile_(b.build()))
     values = np.arange(16, dtype=np.uint8).reshape(1, 4, 4, 1)
     with Memory.hardware_buffer(4, 4, "GRAY8", pitch=64) as image, Memory.ashmem(16) as other:
@@ -209,7 +209,7 @@ def test_REQ_MEM_076_deduced_output_larger_than_a_tensor(compile_: Any, way: str
     """A column and a row of 65,536 each would make 16 GiB."""
     b = ModelBuilder()
     x, y = (b.input(name, T.TENSOR_FLOAT32, (0, 0)) for name in "ab")
-    b.output("out", b.add(Op.ADD, [x, y, b.scalar(0)], dimensions=(0, 0)))
+    b.output("out", b.add(x, y, dimensions=(0, 0)))
     execution, side = Execution(compile_(b.build())), 2**16
     execution.set_input(0, np.zeros((side, 1), np.float32))
     execution.set_input(1, np.zeros((1, side), np.float32))
@@ -305,7 +305,7 @@ def test_REQ_MEM_093_unknown_at_compile_time_known_at_run_time(
     quantised = {"scale": 1.0, "zero_point": 0} if type is T.TENSOR_QUANT8_ASYMM else {}
     b = ModelBuilder()
     x, y = b.input("a", type, shape_of_a, **quantised), b.input("b", type, shape_of_b, **quantised)
-    b.output("out", b.add(Op.ADD, [x, y, b.scalar(0)], dimensions=(), **quantised))
+    b.output("out", b.add(x, y, dimensions=(), **quantised))
     compilation, element = compile_(b.build()), DTYPES[type]
     good, wrong = np.array([[1, 2], [3, 4]], element), np.ones((2, 3), element)
     execution, out = Execution(compilation), np.empty(FULL, element)
@@ -329,9 +329,9 @@ def test_REQ_MEM_093_unknown_at_compile_time_known_at_run_time(
 def test_REQ_MEM_093_constant_of_unknown_dimensions_makes_no_model() -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (2,))
-    w = b.add_operand(T.TENSOR_FLOAT32, (0,))
+    w = b.operand(b.add_operand(T.TENSOR_FLOAT32, (0,)))
     with pytest.raises(InvalidArgument):
         b.set_operand_value(w, np.zeros(2, np.float32))
-    b.output("y", b.add(Op.ADD, [x, w, b.scalar(0)], dimensions=(2,)))
+    b.output("y", b.add(x, w, dimensions=(2,)))
     with pytest.raises(InvalidArgument):
         b.build()

@@ -108,7 +108,7 @@ def test_per_channel_weights_in_memory() -> None:
     with Memory.ashmem(64) as memory:
         b = ModelBuilder()
         index = b.constant_from_memory(memory, (2, 1, 1, 3), np.int8, scale=0.0, channel_scales=[0.5, 0.25])
-        assert b._operands[index].type is T.TENSOR_QUANT8_SYMM_PER_CHANNEL
+        assert index.type is T.TENSOR_QUANT8_SYMM_PER_CHANNEL
 
 
 def test_shape_in_memory_is_looked_at_when_it_decides(service: Service) -> None:
@@ -116,7 +116,7 @@ def test_shape_in_memory_is_looked_at_when_it_decides(service: Service) -> None:
         memory.write(np.array([4, 2], np.int32), 8)
         b = ModelBuilder()
         x = b.input("x", T.TENSOR_FLOAT32, (2, 4))
-        b.output("y", b.add(Op.RESHAPE, [x, b.constant_from_memory(memory, (2,), np.int32, offset=8)]))
+        b.output("y", b.reshape(x, b.constant_from_memory(memory, (2,), np.int32, offset=8)))
         with service.session(b.build()) as session:
             assert session.run(None, {"x": np.ones((2, 4), np.float32)})[0].shape == (4, 2)
 

@@ -36,7 +36,7 @@ kinds = pytest.mark.parametrize("kind", ["input", "output"])
 
 def relu(shape: tuple[int, ...] = SHAPE, type: OperandType = T.TENSOR_FLOAT32, **quantisation: Any) -> Model:
     b = ModelBuilder()
-    b.output("y", b.add(Op.RELU, [b.input("x", type, shape, **quantisation)], dimensions=shape))
+    b.output("y", b.relu(b.input("x", type, shape, **quantisation), dimensions=shape))
     return b.build()
 
 
@@ -44,7 +44,7 @@ def add_model() -> Model:
     """y = a + b, with an activation that is known at run time only, so that a run can fail."""
     b = ModelBuilder()
     both = [b.input(name, T.TENSOR_FLOAT32, SHAPE) for name in "ab"]
-    b.output("y", b.add(Op.ADD, [*both, b.input("activation", T.INT32)], dimensions=SHAPE))
+    b.output("y", b.add(*both, activation=b.input("activation", T.INT32), dimensions=SHAPE))
     return b.build()
 
 
@@ -194,13 +194,15 @@ def test_REQ_MEM_084_channel_scales_that_differ(service: Service, opened: Any) -
     def conv(scales: tuple[float, float]) -> Model:
         b = ModelBuilder()
         x = b.input("x", T.TENSOR_QUANT8_ASYMM, (1, 2, 2, 1), scale=0.5, zero_point=128)
-        w = b.add_operand(
-            T.TENSOR_QUANT8_SYMM_PER_CHANNEL,
-            (2, 1, 1, 1),
-            extra_params=nnburst.model.SymmPerChannelQuantParams(scales, 0),
+        w = b.operand(
+            b.add_operand(
+                T.TENSOR_QUANT8_SYMM_PER_CHANNEL,
+                (2, 1, 1, 1),
+                extra_params=nnburst.model.SymmPerChannelQuantParams(scales, 0),
+            )
         )
-        bias = b.add_operand(T.TENSOR_INT32, (2,))
-        y = b.add_operand(T.TENSOR_QUANT8_ASYMM, (1, 2, 2, 2), scale=64.0, zero_point=128)
+        bias = b.operand(b.add_operand(T.TENSOR_INT32, (2,)))
+        y = b.operand(b.add_operand(T.TENSOR_QUANT8_ASYMM, (1, 2, 2, 2), scale=64.0, zero_point=128))
         b.set_operand_value(bias, np.zeros(2, np.int32))
         b.add_operation(Op.CONV_2D, [x, w, bias, *[b.scalar(n) for n in (1, 1, 1, 0)]], [y])
         b.identify_inputs_and_outputs([x, w], [y])

@@ -24,7 +24,6 @@ from nnburst.model import (
     ModelBuilder,
     OperandDesc,
     OperandType,
-    OperationType,
     Request,
     RequestArgument,
 )
@@ -50,7 +49,7 @@ def relu_model(n: int = 1, shape: Sequence[int] = SHAPE, type: OperandType = T.T
     b = ModelBuilder()
     for i in range(n):
         x = b.input(f"x{i}", type, tuple(shape), **quant)
-        b.output(f"y{i}", b.add(OperationType.RELU, [x]))
+        b.output(f"y{i}", b.relu(x))
     return b.build()
 
 
@@ -59,7 +58,7 @@ def add_model(shape: Sequence[int] = SHAPE) -> Model:
     b = ModelBuilder()
     inputs = [b.input(f"x{i}", T.TENSOR_FLOAT32, tuple(shape)) for i in range(2)]
     act = b.input("activation", T.INT32)
-    b.output("y", b.add(OperationType.ADD, [*inputs, act], dimensions=shape))
+    b.output("y", b.add(*inputs, activation=act, dimensions=shape))
     return b.build()
 
 

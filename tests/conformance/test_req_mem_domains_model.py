@@ -21,7 +21,6 @@ from nnburst.model import (
     DataLocation,
     ModelBuilder,
     OperandType,
-    OperationType,
     Request,
     RequestArgument,
 )
@@ -38,7 +37,7 @@ def model() -> Any:
     x = b.input("x", OperandType.TENSOR_FLOAT32, (0, COLUMNS))
     activation = b.input("activation", OperandType.INT32)
     one = b.constant(np.ones((1, COLUMNS), np.float32), OperandType.TENSOR_FLOAT32)
-    b.output("y", b.add(OperationType.ADD, [x, one, activation], dimensions=(0, COLUMNS)))
+    b.output("y", b.add(x, one, activation=activation, dimensions=(0, COLUMNS)))
     return b.build()
 
 

@@ -39,7 +39,6 @@ from nnburst.model import (
     ModelBuilder,
     OperandDesc,
     OperandType,
-    OperationType,
     Request,
     RequestArgument,
 )
@@ -55,14 +54,14 @@ SHARED = RequestArgument(False, DataLocation(0, 0, NBYTES))
 
 def relu_model(shape: tuple[int, ...] = SHAPE) -> Model:
     b = ModelBuilder()
-    b.output("y", b.add(OperationType.RELU, [b.input("x", T.TENSOR_FLOAT32, shape)]))
+    b.output("y", b.relu(b.input("x", T.TENSOR_FLOAT32, shape)))
     return b.build()
 
 
 def add_model() -> Model:
     b = ModelBuilder()
     inputs = [b.input(name, T.TENSOR_FLOAT32, SHAPE) for name in "ab"]
-    b.output("y", b.add(OperationType.ADD, [*inputs, b.input("activation", T.INT32)], dimensions=SHAPE))
+    b.output("y", b.add(*inputs, activation=b.input("activation", T.INT32), dimensions=SHAPE))
     return b.build()
 
 

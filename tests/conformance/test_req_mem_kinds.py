@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from memory_support import ADDEND, COUNT, KINDS, NBYTES, argument, sum_model, sum_request
-from model_support import WAYS, O, T, execute
+from model_support import WAYS, T, execute
 from msgspec.structs import replace
 
 from nnburst.burst import ExecutionBurstController
@@ -65,7 +65,7 @@ def weights_model(pool: Memory, offsets: tuple[int, int]) -> Model:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (COUNT,))
     first, second = (b.constant(np.zeros(COUNT, np.float32)) for _ in range(2))
-    b.output("y", b.binary(O.ADD, b.binary(O.ADD, x, first), second))
+    b.output("y", b.add(b.add(x, first), second))
     model = b.build()
     operands = list(model.main.operands)
     places = iter(offsets)
@@ -151,7 +151,7 @@ def test_images_are_inputs_and_outputs_as_a_whole(
     height, width = 6, 8
     shape = (2, height * 3 // 2 if name == "NV12" else height, width, channels)
     b = ModelBuilder()
-    b.output("y", b.add(O.RELU, [b.input("x", T.TENSOR_QUANT8_ASYMM, shape, scale=0.5, zero_point=100)]))
+    b.output("y", b.relu(b.input("x", T.TENSOR_QUANT8_ASYMM, shape, scale=0.5, zero_point=100)))
     prepared = device.prepare_model(b.build())
     values = np.random.default_rng(5).integers(0, 256, shape).astype(np.uint8)
     with (
@@ -173,7 +173,7 @@ def test_images_are_inputs_and_outputs_as_a_whole(
 def test_float_images_and_formats_that_nobody_knows(device: Device, way: str) -> None:
     shape = (1, 4, 4, 4)
     b = ModelBuilder()
-    b.output("y", b.add(O.RELU, [b.input("x", T.TENSOR_FLOAT16, shape)]))
+    b.output("y", b.relu(b.input("x", T.TENSOR_FLOAT16, shape)))
     prepared = device.prepare_model(b.build())
     values = np.linspace(-1, 1, 64).astype(np.float16).reshape(shape)
     with Memory.hardware_buffer(4, 4, "FP16") as frame, Memory.ashmem(128) as target:
@@ -325,8 +325,8 @@ def test_REQ_MEM_105_ends_that_wrap_in_32_or_64_bits_are_out_of_bounds(device: D
 def test_REQ_MEM_106_outputs_overlap_nothing_also_through_two_descriptors(device: Device, way: str, kind: str) -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (COUNT,))
-    b.output("y", b.binary(O.ADD, x, ADDEND))
-    b.output("z", b.binary(O.MUL, x, ADDEND))
+    b.output("y", b.add(x, ADDEND))
+    b.output("z", b.mul(x, ADDEND))
     model = b.build()
     with KINDS[kind][0](4 * NBYTES) as memory:
         with Memory.mmap_fd(memory.fds[0], 4 * NBYTES - 16, offset=memory.offset + 16) as twin:
@@ -364,7 +364,7 @@ def _constants_at(model: Model, offset: int):  # type: ignore[no-untyped-def]
 def test_REQ_MEM_107_lengths_that_contradict_dimensions(device: Device, way: str) -> None:
     b = ModelBuilder()
     x, y = b.input("x", T.TENSOR_FLOAT32, (0, 4)), b.input("y", T.TENSOR_FLOAT32, (1, 4))
-    b.output("z", b.add(O.ADD, [x, y, b.input("act", T.INT32, ())], dimensions=(0, 4)))
+    b.output("z", b.add(x, y, activation=b.input("act", T.INT32, ()), dimensions=(0, 4)))
     prepared = device.prepare_model(b.build())
     with Memory.ashmem(512) as memory:
         good = Request(

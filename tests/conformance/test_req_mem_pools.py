@@ -10,7 +10,7 @@ import pytest
 from burst_support import AddRequest, RawBurst, add_model, pool_identifier, sealed_size
 from memory_support import NBYTES, argument, sum_model, sum_request
 from model_mutations import MUTATIONS
-from model_support import SAMPLES, WAYS, O, Outcome, T, execute, with_unspecified_outputs
+from model_support import SAMPLES, WAYS, Outcome, T, execute, with_unspecified_outputs
 from msgspec.structs import replace
 
 from nnburst.burst import ExecutionBurstController
@@ -118,10 +118,8 @@ def test_REQ_MEM_033_requests_on_blobs(device: Device, way: str, name: str) -> N
 def test_REQ_MEM_036_zero_sized_output_needs_one_byte_and_reports_zero(device: Device, way: str) -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (2, 2))
-    empty = b.add(
-        O.SLICE, [x, b.constant(np.zeros(2, np.int32)), b.constant(np.array([0, 2], np.int32))], dimensions=(0, 2)
-    )
-    b.output("y", b.add(O.RELU, [empty]))
+    empty = b.slice(x, b.constant(np.zeros(2, np.int32)), b.constant(np.array([0, 2], np.int32)), dimensions=(0, 2))
+    b.output("y", b.relu(empty))
     model = with_unspecified_outputs(b.build())
     prepared = device.prepare_model(model)
     with Memory.ashmem(128) as memory:
@@ -151,8 +149,8 @@ def test_REQ_MEM_037_input_in_a_read_only_file_mapping(device: Device, way: str,
 def test_REQ_MEM_039_040_REQ_WIRE_010_a_missing_argument(device: Device, way: str, what: str, gone: int) -> None:
     b = ModelBuilder()
     x, y = (b.input(name, T.TENSOR_FLOAT32, (4,)) for name in "xy")
-    b.output("sum", b.binary(O.ADD, x, y))
-    b.output("product", b.binary(O.MUL, x, y))
+    b.output("sum", b.add(x, y))
+    b.output("product", b.mul(x, y))
     prepared = device.prepare_model(b.build())
     with Memory.ashmem(256) as memory:
         inputs, outputs = [argument(0, 16), argument(64, 16)], [argument(128, 16), argument(192, 16)]
@@ -185,7 +183,7 @@ def test_REQ_MEM_041_044_REQ_MODEL_051_REQ_WIRE_007_008_slots_that_do_not_exist(
 def test_REQ_MEM_042_a_request_that_fails_at_run_time_reports_nothing_else(device: Device, way: str) -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (4,))
-    b.output("y", b.add(O.RESHAPE, [x, b.input("shape", T.TENSOR_INT32, (1,))], dimensions=(0,)))
+    b.output("y", b.reshape(x, b.input("shape", T.TENSOR_INT32, (1,)), dimensions=(0,)))
     prepared = device.prepare_model(b.build())
     with Memory.ashmem(256) as memory:
         memory.array(np.int32, (1,), 64)[0] = 5

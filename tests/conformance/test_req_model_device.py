@@ -162,7 +162,12 @@ def test_REQ_MODEL_013_what_is_not_supported_is_not_prepared(device: Device) -> 
 
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (2,))
-    b.output("y", b.add(OperationType.OEM_OPERATION, [x], type=OperandType.TENSOR_INT32, dimensions=(2,)))
+    b.output(
+        "y",
+        b.operation(OperationType.OEM_OPERATION, x, outputs=[{"type": OperandType.TENSOR_INT32, "dimensions": (2,)}])[
+            0
+        ],
+    )
     model = b.build()
     assert device.get_supported_operations(model) == (False,)
     with pytest.raises(GeneralFailure, match="OEM_OPERATION"):

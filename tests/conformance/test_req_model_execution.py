@@ -117,7 +117,7 @@ def test_REQ_MODEL_049_unspecified_input(device: Device, way: str) -> None:
 def test_REQ_MODEL_049_scalar_with_dimensions(device: Device, way: str) -> None:
     b = ModelBuilder()
     x, beta = b.input("x", T.TENSOR_FLOAT32, (1, 2)), b.input("beta", T.FLOAT32)
-    y = b.add(O.SOFTMAX, [x, beta], dimensions=(1, 2))
+    y = b.operation(O.SOFTMAX, x, beta, outputs=[{"dimensions": (1, 2)}])[0]
     b.output("y", y)
     model = b.build()
     prepared = device.prepare_model(model)
@@ -240,7 +240,7 @@ def test_REQ_MODEL_064_omitted_in_model_and_in_request(device: Device, way: str)
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     b = ModelBuilder()
     perm = b.input("perm", T.TENSOR_INT32, (2,))
-    y = b.add(O.TRANSPOSE, [b.input("x", T.TENSOR_FLOAT32, x.shape), perm], dimensions=(0, 0))
+    y = b.transpose(b.input("x", T.TENSOR_FLOAT32, x.shape), perm=perm, dimensions=(0, 0))
     b.output("y", y)
     model = b.build()
     prepared = device.prepare_model(model)
@@ -408,7 +408,7 @@ def test_REQ_MODEL_069_zero_sized(device: Device, way: str, operation: int) -> N
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (2, 2, 2, 3))
     size = b.constant(np.array([0, 2, 2, 3], np.int32))
-    empty = b.add(O.SLICE, [x, b.constant(np.zeros(4, np.int32)), size], dimensions=(0, 2, 2, 3))
+    empty = b.slice(x, b.constant(np.zeros(4, np.int32)), size, dimensions=(0, 2, 2, 3))
     channels, dims = 3, (0, 2, 2, 3)
     if operation == O.CONV_2D:
         y = b.conv_2d(empty, np.ones((5, 1, 1, 3), np.float32))
@@ -420,9 +420,9 @@ def test_REQ_MODEL_069_zero_sized(device: Device, way: str, operation: int) -> N
         y = b.max_pool_2d(empty, 2)
         dims = (0, 1, 1, 3)
     elif operation == O.ADD:
-        y = b.binary(O.ADD, empty, np.ones((1, 2, 2, 1), np.float32))
+        y = b.add(empty, np.ones((1, 2, 2, 1), np.float32))
     else:
-        y = b.add(operation, [empty])
+        y = b.operation(operation, empty)[0]
     b.output("y", y)
     model = with_unspecified_outputs(b.build())
     prepared = device.prepare_model(model)
@@ -438,7 +438,7 @@ def test_REQ_MODEL_069_others_fail_cleanly(device: Device, way: str) -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (2, 3))
     size = b.constant(np.array([0, 3], np.int32))
-    empty = b.add(O.SLICE, [x, b.constant(np.zeros(2, np.int32)), size], dimensions=(0, 3))
+    empty = b.slice(x, b.constant(np.zeros(2, np.int32)), size, dimensions=(0, 3))
     b.output("y", b.reshape(empty, (3, 0)))
     model = b.build()
     prepared = device.prepare_model(model)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from model_support import SAMPLES, O, T, check_outputs, execute, make_request, run, with_unspecified_outputs
+from model_support import SAMPLES, T, check_outputs, execute, make_request, run, with_unspecified_outputs
 from msgspec.structs import replace
 from patience import PATIENCE
 
@@ -24,7 +24,7 @@ FIXED = [name for name in SAMPLES if name != "unknown_batch"]
 
 def increment() -> Model:
     b = ModelBuilder()
-    b.output("y", b.binary(O.ADD, b.input("x", T.TENSOR_FLOAT32, (4,)), np.ones(4, np.float32)))
+    b.output("y", b.add(b.input("x", T.TENSOR_FLOAT32, (4,)), np.ones(4, np.float32)))
     return b.build()
 
 
@@ -174,7 +174,7 @@ def test_REQ_MODEL_058_REQ_MEM_036_outputs_are_never_empty(device: Device) -> No
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (2, 2))
     place = [b.constant(np.array(v, np.int32)) for v in ([0, 0], [0, 2])]
-    b.output("y", b.add(O.RELU, [b.add(O.SLICE, [x, *place], dimensions=(0, 2))]))
+    b.output("y", b.relu(b.slice(x, *place, dimensions=(0, 2))))
     model = with_unspecified_outputs(b.build())
     made = device.prepare_model(model)
     outcome = run(made, model, [np.zeros((2, 2), np.float32)], [(0, 2)], "fenced")

@@ -190,13 +190,13 @@ def _bad_constants() -> dict[str, Model]:
         w = b.constant(np.ones(edit.get("filter", (1, 1, 1, 2)), np.float32))
         scheme = 7 if name == "padding scheme" else 2
         stride = edit.get("stride", 1)
-        y = b.add_operand(T.TENSOR_FLOAT32, (0, 0, 0, 0))
+        y = b.operand(b.add_operand(T.TENSOR_FLOAT32, (0, 0, 0, 0)))
         inputs = [i, w, b.constant(np.zeros(1, np.float32)), *map(b.scalar, (scheme, stride, stride, 0))]
         b.add_operation(O.CONV_2D, inputs, [y])
         b.output("y", y)
         models[name] = b.build()
     b = ModelBuilder()
-    y = b.add_operand(T.TENSOR_FLOAT32, (0, 0))
+    y = b.operand(b.add_operand(T.TENSOR_FLOAT32, (0, 0)))
     shape = b.constant(np.array([4, 5], np.int32))
     b.add_operation(O.RESHAPE, [b.input("x", T.TENSOR_FLOAT32, x), shape], [y])
     b.output("y", y)

@@ -15,7 +15,7 @@ import numpy as np
 from patience import PATIENCE
 
 from nnburst.memory import Memory
-from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, Request, RequestArgument
+from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, Request, RequestArgument
 
 WATCHDOG = PATIENCE
 HERE = Path(__file__).resolve().parent
@@ -27,7 +27,7 @@ def tiny_model() -> Model:
     builder = ModelBuilder()
     x = builder.input("x", OperandType.TENSOR_FLOAT32, (64,))
     c = builder.constant(np.arange(64, dtype=np.float32))
-    builder.output("y", builder.add(OperationType.ADD, [x, c, builder.scalar(0)]))
+    builder.output("y", builder.add(x, c))
     return builder.build()
 
 

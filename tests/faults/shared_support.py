@@ -27,11 +27,11 @@ HONEST = """
 import collections, json, sys, threading, time
 import numpy as np
 import nnburst
-from nnburst.model import ModelBuilder, OperandType, OperationType
+from nnburst.model import ModelBuilder, OperandType
 
 b = ModelBuilder()
 x = b.input("x", OperandType.TENSOR_FLOAT32, (64,))
-b.output("y", b.binary(OperationType.ADD, x, x))
+b.output("y", x + x)
 model = b.build()
 outcomes, worst, stop = collections.Counter(), collections.Counter(), threading.Event()
 

@@ -38,7 +38,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 arguments = Filter(len(code), ctypes.addressof(buffer))
 b = nnburst.ModelBuilder()
 x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (4,))
-b.output("y", b.add(nnburst.OperationType.RELU, [x]))
+b.output("y", b.relu(x))
 model = b.build()
 if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(arguments), 0, 0):
     print("no filter")

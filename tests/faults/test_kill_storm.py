@@ -23,13 +23,13 @@ CLIENT = """
 import collections, json, sys, threading, time
 import numpy as np
 import nnburst
-from nnburst.model import ModelBuilder, OperandType, OperationType
+from nnburst.model import ModelBuilder, OperandType
 
 shared, rest = sys.argv[1] == "shared", float(sys.argv[2])
 TIMEOUT = 1.0  # of a call
 b = ModelBuilder()
 x = b.input("x", OperandType.TENSOR_FLOAT32, (64,))
-b.output("y", b.binary(OperationType.ADD, x, x))
+b.output("y", x + x)
 model = b.build()
 stop = threading.Event()
 

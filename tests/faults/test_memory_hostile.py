@@ -34,7 +34,7 @@ def argument(offset: int, length: int, pool: int = 0) -> RequestArgument:
 def model() -> Model:
     """y = x + 1, 256 KiB."""
     b = ModelBuilder()
-    b.output("y", b.binary(Op.ADD, b.input("x", T.TENSOR_FLOAT32, (COUNT,)), np.ones(1, np.float32)))
+    b.output("y", b.add(b.input("x", T.TENSOR_FLOAT32, (COUNT,)), np.ones(1, np.float32)))
     return b.build()
 
 
@@ -151,8 +151,8 @@ def test_REQ_MEM_114_control_values_rewritten_during_runs(device: Device, way: s
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (4, 16))
     begin, size = b.input("begin", T.TENSOR_INT32, (2,)), b.input("size", T.TENSOR_INT32, (2,))
-    part = b.add(Op.SLICE, [x, begin, size], dimensions=(0, 0))
-    b.output("y", b.add(Op.RESHAPE, [part, b.input("shape", T.TENSOR_INT32, (2,))], dimensions=(0, 0)))
+    part = b.slice(x, begin, size, dimensions=(0, 0))
+    b.output("y", b.reshape(part, b.input("shape", T.TENSOR_INT32, (2,)), dimensions=(0, 0)))
     prepared = device.prepare_model(b.build())
     stop = threading.Event()
     with Memory.ashmem(4096) as memory:
@@ -276,7 +276,7 @@ def test_REQ_MEM_115_descriptors_and_mappings_return_to_where_they_were(
     service: ServiceConnection, kind: str, rounds: int
 ) -> None:
     b = ModelBuilder()
-    b.output("y", b.add(Op.RELU, [b.input("x", T.TENSOR_QUANT8_ASYMM, (1, 8, 8, 1), scale=1.0, zero_point=0)]))
+    b.output("y", b.relu(b.input("x", T.TENSOR_QUANT8_ASYMM, (1, 8, 8, 1), scale=1.0, zero_point=0)))
     prepared = service.devices[0].prepare_model(b.build())
     place = argument(0, 0 if kind == "image" else 64)
 

@@ -24,7 +24,6 @@ from nnburst.model import (
     Model,
     ModelBuilder,
     OperandType,
-    OperationType,
     Request,
     RequestArgument,
 )
@@ -43,7 +42,7 @@ MOST_GROWTH = 4 << 20
 
 def model() -> Model:
     b = ModelBuilder()
-    b.output("y", b.add(OperationType.RELU, [b.input("x", OperandType.TENSOR_FLOAT32, SHAPE)]))
+    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, SHAPE)))
     return b.build()
 
 

@@ -19,7 +19,7 @@ from fault_support import ROOT, WATCHDOG, Background
 
 import nnburst
 from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
-from nnburst.model import Model, ModelBuilder, OperandType, OperationType
+from nnburst.model import Model, ModelBuilder, OperandType
 
 F = OperandType.TENSOR_FLOAT32
 ONE = np.ones(4, np.float32)
@@ -62,7 +62,7 @@ def full(value: float) -> dict[str, np.ndarray[Any, Any]]:
 def counter() -> Model:
     b = ModelBuilder()
     t = b.input("t", F, (4,))
-    b.output("t_out", b.binary(OperationType.ADD, t, ONE))
+    b.output("t_out", b.add(t, ONE))
     return b.build()
 
 

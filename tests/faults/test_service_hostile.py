@@ -171,7 +171,7 @@ def test_descriptors_that_the_service_cannot_take_are_refused() -> None:
 def state_model() -> nnburst.Model:
     b = nnburst.ModelBuilder()
     t = b.input("t", nnburst.OperandType.TENSOR_FLOAT32, (4,))
-    b.output("t_out", b.add(nnburst.OperationType.RELU, [t]))
+    b.output("t_out", b.relu(t))
     return b.build()
 
 

@@ -24,14 +24,14 @@ PROGRAM = """
 import itertools, os, signal, sys
 import numpy as np
 import nnburst
-from nnburst.model import ModelBuilder, OperandType, OperationType
+from nnburst.model import ModelBuilder, OperandType
 from nnburst.service._callbacks import CallbackRegistry
 from nnburst.service._pending import PendingCall
 
 phase, begun, number = sys.argv[2], False, itertools.count(1)
 b = ModelBuilder()
 x = b.input("x", OperandType.TENSOR_FLOAT32, (64,))
-b.output("y", b.binary(OperationType.ADD, x, x))
+b.output("y", x + x)
 model = b.build()
 
 def stop(*_):

@@ -19,7 +19,7 @@ PROGRAM = """
 import numpy as np, nnburst
 x = np.arange(4, dtype=np.float32)
 b = nnburst.ModelBuilder()
-b.output("y", b.add(nnburst.OperationType.RELU, [b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (4,))]))
+b.output("y", b.relu(b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (4,))))
 with nnburst.Session(b.build()) as session:
     assert session.run(None, {"x": x - 2})[0].tolist() == [0, 0, 0, 1]
 print(nnburst.__file__)

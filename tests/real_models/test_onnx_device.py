@@ -22,7 +22,6 @@ from nnburst.model import (
     Model,
     OperandDesc,
     OperandType,
-    OperationType,
     Request,
     RequestArgument,
     RunOptions,
@@ -174,7 +173,7 @@ def test_model_of_other_operations_is_not_supported(device: Device) -> None:
     from nnburst.model import ModelBuilder
 
     builder = ModelBuilder()
-    builder.output("y", builder.add(OperationType.RELU, [builder.input("x", OperandType.TENSOR_FLOAT32, (4,))]))
+    builder.output("y", builder.relu(builder.input("x", OperandType.TENSOR_FLOAT32, (4,))))
     made = builder.build()
     assert device.get_supported_operations(made) == (False,)
     with pytest.raises(GeneralFailure, match="one GRAPH"):

@@ -19,6 +19,7 @@ from nnburst.model import (
     ModelBuilder,
     OperandType,
     OperationType,
+    Output,
     Request,
     RequestArgument,
     RunOptions,
@@ -220,7 +221,12 @@ class Case:
             given = [quantisation(kind, np.asarray(e, np.float64)) if np.size(e) else (0.1, 0) for e in expected]
             if self.operation.name in SAME_QUANTISATION or self.operation.name in FIXED_QUANTISATION:
                 given = []
-        outs = b.add_all(self.operation, operands, types=types, count=count, quantisations=given)
+        said: list[Output] = [{} for _ in range(max(len(types), len(given), count or 0))]
+        for output, its in zip(said, types, strict=False):
+            output["type"] = its
+        for output, (scale, zero_point) in zip(said, given, strict=False):
+            output["scale"], output["zero_point"] = scale, zero_point
+        outs = b.operation(self.operation, *operands, outputs=said or None)
         for which, out in enumerate(outs):
             b.output(f"y{which}", out)
         model = b.build()

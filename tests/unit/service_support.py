@@ -17,7 +17,7 @@ from patience import PATIENCE
 from nnburst.burst import BurstCallback, BurstContext
 from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus
-from nnburst.model import NO_TIMING, Capabilities, Model, ModelBuilder, OperandType, OperationType, Request
+from nnburst.model import NO_TIMING, Capabilities, Model, ModelBuilder, OperandType, Request
 from nnburst.service import ServiceConnection, ServiceHost
 from nnburst.service._packets import FdBundle, Kind, Outgoing
 from nnburst.service._protocol import Done, Side
@@ -228,7 +228,7 @@ def tiny_model(constant_bytes: int = 16) -> Model:
     n = constant_bytes // 4
     x = builder.input("x", OperandType.TENSOR_FLOAT32, (n,))
     c = builder.constant(np.arange(n, dtype=np.float32))
-    builder.output("y", builder.add(OperationType.ADD, [x, c, builder.scalar(0)]))
+    builder.output("y", builder.add(x, c))
     return builder.build()
 
 

@@ -24,7 +24,6 @@ from nnburst.model import (
     DataLocation,
     ModelBuilder,
     OperandType,
-    OperationType,
     Request,
     RequestArgument,
 )
@@ -54,7 +53,7 @@ class Rig:
         monkeypatch.setattr(ExecutionBurstServer, "create", remembered)
         b = ModelBuilder()
         x = b.input("x", OperandType.TENSOR_FLOAT32, SHAPE)
-        b.output("y", b.add(OperationType.ADD, [x, x, b.scalar(0)]))
+        b.output("y", b.add(x, x))
         self.device = create_device("nnburst-reference")
         self.prepared = self.device.prepare_model(b.build())
         role = [BufferRole(0, 0)]
@@ -204,7 +203,7 @@ def test_buffer_of_a_plan_whose_place_was_taken_ends_no_other_plan(rig: Rig, mon
 def test_open_dimensions_are_committed_by_the_plan() -> None:
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (0, 8))
-    b.output("y", b.add(OperationType.RELU, [x], dimensions=(0, 8)))
+    b.output("y", b.relu(x, dimensions=(0, 8)))
     device = create_device("nnburst-reference")
     prepared = device.prepare_model(b.build())
     with (

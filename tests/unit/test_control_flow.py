@@ -326,11 +326,11 @@ def test_control_flow_is_built_from_models(large: bool) -> None:
     below.output("y", below.reduce_any(below.less(i, np.float32([50])), [0]))
     looped = ModelBuilder()
     (y,) = looped.loop(below.build(), double, [looped.input("x", F32, (2,))])
-    looped.output("y", looped.plus(y, np.float32([1000])))
+    looped.output("y", looped.add(y, np.float32([1000])))
     outer = ModelBuilder()
     condition, x = outer.input("c", B8, (1,)), outer.input("x", F32, (2,))
     (z,) = outer.branch(condition, looped.build(), part(lambda b, x: b.neg(x), large=large), [x])
-    outer.output("z", outer.plus(z, np.float32([0.5])))
+    outer.output("z", outer.add(z, np.float32([0.5])))
     model = outer.build()
     assert len(model.referenced) == 4
     for truth, wanted in ((1, [1096.5, 1128.5]), (0, [-2.5, -3.5])):
@@ -343,7 +343,7 @@ def test_control_flow_is_built_from_models(large: bool) -> None:
 
 def test_only_a_subgraph_refers_to_a_model() -> None:
     b = ModelBuilder()
-    index = b.add_operand(F32, (2,))
+    index = b.operand(b.add_operand(F32, (2,)))
     with pytest.raises(InvalidArgument, match="only a SUBGRAPH"):
         b.set_operand_value_from_model(index, part(lambda b, x: b.neg(x)))
     double = part(lambda b, x: b.mul(x, np.float32([2])))
@@ -370,7 +370,7 @@ def test_padding_that_needs_more_memory_than_a_request_may_take(pool: bool) -> N
 def test_relaxed_models_give_the_same() -> None:
     b = ModelBuilder(relaxed=True)
     x = b.input("x", F32, (3,))
-    b.output("y", b.add(O.EXP, [x]))
+    b.output("y", b.exp(x))
     status, (y,), _ = run_model(b.build(), [np.float32([0, 1, 2])])
     assert status is ErrorStatus.NONE
     np.testing.assert_allclose(y, np.exp([0, 1, 2]), rtol=5 / 1024)

@@ -25,7 +25,7 @@ WATCHDOG = PATIENCE
 def increment(dims: tuple[int, ...] = (4,)) -> Model:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, dims)
-    b.output("y", b.add(Op.ADD, [x, b.constant(np.ones(4, np.float32)), b.scalar(0)], dimensions=dims))
+    b.output("y", b.add(x, b.constant(np.ones(4, np.float32)), dimensions=dims))
     return b.build()
 
 

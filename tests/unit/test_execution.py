@@ -45,7 +45,6 @@ from nnburst.model import (
     ModelBuilder,
     OperandDesc,
     OperandType,
-    OperationType,
     OutputShape,
     Request,
     Timing,
@@ -61,7 +60,7 @@ ONE = np.ones(4, np.float32)
 
 def add_model() -> Model:
     b = ModelBuilder()
-    b.output("z", b.binary(OperationType.ADD, b.input("x", F, (4,)), b.input("y", F, (4,))))
+    b.output("z", b.add(b.input("x", F, (4,)), b.input("y", F, (4,))))
     return b.build()
 
 
@@ -740,7 +739,7 @@ def test_names_that_a_file_uses_for_two_things_say_nothing_about_outputs(
     service, _ = scripted
     b = ModelBuilder()
     x, z = b.input("x", F, (0, 4)), b.input("z", F, (0, 4))
-    b.output("y", b.binary(OperationType.ADD, x, z))
+    b.output("y", b.add(x, z))
     found = ImportedModel(b.build(), ("",), (("n", 4), ("n", 4)), (("n", 4),))
     with Compilation(found, service) as compilation:
         compilation.finish()
@@ -765,7 +764,7 @@ def test_run_keeps_an_execution_for_each_shape_and_not_for_all(named: nnburst.Se
 def counter() -> Model:
     b = ModelBuilder()
     t = b.input("t", F, (4,))
-    b.output("t_out", b.binary(OperationType.ADD, t, ONE))
+    b.output("t_out", b.add(t, ONE))
     return b.build()
 
 
@@ -1000,7 +999,7 @@ def test_arguments_that_cannot_be_laid_out_leave_no_memory(scripted: tuple[Servi
 def test_file_of_an_imported_model_is_used_whole_where_the_device_names_one(index: int, length: int) -> None:
     b = ModelBuilder()
     x = b.input("x", F, (4,))
-    b.output("y", b.add(OperationType.RELU, [x]))
+    b.output("y", b.relu(x))
     model = b.build()
     constant = OperandDesc(
         F, (8,), lifetime=Lifetime.CONSTANT_REFERENCE, location=DataLocation(pool_index=index, offset=0, length=0)

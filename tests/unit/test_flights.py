@@ -19,7 +19,7 @@ from service_support import in_process, stopped
 from small_models import relu
 
 import nnburst
-from nnburst import ModelBuilder, OperandType, OperationType
+from nnburst import ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device
 from nnburst.memory import Memory, _doors
@@ -487,7 +487,7 @@ def test_arrays_that_are_given_back_while_the_session_is_being_closed_are_not_ke
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 40, 41])
 def test_many_inputs_run_in_batches_where_the_model_takes_them(service: nnburst.Service, count: int) -> None:
     b = ModelBuilder()
-    b.output("y", b.add(OperationType.RELU, [b.input("x", OperandType.TENSOR_FLOAT32, (0, 4))]))
+    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, (0, 4))))
     with service.session(b.build()) as session:
         inputs = [{"x": np.full((1 + i % 3, 4), i, np.float32)} for i in range(count)]
         outputs = list(session.run_many(iter(inputs), batch=8))
@@ -499,7 +499,7 @@ def test_many_inputs_run_in_batches_where_the_model_takes_them(service: nnburst.
 
 def test_many_inputs_are_copied_as_they_are_taken(service: nnburst.Service) -> None:
     b = ModelBuilder()
-    b.output("y", b.add(OperationType.RELU, [b.input("x", OperandType.TENSOR_FLOAT32, (0, 4))]))
+    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, (0, 4))))
     with service.session(b.build()) as session:
         array = np.empty((1, 4), np.float32)
 

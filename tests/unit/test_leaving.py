@@ -383,7 +383,7 @@ from nnburst.testing import assert_nothing_left
 random.seed(int(sys.argv[1]))
 b = nnburst.ModelBuilder()
 x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (4,))
-b.output("y", b.add(nnburst.OperationType.RELU, [x]))
+b.output("y", b.relu(x))
 model = b.build()
 import numpy as np
 def interrupt(_, frame):

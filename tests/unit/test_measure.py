@@ -76,12 +76,12 @@ def test_the_faster_device_gets_the_model(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_faster_device_gets_what_both_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (4,))
-    b.output("y", b.binary(O.ADD, b.neg(b.relu(x)), np.ones(4, np.float32)))
+    b.output("y", b.add(b.neg(b.relu(x)), np.ones(4, np.float32)))
     devices = [Slow("test-slow", O.RELU, O.NEG, O.FULLY_CONNECTED), Only("test-quick", O.NEG, O.ADD, O.FULLY_CONNECTED)]
     assert chosen(devices, b.build(), monkeypatch, by_runtime=True) == ["test-slow", "test-quick"]
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (4,))
-    b.output("y", b.binary(O.ADD, b.neg(b.relu(x)), np.ones(4, np.float32)))
+    b.output("y", b.add(b.neg(b.relu(x)), np.ones(4, np.float32)))
     with Compilation(b.build(), devices) as compilation:
         compilation.finish()
         assert [step.operations for step in compilation.report.steps] == [(0, 1), (2,)]  # the order that was given

@@ -19,7 +19,7 @@ import pytest
 import nnburst
 import nnburst.fmq
 import nnburst.testing
-from nnburst import InvalidArgument, ModelBuilder, OperandType, OperationType
+from nnburst import InvalidArgument, ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import _registry, create_device
 from nnburst.service import start_child
@@ -29,7 +29,7 @@ PACKAGE = Path(nnburst.__file__).parent
 
 def relu_model(shape: tuple[int, ...] = (2, 3)) -> nnburst.Model:
     b = ModelBuilder()
-    b.output("y", b.add(OperationType.RELU, [b.input("x", OperandType.TENSOR_FLOAT32, shape)]))
+    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, shape)))
     return b.build()
 
 
@@ -100,7 +100,7 @@ def test_text_in_place_of_a_type() -> None:
         b.input("x", "float32", (1, 4))  # type: ignore[arg-type]
     x = b.input("x", OperandType.TENSOR_FLOAT32, (1, 4))
     with pytest.raises(InvalidArgument, match=r"'RELU': give a member of OperationType, such as OperationType\."):
-        b.add("RELU", [x])  # type: ignore[arg-type]
+        b.operation("RELU", x)
     with pytest.raises(InvalidArgument, match="give a member of OperationType"):
         b.add_operation("RELU", [x], [x])  # type: ignore[arg-type]
 

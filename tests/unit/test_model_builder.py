@@ -95,9 +95,9 @@ def test_constants_up_to_the_limit_are_inline_and_larger_ones_share_one_sealed_p
     large = [np.full((33,), k, np.float32) for k in (1, 2)]
     y = x
     for value in large:
-        y = b.binary(O.ADD, y, value)
+        y = b.add(y, value)
     b.output("y", y)
-    b.output("z", b.binary(O.ADD, b.input("w", F32, small.shape), small))
+    b.output("z", b.add(b.input("w", F32, small.shape), small))
     model = b.build()
     operands = model.main.operands
     copies = [o for o in operands if o.lifetime == Lifetime.CONSTANT_COPY and o.type == F32]
@@ -121,7 +121,7 @@ def test_pool_factory_decides_where_large_constants_go() -> None:
         return Memory.ashmem(size)
 
     b = ModelBuilder(pool_factory=factory)
-    b.output("y", b.binary(O.ADD, b.input("x", F32, (40,)), np.ones(40, np.float32)))
+    b.output("y", b.add(b.input("x", F32, (40,)), np.ones(40, np.float32)))
     b.build()
     assert sizes == [160]
 
@@ -130,16 +130,16 @@ def test_value_from_memory_is_not_copied() -> None:
     with Memory.ashmem(4096) as memory:
         memory.array(np.float32, (3,), 64)[:] = [1, 2, 3]
         b = ModelBuilder()
-        w = b.add_operand(F32, (3,))
+        w = b.operand(b.add_operand(F32, (3,)))
         b.set_operand_value_from_memory(w, memory, 64, 12)
         with pytest.raises(InvalidArgument, match="12 bytes"):
             b.set_operand_value_from_memory(w, memory, 64, 16)
         with pytest.raises(InvalidArgument, match="not in 4096"):
             b.set_operand_value_from_memory(w, memory, 4090, 12)
-        b.output("y", b.binary(O.ADD, b.input("x", F32, (3,)), w))
+        b.output("y", b.add(b.input("x", F32, (3,)), w))
         model = b.build()
         assert model.pools == (memory,)
-        assert model.main.operands[w].location.offset == 64
+        assert model.main.operands[w.index].location.offset == 64
 
 
 def test_operations_are_sorted_into_execution_order() -> None:
@@ -167,7 +167,7 @@ def test_cycle_is_refused_and_spoils_the_builder() -> None:
 def test_nothing_can_change_after_finish() -> None:
     b = ModelBuilder()
     x = b.input("x", F32, (2,))
-    b.output("y", b.add(O.RELU, [x]))
+    b.output("y", b.relu(x))
     b.build()
     for call in (
         lambda: b.add_operand(F32, (2,)),
@@ -202,22 +202,32 @@ def _inputs() -> tuple[ModelBuilder, int]:
         (lambda b, x: b.set_operand_value(x, np.zeros((1, 4), np.float32)), r"shape \[1, 4\]"),
         (lambda b, x: b.set_operand_value(x, np.zeros((1, 4, 4, 2), np.int32)), r"astype"),
         (lambda b, x: b.set_operand_value(99, None), "no operand 99"),
-        (lambda b, x: b.add(O.RELU, [x, x]), "2 inputs, but it takes 1"),
-        (lambda b, x: b.add(O.RELU, [1.0]), "use scalar"),
-        (lambda b, x: b.add(O.SOFTMAX, [x, b.scalar(1)]), r"input 1 \(beta\) is INT32, not FLOAT32"),
-        (lambda b, x: b.add(O.OEM_OPERATION, [x]), "give type= and dimensions="),
-        (lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 3))), "input depth is 3; it must be 2"),
-        (lambda b, x: b.conv_2d(x, np.zeros((1, 5, 5, 2))), "does not fit"),
-        (lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 2)), np.zeros(3)), "bias' length is 3; it must be 1"),
-        (lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 2)), padding="full"), "'same', 'valid'"),
-        (lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 2)), activation="gelu"), "relu6"),
-        (lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 2)), layout="CHWN"), "'NHWC' or 'NCHW'"),
+        (lambda b, x: b.operation(O.RELU, x, x), "2 inputs, but it takes 1"),
+        (lambda b, x: b.relu(1.0), r"input 0 \(x\) is FLOAT32, not"),
+        (lambda b, x: b.operation(O.RELU, 1.0), r"scalar\(\) makes an operand of a number"),
+        (lambda b, x: b.operation(O.SOFTMAX, x, b.scalar(1)), r"input 1 \(beta\) is INT32, not FLOAT32"),
+        (lambda b, x: b.operation(O.OEM_OPERATION, x), "give outputs="),
+        (lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 3), np.float32)), "input depth is 3; it must be 2"),
+        (lambda b, x: b.conv_2d(x, np.zeros((1, 5, 5, 2), np.float32)), "does not fit"),
+        (
+            lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 2), np.float32), np.zeros(3, np.float32)),
+            "bias' length is 3; it must be 1",
+        ),
+        (lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 2), np.float32), padding="full"), "'same', 'valid'"),
+        (lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 2), np.float32), activation="gelu"), "relu6"),
+        (lambda b, x: b.conv_2d(x, np.zeros((1, 2, 2, 2), np.float32), layout="CHWN"), "'NHWC' or 'NCHW'"),
         (lambda b, x: b.max_pool_2d(x, 2, padding=((2, 0), (0, 0))), "smaller than the filter"),
         (lambda b, x: b.reshape(x, (5, -1)), r"32 elements cannot be reshaped to \[5, -1\]"),
-        (lambda b, x: b.fully_connected(x, np.zeros((3, 5))), "not a multiple of the filter's input size 5"),
-        (lambda b, x: b.concatenate([x, np.zeros((1, 4, 3, 2))], 1), "dimension 2 of an input is 3; it must be 4"),
-        (lambda b, x: b.binary(O.ADD, x, np.zeros(3)), "cannot be broadcast"),
-        (lambda b, x: b.add(O.QUANTIZE, [x]), "needs scale="),
+        (
+            lambda b, x: b.fully_connected(x, np.zeros((3, 5), np.float32)),
+            "not a multiple of the filter's input size 5",
+        ),
+        (
+            lambda b, x: b.concatenation([x, np.zeros((1, 4, 3, 2), np.float32)], 1),
+            "dimension 2 of an input is 3; it must be 4",
+        ),
+        (lambda b, x: b.add(x, np.zeros(3, np.float32)), "cannot be broadcast"),
+        (lambda b, x: b.quantize(x), "needs scale="),
         (lambda b, x: b.build(), "no output"),
     ],
 )
@@ -230,18 +240,18 @@ def test_errors_name_what_and_the_remedy(call: Callable[[ModelBuilder, int], obj
 def test_a_refused_operation_leaves_the_builder_usable() -> None:
     b, x = _inputs()
     with pytest.raises(InvalidArgument):
-        b.add(O.RELU, [x], type=T.TENSOR_FLOAT16)
-    b.output("y", b.add(O.RELU, [x]))
+        b.relu(x, type=T.TENSOR_FLOAT16)
+    b.output("y", b.relu(x))
     assert len(b.build().main.operations) == 1
 
 
 def test_unknown_batch_is_inferred_through() -> None:
     b = ModelBuilder()
     x = b.input("x", F32, (0, 8, 8, 1))
-    h = b.conv_2d(x, np.zeros((4, 3, 3, 1)), padding="same", stride=2)
+    h = b.conv_2d(x, np.zeros((4, 3, 3, 1), np.float32), padding="same", stride=2)
     h = b.average_pool_2d(h, 2)
     h = b.reshape(h, (-1, 16))
-    h = b.softmax(b.fully_connected(h, np.zeros((10, 16))))
+    h = b.softmax(b.fully_connected(h, np.zeros((10, 16), np.float32)))
     b.output("y", h)
     model = b.build()
     assert model.main.operands[model.main.output_indexes[0]].dimensions == (0, 10)
@@ -250,9 +260,9 @@ def test_unknown_batch_is_inferred_through() -> None:
 def test_unknown_image_size_is_inferred_through() -> None:
     b = ModelBuilder()
     x = b.input("x", F32, (1, 0, 8, 1))
-    h = b.max_pool_2d(b.conv_2d(x, np.zeros((4, 3, 3, 1)), padding="same"), 2)
+    h = b.max_pool_2d(b.conv_2d(x, np.zeros((4, 3, 3, 1), np.float32), padding="same"), 2)
     b.output("y", h)
-    assert b.build().main.operands[h].dimensions == (1, 0, 4, 4)
+    assert b.build().main.operands[h.index].dimensions == (1, 0, 4, 4)
 
 
 def test_equal_scalars_share_an_operand() -> None:

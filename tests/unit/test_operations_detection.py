@@ -104,7 +104,7 @@ def test_box_transform() -> None:
     roi = b.input("roi", kind, (2, 4), scale=0.125)
     delta = b.input("delta", T.TENSOR_QUANT8_ASYMM_SIGNED, (2, 8), scale=0.01)
     arguments = [roi, delta, b.input("batch", I32, (2,)), b.input("image", kind, (2, 2), scale=0.125)]
-    b.output("y", b.add(O.AXIS_ALIGNED_BBOX_TRANSFORM, arguments))
+    b.output("y", b.operation(O.AXIS_ALIGNED_BBOX_TRANSFORM, *arguments)[0])
     stored = np.int8(np.round(deltas * 100))
     data = [np.uint16(regions * 8), stored, np.int32([0, 1]), np.uint16(image * 8)]
     status, (found,), _ = run_model(b.build(), data)

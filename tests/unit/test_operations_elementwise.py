@@ -106,7 +106,7 @@ def test_comparison_of_different_quantisations() -> None:
     b = ModelBuilder()
     x = b.input("x", Q8, (3,), scale=0.5, zero_point=0)
     y = b.input("y", Q8, (3,), scale=1.0, zero_point=10)
-    b.output("z", b.add(O.EQUAL, [x, y]))
+    b.output("z", b.equal(x, y))
     status, (found,), _ = run_model(b.build(), [np.uint8([100, 100, 0]), np.uint8([60, 61, 10])])
     assert status is ErrorStatus.NONE
     assert found.tolist() == [1, 0, 1]
@@ -145,7 +145,7 @@ def test_cast_drops_fractions_and_saturates(source: T, target: T) -> None:
     b = ModelBuilder()
     quant = {"scale": 0.25, "zero_point": 3} if info.is_quantised else {}
     made = {"scale": 9.0, "zero_point": 7} if into.is_quantised else {}
-    b.output("y", b.add(O.CAST, [b.input("x", source, x.shape, **quant)], type=target, **made))
+    b.output("y", b.cast(b.input("x", source, x.shape, **quant), type=target, **made))
     _, (found,), _ = run_model(b.build(), [x])
     wanted = x.astype(np.float64)
     if into.dtype.kind != "f":

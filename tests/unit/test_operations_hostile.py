@@ -106,7 +106,7 @@ def test_what_lies_between_image_and_result_is_no_larger_than_both(operation: O,
     b = ModelBuilder()
     size = (1, long) if wide else (long, 1)
     arguments = [b.input("x", T.TENSOR_FLOAT32, x.shape), *map(b.scalar, size), b.scalar(False)]
-    b.output("y", b.add(operation, arguments))
+    b.output("y", b.operation(operation, *arguments)[0])
     model = b.build()
     tracemalloc.start()
     try:
@@ -126,7 +126,7 @@ def test_what_fails_while_it_runs_is_named(late: bool) -> None:
     b = ModelBuilder()
     x, indices = b.input("x", T.TENSOR_FLOAT32, (3,)), b.input("i", T.TENSOR_INT32, (2,))
     shape = b.input("shape", T.TENSOR_INT32, (1,)) if late else b.constant(np.int32([3]))
-    y = b.add_operand(T.TENSOR_FLOAT32, (3,))
+    y = b.operand(b.add_operand(T.TENSOR_FLOAT32, (3,)))
     b.add_operation(O.RESHAPE, [b.neg(x), shape], [y])
     b.output("y", b.gather(y, 0, indices))
     inputs = {"x": np.zeros(3, np.float32), "i": np.int32([0, 7])} | ({"shape": np.int32([3])} if late else {})

@@ -234,7 +234,7 @@ def test_quantized_16bit_lstm() -> None:
         b.input("cell", T.TENSOR_QUANT16_SYMM, cell.shape, scale=2.0**-11),
         b.input("out", Q8, out.shape, scale=1 / 128, zero_point=128),
     ]
-    for i, index in enumerate(b.add_all(O.QUANTIZED_16BIT_LSTM, inputs)):
+    for i, index in enumerate(b.operation(O.QUANTIZED_16BIT_LSTM, *inputs)):
         b.output(f"y{i}", index)
     status, found, _ = run_model(b.build(), [np.uint8(x), np.int16(cell), np.uint8(out)])
     assert status is ErrorStatus.NONE
@@ -270,7 +270,7 @@ def test_quantized_lstm(projection: bool, norm: bool) -> None:
     inputs += [b.constant(np.int16(v), Q16S, scale=sn) if norm else b.omitted(Q16S) for v in n]
     inputs += [b.scalar(0.0), b.scalar(0.0), *[b.scalar(2.0**-12)] * 4]
     inputs += [b.scalar(0 if projection else 3), b.scalar(sh)]  # without a projection the hidden state is the output
-    for i, index in enumerate(b.add_all(O.QUANTIZED_LSTM, inputs)):
+    for i, index in enumerate(b.operation(O.QUANTIZED_LSTM, *inputs)):
         b.output(f"y{i}", index)
     status, found, _ = run_model(b.build(), [np.int8(x), np.int8(h), np.int16(c)])
     assert status is ErrorStatus.NONE
@@ -354,7 +354,9 @@ def test_late_convolutions_of_integers(kind: OperandType, per_channel: bool) -> 
             filter_ = b.constant(values.astype(dtype), kind, scale=0.25, zero_point=128 - shift)
             bias_ = b.constant(np.int32(bias), scale=0.125)
         tail = [2, 1, 1, 2, 0, False] if operation == O.GROUPED_CONV_2D else [0, 0, 0, 0, 1, 1, 0, False]
-        y = b.add(operation, [image, filter_, bias_, *map(b.scalar, tail)], scale=64.0, zero_point=128 - shift)
+        y = b.operation(
+            operation, image, filter_, bias_, *map(b.scalar, tail), outputs=[{"scale": 64.0, "zero_point": 128 - shift}]
+        )[0]
         b.output("y", y)
         status, (found,), _ = run_model(b.build(), [(x - shift).astype(dtype)])
         assert status is ErrorStatus.NONE

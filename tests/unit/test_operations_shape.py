@@ -68,7 +68,7 @@ def test_tile() -> None:
 def test_an_index_out_of_range_fails_the_execution(bad: int) -> None:
     b = ModelBuilder()
     x, i = b.input("x", F32, (2, 3)), b.input("i", I32, (2,))
-    b.output("y", b.add(O.GATHER, [x, b.scalar(0), i]))
+    b.output("y", b.gather(x, b.scalar(0), i))
     status, _, _ = run_model(b.build(), [np.zeros((2, 3), np.float32), np.int32([0, bad])])
     assert status is ErrorStatus.GENERAL_FAILURE
     outputs, _, _ = Case(O.EMBEDDING_LOOKUP, Typed([1, 0], I32), X).run(F32)
@@ -108,7 +108,7 @@ def test_a_dropped_axis_has_one_element_and_all_dropped_leave_one() -> None:
 def test_fill_and_rank() -> None:
     for value, kind in ((2.5, T.FLOAT32), (2.5, T.FLOAT16), (-7, T.INT32)):
         b = ModelBuilder()
-        b.output("y", b.add(O.FILL, [np.array([2, 3]), b.input("v", kind)]))
+        b.output("y", b.fill(np.array([2, 3]), b.input("v", kind)))
         dtype = {T.FLOAT32: np.float32, T.FLOAT16: np.float16, T.INT32: np.int32}[kind]
         status, (found,), _ = run_model(b.build(), [dtype(value)])
         assert status is ErrorStatus.NONE

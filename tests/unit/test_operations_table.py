@@ -74,7 +74,7 @@ X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
         (lambda b, x: b.reduce_max(x, [0], keep=True), X.max(0, keepdims=True)),
         (lambda b, x: b.gather(x, 1, [2, 0]), X[:, [2, 0]]),
         (lambda b, x: b.relu(b.neg(x)), np.zeros_like(X)),
-        (lambda b, x: b.plus(x, np.ones(4, np.float32), activation="relu6"), np.minimum(X + 1, 6)),
+        (lambda b, x: b.add(x, np.ones(4, np.float32), activation="relu6"), np.minimum(X + 1, 6)),
         (lambda b, x: b.transpose(x), X.transpose()),
         (lambda b, x: b.transpose(x, perm=[0, 2, 1]), X.transpose(0, 2, 1)),
         (lambda b, x: b.concatenation([x, x], 2), np.concatenate([X, X], 2)),
@@ -83,7 +83,7 @@ X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
         (lambda b, x: b.pad(x, [[0, 0], [1, 0], [0, 2]]), np.pad(X, [(0, 0), (1, 0), (0, 2)])),
         (lambda b, x: b.pad_v2(x, [[0, 0], [1, 0], [0, 2]], 7), np.pad(X, [(0, 0), (1, 0), (0, 2)], constant_values=7)),
         (lambda b, x: b.strided_slice(x, [0, 0, 0], [2, 3, 4], [1, 2, 3]), X[:, ::2, ::3]),
-        (lambda b, x: b.plus(*b.split(x, 2, 2)), X[:, :, :2] + X[:, :, 2:]),
+        (lambda b, x: b.add(*b.split(x, 2, 2)), X[:, :, :2] + X[:, :, 2:]),
         (lambda b, x: b.cast(x, type=I32), X.astype(np.int32)),
         (lambda b, x: b.maximum(x, b.fill([2, 3, 4], 1.5)), np.maximum(X, 1.5)),
         (lambda b, x: b.cast(b.greater(x, np.float32([5]))), (X > 5)),
@@ -123,7 +123,7 @@ def test_wrong_calls_name_what_is_wrong() -> None:
     with pytest.raises(InvalidArgument, match="axes"):
         b.mean(x, [5])
     with pytest.raises(InvalidArgument, match="relu6"):
-        b.plus(x, x, activation="gelu")
+        b.add(x, x, activation="gelu")
     q = b.input("q", Q8, (2,), scale=0.5)
     with pytest.raises(InvalidArgument, match="needs scale="):
         b.hard_swish(q)

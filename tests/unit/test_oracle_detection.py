@@ -268,7 +268,7 @@ def test_axis_aligned_bbox_transform(dice: Dice) -> None:
         b.input("batch", I32, (count,)),
         b.input("image", eighth, sizes.shape, scale=0.125),
     ]
-    b.output("y", b.add(O.AXIS_ALIGNED_BBOX_TRANSFORM, inputs))
+    b.output("y", b.operation(O.AXIS_ALIGNED_BBOX_TRANSFORM, *inputs)[0])
     stored = (deltas + zero).astype(np.uint8 if zero else np.int8)
     given = [np.uint16(regions * 8), stored, owners.astype(np.int32), np.uint16(sizes * 8)]
     status, (found,), _ = run_model(b.build(), given)

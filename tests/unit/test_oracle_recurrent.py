@@ -201,3 +201,86 @@ def test_quantized_16bit_lstm_refuses_weights_that_fit_only_side_by_side() -> No
     model = quantized_cell(x, out, cell, np.zeros((4, 2, 2), int), np.zeros((4, 2, 3), int), np.zeros((4, 2), int), 1)
     status, *_ = run_model(model, [np.uint8(x), np.int16(cell), np.uint8(out)])
     assert status is ErrorStatus.GENERAL_FAILURE
+
+
+@drawn
+def test_quantized_lstm_of_any_size_is_that_of_reals(dice: Dice) -> None:
+    batch, inputs, units, outputs = dice.sizes(4, 6)
+    cifg, peephole, projection, norm = (dice.truth() for _ in range(4))
+    units = max(units, 3) if norm else units
+    outputs = outputs if projection else units
+    scales = {name: float(np.float32(dice.rng.uniform(0.004, 0.02))) for name in ("x", *GATES, "proj")}
+    cell_scale, hidden_scale, norm_scale, out_scale = 2.0**-12, 1 / 128, 2.0**-15, 1 / 64 if projection else 1 / 128
+    zero_x, zero_out = dice.upto(20, -20), dice.upto(20, -20)
+
+    def drawn_like(*shape: int, most: int = 127) -> Array:
+        return dice.rng.integers(-most, most + 1, shape)
+
+    x, out, cell = (
+        drawn_like(batch, inputs, most=90),
+        drawn_like(batch, outputs, most=90),
+        drawn_like(batch, units, most=9000),
+    )
+    w = {g: drawn_like(units, inputs) for g in GATES}
+    r = {g: drawn_like(units, outputs) for g in GATES}
+    p = {g: drawn_like(units, most=9000) for g in ("in", "forget", "out")}
+    n = {g: dice.rng.integers(8000, 32000, units) for g in GATES}
+    bias = {g: drawn_like(units, most=2000) for g in GATES}
+    proj = drawn_like(outputs, units)
+
+    b = ModelBuilder()
+
+    def constants(kind: str, values: dict[str, Array], type_: T, scale: dict[str, float]) -> dict[str, Any]:
+        """The input gate has none in a coupled cell."""
+        dtype = {T.TENSOR_QUANT8_SYMM: np.int8, T.TENSOR_QUANT16_SYMM: np.int16, I32: np.int32}[type_]
+        there = {g: v for g, v in values.items() if not (g == "in" and cifg)}
+        return {f"{kind}_{g}": b.constant(v.astype(dtype), type_, scale=scale[g]) for g, v in there.items()}
+
+    bias_scale = {g: norm_scale / 1024 if norm else scales["x"] * scales[g] for g in GATES}
+    fixed = dict.fromkeys(GATES, norm_scale)
+    given = constants("w", w, T.TENSOR_QUANT8_SYMM, scales) | constants("r", r, T.TENSOR_QUANT8_SYMM, scales)
+    given |= constants("b", bias, I32, bias_scale)
+    given |= constants("p", p, T.TENSOR_QUANT16_SYMM, fixed) if peephole else {}
+    given |= constants("n", n, T.TENSOR_QUANT16_SYMM, fixed) if norm else {}
+    if projection:
+        given["proj"] = b.constant(proj.astype(np.int8), T.TENSOR_QUANT8_SYMM, scale=scales["proj"])
+    made = b.quantized_lstm(
+        b.input("x", T.TENSOR_QUANT8_ASYMM_SIGNED, x.shape, scale=scales["x"], zero_point=zero_x),
+        **given,
+        prev_out=b.input("out", T.TENSOR_QUANT8_ASYMM_SIGNED, out.shape, scale=out_scale, zero_point=zero_out),
+        prev_cell=b.input("cell", T.TENSOR_QUANT16_SYMM, cell.shape, scale=cell_scale),
+        **{f"scale_{g}": 2.0**-12 for g in GATES},
+        hidden_zero_point=0 if projection else zero_out,
+        hidden_scale=hidden_scale,
+    )
+    for name, operand in zip(("state", "cells", "outs"), made, strict=True):
+        b.output(name, operand)
+    status, (state, cells, outs), _ = run_model(b.build(), [np.int8(x), np.int8(out), np.int16(cell)])
+    assert status is ErrorStatus.NONE
+    real_x, real_out, before = (x - zero_x) * scales["x"], (out - zero_out) * out_scale, cell * cell_scale
+
+    spread = [1.0]
+
+    def gate(g: str, seen: Array | None) -> Array:
+        z = real_x @ (w[g] * scales[g]).T + real_out @ (r[g] * scales[g]).T
+        z = z + (seen * p[g] * norm_scale if peephole and seen is not None else 0)
+        if norm:
+            z = np.clip(z, -8, 8)
+            spread.append(float(z.std(1).min()))
+            z = (z - z.mean(1, keepdims=True)) / z.std(1, keepdims=True) * n[g] * norm_scale
+        return np.clip(z + bias[g] * bias_scale[g], -8, 8)
+
+    def sigmoid(z: Array) -> Array:
+        return np.asarray(1 / (1 + np.exp(-z)))
+
+    forget = sigmoid(gate("forget", before))
+    enter = 1 - forget if cifg else sigmoid(gate("in", before))
+    after = np.clip(forget * before + enter * np.tanh(gate("cell", None)), -8, 8)
+    hidden = sigmoid(gate("out", after)) * np.tanh(after)
+    steps = 16 / min(spread)  # normalising gates that are almost equal makes much of how they were rounded
+    assert np.abs(cells - np.clip(after / cell_scale, -32768, 32767)).max() <= steps
+    shown = hidden @ (proj * scales["proj"]).T if projection else hidden
+    carried = np.abs(proj).sum(1).max() * scales["proj"] if projection else 1.0
+    steps = 0.6 + 0.6 * hidden_scale * carried / out_scale  # of the hidden state, then of the output
+    assert np.abs(outs - np.clip(shown / out_scale + zero_out, -128, 127)).max() <= steps
+    np.testing.assert_array_equal(state, outs)

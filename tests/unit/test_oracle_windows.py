@@ -105,11 +105,11 @@ def integers_agree(
     bs = np.round(b / b_scale).astype(np.int32)
     index = builder.add_operand(T.TENSOR_INT32, bs.shape, scale=said)
     builder.set_operand_value(index, bs)
-    operands.append(index)
+    operands.append(builder.operand(index))
     operands += [builder.constant(v) if isinstance(v, np.ndarray) else builder.scalar(v) for v in rest]
     want = wanted(decoded(xs, x_scale, x_zero), real_w, bs * b_scale)
     step = float(np.float32(max(float(np.abs(want).max()), 0.1) / 120))
-    (out,) = builder.add_all(operation, operands, quantisations=[(step, zero)])
+    (out,) = builder.operation(operation, *operands, outputs=[{"scale": step, "zero_point": zero}])
     builder.output("y", out)
     status, (found,), _ = run_model(builder.build(), [xs])
     assert status is ErrorStatus.NONE

@@ -83,11 +83,11 @@ def adders_and_multipliers() -> tuple[Model, Any]:
     """Parts by turns, an output that a later part reads, and constants that are in a pool."""
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (COUNT,))
-    t = b.binary(O.ADD, x, C)
-    u = b.binary(O.MUL, t, C)
-    v = b.binary(O.ADD, u, t)
+    t = b.add(x, C)
+    u = b.mul(t, C)
+    v = b.add(u, t)
     b.output("v", v)
-    b.output("w", b.binary(O.MUL, v, u))
+    b.output("w", b.mul(v, u))
 
     def wanted(x: Any) -> tuple[Any, Any]:
         t = x + C
@@ -157,7 +157,7 @@ def random_model(draw: Any) -> Model:
             arguments[1] = b.constant(np.full((2, 3), n, np.float32), T.TENSOR_FLOAT32)
             picked.pop()
         used.update(picked)
-        values.append(b.binary(code, *arguments) if len(arguments) == 2 else b.add(code, arguments))
+        values += b.operation(code, *arguments, *([b.scalar(0)] if len(arguments) == 2 else []))
     for i in range(2, len(values)):
         if i not in used or draw(st.integers(0, 3)) == 0:
             b.output(f"y{i}", values[i])
@@ -211,7 +211,7 @@ def test_a_long_chain_takes_room_for_two_values() -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (COUNT,))
     for _ in range(10):
-        x = b.add(O.TANH, [b.add(O.NEG, [x])])
+        x = b.tanh(b.neg(x))
     b.output("y", x)
     device = PartitionedDevice([Only("test-neg", O.NEG), Only("test-tanh", O.TANH)])
     assert device.prepare_model(b.build()).scratch_size <= 2 * COUNT * 4
@@ -247,8 +247,8 @@ def test_control_flow_stays_whole() -> None:
 def test_open_dimensions_are_not_handed_on() -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (0, 2))
-    y = b.add(O.NEG, [x], dimensions=(0, 2))
-    b.output("y", b.add(O.TANH, [y], dimensions=(0, 2)))
+    y = b.neg(x, dimensions=(0, 2))
+    b.output("y", b.tanh(y, dimensions=(0, 2)))
     with (
         Compilation(b.build(), [Only("test-neg", O.NEG), Only("test-tanh", O.TANH)]) as compilation,
         pytest.raises(GeneralFailure, match=r"cannot be cut behind operation 0 \(NEG\)"),
@@ -259,7 +259,7 @@ def test_open_dimensions_are_not_handed_on() -> None:
 def test_outputs_with_open_dimensions_of_the_last_part_are_reported() -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (2, 3))
-    b.output("y", b.add(O.TANH, [b.add(O.NEG, [x])], dimensions=(0, 3)))
+    b.output("y", b.tanh(b.neg(x), dimensions=(0, 3)))
     with Compilation(b.build(), [Only("test-neg", O.NEG), Only("test-tanh", O.TANH)]) as compilation:
         compilation.finish()
         with Burst(compilation) as burst, burst.bind(rooms={"y": 8}) as small:

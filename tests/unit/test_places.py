@@ -14,7 +14,7 @@ import pytest
 import nnburst
 from nnburst import BadState, InvalidArgument, Memory
 from nnburst.memory import PROT_READ
-from nnburst.model import Model, ModelBuilder, OperandType, OperationType
+from nnburst.model import Model, ModelBuilder, OperandType
 
 F = OperandType.TENSOR_FLOAT32
 PATIENCE = 20.0
@@ -23,7 +23,7 @@ PATIENCE = 20.0
 def doubling() -> Model:
     b = ModelBuilder()
     x = b.input("x", F, (2, 4))
-    b.output("y", b.binary(OperationType.ADD, x, x))
+    b.output("y", b.add(x, x))
     return b.build()
 
 

@@ -34,11 +34,11 @@ def dequantised(*, transposed: bool = True, as_output: bool = False) -> Model:
     """[2, 6] times weights that are stored as [6, 8] bytes, for use as [8, 6] floats."""
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (2, 6))
-    w = b.add(O.DEQUANTIZE, [b.constant(W, channel_scales=SCALES)])
+    w = b.dequantize(b.constant(W, channel_scales=SCALES))
     if as_output:
         b.output("w", w)
     if transposed:
-        b.output("y", b.fully_connected(x, b.add(O.TRANSPOSE, [w, np.array([1, 0], np.int32)])))
+        b.output("y", b.fully_connected(x, b.transpose(w, perm=np.array([1, 0], np.int32))))
     return b.build()
 
 
@@ -95,8 +95,8 @@ def test_constant_that_an_operation_reads_twice_is_restored(
     bias = b.input("bias", T.TENSOR_FLOAT32, (160,))
     w = b.constant(RNG.normal(size=(160, 160)).astype(np.float32))
     if folded:
-        w = b.add(O.TRANSPOSE, [w, np.array([1, 0], np.int32)])
-    b.output("y", b.add(O.FULLY_CONNECTED, [w, w, bias, b.scalar(0)]))
+        w = b.transpose(w, perm=np.array([1, 0], np.int32))
+    b.output("y", b.operation(O.FULLY_CONNECTED, w, w, bias, b.scalar(0))[0])
     device, x = ReferenceDevice(), np.zeros(160, np.float32)
     with open(tmp_path / "model", "w+b") as model_file, open(tmp_path / "data", "w+b") as data_file:
         fds = (model_file.fileno(),), (data_file.fileno(),)
@@ -108,8 +108,8 @@ def test_constant_that_an_operation_reads_twice_is_restored(
 def test_what_would_grow_too_much_is_not_folded() -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (400, 400))
-    grown = b.binary(O.ADD, np.ones((400, 1), np.float32), np.ones((1, 400), np.float32))  # 3 KB become 640 KB
-    b.output("y", b.binary(O.MUL, x, grown))
+    grown = b.add(np.ones((400, 1), np.float32), np.ones((1, 400), np.float32))  # 3 KB become 640 KB
+    b.output("y", b.mul(x, grown))
     assert names(ReferenceDevice().prepare_model(b.build())) == ["ADD", "MUL"]
 
 
@@ -117,10 +117,10 @@ def test_operation_that_fails_fails_when_it_is_run() -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (2,))
     w = b.constant(np.ones((2, 2), np.float32))
-    wrong = b.add_operand(T.TENSOR_FLOAT32, (3,))  # what the operation gives has four
+    wrong = b.operand(b.add_operand(T.TENSOR_FLOAT32, (3,)))  # what the operation gives has four
     b.add_operation(O.RESHAPE, (w, b.constant(np.array([4], np.int32))), (wrong,))
-    y = b.add(O.RELU, [x])
-    z = b.add_operand(T.TENSOR_FLOAT32, (3,))
+    y = b.relu(x)
+    z = b.operand(b.add_operand(T.TENSOR_FLOAT32, (3,)))
     b.add_operation(O.RELU, (wrong,), (z,))
     b.output("y", y)
     b.output("z", z)

@@ -344,7 +344,7 @@ def test_binary_float(operation: OperationType, shapes: Any, kind: OperandType) 
     x, y = (rng(k).normal(size=s).astype(operand_info(kind).dtype) for k, s in enumerate(shapes))
     b = ModelBuilder()
     i, j = b.input("x", kind, x.shape), b.input("y", kind, y.shape)
-    b.output("z", b.binary(operation, i, j, activation="relu1"))
+    b.output("z", b.operation(operation, i, j, b.scalar(2))[0])
     wanted = np.clip(BINARY[operation](x.astype(np.float64), y.astype(np.float64)), -1, 1)
     (found,) = compute(b.build(), x, y)
     np.testing.assert_allclose(found, wanted, atol=FLOATS[kind], rtol=FLOATS[kind])
@@ -358,7 +358,8 @@ def test_binary_quant(operation: OperationType, kind: OperandType) -> None:
     b = ModelBuilder()
     i = b.input("x", kind, x.shape, scale=0.5, zero_point=10 - shift)
     j = b.input("y", kind, y.shape, scale=0.25, zero_point=200 - shift)
-    b.output("z", b.binary(operation, i, j, scale=1.0, zero_point=128 - shift))
+    (z,) = b.operation(operation, i, j, b.scalar(0), outputs=[{"scale": 1.0, "zero_point": 128 - shift}])
+    b.output("z", z)
     real = BINARY[operation]((x.astype(int) - (10 - shift)) * 0.5, (y.astype(int) - (200 - shift)) * 0.25)
     (found,) = compute(b.build(), x, y)
     np.testing.assert_array_equal(found, stored(real, 1.0, 128 - shift, kind))
@@ -367,7 +368,7 @@ def test_binary_quant(operation: OperationType, kind: OperandType) -> None:
 def test_add_of_integers_has_no_activation() -> None:
     b = ModelBuilder()
     i = b.input("x", T.TENSOR_INT32, (2,))
-    b.output("z", b.binary(O.SUB, i, np.array([5, -7], np.int32)))
+    b.output("z", b.sub(i, np.array([5, -7], np.int32)))
     (found,) = compute(b.build(), np.array([1, 2**31 - 1], np.int32))
     assert found.tolist() == [-4, -(2**31) + 6]  # wraps around
 
@@ -390,7 +391,7 @@ UNARY = {
 def test_unary_float(operation: OperationType, kind: OperandType) -> None:
     x = np.concatenate([np.linspace(-9, 9, 37), [-1000, 1000, 0]]).astype(operand_info(kind).dtype).reshape(4, 10)
     b = ModelBuilder()
-    b.output("y", b.add(operation, [b.input("x", kind, x.shape)]))
+    b.output("y", b.operation(operation, b.input("x", kind, x.shape))[0])
     (found,) = compute(b.build(), x)
     wanted = UNARY[operation](x.astype(np.float64))
     np.testing.assert_allclose(found, wanted, atol=FLOATS[kind], rtol=FLOATS[kind])
@@ -403,7 +404,7 @@ def test_unary_quant_for_every_stored_value(operation: OperationType, kind: Oper
     x = (np.arange(256) - shift).astype(operand_info(kind).dtype)
     b = ModelBuilder()
     i = b.input("x", kind, x.shape, scale=0.0625, zero_point=128 - shift)
-    y = b.add(operation, [i])
+    y = b.operation(operation, i)[0]
     b.output("y", y)
     model = b.build()
     out = model.main.operands[model.main.output_indexes[0]]
@@ -449,7 +450,7 @@ def test_concatenation_float(axis: int, kind: OperandType) -> None:
         shape[axis] = which + 1
     xs = [rng(k).normal(size=s).astype(operand_info(kind).dtype) for k, s in enumerate(shapes)]
     b = ModelBuilder()
-    b.output("y", b.concatenate([b.input(str(k), kind, x.shape) for k, x in enumerate(xs)], axis))
+    b.output("y", b.concatenation([b.input(str(k), kind, x.shape) for k, x in enumerate(xs)], axis))
     (found,) = compute(b.build(), *xs)
     np.testing.assert_array_equal(found, np.concatenate(xs, axis))
 
@@ -461,7 +462,7 @@ def test_concatenation_requantises(kind: OperandType) -> None:
     b = ModelBuilder()
     i = b.input("x", kind, (3, 4), scale=0.5, zero_point=100 - shift)
     j = b.input("y", kind, (3, 4), scale=0.25, zero_point=30 - shift)
-    b.output("z", b.concatenate([i, j], 1, scale=0.5, zero_point=100 - shift))
+    b.output("z", b.concatenation([i, j], 1, scale=0.5, zero_point=100 - shift))
     (found,) = compute(b.build(), *xs)
     other = stored((xs[1].astype(int) - (30 - shift)) * 0.25, 0.5, 100 - shift, kind)
     np.testing.assert_array_equal(found, np.concatenate([xs[0], other], 1))
@@ -472,9 +473,9 @@ def test_reshape_transpose_squeeze_slice() -> None:
     b = ModelBuilder()
     i = b.input("x", T.TENSOR_FLOAT32, x.shape)
     b.output("reshape", b.reshape(i, (2, -1)))
-    b.output("transpose", b.add(O.TRANSPOSE, [i, np.array([2, 0, 3, 1], np.int32)]))
-    b.output("squeeze", b.add(O.SQUEEZE, [i, np.array([-4], np.int32)]))
-    b.output("slice", b.add(O.SLICE, [i, np.array([0, 1, 0, 1], np.int32), np.array([1, 2, -1, 1], np.int32)]))
+    b.output("transpose", b.transpose(i, perm=np.array([2, 0, 3, 1], np.int32)))
+    b.output("squeeze", b.squeeze(i, axes=np.array([-4], np.int32)))
+    b.output("slice", b.slice(i, np.array([0, 1, 0, 1], np.int32), np.array([1, 2, -1, 1], np.int32)))
     found = compute(b.build(), x)
     wanted = [x.reshape(2, 12), x.transpose(2, 0, 3, 1), x[0], x[:, 1:3, :, 1:2]]
     for a, w in zip(found, wanted, strict=True):
@@ -488,7 +489,7 @@ def test_quantize_rounds_half_away_from_zero_and_saturates(kind: OperandType, so
     x = np.array([-1e4, -1.25, -0.75, -0.25, 0, 0.25, 0.75, 1.25, 1e4], operand_info(source).dtype)
     b = ModelBuilder()
     i = b.input("x", source, x.shape)
-    b.output("y", b.add(O.QUANTIZE, [i], type=kind, scale=0.5, zero_point=128 - shift))
+    b.output("y", b.quantize(i, type=kind, scale=0.5, zero_point=128 - shift))
     (found,) = compute(b.build(), x)
     assert (found.astype(int) + shift).tolist() == [0, 125, 126, 127, 128, 129, 130, 131, 255]
 
@@ -500,7 +501,7 @@ def test_dequantize(kind: OperandType, target: OperandType) -> None:
     zero_point = 0 if kind == T.TENSOR_QUANT8_SYMM else 5
     b = ModelBuilder()
     i = b.input("x", kind, x.shape, scale=0.5, zero_point=zero_point)
-    b.output("y", b.add(O.DEQUANTIZE, [i], type=target))
+    b.output("y", b.dequantize(i, type=target))
     (found,) = compute(b.build(), x)
     np.testing.assert_array_equal(found, (x.astype(float) - zero_point) * 0.5)
 
@@ -510,7 +511,7 @@ def test_dequantize_per_channel() -> None:
     b = ModelBuilder()
     i = b.constant(x, channel_scales=[0.5, 0.25, 2.0], channel_dim=1)
     j = b.input("y", T.TENSOR_FLOAT32, (2, 3))
-    b.output("y", b.binary(O.ADD, b.add(O.DEQUANTIZE, [i]), j))
+    b.output("y", b.add(b.dequantize(i), j))
     (found,) = compute(b.build(), np.zeros((2, 3), np.float32))
     np.testing.assert_array_equal(found, x * np.array([0.5, 0.25, 2.0]))
 

@@ -38,7 +38,7 @@ def relu_chain(length: int) -> Model:
     b = ModelBuilder()
     h = b.input("x", T.TENSOR_FLOAT32, (4,))
     for _ in range(length):
-        h = b.add(O.RELU, [h])
+        h = b.relu(h)
     b.output("y", h)
     return b.build()
 
@@ -123,8 +123,8 @@ def reshape_by_input() -> Model:
     """RESHAPE whose target is an input, so that shapes are known only when it runs; RELU after it."""
     b = ModelBuilder()
     x, shape = b.input("x", T.TENSOR_FLOAT32, (6,)), b.input("shape", T.TENSOR_INT32, (2,))
-    h = b.add(O.RESHAPE, [b.add(O.RELU, [x]), shape], dimensions=(0, 0))
-    b.output("y", b.add(O.TRANSPOSE, [h, np.array([1, 0], np.int32)]))
+    h = b.reshape(b.relu(x), shape, dimensions=(0, 0))
+    b.output("y", b.transpose(h, perm=np.array([1, 0], np.int32)))
     return b.build()
 
 
@@ -167,7 +167,7 @@ def test_larger_output_region_than_needed_is_fine_when_dimensions_are_open() -> 
 def test_result_that_contradicts_the_request_fails_the_execution() -> None:
     with Memory.ashmem(256) as memory:
         b = ModelBuilder()
-        y = b.add_operand(T.TENSOR_FLOAT32, (0, 0))
+        y = b.operand(b.add_operand(T.TENSOR_FLOAT32, (0, 0)))
         b.add_operation(O.RESHAPE, [b.input("x", T.TENSOR_FLOAT32, (6,)), b.constant([2, 3])], [y])
         b.output("y", y)
         request = request_on(memory, (0, 24), (64, 24))
@@ -183,9 +183,9 @@ def test_constants_are_private_once_prepared() -> None:
     with Memory.ashmem(256) as memory:
         memory.array(np.float32, (3,), 128)[:] = [1, 2, 3]
         b = ModelBuilder()
-        w = b.add_operand(T.TENSOR_FLOAT32, (3,))
+        w = b.operand(b.add_operand(T.TENSOR_FLOAT32, (3,)))
         b.set_operand_value_from_memory(w, memory, 128, 12)
-        b.output("y", b.binary(O.ADD, b.input("x", T.TENSOR_FLOAT32, (3,)), w))
+        b.output("y", b.add(b.input("x", T.TENSOR_FLOAT32, (3,)), w))
         prepared = prepare(b.build())
         memory.array(np.float32, (3,), 128)[:] = 0
         assert prepared.execute_synchronously(request_on(memory, (0, 12), (64, 12)))[0] is ErrorStatus.NONE
@@ -194,7 +194,7 @@ def test_constants_are_private_once_prepared() -> None:
 
 def test_what_is_derived_from_constants_is_made_once() -> None:
     b = ModelBuilder()
-    b.output("y", b.fully_connected(b.input("x", T.TENSOR_FLOAT32, (1, 3)), np.ones((2, 3))))
+    b.output("y", b.fully_connected(b.input("x", T.TENSOR_FLOAT32, (1, 3)), np.ones((2, 3), np.float32)))
     prepared = prepare(b.build())
     with Memory.ashmem(128) as memory:
         request = request_on(memory, (0, 12), (64, 8))

@@ -30,7 +30,6 @@ from nnburst.model import (
     Model,
     ModelBuilder,
     OperandType,
-    OperationType,
     Request,
     RequestArgument,
 )
@@ -52,7 +51,7 @@ def slow(x):
 def counter() -> Model:
     b = ModelBuilder()
     t = b.input("t", OperandType.TENSOR_FLOAT32, (4,))
-    b.output("t_out", b.binary(OperationType.ADD, t, np.ones(4, np.float32)))
+    b.output("t_out", b.add(t, np.ones(4, np.float32)))
     return b.build()
 
 
@@ -307,7 +306,7 @@ def last():
 import nnburst
 b = nnburst.ModelBuilder()
 x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (4,))
-b.output("y", b.add(nnburst.OperationType.RELU, [x]))
+b.output("y", b.relu(x))
 service = nnburst.{where}(devices=["nnburst-reference"])
 execution = service.session(b.build()).bind()
 execution.run()
@@ -321,7 +320,7 @@ import random, signal, sys, time
 import nnburst
 b = nnburst.ModelBuilder()
 x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (4,))
-b.output("y", b.add(nnburst.OperationType.RELU, [x]))
+b.output("y", b.relu(x))
 model = b.build()
 random.seed(1)
 signal.signal(signal.SIGALRM, lambda *_: session.close())

@@ -11,7 +11,7 @@ import pytest
 
 import nnburst
 from nnburst import BadState, DeadObject, InvalidArgument
-from nnburst.model import Model, ModelBuilder, OperandType, OperationType
+from nnburst.model import Model, ModelBuilder, OperandType
 
 UNITS = 5
 RNG = np.random.default_rng(5)
@@ -25,12 +25,10 @@ def cell() -> Model:
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (1, 3))
     h = b.input("h_in", OperandType.TENSOR_FLOAT32, (1, UNITS))
-    total = b.binary(
-        OperationType.ADD, b.fully_connected(x, W, B), b.fully_connected(h, R, np.zeros(UNITS, np.float32))
-    )
-    new = b.add(OperationType.TANH, [total])
+    total = b.add(b.fully_connected(x, W, B), b.fully_connected(h, R, np.zeros(UNITS, np.float32)))
+    new = b.tanh(total)
     b.output("h_out", new)
-    b.output("y", b.binary(OperationType.MUL, new, np.full((1, 1), 2, np.float32)))
+    b.output("y", b.mul(new, np.full((1, 1), 2, np.float32)))
     return b.build()
 
 

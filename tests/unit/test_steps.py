@@ -32,7 +32,6 @@ from nnburst.model import (
     Model,
     ModelBuilder,
     OperandType,
-    OperationType,
     Request,
     RequestArgument,
     RunOptions,
@@ -111,7 +110,7 @@ def test_steps_do_what_as_many_runs_do(service: Service, steps: int) -> None:
 
 def test_steps_without_state_are_a_ring(service: Service) -> None:
     b = ModelBuilder()
-    b.output("y", b.binary(OperationType.ADD, b.input("x", F32, (2, 3)), np.ones((1, 1), np.float32)))
+    b.output("y", b.add(b.input("x", F32, (2, 3)), np.ones((1, 1), np.float32)))
     with service.session(b.build()) as session, Memory.ashmem(4096) as memory:
         ring = memory.array(np.float32, (5, 2, 3), 64)
         with session.bind(steps=5, memory={"x": ring}, measure=True) as execution:
@@ -123,7 +122,7 @@ def test_steps_without_state_are_a_ring(service: Service) -> None:
 
 def test_open_dimensions_are_those_of_one_step(service: Service) -> None:
     b = ModelBuilder()
-    b.output("y", b.add(OperationType.RELU, [b.input("x", F32, (0, 3))]))
+    b.output("y", b.relu(b.input("x", F32, (0, 3))))
     with service.session(b.build()) as session:
         with pytest.raises(InvalidArgument, match="not known before"):
             session.bind(steps=3, shapes={"x": (2, 3)})
@@ -364,7 +363,7 @@ def test_time_of_a_loop_is_that_of_all_steps(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_shape_that_is_given_wins_over_a_room_that_was_learned(service: Service) -> None:
     b = ModelBuilder()
-    b.output("y", b.add(OperationType.RELU, [b.input("x", F32, (0, 3))]))
+    b.output("y", b.relu(b.input("x", F32, (0, 3))))
     with service.session(b.build()) as session:
         session.run(None, {"x": np.ones((700, 3), np.float32)})  # more than is guessed
         assert session._rooms.keys() == {"y"}
@@ -377,8 +376,8 @@ def test_shape_that_is_given_wins_over_a_room_that_was_learned(service: Service)
 def test_rings_that_a_packet_cannot_say_are_refused_by_name(service: Service) -> None:
     b = ModelBuilder()
     x, z = b.input("x", F32, (1, 1 << 14)), b.input("z", F32, (1, 4))
-    b.output("y", b.binary(OperationType.ADD, x, x))
-    b.output("w", b.add(OperationType.RELU, [z]))
+    b.output("y", b.add(x, x))
+    b.output("w", b.relu(z))
     with service.session(b.build()) as session:
         with pytest.raises(InvalidArgument, match=r"65536 steps of 'x' take 4294967296 bytes.*fewer steps"):
             session.bind(steps=65536)
@@ -461,8 +460,8 @@ def test_steps_run_with_onnx(tmp_path: Path) -> None:
 def test_wrong_steps_are_refused(service: Service, given: Mapping[str, Any], what: str) -> None:
     b = ModelBuilder()
     x, h = b.input("x", F32, (1, 2)), b.input("h_in", F32, (1, 4))
-    b.output("h_out", b.add(OperationType.RELU, [h]))
-    b.output("y", b.add(OperationType.RELU, [x]))
+    b.output("h_out", b.relu(h))
+    b.output("y", b.relu(x))
     with service.session(b.build()) as session, pytest.raises(InvalidArgument, match=what):
         session.bind(**given)
 
@@ -479,7 +478,7 @@ def test_views_hold_as_many_steps_as_are_run(service: Service) -> None:
 
 def _relu() -> Model:
     b = ModelBuilder()
-    b.output("y", b.add(OperationType.RELU, [b.input("x", F32, (1, 4))]))
+    b.output("y", b.relu(b.input("x", F32, (1, 4))))
     return b.build()
 
 

@@ -15,7 +15,6 @@ from nnburst.model import (
     ImportedModel,
     ModelBuilder,
     OperandType,
-    OperationType,
     Request,
     RequestArgument,
 )
@@ -26,7 +25,7 @@ from nnburst.service._proxies import RemoteDevice
 def published() -> Iterator[PreparedModel]:
     """y = x + 1 of four numbers, opened by name."""
     b = ModelBuilder()
-    b.output("y", b.binary(OperationType.ADD, b.input("x", OperandType.TENSOR_FLOAT32, (4,)), np.ones(4, np.float32)))
+    b.output("y", b.add(b.input("x", OperandType.TENSOR_FLOAT32, (4,)), np.ones(4, np.float32)))
     device = ReferenceDevice()
     named = NamedDevice([device])
     named.publish("plus", device, ImportedModel(b.build(), (), ((4,),), ((4,),)))

@@ -20,6 +20,7 @@ from nnburst.model import (
     BufferRole,
     BufferToken,
     DataLocation,
+    Operand,
     Request,
     RequestArgument,
     RunOptions,
@@ -40,10 +41,19 @@ def session() -> Iterator[nnburst.Session]:
         yield session
 
 
-def image() -> ModelBuilder:
-    builder = ModelBuilder()
-    builder.input("x", FLOATS, (1, 4, 4, 1))
-    return builder
+def image() -> tuple[ModelBuilder, Operand]:
+    b = ModelBuilder()
+    return b, b.input("x", FLOATS, (1, 4, 4, 1))
+
+
+def of_image(method: str, *arguments: Any, **options: Any) -> Any:
+    b, x = image()
+    return getattr(b, method)(x, *arguments, **options)
+
+
+def relu_with(outputs: Any) -> Any:
+    b, x = image()
+    return b.operation(OperationType.RELU, x, outputs=outputs)
 
 
 def compilation(session: nnburst.Session) -> nnburst.Compilation:
@@ -106,14 +116,15 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
         (lambda s: ModelBuilder().input("x", FLOATS, ("n",)), "a dimension is 'n'"),
         (lambda s: ModelBuilder().input("x", FLOATS, (4,), scale="1"), "scale='1'"),
         (lambda s: ModelBuilder().input(["x"], FLOATS, (4,)), "name of an input"),
-        (lambda s: ModelBuilder().output("y", None), "no operand None"),
-        (lambda s: ModelBuilder().relu(None), "expected an operand, got None"),
-        (lambda s: image().add(OperationType.RELU, 0), "list of operands"),
-        (lambda s: image().loop(None, relu(), [0]), "expected a Model"),
-        (lambda s: image().max_pool_2d(0, None), "give a whole number or a pair"),
-        (lambda s: image().max_pool_2d(0, 2, padding=3), "padding is 3"),
-        (lambda s: image().max_pool_2d(0, 2, activation=[]), "activation is"),
-        (lambda s: image().softmax(0, "x"), "'x' does not fit into FLOAT32"),
+        (lambda s: ModelBuilder().output("y", None), "expected an Operand as output 'y', got None"),
+        (lambda s: ModelBuilder().relu(None), "x=None; give an Operand"),
+        (lambda s: image()[0].branch(0, relu(), relu(), 0), "expected an Operand or an array, got 0"),
+        (lambda s: image()[0].loop(None, relu(), []), "expected a Model"),
+        (lambda s: image()[0].loop(relu(), relu(), 0), "operands=0; give a list"),
+        (lambda s: of_image("max_pool_2d", None), "give a whole number or a pair"),
+        (lambda s: of_image("max_pool_2d", 2, padding=3), "padding is 3"),
+        (lambda s: of_image("max_pool_2d", 2, activation=[]), "activation is"),
+        (lambda s: of_image("softmax", "x"), "'x' does not fit into FLOAT32"),
         (lambda s: s.service.session(relu(), on_death=X), "choose 'raise' or 'restart'"),
         (lambda s: nnburst.Session(relu(), on_death="restart", spare=X), "spare is True or False, not ndarray"),
         (lambda s: nnburst.launch(restart=X), "restart is True or False, not ndarray"),
@@ -130,23 +141,20 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
         (lambda s: Memory.from_handle(MEMORY.handle, ["3"]), r"expected file descriptors, got \['3'\]"),
         (lambda s: Memory.from_handle(MEMORY.handle, [2**70]), "expected file descriptors"),
         (lambda s: compilation(s).set_cache_source("cache"), "expected a CacheSource, got 'cache'"),
-        (lambda s: image().conv_2d(0, KERNEL, "x"), "bias='x'; give an array of numbers"),
-        (lambda s: image().conv_2d(0, KERNEL, [[1], [1, 2]]), "bias=.*give an array of numbers"),
-        (lambda s: image().conv_2d(0, KERNEL, True), "expected an operand, got True"),
-        (lambda s: image().depthwise_conv_2d(0, KERNEL, {}), "bias={}; give an array of numbers"),
-        (lambda s: image().fully_connected(0, np.ones((1, 16), np.float32), "x"), "bias='x'"),
-        (lambda s: image().conv_2d(0, X), "filter has rank 1; it must be 4"),
-        (lambda s: image().add_all(OperationType.RELU, [0], count="x"), "count is 'x'; give a whole number"),
-        (lambda s: image().add_all(OperationType.RELU, [0], count=-1), "count is -1"),
-        (lambda s: image().add_all(OperationType.RELU, [0], types=1), "types=1; give a list"),
-        (lambda s: image().add_all(OperationType.RELU, [0], types=["x"]), "give a member of OperandType"),
-        (lambda s: image().add_all(OperationType.RELU, [0], dimensions=1), "dimensions=1; give a list"),
-        (lambda s: image().add_all(OperationType.RELU, [0], dimensions=[1]), "dimensions=1; give a list"),
-        (lambda s: image().add_all(OperationType.RELU, [0], dimensions=[]), "dimensions has 0 shapes for 1 outputs"),
-        (lambda s: image().add_all(OperationType.RELU, [0], quantisations=1), "quantisations=1; give a list"),
-        (lambda s: image().add_all(OperationType.RELU, [0], quantisations=[1]), "a quantisation=1; give a list"),
-        (lambda s: image().add_all(OperationType.RELU, [0], quantisations=[[1]]), "give a list of 2"),
-        (lambda s: image().add(OperationType.RELU, [0], dimensions=1), "dimensions=1; give a list"),
+        (lambda s: of_image("conv_2d", KERNEL, "x"), "bias='x'; give an array of numbers, or an Operand"),
+        (lambda s: of_image("conv_2d", KERNEL, [[1], [1, 2]]), "bias=.*different lengths"),
+        (lambda s: of_image("conv_2d", KERNEL, True), "a constant tensor has rank 1 or more"),
+        (lambda s: of_image("depthwise_conv_2d", KERNEL, {}), "bias={}; give an array of numbers"),
+        (lambda s: of_image("fully_connected", np.ones((1, 16), np.float32), "x"), "bias='x'"),
+        (lambda s: of_image("conv_2d", X), "filter has rank 1; it must be 4"),
+        (lambda s: relu_with(outputs="x"), "outputs='x'; give a list"),
+        (lambda s: relu_with(outputs=-1), "outputs is -1"),
+        (lambda s: relu_with(outputs=[1]), "outputs has 1; give a dict for each"),
+        (lambda s: relu_with(outputs=[{"typ": 1}]), "outputs has typ; give a dict for each, of type, dimensions"),
+        (lambda s: relu_with(outputs=[{"type": "x"}]), "give a member of OperandType"),
+        (lambda s: relu_with(outputs=[{"dimensions": 1}]), "dimensions=1; give a list"),
+        (lambda s: relu_with(outputs=[{}, {}]), "outputs describes 2, but it has 1"),
+        (lambda s: of_image("relu", dimensions=1), "dimensions=1; give a list"),
     ],
 )
 def test_wrong_argument_is_named(call: Callable[[Any], Any], says: str, session: nnburst.Session) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ...model import ModelBuilder, OperandType, OperationType
+from ...model import ModelBuilder, OperandType
 from ._case import Bench, Case, Subject
 from ._peers import MESSAGE
 from ._placement import APART, ONE_CORE
@@ -22,7 +22,7 @@ def bytes_in_bytes_out(nbytes: int) -> Any:
     """Return a model with one input and one output of `nbytes` each."""
     builder = ModelBuilder()
     x = builder.input("x", OperandType.TENSOR_QUANT8_ASYMM, (1, nbytes), scale=1.0, zero_point=0)
-    builder.output("y", builder.add(OperationType.RELU, [x]))
+    builder.output("y", builder.relu(x))
     return builder.build()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...devices import CacheFiles, CompileJob
-from ...model import Model, ModelBuilder, OperandType, OperationType
+from ...model import Model, ModelBuilder, OperandType
 from ._case import Bench, Case, Subject
 from ._sampling import time_calls
 
@@ -33,7 +33,7 @@ def _model() -> Model:
         stored = b.constant(rng.integers(-127, 128, (_WIDTH, _WIDTH), np.int8), channel_scales=scales)
         there, back = ((rng.normal(size=(_WIDTH, _RANK)) / 160).astype(np.float32) for _ in range(2))
         adapter = b.fully_connected(b.constant(there), back)
-        w = b.binary(OperationType.ADD, b.add(OperationType.DEQUANTIZE, [stored]), adapter)
+        w = b.add(b.dequantize(stored), adapter)
         y = b.fully_connected(y, w, activation="relu")
     b.output("y", y)
     return b.build()

@@ -19,7 +19,6 @@ from ...model import (
     Model,
     ModelBuilder,
     OperandType,
-    OperationType,
     Request,
     RequestArgument,
 )
@@ -148,8 +147,8 @@ def step_model(nbytes: int) -> Model:
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (1, 4))
     h = b.input("h_in", OperandType.TENSOR_FLOAT32, (1, nbytes // _F32))
-    b.output("h_out", b.add(OperationType.RELU, [h]))
-    b.output("y", b.add(OperationType.RELU, [x]))
+    b.output("h_out", b.relu(h))
+    b.output("y", b.relu(x))
     return b.build()
 
 
@@ -248,7 +247,7 @@ STATE_CASES = (STATE_CASES[0], STEPS_CASE, *STATE_CASES[1:])
 def _open_slot(later: bool, bench: Bench) -> Iterator[Subject]:
     service = bench.service(_REFERENCE)
     b = ModelBuilder()
-    b.output("y", b.add(OperationType.RELU, [b.input("x", OperandType.TENSOR_FLOAT32, (1, _SLOT // _F32))]))
+    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, (1, _SLOT // _F32))))
     prepared = service.device(_REFERENCE).prepare_model(b.build())
     arguments = [(RequestArgument(False, DataLocation(0, offset, _SLOT)),) for offset in (0, _SLOT)]
 
