@@ -38,7 +38,7 @@ from nnburst.model import (
     MeasureTiming,
     Model,
     ModelBuilder,
-    Operand,
+    OperandDesc,
     OperandType,
     Request,
     RequestArgument,
@@ -57,15 +57,13 @@ def large(nbytes: int) -> Model:
     """y = max of x, repeated so often that it takes so many bytes."""
     builder = ModelBuilder()
     x = builder.input("x", F32, (4,))
-    tiled = builder.add(O.TILE, [x, builder.constant(np.array([nbytes // 16], np.int32))])
-    axes = builder.constant(np.array([0], np.int32))
-    builder.output("y", builder.add(O.REDUCE_MAX, [tiled, axes, builder.scalar(True)]))
+    builder.output("y", builder.reduce_max(builder.tile(x, [nbytes // 16]), [0], keep=True))
     return builder.build()
 
 
 def late(nbytes: int) -> Model:
     """The same inside an IF: bound in each run."""
-    values, ints = Values(), Operand(F32, (nbytes // 4,))
+    values, ints = Values(), OperandDesc(F32, (nbytes // 4,))
 
     def then(add: Any, i: Sequence[int]) -> Sequence[int]:
         tiled = add(O.TILE, [i[0], np.array([nbytes // 4], np.int32)], ints)
@@ -265,7 +263,7 @@ def test_what_is_kept_for_later_runs_makes_room_for_others() -> None:
 
 def nested(levels: int, nbytes: int) -> Model:
     """IFs inside each other, each beside a tensor of so many bytes that its branch reads."""
-    values, tensor = Values(), Operand(F32, (nbytes // 4,))
+    values, tensor = Values(), OperandDesc(F32, (nbytes // 4,))
     graphs = []
     for n in range(levels):
 
@@ -294,8 +292,8 @@ def test_models_inside_models_share_one_budget() -> None:
 
 def test_a_loop_takes_no_more_than_its_values_and_one_turn() -> None:
     """200 turns, each of which gives a tensor of 1 MiB to the next, and makes another one on the way."""
-    values, count = Values(), Operand(OperandType.TENSOR_INT32, (1,))
-    wide = Operand(F32, (MIB // 4,))
+    values, count = Values(), OperandDesc(OperandType.TENSOR_INT32, (1,))
+    wide = OperandDesc(F32, (MIB // 4,))
 
     def widened(add: Any, x: int) -> int:
         return int(add(O.TILE, [x, np.array([MIB // 4], np.int32)], wide))
