@@ -20,10 +20,10 @@
  * reader's store to R would take the line from the writer that is about to store W.
  *
  * Trust: the peer may scribble at any time. Each operation loads every shared counter at most once, checks the values
- * it got and computes only with them. An exclusive handle computes with its own counter as it remembers it. Before a
- * counter is moved it is compared with what this operation or handle knows of it: one that was changed meanwhile is
- * corruption, and so is an impossible one on a synchronized queue, for good. (A burst channel does not look at its W,
- * see nnb_mq_put.) On an unsynchronized queue W - R > size is a normal event.
+ * it got and computes only with them. An exclusive handle computes with its own counter as it remembers it. When a
+ * counter is moved (W in one step with that) it is compared with what this operation or handle knows of it: one that was
+ * changed meanwhile is corruption, and so is an impossible one on a synchronized queue, for good. (A burst channel does not
+ * look at its W, see nnb_mq_put.) On an unsynchronized queue W - R > size is a normal event.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -322,14 +322,7 @@ int nnb_mq_commit_write(nnb_mq *q, uint64_t count)
     if (count > q->tx_write)
         return -EINVAL;
     q->tx_write = 0;
-    if (!nnb_mq_owns(q, q->w, q->own_w))
-        return -EBADMSG;
-    q->own_w += count * q->quantum;
-    q->w_off += count * q->quantum;
-    if (q->w_off >= q->size)
-        q->w_off -= q->size;
-    nnb_store_release(q->w, q->own_w); /* SYNC POINT: commit_write <-> available_to_read */
-    return 0;
+    return nnb_mq_publish(q, count * q->quantum);
 }
 
 int nnb_mq_begin_read(nnb_mq *q, uint64_t count, nnb_mq_region *tx)
@@ -374,7 +367,7 @@ int nnb_mq_commit_read(nnb_mq *q, uint64_t count)
         uint64_t limit = q->intent ? nnb_load_relaxed(q->intent) : w;
         if (w - q->own_r > q->size || (limit > w && limit - q->own_r > q->size))
             return fix_overflow(q, w);
-    } else if (!nnb_mq_owns(q, q->r, q->own_r)) {
+    } else if (!nnb_mq_owns_r(q)) {
         return -EBADMSG;
     }
     q->own_r += count * q->quantum;
@@ -419,9 +412,8 @@ int nnb_mq_write(nnb_mq *q, const void *data, uint64_t count)
         if (count > q->capacity)
             return -EMSGSIZE;
         become_writer(q);
-        if (!nnb_mq_owns(q, q->w, q->own_w))
-            return -EBADMSG;
-        return nnb_mq_put(q, data, count * q->quantum);
+        int rc = nnb_mq_fill(q, data, count * q->quantum);
+        return rc < 0 ? rc : nnb_mq_publish(q, count * q->quantum);
     }
     int rc = nnb_mq_begin_write(q, count, &tx);
     if (rc < 0)

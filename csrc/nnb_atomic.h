@@ -7,8 +7,10 @@
  * at the same time, because the counters say whose turn it is. The pairs:
  *
  *   SYNC POINT commit_write <-> available_to_read
- *     The writer fills ring bytes, then stores W with release. The reader loads W with acquire, then reads the bytes.
- *     One store publishes a whole packet: a reader of one element of it sees all of it.
+ *     The writer fills ring bytes, then moves W with release: a channel by a store, other queues by a compare-and-swap,
+ *     since a W that is not as the writer left it is corruption. (A swap that fails reads and orders nothing: relaxed.)
+ *     The reader loads W with acquire, then reads the bytes. One step publishes a whole packet: a reader of one element of
+ *     it sees all of it.
  *
  *   SYNC POINT commit_read <-> available_to_write
  *     The reader has finished reading, then stores R with release. The writer loads R with acquire, then overwrites.
@@ -74,6 +76,11 @@ static inline void nnb_add_relaxed(nnb_a64 *p, uint64_t v) { atomic_fetch_add_ex
 static inline int nnb_cas_acquire(nnb_a64 *p, uint64_t from, uint64_t to)
 {
     return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_acquire, memory_order_relaxed);
+}
+
+static inline int nnb_cas_release(nnb_a64 *p, uint64_t from, uint64_t to)
+{
+    return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_release, memory_order_relaxed);
 }
 
 static inline int nnb_cas_relaxed(nnb_a64 *p, uint64_t from, uint64_t to)

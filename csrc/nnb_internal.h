@@ -81,20 +81,40 @@ static inline int64_t nnb_mq_poll(struct nnb_mq *q)
     return (int64_t)used;
 }
 
-/* Whether a counter that is this handle's own still has the value that the handle left there. If not, then the peer has
- * forged it or another handle moves it, too; either way what the ring holds is lost. */
-static inline int nnb_mq_owns(struct nnb_mq *q, const nnb_a64 *counter, uint64_t own)
+/* Whether R still has the value that this handle left there. If not, then the peer has forged it or another handle moves
+ * it, too; either way what the ring holds is lost. */
+static inline int nnb_mq_owns_r(struct nnb_mq *q)
 {
-    if (__builtin_expect(nnb_load_relaxed(counter) != own, 0))
+    if (__builtin_expect(nnb_load_relaxed(q->r) != q->own_r, 0))
         q->corrupt = 1;
     return !q->corrupt;
 }
 
-/* Exclusive synchronized handle: copies bytes (a multiple of the quantum, at most the ring) in and publishes them.
- * -EAGAIN: not enough room; -EBADMSG. The peer's counter is looked at only when the ring seems full, and W not at all:
- * its line is with the polling peer, and a look costs one more transfer (a fifth of a round trip). A channel's W belongs
- * to this handle alone, so a forged one is simply overwritten. */
-static inline int nnb_mq_put(struct nnb_mq *q, const uint8_t *from, uint64_t bytes)
+static inline void nnb_mq_has_written(struct nnb_mq *q, uint64_t bytes)
+{
+    q->own_w += bytes;
+    q->w_off += bytes;
+    if (q->w_off >= q->size)
+        q->w_off -= q->size;
+}
+
+/* Publishes bytes that are in the ring. 0, or -EBADMSG: W is not as this handle left it, and stays as it is. It is compared
+ * and moved in one step: its line is with the polling reader, and to load it first would fetch it twice, once to look and
+ * once to write (a sixth of a round trip). */
+static inline int nnb_mq_publish(struct nnb_mq *q, uint64_t bytes)
+{
+    /* SYNC POINT: commit_write <-> available_to_read */
+    if (__builtin_expect(q->corrupt || !nnb_cas_release(q->w, q->own_w, q->own_w + bytes), 0)) {
+        q->corrupt = 1;
+        return -EBADMSG;
+    }
+    nnb_mq_has_written(q, bytes);
+    return 0;
+}
+
+/* Exclusive synchronized handle: copies bytes (a multiple of the quantum, at most the ring) in, for the one that publishes
+ * them. -EAGAIN: not enough room; -EBADMSG. The peer's counter is looked at only when the ring seems full. */
+static inline int nnb_mq_fill(struct nnb_mq *q, const uint8_t *from, uint64_t bytes)
 {
     if (__builtin_expect(q->own_w - q->seen_r + bytes > q->size, 0)) {
         uint64_t r = nnb_load_acquire(q->r); /* SYNC POINT: commit_read <-> available_to_write */
@@ -116,10 +136,17 @@ static inline int nnb_mq_put(struct nnb_mq *q, const uint8_t *from, uint64_t byt
         memcpy(q->ring + q->w_off, from, to_end);
         memcpy(q->ring, from + to_end, bytes - to_end);
     }
-    q->own_w += bytes;
-    q->w_off += bytes;
-    if (q->w_off >= q->size)
-        q->w_off -= q->size;
+    return 0;
+}
+
+/* As nnb_mq_fill, and publishes. A channel's W belongs to this handle alone, so a forged one is simply overwritten: a fence
+ * follows (SYNC POINT: publish <-> sleep), and before it a store costs less than a step that compares. */
+static inline int nnb_mq_put(struct nnb_mq *q, const uint8_t *from, uint64_t bytes)
+{
+    int rc = nnb_mq_fill(q, from, bytes);
+    if (rc < 0)
+        return rc;
+    nnb_mq_has_written(q, bytes);
     nnb_store_release(q->w, q->own_w); /* SYNC POINT: commit_write <-> available_to_read */
     return 0;
 }
@@ -142,7 +169,7 @@ static inline void nnb_mq_peek(const struct nnb_mq *q, uint64_t skip, uint8_t *t
 /* Exclusive synchronized handle: gives `bytes` at R back to the writer. 0 or -EBADMSG. */
 static inline int nnb_mq_consume(struct nnb_mq *q, uint64_t bytes)
 {
-    if (!nnb_mq_owns(q, q->r, q->own_r))
+    if (!nnb_mq_owns_r(q))
         return -EBADMSG;
     q->own_r += bytes;
     q->r_off += bytes;

@@ -33,6 +33,7 @@ WEAKER = {
     "nnb_store32_release": ("nnb_store32_relaxed",),
     "nnb_add_release": ("nnb_add_relaxed",),
     "nnb_cas_acquire": ("nnb_cas_relaxed",),
+    "nnb_cas_release": ("nnb_cas_relaxed",),
     "nnb_cas_seq_cst": ("nnb_cas_acquire",),
     "nnb_load_seq_cst": ("nnb_load_acquire",),
     "nnb_load32_seq_cst": ("nnb_load32_acquire",),
