@@ -110,7 +110,8 @@
 #define WORDS 127u             /* and a bell */
 #define KEEP_WORDS 64u         /* queues that the leader keeps when it has to leave some to watchers */
 #define MOST_WORKERS 1024u
-#define SPARE 4u               /* parked workers that are kept beyond those that are needed */
+#define SPARE 4u               /* parked workers that stay for ever */
+#define KEEP_NS 10000000000u   /* ... and others when they have not been needed for so long */
 #define MOST_TURNLESS 255u     /* requests without a turn, after some turns that were not used */
 #define SLEEPING_BITS (NNB_EVENT_NOT_EMPTY | NNB_EVENT_HANG_UP)
 
@@ -118,6 +119,8 @@
 #define LOOKING 1u
 #define BUSY 2u
 #define STATE(x) ((x) & 3u)
+
+#define STUCK (1ull << 63) /* in `runs`: the run counts as stuck. Set under lock, and only while the run is under way */
 
 typedef struct seat seat;
 typedef struct watcher watcher;
@@ -173,10 +176,10 @@ struct nnb_worker {
     int is_first;   /* of the seat's */
     uint64_t started_ns; /* 0: not measured */
     uint64_t poll_until;
-    nnb_a64 runs;
+    nnb_a64 runs; /* those that have begun, in steps of 2; odd: one is under way, or none was watched since; | STUCK */
     uint64_t busy_word;
     /* under lock */
-    int is_fresh, is_detached, is_stuck;
+    int is_fresh, is_detached;
     uint64_t seen_runs, seen_ns;
     nnb_worker *next_parked, *next;
     nnb_a32 bell;
@@ -469,21 +472,15 @@ int nnb_worker_create(nnb_worker **out, nnb_group *g)
     return 0;
 }
 
-void nnb_worker_destroy(nnb_worker *w)
+/* Under lock: it takes part no more. */
+static void retire(nnb_group *g, nnb_worker *w)
 {
-    nnb_group *g = w->group;
-    if (g->magic != MAGIC)
-        return;
-    pthread_mutex_lock(&g->lock);
     for (nnb_worker **link = &g->workers; *link; link = &(*link)->next)
         if (*link == w) {
             *link = w->next;
-            break;
+            g->n_workers--;
+            return;
         }
-    if (w->is_fresh) /* no thread was to be had for it */
-        g->n_workers--;
-    pthread_mutex_unlock(&g->lock);
-    free(w);
 }
 
 int nnb_worker_ending(const nnb_worker *w) { return w->ended; }
@@ -908,7 +905,7 @@ static void mark_detached(nnb_group *g, nnb_worker *w)
 {
     end_turn(g, w->seat);
     w->is_detached = 1;
-    w->seen_ns = 0;
+    w->seen_ns = 0; /* the run may have begun long ago: it is not stuck before it was watched */
     count_up(&g->n_detached);
     count_up(&g->n_runs[w->seat->priority]);
     count_up(&w->seat->share->busy);
@@ -916,12 +913,32 @@ static void mark_detached(nnb_group *g, nnb_worker *w)
 
 static void mark_done(nnb_group *g, nnb_worker *w)
 {
+    uint64_t runs = nnb_load_relaxed(&w->runs);
     if (!w->is_detached)
         return;
-    count_down(w->is_stuck ? &g->n_stuck : &g->n_runs[w->seat->priority]);
-    w->is_detached = w->is_stuck = 0;
+    count_down(runs & STUCK ? &g->n_stuck : &g->n_runs[w->seat->priority]);
+    nnb_store_relaxed(&w->runs, runs & ~STUCK);
+    w->is_detached = 0;
     count_down(&g->n_detached);
     count_down(&w->seat->share->busy);
+}
+
+/* The run of a detached worker is over, which stays with its seat: 1, unless the run counts as stuck. */
+static int stay(nnb_worker *w)
+{
+    uint64_t runs = nnb_load_relaxed(&w->runs);
+    return !(runs & STUCK) && nnb_cas_relaxed(&w->runs, runs, runs + 1);
+}
+
+/* Under lock, by the leader: another one leads. */
+static void hand_on(nnb_group *g)
+{
+    nnb_worker *next = pop_parked(g);
+    if (next)
+        next->role = LEADS;
+    nnb_store_relaxed(&g->lead, next ? word_of(next, LOOKING) : FREE);
+    if (next)
+        ring(&next->bell); /* under the lock: it may be gone after it */
 }
 
 /* The leader goes on as a worker with a seat of its own, and another one leads. */
@@ -932,12 +949,7 @@ static void detach(nnb_worker *w)
     mark_detached(g, w);
     w->role = DETACHED;
     w->has_turn = 0;
-    nnb_worker *next = pop_parked(g);
-    if (next)
-        next->role = LEADS;
-    nnb_store_relaxed(&g->lead, next ? word_of(next, LOOKING) : FREE);
-    if (next)
-        ring(&next->bell); /* under the lock: it may be gone after it */
+    hand_on(g);
     pthread_mutex_unlock(&g->lock);
 }
 
@@ -959,7 +971,8 @@ static int wants_worker(nnb_group *g)
 static int take(nnb_worker *w, seat *m)
 {
     int id = nnb_server_try(m->server, 1);
-    w->seat = m;
+    if (w->seat != m) /* that of a detached worker is read by others */
+        w->seat = m;
     w->ended = id < 0 && id != -EAGAIN ? id : 0;
     if (id == -EAGAIN)
         return id;
@@ -970,7 +983,7 @@ static int take(nnb_worker *w, seat *m)
     if (w->is_first)
         nnb_store32_relaxed(&m->share->n_first, n_first + 1);
     m->has_run = 1;
-    nnb_store_relaxed(&w->runs, nnb_load_relaxed(&w->runs) + 1);
+    nnb_store_relaxed(&w->runs, (nnb_load_relaxed(&w->runs) + 1) | 1);
     return (int)(m->number * NNB_SEAT_PLANS) + (w->ended ? NNB_BURST_ENDED : id);
 }
 
@@ -1013,7 +1026,7 @@ static int begin(nnb_worker *w)
     int is_long = w->ended || (has_others && (w->is_new || m->average_ns > LONG_NS));
     w->has_turn = m->turn_until != 0;
     w->started_ns = 0;
-    if (has_others && (is_long || g->n_hot > 1 || nnb_load_relaxed(&w->runs) % MEASURE_EVERY == 0)) {
+    if (has_others && (is_long || g->n_hot > 1 || nnb_load_relaxed(&w->runs) / 2 % MEASURE_EVERY == 0)) {
         if (!knows_time || !w->has_turn)
             g->now_ns = nnb_now_ns();
         w->started_ns = g->now_ns;
@@ -1156,7 +1169,7 @@ static int conclude(nnb_worker *w)
         note_turn(g, m, was_asleep);
         nnb_store32_relaxed(&m->taken, 0);
         w->seat = NULL;
-    } else if (m->window_ns && nnb_load32_relaxed(&g->asleep) && !nnb_load32_relaxed(&g->waiting)) {
+    } else if (m->window_ns && nnb_load32_relaxed(&g->asleep) && !nnb_load32_relaxed(&g->waiting) && stay(w)) {
         w->role = ATTACHED;
         w->poll_until = 0;
     } else {
@@ -1322,14 +1335,13 @@ static void leave_some(nnb_group *g)
 static void count_stuck(nnb_group *g, uint64_t now)
 {
     for (nnb_worker *w = g->workers; w; w = w->next) {
-        if (!w->is_detached || w->is_stuck)
-            continue;
         uint64_t runs = nnb_load_relaxed(&w->runs);
+        if (!w->is_detached || !(runs & 1) || runs & STUCK)
+            continue;
         if (!w->seen_ns || w->seen_runs != runs) {
             w->seen_runs = runs;
             w->seen_ns = now;
-        } else if (now - w->seen_ns >= STUCK_NS) {
-            w->is_stuck = 1;
+        } else if (now - w->seen_ns >= STUCK_NS && nnb_cas_relaxed(&w->runs, runs, runs | STUCK)) {
             count_up(&g->n_stuck);
             count_down(&g->n_runs[w->seat->priority]);
         }
@@ -1477,7 +1489,7 @@ static int follow(nnb_worker *w, uint32_t limit)
                 continue;
             w->role = DETACHED;
             w->has_turn = 0;
-            w->started_ns = nnb_load_relaxed(&w->runs) % MEASURE_EVERY ? 0 : nnb_now_ns();
+            w->started_ns = nnb_load_relaxed(&w->runs) / 2 % MEASURE_EVERY ? 0 : nnb_now_ns();
             return id;
         }
         if (limit && round >= limit)
@@ -1497,14 +1509,14 @@ static int follow(nnb_worker *w, uint32_t limit)
 
 /* ---- parked workers --------------------------------------------------------------------------------------------- */
 
-/* What a worker's bell announces is read under the lock. */
-static void wait_for_bell(nnb_a32 *bell, uint64_t ns)
+/* What a worker's bell announces is read under the lock. Whether it has not rung for so long; 0: however long it takes. */
+static int wait_for_bell(nnb_a32 *bell, uint64_t ns)
 {
-    struct timespec t = {.tv_nsec = (long)ns};
+    struct timespec t = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
     if (nnb_and32_relaxed(bell, 0))
-        return;
-    syscall(SYS_futex, bell, FUTEX_WAIT, 0, ns ? &t : NULL, NULL, 0);
-    nnb_and32_relaxed(bell, 0);
+        return 0;
+    int is_over = syscall(SYS_futex, bell, FUTEX_WAIT, 0, ns ? &t : NULL, NULL, 0) < 0 && errno == ETIMEDOUT;
+    return !nnb_and32_relaxed(bell, 0) && is_over;
 }
 
 /* The watchman looks, under lock. 1: it leads now. */
@@ -1562,6 +1574,13 @@ static void unpark(nnb_worker *w)
     }
 }
 
+/* Under lock, by one that is parked. Those that park last are called first. So one that is here for long is one of those
+ * that were not needed, however much the need goes up and down meanwhile. */
+static int has_too_many(const nnb_group *g)
+{
+    return nnb_load32_relaxed(&g->n_parked) > SPARE && g->n_workers > g->cpus + 1 + nnb_load32_relaxed(&g->n_stuck);
+}
+
 /* Waits until this worker leads: 0. -EPIPE: the group is closed; -ESHUTDOWN: it has enough others. */
 static int park(nnb_worker *w)
 {
@@ -1581,11 +1600,6 @@ static int park(nnb_worker *w)
         nnb_store32_relaxed(&g->waiting, 0);
         w->role = LEADS;
         rc = 0;
-    } else if (nnb_load32_relaxed(&g->n_parked) >= SPARE && g->n_workers > g->cpus + 1 + nnb_load32_relaxed(&g->n_stuck)) {
-        g->n_workers--;
-        rc = -ESHUTDOWN;
-        if (state != LOOKING)
-            arm(g);
     } else {
         w->next_parked = g->parked;
         g->parked = w;
@@ -1595,9 +1609,9 @@ static int park(nnb_worker *w)
             arm(g);
     }
     while (rc == 1) {
-        uint64_t ns = g->watchman == w ? TICK_NS : 0;
+        uint64_t ns = g->watchman == w ? TICK_NS : has_too_many(g) ? KEEP_NS : 0;
         pthread_mutex_unlock(&g->lock);
-        wait_for_bell(&w->bell, ns);
+        int is_over = wait_for_bell(&w->bell, ns);
         pthread_mutex_lock(&g->lock);
         if (w->role == LEADS) { /* handed over */
             rc = 0;
@@ -1608,12 +1622,37 @@ static int park(nnb_worker *w)
             unpark(w);
             w->role = LEADS;
             rc = 0;
+        } else if (is_over && ns == KEEP_NS && g->watchman != w && has_too_many(g)) {
+            unpark(w);
+            rc = -ESHUTDOWN;
         }
     }
-    if (rc == -EPIPE)
-        g->n_workers--;
+    if (rc < 0)
+        retire(g, w);
     pthread_mutex_unlock(&g->lock);
     return rc;
+}
+
+void nnb_worker_destroy(nnb_worker *w)
+{
+    nnb_group *g = w->group;
+    if (g->magic != MAGIC)
+        return;
+    if (w->seat && w->role != ATTACHED && !w->ended) {
+        nnb_server_set_result(w->seat->server, &(nnb_result){.status = -1}); /* no status: a general failure */
+        if (conclude(w) >= NNB_BURST_ENDED) {
+            w->ended = 0; /* the caller does not know: another worker finds it */
+            nnb_server_hang_up(w->seat->server);
+        }
+    }
+    if (w->seat)
+        give_back(w);
+    pthread_mutex_lock(&g->lock);
+    if (w->role == LEADS)
+        hand_on(g);
+    retire(g, w);
+    pthread_mutex_unlock(&g->lock);
+    free(w);
 }
 
 /* ---- the loop's steps ------------------------------------------------------------------------------------------- */

@@ -570,7 +570,8 @@ void nnb_group_stir(nnb_group *g);
 uint32_t nnb_group_workers(nnb_group *g); /* that have not been told to end */
 
 int nnb_worker_create(nnb_worker **out, nnb_group *g);
-void nnb_worker_destroy(nnb_worker *w); /* after nnb_group_next has ended for good */
+/* A request that it has not answered fails, and if it leads, another one does. */
+void nnb_worker_destroy(nnb_worker *w);
 /* As nnb_server_next, of whichever burst comes next. Also NNB_BURST_ENDED | id: then nnb_worker_ending says why;
  * -EUSERS: start one more worker, then call again; -ESHUTDOWN: this worker is not needed any more; -EPIPE: closed. */
 int nnb_group_next(nnb_worker *w);

@@ -114,17 +114,26 @@ class ListenerGroup:
 
     def _run(self, worker: CData) -> None:
         try:
-            while True:
-                event = serve(lib.nnb_group_next, worker, self._plans, self._burst_of)
-                if event >= lib.NNB_BURST_ENDED:
-                    self._burst_of(event - lib.NNB_BURST_ENDED).end(lib.nnb_worker_ending(worker))
-                elif event == -errno.EUSERS:
-                    self._start_thread()
-                else:
-                    return  # the group is closed, or has threads enough
+            self._listen(worker)
+            return
+        except BaseException:  # the run that it had fails
+            _log.exception("a listener failed; another one takes its place")
         finally:
             lib.nnb_worker_destroy(worker)
             self._threads.discard(threading.current_thread())
+        with self._lock:
+            if not self._closed:
+                self._start_thread()
+
+    def _listen(self, worker: CData) -> None:
+        while True:
+            event = serve(lib.nnb_group_next, worker, self._plans, self._burst_of)
+            if event >= lib.NNB_BURST_ENDED:
+                self._burst_of(event - lib.NNB_BURST_ENDED).end(lib.nnb_worker_ending(worker))
+            elif event == -errno.EUSERS:
+                self._start_thread()
+            else:
+                return  # the group is closed, or has threads enough
 
     def _burst_of(self, plan: int) -> SeatedBurst:
         with self._lock:

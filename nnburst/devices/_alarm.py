@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 from .._core._leaving import abandon_when_forked
 from ..errors import ResourceExhausted
+
+_log = logging.getLogger(__name__)
 
 _LONGEST = 3600.0
 """Seconds that the thread sleeps at a time."""
@@ -66,7 +69,11 @@ class AlarmClock:
                 now = time.monotonic_ns()
                 due = [number for number, (deadline_ns, _) in self._alarms.items() if deadline_ns <= now]
                 for number in due:
-                    self._alarms.pop(number)[1]()
+                    _, call = self._alarms.pop(number)
+                    try:
+                        call()
+                    except BaseException:  # also SystemExit: the other deadlines hold
+                        _log.exception("ending a run at its deadline failed")
                 self._sleeps_until = min((deadline_ns for deadline_ns, _ in self._alarms.values()), default=0)
                 self._changed.wait(min((self._sleeps_until - now) / 1e9, _LONGEST) if self._sleeps_until else None)
 

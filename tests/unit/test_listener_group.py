@@ -262,6 +262,30 @@ def test_group_without_threads_refuses_bursts_until_there_are_some(
     assert run(one)[0] == 1
 
 
+def test_listener_that_fails_fails_its_run_and_another_takes_its_place(
+    shared: Callable[..., Shared], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = shared()
+    find = service.group._burst_of
+    failures: list[BaseException] = []
+
+    def find_or_fail(plan: int) -> Any:
+        if failures:
+            raise failures.pop()
+        return find(plan)
+
+    monkeypatch.setattr(service.group, "_burst_of", find_or_fail)
+    unlucky, lucky = (service.connect().session("call") for _ in range(2))
+    assert run(lucky)[0] == 1
+    # The first where the request is bound, the second where that is answered.
+    failures += [SystemExit("on purpose"), SystemExit("on purpose")]
+    with pytest.raises(GeneralFailure):
+        run(unlucky)
+    assert run(lucky, 2.0)[0] == 2
+    assert run(unlucky, 3.0)[0] == 3
+    assert "another one takes its place" in caplog.text
+
+
 def test_failures_and_buffers_pass_through_a_group(shared: Callable[..., Shared]) -> None:
     def function(x: Any) -> Any:
         if x[0] < 0:

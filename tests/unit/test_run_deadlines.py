@@ -104,3 +104,20 @@ def test_alarm_clock_calls_what_is_due_and_nothing_else() -> None:
         with clock.at(time.monotonic_ns() - 1, called.set):
             pass
     assert not clock._alarms
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_call_that_raises_keeps_no_later_deadline_from_being_held(
+    caplog: pytest.LogCaptureFixture, error: type[BaseException]
+) -> None:
+    clock, called = AlarmClock(), threading.Event()
+
+    def fail() -> None:
+        raise error("on purpose")
+
+    with clock.at(time.monotonic_ns() - 1, fail), clock.at(time.monotonic_ns() - 1, called.set):
+        assert called.wait(WATCHDOG)
+    called.clear()
+    with clock.at(time.monotonic_ns() + 10**6, called.set):
+        assert called.wait(WATCHDOG)
+    assert "ending a run at its deadline failed" in caplog.text
