@@ -1,7 +1,7 @@
 """What 2, 4, 8, 16 programs get that each have a service of their own.
 
-``python benchmarks/own_services.py [--seconds S] [--most N]`` says, for each number of programs, the runs of all of them
-a second and how many more the one with most had than the one with least, in turns with polling and without.
+``python benchmarks/own_services.py [--seconds S] [--most N]`` says, for each number of programs, the runs of all of
+them a second and how many more the one with most had than the one with least, in turns with polling and without.
 """
 
 from __future__ import annotations
