@@ -48,5 +48,6 @@ int main(void)
     pthread_t a, b;
     pthread_create(&a, NULL, send, NULL);
     pthread_create(&b, NULL, receive, NULL);
+    LET_TIME_PASS();
     return 0;
 }

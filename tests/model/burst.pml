@@ -3,8 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A client runs three requests, one after the other; a server answers them. Both sleep whenever they find nothing. The
- * process of either may be killed before any step. A watcher then hangs up on the other side: private flag, bit,
- * wake. Whatever happens, no living side sleeps for ever (Spin: no invalid end state), each answer belongs to its
+ * process of each may be killed before any step, one or both. A watcher then hangs up on the other side: private flag,
+ * bit, wake. Whatever happens, no living side sleeps for ever (Spin: no invalid end state), each answer belongs to its
  * request, and a side ends only with all answers or because the other is dead.
  *
  * Memory orders are the business of the programs beside this file; here each step is seen at once. Each FAULT_ leaves
@@ -116,35 +116,43 @@ proctype server()
     } unless { killed[REQUEST] }
 }
 
-/* Watches the other process and hangs up on the receiver of `ring` (nnb_channel_hang_up). */
+/* Watches the other process and hangs up on the receiver of `ring` (nnb_channel_hang_up), in whose process it is. */
 proctype watcher(byte ring)
 {
     byte pending;
 end:
-    killed[1 - ring];
+    {
+        killed[1 - ring];
 #ifdef FAULT_FLAG_AFTER_WAKE
-    wake(ring, HANG_UP);
-    hung_up[ring] = true
+        wake(ring, HANG_UP);
+        hung_up[ring] = true
 #else
-    hung_up[ring] = true;
+        hung_up[ring] = true;
 #ifdef FAULT_HANG_UP_WITHOUT_BIT
-    asleep[ring] = false
+        asleep[ring] = false
 #else
-    wake(ring, HANG_UP)
+        wake(ring, HANG_UP)
 #endif
 #endif
+    } unless { killed[ring] }
 }
 
-proctype killer()
+proctype killer(byte ring)
 {
     if
-    :: killed[REQUEST] = true
-    :: killed[RESULT] = true
+    :: killed[ring] = true
     :: skip
     fi
 }
 
 init
 {
-    atomic { run client(); run server(); run watcher(REQUEST); run watcher(RESULT); run killer() }
+    atomic {
+        run client();
+        run server();
+        run watcher(REQUEST);
+        run watcher(RESULT);
+        run killer(REQUEST);
+        run killer(RESULT)
+    }
 }

@@ -9,13 +9,15 @@
 #include "burst_channel.c"
 void nnb_mq_close(nnb_mq *q) { (void)q; }
 
+#ifndef PACKETS
 #define PACKETS 3
+#endif
 static ring shared;
 static nnb_mq sending, receiving;
 static nnb_channel sender, receiver;
 static uint64_t sender_counters[NNB_COUNTERS], receiver_counters[NNB_COUNTERS];
 
-static const uint8_t packets[PACKETS][2 * NNB_DATUM_SIZE] = {
+static const uint8_t packets[3][2 * NNB_DATUM_SIZE] = {
     {[8] = 2, [24] = 1}, {[8] = 2, [24] = 2}, {[8] = 2, [24] = 3}};
 
 static void *send(void *unused)
@@ -49,5 +51,8 @@ int main(void)
     pthread_t a, b;
     pthread_create(&a, NULL, send, NULL);
     pthread_create(&b, NULL, receive, NULL);
+#ifdef INTERRUPTED
+    LET_TIME_PASS();
+#endif
     return 0;
 }

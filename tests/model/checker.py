@@ -19,6 +19,7 @@ _GENMC = (
     "--check-liveness",
     "--disable-estimation",
     "--disable-instruction-caching",
+    "--disable-load-annotation",
     "--disable-spin-assume",
     "--disable-warn-on-unfreed-memory",
 )
@@ -43,7 +44,9 @@ def genmc(program: str, model: str, core: Path = CORE, timeout: float | None = N
     text = done.stdout + done.stderr
     lines = [line.strip() for line in text.splitlines()]
     if done.returncode == 0 and "No errors were detected." in lines:
-        count = next((line.rpartition(" ")[2] for line in lines if "complete executions" in line), "?")
+        count = next((line.rpartition(" ")[2] for line in lines if "complete executions" in line), "0")
+        if count == "0":
+            return Outcome("error", "no execution of it is complete, so nothing was checked")
         return Outcome("proven", f"{count} executions")
     error = next((line for line in lines if line.startswith("Error:")), None)
     if error is None:

@@ -58,6 +58,7 @@ int main(void)
     assert(nnb_channel_init(&receiver, &receiving, 8, 0, receiver_counters) == 0);
     for (int i = 0; i < PACKETS - 1; i++)
         assert(send_one(i) == 0);
+    LET_TIME_PASS();
     pthread_t a, b;
     pthread_create(&a, NULL, send, NULL);
     pthread_create(&b, NULL, receive, NULL);

@@ -67,25 +67,28 @@ static void set_up(uint32_t n_workers)
         assert(nnb_worker_create(&workers[i], group) == 0);
 }
 
-/* Waits for the bits of all words at once, as for one: see model_futex_wait. */
-static uint32_t model_new_bits(const struct futex_waitv *w)
-{
-    return nnb_load32_relaxed((nnb_a32 *)(uintptr_t)w->uaddr) & ~(uint32_t)w->val;
-}
+/* Waits for all words at once, as for one: see model_futex_wait. */
+#define MOST_WORDS (SEATS + 1)
 static long model_SYS_futex_waitv(const struct futex_waitv *words, uint32_t n, int flags, const void *t, int clock)
 {
     if (!n) {
         errno = EINVAL;
         return -1;
     }
-    assert(n == 2 || n == 3);
-    for (uint32_t i = 0; i < n; i++)
-        if (nnb_load32_relaxed((nnb_a32 *)(uintptr_t)words[i].uaddr) != words[i].val) {
+    assert(n == 2 || n == MOST_WORDS);
+    nnb_a32 *at[MOST_WORDS];
+    uint32_t bits[MOST_WORDS], before[MOST_WORDS], last = n - 1;
+    for (uint32_t i = 0; i < n; i++) {
+        nnb_a32 *word = (nnb_a32 *)(uintptr_t)words[i].uaddr;
+        at[i] = model_sleep(word, ~(uint32_t)words[i].val, &bits[i], &before[i]);
+        if (nnb_load32_relaxed(word) != words[i].val) {
             errno = EAGAIN;
             return -1;
         }
-    const struct futex_waitv *last = &words[n - 1];
-    AWAIT(model_new_bits(&words[0]) | model_new_bits(&words[1]) | model_new_bits(last));
+    }
+    if (model_ends_early())
+        return -1;
+    AWAIT(WOKEN(at[0], bits[0], before[0]) | WOKEN(at[1], bits[1], before[1]) | WOKEN(at[last], bits[last], before[last]));
     return 0;
 }
 

@@ -51,5 +51,6 @@ int main(void)
     pthread_create(&a, NULL, send, NULL);
     pthread_create(&b, NULL, receive, NULL);
     pthread_create(&c, NULL, hang_up, NULL);
+    LET_TIME_PASS();
     return 0;
 }

@@ -3,8 +3,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Each program includes this first and then the real files of csrc. The names that it replaces are those of system and
- * library calls; everything that has a memory order is the product's own. Time stands still: no slice and no deadline
- * ends a wait, so a wake-up that is lost is a thread that sleeps for ever, which the checker reports.
+ * library calls; everything that has a memory order is the product's own. A sleeper on the event word of a queue is woken
+ * by a call of the kernel for one of its bits, not by the bit. A wake-up that is lost is a thread that sleeps for ever,
+ * which the checker reports: time passes only where a program says LET_TIME_PASS, and then for two waits of an execution.
  */
 #ifndef MODEL_H
 #define MODEL_H
@@ -149,25 +150,89 @@ static int model_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
 
 /* ---- futex ------------------------------------------------------------------------------------------------------ */
 
+/* Ends a wait early in some executions: one by a signal, one because its time is over. Each wait is tried. */
+static nnb_a32 model_time;
+static void *model_let_time_pass(void *unused)
+{
+    nnb_store32_relaxed(&model_time, EINTR);
+    nnb_store32_relaxed(&model_time, ETIMEDOUT);
+    return unused;
+}
+#define LET_TIME_PASS()                                          \
+    do {                                                         \
+        pthread_t time;                                          \
+        pthread_create(&time, NULL, model_let_time_pass, NULL);  \
+    } while (0)
+
+static int model_ends_early(void)
+{
+    uint32_t why = nnb_load32_relaxed(&model_time) ? nnb_and32_relaxed(&model_time, 0) : 0;
+    if (why)
+        errno = (int)why;
+    return why != 0;
+}
+
+/* How often the kernel was called to wake the sleepers of an event word, for each bit in a byte of its own. */
+#define EVENTS 4
+static const void *model_events[EVENTS]; /* those that a queue was attached to, before there are threads */
+static int model_n_events;
+static nnb_a32 model_wakes[EVENTS];
+static uint32_t model_bytes(uint32_t mask)
+{
+    return (mask & NNB_EVENT_NOT_EMPTY ? 0xff : 0) | (mask & NNB_EVENT_NOT_FULL ? 0xff00 : 0) |
+           (mask & NNB_EVENT_HANG_UP ? 0xff0000 : 0);
+}
+static nnb_a32 *model_wakes_of(const void *word)
+{
+    for (int i = 0; i < model_n_events; i++)
+        if (model_events[i] == word)
+            return &model_wakes[i];
+    return NULL;
+}
+
+/* The kernel holds its queue while it compares or wakes: who comes second sees what the first one has done. */
+static long model_futex_wake(const void *word, uint32_t mask)
+{
+    nnb_a32 *wakes = model_wakes_of(word);
+    if (wakes)
+        atomic_fetch_add_explicit(wakes, model_bytes(mask) & 0x010101, memory_order_acq_rel);
+    return 0;
+}
+
+/* What a sleeper waits for: another value than `before` of these bits of the word that it returns. The bells of a group
+ * are no event words: their bits wake. */
+static nnb_a32 *model_sleep(nnb_a32 *word, uint32_t mask, uint32_t *bits, uint32_t *before)
+{
+    nnb_a32 *wakes = model_wakes_of(word);
+    *bits = wakes ? model_bytes(mask) : mask;
+    *before = wakes ? nnb_load32_acquire(wakes) & *bits : 0;
+    return wakes ? wakes : word;
+}
+#define WOKEN(at, bits, before) ((nnb_load32_relaxed(at) & (bits)) != (before))
+
 static long model_futex_wait(nnb_a32 *word, uint32_t value, uint32_t mask)
 {
+    uint32_t bits, before;
+    nnb_a32 *at = model_sleep(word, mask, &bits, &before);
     if (nnb_load32_relaxed(word) != value) {
         errno = EAGAIN;
         return -1;
     }
-    AWAIT(nnb_load32_relaxed(word) & mask);
+    if (model_ends_early())
+        return -1;
+    AWAIT(WOKEN(at, bits, before));
     return 0;
 }
 
-/* Any new bit wakes: what is set is set with a wake. */
-#define model_SYS_futex(word, op, value, timeout, other, mask)                                \
-    ((op) == FUTEX_WAIT_BITSET ? model_futex_wait((nnb_a32 *)(word), value, mask)             \
-     : (op) == FUTEX_WAIT      ? model_futex_wait((nnb_a32 *)(word), value, ~(uint32_t)(value)) \
-                               : 0)
+#define model_SYS_futex(word, op, value, timeout, other, mask)                                  \
+    ((op) == FUTEX_WAIT_BITSET   ? model_futex_wait((nnb_a32 *)(word), value, mask)               \
+     : (op) == FUTEX_WAIT        ? model_futex_wait((nnb_a32 *)(word), value, ~(uint32_t)(value)) \
+     : (op) == FUTEX_WAKE_BITSET ? model_futex_wake((const void *)(word), mask)                   \
+                                 : model_futex_wake((const void *)(word), ~0u))
 #define syscall(number, ...) model_##number(__VA_ARGS__)
 
-/* The kernel's own timer and the thread of beat.c only bring sleepers back to look again. */
-#define nnb_beat_enter(sleeper, word) ((sleeper)->beaten = 0, 0)
+/* There is no thread of beat.c: waits end after a slice of time, see LET_TIME_PASS. */
+#define nnb_beat_enter(sleeper, word) ((sleeper)->beaten = 0, -EAGAIN)
 #define nnb_beat_leave(sleeper) ((void)0)
 
 #define nnb_note_wake(began) ((void)(began)) /* on which processor a thread runs makes no difference here */
@@ -205,6 +270,8 @@ static void attach(nnb_mq *q, ring *ring, uint32_t quantum, uint32_t elements, u
     q->r = flavour == NNB_SYNCHRONIZED ? &ring->r : &q->private_r;
     q->intent = flavour == NNB_SYNCHRONIZED ? NULL : &ring->intent;
     q->event = (uint32_t *)&ring->event;
+    if (!model_wakes_of(q->event))
+        model_events[model_n_events++] = q->event;
 }
 
 #endif
