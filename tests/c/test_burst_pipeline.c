@@ -155,6 +155,16 @@ int main(void)
     CHECK_EQ(rings(), -1);
     CHECK_EQ(nnb_client_land(p.client), 1);
 
+    /* an answer that a caller took along is there to be landed: the bell will not ring for it */
+    CHECK_EQ(nnb_execution_launch(e[0], 1, 0), -EAGAIN);
+    CHECK_EQ(nnb_execution_advance(e[1], e[1]), -EAGAIN);
+    serve(0);
+    serve(0);
+    CHECK_EQ(nnb_execution_resume(e[1]), 0);
+    CHECK_EQ(nnb_client_arm(p.client), 1);
+    CHECK_EQ(nnb_client_land(p.client), 1);
+    rings();
+
     /* a caller that sleeps is woken in place of the loop, which it tells when it leaves */
     CHECK_EQ(nnb_execution_launch(e[0], 1, 0), -EAGAIN);
     CHECK_EQ(nnb_client_arm(p.client), 0);

@@ -144,6 +144,22 @@ def test_run_that_finds_others_in_flight_moves_to_another_burst(slow: nnburst.Se
     future.result(PATIENCE)
 
 
+def test_futures_of_a_burst_in_which_a_thread_waits_begin_when_it_has_left(slow: nnburst.Session) -> None:
+    waited, *submitted = executions = [slow.burst.bind() for _ in range(3)]
+    for execution in executions:
+        execution.inputs["x"][:] = 0.1
+    thread = threading.Thread(target=waited.run)
+    thread.start()
+    wait_until(lambda: not slow.burst.controller.is_free)
+    futures = [execution.submit() for execution in submitted]
+    assert not slow.burst.controller.is_free  # the thread has held it all the time
+    for execution, future in zip(submitted, futures, strict=True):
+        future.result(PATIENCE)
+        np.testing.assert_array_equal(execution.outputs["y"], execution.inputs["x"])
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
 def test_failure_of_one_future_has_its_reason_and_leaves_the_others_alone(slow: nnburst.Session) -> None:
     executions = [slow.burst.bind() for _ in range(5)]
     executions[2].inputs["x"][1] = -3

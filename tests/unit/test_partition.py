@@ -21,6 +21,7 @@ from test_control_flow import PAIR, TRUTH, Values, graph, sub
 
 import nnburst
 from nnburst import Burst, Compilation, Execution, MemoryDesc
+from nnburst.burst import ExecutionBurstController
 from nnburst.devices import CompileJob, Device, PartitionedDevice, PartitionedModel, PreparedModel, ReferenceDevice
 from nnburst.devices.partitioned import _PartsKernel, _ThroughBurst
 from nnburst.errors import (
@@ -333,6 +334,26 @@ def test_death_of_one_service_ends_a_burst_on_all() -> None:
                 host.close()
                 with pytest.raises((DeadObject, BadState, GeneralFailure)):
                     execution.run()
+
+
+def test_parts_forget_a_memory_with_its_last_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[Memory] = []
+    monkeypatch.setattr(ExecutionBurstController, "forget", lambda _, memory: forgotten.append(memory))
+    model, _ = adders_and_multipliers()
+    with in_process([Only("test-add", O.ADD)]) as (one, _), in_process([Only("test-mul", O.MUL)]) as (two, _):
+        prepared = PartitionedDevice([one.devices[0], two.devices[0]]).prepare_model(model)
+        executor = prepared.burst_executor()
+        with Memory.ashmem(64) as memory, Memory.ashmem(64) as other:
+            for slot, each in enumerate((memory, memory, other)):
+                executor.add_cache_entry(each, slot)
+            executor.remove_cache_entry(0)
+            assert forgotten == []  # it has another slot
+            executor.remove_cache_entry(1)
+            assert forgotten == [memory] * len(prepared.prepared)
+            assert [executor.is_cache_entry_present(slot) for slot in range(3)] == [False, False, True]
+            executor.close()
+            assert not executor.is_cache_entry_present(2)  # nor is its memory kept
+        prepared.close()
 
 
 def test_REQ_MEM_048_memory_of_a_device_is_not_shared_by_parts() -> None:

@@ -208,6 +208,17 @@ def test_users_to_trust_are_ids(trust: object) -> None:
         dial("vision", 1.0, trust)  # type: ignore[arg-type]
 
 
+def test_lock_file_of_a_dead_owner_names_the_new_one_alone(runtime: Path) -> None:
+    runtime.mkdir(0o700)
+    lock = runtime / "vision.lock"
+    lock.write_text("4194304999\nand more\n")
+    claimed = claim("vision")
+    try:
+        assert lock.read_text() == f"{os.getpid()}\n"
+    finally:
+        claimed.close()
+
+
 def test_lock_file_that_is_a_link_is_not_followed(runtime: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("kept")

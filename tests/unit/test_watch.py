@@ -368,3 +368,10 @@ def test_shared_service_is_watched_by_name_and_scraped(tmp_path: Path, monkeypat
     (report,) = json.loads(result.stdout)
     assert (report["name"], report["pid"], report["counters"]["results"]) == ("watched", ready["pid"], 1)
     assert 'nnburst_results_total{model="nnburst-noop: x → y"} 1.0' in text.splitlines()
+
+
+def test_sum_of_histograms_is_that_of_all_their_samples() -> None:
+    one = Histogram(3, 60, 30, ((10, 2), (30, 1)))
+    other = Histogram(3, 75, 40, ((5, 1), (30, 1), (40, 1)))
+    assert one + other == Histogram(6, 135, 40, ((5, 1), (10, 2), (30, 2), (40, 1)))
+    assert one + Histogram() == Histogram() + one == one
