@@ -68,6 +68,20 @@ def test_prove_names_the_programs_there_are_when_asked_for_another() -> None:
     assert "no such program: chanel; there are abandon, adopt, " in done.stdout
 
 
+@pytest.mark.parametrize(("executions", "verdict"), [(0, "error"), (1, "proven")])
+def test_program_without_a_complete_execution_proves_nothing(
+    executions: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genmc = tmp_path / "genmc"
+    genmc.write_text(
+        f"#!/bin/sh\necho No errors were detected.\necho Number of complete executions explored: {executions}\n"
+        "echo Number of blocked executions seen: 3\n"
+    )
+    genmc.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert checker.genmc("channel", "rc11").verdict == verdict
+
+
 @pytest.mark.skipif(bool(checker.missing("genmc")), reason="genmc is not on the PATH")
 @pytest.mark.parametrize("model", checker.MODELS)
 @pytest.mark.parametrize("program", ["channel", "full"])
