@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Callable, Collection
 from types import TracebackType
 
-from .._core._errno import checked_timeout
-from .._core._leaving import LEAVING, time_left, within
+from .._core._deadline import Deadline
+from .._core._leaving import LEAVING
 from .._core._one_process import OneProcess
 from ..devices import Device
 from ..errors import BadState, DeadObject, DeviceUnavailable, GeneralFailure
@@ -194,14 +194,13 @@ def connect_to(
         InvalidArgument: The address is malformed.
         MissedDeadline: It did not answer in time.
     """
-    limit = checked_timeout(timeout)
 
     def connect() -> ServiceConnection:
-        sock = dial(address, time_left(), trust_uid)
+        sock = dial(address, Deadline.after(), trust_uid)
         try:
             # No pidfd: with a service manager the socket was made by another process than the one that serves it.
             return ServiceConnection(sock, timeout=None)
         except DeadObject as error:
             raise DeviceUnavailable(f"the service at {address!r} closed the connection before it served") from error
 
-    return within(limit, connect)
+    return Deadline.after(timeout).call(connect)

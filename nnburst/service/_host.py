@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from .._core._deadline import Deadline
 from .._core._errno import check
-from .._core._leaving import LEAVING, within
+from .._core._leaving import LEAVING
 from .._core._nnburst import lib
 from ..burst import ListenerGroup, Seat, called_by
 from ..cache import CacheRejected, SaveResult, check_fd, checked_token
@@ -158,13 +159,13 @@ class ServiceHost:
         if reason:
             for hosted in all_connections:
                 hosted.objects.hang_up()
-            within(LEAVING, self._finish, all_connections)
+            Deadline.after(LEAVING).call(self._finish, all_connections)
         for hosted in all_connections:
             hosted.connection.hang_up(calls.EndNotice(reason=reason) if reason else None)
         for hosted in all_connections:
             hosted.close()
         if self.listeners is not None:
-            within(LEAVING, self.listeners.close)
+            Deadline.after(LEAVING).call(self.listeners.close)
         for device in self.devices:
             device.close()
         if self.page is not None:

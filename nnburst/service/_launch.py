@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from .. import _safe_path
-from .._core._errno import checked_timeout, meaning, system
-from .._core._leaving import LEAVING, time_left
+from .._core._deadline import Deadline, checked_timeout
+from .._core._errno import meaning, system
+from .._core._leaving import LEAVING
 from ..devices._registry import checked_names
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ._connection import ServiceConnection
@@ -116,7 +117,7 @@ def _start(
     stderr: int,
     faults: bool,
 ) -> ServiceConnection:
-    timeout = time_left(timeout)
+    timeout = Deadline.after(timeout).left()
     errors = system(os.memfd_create, "nnburst-child-stderr", os.MFD_CLOEXEC)
     orders: tuple[socket.socket, ...] = ()
     try:

@@ -84,11 +84,16 @@ class PendingCall:
             raise error
         return reply, fds
 
-    def missed(self, timeout: float | None) -> MissedDeadline:
-        """Return the exception for a caller that has waited for so long."""
-        if not self.number:
+    def missed(self, timeout: float | None, *, has_room: bool) -> MissedDeadline:
+        """Return the exception for a caller that has waited for so long.
+
+        Args:
+            timeout: Seconds.
+            has_room: Whether it could be sent beside the calls that are under way.
+        """
+        if not self.number and not has_room:
             return MissedDeadline(f"{self.call.name}: too many calls are under way already, or another long one")
-        if not self.is_sent:
+        if self.number and not self.is_sent:
             return MissedDeadline(f"{self.call.name}: the peer does not read its socket")
         return MissedDeadline(f"{self.call.name}: no answer within {timeout:.3g} s")
 
@@ -164,6 +169,10 @@ class PendingCalls:
         self._attended.extendleft(reversed(waiting))
         while self._unattended and len(self._by_number) < _MOST_UNATTENDED:
             yield self._enter(self._unattended.popleft())
+
+    def has_room_for(self, pending: PendingCall) -> bool:
+        """Whether a call could enter now. From any thread."""
+        return len(self._by_number) < MAX_PENDING and not (pending.is_long and self._long is not None)
 
     def _enter(self, pending: PendingCall) -> PendingCall:
         while not pending.number or pending.number in self._by_number:  # 0 means that no answer is wanted

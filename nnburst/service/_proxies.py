@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from .._core._leaving import deadline_within
+from .._core._deadline import Deadline
 from ..burst import BurstCallback, BurstContext
 from ..cache import CacheReason, CacheRejected, SaveResult, checked_token
 from ..devices import (
@@ -147,7 +146,8 @@ class RemoteDevice(DescribedDevice):
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> RemotePreparedModel:
         check_preparation(replace(job, deadline_ns=0))
-        job = replace(job, deadline_ns=deadline_within(job.deadline_ns))
+        deadline = Deadline.after().sooner(Deadline(job.deadline_ns))
+        job = replace(job, deadline_ns=deadline.at_ns)
         wire, fds = model_to_wire(model)
         if job.cache is not None:
             checked_token(job.cache.token)
@@ -157,7 +157,7 @@ class RemoteDevice(DescribedDevice):
         reply, _ = self._connection.call(
             caching.PrepareModel(device=self._index, model=wire, job=job),
             fds,
-            timeout=_until(job.deadline_ns),
+            timeout=_patience(deadline),
             on_late=partial(_forget_late, self._connection),
         )
         result = reply.cache and SaveResult(
@@ -173,12 +173,12 @@ class RemoteDevice(DescribedDevice):
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> RemotePreparedModel:
         checked_token(cache.token)
-        deadline_ns = deadline_within(deadline_ns)
+        deadline = Deadline.after().sooner(Deadline(deadline_ns))
         wire, fds = cache_to_wire(cache)
         reply, _ = self._connection.call(
-            caching.PrepareModelFromCache(device=self._index, cache=wire, deadline_ns=deadline_ns),
+            caching.PrepareModelFromCache(device=self._index, cache=wire, deadline_ns=deadline.at_ns),
             fds,
-            timeout=_until(deadline_ns),
+            timeout=_patience(deadline),
             on_late=partial(_forget_late, self._connection),
         )
         if reply.prepared_model is None:
@@ -297,7 +297,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         try:
             wire, fds = request_to_wire(request)
             message = calls.Execute(prepared_model=number, request=wire, options=options)
-            reply, _ = self._connection.call(message, fds, timeout=_until(options.deadline_ns))
+            reply, _ = self._connection.call(message, fds, timeout=_patience(Deadline(options.deadline_ns)))
         except (BadState, DeadObject):
             raise
         except NNBurstError as error:
@@ -329,7 +329,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         reply, received = self._connection.call(
             message,
             [*fds, *(fence.fileno() for fence in fences)],
-            timeout=_until(options.deadline_ns),
+            timeout=_patience(Deadline(options.deadline_ns)),
             on_late=partial(_forget_late, self._connection),
         )
         with received:
@@ -453,11 +453,10 @@ class RemoteBurstContext(_Remote, BurstContext):
         super().close()
 
 
-def _until(deadline_ns: int) -> float | None:
-    """Seconds to wait for something that has a deadline."""
-    if not deadline_ns or deadline_ns >= 2**63 - 1:
-        return None
-    return max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9) + _GRACE
+def _patience(deadline: Deadline) -> float | None:
+    """Seconds to wait for an answer that the service gives by a deadline."""
+    left = deadline.left()
+    return None if left is None else left + _GRACE
 
 
 def _reason(name: str) -> CacheReason:

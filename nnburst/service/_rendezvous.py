@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import math
 import os
 import re
 import socket
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from .._core._deadline import Deadline
 from .._core._errno import meaning
 from ..errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 
@@ -307,12 +307,12 @@ def _check_peer(sock: socket.socket, path: Path, trusted: Collection[int]) -> No
         )
 
 
-def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] = ()) -> socket.socket:
+def dial(address: str, deadline: Deadline, trust_uid: int | Collection[int] = ()) -> socket.socket:
     """Connect to a running service.
 
     Args:
         address: As for `socket_path`; a name is looked for in the user's directory, then in /run/nnburst.
-        timeout: Seconds to wait for room in its backlog; None for no limit.
+        deadline: Of the wait for room in its backlog.
         trust_uid: Users whose services are used, beside this one and root.
 
     Raises:
@@ -323,7 +323,7 @@ def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] =
     """
     trusted = trusted_uids(trust_uid)
     path = _find(address, trusted)
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    limit = deadline.left()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         while True:
@@ -332,9 +332,9 @@ def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] =
                 _check_peer(sock, path, trusted)
                 return sock
             except BlockingIOError:  # its backlog is full, for which a Unix socket cannot be polled
-                if time.monotonic() >= deadline:
+                if deadline.left() == 0:
                     raise MissedDeadline(
-                        f"the service at {str(path)!r} took no connection within {timeout:g} s"
+                        f"the service at {str(path)!r} took no connection within {limit:.3g} s"
                     ) from None
                 time.sleep(_RETRY)
     except OSError as error:

@@ -22,9 +22,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from .._core._deadline import Deadline
 from .._core._errno import meaning
 from .._core._fds import FdSet
-from .._core._leaving import LEAVING, abandon_when_forked, time_left
+from .._core._leaving import LEAVING, abandon_when_forked
 from ..errors import BadState, Ending, ErrorStatus, NNBurstError, ResourceExhausted, error_for
 from . import _protocol as calls
 from ._outbox import Outbox
@@ -177,13 +178,12 @@ class Connection:
             self._finish()
         if self._owner.ident is None or self._owner is threading.current_thread():
             return True
-        limit = time_left(LEAVING + _WORKER_PATIENCE if timeout is None else timeout) or 0.0
-        end = time.monotonic() + limit
-        return self.wait_ended(limit) and self._join(end)
+        deadline = Deadline.after(LEAVING + _WORKER_PATIENCE if timeout is None else timeout)
+        return self.wait_ended(deadline.left()) and self._join(deadline)
 
-    def _join(self, end: float) -> bool:
-        """Wait for the workers until a moment."""
-        return all(workers.join(max(0.0, end - time.monotonic())) for workers in self._workers)
+    def _join(self, deadline: Deadline) -> bool:
+        """Wait for the workers."""
+        return all(workers.join(deadline) for workers in self._workers)
 
     def abandon(self) -> None:
         """In a forked child: close the copies of the descriptors; the connection is the parent's and goes on."""
@@ -241,7 +241,7 @@ class Connection:
         Args:
             message: The request.
             fds: Descriptors that go with it; they stay the caller's.
-            timeout: Seconds for everything, None for no limit but that of `within`.
+            timeout: Seconds for everything, None for no limit but that of `Deadline.call`.
             on_late: Called with the reply (in the owner) if it comes after this call gave up.
 
         Returns:
@@ -255,17 +255,17 @@ class Connection:
             InvalidArgument: The other side could not read the message; it says which field.
         """
         self.check_usable()
-        timeout = time_left(timeout)
+        limit = Deadline.after(timeout).left()
         pending = PendingCall(message, FdBundle.duplicate(fds), on_late)
         try:
             self._inbox.post(partial(self._begin, pending))
-            answered = pending.wait(timeout)
+            answered = pending.wait(limit)
         except BaseException:  # of a signal handler: the reply has no taker now
             if not self._give_up(pending):
                 pending.discard()
             raise
         if not answered and self._give_up(pending):
-            raise pending.missed(timeout)
+            raise pending.missed(limit, has_room=self._calls.has_room_for(pending))
         return pending.result()
 
     def _give_up(self, pending: PendingCall) -> bool:
@@ -281,10 +281,10 @@ class Connection:
         """
         self.check_usable()
         pending = PendingCall(message)
-        limit = time_left(max(0.0, min(LEAVING, self._leave_by - time.monotonic())))
+        limit = Deadline.after(max(0.0, min(LEAVING, self._leave_by - time.monotonic()))).left()
         self._inbox.post(partial(self._release, pending))
         if not pending.wait(limit) and pending.give_up():
-            raise pending.missed(limit)
+            raise pending.missed(limit, has_room=self._calls.has_room_for(pending))
         pending.result()
 
     def forget(self, message: Message) -> None:
@@ -372,7 +372,7 @@ class Connection:
                 self._on_end(LEAVING if self._leave_by == math.inf else max(0.0, self._leave_by - time.monotonic()))
             except Exception:
                 _log.exception("cleaning up after a connection failed")
-        self._join(time.monotonic() + _WORKER_PATIENCE)
+        self._join(Deadline.after(_WORKER_PATIENCE))
         self._pidfd.close()
         self._outbox.close()
 

@@ -7,9 +7,9 @@ import itertools
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 
+from .._core._deadline import Deadline
 from ..errors import ResourceExhausted
 
 _log = logging.getLogger(__name__)
@@ -61,12 +61,11 @@ class Workers:
         for _ in self._threads:
             self._put(_END, None)
 
-    def join(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds in all for the threads to end; never waits for the calling one."""
-        end = time.monotonic() + timeout
+    def join(self, deadline: Deadline) -> bool:
+        """Wait for the threads to end; never for the calling one."""
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(max(0.0, end - time.monotonic()))
+                thread.join(deadline.left())
                 if thread.is_alive():
                     return False
         return True
