@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from ._errno import check, checked_timeout, deadline_after, header_digest, is_real, system
+from ._deadline import Deadline, checked_timeout
+from ._errno import check, header_digest, is_real, system
 from ._fds import FdSet, close_fds
-from ._leaving import LEAVING, Leaving, ProcessLock, abandon_when_forked, deadline_within, time_left, within
+from ._leaving import LEAVING, Leaving, ProcessLock, abandon_when_forked
 from ._nnburst import ffi, lib
 from ._one_process import OneProcess
 
 __all__ = [
     "LEAVING",
+    "Deadline",
     "FdSet",
     "Leaving",
     "OneProcess",
@@ -18,13 +20,9 @@ __all__ = [
     "check",
     "checked_timeout",
     "close_fds",
-    "deadline_after",
-    "deadline_within",
     "ffi",
     "header_digest",
     "is_real",
     "lib",
     "system",
-    "time_left",
-    "within",
 ]

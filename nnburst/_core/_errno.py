@@ -7,7 +7,6 @@ import numbers
 import operator
 import os
 import resource
-import time
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
@@ -59,7 +58,6 @@ _MEANINGS: dict[int, str] = {
     errno.ETIMEDOUT: "the deadline has passed",
 }
 
-_FOREVER_NS = 1 << 62
 _this_process = "this process"
 
 
@@ -146,43 +144,6 @@ def flag(value: object, what: str) -> bool:
     if not isinstance(value, int | np.bool_):
         raise InvalidArgument(f"{what} is True or False, not {type(value).__name__}")
     return bool(value)
-
-
-def checked_timeout(seconds: float | None) -> float | None:
-    """Return `seconds` if it can limit a wait. Timeouts mean the same everywhere.
-
-    None is no limit; 0 is "only what is ready now", without waiting; other numbers are seconds.
-
-    Raises:
-        InvalidArgument: It is not a number, or negative.
-    """
-    if seconds is None or (is_real(seconds) and seconds >= 0):  # which no NaN is
-        return None if seconds is None else float(seconds)
-    raise InvalidArgument(
-        f"timeout={seconds!r}: give seconds, 0 for what is ready now, or None to wait without a limit"
-    )
-
-
-def limit_ns(timeout: float | None) -> int:
-    """Turn seconds into nanoseconds, 0 for no limit; 0 seconds are 1.
-
-    Raises:
-        InvalidArgument: It is not a timeout (`checked_timeout`).
-    """
-    seconds = checked_timeout(timeout)
-    return 0 if seconds is None or seconds * 1e9 >= _FOREVER_NS else max(int(seconds * 1e9), 1)
-
-
-def deadline_after(timeout: float | None) -> int:
-    """Turn seconds from now into what the C core takes: absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
-
-    A timeout of 0 gives a deadline in the past: one attempt is made, nothing is waited for.
-
-    Raises:
-        InvalidArgument: It is not a timeout (`checked_timeout`).
-    """
-    limit = limit_ns(timeout)
-    return time.monotonic_ns() + limit if limit and timeout else min(limit, 1)
 
 
 def header_digest() -> str:

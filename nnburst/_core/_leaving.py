@@ -7,10 +7,10 @@ Four verbs, which mean the same everywhere:
 * ``forget`` lets go of one thing and does not wait until the service has done so, too.
 * ``abandon`` is for objects that a forked child inherits: its copies go, the originals stay with the parent.
 
-**Time.** ``within(seconds, function)`` gives one deadline to all that a function waits for, however deep; a wait asks
-`time_left` how long it may last. To leave takes `LEAVING` seconds at most: a connection counts them from the first
-release that is waited for until all are answered, so that a service that does not answer is waited for once, however
-many things of it are closed. A deadline that has passed is never followed by a wait for the same peer: `forget`.
+**Time.** `Deadline.call` gives one deadline to all that a function waits for, however deep. To leave takes `LEAVING`
+seconds at most: a connection counts them from the first release that is waited for until all are answered, so that a
+service that does not answer is waited for once, however many things of it are closed. A deadline that has passed is
+never followed by a wait for the same peer: `forget`.
 
 **Interrupts.** A signal handler may run, and raise, between any two steps of a thread; a finaliser may run in any
 thread between any two steps, too, also below a lock. Three rules follow.
@@ -24,67 +24,18 @@ thread between any two steps, too, also below a lock. Three rules follow.
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import math
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol
 
 from ..errors import NNBurstError
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from ._deadline import Deadline
 
 LEAVING = 2.0
 """Seconds that leaving waits for a service that does not answer, in all. A child that is not gone then is killed."""
-
-_FOREVER_NS = 2**63 - 1
-_deadline: contextvars.ContextVar[float] = contextvars.ContextVar("nnburst_deadline", default=math.inf)
-
-
-def within(timeout: float | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function; whatever it waits for in another process, it waits `timeout` seconds in all.
-
-    An outer limit stays in force. The limit ends with the call, also if that is interrupted.
-
-    Args:
-        timeout: Seconds; None for no limit of its own, 0 for what needs no waiting.
-        function: What to call.
-        args: Its arguments.
-        kwargs: Likewise.
-    """
-    left = time_left(timeout)
-    if left is None:
-        return function(*args, **kwargs)
-    moment = time.monotonic() + left
-
-    def limited() -> T:
-        _deadline.set(moment)
-        return function(*args, **kwargs)
-
-    return contextvars.copy_context().run(limited)  # which puts the old one back whatever happens
-
-
-def time_left(timeout: float | None = None) -> float | None:
-    """Seconds that a wait which begins now may last, at most `timeout`; None for no limit."""
-    ambient = _deadline.get()
-    if ambient == math.inf:
-        return timeout
-    left = max(0.0, ambient - time.monotonic())
-    return left if timeout is None else min(left, timeout)
-
-
-def deadline_within(deadline_ns: int) -> int:
-    """Return a deadline in nanoseconds of CLOCK_MONOTONIC (0 for none), or the one of `within` if that comes first."""
-    ambient = _deadline.get()
-    if ambient * 1e9 >= _FOREVER_NS:
-        return deadline_ns
-    moment = max(1, int(ambient * 1e9))
-    return min(deadline_ns, moment) if deadline_ns else moment
 
 
 class Leaving:
@@ -115,7 +66,7 @@ class Leaving:
         except Exception:  # of a step; all have been done
             raise
         except BaseException:
-            within(0, self._go)
+            Deadline.after(0).call(self._go)
             raise
 
     def _go(self) -> None:
@@ -129,7 +80,7 @@ class Leaving:
             except Exception as error:  # perhaps of a signal handler, in the middle of the step
                 failure = failure or error
                 with contextlib.suppress(Exception):
-                    within(0, step)
+                    Deadline.after(0).call(step)
             with contextlib.suppress(ValueError):  # another thread has done it as well
                 self._steps.remove(step)
         if failure is not None:

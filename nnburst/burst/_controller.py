@@ -5,16 +5,17 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import math
 import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import EllipsisType
 from typing import TYPE_CHECKING, Protocol
 
-from .._core._errno import check, checked_timeout, deadline_after, system
-from .._core._leaving import Leaving, ProcessLock, within
+from .._core._deadline import Deadline, checked_timeout, limit_ns
+from .._core._errno import check, system
+from .._core._leaving import Leaving, ProcessLock
 from .._core._nnburst import ffi, lib
 from .._core._one_process import OneProcess
 from ..errors import (
@@ -237,7 +238,7 @@ class ExecutionBurstController(OneProcess):
     def _run_without_burst(self, request: Request, measure: bool, timeout: float | None) -> ExecutionResult:
         self._fallbacks += 1
         flag = MeasureTiming.YES if measure else MeasureTiming.NO
-        return self._prepared_model.execute_synchronously(request, RunOptions(flag, deadline_after(timeout)))
+        return self._prepared_model.execute_synchronously(request, RunOptions(flag, Deadline.after(timeout).at_ns))
 
     # ---- memory and life -------------------------------------------------------------------------------------
 
@@ -425,19 +426,13 @@ def _open_client(request: MQDescriptor, result: MQDescriptor, window: int) -> CD
     return ffi.gc(out[0], lib.nnb_client_destroy)
 
 
-def _seconds_until(end: float) -> float | None:
-    return None if end == math.inf else max(0.0, end - time.monotonic())
-
-
+_REMEDY = "Give more time (timeout=) or look at what the service is doing"
 _REFUSALS = {
     ErrorStatus.INVALID_ARGUMENT: (
         "the service refused the request (INVALID_ARGUMENT): an argument contradicts the model, or a memory it uses "
         "was freed"
     ),
-    ErrorStatus.MISSED_DEADLINE_TRANSIENT: (
-        "no answer within {timeout} s: the service dropped or ended the run. Give more time (timeout=) or look at what "
-        "the service is doing"
-    ),
+    ErrorStatus.MISSED_DEADLINE_TRANSIENT: ("no answer {in_time}: the service dropped or ended the run. " + _REMEDY),
     ErrorStatus.OUTPUT_INSUFFICIENT_SIZE: "an output region is too small; .output_shapes of the error tells the sizes",
 }
 
@@ -449,7 +444,7 @@ def _not_bound(pointer: object) -> int:
 class BoundRequest(OneProcess):
     """A request that is bound to a burst; `run` as often as you like. Made by `ExecutionBurstController.bind`."""
 
-    __slots__ = ("_burst", "_elsewhere", "_measure", "_pointer", "_run", "_timeout", "concluding", "requests")
+    __slots__ = ("_burst", "_elsewhere", "_measure", "_pointer", "_run", "_timeout", "concluding", "limit", "requests")
 
     def __init__(self) -> None:
         """Bound to nothing yet; see `bind_to`."""
@@ -458,6 +453,7 @@ class BoundRequest(OneProcess):
         self._burst: ExecutionBurstController | None = None
         self._elsewhere: ExecutionResult | None = None  # of the last run, if that did not go through the channel
         self._timeout: float | None = None
+        self.limit: float | None = None  # seconds that a run which begins now may take
         self._measure = False
         self.concluding = False  # a thread looks at what a run came to, see `runtime._async`
         self.requests: tuple[Request, ...] = ()
@@ -500,12 +496,16 @@ class BoundRequest(OneProcess):
         if turn:
             lib.nnb_execution_ran_elsewhere(pointer, 0)
         self.requests, self._measure, self._burst, self._pointer = requests, measure, burst, pointer
-        self.timeout = self._timeout
+        self._allow(self.limit)
         self._run = lib.nnb_execution_run
 
-    def find_way(self, number: int) -> bool:
-        """Find another burst when a run could not begin, for that errno; False if there is none to find."""
-        return False
+    def find_way(self, number: int, deadline: Deadline) -> Deadline | None:
+        """Find another burst when a run could not begin, for that errno.
+
+        Returns:
+            The deadline of the run from now on: what is set up meanwhile is not the run's time. None if there is none.
+        """
+        return None
 
     @property
     def repeats(self) -> int:
@@ -522,16 +522,22 @@ class BoundRequest(OneProcess):
         """Index of the request that the next run sends. A run that ends with NONE passes the turn."""
         return lib.nnb_execution_turn(self._pointer) if self._burst is not None else 0
 
-    def run(self) -> None:
-        """Run once and wait for the end; the outputs are then in their memory.
+    def run(self, timeout: float | EllipsisType | None = ...) -> None:
+        """Run once and wait for the end; the outputs are then in their memory, until the next run writes there.
+
+        Args:
+            timeout: Seconds that this run may take; None for no limit. By default those that it was bound with.
 
         Raises:
             DeadObject: The service died, or the burst was closed meanwhile.
-            MissedDeadline: `timeout` passed. The service may still be writing outputs.
+            MissedDeadline: The time was over. The service may still be writing outputs.
             BadState: The burst is closed, or runs another execution now.
             OutputInsufficientSize: An output region is too small.
             NNBurstError: The service answered another error status.
         """
+        if timeout is not ...:
+            with self.limited(timeout):
+                return self.run()
         try:
             status = self._run(self._pointer)
             if status:
@@ -621,37 +627,33 @@ class BoundRequest(OneProcess):
 
     def _wait(self, status: int) -> int:
         """Wait for the end and return the status, or raise."""
-        repeats, end = 0, None
+        repeats, deadline = 0, None
         while status < 0:
             if status == _RESTART:  # signal handlers run between two calls
                 status = lib.nnb_execution_resume(self._pointer)
             elif status == _NO_ROOM:
                 assert self._burst is not None
                 request = self.requests[self.turn]
-                return self._ran_elsewhere(self._burst._run_without_burst(request, self._measure, self._timeout))
+                return self._ran_elsewhere(self._burst._run_without_burst(request, self._measure, self.limit))
             elif status in _NOT_BEGUN or (status == _DIED and repeats < self.repeats):
                 repeats += status == _DIED
-                end = self._last_moment(status) if end is None else end
-                status = self._run_elsewhere(status, end)
+                begun = self.deadline if status == _DIED else Deadline.after(self.limit)
+                deadline = self.find_way(-status, deadline or begun)
+                if deadline is None:
+                    self._fail(-status)
+                else:
+                    status = self._run_until(deadline)
             else:
                 self._fail(-status)
         return status
 
-    def _last_moment(self, status: int) -> float:
-        """When a run has to end that has just come back like this."""
-        if self._timeout is None:
-            return math.inf
-        return time.monotonic() + self._timeout if status != _DIED else lib.nnb_execution_deadline(self._pointer) / 1e9
-
-    def _run_elsewhere(self, status: int, end: float) -> int:
-        """Go on with a run that could not begin, or that is repeated, until that moment."""
-        if not within(_seconds_until(end), self.find_way, -status):
-            self._fail(-status)
+    def _run_until(self, deadline: Deadline) -> int:
+        """Go on with a run that could not begin, or that is repeated."""
         try:
-            self._limit(_seconds_until(end))
+            self._limit(deadline.left())
             return self._run(self._pointer)
         finally:
-            self._limit(self._timeout)
+            self._limit(self.limit)
 
     def _ran_elsewhere(self, result: ExecutionResult) -> int:
         """Take the result of a run that did not go through the channel for that of the last run."""
@@ -668,7 +670,7 @@ class BoundRequest(OneProcess):
             final, shapes, _ = result
             reason = reason_of(result)
             refusal = "the execution failed with {name}; launch(log_level='info') logs why"
-            message = _REFUSALS.get(final, refusal).format(name=final.name, timeout=self._timeout)
+            message = _REFUSALS.get(final, refusal).format(name=final.name, in_time=self.in_time)
             if reason and final is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
                 message = f"the execution failed with {final.name}: {reason}"
             raise error_for(final, message, shapes)
@@ -679,28 +681,25 @@ class BoundRequest(OneProcess):
         told = status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) or result is self._elsewhere
         if told or self._burst is None:
             return result
-        limit = _LONGEST_ASKING if self._timeout is None else min(self._timeout, _LONGEST_ASKING)
+        limit = _LONGEST_ASKING if self.limit is None else min(self.limit, _LONGEST_ASKING)
         try:
-            return Failure(status, within(limit, self._burst._context.failure_reason), shapes)
+            return Failure(status, Deadline.after(limit).call(self._burst._context.failure_reason), shapes)
         except NNBurstError:  # the status has to do
             return result
 
     def _fail(self, number: int) -> None:
         self._elsewhere = None
         assert self._burst is not None
-        remedy = "Give more time (timeout=) or look at what the service is doing"
         ending = self._burst._prepared_model.ending
         how = ending.reason or "the other process has ended"
         then = "the next run opens the session again" if self.comes_back else "open another session"
         gone = ending.error(f"the service that holds the model is gone: {how}; {then}")
         closed = BadState("the burst is closed; open another session")
         special = {
-            errno.ETIMEDOUT: MissedDeadline(
-                f"no answer within {self._timeout} s; a late one will be dropped. {remedy}"
-            ),
+            errno.ETIMEDOUT: self.missed(),
             errno.ECANCELED: MissedDeadline(
-                f"not started within {self._timeout} s: the service has not come yet to the runs that were given up "
-                f"before. {remedy}"
+                f"not started {self.in_time}: the service has not come yet to the runs that were given up before. "
+                f"{_REMEDY}"
             ),
             errno.EPIPE: BadState("the burst was closed while this execution ran") if self._burst.closed else gone,
             errno.ENOTCONN: closed if self._burst.closed else gone,
@@ -740,23 +739,45 @@ class BoundRequest(OneProcess):
         return self.result[2] if self._measure else NO_TIMING
 
     @property
+    def in_time(self) -> str:
+        """How long a run may take that begins now, in words."""
+        return "in time" if self.limit is None else f"within {self.limit:.3g} s"
+
+    def missed(self) -> MissedDeadline:
+        """Return the exception for a run that has not ended in time."""
+        return MissedDeadline(f"no answer {self.in_time}; a late one will be dropped. {_REMEDY}")
+
+    @contextlib.contextmanager
+    def limited(self, timeout: float | EllipsisType | None) -> Iterator[None]:
+        """Let runs that begin meanwhile take so many seconds; ``...`` for `timeout`."""
+        if timeout is ...:
+            yield
+            return
+        self._allow(checked_timeout(timeout))
+        try:
+            yield
+        finally:
+            self._allow(self._timeout)
+
+    @property
     def timeout(self) -> float | None:
-        """Seconds that a run may take; None for no limit."""
+        """Seconds that a run may take which is given no others; None for no limit."""
         return self._timeout
 
     @timeout.setter
     def timeout(self, seconds: float | None) -> None:
-        self._timeout = seconds = checked_timeout(seconds)
-        self._limit(seconds)
+        self._timeout = checked_timeout(seconds)
+        self._allow(self._timeout)
 
     @property
-    def time_left(self) -> float | None:
-        """Seconds until the run that was started last has to end; None: it need not."""
-        if self._timeout is None:
-            return None
-        return _seconds_until(lib.nnb_execution_deadline(self._pointer) / 1e9)
+    def deadline(self) -> Deadline:
+        """Of the run that was started last."""
+        return Deadline(lib.nnb_execution_deadline(self._pointer) if self._burst is not None else 0)
+
+    def _allow(self, seconds: float | None) -> None:
+        self.limit = seconds
+        self._limit(seconds)
 
     def _limit(self, seconds: float | None) -> None:
         if self._burst is not None:
-            nanoseconds = 0 if seconds is None or seconds > 1e9 else max(round(seconds * 1e9), 1)
-            lib.nnb_execution_set_timeout(self._pointer, nanoseconds)
+            lib.nnb_execution_set_timeout(self._pointer, limit_ns(seconds))

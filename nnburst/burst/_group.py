@@ -11,8 +11,8 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .._core._deadline import Deadline
 from .._core._errno import check
-from .._core._leaving import time_left
 from .._core._nnburst import ffi, lib
 from ..errors import BadState, ResourceExhausted
 from ..model import Priority
@@ -178,7 +178,7 @@ class ListenerGroup:
         lib.nnb_group_close(self._handle)
         for thread in tuple(self._threads):
             if thread is not threading.current_thread():
-                thread.join(time_left())
+                thread.join(Deadline.after().left())
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +235,7 @@ class SeatedBurst(Served):
         if self._group.serves_here():
             raise BadState("a burst cannot be closed by a listener thread; close it from another one")
         self.hang_up()
-        self._ended.wait(time_left())
+        self._ended.wait(Deadline.after().left())
 
     @property
     def alive(self) -> bool:

@@ -6,7 +6,7 @@ import atexit
 import threading
 from typing import TYPE_CHECKING
 
-from .._core._leaving import time_left
+from .._core._deadline import Deadline
 from .._core._nnburst import ffi, lib
 from ..errors import BadState, ResourceExhausted
 from ._interfaces import BurstCallback, BurstExecutorWithCache
@@ -53,7 +53,7 @@ class Listener(Served):
         if threading.current_thread() is self._thread:
             raise BadState("a burst cannot be closed by its own listener thread; close it from another one")
         self.hang_up()
-        self._thread.join(time_left())
+        self._thread.join(Deadline.after().left())
 
     @property
     def alive(self) -> bool:

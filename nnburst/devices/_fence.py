@@ -31,9 +31,9 @@ import struct
 import termios
 from typing import TYPE_CHECKING
 
-from .._core._errno import checked_timeout
+from .._core._deadline import Deadline
 from .._core._fds import FdSet
-from .._core._leaving import abandon_when_forked, time_left
+from .._core._leaving import abandon_when_forked
 from ..errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Fence:
         """
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
-        limit = time_left(checked_timeout(timeout))
+        limit = Deadline.after(timeout).left()
         found = poll.poll(None if limit is None else min(math.ceil(limit * 1000), LONGEST_MS))
         if not found:
             raise MissedDeadline("the fence was not signalled in time; wait longer for it")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 from typing import Any, Protocol, runtime_checkable
 
-from .._core._errno import check, deadline_after
+from .._core._deadline import Deadline
+from .._core._errno import check
 from .._core._nnburst import ffi, lib
 from ..errors import BadState, InvalidArgument
 
@@ -70,7 +71,7 @@ class EventFlag:
         bits = _bits(mask)
         if not bits:
             raise InvalidArgument("mask is 0: nothing could ever end the wait")
-        deadline = deadline_after(timeout)
+        deadline = Deadline.after(timeout).at_ns
         state = ffi.new("uint32_t *")
         one_round = lib.nnb_event_wait_retry if retry else lib.nnb_event_wait
         while True:

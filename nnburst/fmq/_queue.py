@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core._errno import check, deadline_after
+from .._core._deadline import Deadline
+from .._core._errno import check
 from .._core._fds import FdSet
 from .._core._nnburst import ffi, lib
 from ..errors import GeneralFailure, InvalidArgument, NNBurstError
@@ -398,7 +399,7 @@ class MessageQueue:
         event_flag: EventFlag | None,
     ) -> None:
         word, _owner = (ffi.NULL, None) if event_flag is None else event_flag._event_word()
-        deadline = deadline_after(timeout)
+        deadline = Deadline.after(timeout).at_ns
         rc = -errno.ERESTART
         while rc == -errno.ERESTART:
             # Every 100 ms, and after a signal, C comes back so that signal handlers run and close() is noticed. The

@@ -19,10 +19,11 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .._core._fds import FdSet
-from ..errors import BadState, ErrorStatus, MissedDeadline, ResourceExhausted
+from ..errors import BadState, ErrorStatus, ResourceExhausted
 from ._aside import aside_of
 from ._futures import attend_to
 
@@ -92,16 +93,22 @@ def current_loop() -> Loop:
     return found
 
 
-async def run(execution: BoundRequest, late: Callable[[], None] | None = None) -> None:
+async def run(
+    execution: BoundRequest, timeout: float | EllipsisType | None = ..., late: Callable[[], None] | None = None
+) -> None:
     """Run an execution as `BoundRequest.run` does, without blocking the event loop.
 
     Args:
         execution: Bound to a burst.
+        timeout: As for `BoundRequest.run`.
         late: Called when a run that was given up has landed, or will not be made, in the thread that finds it.
 
     Raises:
         NNBurstError: As `BoundRequest.run`; `BadState` also if it is in flight.
     """
+    if timeout is not ...:
+        with execution.limited(timeout):
+            return await run(execution, ..., late)
     loop = current_loop()
     if execution.concluding:
         raise BadState("the execution is running: what a run came to that was given up is still being looked at")
@@ -118,13 +125,13 @@ async def run(execution: BoundRequest, late: Callable[[], None] | None = None) -
                 await loop.pause()
                 flights.look(flight, loop.look_until())
             if flight.status is None:
-                in_time = await _landed(flight, flights, loop, execution.time_left)
+                in_time = await _landed(flight, flights, loop, execution.deadline.left())
         except BaseException:
             _give_up(flight, flights, late)
             raise
         if not in_time:
             _give_up(flight, flights, late)
-            raise MissedDeadline(f"no answer within {execution.timeout} s; a late one will be dropped")
+            raise execution.missed()
     if flight.status == 0:
         return
     if flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # nothing has to be asked for

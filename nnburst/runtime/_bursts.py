@@ -26,6 +26,7 @@ class Bursts:
     Args:
         compilation: Finished.
         polling_window: As for `Burst`.
+        open_timeout: Seconds that a run may take to set up what it needs first; None: see `setting_up`.
 
     Attributes:
         recovery: Opens the model again when the service has died; None: executions get `DeadObject` then.
@@ -33,7 +34,10 @@ class Bursts:
         most_at_home: So many of those that were lent and given back are kept; the others are ended.
     """
 
-    def __init__(self, compilation: Compilation, polling_window: float | None) -> None:
+    def __init__(
+        self, compilation: Compilation, polling_window: float | None, open_timeout: float | None = None
+    ) -> None:
+        self.open_timeout = open_timeout
         self._polling_window = polling_window
         self._refuses = False
         self._bursts = [self._open(compilation)]

@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from .._core._deadline import Deadline
 from ..cache import (
     PRIORITY_CODE,
     SPOILT,
@@ -172,7 +173,7 @@ class DirectoryCache:
                             )
 
         yield from existing()
-        until = time.monotonic() + _patience(job.asked.deadline_ns)
+        until = Deadline.after(_patience(Deadline(job.asked.deadline_ns)))
         for last in (False, True):
             with contextlib.closing(self._staged(entry, job, until)) as staged:
                 if staged.waited or self._cache.generations(entry) - seen:  # written meanwhile by another process
@@ -186,11 +187,9 @@ class DirectoryCache:
                     yield Room(files(staged.model_fds, staged.data_fds, place), keep)
                 return
 
-    def _staged(self, entry: str, job: Job, until: float) -> StagedEntry:
+    def _staged(self, entry: str, job: Job, until: Deadline) -> StagedEntry:
         try:
-            return self._cache.stage(
-                entry, job.counts, always=self._always, patience=max(0.0, until - time.monotonic())
-            )
+            return self._cache.stage(entry, job.counts, always=self._always, patience=until.left() or 0.0)
         except CacheRejected as error:
             if error.reason not in (CacheReason.DISABLED, *_REFUSALS):  # a refusal was counted when it was made
                 self._cache.index.count(error.reason)
@@ -362,11 +361,10 @@ class DescriptorCache:
         pass
 
 
-def _patience(deadline_ns: int) -> float:
+def _patience(deadline: Deadline) -> float:
     """Seconds to wait for another process: half of the remaining time, which leaves time to compile."""
-    if not deadline_ns:
-        return _PATIENCE
-    return min(_PATIENCE, max(0.0, (deadline_ns - time.monotonic_ns()) / 2e9))
+    left = deadline.left()
+    return _PATIENCE if left is None else min(_PATIENCE, left / 2)
 
 
 def cache_source(directory: str | os.PathLike[str] | None, token: bytes | None, always: bool) -> CacheSource | None:

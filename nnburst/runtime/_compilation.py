@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct, structs
 
-from .._core._errno import checked_timeout
-from .._core._leaving import ProcessLock, deadline_within, within
+from .._core._deadline import Deadline, checked_timeout
+from .._core._leaving import ProcessLock
 from .._core._one_process import OneProcess
 from ..cache import Cache, Limits, checked_token
 from ..devices import CompileJob, Device, PartitionedDevice, PartitionedModel, PreparedModel, measured_capabilities
@@ -168,12 +168,12 @@ class Compilation(OneProcess):
         self._check_open()
         self._finished = True
         try:
-            within(self._timeout, self._compile)
+            Deadline.after(self._timeout).call(self._compile)
         finally:
             self._release_cache()
 
     def _compile(self) -> None:
-        asked = CompileJob(self._preference, self._priority, deadline_within(0))
+        asked = CompileJob(self._preference, self._priority, Deadline.after().at_ns)
         able, refusals, failures = self._asked(), [], []
         while able:
             try:

@@ -11,13 +11,15 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from functools import partial
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from msgspec.structs import replace
 
-from .._core._errno import checked_timeout, deadline_after, flag, is_real, limit_ns, whole
-from .._core._leaving import Leaving, ProcessLock, time_left
+from .._core._deadline import Deadline, checked_timeout, limit_ns
+from .._core._errno import flag, is_real, whole
+from .._core._leaving import Leaving, ProcessLock
 from .._core._nnburst import lib
 from ..burst import BoundRequest, ExecutionBurstController
 from ..burst._controller import MemoryUse
@@ -74,6 +76,8 @@ _A_MOMENT = 0.0005
 _FIRST_GUESS = 4096
 """Bytes for an output whose shape only a run tells, before the first run."""
 _HIGHEST_RANK = 64
+_LEAST = 1.0
+"""Seconds that a run may take at least to set up what it needs first: with less, a short one would never get it."""
 _UINT32 = 2**32 - 1
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -91,6 +95,18 @@ class _State(enum.Enum):
     OPEN = enum.auto()
     RUNNING = enum.auto()
     COMPLETED = enum.auto()
+
+
+def setting_up(open_timeout: float | None, timeout: float | None) -> Deadline:
+    """Return the deadline for what a run needs first: another burst, arrays for other shapes, a state.
+
+    Args:
+        open_timeout: Seconds that it may take, if the caller has said so.
+        timeout: Seconds of the run, which begins afterwards.
+    """
+    if open_timeout is None and timeout is not None:
+        open_timeout = max(timeout, _LEAST)
+    return Deadline.after(open_timeout)
 
 
 def _sizes(kind: str, index: int, dimensions: Sequence[int]) -> tuple[int, ...]:
@@ -130,8 +146,9 @@ class Execution(BoundRequest):
     Attributes:
         inputs: Shared arrays by input name. Write into them (``x.inputs["image"][:] = frame``), not over them. An input
             that is a state, or was given by a ``set_`` method, is not among them.
-        outputs: Shared arrays by output name, valid from the end of a run until the next one begins. An output whose
-            shape only a run tells is flat bytes; `output_shapes` tells its dimensions.
+        outputs: Shared arrays by output name, valid from the end of a run until the next one begins, which writes over
+            them: keep ``x.outputs["scores"].copy()``. An output whose shape only a run tells is flat bytes;
+            `output_shapes` tells its dimensions.
 
     Raises:
         BadState: The compilation is not finished or has failed.
@@ -290,31 +307,42 @@ class Execution(BoundRequest):
         """As `BoundRequest.comes_back`."""
         return self._home is not None and self._home.recovery is not None
 
-    def find_way(self, number: int) -> bool:
+    def find_way(self, number: int, deadline: Deadline) -> Deadline | None:
         """Move to a burst that is free, or to a service that has come back; see `BoundRequest.find_way`.
 
         Raises:
             DeadObject: The state was lost with the service. The next run begins with the initial one.
+            MissedDeadline: There is none in time, or a run that was given up takes longer than this one may.
         """
-        ending, states = self._prepared.ending, self._states
-        found = self._move(number)
+        ending, states, begin = self._prepared.ending, self._states, time.monotonic_ns()
+        left = self._setting_up.call(self._move, number)
         if states and self._states is not states:
             names = ", ".join(map(repr, states))
             raise ending.error(
                 f"the service died ({ending.reason}), and with it the state {names}; it is as bind() made it, and runs "
                 "go on from there"
             )
-        return found
+        if left == -errno.EAGAIN:  # a run that was given up comes first, on its burst
+            if deadline.left() == 0:
+                raise MissedDeadline(f"not started {self.in_time}: the run before, which was given up, has not ended")
+            time.sleep(_A_MOMENT)
+            return deadline
+        return None if left is None else deadline.postponed(begin)
 
-    def _move(self, number: int) -> bool:
+    @property
+    def _setting_up(self) -> Deadline:
+        return setting_up(None if self._home is None else self._home.open_timeout, self.limit)
+
+    def _move(self, number: int) -> int | None:
+        """Move to another burst: 0, or -EAGAIN if it has to stay for the moment, None if there is no other."""
         home, pointer, here = self._home, self._pointer, self._at
         if home is None or here is None or self._leaving is not None:
-            return False
+            return None
         if number not in (errno.EBUSY, errno.ESTALE) and not home.recover(here):
-            return False
+            return None
         burst = home.spare()
         if burst is here and number == errno.EBUSY:  # no longer
-            return True
+            return 0
         states = self._states
         if burst.compilation is not self.compilation:
             if self._steps is not None:
@@ -323,7 +351,7 @@ class Execution(BoundRequest):
                 states = self._states_on(burst.compilation)
         with self._lock.lock:
             if self._pointer is not pointer:  # another thread has moved it
-                return True
+                return 0
             left = lib.nnb_execution_leave(pointer)
             if left == 0:
                 try:
@@ -331,13 +359,11 @@ class Execution(BoundRequest):
                 except BaseException:
                     lib.nnb_execution_return(pointer)
                     raise
-        if left == -errno.EAGAIN:  # a run that was given up comes first, on its burst
-            if time_left() == 0:
-                raise MissedDeadline("not started in time: the run before, which was given up, has not ended")
-            time.sleep(_A_MOMENT)
-        elif left:
+        if left == -errno.EAGAIN:
+            return left
+        if left:
             raise BadState("the execution is running; bind one for each thread")
-        return True
+        return 0
 
     def _settle_on(self, burst: Burst, states: dict[str, State]) -> None:
         """Bind the request to another burst, perhaps of the model that was compiled anew."""
@@ -355,7 +381,7 @@ class Execution(BoundRequest):
         states = make_states(compilation, {state.source.name: name for name, state in self._states.items()})
         try:
             for name, state in states.items():
-                state.write(self.turn, self._initial.get(name), time_left(self.timeout))
+                state.write(self.turn, self._initial.get(name))
         except BaseException:
             for state in states.values():
                 state.close()
@@ -438,7 +464,11 @@ class Execution(BoundRequest):
         Raises:
             InvalidArgument: A name, dtype or shape is wrong; the state is as it was then.
             DeadObject: The service has ended, and the session does not start it again.
+            MissedDeadline: It takes longer than setting up may (``open_timeout`` of the session).
         """
+        self._setting_up.call(self._reset_state, values)
+
+    def _reset_state(self, values: Mapping[str, npt.ArrayLike] | None) -> None:
         self._check_not_closed()
         if not isinstance(values, Mapping | None):
             raise InvalidArgument(f"the values of a state are a dict of arrays, not {type(values).__name__}")
@@ -450,23 +480,26 @@ class Execution(BoundRequest):
         try:
             self._write_states(arrays)
         except DeadObject:
-            if not self._move(errno.ENOTCONN):
+            if self._move(errno.ENOTCONN) is None:
                 raise
             self._write_states(arrays)
 
     def start_state(self, values: Mapping[str, npt.ArrayLike] | None) -> None:
         """As `reset_state`, and so it is again when the service has died and was started again."""
-        self.reset_state(values)
+        self._reset_state(values)
         self._initial = {name: np.array(value) for name, value in (values or {}).items()}
 
     def _write_states(self, arrays: Mapping[str, Array]) -> None:
         for name, state in self._states.items():
-            state.write(self.turn, arrays.get(name), self.timeout)
+            state.write(self.turn, arrays.get(name))
 
     def get_state(self) -> dict[str, Array]:
-        """Copy the state out that the next run will read, by input name."""
+        """Copy the state out that the next run will read, by input name; raises as `reset_state`."""
+        return self._setting_up.call(self._read_states)
+
+    def _read_states(self) -> dict[str, Array]:
         self._check_not_closed()
-        return {name: state.read(self.turn, self.timeout) for name, state in self._states.items()}
+        return {name: state.read(self.turn) for name, state in self._states.items()}
 
     # ---- arguments, one by one -------------------------------------------------------------------------------
 
@@ -658,27 +691,35 @@ class Execution(BoundRequest):
 
     # ---- running ---------------------------------------------------------------------------------------------
 
-    def compute(self) -> None:
+    def compute(self, timeout: float | EllipsisType | None = ...) -> None:
         """Run without a burst and wait for the end.
 
+        Args:
+            timeout: Seconds that this run may take; None for no limit. By default those of `set_timeout`.
+
         Raises:
-            InvalidArgument: An argument is not set, or the device refuses the request.
+            InvalidArgument: An argument is not set, or the device refuses the request; a timeout without a compilation
+                for exactly one device.
             BadState: It is running, or has run and is not reusable.
             NNBurstError: The execution failed; the status says how.
         """
-        self._finish(self._begin(), self._without_burst)
+        self._finish(self._begin(timeout), self._without_burst, timeout)
 
-    def start_compute(self) -> Event:
+    def start_compute(self, timeout: float | EllipsisType | None = ...) -> Event:
         """Run without a burst, in the background. Raises as `compute`, the outcome comes with `Event.wait`."""
-        before = self._begin()
+        before = self._begin(timeout)
         try:
-            return Event.start(lambda: self._finish(before, self._without_burst))
+            return Event.start(lambda: self._finish(before, self._without_burst, timeout))
         except ResourceExhausted:
             self._progress = before
             raise
 
     def start_compute_with_dependencies(
-        self, wait_for: Iterable[Event | Fence] = (), *, duration: float | None = None
+        self,
+        wait_for: Iterable[Event | Fence] = (),
+        *,
+        duration: float | None = None,
+        timeout: float | EllipsisType | None = ...,
     ) -> Event:
         """Have the service run this once everything in `wait_for` is over, and return at once.
 
@@ -688,8 +729,8 @@ class Execution(BoundRequest):
 
         Args:
             wait_for: What must be over first. If something of it fails, so does this.
-            duration: Seconds that the run may take once all of it is over; None for no limit. The timeout of
-                `set_timeout` counts from now, the waiting included.
+            duration: Seconds that the run may take once all of it is over; None for no limit.
+            timeout: As for `compute`; it counts from now, the waiting included.
 
         Returns:
             The end. `Event.wait` has to be called before this execution can be used again or asked for results.
@@ -715,12 +756,14 @@ class Execution(BoundRequest):
                     f"output {index} has dimensions {list(operand.dimensions)}: an execution that waits for fences "
                     "needs a model that says them; use compute()"
                 )
-        before = self._begin()
+        before = self._begin(timeout)
+        with self.limited(timeout):
+            options = self._options
         with contextlib.ExitStack() as running:
             running.enter_context(self._while_running(before))
             request = self._laid_out().requests[self.turn]
             check_open(request)
-            run = self._prepared.execute_fenced(request, fences, self._options, duration_ns)
+            run = self._prepared.execute_fenced(request, fences, options, duration_ns)
             self._note_outputs(())  # what depends on them may be launched
             ending = running.pop_all()
         return Event(run.fence, partial(self._settle_fenced, run, ending))
@@ -755,8 +798,12 @@ class Execution(BoundRequest):
             super()._settle(status)
         return True
 
-    def burst_compute(self, burst: Burst) -> None:
+    def burst_compute(self, burst: Burst, timeout: float | EllipsisType | None = ...) -> None:
         """Run through a burst and wait for the end.
+
+        Args:
+            burst: Of this compilation.
+            timeout: As for `compute`.
 
         Raises:
             InvalidArgument: No burst, or one of another compilation; an argument is not set.
@@ -769,10 +816,13 @@ class Execution(BoundRequest):
             raise InvalidArgument("burst_compute needs a Burst")
         if burst.compilation is not self.compilation:
             raise InvalidArgument("the burst belongs to another compilation")
-        self._finish(self._begin(), partial(self._through, burst))
+        self._finish(self._begin(timeout), partial(self._through, burst), timeout)
 
-    def _begin(self) -> _State:
+    def _begin(self, timeout: float | EllipsisType | None) -> _State:
         """Claim the execution for one run; return its former state."""
+        if timeout is not ...:
+            checked_timeout(timeout)
+            self._check_one_device("a timeout")
         with self._lock.lock:
             self._check_not_closed()
             if self._progress is _State.RUNNING:
@@ -786,8 +836,8 @@ class Execution(BoundRequest):
             before, self._progress = self._progress, _State.RUNNING
             return before
 
-    def _finish(self, before: _State, run: Callable[[], None]) -> None:
-        with self._while_running(before):
+    def _finish(self, before: _State, run: Callable[[], None], timeout: float | EllipsisType | None) -> None:
+        with self._while_running(before), self.limited(timeout):
             run()
 
     @contextlib.contextmanager
@@ -847,13 +897,12 @@ class Execution(BoundRequest):
     @property
     def _options(self) -> RunOptions:
         measure = MeasureTiming.YES if self._measure else MeasureTiming.NO
-        return RunOptions(measure, deadline_after(self._timeout), self._loop_timeout_ns)
+        return RunOptions(measure, Deadline.after(self.limit).at_ns, self._loop_timeout_ns)
 
     @property
     def _options_left(self) -> RunOptions:
         """Those of the run that was begun last: its deadline is what it was."""
-        deadline_ns = lib.nnb_execution_deadline(self._pointer) if self._burst is not None else 0
-        return self._begun or replace(self._options, deadline_ns=deadline_ns)
+        return self._begun or replace(self._options, deadline_ns=self.deadline.at_ns)
 
     def _through(self, burst: Burst) -> None:
         for argument in (*self._in_order("input"), *self._in_order("output")):
@@ -863,7 +912,7 @@ class Execution(BoundRequest):
         self._bind(burst.controller)  # each time, since the burst may have been told to free one of the memories
         self.run()
 
-    async def arun(self) -> None:
+    async def arun(self, timeout: float | EllipsisType | None = ...) -> None:
         """As `run`, awaited in asyncio or Trio; no thread is made.
 
         A task that is cancelled gives the run up: until that has landed its arrays are in use; its answer is dropped.
@@ -873,14 +922,17 @@ class Execution(BoundRequest):
             GeneralFailure: The service takes one request at a time.
             NNBurstError: As `run`.
         """
-        await _async.run(self)
+        await _async.run(self, timeout)
 
-    def submit(self) -> Future[Execution]:
+    def submit(self, timeout: float | EllipsisType | None = ...) -> Future[Execution]:
         """Start a run of the shared arrays; they are the service's until the future is done.
 
         Its result is this execution. One thread for each burst completes futures, and ends when there are none. When
-        `timeout` is over, waiting behind other runs included, the future has `MissedDeadline`; the execution stays in
+        its time is over, waiting behind other runs included, the future has `MissedDeadline`; the execution stays in
         flight until its late answer has landed.
+
+        Args:
+            timeout: As for `run`.
 
         Returns:
             A future that cannot be cancelled.
@@ -890,7 +942,8 @@ class Execution(BoundRequest):
             ResourceExhausted: The system has no thread for the first future.
             GeneralFailure: The service takes one request at a time.
         """
-        return submit(self)
+        with self.limited(timeout):
+            return submit(self)
 
     # ---- results ---------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from .._core._fds import FdSet
 from .._core._leaving import ProcessLock
-from ..errors import BadState, MissedDeadline, ResourceExhausted
+from ..errors import BadState, ResourceExhausted
 from ._aside import aside_of
 
 if TYPE_CHECKING:
@@ -61,11 +61,11 @@ def submit(execution: E) -> Future[E]:
             return
         with contextlib.suppress(IndexError):
             future = once.pop()
-            future.set_exception(MissedDeadline(f"no answer within {timeout} s; a late one will be dropped"))
+            future.set_exception(missed)
 
-    timeout = execution.timeout
-    if timeout is not None and flight.status is None:
-        limits.append(aside_of(flights).do(expire, time.monotonic() + timeout))
+    left, missed = execution.deadline.left(), execution.missed()
+    if left is not None and flight.status is None:
+        limits.append(aside_of(flights).do(expire, time.monotonic() + left))
     flight.when_landed(landed)
     flights.arm()
     return future

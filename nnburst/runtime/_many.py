@@ -27,13 +27,17 @@ _DEPTH = 4
 """Batches under way: one runs, one waits, one is filled, one is read."""
 
 
-def run_many(session: Session, inputs: Iterable[Inputs], batch: int) -> Generator[list[Array], None, None]:
+def run_many(
+    session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None
+) -> Generator[list[Array], None, None]:
     """See `Session.run_many`."""
-    with contextlib.closing(_parts(session, inputs, batch)) as parts:
+    with contextlib.closing(_parts(session, inputs, batch, timeout)) as parts:
         yield from chain.from_iterable(parts)
 
 
-def _parts(session: Session, inputs: Iterable[Inputs], batch: int) -> Generator[Iterable[list[Array]], None, None]:
+def _parts(
+    session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None
+) -> Generator[Iterable[list[Array]], None, None]:
     """Yield the outputs of some inputs at a time, so that none of them costs a step of Python's."""
     if not isinstance(inputs, Iterable):
         raise InvalidArgument(f"run_many takes an iterable of dicts of arrays, got {type(inputs).__name__}")
@@ -45,7 +49,7 @@ def _parts(session: Session, inputs: Iterable[Inputs], batch: int) -> Generator[
     every = chain([first], rest)
     if batch == 1:
         shapes = {node.name: first[node.name].shape for node in nodes if node.is_open}
-        with session.lent_pipeline(16, shapes) as pipeline:
+        with session.lent_pipeline(16, shapes, timeout) as pipeline:
             for outputs in pipeline.map(every):
                 yield (outputs,)
         return
@@ -55,7 +59,7 @@ def _parts(session: Session, inputs: Iterable[Inputs], batch: int) -> Generator[
     # An iterator may fill the same array again: then each input is copied before the next is taken.
     at_once = batch if isinstance(inputs, list | tuple) else 1
     shapes = {node.name: (batch, *first[node.name].shape[1:]) for node in nodes}
-    with session.lent_pipeline(_DEPTH, shapes) as pipeline:
+    with session.lent_pipeline(_DEPTH, shapes, timeout) as pipeline:
         yield from _batched(session, pipeline, shapes, every, at_once)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._core._deadline import Deadline
 from .._core._leaving import abandon_when_forked
 from .._core._nnburst import ffi, lib
 from .._core._one_process import OneProcess
@@ -208,12 +209,12 @@ class KeptPipelines:
         self._kept = []
 
     @contextlib.contextmanager
-    def lend(self, key: Hashable, make: Callable[[Burst], Pipeline]) -> Iterator[Pipeline]:
-        """Lend one that is like the key, or what `make` returns for a burst if there is none whose burst can be had."""
+    def lend(self, key: Hashable, make: Callable[[Burst], Pipeline], deadline: Deadline) -> Iterator[Pipeline]:
+        """Lend one that is like the key, or what `make` returns for a burst, by the deadline, if there is none."""
         found = self._taken(key)
-        burst = found[1] if found else self._bursts.lend()
+        burst = found[1] if found else deadline.call(self._bursts.lend)
         try:
-            pipeline = found[2] if found else make(burst)
+            pipeline = found[2] if found else deadline.call(make, burst)
         except BaseException:
             self._bursts.give_back(burst)
             raise

@@ -10,7 +10,8 @@ from functools import partial
 
 from msgspec import Struct
 
-from .._core._leaving import LEAVING, ProcessLock, time_left, within
+from .._core._deadline import Deadline
+from .._core._leaving import LEAVING, ProcessLock
 from ..errors import BadState, DeadObject, Ending, MissedDeadline, ResourceExhausted
 
 _log = logging.getLogger("nnburst.runtime")
@@ -90,7 +91,7 @@ class Recovery:
                 except RuntimeError as error:
                     self._attempt = None
                     raise ResourceExhausted(f"a service that is started again needs a thread: {error}") from error
-        attempt.join(time_left())
+        attempt.join(Deadline.after().left())
         if attempt.error is not None:
             failure = f"the service is gone ({ending.reason}) and does not come back: {attempt.error}"
             raise DeadObject(failure, signal=ending.signal, exit_status=ending.exit_status) from attempt.error
@@ -99,7 +100,7 @@ class Recovery:
 
     def _begin_again(self, how: Ending) -> None:
         begin = time.monotonic()
-        cache = within(self._timeout, self._opened)
+        cache = Deadline.after(self._timeout).call(self._opened)
         restart = Restart(how.reason, how.signal, how.exit_status, cache, time.monotonic() - begin)
         self.restarts += (restart,)
         _log.warning("a service died (%s); after %.2f s another one runs its model", how.reason, restart.seconds)
@@ -118,4 +119,4 @@ class Recovery:
         """Wait for what goes on, as long as leaving may take."""
         attempt = self._attempt
         if attempt is not None and attempt.ident is not None:
-            attempt.join(time_left(LEAVING))
+            attempt.join(Deadline.after(LEAVING).left())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,8 +9,9 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
+from .._core._deadline import Deadline
 from .._core._errno import flag
-from .._core._leaving import Leaving, ProcessLock, time_left
+from .._core._leaving import Leaving, ProcessLock
 from .._core._one_process import OneProcess
 from ..devices import Device, PartitionedDevice, ResilientDevice, create_device
 from ..devices._registry import checked_names
@@ -317,7 +317,7 @@ class _Restarting:
 def launch(
     *,
     devices: Sequence[str] = DEFAULT_DEVICES,
-    timeout: float | None = 60.0,
+    open_timeout: float | None = 60.0,
     restart: bool = False,
     log_level: str | int = "warning",
     log: str | os.PathLike[str] | None = None,
@@ -331,7 +331,7 @@ def launch(
 
     Args:
         devices: Names of the devices that it offers, in order of preference.
-        timeout: Seconds that it may take to start; None for no limit.
+        open_timeout: Seconds that it may take to start; None for no limit.
         restart: Start it again when it is needed after it has died: sessions that were open stay dead, new ones work.
         log_level: Least level of what it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
         log: File that its log is appended to; None for the stderr of this process.
@@ -356,7 +356,7 @@ def launch(
     def start(spare: bool = False) -> ServiceConnection:
         return start_child(
             devices,
-            timeout=timeout,
+            timeout=open_timeout,
             log_level=log_level,
             log=log,
             quotas=quotas,
@@ -372,14 +372,14 @@ def launch(
     return Service(_Restarting(again) if comes_back else again(), "child", again, kept)
 
 
-def connect(address: str, *, timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()) -> Service:
+def connect(address: str, *, open_timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()) -> Service:
     """Connect to a service that is running (``nnburst serve``) and that other programs may use, too.
 
     Closing it ends this program's connection; the service goes on.
 
     Args:
         address: The name of the service, or ``unix:`` and the path of its socket.
-        timeout: Seconds that it may take to answer; None for no limit.
+        open_timeout: Seconds that it may take to answer; None for no limit.
         trust_uid: User id, or several, whose services are used beside those of this user and of root. A service sees
             what its models get, and says what they give.
 
@@ -395,13 +395,14 @@ def connect(address: str, *, timeout: float | None = 10.0, trust_uid: int | Coll
         """It may be on its way up: come again until the deadline of the caller."""
         while True:
             try:
-                return connect_to(address, timeout=timeout, trust_uid=trust_uid)
+                return connect_to(address, timeout=open_timeout, trust_uid=trust_uid)
             except (DeviceUnavailable, MissedDeadline):
-                if (time_left(math.inf) or 0.0) <= _A_MOMENT:
+                left = Deadline.after().left()
+                if left is not None and left <= _A_MOMENT:
                     raise
                 time.sleep(_A_MOMENT)
 
-    return Service(connect_to(address, timeout=timeout, trust_uid=trust_uid), repr(address), again)
+    return Service(connect_to(address, timeout=open_timeout, trust_uid=trust_uid), repr(address), again)
 
 
 def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:

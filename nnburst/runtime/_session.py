@@ -12,14 +12,16 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .._core._errno import checked_timeout, flag
-from .._core._leaving import Leaving, time_left, within
+from .._core._deadline import Deadline, checked_timeout
+from .._core._errno import flag
+from .._core._leaving import Leaving
 from .._core._one_process import OneProcess
 from ..burst import BurstStats
 from ..errors import (
@@ -41,7 +43,7 @@ from ._cache_sources import CacheSource, cache_source
 from ._caching import CacheReport
 from ._compilation import Compilation, member
 from ._display import described, nodes_table
-from ._execution import Execution
+from ._execution import Execution, setting_up
 from ._import import check_source, devices_for, imported
 from ._lanes import Lane, Lanes
 from ._many import run_many
@@ -59,8 +61,6 @@ if TYPE_CHECKING:
 
 _OPENING = 60.0
 """Seconds for opening a session whose runs have a limit, if the caller names no other."""
-_LEAST = 0.1
-"""Seconds that opening a further burst may take at least: a session of short runs would never get one."""
 _KEPT = 8
 """Executions for different shapes that a lane keeps."""
 _MOST_LANES = 4096
@@ -87,10 +87,12 @@ class Session(OneProcess):
         concurrency: How many calls of `run` may be in the service at once, each with arrays of its own, which are made
             when they are needed; None for as many as the service has CPUs. Further callers wait.
         polling_window: As for `Burst`.
-        timeout: Seconds that one run may take, waiting included; None for no limit, 0 for an answer that is there at
-            once.
-        open_timeout: Seconds that opening may take, with the start of a service of its own. None is no limit, but a
-            minute if `timeout` is given and not longer.
+        timeout: Seconds that one run may take, with its wait for others; None for no limit, 0 for an answer that is
+            there at once. Each way to run takes one of its own, too. Setting up does not count.
+        open_timeout: Seconds that setting up may take: opening the session, with the start of a service of its own;
+            `bind` and `pipeline`; and what a run needs first, such as another burst or arrays for other shapes. None is
+            no limit; if `timeout` is given, it is a minute, and for what a run needs first a second, or `timeout` if
+            that is longer.
         cache_dir: Directory where the result of compiling is kept and restored from; None: not cached, unless there is
             a token: then the user's cache directory. See `Compilation.set_caching` and `cache_report`.
         token: 32 bytes that differ for models that differ; None: made from the model itself.
@@ -149,13 +151,14 @@ class Session(OneProcess):
         wish = member(ExecutionPreference, preference, "preference")
         rank = member(Priority, priority, "priority")
         self._timeout = checked_timeout(timeout)
-        limit = checked_timeout(open_timeout)
+        self._open_timeout = limit = checked_timeout(open_timeout)
         if limit is None and self._timeout is not None:
             limit = max(self._timeout, _OPENING)
+        self._opening = limit
         cache = cache_source(cache_dir, token, flag(cache_always, "cache_always"))
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
         settings = _Settings(source, device, wish, rank, cache)
-        within(limit, self._open, settings, service, polling_window, on_death == "restart", spare)
+        Deadline.after(limit).call(self._open, settings, service, polling_window, on_death == "restart", spare)
         if on_death == "restart":
             this = weakref.ref(self)  # its bursts must not keep it alive
             self._bursts.recovery = Recovery(lambda: _open_again(this()), limit or _OPENING)
@@ -191,10 +194,10 @@ class Session(OneProcess):
                 service = self._owned = opened.enter_context(launch(devices=names, spare=spare))
                 settings = replace(settings, device=settings.device and settings.device.partition(":")[0])
             elif restarts:
-                within(_OPENING, service.revive)
+                Deadline.after(_OPENING).call(service.revive)
             self._service, self._settings = service, settings
             self._compilation = opened.enter_context(settings.compiled(service))
-            self._bursts = Bursts(self._compilation, polling_window)
+            self._bursts = Bursts(self._compilation, polling_window, self._open_timeout)
             opened.pop_all()
 
     def _open_again(self) -> str:
@@ -215,13 +218,17 @@ class Session(OneProcess):
     # ---- running ---------------------------------------------------------------------------------------------
 
     def run(
-        self, output_names: Sequence[str] | None, inputs: Mapping[str, npt.ArrayLike]
+        self,
+        output_names: Sequence[str] | None,
+        inputs: Mapping[str, npt.ArrayLike],
+        timeout: float | EllipsisType | None = ...,
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
         """Copy the inputs in, run, copy the outputs out. From any thread; it waits while ``concurrency`` others run.
 
         Args:
             output_names: Which outputs to return, in which order; None for all.
             inputs: An array for each input, of exactly its dtype and shape (`get_inputs`).
+            timeout: Seconds that this run may take; None for no limit. By default those of the session.
 
         Returns:
             New arrays, one per name.
@@ -231,37 +238,37 @@ class Session(OneProcess):
             BadState: The session is closed, or as many runs as there may be are below this signal handler, or belong to
                 tasks of this thread's event loop.
             DeadObject: The service has ended.
-            MissedDeadline: ``timeout`` passed.
+            MissedDeadline: Its time was over, or that for setting up what it needed first (`open_timeout`).
         """
         wanted = None if output_names is None else self._checked_outputs(output_names)
-        limit = timeout = self._timeout
+        limit = self._timeout if timeout is ... else checked_timeout(timeout)
         try:
             lane = self._idle.pop()
         except IndexError:
-            lane, limit = self._waited_for()
+            lane, limit = self._waited_for(limit)
         try:
             execution = lane.execution
             if execution is None or not execution.feed(inputs):
-                execution, limit = self._fed_within(limit, lane, inputs)
-            if limit is not timeout:
-                execution.timeout = limit
+                execution = setting_up(self._open_timeout, limit).call(self._fed, lane, inputs)
             try:
-                execution.run()
+                if limit is self._timeout:
+                    execution.run()
+                else:
+                    execution.run(limit)
                 outputs = execution.copied()
             except OutputInsufficientSize as error:
-                outputs = within(
-                    None if limit is None else max(limit, _LEAST), self._with_more_room, lane, execution, error
-                )
+                outputs = self._with_more_room(lane, execution, error, limit)
         finally:
-            if limit is not timeout and lane.execution is not None:
-                lane.execution.timeout = timeout
             self._idle.append(lane)
             if self._waiting:
                 self._lanes.hand_over()
         return outputs if wanted is None else [outputs[i] for i in wanted]
 
     async def arun(
-        self, output_names: Sequence[str] | None, inputs: Mapping[str, npt.ArrayLike]
+        self,
+        output_names: Sequence[str] | None,
+        inputs: Mapping[str, npt.ArrayLike],
+        timeout: float | EllipsisType | None = ...,
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
         """As `run`, awaited in asyncio or Trio. Runs make no thread; one opens bursts while more are needed.
 
@@ -273,11 +280,11 @@ class Session(OneProcess):
             NNBurstError: As `run`.
         """
         wanted = None if output_names is None else self._checked_outputs(output_names)
-        timeout = self._timeout
-        end = None if timeout is None else time.monotonic() + timeout
-        lane = await _async.take_lane(self._lanes, timeout)
+        limit = self._timeout if timeout is ... else checked_timeout(timeout)
+        deadline = Deadline.after(limit)
+        lane = await _async.take_lane(self._lanes, deadline.left())
         if lane is None:
-            raise MissedDeadline(f"not started within {timeout} s: {self._lanes.number} runs were under way")
+            raise self._not_started(limit)
         lane.loop_thread = threading.get_ident()
         held = [lane]
 
@@ -287,18 +294,21 @@ class Session(OneProcess):
 
         async def patiently(step: Callable[[], T]) -> T:
             """Take a step that waits for the service if no burst is free, for another service if this one has died."""
-            first = self._bursts.first.controller
-
-            def limited() -> T:
-                return within(None if end is None else max(_LEAST, end - time.monotonic()), step)
-
+            nonlocal deadline
+            first, begin = self._bursts.first.controller, time.monotonic_ns()
+            opening = setting_up(self._open_timeout, limit)
             if first.flights is None or (not first.ending.reason and self._bursts.free()):
-                return limited()
-            result, error = await _async.aside(first.flights, limited, partial(self._lanes.give, held.pop()))
-            held.append(lane)
-            if error is not None:
-                raise error
-            return cast(T, result)
+                result = opening.call(step)
+            else:
+                landed, error = await _async.aside(
+                    first.flights, lambda: opening.call(step), partial(self._lanes.give, held.pop())
+                )
+                held.append(lane)
+                if error is not None:
+                    raise error
+                result = cast(T, landed)
+            deadline = deadline.postponed(begin)
+            return result
 
         execution: Execution | None = None
         try:
@@ -306,13 +316,11 @@ class Session(OneProcess):
             if execution is None or not execution.feed(inputs):
                 execution = await patiently(lambda: self._fed(lane, inputs))
             for _ in range(_MOST_RERUNS):
-                if end is not None:
-                    execution.timeout = max(0.0, end - time.monotonic())
                 if not execution.burst_is_free:
                     with contextlib.suppress(ResourceExhausted):  # then it shares the burst
-                        await patiently(partial(execution.find_way, errno.EBUSY))
+                        await patiently(partial(execution.find_way, errno.EBUSY, deadline))
                 try:
-                    await _async.run(execution, give)
+                    await _async.run(execution, ... if limit is self._timeout is None else deadline.left(), give)
                 except OutputInsufficientSize as error:
                     execution = await patiently(partial(self._larger, lane, execution, error))
                 else:
@@ -321,14 +329,19 @@ class Session(OneProcess):
             else:
                 raise GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
         finally:
-            if end is not None and lane.execution is not None:
-                lane.execution.timeout = timeout
             lane.loop_thread = 0
             if execution is None or not _async.is_busy(execution):  # else when what was given up has ended
                 give()
         return outputs if wanted is None else [outputs[i] for i in wanted]
 
-    def _waited_for(self) -> tuple[Lane, float | None]:
+    def _not_started(self, limit: float | None) -> MissedDeadline:
+        within = "" if limit is None else f" within {limit:.3g} s"
+        return MissedDeadline(
+            f"not started{within}: {self._lanes.number} runs were under way. Give more time (timeout=), or let more of "
+            "them run at once (concurrency=)"
+        )
+
+    def _waited_for(self, limit: float | None) -> tuple[Lane, float | None]:
         """Wait for a lane. Returns it and the time that is then left for the run."""
         number = self._lanes.number
         below, awaited = _runs_below(self), self._lanes.awaited_in(threading.get_ident())
@@ -338,22 +351,11 @@ class Session(OneProcess):
                 f"{who} {number} runs of the session, which do not go on while it waits here; open the session with a "
                 f"higher concurrency{', or await arun()' if awaited else ''}"
             )
-        timeout = time_left(self._timeout)
-        end = None if timeout is None else time.monotonic() + timeout
-        lane = self._lanes.take(timeout)
+        deadline = Deadline.after(limit)
+        lane = self._lanes.take(deadline.left())
         if lane is None:
-            raise MissedDeadline(
-                f"not started within {timeout} s: {number} runs were under way. Give more time (timeout=), or let more "
-                "of them run at once (concurrency=)"
-            )
-        return lane, None if end is None else max(0.0, end - time.monotonic())
-
-    def _fed_within(self, limit: float | None, lane: Lane, inputs: object) -> tuple[Execution, float | None]:
-        """As `_fed`, in the time that the run may take, or in `_LEAST`. Returns what is left for the run, too."""
-        if limit is None:
-            return self._fed(lane, inputs), None
-        end = time.monotonic() + limit
-        return within(max(limit, _LEAST), self._fed, lane, inputs), max(0.0, end - time.monotonic())
+            raise self._not_started(limit)
+        return lane, deadline.left()
 
     def _fed(self, lane: Lane, inputs: object) -> Execution:
         """Return an execution for the shapes of these inputs, filled with them."""
@@ -379,12 +381,15 @@ class Session(OneProcess):
     def _kept(self, shapes: Mapping[str, Sequence[int]]) -> Execution:
         return self._bursts.spare().bind(shapes=shapes, timeout=self._timeout, rooms=self._rooms, home=self._bursts)
 
-    def _with_more_room(self, lane: Lane, small: Execution, error: OutputInsufficientSize) -> list[Array]:
+    def _with_more_room(
+        self, lane: Lane, small: Execution, error: OutputInsufficientSize, limit: float | None
+    ) -> list[Array]:
         """Make room for what the last run needed, forget the lane's executions, which have less, and run again."""
         for _ in range(_MOST_RERUNS):
-            larger = self._larger(lane, small, error)
+            left = small.deadline.left()
+            larger = setting_up(self._open_timeout, limit).call(self._larger, lane, small, error)
             try:
-                larger.run()
+                larger.run(left)
                 return larger.copied()
             except OutputInsufficientSize as more:
                 small, error = larger, more
@@ -420,30 +425,44 @@ class Session(OneProcess):
         initial_state: Mapping[str, npt.ArrayLike] | None = None,
         memory: Mapping[str, Memory | Array] | None = None,
         steps: int | None = None,
+        timeout: float | EllipsisType | None = ...,
     ) -> Execution:
         """Return an execution with shared input and output arrays of its own, for one step or several. It keeps the
-        session alive.
+        session alive. Each run writes over the outputs of the one before: copy what is to stay.
 
         One thread at a time may run it: another one gets `BadState`. Executions do not wait for each other: one that
         finds its burst busy moves to another burst, which is opened if there is none.
 
-        The arguments, and what is raised, are those of `Burst.bind`; the timeout is the session's.
+        The arguments, and what is raised, are those of `Burst.bind`; the timeout of its runs is the session's if none
+        is given. Binding itself takes `open_timeout` seconds at most.
         """
-        return self._bursts.living().bind(
-            shapes=shapes,
-            measure=measure,
-            state=state,
-            initial_state=initial_state,
-            memory=memory,
-            steps=steps,
-            timeout=self._timeout,
-            rooms=self._rooms,
-            keep=self,
-            home=self._bursts,
-        )
+
+        def bound() -> Execution:
+            return self._bursts.living().bind(
+                shapes=shapes,
+                measure=measure,
+                state=state,
+                initial_state=initial_state,
+                memory=memory,
+                steps=steps,
+                timeout=self._timeout if timeout is ... else timeout,
+                rooms=self._rooms,
+                keep=self,
+                home=self._bursts,
+            )
+
+        return self.opening().call(bound)
+
+    def opening(self) -> Deadline:
+        """Return the deadline of what is opened now."""
+        return Deadline.after(self._opening)
 
     def run_many(
-        self, inputs: Iterable[Mapping[str, npt.ArrayLike]], *, batch: int = 1
+        self,
+        inputs: Iterable[Mapping[str, npt.ArrayLike]],
+        *,
+        batch: int = 1,
+        timeout: float | EllipsisType | None = ...,
     ) -> Generator[list[Array], None, None]:
         """Run the model on each of many inputs, several under way; yield a list of all outputs for each, in order.
 
@@ -461,18 +480,27 @@ class Session(OneProcess):
         """
         if not isinstance(batch, int) or batch < 1:
             raise InvalidArgument(f"batch={batch!r}; give a number of rows, 1 or more")
-        return run_many(self, inputs, batch)
+        return run_many(self, inputs, batch, self._timeout if timeout is ... else checked_timeout(timeout))
 
-    def lent_pipeline(self, depth: int, shapes: Mapping[str, tuple[int, ...]]) -> AbstractContextManager[Pipeline]:
+    def lent_pipeline(
+        self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None
+    ) -> AbstractContextManager[Pipeline]:
         """As `pipeline`, but lent: it is kept for the next use like it. Called by `run_many`."""
-        timeout, rooms = self._timeout, self._rooms
+        rooms = self._rooms
 
         def make(burst: Burst) -> Pipeline:
             return burst.pipeline(depth, shapes=shapes, timeout=timeout, rooms=rooms)
 
-        return self._pipelines.lend((depth, tuple(shapes.items()), timeout, tuple(rooms.items())), make)
+        key = depth, tuple(shapes.items()), timeout, tuple(rooms.items())
+        return self._pipelines.lend(key, make, self.opening())
 
-    def pipeline(self, depth: int = 16, *, shapes: Mapping[str, int | Sequence[int]] | None = None) -> Pipeline:
+    def pipeline(
+        self,
+        depth: int = 16,
+        *,
+        shapes: Mapping[str, int | Sequence[int]] | None = None,
+        timeout: float | EllipsisType | None = ...,
+    ) -> Pipeline:
         """Return executions that take turns, so that the service finds the next request when one has ended.
 
         A pipeline has a burst of its own until it is closed or dropped; runs that are in flight then are given up if it
@@ -481,14 +509,19 @@ class Session(OneProcess):
         Args:
             depth: How many, 2 to 64. They share no memory; each has arrays of its own.
             shapes: As for `bind`.
+            timeout: Likewise.
 
         Raises:
             InvalidArgument: The depth is out of range, or as `bind`.
             ResourceExhausted: The service gives this client no more bursts; close pipelines that are not needed.
         """
-        burst = self._bursts.lend()
+        limit = self._timeout if timeout is ... else checked_timeout(timeout)
+        deadline = self.opening()
+        burst = deadline.call(self._bursts.lend)
         try:
-            pipeline = burst.pipeline(depth, shapes=shapes, timeout=self._timeout, rooms=self._rooms, keep=self)
+            pipeline = deadline.call(
+                partial(burst.pipeline, depth, shapes=shapes, timeout=limit, rooms=self._rooms, keep=self)
+            )
         except BaseException:
             self._bursts.give_back(burst)
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,10 @@ class TracedSession(Session):
     """A session whose runs are spans, as far as the program's sampler wants them."""
 
     def run(
-        self, output_names: Sequence[str] | None, inputs: Mapping[str, npt.ArrayLike]
+        self,
+        output_names: Sequence[str] | None,
+        inputs: Mapping[str, npt.ArrayLike],
+        timeout: float | EllipsisType | None = ...,
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
         """See `Session.run`."""
         trace = sys.modules["opentelemetry.trace"]
@@ -31,4 +35,4 @@ class TracedSession(Session):
         }
         tracer = trace.get_tracer("nnburst", VERSION)
         with tracer.start_as_current_span("nnburst.run", kind=trace.SpanKind.CLIENT, attributes=attributes):
-            return super().run(output_names, inputs)
+            return super().run(output_names, inputs, timeout)

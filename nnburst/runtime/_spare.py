@@ -8,7 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Generic, Protocol, TypeVar
 
-from .._core._leaving import LEAVING, ProcessLock, time_left
+from .._core._deadline import Deadline
+from .._core._leaving import LEAVING, ProcessLock
 from ..errors import BadState, MissedDeadline
 
 _log = logging.getLogger("nnburst.runtime")
@@ -63,7 +64,7 @@ class Spare(Generic[B]):
         if spare is None:
             return None
         hurry.set()
-        wait([spare], time_left())
+        wait([spare], Deadline.after().left())
         if not spare.done():
             raise MissedDeadline("the service is gone, and another one is still being started: come later")
         with self._lock.lock:
@@ -98,7 +99,7 @@ class Spare(Generic[B]):
         if spare is not None:
             spare.cancel()
             spare.add_done_callback(_close)
-            wait([spare], time_left(LEAVING))
+            wait([spare], Deadline.after(LEAVING).left())
 
 
 def _start_later(start: Callable[[bool], B], spare: Future[B], hurry: threading.Event) -> None:

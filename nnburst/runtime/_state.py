@@ -44,27 +44,22 @@ class State(Struct, frozen=True):
         first, second = self.buffers
         return BufferToken(first.token), BufferToken(second.token)
 
-    def write(self, turn: int, value: Array | None, timeout: float | None) -> None:
+    def write(self, turn: int, value: Array | None) -> None:
         """Set what a turn reads; None for zeros."""
         with self._memory() as memory:
             self._view(memory)[...] = self.target.zero_point if value is None else value
-            self._buffer(turn, timeout).copy_from(memory)
+            self.buffers[turn].copy_from(memory)
 
-    def read(self, turn: int, timeout: float | None) -> Array:
+    def read(self, turn: int) -> Array:
         """Return a copy of what a turn reads."""
         with self._memory() as memory:
-            self._buffer(turn, timeout).copy_to(memory)
+            self.buffers[turn].copy_to(memory)
             return self._view(memory).copy()
 
     def close(self) -> None:
         """Give the buffers back."""
         for buffer in self.buffers:
             buffer.close()
-
-    def _buffer(self, turn: int, timeout: float | None) -> Buffer:
-        buffer = self.buffers[turn]
-        buffer.timeout = timeout
-        return buffer
 
     def _memory(self) -> Memory:
         return Memory.ashmem(int(np.prod(_shape(self.target), dtype=np.int64)) * self.target.dtype.itemsize)
@@ -104,6 +99,7 @@ def make_states(compilation: Compilation, state: Mapping[str, str]) -> dict[str,
                         BufferDesc(), [compilation.prepared_model], [BufferRole(0, j)], [BufferRole(0, i)]
                     )
                 )
+                made[-1].timeout = None  # those who copy say how long that may take
             states[target] = State(source, node, (made[-2], made[-1]))
     except BaseException:
         for buffer in made:

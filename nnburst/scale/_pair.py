@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
-from .._core._leaving import within
+from .._core._deadline import Deadline
 from ..errors import BadState, DeadObject, MissedDeadline, ResourceExhausted
 from ..runtime import Session
 
@@ -66,7 +66,7 @@ class Pair:
             try:
                 if self._closed:
                     raise BadState("the sessions are closed; open others")
-                opening.set_result(within(OPENING, self._open))
+                opening.set_result(Deadline.after(OPENING).call(self._open))
             except Exception as error:  # raised where it is waited for
                 opening.set_exception(error)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .._core._leaving import within
+from .._core._deadline import Deadline
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError
 from ..runtime import Service, Session, connect
 from ._pair import OPENING, Pair
@@ -151,7 +151,7 @@ class Replica:
         if self._alone is not None:
             self._alone.reopen()
         if self._shared is not None:
-            within(OPENING, self._shared.revive)
+            Deadline.after(OPENING).call(self._shared.revive)
 
     def close(self) -> None:
         """End the sessions and what belongs to them."""

@@ -16,7 +16,8 @@ import pytest
 import nnburst._core
 from nnburst import errors
 from nnburst._core import _fds
-from nnburst._core._errno import check, deadline_after, header_digest
+from nnburst._core._deadline import Deadline
+from nnburst._core._errno import check, header_digest
 from nnburst._core._fds import FdSet, close_fds
 from nnburst._core._nnburst import ffi, lib
 from nnburst.fmq import MessageQueue
@@ -92,12 +93,12 @@ def test_errno_becomes_the_exception_of_its_meaning() -> None:
 
 def test_deadlines_are_absolute_and_never_the_value_for_none_by_accident() -> None:
     now = lib.nnb_now_ns()
-    assert deadline_after(None) == deadline_after(float("inf")) == deadline_after(1e30) == 0
-    assert 0 < deadline_after(0) < now
+    assert Deadline.after(None) == Deadline.after(float("inf")) == Deadline.after(1e30) == Deadline(0)
+    assert 0 < Deadline.after(0).at_ns < now
     for wrong in (-5, float("nan"), "1", [1]):
         with pytest.raises(errors.InvalidArgument, match="None to wait without a limit"):
-            deadline_after(wrong)  # type: ignore[arg-type]
-    assert now + 10**9 <= deadline_after(1.0)
+            Deadline.after(wrong)  # type: ignore[arg-type]
+    assert now + 10**9 <= Deadline.after(1.0).at_ns
 
 
 def test_waiting_call_lets_other_threads_run() -> None:

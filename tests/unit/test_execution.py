@@ -626,7 +626,7 @@ def test_timeout_that_is_none_is_refused_everywhere(scripted: tuple[Service, Scr
         calls: list[Callable[[], Any]] = [
             lambda: service.session(relu(), timeout=wrong),
             lambda: service.session(relu(), open_timeout=wrong),
-            lambda: nnburst.launch(timeout=wrong),
+            lambda: nnburst.launch(open_timeout=wrong),
             lambda: compilation.set_timeout(wrong),
             lambda: Execution(session.compilation).set_timeout(wrong),
             lambda: setattr(session.bind(), "timeout", wrong),
@@ -652,7 +652,7 @@ def test_zero_is_what_is_ready_now(until_refused: tuple[nnburst.Session, threadi
         other.run(None, {"x": ONE})
     refused.set()
     with pytest.raises(MissedDeadline):
-        nnburst.launch(devices=["nnburst-noop"], timeout=0)
+        nnburst.launch(devices=["nnburst-noop"], open_timeout=0)
 
 
 def test_opening_on_a_service_that_does_not_answer_has_a_deadline() -> None:

@@ -20,7 +20,8 @@ from service_support import stop, stopped
 from small_models import relu
 
 import nnburst
-from nnburst._core._leaving import Leaving, ProcessLock, abandon_when_forked, time_left, within
+from nnburst._core._deadline import Deadline
+from nnburst._core._leaving import Leaving, ProcessLock, abandon_when_forked
 from nnburst.errors import BadState, InvalidArgument, MissedDeadline, ResourceExhausted
 from nnburst.model import DeviceStatus
 from nnburst.runtime import _session
@@ -42,15 +43,27 @@ def service() -> Iterator[nnburst.Service]:
 # ---- deadlines -----------------------------------------------------------------------------------------------------
 
 
-def test_inner_limit_cannot_outlast_the_outer_one() -> None:
-    assert time_left() is None
-    assert time_left(3) == 3
-    outer, inner = within(5, lambda: (time_left(60), within(1, time_left)))
+def test_inner_deadline_cannot_outlast_the_outer_one() -> None:
+    def left(seconds: float | None = None) -> float | None:
+        return Deadline.after(seconds).left()
+
+    assert left() is None
+    assert 2 < (left(3) or 0) <= 3
+    outer, inner = Deadline.after(5).call(lambda: (left(60), Deadline.after(1).call(left)))
     assert 4 < (outer or 0) <= 5
     assert 0 < (inner or 0) <= 1
-    assert within(1, lambda: within(60, time_left) or 60) <= 1
-    assert within(1, lambda: within(None, time_left)) is not None
-    assert within(0, time_left) == 0
+    assert Deadline.after(1).call(lambda: Deadline.after(60).call(left) or 60) <= 1
+    assert Deadline.after(1).call(lambda: Deadline.never.call(left)) is not None
+    assert Deadline.after(0).call(left) == 0
+
+
+def test_deadline_is_postponed_by_the_time_that_does_not_count() -> None:
+    now = time.monotonic_ns()
+    assert 60 < (Deadline(now + 60 * 10**9).postponed(now - 30 * 10**9).left() or 0) <= 90
+    assert Deadline.never.postponed(now) == Deadline.never
+    assert Deadline.after(0).postponed(time.monotonic_ns()).left() == 0
+    assert Deadline(5).sooner(Deadline(7)) == Deadline(7).sooner(Deadline(5)) == Deadline(5)
+    assert Deadline(5).sooner(Deadline.never) == Deadline.never.sooner(Deadline(5)) == Deadline(5)
 
 
 def test_limit_ends_with_the_call_that_is_interrupted() -> None:
@@ -58,8 +71,8 @@ def test_limit_ends_with_the_call_that_is_interrupted() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        within(0, interrupted)
-    assert time_left() is None
+        Deadline.after(0).call(interrupted)
+    assert Deadline.after() == Deadline.never
 
 
 def test_everything_that_opening_asks_for_ends_with_its_deadline(service: nnburst.Service) -> None:
@@ -70,10 +83,10 @@ def test_everything_that_opening_asks_for_ends_with_its_deadline(service: nnburs
         compilation.set_timeout(0.1)
         calls = {
             "finish": compilation.finish,
-            "supported": lambda: within(0.1, device.get_supported_operations, relu()),
-            "prepare": lambda: within(0.1, device.prepare_model, relu()),
-            "import": lambda: within(0.1, device.import_model, "name:x"),
-            "burst": lambda: within(0.1, nnburst.burst.ExecutionBurstController.create, prepared),
+            "supported": lambda: Deadline.after(0.1).call(device.get_supported_operations, relu()),
+            "prepare": lambda: Deadline.after(0.1).call(device.prepare_model, relu()),
+            "import": lambda: Deadline.after(0.1).call(device.import_model, "name:x"),
+            "burst": lambda: Deadline.after(0.1).call(nnburst.burst.ExecutionBurstController.create, prepared),
         }
         for name, call in calls.items():
             with pytest.raises(MissedDeadline):
@@ -119,7 +132,7 @@ class Steps:
         self.leaving = Leaving(self.first, self.second, self.third)
 
     def _step(self, name: str) -> None:
-        self.left.append(time_left())
+        self.left.append(Deadline.after().left())
         error = self.tricks[name].pop(0) if self.tricks.get(name) else None
         if error is not None:
             raise error

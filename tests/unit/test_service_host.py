@@ -29,7 +29,7 @@ from service_support import (
     tiny_model,
 )
 
-from nnburst._core._leaving import time_left
+from nnburst._core._deadline import Deadline
 from nnburst.burst import BurstCallback, ExecutionBurstController, Kernel
 from nnburst.devices import CompileJob, PreparedModel, create_device
 from nnburst.devices.noop import NoopPreparedModel
@@ -658,7 +658,7 @@ def test_time_in_which_clients_are_let_finish_is_that_of_all_together() -> None:
     left: list[float] = []
 
     def slow_end() -> None:
-        left.append(time_left())
+        left.append(Deadline.after().left())
         time.sleep(0.05)
 
     host = ServiceHost([])

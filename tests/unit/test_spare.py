@@ -110,12 +110,12 @@ def test_spare_that_cannot_be_started_costs_nothing_but_time(starter: Starter) -
 
 
 def test_spare_that_is_being_started_is_waited_for_within_the_deadline(starter: Starter) -> None:
-    from nnburst._core._leaving import within
+    from nnburst._core._deadline import Deadline
 
     with contextlib.closing(Spare(starter)) as spare:
         spare()
         with pytest.raises(MissedDeadline, match="still being started"):
-            within(0.01, spare)
+            Deadline.after(0.01).call(spare)
         starter.allowed.release()
         assert spare().is_spare
         starter.allowed.release()

@@ -80,8 +80,8 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
         (lambda s: s.bind(initial_state={"x": X}), "needs state"),
         (lambda s: Memory.ashmem(4.0), "whole number of bytes"),
         (lambda s: Memory.ashmem("4"), "whole number of bytes"),
-        (lambda s: nnburst.launch(timeout=math.nan), "timeout"),
-        (lambda s: nnburst.launch(timeout=-1), "timeout"),
+        (lambda s: nnburst.launch(open_timeout=math.nan), "timeout"),
+        (lambda s: nnburst.launch(open_timeout=-1), "timeout"),
         (lambda s: nnburst.launch(devices=[]), "at least one device"),
         (lambda s: nnburst.in_process(devices=[]), "at least one device"),
         (lambda s: nnburst.in_process(devices=None), "devices=None"),
@@ -185,7 +185,7 @@ def test_timeout_is_any_number_of_seconds(timeout: Any, session: nnburst.Session
 
 def test_service_may_take_as_long_as_it_likes() -> None:
     for timeout in (math.inf, None):
-        nnburst.launch(devices=["nnburst-noop"], timeout=timeout).close()
+        nnburst.launch(devices=["nnburst-noop"], open_timeout=timeout).close()
 
 
 def test_one_device_may_be_given_by_its_name() -> None:

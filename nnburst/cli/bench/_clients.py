@@ -122,7 +122,7 @@ def _client(address: str, bursts: int, end: Connection) -> None:
     from ...runtime import connect
     from ._memory import step_model
 
-    with connect(address, timeout=_PATIENCE) as service, contextlib.ExitStack() as stack:
+    with connect(address, open_timeout=_PATIENCE) as service, contextlib.ExitStack() as stack:
         runs = [stack.enter_context(service.session(step_model(1024))).bind().run for _ in range(bursts)]
         for run in runs:
             run()

@@ -7,10 +7,10 @@ import json
 import os
 import select
 import signal
-import time
 
 import click
 
+from ..._core import Deadline
 from ...errors import DeviceUnavailable, NNBurstError
 
 
@@ -47,15 +47,14 @@ def stop(address: str, timeout: float, kill: bool, trust_uid: tuple[int, ...]) -
     """
     from ...service import connect_to, dial, owner_of, peer_of, peer_pidfd
 
-    until = time.monotonic() + timeout
+    deadline = Deadline.after(timeout)
     try:
-        with dial(address, timeout, trust_uid) as sock:
+        with dial(address, deadline, trust_uid) as sock:
             pid, pidfd = peer_of(sock).pid, peer_pidfd(sock)
         if pidfd is None:
             raise DeviceUnavailable(f"the process behind {address!r} cannot be seen from here")
         if owner_of(address) != pid:  # else what holds the name made the socket: one that hangs need not say so
-            left = max(0.0, until - time.monotonic())
-            with connect_to(address, timeout=left, trust_uid=trust_uid) as service:
+            with connect_to(address, timeout=deadline.left(), trust_uid=trust_uid) as service:
                 if service.pid != pid:  # what made the socket is not what serves it
                     os.close(pidfd)
                     raise DeviceUnavailable(
@@ -66,7 +65,7 @@ def stop(address: str, timeout: float, kill: bool, trust_uid: tuple[int, ...]) -
     try:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL if kill else signal.SIGTERM)
-        if not select.select([pidfd], [], [], max(0.0, until - time.monotonic()))[0]:
+        if not select.select([pidfd], [], [], deadline.left())[0]:
             raise click.ClickException(
                 f"process {pid} was told to end and still runs after {timeout:g} s: see what it does, or use --kill"
             )
