@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import BrokenExecutor, Executor, Future
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._core._deadline import checked_timeout
 from .._core._known_names import KnownNames
 from .._core._leaving import ProcessLock
-from ..errors import BadState, DeadObject, InvalidArgument
+from ..errors import BadState, DeadObject, InvalidArgument, OutputInsufficientSize
+from ._arguments import checked_inputs
 from ._burst import DEEPEST
 from ._pipeline import fill
 from ._session import Session
@@ -29,17 +32,28 @@ class BurstExecutor(KnownNames, Executor):
     """Runs ``session.run`` in the background, ``depth`` at a time on one burst; no thread but the one that completes.
 
     For programs that are written for executors: ``executor.submit(session.run, None, {"x": x})``, ``executor.map``,
-    ``loop.run_in_executor``. The model's shapes must be known.
+    ``loop.run_in_executor``.
 
     Args:
         session: Must outlive the executor.
         depth: How many runs are in flight at once, 1 to 64; others wait in the executor, where they can be cancelled.
+        shapes: What the model leaves open, as for `Session.bind`. None: inputs may have any shapes that it takes;
+            arrays are made for each kind, and those of `depth` runs are kept.
+        timeout: Seconds that a run may take once it was started, if it is given no other one; by default those of the
+            session.
 
     Raises:
-        InvalidArgument: `session` is no `Session`, the depth is not 1 to 64, or the model has open shapes.
+        InvalidArgument: `session` is no `Session`, the depth is not 1 to 64, or the shapes contradict the model.
     """
 
-    def __init__(self, session: Session, depth: int = 16) -> None:
+    def __init__(
+        self,
+        session: Session,
+        depth: int = 16,
+        *,
+        shapes: Mapping[str, int | Sequence[int]] | None = None,
+        timeout: float | EllipsisType | None = ...,
+    ) -> None:
         if not isinstance(session, Session):
             raise InvalidArgument(f"a BurstExecutor needs a Session, got {session!r}")
         if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= DEEPEST:
@@ -47,9 +61,12 @@ class BurstExecutor(KnownNames, Executor):
         self._session = session
         self._lock = ProcessLock()
         self._waiting: deque[tuple[Future[Any], Any, Any]] = deque()
-        burst = session.burst
-        self._idle: list[Execution] = [burst.bind(timeout=session._timeout, rooms=session._rooms) for _ in range(depth)]
-        self._executions = tuple(self._idle)
+        self._timeout = session.timeout if timeout is ... else checked_timeout(timeout)
+        self._takes_any = shapes is None and any(node.is_open for node in session.get_inputs())
+        self._idle: list[Execution | None] = [None] * depth  # None: with no arrays yet
+        if not self._takes_any:
+            self._idle = [session.opening().call(self._bound, shapes or {}) for _ in range(depth)]
+        self._depth = depth
         self._pending: set[Future[Any]] = set()
         self._broken: BrokenBurst | None = None
         self._closed = False
@@ -57,7 +74,7 @@ class BurstExecutor(KnownNames, Executor):
 
     def __repr__(self) -> str:
         state = "shut down" if self._closed else "broken" if self._broken else f"{len(self._pending)} pending"
-        return f"<BurstExecutor of {len(self._executions)} at once, {state}, over {self._session!r}>"
+        return f"<BurstExecutor of {self._depth} at once, {state}, over {self._session!r}>"
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Start ``fn(*args, **kwargs)``, where `fn` is the session's `run`.
@@ -107,20 +124,66 @@ class BurstExecutor(KnownNames, Executor):
                     continue
                 execution = self._idle.pop()
             try:
-                names, arrays = run(*args, **kwargs)
+                names, arrays, limit = run(*args, **kwargs)
                 wanted = None if names is None else self._session._checked_outputs(names)
-                fill(execution, arrays)
-                inner = execution.submit()
+                execution = self._filled(execution, arrays)
+                self._launch(future, execution, wanted, limit)
             except BaseException as error:
                 self._end(future, execution, error, None)
-                continue
-            inner.add_done_callback(
-                lambda done, f=future, e=execution, w=wanted: self._landed(done, f, e, w)  # type: ignore[misc]
-            )
 
-    def _landed(self, done: Future[Any], future: Future[Any], execution: Execution, wanted: list[int] | None) -> None:
+    def _launch(
+        self,
+        future: Future[Any],
+        execution: Execution,
+        wanted: list[int] | None,
+        limit: float | EllipsisType | None,
+    ) -> None:
+        execution.submit(limit).add_done_callback(lambda done: self._landed(done, future, execution, wanted, limit))
+
+    def _bound(self, shapes: Mapping[str, int | Sequence[int]]) -> Execution:
+        return self._session.burst.bind(shapes=shapes, timeout=self._timeout, rooms=self._session._rooms)
+
+    def _filled(self, execution: Execution | None, inputs: Any) -> Execution:
+        """Return this execution filled, or one for the shapes of the inputs in its place."""
+        if not self._takes_any:
+            assert execution is not None
+            fill(execution, inputs)
+            return execution
+        if execution is not None and execution.feed(inputs):
+            return execution
+        arrays = checked_inputs(self._session.get_inputs(), inputs)
+        with self._lock.lock:
+            for place, other in enumerate(self._idle):
+                if other is not None and all(other.inputs[name].shape == array.shape for name, array in arrays.items()):
+                    self._idle[place] = execution
+                    found = other
+                    break
+            else:
+                found = None
+        if found is None:
+            found = self._bound({name: array.shape for name, array in arrays.items()})
+            if execution is not None:
+                execution.forget()
+        for name, array in arrays.items():
+            found.inputs[name][...] = array
+        return found
+
+    def _landed(
+        self,
+        done: Future[Any],
+        future: Future[Any],
+        execution: Execution,
+        wanted: list[int] | None,
+        limit: float | EllipsisType | None,
+    ) -> None:
         error = done.exception()
         outputs = None
+        if isinstance(error, OutputInsufficientSize):
+            try:
+                execution = self._session.with_more_room(execution, error, self._bound)
+                return self._launch(future, execution, wanted, limit)
+            except BaseException as failure:
+                error = failure
         if error is None:
             try:
                 outputs = execution.copied()
@@ -130,7 +193,9 @@ class BurstExecutor(KnownNames, Executor):
         self._end(future, execution, error, outputs)
         self._start()
 
-    def _end(self, future: Future[Any], execution: Execution, error: BaseException | None, outputs: object) -> None:
+    def _end(
+        self, future: Future[Any], execution: Execution | None, error: BaseException | None, outputs: object
+    ) -> None:
         if isinstance(error, DeadObject):
             broken = BrokenBurst(str(error))
             broken.__cause__ = error
@@ -154,10 +219,10 @@ class BurstExecutor(KnownNames, Executor):
                 future.cancel()
         if wait:
             futures.wait(left)
-            for execution in self._executions:
+            for execution in filter(None, self._idle):
                 execution.forget()
 
 
-def run(output_names: Any, inputs: Any) -> tuple[Any, Any]:
+def run(output_names: Any, inputs: Any, timeout: Any = ...) -> tuple[Any, Any, Any]:
     """Name what `Session.run` is called with; errors of Python's name it, too."""
-    return output_names, inputs
+    return output_names, inputs, timeout

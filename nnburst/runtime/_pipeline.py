@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from .._core._deadline import Deadline
 from .._core._leaving import abandon_when_forked
 from .._core._nnburst import ffi, lib
 from .._core._one_process import OneProcess
-from ..errors import InvalidArgument, NNBurstError
+from ..errors import BadState, DeadObject, InvalidArgument, MissedDeadline, NNBurstError
 from ._arguments import checked_inputs
 from ._execution import Execution
 
@@ -33,6 +34,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _EALREADY = -errno.EALREADY
 _MOST_KEPT = 4
+LASTING = (MissedDeadline, DeadObject, BadState)
+"""Errors after which a pipeline runs nothing more."""
 
 
 class Pipeline(OneProcess):
@@ -117,12 +120,20 @@ class Pipeline(OneProcess):
         for ahead in range(1, self.depth + 1):
             execution = self._executions[(self._at + ahead) % self.depth]
             if execution.is_in_flight:
-                try:
-                    execution.conclude(self._advance(ffi.NULL, execution.pointer))
-                except BaseException:
-                    lib.nnb_execution_abandon(execution.pointer)
-                    raise
+                self.land(execution)
                 yield execution
+
+    def land(self, execution: Execution) -> None:
+        """Wait for the run of one of its executions, if that is in flight.
+
+        Raises:
+            NNBurstError: As `drain`.
+        """
+        try:
+            execution.conclude(self._advance(ffi.NULL, execution.pointer))
+        except BaseException:
+            lib.nnb_execution_abandon(execution.pointer)
+            raise
 
     def map(self, inputs: Iterable[Mapping[str, npt.ArrayLike]]) -> Iterator[list[Array]]:
         """Run the model on each of many inputs; yield copies of the outputs, in order.
@@ -131,20 +142,72 @@ class Pipeline(OneProcess):
             inputs: Arrays by name, as for `Session.run`; taken while the service runs those before.
 
         Raises:
-            InvalidArgument: A name, dtype or shape is wrong. What is in flight is waited for and dropped.
+            InvalidArgument: A name, dtype or shape is wrong. The outputs of all inputs before were yielded; what was in
+                flight behind it is dropped.
             NNBurstError: A run failed, likewise.
         """
+        for outcome in self.outcomes(inputs):
+            if isinstance(outcome, Exception):
+                raise outcome
+            yield outcome
+
+    def outcomes(self, inputs: Iterable[Mapping[str, npt.ArrayLike]]) -> Iterator[list[Array] | Exception]:
+        """As `map`, but yield an error in place of the outputs that it has prevented.
+
+        The last one is that of `inputs` itself, or one after which nothing runs here: a `MissedDeadline`, whose run may
+        still use its arrays, a `DeadObject` or a `BadState`.
+        """
+        order: deque[Exception | None] = deque()  # of what was not yielded yet: an error, or None for a run in flight
+        flying = 0
+        rest = iter(inputs)
+        goes_on = True
         try:
-            for count, arrays in enumerate(inputs, 2):
-                current = self.current
-                fill(current, arrays)
-                ended = self.advance()
-                if count > self.depth:
-                    yield ended.copied()
-            for ended in self.drain():
-                yield ended.copied()
+            while goes_on:
+                try:
+                    arrays = next(rest)
+                except StopIteration:
+                    break
+                except Exception as failure:  # of the caller's
+                    order.append(failure)
+                    break
+                error, outcome = self._start(arrays, flying + 1 == self.depth)
+                order.append(error)
+                flying += error is None
+                if outcome is not None:
+                    order.popleft()
+                    flying -= 1
+                    yield outcome
+                goes_on = not isinstance(error or outcome, LASTING)
+                while order and (wrong := order[0]) is not None:
+                    order.popleft()
+                    yield wrong
+            for wrong in order:
+                if wrong is None:
+                    flying -= 1
+                    yield self._outcome(self._executions[(self._at - flying - 1) % self.depth])
+                else:
+                    yield wrong
         finally:
             self.settle()
+
+    def _start(
+        self, arrays: Mapping[str, npt.ArrayLike], is_full: bool
+    ) -> tuple[Exception | None, list[Array] | Exception | None]:
+        """Start a run. Returns what has prevented it, and what came of the one in flight whose place was needed."""
+        at = self._at
+        try:
+            fill(self.current, arrays)
+            ended = self.advance()
+            return None, ended.copied() if is_full else None
+        except NNBurstError as error:
+            return (error, None) if self._at == at else (None, error)
+
+    def _outcome(self, execution: Execution) -> list[Array] | Exception:
+        try:
+            self.land(execution)
+            return execution.copied()
+        except NNBurstError as error:
+            return error
 
     @property
     def is_idle(self) -> bool:

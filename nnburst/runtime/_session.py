@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 import numpy as np
 from msgspec import Struct
@@ -30,6 +30,7 @@ from ..errors import (
     GeneralFailure,
     InvalidArgument,
     MissedDeadline,
+    NNBurstError,
     OutputInsufficientSize,
     ResourceExhausted,
 )
@@ -396,13 +397,24 @@ class Session(OneProcess):
         raise GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
 
     def _larger(self, lane: Lane, small: Execution, error: OutputInsufficientSize) -> Execution:
-        for name, nbytes in small.needed_rooms(error).items():
-            self._rooms[name] = max(nbytes, self._rooms.get(name, 0))
-        larger = self._kept({name: view.shape for name, view in small.inputs.items()})
-        for name, view in small.inputs.items():
-            larger.inputs[name][...] = view
+        larger = self.with_more_room(small, error, self._kept)
         lane.forget()
         lane.execution = larger
+        return larger
+
+    def with_more_room(
+        self,
+        small: Execution,
+        error: OutputInsufficientSize,
+        bind: Callable[[Mapping[str, Sequence[int]]], Execution],
+    ) -> Execution:
+        """Return an execution with the room that the last run of another one needed, filled as that; end that one."""
+        for name, nbytes in small.needed_rooms(error).items():
+            self._rooms[name] = max(nbytes, self._rooms.get(name, 0))
+        larger = bind({name: view.shape for name, view in small.inputs.items()})
+        for name, view in small.inputs.items():
+            larger.inputs[name][...] = view
+        small.forget()
         return larger
 
     def _checked_inputs(self, inputs: object) -> dict[str, Array]:
@@ -457,13 +469,34 @@ class Session(OneProcess):
         """Return the deadline of what is opened now."""
         return Deadline.after(self._opening)
 
+    @overload
     def run_many(
         self,
         inputs: Iterable[Mapping[str, npt.ArrayLike]],
         *,
         batch: int = 1,
         timeout: float | EllipsisType | None = ...,
-    ) -> Generator[list[Array], None, None]:
+        on_error: Literal["raise"] = "raise",
+    ) -> Generator[list[Array], None, None]: ...
+
+    @overload
+    def run_many(
+        self,
+        inputs: Iterable[Mapping[str, npt.ArrayLike]],
+        *,
+        batch: int = 1,
+        timeout: float | EllipsisType | None = ...,
+        on_error: str,
+    ) -> Generator[list[Array] | NNBurstError, None, None]: ...
+
+    def run_many(
+        self,
+        inputs: Iterable[Mapping[str, npt.ArrayLike]],
+        *,
+        batch: int = 1,
+        timeout: float | EllipsisType | None = ...,
+        on_error: str = "raise",
+    ) -> Generator[Any, None, None]:
         """Run the model on each of many inputs, several under way; yield a list of all outputs for each, in order.
 
         The arrays for what is under way, 16 inputs or four batches, are kept for the next call with such shapes; those
@@ -473,17 +506,25 @@ class Session(OneProcess):
             inputs: Arrays by name, as for `run`; taken while the service runs those before.
             batch: Rows that are run at once, where every input's first dimension is symbolic. An input of many has one
                 row, or a few, and its outputs have as many.
+            timeout: As for `run`; of each run, whose time begins when it is given to the service.
+            on_error: ``"raise"``: an input that is wrong, or whose run fails, ends it; the outputs of those before it
+                are yielded first. ``"return"``: its exception is yielded in place of its outputs, and the next ones
+                follow. The message names the index of the input either way.
 
         Raises:
             InvalidArgument: An input is wrong, or the model takes no batches.
+            DeadObject: The service has ended, whatever `on_error` says.
             NNBurstError: A run failed, as `run` says.
         """
         if not isinstance(batch, int) or batch < 1:
             raise InvalidArgument(f"batch={batch!r}; give a number of rows, 1 or more")
-        return run_many(self, inputs, batch, self._timeout if timeout is ... else checked_timeout(timeout))
+        if not isinstance(on_error, str) or on_error not in ("raise", "return"):
+            raise InvalidArgument(f"on_error={on_error!r}; choose 'raise' or 'return'")
+        limit = self._timeout if timeout is ... else checked_timeout(timeout)
+        return run_many(self, inputs, batch, limit, on_error == "return")
 
     def lent_pipeline(
-        self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None
+        self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None = None
     ) -> AbstractContextManager[Pipeline]:
         """As `pipeline`, but lent: it is kept for the next use like it. Called by `run_many`."""
         rooms = self._rooms
