@@ -53,7 +53,7 @@ def run_many(
 
 def _name(error: NNBurstError, index: int) -> None:
     """Have an error say which input it is of."""
-    error.args = (f"input {index} of the iterable: {error}", *error.args[1:])
+    error.args = (f"inputs[{index}]: {error}", *error.args[1:])
 
 
 def _parts(

@@ -1,0 +1,163 @@
+"""Time limits: what a run may take, what setting up may take, and that neither counts for the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from patience import PATIENCE
+from service_support import stopped
+
+import nnburst
+from nnburst import Execution, ModelBuilder, OperandType, OperationType
+from nnburst.service._protocol import ListDevices
+
+X = np.ones(4, np.float32)
+TINY = 1e-6
+
+
+def model() -> nnburst.Model:
+    b = ModelBuilder()
+    t = b.input("t", OperandType.TENSOR_FLOAT32, (4,))
+    b.output("t_out", b.add(OperationType.RELU, [t]))
+    return b.build()
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[nnburst.Service]:
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        yield service
+
+
+def one_by_one(session: nnburst.Session, run: Callable[[Execution], Any]) -> Any:
+    execution = Execution(session.compilation)
+    execution.set_input(0, X)
+    out = np.empty(4, np.float32)
+    execution.set_output(0, out)
+    run(execution)
+    return out
+
+
+def of_bound(session: nnburst.Session, run: Callable[[Execution], Any], **options: Any) -> Any:
+    with session.bind(**options) as execution:
+        execution.inputs["t"][:] = X
+        run(execution)
+        return execution.outputs["t_out"].copy()
+
+
+def executed(session: nnburst.Session, timeout: float | None, at: str) -> Any:
+    given, later = ({"timeout": timeout}, {}) if at == "executor" else ({}, {"timeout": timeout})
+    with nnburst.BurstExecutor(session, 2, **given) as executor:
+        return executor.submit(session.run, None, {"t": X}, **later).result()[0]
+
+
+def piped(session: nnburst.Session, timeout: float | None) -> Any:
+    with session.pipeline(2, timeout=timeout) as pipeline:
+        return next(pipeline.map([{"t": X}]))[0]
+
+
+Way = Callable[[nnburst.Session, float | None], Any]
+WAYS: dict[str, Way] = {
+    "run": lambda s, t: s.run(None, {"t": X}, timeout=t)[0],
+    "arun": lambda s, t: asyncio.run(s.arun(None, {"t": X}, timeout=t))[0],
+    "bind": lambda s, t: of_bound(s, Execution.run, timeout=t),
+    "run_many": lambda s, t: next(s.run_many([{"t": X}], timeout=t))[0],
+    "pipeline": piped,
+    "executor": lambda s, t: executed(s, t, "executor"),
+    "executor's submit": lambda s, t: executed(s, t, "submit"),
+    "Execution.run": lambda s, t: of_bound(s, lambda e: e.run(timeout=t)),
+    "Execution.arun": lambda s, t: of_bound(s, lambda e: asyncio.run(e.arun(timeout=t))),
+    "Execution.submit": lambda s, t: of_bound(s, lambda e: e.submit(timeout=t).result()),
+    "compute": lambda s, t: one_by_one(s, lambda e: e.compute(timeout=t)),
+    "start_compute": lambda s, t: one_by_one(s, lambda e: e.start_compute(timeout=t).wait()),
+    "burst_compute": lambda s, t: one_by_one(s, lambda e: e.burst_compute(s.burst, timeout=t)),
+    "start_compute_with_dependencies": lambda s, t: one_by_one(
+        s, lambda e: e.start_compute_with_dependencies(timeout=t).wait()
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_run_takes_a_time_limit_of_its_own(service: nnburst.Service, way: str) -> None:
+    with service.session(model(), timeout=TINY, open_timeout=PATIENCE) as session:
+        for timeout in (None, PATIENCE):
+            assert WAYS[way](session, timeout).tolist() == X.tolist()
+        with pytest.raises(nnburst.InvalidArgument, match="timeout=-1"):
+            WAYS[way](session, -1)
+    with service.session(model(), open_timeout=PATIENCE) as session:
+        with pytest.raises(nnburst.MissedDeadline):
+            WAYS[way](session, 0)
+        assert WAYS[way](session, None).tolist() == X.tolist()
+
+
+def test_setting_up_does_not_count_towards_the_limit_of_a_run(service: nnburst.Service) -> None:
+    with service.session(model(), timeout=TINY) as session:
+        with session.bind(state={"t_out": "t"}, initial_state={"t": X}) as execution:
+            assert execution.get_state()["t"].tolist() == X.tolist()
+            execution.reset_state({"t": 2 * X})
+            execution.run(timeout=None)
+            assert execution.timeout == TINY
+            assert execution.get_state()["t"].tolist() == (2 * X).tolist()
+
+
+@pytest.mark.parametrize("way", ["run", "arun"])
+def test_limit_of_a_run_begins_when_what_it_needs_is_there(
+    service: nnburst.Service, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    with service.session(model(), timeout=0.5, open_timeout=PATIENCE) as session:
+        bind = session._kept
+
+        def slowly(shapes: Any) -> Execution:
+            time.sleep(0.6)
+            return bind(shapes)
+
+        monkeypatch.setattr(session, "_kept", slowly)
+        assert WAYS[way](session, 0.5).tolist() == X.tolist()
+
+
+def test_setting_up_has_a_limit_of_its_own(service: nnburst.Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    with service.session(model(), open_timeout=0.1) as session, session.bind(state={"t_out": "t"}) as execution:
+        monkeypatch.setattr(session._bursts, "free", lambda: None)  # what there is runs something
+        with stopped(service.pid):
+            for setting_up in (
+                lambda: session.run(None, {"t": X}),
+                lambda: asyncio.run(session.arun(None, {"t": X})),
+                session.bind,
+                session.pipeline,
+                execution.reset_state,
+                execution.get_state,
+            ):
+                with pytest.raises(nnburst.MissedDeadline, match=r"no answer within 0\.0\d+ s|0\.1 s"):
+                    setting_up()
+        assert session.run(None, {"t": X})[0].tolist() == X.tolist()
+
+
+def test_too_many_calls_are_said_to_be_under_way_only_if_they_are(service: nnburst.Service) -> None:
+    backend: Any = service._backend
+    for _ in range(20):
+        with pytest.raises(nnburst.MissedDeadline) as caught:
+            backend._connection.call(ListDevices(), timeout=0)
+        assert "under way" not in str(caught.value)
+
+
+def test_message_of_a_missed_deadline_has_the_limit_as_people_write_it_and_a_remedy(service: nnburst.Service) -> None:
+    with service.session(model(), concurrency=1) as session:
+        session.run(None, {"t": X})
+        lane = session._lanes.take(0)
+        assert lane is not None
+        with pytest.raises(nnburst.MissedDeadline, match=r"within 0\.0667 s.*concurrency="):
+            asyncio.run(session.arun(None, {"t": X}, timeout=0.2 / 3))
+        session._lanes.give(lane)
+    with service.session(model()) as session:
+        one, two = session.bind(), session.bind()
+        with stopped(service.pid):
+            for run in (
+                lambda: one.run(timeout=0.2 / 3),
+                lambda: asyncio.run(two.arun(timeout=0.2 / 3)),
+            ):
+                with pytest.raises(nnburst.MissedDeadline, match=r"within 0\.0667 s.*Give more time \(timeout=\)"):
+                    run()
