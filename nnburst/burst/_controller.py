@@ -437,6 +437,13 @@ _REFUSALS = {
 }
 
 
+def _inherited() -> BadState:
+    return BadState(
+        "the burst was inherited through fork() and belongs to the parent process; open a session, on a service of its "
+        "own, in the child"
+    )
+
+
 def _not_bound(pointer: object) -> int:
     raise BadState("the execution is not bound to a burst; use compute() or burst_compute()")
 
@@ -484,7 +491,7 @@ class BoundRequest(OneProcess):
             check_open(request)
             raw, keep_alive = c_request(request, burst.slots_for(request.pools), measure=measure)  # type: ignore[arg-type]
             if i == 0:
-                check(lib.nnb_execution_create(out, burst._endpoint, raw), "bind")
+                check(lib.nnb_execution_create(out, burst._endpoint, raw), "bind", {errno.ECHILD: _inherited()})
                 pointer = ffi.gc(out[0], lib.nnb_execution_destroy)
                 if answer_length is not None:
                     lib.nnb_execution_set_answer(pointer, answer_length)
@@ -710,6 +717,7 @@ class BoundRequest(OneProcess):
                 "the execution is running, or a run that was given up has not landed; bind one for each thread"
             ),
             errno.ESHUTDOWN: closed,
+            errno.ECHILD: _inherited(),
             errno.EBADMSG: GeneralFailure("the service corrupted the channel; the burst is dead, open another session"),
         }
         check(-number, "run", special)

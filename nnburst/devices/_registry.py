@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 _GROUP = "nnburst.devices"
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 _BUILT_IN = {
     "nnburst-reference": ("nnburst.devices.reference", "reference_device"),
@@ -78,8 +79,15 @@ def create_device(spec: str) -> Device:
         if entry is None:
             raise DeviceUnavailable(f"there is no device {name!r}; there are {', '.join(device_names())}")
         factory = entry.load()
+    signature = inspect.signature(factory)
+    known = [each.name for each in signature.parameters.values() if each.kind not in _REST]
+    unknown = sorted(options.keys() - set(known))
+    if unknown and not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature.parameters.values()):
+        raise InvalidArgument(
+            f"device {name!r} has no option {', '.join(map(repr, unknown))}; it has {', '.join(known) or 'none'}"
+        )
     try:
-        inspect.signature(factory).bind(**options)
+        signature.bind(**options)
     except TypeError as error:
         raise InvalidArgument(f"device {name!r}: options {sorted(options)}: {error}") from None
     device = factory(**options)

@@ -100,9 +100,11 @@ class NodeArg(Struct, frozen=True):
         if array.dtype.name in _BITS and array.dtype.itemsize == self.dtype.itemsize:
             array = array.view(self.dtype)
         elif array.dtype != self.dtype and not boolean:
-            raise InvalidArgument(
-                f"input {self.name!r} is {self.dtype}, got {array.dtype}; convert it with .astype({str(self.dtype)!r})"
-            )
+            got, remedy = str(array.dtype), f"convert it with .astype({str(self.dtype)!r})"
+            if not isinstance(value, np.ndarray | np.generic):
+                got = f"a {type(value).__name__}, which becomes an array of {got}"
+                remedy = f"give numpy.array(…, {str(self.dtype)!r})"
+            raise InvalidArgument(f"input {self.name!r} is {self.dtype}, got {got}; {remedy}")
         if not self.admits(array.shape):
             raise InvalidArgument(f"input {self.name!r} has shape {self.shape}, got {array.shape}; reshape it")
         self.is_empty(array.shape)
@@ -176,6 +178,12 @@ def checked_inputs(nodes: Sequence[NodeArg], inputs: object) -> dict[str, np.nda
     return {name: node.check(inputs[name]) for name, node in by_name.items()}
 
 
+class NoSuchArray(InvalidArgument, KeyError):
+    """There is no shared array of that name."""
+
+    __str__ = Exception.__str__  # a KeyError shows its message in quotes
+
+
 class SharedArrays(dict[str, np.ndarray[Any, np.dtype[Any]]]):
     """Arrays by name that are to be written into, not replaced: the other process reads these and no others."""
 
@@ -187,7 +195,7 @@ class SharedArrays(dict[str, np.ndarray[Any, np.dtype[Any]]]):
         )
 
     def __missing__(self, name: str) -> NoReturn:
-        raise KeyError(f"no shared array {name!r}; there are {list(self)}")
+        raise NoSuchArray(f"no shared array {name!r}; there are {list(self)}")
 
     def _refuse(self, *args: object, **more: object) -> NoReturn:
         raise InvalidArgument("these arrays are shared with the service; none can be added, replaced or removed")

@@ -59,7 +59,7 @@ from ._compilation import Compilation, member
 from ._display import described, nodes_table
 from ._event import Event
 from ._futures import submit
-from ._layout import Argument, ArgumentLayout, lay_out
+from ._layout import ALIGNMENT, Argument, ArgumentLayout, lay_out
 from ._memory_desc import DeviceMemory
 from ._places import Place
 from ._state import State, check_steps, make_states
@@ -251,6 +251,7 @@ class Execution(BoundRequest):
                 continue
             room = rooms.get(node.name, _FIRST_GUESS) if size is None else 1
             self._arguments["output"][i] = _shared(node, size, written.get(node.name), room, steps)
+        self._check_total((*inputs, *outputs), (*sizes.inputs, *self._sizes.outputs))
         layout = self._laid_out()
         views = {name: place.view for name, place in places.items()}
         self._have_arrays(
@@ -262,6 +263,15 @@ class Execution(BoundRequest):
             self._copies = tuple(self.outputs[node.name].copy for node in outputs if node.name in self.outputs)
         self._measure = flag(measure, "measure")
         self._bind(burst.controller)
+
+    def _check_total(self, nodes: Sequence[NodeArg], shapes: Sequence[tuple[int, ...] | None]) -> None:
+        arguments = (*self._in_order("input"), *self._in_order("output"))
+        if sum(argument.room + ALIGNMENT for argument in arguments) > _UINT32:
+            largest = max(range(len(nodes)), key=lambda i: arguments[i].room)
+            raise InvalidArgument(
+                f"{nodes[largest].name!r} of shape {shapes[largest]} takes {arguments[largest].room} bytes; the "
+                "arguments of a run have less than 4 GiB together"
+            )
 
     def _have_arrays(self, inputs: SharedArrays, outputs: SharedArrays) -> None:
         object.__setattr__(self, "inputs", inputs)

@@ -110,6 +110,25 @@ def test_REQ_MODEL_042_if_runs_one_branch(truth: int) -> None:
     np.testing.assert_array_equal(y, x + 1 if truth else -x)
 
 
+def test_failure_deep_inside_control_flow_names_the_ends_of_the_way_there() -> None:
+    values, depth = Values(), 30
+    last = graph(values, [TRUTH, COUNT], lambda add, i: [add(O.GATHER, [np.float32([1, 2]), np.array(0), i[1]], ONE)])
+    level = [
+        graph(values, [TRUTH, COUNT], lambda add, i, n=n: [add(O.IF, [i[0], sub(n), sub(n), *i], ONE)])  # type: ignore[misc]
+        for n in range(1, depth)
+    ]
+    main = graph(values, [TRUTH, COUNT], lambda add, i: [add(O.IF, [i[0], sub(0), sub(0), *i], ONE)])
+    model = Model(main, (*level, last), bytes(values.data))
+    with nnburst.in_process(devices=["nnburst-reference"]) as service, service.session(model) as session:
+        names = [node.name for node in session.get_inputs()]
+        with pytest.raises(nnburst.GeneralFailure) as caught:
+            session.run(None, dict(zip(names, (np.ones(1, np.bool_), np.int32([99])), strict=True)))
+    said = str(caught.value)
+    assert "operation 0 (IF): operation 0 (IF): 28 more: operation 0 (GATHER): " in said
+    assert said.endswith("an index is not in 0 … 1")
+    assert len(said) < 250
+
+
 def counting_model(most: float = 5.0, step: float = 1.0) -> Model:
     """While x[0] < most: x += step, n += 1. Gives n; x is carried but not given."""
     values = Values()

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import copy
 import inspect
+import os
 import pickle
 import re
 from collections.abc import Callable, Iterator
@@ -113,6 +114,55 @@ def test_arrays_of_another_type_and_arrays_without_elements(service: nnburst.Ser
             session.run(None, {"x": np.zeros((0, 3), np.float32)})
 
 
+def test_list_is_told_how_to_become_an_array_of_the_right_type(service: nnburst.Service) -> None:
+    with service.session(relu_model((2,))) as session:
+        remedy = r"'x' is float32, got a list, which becomes an array of float64; give numpy\.array\(…, 'float32'\)"
+        with pytest.raises(InvalidArgument, match=remedy):
+            session.run(None, {"x": [1.0, 2.0]})
+
+
+def test_argument_that_is_too_large_is_named(service: nnburst.Service) -> None:
+    with service.session(relu_model((0,))) as session:
+        with pytest.raises(InvalidArgument, match=r"'[xy]' of shape \(8589934592,\) takes 34359738368 bytes; .*4 GiB"):
+            session.bind(shapes={"x": (2**33,), "y": (2**33,)})
+
+
+def test_forked_child_is_told_what_to_open_instead(service: nnburst.Service) -> None:
+    with service.session(relu_model()) as session, session.bind() as execution:
+        end, start = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            said = []
+            for use in (execution.run, session.bind):
+                try:
+                    use()
+                except nnburst.BadState as error:
+                    said.append(str(error))
+            os.write(start, "\n".join(said).encode())
+            os._exit(0)
+        os.close(start)
+        with open(end, encoding="utf-8") as pipe:
+            said = pipe.read().splitlines()
+        os.waitpid(pid, 0)
+    assert len(said) == 2
+    for each in said:
+        assert "inherited through fork()" in each
+        assert "open a session" in each
+        assert "ECHILD" not in each
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("nnburst-onnxruntime:threds=2", r"has no option 'threds'; it has .*threads"),
+        ("nnburst-reference:x=1", "has no option 'x'; it has compilation"),
+    ],
+)
+def test_device_says_which_options_it_has(spec: str, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        create_device(spec)
+
+
 def test_names_that_the_model_does_not_have(service: nnburst.Service) -> None:
     with service.session(relu_model()) as session:
         with pytest.raises(InvalidArgument, match=r"^no inputs \['y'\]; inputs \['x'\] are missing; .* takes \['x'\]$"):
@@ -131,8 +181,9 @@ def test_shared_arrays_are_written_into_not_replaced(service: nnburst.Service) -
                 change()
         with pytest.raises(InvalidArgument, match="none can be"):
             del arrays["x"]
-        with pytest.raises(KeyError, match=r"no shared array 'image'; there are \['x'\]"):
-            arrays["image"]
+        for kind in (KeyError, InvalidArgument):
+            with pytest.raises(kind, match=r"^no shared array 'image'; there are \['x'\]$"):
+                arrays["image"]
         execution.run()
 
 

@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_MOST_PLACES = 4
 PASSING = (MissedDeadline, ResourceExhausted, MemoryError)
 """What ends an execution with a status of its own, whichever operation it comes from."""
 CONTROL_FLOW = (OperationType.IF, OperationType.WHILE)
@@ -56,6 +57,20 @@ _LEAST_MEMORY = 1 << 28
 _MEMORY_FACTOR = 64
 """Results of the operations of an execution may take so many times the bytes of request and constants, and 256 MiB in
 any case; kernels use up to eight times the size of what they compute on."""
+
+
+class OperationFailure(GeneralFailure):
+    """An operation has failed.
+
+    Args:
+        places: The operation, after those of control flow that it is inside, from the outermost.
+        reason: Why.
+    """
+
+    def __init__(self, places: tuple[str, ...], reason: str) -> None:
+        self.places, self.reason = places, reason
+        shown = places if len(places) <= _MOST_PLACES else (*places[:2], f"{len(places) - 3} more", places[-1])
+        super().__init__(f"{': '.join(shown)}: {reason}")
 
 
 class PreparedSubgraph(Struct, frozen=True):
@@ -236,9 +251,11 @@ class Binding:
 
     def failure(self, position: int, error: Exception) -> GeneralFailure:
         """Return what an execution fails with when one of its operations does."""
-        name = operation_name(self.graph.subgraph.operations[position].type)
+        place = f"operation {position} ({operation_name(self.graph.subgraph.operations[position].type)})"
+        if isinstance(error, OperationFailure):
+            return OperationFailure((place, *error.places), error.reason)
         reason = str(error) if isinstance(error, NNBurstError) else f"{type(error).__name__}: {error}"
-        return GeneralFailure(f"operation {position} ({name}): {reason}")
+        return OperationFailure((place,), reason)
 
     def bind(self, position: int, limits: RunLimits | None) -> list[KernelStep]:
         """Give an operation's results their arrays and return the calls that compute them.
