@@ -506,7 +506,7 @@ class BoundRequest(OneProcess):
         self._allow(self.limit)
         self._run = lib.nnb_execution_run
 
-    def find_way(self, number: int, deadline: Deadline) -> Deadline | None:
+    def _find_way(self, number: int, deadline: Deadline) -> Deadline | None:
         """Find another burst when a run could not begin, for that errno.
 
         Returns:
@@ -645,7 +645,7 @@ class BoundRequest(OneProcess):
             elif status in _NOT_BEGUN or (status == _DIED and repeats < self.repeats):
                 repeats += status == _DIED
                 begun = self.deadline if status == _DIED else Deadline.after(self.limit)
-                deadline = self.find_way(-status, deadline or begun)
+                deadline = self._find_way(-status, deadline or begun)
                 if deadline is None:
                     self._fail(-status)
                 else:

@@ -317,8 +317,8 @@ class Execution(BoundRequest):
         """As `BoundRequest.comes_back`."""
         return self._home is not None and self._home.recovery is not None
 
-    def find_way(self, number: int, deadline: Deadline) -> Deadline | None:
-        """Move to a burst that is free, or to a service that has come back; see `BoundRequest.find_way`.
+    def _find_way(self, number: int, deadline: Deadline) -> Deadline | None:
+        """Move to a burst that is free, or to a service that has come back; see `BoundRequest._find_way`.
 
         Raises:
             DeadObject: The state was lost with the service. The next run begins with the initial one.

@@ -65,7 +65,7 @@ class BurstExecutor(KnownNames, Executor):
         self._takes_any = shapes is None and any(node.is_open for node in session.get_inputs())
         self._idle: list[Execution | None] = [None] * depth  # None: with no arrays yet
         if not self._takes_any:
-            self._idle = [session.opening().call(self._bound, shapes or {}) for _ in range(depth)]
+            self._idle = [session._opening().call(self._bound, shapes or {}) for _ in range(depth)]
         self._depth = depth
         self._pending: set[Future[Any]] = set()
         self._broken: BrokenBurst | None = None

@@ -76,7 +76,7 @@ def _parts(
         if batch == 1:
             shapes = {node.name: arrays[node.name].shape for node in nodes if node.is_open}
             with session.lent_pipeline(16, shapes, timeout) as pipeline:
-                for outcome in pipeline.outcomes(rest.alike(shapes) if shapes else rest):
+                for outcome in pipeline._outcomes(rest.alike(shapes) if shapes else rest):
                     yield (outcome,)
             continue
         shapes = {node.name: (batch, *arrays[node.name].shape[1:]) for node in nodes}

@@ -146,12 +146,12 @@ class Pipeline(OneProcess):
                 flight behind it is dropped.
             NNBurstError: A run failed, likewise.
         """
-        for outcome in self.outcomes(inputs):
+        for outcome in self._outcomes(inputs):
             if isinstance(outcome, Exception):
                 raise outcome
             yield outcome
 
-    def outcomes(self, inputs: Iterable[Mapping[str, npt.ArrayLike]]) -> Iterator[list[Array] | Exception]:
+    def _outcomes(self, inputs: Iterable[Mapping[str, npt.ArrayLike]]) -> Iterator[list[Array] | Exception]:
         """As `map`, but yield an error in place of the outputs that it has prevented.
 
         The last one is that of `inputs` itself, or one after which nothing runs here: a `MissedDeadline`, whose run may

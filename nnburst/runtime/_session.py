@@ -155,7 +155,7 @@ class Session(OneProcess):
         self._open_timeout = limit = checked_timeout(open_timeout)
         if limit is None and self._timeout is not None:
             limit = max(self._timeout, _OPENING)
-        self._opening = limit
+        self._open_limit = limit
         cache = cache_source(cache_dir, token, flag(cache_always, "cache_always"))
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
         settings = _Settings(source, device, wish, rank, cache)
@@ -319,7 +319,7 @@ class Session(OneProcess):
             for _ in range(_MOST_RERUNS):
                 if not execution.burst_is_free:
                     with contextlib.suppress(ResourceExhausted):  # then it shares the burst
-                        await patiently(partial(execution.find_way, errno.EBUSY, deadline))
+                        await patiently(partial(execution._find_way, errno.EBUSY, deadline))
                 try:
                     await _async.run(execution, ... if limit is self._timeout is None else deadline.left(), give)
                 except OutputInsufficientSize as error:
@@ -463,11 +463,11 @@ class Session(OneProcess):
                 home=self._bursts,
             )
 
-        return self.opening().call(bound)
+        return self._opening().call(bound)
 
-    def opening(self) -> Deadline:
+    def _opening(self) -> Deadline:
         """Return the deadline of what is opened now."""
-        return Deadline.after(self._opening)
+        return Deadline.after(self._open_limit)
 
     @overload
     def run_many(
@@ -533,7 +533,7 @@ class Session(OneProcess):
             return burst.pipeline(depth, shapes=shapes, timeout=timeout, rooms=rooms)
 
         key = depth, tuple(shapes.items()), timeout, tuple(rooms.items())
-        return self._pipelines.lend(key, make, self.opening())
+        return self._pipelines.lend(key, make, self._opening())
 
     def pipeline(
         self,
@@ -557,7 +557,7 @@ class Session(OneProcess):
             ResourceExhausted: The service gives this client no more bursts; close pipelines that are not needed.
         """
         limit = self._timeout if timeout is ... else checked_timeout(timeout)
-        deadline = self.opening()
+        deadline = self._opening()
         burst = deadline.call(self._bursts.lend)
         try:
             pipeline = deadline.call(
