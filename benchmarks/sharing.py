@@ -102,7 +102,10 @@ class Client:
 
 def _program(address: str, function: str, priority: str, end: Connection) -> None:
     now = time.monotonic
-    with nnburst.connect(address, open_timeout=PATIENCE) as service, service.session(function, priority=priority) as session:
+    with (
+        nnburst.connect(address, open_timeout=PATIENCE) as service,
+        service.session(function, priority=priority) as session,
+    ):
         execution = session.bind()
         run, x, y = execution.run, execution.inputs["x"], execution.outputs["y"]
         x[0] = 0
