@@ -196,7 +196,7 @@ def connect_to(
     """
 
     def connect() -> ServiceConnection:
-        sock = dial(address, Deadline.after(), trust_uid)
+        sock = dial(address, None, trust_uid)
         try:
             # No pidfd: with a service manager the socket was made by another process than the one that serves it.
             return ServiceConnection(sock, timeout=None)

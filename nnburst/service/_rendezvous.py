@@ -307,12 +307,12 @@ def _check_peer(sock: socket.socket, path: Path, trusted: Collection[int]) -> No
         )
 
 
-def dial(address: str, deadline: Deadline, trust_uid: int | Collection[int] = ()) -> socket.socket:
+def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] = ()) -> socket.socket:
     """Connect to a running service.
 
     Args:
         address: As for `socket_path`; a name is looked for in the user's directory, then in /run/nnburst.
-        deadline: Of the wait for room in its backlog.
+        timeout: Seconds to wait for room in its backlog; None for no limit.
         trust_uid: Users whose services are used, beside this one and root.
 
     Raises:
@@ -323,6 +323,7 @@ def dial(address: str, deadline: Deadline, trust_uid: int | Collection[int] = ()
     """
     trusted = trusted_uids(trust_uid)
     path = _find(address, trusted)
+    deadline = Deadline.after(timeout)
     limit = deadline.left()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:

@@ -265,7 +265,7 @@ def attempt(address, **options):
 
 def connected(address, **options):
     try:
-        nnburst.connect(address, timeout=5, **options)
+        nnburst.connect(address, open_timeout=5, **options)
     except nnburst.DeviceUnavailable as error:
         return str(error)
 

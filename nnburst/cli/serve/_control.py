@@ -49,7 +49,7 @@ def stop(address: str, timeout: float, kill: bool, trust_uid: tuple[int, ...]) -
 
     deadline = Deadline.after(timeout)
     try:
-        with dial(address, deadline, trust_uid) as sock:
+        with dial(address, timeout, trust_uid) as sock:
             pid, pidfd = peer_of(sock).pid, peer_pidfd(sock)
         if pidfd is None:
             raise DeviceUnavailable(f"the process behind {address!r} cannot be seen from here")
