@@ -64,8 +64,8 @@ class _Lib:
     NNB_UNCHANGED: int
     NNB_COMMITTED: int
     NNB_LOST: int
-    NNB_ANY_SLOT: int
     NNB_MAX_PLANS: int
+    NNB_ANY_SLOT: int
     NNB_PLAN_NEW: int
     NNB_PLAN_TIMED: int
     NNB_PLAN_GUARDED: int

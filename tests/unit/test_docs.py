@@ -158,7 +158,8 @@ def test_commands_of_a_page_run_as_written(
     page: Path, vision: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(vision["DETECTOR"], tmp_path)
-    (tmp_path / "frames").mkdir()
+    for name in ("frames", "cache"):
+        (tmp_path / name).mkdir()
     for name in ("frame.npy", "frames/0.npy", "frames/1.npy"):
         np.save(tmp_path / name, np.ones((1, 8), np.float32))
     monkeypatch.chdir(tmp_path)

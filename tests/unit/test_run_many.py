@@ -13,7 +13,7 @@ from patience import PATIENCE
 from service_support import stopped
 
 import nnburst
-from nnburst import ModelBuilder, OperandType, OperationType
+from nnburst import ModelBuilder, OperandType
 
 Inputs = dict[str, np.ndarray]
 BAD: Inputs = {"x": np.zeros((1, 3), np.float32)}
@@ -22,7 +22,7 @@ BAD: Inputs = {"x": np.zeros((1, 3), np.float32)}
 def relu() -> nnburst.Model:
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (0, 4))
-    b.output("y", b.add(OperationType.RELU, [x]))
+    b.output("y", b.relu(x))
     return b.build()
 
 
@@ -84,9 +84,7 @@ def test_wrong_inputs_can_be_returned_while_the_others_are_run(
 def test_runs_that_fail_can_be_returned_while_the_others_are_run(service: nnburst.Service, batch: int) -> None:
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_INT32, (0, 1))
-    table = b.constant(np.arange(10, dtype=np.float32))
-    axis = b.scalar(0)
-    b.output("y", b.add(OperationType.GATHER, [table, axis, x]))
+    b.output("y", b.gather(np.arange(10, dtype=np.float32), 0, x))
     with service.session(b.build()) as session:
         inputs = [{"x": np.full((1, 1), 99 if i in (4, 17) else i % 10, np.int32)} for i in range(30)]
         outcomes = list(session.run_many(inputs, batch=batch, on_error="return"))
@@ -112,7 +110,7 @@ def test_what_the_iterator_raises_comes_after_the_outputs_before_it(session: nnb
 
 def test_inputs_of_other_shapes_are_run_among_the_others(service: nnburst.Service, batch: int) -> None:
     b = ModelBuilder()
-    b.output("y", b.add(OperationType.RELU, [b.input("x", OperandType.TENSOR_FLOAT32, (0, 0))]))
+    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, (0, 0))))
     with service.session(b.build()) as session:
         inputs = [{"x": np.full((1, 2 + i // 5 % 3), i, np.float32)} for i in range(40)]
         outputs = list(session.run_many(inputs, batch=batch))
