@@ -115,6 +115,11 @@ class Page:
         self.service = service
         ffi.memmove(header.magic, MAGIC, len(MAGIC))
 
+    @property
+    def fd(self) -> int:
+        """Of its memory, which processes that inherit it can only read."""
+        return self._fd
+
     def open(
         self, kind: RowKind, label: str, parent: Row | None = None, client: tuple[int, int] = (0, 0)
     ) -> Row | None:

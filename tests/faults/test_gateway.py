@@ -36,7 +36,7 @@ from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 from tritonclient.utils import shared_memory as region  # noqa: E402
 
-from nnburst.cli.serve import _gateway as serving  # noqa: E402
+from nnburst.cli.serve import _supervised as supervised  # noqa: E402
 from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline  # noqa: E402
 from nnburst.gateway import Models, OutputTensor, Regions  # noqa: E402
 from nnburst.gateway import _grpc as gateway_grpc  # noqa: E402
@@ -1170,20 +1170,21 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[Any]:
             raise given
         return [sys.executable, "-c", *given]
 
-    monkeypatch.setattr(serving, "safe_command", command)
-    monkeypatch.setattr(serving, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(serving, "_ENDING_S", 0.2)
+    monkeypatch.setattr(supervised, "safe_command", command)
+    monkeypatch.setattr(supervised, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(supervised, "_ENDING_S", 0.2)
     return commands
 
 
 SPEAKS = "import sys; print(sys.argv[1], flush=True); sys.stdin.read()"
 PORTS = '{"grpc": 8001}'
+GATEWAY = ("the gateway", "--oip", "nnburst.gateway._run")
 
 
 def test_gateway_is_started_again_whatever_a_start_met(commands: queue.Queue[Any]) -> None:
     options = {"grpc": "127.0.0.1:0"}
     commands.put((SPEAKS, PORTS))
-    process = serving.GatewayProcess(options)
+    process = supervised.SupervisedProcess(*GATEWAY, options)
     try:
         assert process.ports == {"grpc": 8001}
         first = process._process.pid
@@ -1204,21 +1205,21 @@ def test_gateway_is_started_again_whatever_a_start_met(commands: queue.Queue[Any
 def test_first_line_that_is_none_is_an_error_of_the_service(commands: queue.Queue[Any], line: str) -> None:
     commands.put((SPEAKS, line))
     with pytest.raises(DeviceUnavailable, match="not its ports"):
-        serving.GatewayProcess({"grpc": "127.0.0.1:0"})
+        supervised.SupervisedProcess(*GATEWAY, {"grpc": "127.0.0.1:0"})
 
 
 def test_gateway_that_does_not_become_ready_is_an_error(
     commands: queue.Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "_STARTING_S", 0.2)
+    monkeypatch.setattr(supervised, "_STARTING_S", 0.2)
     commands.put(("import sys; print('{', end='', flush=True); sys.stdin.read()",))
     with pytest.raises(DeviceUnavailable, match=r"not ready within 0\.2 s"):
-        serving.GatewayProcess({"grpc": "127.0.0.1:0"})
+        supervised.SupervisedProcess(*GATEWAY, {"grpc": "127.0.0.1:0"})
 
 
 def test_close_ends_a_gateway_that_hangs_before_its_first_line(commands: queue.Queue[Any], tmp_path: Path) -> None:
     commands.put((SPEAKS, PORTS))
-    process = serving.GatewayProcess({"grpc": "127.0.0.1:0"})
+    process = supervised.SupervisedProcess(*GATEWAY, {"grpc": "127.0.0.1:0"})
     os.mkfifo(tmp_path / "there")
     commands.put(("import sys, time; open(sys.argv[1], 'w').close(); time.sleep(3600)", str(tmp_path / "there")))
     os.kill(process._process.pid, signal.SIGKILL)

@@ -329,7 +329,7 @@ def test_histogram_knows_percentiles_to_a_sixteenth() -> None:
 
 def test_metrics_are_what_the_page_says() -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra nnburst[metrics]")
-    from nnburst.watch._metrics import exporting
+    from nnburst.watch._metrics import MetricsServer, application
 
     page = Page("m", rows=4)
     model = page.open(RowKind.MODEL, "detector", page.service)
@@ -338,8 +338,9 @@ def test_metrics_are_what_the_page_says() -> None:
     burst.count("results", 41)
     for ns in (900, 1500, 2_000_000):
         burst.time_execution(ns)
-    with exporting(page, 0) as port, urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
+    server = MetricsServer(application(Viewer(page_of(os.getpid()))))
+    lines = server._answer("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").decode().splitlines()
+    assert lines[0] == "HTTP/1.1 200 OK"
     assert 'nnburst_results_total{model="detector"} 41.0' in lines
     assert 'nnburst_execution_seconds_count{model="detector"} 3.0' in lines
     assert 'nnburst_execution_seconds_bucket{le="1e-06",model="detector"} 1.0' in lines

@@ -109,8 +109,8 @@ def serve(
     from ...service import AccessPolicy, Daemon, ServiceHost, activated_sockets, claim, notify_manager
     from ...service._scheduling import Scheduling
     from ...watch import Page
-    from ...watch._metrics import exporting
     from ._gateway import gateway
+    from ._metrics import metrics as metrics_served
 
     name_process("the service")
     logging.basicConfig(format="nnburst serve %(process)d: %(levelname)s: %(message)s", level=log_level.upper())
@@ -136,7 +136,7 @@ def serve(
             page = Page(address, rows=_WATCHED)
             group = ListenerGroup()
             host = ServiceHost(offered, quotas=limits, user_quotas=user_limits, page=page, listeners=group)
-            port = None if metrics is None else stack.enter_context(exporting(page, metrics))
+            metrics_url = stack.enter_context(metrics_served(page, metrics))
             _raise_descriptor_limit()
             running = stack.enter_context(
                 gateway(
@@ -151,7 +151,7 @@ def serve(
             def reload() -> None:
                 _reload(local, named, files)
                 if running is not None:
-                    running.renew()
+                    running.tell()
 
             daemon = Daemon(
                 host,
@@ -167,7 +167,7 @@ def serve(
                 "pid": os.getpid(),
                 "devices": [device.name for device in host.devices],
                 "models": sorted(files),
-                **({} if port is None else {"metrics": f"http://127.0.0.1:{port}/metrics"}),
+                **({} if metrics_url is None else {"metrics": metrics_url}),
                 **({"oip": running.ports} if running is not None else {}),
             }
 
