@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,9 @@ from ._tensors import Array, ModelTensor, bytes_of
 _MOST_BYTES = 256 << 20
 _MOST_JSON = 16 << 20
 """Bytes of JSON in a request: the interpreter does nothing else while it is read, in whatever thread."""
+_MOST_INFLATED = 16 << 20
+"""Bytes of a compressed body, once it is inflated: a thousand times what was sent, perhaps."""
+_ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
 _PATIENCE_S, _LEAST_RATE = 30.0, 1 << 16
 """A body has so many seconds, and one more for each so many bytes: it counts as under way while it comes."""
 _MOST_NUMBERS = 1 << 20
@@ -196,7 +200,13 @@ class Rest:
 
 
 async def _body(request: web.Request, share: BudgetShare) -> bytes:
-    """Read the body; what has come of it counts at once."""
+    """Read the body; what has come of it counts at once, and what it is when it is inflated."""
+    encoding = request.headers.get("Content-Encoding", "identity").lower()
+    if encoding not in ("identity", "gzip", "deflate"):
+        raise web.HTTPUnsupportedMediaType(
+            text=f"a body in {encoding!r} is not read; send it in gzip, deflate or plain"
+        )
+    most = _MOST_BYTES if encoding == "identity" else _MOST_INFLATED
     loop, body = asyncio.get_running_loop(), bytearray()
     begin = loop.time()
     while not request.content.at_eof():
@@ -207,9 +217,26 @@ async def _body(request: web.Request, share: BudgetShare) -> bytes:
             raise web.HTTPRequestTimeout(text=f"only {len(body)} bytes came in {loop.time() - begin:.0f} s") from None
         share.take(len(chunk))
         body += chunk
-        if len(body) > _MOST_BYTES:
-            raise web.HTTPRequestEntityTooLarge(_MOST_BYTES, len(body))
-    return bytes(body)
+        if len(body) > most:
+            raise web.HTTPRequestEntityTooLarge(most, len(body))
+    if encoding == "identity":
+        return bytes(body)
+    inflated = await elsewhere(lambda: _inflated(body))
+    share.take(len(inflated))
+    return inflated
+
+
+def _inflated(body: bytearray) -> bytes:
+    stream = zlib.decompressobj(_ZLIB_OR_GZIP)
+    try:
+        inflated = stream.decompress(body, _MOST_INFLATED + 1)
+    except zlib.error as error:
+        raise InvalidArgument(f"the body cannot be inflated: {error}") from None
+    if len(inflated) > _MOST_INFLATED:
+        raise InvalidArgument(f"a compressed body inflates to at most {_MOST_INFLATED} bytes: send this one as it is")
+    if not stream.eof or stream.unused_data:
+        raise InvalidArgument("the body cannot be inflated: it is not one whole stream")
+    return inflated
 
 
 def _length(text: str, most: int) -> int:
@@ -342,7 +369,11 @@ async def serve(models: Models, regions: Regions, budget: Budget, address: str) 
     host, _, port = address.rpartition(":")
     # Bodies that still come when it is cleaned up never get the rest: `Budget.finish` comes first.
     runner = web.AppRunner(
-        Rest(models, regions, budget).application(), access_log=None, logger=_log, shutdown_timeout=FAREWELL_S
+        Rest(models, regions, budget).application(),
+        access_log=None,
+        auto_decompress=False,  # it is inflated here, and counted
+        logger=_log,
+        shutdown_timeout=FAREWELL_S,
     )
     await runner.setup()
     site = web.TCPSite(runner, host.strip("[]"), int(port))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import queue
@@ -13,6 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -1095,6 +1097,60 @@ def test_json_beyond_its_limits_is_refused(gateway: Gateway) -> None:
     assert gateway_rest._response("relu", None, several[:2], {"": False}).status == 200
     with pytest.raises(InvalidArgument, match=r"output 'c' has 524288 elements.* 0 are left"):
         gateway_rest._response("relu", None, several, {"": False})
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
+def test_body_that_inflates_beyond_its_limit_is_refused(gateway: Gateway, pack: Callable[[bytes], bytes]) -> None:
+    def asked(rows: int) -> bytes:
+        """So many rows of zeros as binary data, and their sum as JSON."""
+        size = {"binary_data_size": 32 * rows}
+        head = json.dumps({"inputs": [{"name": "x", "shape": [rows, 8], "datatype": "FP32", "parameters": size}]})
+        headers["Inference-Header-Content-Length"] = str(len(head))
+        return pack(head.encode() + bytes(32 * rows))
+
+    url = f"http://{gateway.url('rest')}/v2/models/total/infer"
+    headers = {"Content-Encoding": "gzip" if pack is gzip.compress else "deflate"}
+    with urllib.request.urlopen(urllib.request.Request(url, asked(1 << 18), headers), timeout=60) as answer:
+        assert json.loads(answer.read())["outputs"][0]["data"] == [0]
+    bomb = asked(1 << 19)
+    assert len(bomb) < 1 << 15
+    assert (
+        refused(url, bomb, **headers) == "a compressed body inflates to at most 16777216 bytes: send this one as it is"
+    )
+    for broken in (bomb[:100], bomb[:2] + bomb, pack(b"{}") + b"x", b"{}", b""):
+        assert "cannot be inflated" in refused(url, broken, **headers)
+
+
+def test_body_in_an_unknown_encoding_is_refused(gateway: Gateway) -> None:
+    request = urllib.request.Request(
+        f"http://{gateway.url('rest')}/v2/models/relu/infer", b"{}", {"Content-Encoding": "br"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as info:
+        urllib.request.urlopen(request, timeout=60)
+    with info.value as answer:
+        assert answer.code == 415
+        assert "send it in gzip, deflate or plain" in json.loads(answer.read())["error"]
+
+
+def test_message_that_inflates_beyond_the_limit_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_grpc, "_MOST_BYTES", 1 << 20)
+
+    async def main() -> None:
+        models: Any = SlowModels()
+        models.go_on.set()
+        server, port = await gateway_grpc.serve(models, Regions(False), Budget(), "127.0.0.1:0")
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", compression=grpc.Compression.Gzip) as channel:
+                stub = stubs.GRPCInferenceServiceStub(channel)
+                await stub.ModelInfer(raw(1 << 19))
+                with pytest.raises(grpc.aio.AioRpcError) as info:
+                    await stub.ModelInfer(raw(1 << 21))  # 2 KB of gzip
+                assert info.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert models.runs.qsize() == 1
+        finally:
+            await server.stop(None)
+
+    asyncio.run(main())
 
 
 def test_output_that_is_asked_for_twice_is_refused(gateway: Gateway) -> None:
