@@ -33,13 +33,14 @@ _UNLIMITED = 100_000
     "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="S",
     help="Seconds between looks.",
 )  # fmt: skip
-def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float) -> None:
+@click.option("--every-user", is_flag=True, help="Also those of other users, which root may watch.")
+def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, every_user: bool) -> None:
     """Show services that run, child services too, with their models and bursts.
 
     Nothing is asked of a service and nothing waits for it: it writes its numbers into memory that this command reads.
-    Without arguments: all services of this user; for root, of every user.
+    Without arguments: all services of this user. Those that are named are looked for among every user's.
     """
-    watched = _Watched(services)
+    watched = _Watched(services, every_user=every_user)
     looks = watched.look(rates=not once)
     if services and not looks:
         raise click.ClickException(
@@ -73,8 +74,9 @@ def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float) -
 class _Watched:
     """The services that were asked for, looked at again and again as they come and go."""
 
-    def __init__(self, wanted: Sequence[str]) -> None:
+    def __init__(self, wanted: Sequence[str], *, every_user: bool = False) -> None:
         self._wanted = set(wanted)
+        self._every_user = every_user or bool(wanted)
         self._pids = [pid for pid in map(whole_number, wanted) if pid is not None]
         self._viewers: dict[str, Viewer] = {}
         self._last: dict[str, ServiceStats] = {}
@@ -84,7 +86,7 @@ class _Watched:
         from ..errors import DeviceUnavailable
         from ..watch import Viewer, find_services, report
 
-        found = {f"{page.pid} {page.path}": page for page in find_services()}
+        found = {f"{page.pid} {page.path}": page for page in find_services(every_user=self._every_user)}
         reports = []
         for key in list(self._viewers):
             if key not in found:
@@ -93,13 +95,13 @@ class _Watched:
         for key, page in found.items():
             try:
                 viewer = self._viewers.get(key) or Viewer(page)
+                if self._wanted and viewer.name not in self._wanted and page.pid not in self._pids:
+                    continue
+                stats = viewer.look()
             except DeviceUnavailable as error:
                 if page.pid in self._pids:
-                    raise click.ClickException(str(error)) from error
-                continue  # gone meanwhile, or of another version
-            stats = viewer.look()
-            if self._wanted and stats.name not in self._wanted and stats.pid not in self._pids:
-                continue
+                    raise click.ClickException(f"{page.pid}: {error}") from error
+                continue  # gone meanwhile, or of another version, or it lies
             self._viewers[key] = viewer
             reports.append(report(stats, self._last.get(key) if rates else None))
             self._last[key] = stats

@@ -6,13 +6,14 @@ plain stores; `find_services` and `look` read it from any process of the same us
 
 from __future__ import annotations
 
-from ._page import Page, Row, private_row
+from ._page import MOST_ROWS, Page, Row, private_row
 from ._reader import FoundPage, Viewer, find_services, look
 from ._report import report
 from ._stats import COUNTERS, Histogram, Latency, RowKind, RowStats, ServiceStats, row_stats
 
 __all__ = [
     "COUNTERS",
+    "MOST_ROWS",
     "FoundPage",
     "Histogram",
     "Latency",

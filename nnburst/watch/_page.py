@@ -11,7 +11,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from .._core import check, close_fds, ffi, lib
-from ._stats import COUNTERS, RowKind, RowStats, row_stats
+from ..errors import DeviceUnavailable
+from ._stats import COUNTERS, HISTOGRAMS, RowKind, RowStats, row_stats
 
 if TYPE_CHECKING:
     from .._core._nnburst import CData
@@ -21,6 +22,10 @@ MAGIC = b"nnbwatch"
 _F_SEAL_FUTURE_WRITE = 0x10  # the module has it since Python 3.13
 _F_SEAL_SEAL = 0x1
 _LABEL = 71
+MOST_ROWS = 2048
+"""Of a page; as many bursts and models as two users may have."""
+_MOST_BUCKETS = 1 << 18
+"""That are filled in one page: a row has 2112, of which those of a real service fill a few dozen."""
 
 
 def stride() -> int:
@@ -85,7 +90,7 @@ class Page:
 
     Args:
         name: Of a shared service; empty for a child.
-        rows: How many there are; memory is taken for those that are used.
+        rows: How many there are, at most `MOST_ROWS`; memory is taken for those that are used.
 
     Raises:
         ResourceExhausted: There is no descriptor or memory for it.
@@ -173,11 +178,22 @@ class Page:
 
 
 def look_at_rows(mapping: CData) -> tuple[RowStats, ...]:
-    """Take one look at each row in use of a mapped page, by number. The writer of the page need not be honest."""
+    """Take one look at each row in use of a mapped page, by number. The writer of the page need not be honest.
+
+    Raises:
+        DeviceUnavailable: There is more in it than a service writes.
+    """
     used = min(ffi.cast("nnb_page *", mapping.addr).n_used, (mapping.size - lib.NNB_PAGE_HEADER) // stride())
-    places = range(lib.NNB_PAGE_HEADER, lib.NNB_PAGE_HEADER + used * stride(), stride())
-    rows = (row_stats(ffi.cast("nnb_row *", mapping.addr + place)) for place in places)
-    return tuple(sorted((row for row in rows if row is not None), key=lambda row: row.number))
+    found: dict[int, RowStats] = {}
+    buckets = 0
+    for place in range(lib.NNB_PAGE_HEADER, lib.NNB_PAGE_HEADER + used * stride(), stride()):
+        row = row_stats(ffi.cast("nnb_row *", mapping.addr + place))
+        if row is not None:
+            buckets += sum(len(getattr(row, name).buckets) for name in HISTOGRAMS)
+            if buckets > _MOST_BUCKETS:
+                raise DeviceUnavailable("its statistics page has more in it than a service writes")
+            found[row.number] = row
+    return tuple(found[number] for number in sorted(found))
 
 
 def _set_text(field: CData, text: str) -> None:

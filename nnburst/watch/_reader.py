@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from .._core import ffi, lib
 from ..errors import DeviceUnavailable
-from ._page import MAGIC, MEMORY_NAME, look_at_rows, mapped, stride
+from ._page import MAGIC, MEMORY_NAME, MOST_ROWS, look_at_rows, mapped, stride
 from ._stats import ServiceStats, text_of
 
 _LINK = f"/memfd:{MEMORY_NAME} (deleted)"
@@ -28,12 +28,14 @@ class FoundPage(Struct, frozen=True):
     path: str
 
 
-def find_services(pid: int | None = None) -> Iterator[FoundPage]:
-    """Yield the services whose page this user may read: its own, those of all users for root. None is disturbed.
+def find_services(pid: int | None = None, *, every_user: bool = False) -> Iterator[FoundPage]:
+    """Yield the services of this user. None is disturbed.
 
     Args:
-        pid: Look at this process only.
+        pid: Look at this process only, of whatever user.
+        every_user: Look at those of other users, too, which only root may; they may write anything into their pages.
     """
+    is_asked = pid is not None or every_user
     for number in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))) if pid is None else (pid,):
         directory = f"/proc/{number}/fd"
         try:
@@ -42,8 +44,10 @@ def find_services(pid: int | None = None) -> Iterator[FoundPage]:
             continue
         for name in names:
             try:
-                if os.readlink(f"{directory}/{name}") == _LINK:
-                    yield FoundPage(number, f"{directory}/{name}")
+                path = f"{directory}/{name}"
+                if os.readlink(path) == _LINK and (is_asked or os.stat(path).st_uid == os.geteuid()):
+                    yield FoundPage(number, path)
+                    break  # a service has one
             except OSError:
                 continue
 
@@ -51,8 +55,13 @@ def find_services(pid: int | None = None) -> Iterator[FoundPage]:
 class Viewer:
     """A page that is looked at again and again.
 
+    Attributes:
+        pid: Of the process that has it.
+        name: Of a shared service, as the page has it; empty for a child.
+
     Raises:
-        DeviceUnavailable: It is gone, or of another version of this package.
+        DeviceUnavailable: It is gone, or of another version of this package; or there is more in it than a service
+            writes, also of `look`.
     """
 
     def __init__(self, found: FoundPage) -> None:
@@ -66,7 +75,8 @@ class Viewer:
             if status.st_size < lib.NNB_PAGE_HEADER or not lib.nnb_seals(fd) & 0x2:  # it could be truncated below us
                 raise DeviceUnavailable(f"process {found.pid} has no statistics page that can be read")
             self._uid = status.st_uid
-            self._mapping = mapped(fd, status.st_size, mmap.PROT_READ)
+            most = lib.NNB_PAGE_HEADER + MOST_ROWS * stride()
+            self._mapping = mapped(fd, min(status.st_size, most), mmap.PROT_READ)
         finally:
             os.close(fd)
         header = self._header = ffi.cast("nnb_page *", self._mapping.addr)
@@ -74,24 +84,28 @@ class Viewer:
             bytes(ffi.buffer(header.magic, len(MAGIC))) == MAGIC
             and header.version == lib.NNB_PAGE_VERSION
             and header.row_bytes == stride()
-            and lib.NNB_PAGE_HEADER + header.n_rows * stride() <= status.st_size
+            and lib.NNB_PAGE_HEADER + header.n_rows * stride() <= self._mapping.size
         )
         if not fits:
             raise DeviceUnavailable(
                 f"process {found.pid} writes its statistics in another form: run the nnburst that it runs"
             )
 
+    @property
+    def name(self) -> str:
+        return text_of(self._header.name)
+
     def look(self) -> ServiceStats:
         """Take one look."""
         header, rows = self._header, look_at_rows(self._mapping)
-        name, now = text_of(header.name), lib.nnb_now_ns()
-        return ServiceStats(name, header.pid, self._uid, header.since_ns, now, header.unwatched, rows)
+        now = lib.nnb_now_ns()
+        return ServiceStats(self.name, self.pid, self._uid, header.since_ns, now, header.unwatched, rows)
 
 
 def look(found: FoundPage) -> ServiceStats:
     """Take one look at a service.
 
     Raises:
-        DeviceUnavailable: It is gone, or of another version of this package.
+        DeviceUnavailable: As `Viewer`.
     """
     return Viewer(found).look()

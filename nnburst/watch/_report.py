@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ._stats import COUNTERS, Histogram, RowKind, RowStats, ServiceStats
@@ -29,14 +30,16 @@ def report(now: ServiceStats, before: ServiceStats | None = None) -> dict[str, A
             **_numbers(rows, former, now.taken_ns - max(began, row.since_ns)),
         }
 
+    below, old_below = _by_parent(now.of(RowKind.BURST)), _by_parent(old)
+    old_by_number = {row.number: [row] for row in old}
     models = []
     for model in now.of(RowKind.MODEL):
-        bursts = [row for row in now.of(RowKind.BURST) if row.parent == model.number]
+        bursts, former = below[model.number], old_by_number.get(model.number, [])
         models.append(
             {
                 # A burst that has ended meanwhile is in the sums of its model.
-                **part(model, [model, *bursts], [row for row in old if model.number in (row.number, row.parent)]),
-                "bursts": [part(row, [row], [other for other in old if other.number == row.number]) for row in bursts],
+                **part(model, [model, *bursts], [*former, *old_below[model.number]]),
+                "bursts": [part(row, [row], old_by_number.get(row.number, [])) for row in bursts],
             }
         )
     return {
@@ -48,6 +51,13 @@ def report(now: ServiceStats, before: ServiceStats | None = None) -> dict[str, A
         **_numbers(now.rows, old, now.taken_ns - began),
         "models": models,
     }
+
+
+def _by_parent(rows: Iterable[RowStats]) -> Mapping[int, list[RowStats]]:
+    found: dict[int, list[RowStats]] = defaultdict(list)
+    for row in rows:
+        found[row.parent].append(row)
+    return found
 
 
 def _numbers(rows: Sequence[RowStats], former: Sequence[RowStats], ns: int) -> dict[str, Any]:

@@ -26,7 +26,18 @@ import nnburst
 from nnburst._core import ffi, lib
 from nnburst.cli import main
 from nnburst.errors import DeviceUnavailable
-from nnburst.watch import FoundPage, Histogram, Page, RowKind, RowStats, ServiceStats, Viewer, find_services, look
+from nnburst.watch import (
+    MOST_ROWS,
+    FoundPage,
+    Histogram,
+    Page,
+    RowKind,
+    RowStats,
+    ServiceStats,
+    Viewer,
+    find_services,
+    look,
+)
 
 RUNS = 3000
 
@@ -308,6 +319,87 @@ def test_page_that_lies_later_is_read_within_its_bounds() -> None:
     assert len(stats.rows) == 1
     assert "\x1b" not in stats.name
     page.close()
+
+
+def test_page_with_more_in_it_than_a_service_writes_is_refused() -> None:
+    page = Page("full", rows=MOST_ROWS)
+    rows = [page.open(RowKind.BURST, "", page.service) for _ in range(130)]
+    for row in rows:
+        assert row is not None
+        for histogram in row.pointer.histograms:
+            histogram.count = lib.NNB_BUCKETS
+            histogram.buckets = [1] * lib.NNB_BUCKETS
+    viewer = Viewer(page_of(os.getpid()))
+    with pytest.raises(DeviceUnavailable, match="more in it than a service writes"):
+        viewer.look()
+    asked = CliRunner().invoke(main, ["top", "--once", str(os.getpid())])
+    assert (asked.exit_code, "more in it than a service writes" in asked.output) == (1, True)
+    assert CliRunner().invoke(main, ["top", "--once"]).exit_code == 0
+    for row in rows[10:]:
+        assert row is not None
+        row.close()
+    assert len(viewer.look().rows) == 11
+    page.close()
+
+
+def test_page_of_more_rows_than_a_service_has_is_refused() -> None:
+    page = Page("long", rows=MOST_ROWS + 1)
+    with pytest.raises(DeviceUnavailable):
+        look(page_of(os.getpid()))
+    page.close()
+
+
+def test_number_that_several_rows_have_is_counted_once() -> None:
+    page = Page("twice", rows=4)
+    for kind in (RowKind.MODEL, RowKind.BURST, RowKind.BURST):
+        row = page.open(kind, "", page.service)
+        assert row is not None
+        row.pointer.number = row.pointer.number_again = row.pointer.parent = 7
+    stats = look(page_of(os.getpid()))
+    assert [row.number for row in stats.rows] == [page.service.pointer.number, 7]
+    page.close()
+
+
+def test_page_that_says_it_is_of_another_process_is_shown_as_that_of_its_own() -> None:
+    page = Page("liar", rows=2)
+    ffi.cast("nnb_page *", page.memory.addr).pid = 1
+    assert look(page_of(os.getpid())).pid == os.getpid()
+    page.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which can read what other users write")
+def test_services_of_other_users_are_looked_at_if_that_is_asked() -> None:
+    nobody = 65534
+    told, tell = os.pipe()
+    ended, end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(end)
+            os.setuid(nobody)
+            Page("theirs", rows=2)
+            os.write(tell, b".")
+            os.read(ended, 1)  # until this test ends it
+        finally:
+            os._exit(0)
+    try:
+        os.close(ended)
+        assert os.read(told, 1) == b"."
+        assert child not in {page.pid for page in find_services()}
+        assert child in {page.pid for page in find_services(every_user=True)}
+        assert [look(page).name for page in find_services(child)] == ["theirs"]
+
+        def shown(*options: str) -> set[int]:
+            result = CliRunner().invoke(main, ["top", "--once", "--json", *options])
+            return {one["pid"] for one in json.loads(result.stdout)}
+
+        assert child not in shown()
+        assert child in shown("--every-user")
+        assert shown("theirs") == shown(str(child)) == {child}
+    finally:
+        for fd in (told, tell, end):
+            os.close(fd)
+        os.waitpid(child, 0)
 
 
 def test_histogram_knows_percentiles_to_a_sixteenth() -> None:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ...runtime import Service
     from ...service import Quotas
 
-_WATCHED = 2048
-"""Bursts and models that `nnburst top` can tell apart; as many as two users may have."""
 _LONGEST_IDLE_S = 1_000_000
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -108,7 +106,7 @@ def serve(
     from ...runtime._service import DEFAULT_DEVICES
     from ...service import AccessPolicy, Daemon, ServiceHost, activated_sockets, claim, notify_manager
     from ...service._scheduling import Scheduling
-    from ...watch import Page
+    from ...watch import MOST_ROWS, Page
     from ._gateway import gateway
     from ._metrics import metrics as metrics_served
 
@@ -133,7 +131,7 @@ def serve(
             local = stack.enter_context(in_process(devices=devices or DEFAULT_DEVICES))
             named = _load(local, files)
             offered = [named, *local.devices] if files else local.devices
-            page = Page(address, rows=_WATCHED)
+            page = Page(address, rows=MOST_ROWS)
             group = ListenerGroup()
             host = ServiceHost(offered, quotas=limits, user_quotas=user_limits, page=page, listeners=group)
             metrics_url = stack.enter_context(metrics_served(page, metrics))
