@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,20 +32,20 @@ from ._inference import (
     InputTensor,
     OutputTensor,
     RegionPlace,
+    Terms,
+    check_version,
     elsewhere,
+    extensions,
     infer,
 )
-from ._models import Models
+from ._models import Models, OpenedModel
 from ._regions import Regions
+from ._sharing import share_port
 from ._tensors import ModelTensor
 
 _Result = TypeVar("_Result")
 _MOST_BYTES = 256 << 20
 """Of one message."""
-_LONGEST_HEAD = 1 << 12
-"""Bytes of a request without its elements, if it is remembered."""
-_MOST_KNOWN = 64
-"""Requests that are remembered."""
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _PIECE = 1 << 14
 """Elements that are converted before another thread may have the interpreter."""
@@ -81,7 +81,6 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self._models = models
         self._regions = regions
         self._budget = budget
-        self._requests = _KnownRequests()
 
     async def _answer(self, context: Any, work: Callable[[], _Result]) -> _Result:
         """Do something that may wait for the service; an error becomes a status."""
@@ -90,6 +89,10 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         except NNBurstError as error:
             await context.abort(status_code(error), str(error))
             raise
+
+    def _opened(self, request: Any) -> OpenedModel:
+        check_version(request.name, request.version)
+        return self._models.open(request.name)
 
     # ---- health and metadata ---------------------------------------------------------------------------------
 
@@ -106,10 +109,10 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return pb.ModelReadyResponse(ready=True)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
-        return pb.ServerMetadataResponse(name="nnburst", version=__version__, extensions=["system_shared_memory"])
+        return pb.ServerMetadataResponse(name="nnburst", version=__version__, extensions=extensions(self._regions))
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
-        model = await self._answer(context, lambda: self._models.open(request.name))
+        model = await self._answer(context, lambda: self._opened(request))
 
         def metadata(tensors: Mapping[str, ModelTensor]) -> Any:
             kind = pb.ModelMetadataResponse.TensorMetadata
@@ -131,6 +134,8 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
     async def ModelStatistics(self, request: Any, context: Any) -> Any:
         if request.name and request.name not in self._models.names:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no model {request.name!r}")
+        if request.name:
+            await self._answer(context, lambda: check_version(request.name, request.version))
         answer = pb.ModelStatisticsResponse()
         for name in [request.name] if request.name else self._models.names:
             counts = self._models.counts[name]
@@ -165,20 +170,15 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         size = len(data)
         self._budget.begin(size)
         try:
-            request = self._requests.like(data) or await self._parsed(data)
-            inference = request.inference
-            answers = await infer(self._models, self._regions, inference, context.time_remaining())
+            message = _message(data)
+            if size > BRISK and not message.raw_input_contents:
+                request = await elsewhere(lambda: _request(message, size))
+            else:
+                request = _request(message, size)
+            answers = await infer(self._models, self._regions, request.inference, context.time_remaining())
             return _response(request, answers)
         finally:
             self._budget.end(size)
-
-    async def _parsed(self, data: bytes) -> _Request:
-        message, size = _message(data), len(data)
-        if size > BRISK and not message.raw_input_contents:
-            return await elsewhere(lambda: _request(message, size))
-        request = _request(message, size)
-        self._requests.remember(data, message, request)
-        return request
 
     # ---- shared memory ---------------------------------------------------------------------------------------
 
@@ -220,100 +220,6 @@ class _Request(NamedTuple):
     is_last_told: bool
 
 
-class _KnownRequest(NamedTuple):
-    """A request that came before, but for the elements of its inputs.
-
-    Attributes:
-        same: The bytes that are no elements, in parts, each behind its offset.
-        places: Where the elements of each input begin and end; None if they lie in a region.
-        request: The whole, without elements.
-    """
-
-    same: Sequence[tuple[int, bytes]]
-    places: Sequence[tuple[int, int] | None]
-    request: _Request
-
-    def like(self, data: bytes) -> _Request | None:
-        """Return the request that so many bytes are, if it differs from this one in nothing but elements."""
-        for offset, same in self.same:
-            if not data.startswith(same, offset):
-                return None
-        (model, version, known, outputs, _), number, is_last_told = self.request
-        view, inputs = memoryview(data), []
-        for tensor, place in zip(known, self.places, strict=True):
-            if place is not None:
-                name, datatype, shape, _ = tensor
-                tensor = InputTensor(name, datatype, shape, view[place[0] : place[1]])
-            inputs.append(tensor)
-        return _Request(Inference(model, version, inputs, outputs), number, is_last_told)
-
-
-class _KnownRequests:
-    """Requests that came before: to parse one that is like them takes longer than to run a small model."""
-
-    def __init__(self) -> None:
-        self._by_size: dict[int, list[_KnownRequest]] = {}
-        self._count = 0
-
-    def like(self, data: bytes) -> _Request | None:
-        """Return the request that these bytes are, if one like it came before."""
-        for known in self._by_size.get(len(data), ()):
-            request = known.like(data)
-            if request is not None:
-                return request
-        return None
-
-    def remember(self, data: bytes, message: Any, request: _Request) -> None:
-        """Remember a request, unless it has a name of its own, or elements that came one by one."""
-        inputs = request.inference.inputs
-        if request.id or not all(isinstance(tensor.data, bytes | RegionPlace) for tensor in inputs):
-            return
-        parts = [
-            pb.ModelInferRequest(raw_input_contents=[tensor.data]).SerializeToString()
-            for tensor in inputs
-            if isinstance(tensor.data, bytes)
-        ]
-        end = len(data) - sum(map(len, parts))
-        if end > _LONGEST_HEAD or data[end:] != b"".join(parts) or not _is_head(data[:end], message):
-            return
-        same: list[tuple[int, bytes]] = []
-        places: list[tuple[int, int] | None] = []
-        kept = []  # without elements
-        begin = 0  # of what follows the last elements
-        elements = iter(parts)
-        for tensor in inputs:
-            if isinstance(tensor.data, bytes):
-                end += len(next(elements))
-                place = (end - len(tensor.data), end)
-                same.append((begin, data[begin : place[0]]))
-                places.append(place)
-                kept.append(tensor._replace(data=b""))
-                begin = end
-            else:
-                places.append(None)
-                kept.append(tensor)
-        if begin < end:
-            same.append((begin, data[begin:]))
-        if self._count == _MOST_KNOWN:
-            self._by_size.clear()
-            self._count = 0
-        request = request._replace(inference=request.inference._replace(inputs=kept))
-        self._by_size.setdefault(len(data), []).append(_KnownRequest(same, places, request))
-        self._count += 1
-
-
-def _is_head(data: bytes, message: Any) -> bool:
-    """Whether these bytes are a message but for its elements; its parameters may stand in any order."""
-    try:
-        head = pb.ModelInferRequest.FromString(data)
-    except DecodeError:
-        return False
-    if head.raw_input_contents:
-        return False
-    head.raw_input_contents.extend(message.raw_input_contents)
-    return bool(head == message)
-
-
 def _message(data: bytes) -> Any:
     try:
         return pb.ModelInferRequest.FromString(data)
@@ -322,9 +228,9 @@ def _message(data: bytes) -> Any:
 
 
 def _request(message: Any, size: int) -> _Request:
-    told = message.parameters.get("triton_enable_empty_final_response")  # not [], which would add it to the message
-    is_last_told = told is not None and told.bool_param
-    return _Request(_inference(message, size), message.id, is_last_told)
+    parameters = _parameters(message) if message.parameters else {}
+    is_last_told = parameters.get("triton_enable_empty_final_response") is True
+    return _Request(_inference(message, size, Terms.of(parameters)), message.id, is_last_told)
 
 
 @lru_cache(maxsize=256)
@@ -379,12 +285,15 @@ def _parameters(tensor: Any) -> Mapping[str, Any]:
     return {name: getattr(value, value.WhichOneof("parameter_choice") or "", None) for name, value in given.items()}
 
 
-def _inference(request: Any, size: int) -> Inference:
+def _inference(request: Any, size: int, terms: Terms) -> Inference:
     contents = request.raw_input_contents
     raw = iter(contents) if contents else None
     inputs = []
     for tensor in request.inputs:
         place = RegionPlace.of(_parameters(tensor), "input", tensor.name) if tensor.parameters else None
+        if (place or raw is not None) and tensor.HasField("contents") and tensor.contents.ListFields():
+            where = "in a region" if place else "in raw_input_contents"
+            raise InvalidArgument(f"input {tensor.name!r} comes twice, {where} and in contents; send it once")
         if place is None and raw is not None:
             data: Any = next(raw, None)
             if data is None:
@@ -400,7 +309,8 @@ def _inference(request: Any, size: int) -> Inference:
         if parameters.get("classification"):
             raise InvalidArgument(f"output {tensor.name!r}: classification is not served; sort the scores yourself")
         outputs.append(OutputTensor(tensor.name, RegionPlace.of(parameters, "output", tensor.name)))
-    return Inference(request.model_name, request.model_version, inputs, outputs, size if raw is None else 0)
+    to_convert = size if raw is None else 0
+    return Inference(request.model_name, request.model_version, inputs, outputs, to_convert, terms)
 
 
 def _elements(tensor: Any) -> Any:
@@ -419,8 +329,12 @@ def _elements(tensor: Any) -> Any:
     return elements
 
 
-async def serve(models: Models, regions: Regions, budget: Budget, address: str) -> tuple[Any, int]:
+async def serve(
+    models: Models, regions: Regions, budget: Budget, address: str, *, joins: bool = False
+) -> tuple[Any, int]:
     """Start to answer at ``HOST:PORT``; port 0 takes a free one.
+
+    With `joins` another process answers there, and this one from its end on.
 
     Returns:
         The server and its port.
@@ -433,7 +347,7 @@ async def serve(models: Models, regions: Regions, budget: Budget, address: str) 
         options=[
             ("grpc.max_receive_message_length", _MOST_BYTES),
             ("grpc.max_send_message_length", _MOST_BYTES),
-            ("grpc.so_reuseport", 0),
+            ("grpc.so_reuseport", int(joins)),
         ],
     )
     servicer = Servicer(models, regions, budget)
@@ -449,5 +363,6 @@ async def serve(models: Models, regions: Regions, budget: Budget, address: str) 
         port = server.add_insecure_port(address)
     except RuntimeError as error:
         raise DeviceUnavailable(f"cannot listen at {address}: {error}") from None
+    share_port(port, joins=joins)
     await server.start()
     return server, port

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import InvalidArgument
+from ..model import Priority
 from ._models import Models, OpenedModel
 from ._regions import RegionPart, Regions
 from ._tensors import Array, bytes_of
@@ -57,6 +58,41 @@ class OutputTensor(NamedTuple):
     place: RegionPlace | None = None
 
 
+class Terms(NamedTuple):
+    """On which a request is run.
+
+    Attributes:
+        timeout: Seconds that the run may take; None if the client does not say.
+        priority: Of the run.
+    """
+
+    timeout: float | None = None
+    priority: Priority = Priority.MEDIUM
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> Terms:
+        """Return what the parameters of a request say, in the words of the protocol's extension for schedules.
+
+        Raises:
+            InvalidArgument: They make no sense, or ask for a sequence.
+        """
+        if not parameters:
+            return _USUAL
+        for name in ("sequence_id", "sequence_start", "sequence_end"):
+            if parameters.get(name):
+                raise InvalidArgument(f"{name}: sequences are not served; send the state along as inputs and outputs")
+        timeout, priority = (parameters.get(name, 0) for name in ("timeout", "priority"))
+        for name, value in (("timeout", timeout), ("priority", priority)):
+            if type(value) is not int or not 0 <= value < 1 << 64:
+                raise InvalidArgument(f"{name} is a whole number from 0 to {(1 << 64) - 1}, 0 for none, got {value!r}")
+        return cls(timeout / 1e6 if timeout else None, _PRIORITIES.get(priority, Priority.LOW))
+
+
+_USUAL = Terms()
+_PRIORITIES = {0: Priority.MEDIUM, 1: Priority.HIGH, 2: Priority.MEDIUM}
+"""1 is the highest one; those that are missing are low ones."""
+
+
 class Inference(NamedTuple):
     """A request to run a model.
 
@@ -64,6 +100,7 @@ class Inference(NamedTuple):
         model, version: Which.
         inputs, outputs: No outputs: all.
         size: In bytes, of what has to be turned into arrays element by element.
+        terms: On which it is run.
     """
 
     model: str
@@ -71,6 +108,12 @@ class Inference(NamedTuple):
     inputs: Sequence[InputTensor]
     outputs: Sequence[OutputTensor] = ()
     size: int = 0
+    terms: Terms = _USUAL
+
+
+def extensions(regions: Regions) -> list[str]:
+    """Return the extensions of the protocol that every way to ask has."""
+    return ["schedule_policy", "statistics", *(["system_shared_memory"] if regions.allowed else [])]
 
 
 async def elsewhere(work: Callable[[], _Result]) -> _Result:
@@ -89,7 +132,7 @@ async def infer(models: Models, regions: Regions, inference: Inference, timeout:
         models: Those that there are.
         regions: Likewise.
         inference: The request.
-        timeout: Seconds that the run may take.
+        timeout: Seconds that the run may take, as its call says; the request may say less.
 
     Returns:
         The outputs that are asked for; all, if none is.
@@ -97,10 +140,12 @@ async def infer(models: Models, regions: Regions, inference: Inference, timeout:
     Raises:
         NNBurstError: It cannot be run, or failed.
     """
-    model = models.ready(inference.model) or await models.take(inference.model)
+    own, priority = inference.terms
+    if own is not None:
+        timeout = own if timeout is None else min(own, timeout)
+    model = models.ready(inference.model, priority) or await models.take(inference.model, priority)
     try:
-        if inference.version not in ("", VERSION):
-            raise InvalidArgument(f"model {inference.model!r} has the version {VERSION}, not {inference.version!r}")
+        check_version(inference.model, inference.version)
         if inference.size > BRISK:
             arrays, parts = await elsewhere(lambda: _arrays(model, regions, inference.inputs))
         else:
@@ -120,6 +165,16 @@ async def infer(models: Models, regions: Regions, inference: Inference, timeout:
         return answers
     finally:
         models.give_back(model)
+
+
+def check_version(model: str, version: str) -> None:
+    """Check that a model has a version; '' is any.
+
+    Raises:
+        InvalidArgument: It has not.
+    """
+    if version not in ("", VERSION):
+        raise InvalidArgument(f"model {model!r} has the version {VERSION}, not {version!r}")
 
 
 def _check_names(wanted: Sequence[OutputTensor], outputs: Mapping[str, object]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import DeadObject, InvalidArgument, MissedDeadline, NNBurstError
+from ..model import Priority
 from ..runtime import Service, Session, connect
 from ._tensors import Array, ModelTensor
 
@@ -104,10 +105,10 @@ class Models:
         self._address = address
         self._lock = threading.Lock()
         self._service: Service | None = None
-        self._opened: dict[str, OpenedModel] = {}
+        self._opened: dict[tuple[str, Priority], OpenedModel] = {}
 
-    def open(self, name: str) -> OpenedModel:
-        """Return a model, and wait for the service if it has to be opened first.
+    def open(self, name: str, priority: Priority = Priority.MEDIUM) -> OpenedModel:
+        """Return a model for runs of a priority, and wait for the service if it has to be opened first.
 
         Raises:
             InvalidArgument: No such model.
@@ -119,10 +120,11 @@ class Models:
             if self._service is None or not self._service.alive:
                 self._drop()
                 self._service = connect(self._address)
-            if name not in self._opened:
-                session = self._service.session(name)
-                self._opened[name] = OpenedModel(session, self.counts[name])
-            return self._opened[name]
+            key = name, priority
+            if key not in self._opened:
+                session = self._service.session(name, priority=priority)
+                self._opened[key] = OpenedModel(session, self.counts[name])
+            return self._opened[key]
 
     def is_ready(self) -> bool:
         """Whether every model can be run now."""
@@ -131,18 +133,18 @@ class Models:
         except NNBurstError:
             return False
 
-    async def take(self, name: str) -> OpenedModel:
+    async def take(self, name: str, priority: Priority = Priority.MEDIUM) -> OpenedModel:
         """As `open`, without blocking the loop, for one request, which calls `give_back` at its end.
 
         Until then the model is not closed unless the service dies.
         """
-        while (model := self.ready(name)) is None:
-            await asyncio.get_running_loop().run_in_executor(None, self.open, name)
+        while (model := self.ready(name, priority)) is None:
+            await asyncio.get_running_loop().run_in_executor(None, self.open, name, priority)
         return model
 
-    def ready(self, name: str) -> OpenedModel | None:
+    def ready(self, name: str, priority: Priority = Priority.MEDIUM) -> OpenedModel | None:
         """As `take`; None if it has to be opened first."""
-        model = self._opened.get(name)
+        model = self._opened.get((name, priority))
         return model if model is not None and model.session.service.alive and model.use() else None
 
     def give_back(self, model: OpenedModel) -> None:

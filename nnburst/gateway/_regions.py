@@ -71,7 +71,7 @@ class Regions:
     """
 
     def __init__(self, allowed: bool) -> None:
-        self._allowed = allowed
+        self.allowed = allowed
         self._lock = threading.Lock()
         self._regions: dict[str, RegisteredRegion] = {}
 
@@ -84,7 +84,7 @@ class Regions:
             InvalidArgument: The name or key is none, or the memory is not there or not as large.
             ResourceExhausted: Too many regions.
         """
-        if not self._allowed:
+        if not self.allowed:
             raise DeviceUnavailable("this gateway takes no shared memory; start it with --oip-shared-memory")
         if not name or len(name) > _MOST_NAME:
             raise InvalidArgument(f"the name of a region has 1 to {_MOST_NAME} characters, got {len(name)}")

@@ -16,9 +16,22 @@ from aiohttp.http import HttpProcessingError
 from .. import __version__
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ._budget import FAREWELL_S, Budget, BudgetShare
-from ._inference import BRISK, VERSION, Inference, InputTensor, OutputTensor, RegionPlace, elsewhere, infer
+from ._inference import (
+    BRISK,
+    VERSION,
+    Inference,
+    InputTensor,
+    OutputTensor,
+    RegionPlace,
+    Terms,
+    check_version,
+    elsewhere,
+    extensions,
+    infer,
+)
 from ._models import Models
 from ._regions import Regions
+from ._sharing import share_port
 from ._tensors import Array, ModelTensor, bytes_of
 
 _MOST_BYTES = 256 << 20
@@ -87,7 +100,8 @@ class Rest:
             application.router.add_post(prefix + "/infer", self._infer)
             application.router.add_get(prefix + "/stats", self._statistics)
         application.router.add_get("/v2/models/stats", self._statistics)
-        application.router.add_get("/v2", self._server)
+        for path in ("/v2", "/v2/"):
+            application.router.add_get(path, self._server)
         application.router.add_get("/v2/health/live", self._live)
         application.router.add_get("/v2/health/ready", self._ready)
         application.router.add_post("/v2/repository/index", self._index)
@@ -100,27 +114,27 @@ class Rest:
     # ---- health and metadata ---------------------------------------------------------------------------------
 
     async def _live(self, request: web.Request) -> web.Response:
-        return web.Response()
+        return web.json_response({"live": True})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        return web.Response(status=200 if await elsewhere(self._models.is_ready) else 503)
+        ready = await elsewhere(self._models.is_ready)
+        return web.json_response({"ready": ready}, status=200 if ready else 503)
 
     async def _server(self, request: web.Request) -> web.Response:
-        extensions = ["binary_tensor_data", "system_shared_memory"]
-        return web.json_response({"name": "nnburst", "version": __version__, "extensions": extensions})
+        offered = ["binary_tensor_data", *extensions(self._regions)]
+        return web.json_response({"name": "nnburst", "version": __version__, "extensions": offered})
 
     async def _index(self, request: web.Request) -> web.Response:
         return web.json_response([{"name": n, "version": VERSION, "state": "READY"} for n in self._models.names])
 
     def _model(self, request: web.Request) -> str:
-        if request.match_info.get("version", VERSION) != VERSION:
-            raise InvalidArgument(f"models have the version {VERSION}, not {request.match_info['version']!r}")
+        check_version(request.match_info["model"], request.match_info.get("version", VERSION))
         return request.match_info["model"]
 
     async def _model_ready(self, request: web.Request) -> web.Response:
         name = self._model(request)
         await elsewhere(lambda: self._models.open(name))
-        return web.Response()
+        return web.json_response({"name": name, "ready": True})
 
     async def _metadata(self, request: web.Request) -> web.Response:
         name = self._model(request)
@@ -170,12 +184,15 @@ class Rest:
             length = request.headers.get(_HEADER)
             end = len(body) if length is None else _length(length, len(body))
             head = await _read(body[:end])
+            number = head.get("id")
+            if number is not None and type(number) not in (str, int):
+                raise InvalidArgument(f"id is a string or a whole number, got a {type(number).__name__}")
             inference, binary = _inference(name, head, memoryview(body)[end:], end)
             answers = await infer(self._models, self._regions, inference)
             size = sum(array.nbytes for wanted, _, array in answers if not binary.get(wanted.name, binary[""]))
             if size <= BRISK:
-                return _response(name, head.get("id"), answers, binary)
-            return await elsewhere(lambda: _response(name, head.get("id"), answers, binary))
+                return _response(name, number, answers, binary)
+            return await elsewhere(lambda: _response(name, number, answers, binary))
 
     # ---- shared memory ---------------------------------------------------------------------------------------
 
@@ -231,11 +248,11 @@ def _inflated(body: bytearray) -> bytes:
     try:
         inflated = stream.decompress(body, _MOST_INFLATED + 1)
     except zlib.error as error:
-        raise InvalidArgument(f"the body cannot be inflated: {error}") from None
+        raise InvalidArgument(f"the body cannot be read: {error}") from None
     if len(inflated) > _MOST_INFLATED:
         raise InvalidArgument(f"a compressed body inflates to at most {_MOST_INFLATED} bytes: send this one as it is")
     if not stream.eof or stream.unused_data:
-        raise InvalidArgument("the body cannot be inflated: it is not one whole stream")
+        raise InvalidArgument("the body cannot be read: it is not one whole compressed stream")
     return inflated
 
 
@@ -292,6 +309,8 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview, size: int) 
             if type(length) is not int or not 0 <= length <= len(data):
                 raise InvalidArgument(f"{what}: binary_data_size is {length!r}, {len(data)} bytes are left")
             elements, data = data[:length], data[length:]
+        if elements is not None and tensor.get("data"):
+            raise InvalidArgument(f"{what} comes twice, as data and as bytes or in a region; send it once")
         if elements is None:
             elements = tensor.get("data")
             if not isinstance(elements, list):
@@ -300,7 +319,9 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview, size: int) 
     if len(data):
         raise InvalidArgument(f"{len(data)} bytes behind the JSON belong to no input")
     parameters = head.get("parameters", {})
-    binary = {"": isinstance(parameters, dict) and bool(parameters.get("binary_data_output", False))}
+    if not isinstance(parameters, dict):
+        raise InvalidArgument(f"parameters is an object, got {parameters!r}")
+    binary = {"": bool(parameters.get("binary_data_output", False))}
     outputs = []
     for tensor in _tensors(head, "outputs"):
         own = tensor.get("parameters", {})
@@ -308,7 +329,7 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview, size: int) 
             raise InvalidArgument(f"output {tensor['name']!r}: classification is not served; sort the scores yourself")
         binary[tensor["name"]] = bool(own.get("binary_data", binary[""]))
         outputs.append(OutputTensor(tensor["name"], RegionPlace.of(own, "output", tensor["name"])))
-    return Inference(name, "", inputs, outputs, size), binary
+    return Inference(name, "", inputs, outputs, size, Terms.of(parameters)), binary
 
 
 def _check_json(name: str, array: Array, left: int) -> None:
@@ -345,7 +366,7 @@ def _response(
             output["data"] = (array.astype(bool) if datatype == "BOOL" else array).ravel().tolist()
         outputs.append(output)
     answer: dict[str, Any] = {"model_name": name, "model_version": VERSION, "outputs": outputs}
-    if isinstance(request_id, str):
+    if request_id is not None:
         answer["id"] = request_id
     head = _ENCODER.encode(answer)
     if not parts:
@@ -357,8 +378,12 @@ def _response(
     )
 
 
-async def serve(models: Models, regions: Regions, budget: Budget, address: str) -> tuple[web.AppRunner, int]:
+async def serve(
+    models: Models, regions: Regions, budget: Budget, address: str, *, joins: bool = False
+) -> tuple[web.AppRunner, int]:
     """Start to answer at ``HOST:PORT``; port 0 takes a free one.
+
+    With `joins` another process answers there, and this one from its end on.
 
     Returns:
         The runner and its port.
@@ -376,10 +401,12 @@ async def serve(models: Models, regions: Regions, budget: Budget, address: str) 
         shutdown_timeout=FAREWELL_S,
     )
     await runner.setup()
-    site = web.TCPSite(runner, host.strip("[]"), int(port))
+    site = web.TCPSite(runner, host.strip("[]"), int(port), reuse_port=joins)
     try:
         await site.start()
-    except OSError as error:
+        number: int = runner.addresses[0][1]
+        share_port(number, joins=joins)
+    except (OSError, DeviceUnavailable) as error:
         await runner.cleanup()
-        raise DeviceUnavailable(f"cannot listen at {address}: {error.strerror}") from None
-    return runner, runner.addresses[0][1]
+        raise DeviceUnavailable(f"cannot listen at {address}: {getattr(error, 'strerror', error)}") from None
+    return runner, number

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import NNBurstError
 from ._budget import FAREWELL_S, Budget
+from ._inference import elsewhere
 from ._models import Models
 from ._regions import Regions
 
@@ -23,7 +24,7 @@ _FINISHING_S = 3.0
 """For requests that are under way when the gateway is stopped."""
 
 
-async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str | None) -> None:
+async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str | None, joins: bool) -> None:
     from . import _grpc, _rest
 
     loop = asyncio.get_running_loop()
@@ -43,28 +44,41 @@ async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str |
     async with contextlib.AsyncExitStack() as stack:
         ports: dict[str, Any] = {}
         if grpc is not None:
-            server, ports["grpc"] = await _grpc.serve(models, regions, budget, grpc)
-            stack.push_async_callback(server.stop, FAREWELL_S)
+            server, ports["grpc"] = await _grpc.serve(models, regions, budget, grpc, joins=joins)
+            stack.push_async_callback(server.stop, None)
         if rest is not None:
-            runner, ports["rest"] = await _rest.serve(models, regions, budget, rest)
+            runner, ports["rest"] = await _rest.serve(models, regions, budget, rest, joins=joins)
             stack.push_async_callback(runner.cleanup)
         print(json.dumps(ports), flush=True)
         await ended.wait()
         await budget.finish(_FINISHING_S)
+        await asyncio.gather(elsewhere(models.close), asyncio.sleep(FAREWELL_S))  # the last answers are sent
+        # Its sockets end with the process, which clients take for UNAVAILABLE. A gRPC server that stops in order says
+        # CANCELLED to what has come meanwhile, which they would take for their own doing.
+        os._exit(0)
 
 
-def run(address: str, names: Sequence[str], *, grpc: str | None, rest: str | None, shared_memory: bool) -> int:
+def run(
+    address: str, names: Sequence[str], *, grpc: str | None, rest: str | None, shared_memory: bool, joins: bool = False
+) -> int:
     """Serve until SIGTERM, Ctrl-C or the end of standard input. Prints the ports as JSON when it is ready.
 
     Whatever comes over standard input says that the models are new ones.
 
+    Args:
+        address: Of the service.
+        names: Of its models.
+        grpc, rest: Where to listen, ``HOST:PORT``.
+        shared_memory: Whether clients may register memory.
+        joins: Whether another process listens there, for which this one stands by.
+
     Returns:
-        The exit status.
+        The exit status, if it could not start.
     """
     models, regions = Models(address, names), Regions(shared_memory)
     with contextlib.closing(models), contextlib.closing(regions):
         try:
-            asyncio.run(_serve(models, regions, grpc, rest))
+            asyncio.run(_serve(models, regions, grpc, rest, joins))
         except NNBurstError as error:
             print(json.dumps({"error": str(error)}), flush=True)
             return 1

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import os
 import queue
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +19,8 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,8 +49,9 @@ from nnburst.gateway import Models, OutputTensor, Regions  # noqa: E402
 from nnburst.gateway import _grpc as gateway_grpc  # noqa: E402
 from nnburst.gateway import _rest as gateway_rest  # noqa: E402
 from nnburst.gateway._budget import Budget  # noqa: E402
-from nnburst.gateway._inference import BRISK  # noqa: E402
+from nnburst.gateway._inference import BRISK, Inference, InputTensor, Terms, extensions, infer  # noqa: E402
 from nnburst.gateway._tensors import _DTYPES, ModelTensor  # noqa: E402
+from nnburst.model import Priority  # noqa: E402
 
 pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
 
@@ -356,6 +362,183 @@ def test_every_call_of_the_client(gateway: Gateway, memory: Any, kind: Any) -> N
         assert public - asked - others - OF_THE_CLIENT == set(REFUSED)
 
     asyncio.run(main())
+
+
+# ---- what the protocol says in detail ------------------------------------------------------------------------------
+
+
+def got(gateway: Gateway, path: str, body: Any = None) -> Any:
+    """What the REST gateway answers to a GET, or to a POST of JSON."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{gateway.url('rest')}{path}", data)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.loads(answer.read())
+
+
+def asked(**more: Any) -> dict[str, Any]:
+    given = {"name": "x", "shape": [2, 8], "datatype": "FP32", "data": X.ravel().tolist()}
+    return {"inputs": [given], **more}
+
+
+def test_health_and_server_over_http_say_so_in_their_bodies(gateway: Gateway) -> None:
+    assert got(gateway, "/v2/health/live") == {"live": True}
+    assert got(gateway, "/v2/health/ready") == {"ready": True}
+    assert got(gateway, "/v2/models/relu/ready") == {"name": "relu", "ready": True}
+    assert got(gateway, "/v2/models/relu/versions/1/ready") == {"name": "relu", "ready": True}
+    assert got(gateway, "/v2/") == got(gateway, "/v2")
+
+
+@pytest.mark.parametrize("number", ["seven", "", 7, 0])
+def test_answer_over_http_has_the_id_of_its_request(gateway: Gateway, number: object) -> None:
+    assert got(gateway, "/v2/models/relu/infer", asked(id=number))["id"] == number
+
+
+def test_id_that_is_none_is_refused(gateway: Gateway) -> None:
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    for number in (1.5, True, [7], {}):
+        assert "id is a string or a whole number" in refused(url, json.dumps(asked(id=number)).encode())
+
+
+def test_shared_memory_is_an_extension_only_where_it_is_allowed(client: Any, protocol: str) -> None:
+    metadata = client.get_server_metadata()
+    said = metadata["extensions"] if protocol == "rest" else metadata.extensions
+    assert {"system_shared_memory", "schedule_policy", "statistics"} <= set(said)
+    assert extensions(Regions(False)) == ["schedule_policy", "statistics"]
+
+
+def test_version_that_a_model_has_not_is_refused(client: Any) -> None:
+    for ask in (client.get_model_metadata, client.get_inference_statistics):
+        assert ask("relu", "1")
+        with pytest.raises(InferenceServerException, match="model 'relu' has the version 1, not '2'"):
+            ask("relu", "2")
+
+
+def test_sequence_is_refused(client: Any, protocol: str) -> None:
+    sent = [tensor(PROTOCOLS[protocol], "x", X)]
+    for number in (7, "seven"):
+        with pytest.raises(InferenceServerException, match="sequences are not served"):
+            client.infer("relu", sent, sequence_id=number, sequence_start=True)
+
+
+def test_timeout_and_priority_of_a_request_are_those_of_its_run() -> None:
+    given = {"timeout": 2500, "priority": 1}
+
+    async def main() -> None:
+        models: Any = SlowModels()
+        models.go_on.set()
+        server, port = await gateway_grpc.serve(models, Regions(False), Budget(), "127.0.0.1:0")
+        runner, rest_port = await gateway_rest.serve(models, Regions(False), Budget(), "127.0.0.1:0")
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, aiohttp.ClientSession() as http:
+                request = raw(1)
+                for name, value in given.items():
+                    request.parameters[name].int64_param = value
+                await stubs.GRPCInferenceServiceStub(channel).ModelInfer(request)
+                assert (models.asked, models.runs.get_nowait()) == (Priority.HIGH, 0.0025)
+                url = f"http://127.0.0.1:{rest_port}/v2/models/slow/infer"
+                async with http.post(url, json={"inputs": [], "parameters": given | {"priority": 3}}) as answer:
+                    assert answer.status == 200
+                assert (models.asked, models.runs.get_nowait()) == (Priority.LOW, 0.0025)
+        finally:
+            await server.stop(None)
+            await runner.cleanup()
+
+    asyncio.run(main())
+
+
+def test_each_priority_of_a_request_is_served(client: Any, protocol: str) -> None:
+    sent = [tensor(PROTOCOLS[protocol], "x", X)]
+    for priority in (0, 1, 2, 3, 1000):
+        assert client.infer("relu", sent, priority=priority).as_numpy("y").tobytes() == Y.tobytes()
+
+
+def test_terms_of_a_request_are_those_of_its_parameters() -> None:
+    assert Terms.of({}) == Terms.of({"timeout": 0, "priority": 0, "sequence_id": 0}) == Terms(None, Priority.MEDIUM)
+    assert Terms.of({"timeout": 2500, "unknown": "x"}).timeout == 0.0025
+    assert [Terms.of({"priority": n}).priority for n in (1, 2, 3, 99)] == [
+        Priority.HIGH,
+        Priority.MEDIUM,
+        Priority.LOW,
+        Priority.LOW,
+    ]
+    for name in ("timeout", "priority"):
+        for wrong in (-1, 1.5, "1", True, None, 1 << 64, [1]):
+            with pytest.raises(InvalidArgument, match=f"{name} is a whole number"):
+                Terms.of({name: wrong})
+
+
+def test_run_has_the_least_of_the_times_that_it_was_given() -> None:
+    async def main() -> list[float | None]:
+        models: Any = SlowModels()
+        models.go_on.set()
+        for own, of_call in ((None, None), (2.0, None), (2.0, 1.0), (1.0, 2.0), (None, 3.0)):
+            given = [InputTensor("x", "UINT8", (1,), b"x")]
+            request = Inference("slow", "", given, terms=Terms(own, Priority.HIGH))
+            await infer(models, Regions(False), request, of_call)
+            assert models.asked == Priority.HIGH
+        return [models.runs.get_nowait() for _ in range(5)]
+
+    assert asyncio.run(main()) == [None, 2.0, 1.0, 1.0, 3.0]
+
+
+def test_input_that_comes_twice_is_refused(gateway: Gateway) -> None:
+    request = pb.ModelInferRequest(model_name="relu", raw_input_contents=[X.tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=X.shape)
+    request.inputs[0].contents.SetInParent()  # with nothing in it
+    with grpc.insecure_channel(gateway.url("grpc")) as channel:
+        stub = stubs.GRPCInferenceServiceStub(channel)
+        assert stub.ModelInfer(request).raw_output_contents[0] == Y.tobytes()
+        request.inputs[0].contents.fp32_contents[:] = X.ravel()
+        with pytest.raises(grpc.RpcError) as info:
+            stub.ModelInfer(request)
+        assert info.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "comes twice, in raw_input_contents and in contents" in str(info.value.details())
+    body = asked()
+    body["inputs"][0]["parameters"] = {"binary_data_size": X.nbytes}
+    head = json.dumps(body).encode()
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    said = refused(url, head + X.tobytes(), **{"Inference-Header-Content-Length": str(len(head))})
+    assert "comes twice, as data and as bytes or in a region" in said
+
+
+KSERVE = """
+import asyncio, json, sys
+import numpy as np
+from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest, RESTConfig
+
+x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
+
+def request(binary):
+    given = InferInput("x", list(x.shape), "FP32")
+    given.set_data_from_numpy(x, binary_data=binary)
+    return InferRequest(model_name="relu", infer_inputs=[given], request_id="7")
+
+async def main():
+    url, port = "http://" + sys.argv[1], sys.argv[2]
+    rest = InferenceRESTClient(RESTConfig(protocol="v2"))
+    told = [await rest.is_server_live(url), await rest.is_server_ready(url), await rest.is_model_ready(url, "relu")]
+    answers = [await rest.infer(url, request(binary), model_name="relu") for binary in (False, True)]
+    async with InferenceGRPCClient(port) as grpc:
+        told += [await grpc.is_server_live(), await grpc.is_server_ready(), await grpc.is_model_ready("relu")]
+        answers += [await grpc.infer(request(binary)) for binary in (False, True)]
+    await rest.close()
+    assert {answer.id for answer in answers} == {"7"}
+    print(json.dumps([told, [answer.outputs[0].as_numpy().tolist() for answer in answers]]))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(find_spec("kserve") is None, reason="needs pip install kserve, which brings 60 packages along")
+def test_client_of_kserve(gateway: Gateway) -> None:
+    """In a process of its own: two packages with the same messages cannot be in one."""
+    command = [sys.executable, "-c", KSERVE, gateway.url("rest"), gateway.url("grpc")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    told, answers = json.loads(done.stdout.splitlines()[-1])
+    assert told == [True] * 6
+    for answer in answers:
+        np.testing.assert_array_equal(np.float32(answer), Y)
 
 
 # ---- shared memory -------------------------------------------------------------------------------------------------
@@ -725,74 +908,10 @@ def test_request_that_is_nearly_like_the_last_is_looked_at_anew(gateway: Gateway
             assert answer.raw_output_contents[0] == Y[-answer.outputs[0].shape[0] :].tobytes()
 
 
-def sent(x: Any, *, in_region: bool = False, **fields: Any) -> bytes:
-    """A request of two inputs, as the bytes that come."""
-    request = pb.ModelInferRequest(model_name="compress", **fields)
-    request.inputs.add(name="x", datatype="FP32", shape=X.shape)
-    request.inputs.add(name="c", datatype="BOOL", shape=[2])
-    request.raw_input_contents.append(x.tobytes())
-    if in_region:
-        request.inputs[0].parameters["shared_memory_region"].string_param = "tensors"
-        request.inputs[0].parameters["shared_memory_byte_size"].int64_param = 64
-    else:
-        request.raw_input_contents.append(bytes([0, 1]))
-    return bytes(request.SerializeToString())
-
-
-@pytest.mark.parametrize("in_region", [False, True])
-def test_request_is_known_by_every_byte_that_is_no_element(in_region: bool) -> None:
-    first, other = X, X + 1
-    if in_region:
-        first, other = np.array([False, True]), np.array([True, True])
-    known, data = gateway_grpc._KnownRequests(), sent(first, in_region=in_region)
-    assert known.like(data) is None
-    message = pb.ModelInferRequest.FromString(data)
-    known.remember(data, message, gateway_grpc._request(message, len(data)))
-    assert sum(len(one.data) for one in known._by_size[len(data)][0].request.inference.inputs if not in_region) == 0
-    like = sent(other, in_region=in_region)
-    found, parsed = known.like(like), gateway_grpc._request(pb.ModelInferRequest.FromString(like), len(like))
-    assert found == parsed
-    elements = 0
-    for i in range(len(data)):
-        changed = data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :]
-        found = known.like(changed)
-        if found is not None:
-            elements += 1
-            assert found == gateway_grpc._request(pb.ModelInferRequest.FromString(changed), len(data))
-    assert elements == (first.nbytes if in_region else first.nbytes + 2)
-
-
 @pytest.mark.parametrize("nbytes", [0, 1, 0x7F, 0x80, 0x3FFF, 0x4000, 0x1FFFFF, 0x200000])
 def test_elements_of_an_answer_stand_behind_what_protobuf_puts_before_them(nbytes: int) -> None:
     whole = pb.ModelInferResponse(raw_output_contents=[bytes(nbytes)]).SerializeToString()
     assert gateway_grpc._before_elements(nbytes) == whole[: len(whole) - nbytes]
-
-
-def test_request_with_a_name_of_its_own_is_not_remembered_nor_are_more_than_there_is_room_for() -> None:
-    def remember(data: bytes) -> None:
-        message = pb.ModelInferRequest.FromString(data)
-        known.remember(data, message, gateway_grpc._request(message, len(data)))
-
-    known = gateway_grpc._KnownRequests()
-    for unlike in (sent(X, id="7"), sent(X, parameters={"p": pb.InferParameter(string_param="p" * 5000)})):
-        remember(unlike)
-        assert known.like(unlike) is None
-    message = pb.ModelInferRequest.FromString(sent(X))
-    head = pb.ModelInferRequest(model_name=message.model_name, inputs=message.inputs).SerializeToString()
-    elements = pb.ModelInferRequest(raw_input_contents=message.raw_input_contents).SerializeToString()
-    remember(elements + head)  # as good a request, in another order
-    assert known.like(elements + head) is None
-    zeros = pb.ModelInferRequest(raw_input_contents=[bytes(X.nbytes), bytes(2)]).SerializeToString()
-    hidden = zeros + head + pb.ModelInferRequest(model_version=zeros.decode()).SerializeToString()
-    remember(hidden)  # what it ends with are no elements
-    assert known.like(hidden) is None
-    for known_as_well in (head + elements, sent(X, parameters={"priority": pb.InferParameter(int64_param=1)})):
-        remember(known_as_well)
-        assert known.like(known_as_well) is not None
-    for number in range(gateway_grpc._MOST_KNOWN):
-        remember(sent(X, model_version=f"{number:3}"))
-    assert known.like(head + elements) is None
-    assert known.like(sent(X, model_version=" 63")) is not None
 
 
 def test_output_of_another_shape_is_answered_for_a_request_that_is_like_those_before(gateway: Gateway) -> None:
@@ -877,10 +996,11 @@ class SlowModels:
         self.runs: asyncio.Queue[float | None] = asyncio.Queue()
         self.go_on = asyncio.Event()
 
-    def ready(self, name: str) -> Any:
+    def ready(self, name: str, priority: Priority) -> Any:
+        self.asked = priority
         return self.model
 
-    async def take(self, name: str) -> Any:
+    async def take(self, name: str, priority: Priority) -> Any:
         return self.model
 
     def give_back(self, model: Any) -> None:
@@ -1118,7 +1238,7 @@ def test_body_that_inflates_beyond_its_limit_is_refused(gateway: Gateway, pack: 
         refused(url, bomb, **headers) == "a compressed body inflates to at most 16777216 bytes: send this one as it is"
     )
     for broken in (bomb[:100], bomb[:2] + bomb, pack(b"{}") + b"x", b"{}", b""):
-        assert "cannot be inflated" in refused(url, broken, **headers)
+        assert "the body cannot be read" in refused(url, broken, **headers)
 
 
 def test_body_in_an_unknown_encoding_is_refused(gateway: Gateway) -> None:
@@ -1163,37 +1283,118 @@ def test_output_that_is_asked_for_twice_is_refused(gateway: Gateway) -> None:
 # ---- the process ---------------------------------------------------------------------------------------------------
 
 
-def gateway_process(gateway: Gateway) -> int:
+def gateway_processes(gateway: Gateway) -> list[int]:
+    """The one that works, and the one that stands by."""
     children = Path(f"/proc/{gateway.process.pid}/task/{gateway.process.pid}/children").read_text().split()
     for task in Path(f"/proc/{gateway.process.pid}/task").iterdir():
         children += (task / "children").read_text().split()
-    (child,) = set(children)
-    return int(child)
+    return sorted(map(int, set(children)), key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().split()[21]))
 
 
-def test_gateway_that_was_killed_is_started_again_at_its_ports(tmp_path: Path) -> None:
+def killed(pid: int) -> None:
+    """Kill a process and wait until nothing of it is there."""
+    with open(os.pidfd_open(pid), "rb", buffering=0) as pidfd:
+        signal.pidfd_send_signal(pidfd.fileno(), signal.SIGKILL)
+        assert select.select([pidfd], [], [], 60)[0], "it does not end"
+
+
+def test_gateway_that_was_killed_has_one_that_answers_at_once_and_another_stands_by(tmp_path: Path) -> None:
     gateway = Gateway(tmp_path)
-    try:
-        for protocol, kind in PROTOCOLS.items():
-            client = gateway.client(protocol)
-            assert client.infer("relu", [tensor(kind, "x", X)]).as_numpy("y").tobytes() == Y.tobytes()
-            client.close()
-        first = gateway_process(gateway)
-        os.kill(first, signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(f"http://{gateway.url('rest')}/v2/models/relu/ready", timeout=60).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, "the gateway did not come back"
-                time.sleep(0.02)
-        client = gateway.client("grpc")
-        assert client.infer("relu", [tensor(triton_grpc, "x", X)]).as_numpy("y").tobytes() == Y.tobytes()
+
+    def infer(protocol: str) -> None:
+        client = gateway.client(protocol)
+        sent = [tensor(PROTOCOLS[protocol], "x", X)]
+        assert client.infer("relu", sent).as_numpy("y").tobytes() == Y.tobytes()
         client.close()
-        assert gateway_process(gateway) != first
+
+    try:
+        seen: set[int] = set()
+        for _ in range(2):
+            deadline = time.monotonic() + 60
+            while len(processes := gateway_processes(gateway)) < 2 or not all(map(listens, processes)):
+                assert time.monotonic() < deadline, "no other gateway stands by"
+                time.sleep(0.02)
+            seen.update(processes)
+            for protocol in PROTOCOLS:
+                infer(protocol)
+            killed(processes[0])
+            for protocol in PROTOCOLS:  # the first try succeeds
+                infer(protocol)
+        assert len(seen) == 3
     finally:
         gateway.close()
+
+
+def listens(pid: int) -> bool:
+    """Whether a process has a listening socket for each protocol."""
+    sockets = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            sockets.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    rows = [row.split() for kind in ("tcp", "tcp6") for row in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()]
+    return sum(row[3] == "0A" and f"socket:[{row[9]}]" in sockets for row in rows) >= len(PROTOCOLS)
+
+
+def test_connections_go_to_the_gateway_that_has_listened_longer(gateway: Gateway) -> None:
+    first, second = gateway_processes(gateway)
+
+    def connections(pid: int) -> int:
+        links = (f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd"))
+        return sum(os.readlink(link).startswith("socket:") for link in links if os.path.lexists(link))
+
+    before = connections(first), connections(second)
+    with contextlib.ExitStack() as stack:
+        for port in gateway.ports.values():
+            for _ in range(16):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+        deadline = time.monotonic() + 60
+        while connections(first) < before[0] + 32:
+            assert time.monotonic() < deadline, "connections went elsewhere"
+            time.sleep(0.01)
+        assert connections(second) == before[1]
+
+
+@pytest.mark.parametrize("option", ["--oip", "--oip-rest"])
+def test_port_that_others_listen_at_is_refused_also_if_they_are_gateways(
+    gateway: Gateway, tmp_path: Path, option: str
+) -> None:
+    serve = [sys.executable, "-m", "nnburst", "serve", "--socket", str(tmp_path / "s"), "--model"]
+    serve.append(f"relu={relu(tmp_path)}")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        for port in (other.getsockname()[1], *gateway.ports.values()):
+            done = subprocess.run(
+                [*serve, option, f"127.0.0.1:{port}"], capture_output=True, text=True, timeout=100, check=False
+            )
+            assert done.returncode == 1
+            assert f"cannot listen at 127.0.0.1:{port}" in done.stderr
+
+
+def test_clients_that_ask_again_and_again_see_answers_or_unavailable_when_the_service_is_stopped(
+    tmp_path: Path,
+) -> None:
+    gateway = Gateway(tmp_path)
+    answers: queue.Queue[None] = queue.Queue()
+    request = pb.ModelInferRequest(model_name="relu", raw_input_contents=[X.tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=X.shape)
+
+    def ask() -> set[Any]:
+        codes = set()
+        with grpc.insecure_channel(gateway.url("grpc")) as channel:
+            infer = stubs.GRPCInferenceServiceStub(channel).ModelInfer
+            while gateway.process.poll() is None:
+                try:
+                    assert infer(request, timeout=60).raw_output_contents[0] == Y.tobytes()
+                    answers.put(None)
+                except grpc.RpcError as error:
+                    codes.add(error.code())
+        return codes
+
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(ask) for _ in range(8)]
+        for _ in range(200):
+            answers.get(timeout=60)
+        gateway.close()
+        assert set().union(*(one.result(60) for one in asking)) <= {grpc.StatusCode.UNAVAILABLE}
 
 
 def test_model_that_was_loaded_again_is_served_by_the_gateway_that_runs(tmp_path: Path) -> None:
@@ -1201,7 +1402,7 @@ def test_model_that_was_loaded_again_is_served_by_the_gateway_that_runs(tmp_path
     try:
         client = gateway.client("grpc")
         assert client.infer("relu", [tensor(triton_grpc, "x", X)]).as_numpy("y").tobytes() == Y.tobytes()
-        process = gateway_process(gateway)
+        processes = gateway_processes(gateway)
         value = [onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in ("x", "y")]
         model(tmp_path / "relu.onnx", [("Abs", ["x"], ["y"])], value[:1], value[1:])
         gateway.process.send_signal(signal.SIGHUP)
@@ -1210,7 +1411,7 @@ def test_model_that_was_loaded_again_is_served_by_the_gateway_that_runs(tmp_path
             assert time.monotonic() < deadline, "the old model is still served"
             time.sleep(0.02)
         client.close()
-        assert gateway_process(gateway) == process
+        assert gateway_processes(gateway) == processes
     finally:
         gateway.close()
 

@@ -149,7 +149,7 @@ def serve(
             def reload() -> None:
                 _reload(local, named, files)
                 if running is not None:
-                    running.tell()
+                    running.renew()
 
             daemon = Daemon(
                 host,

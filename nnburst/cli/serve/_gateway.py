@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -12,6 +13,7 @@ from ...errors import DeviceUnavailable, InvalidArgument
 from .._targets import whole_number
 from ._supervised import SupervisedProcess
 
+_log = logging.getLogger(__name__)
 _WINDOW_US = 300
 """For which the gateway looks for an answer before it sleeps: a service that slept has run a small model by then."""
 
@@ -19,7 +21,7 @@ _WINDOW_US = 300
 @contextlib.contextmanager
 def gateway(
     address: str, names: Sequence[str], *, grpc: str | None, rest: str | None, shared_memory: bool
-) -> Iterator[SupervisedProcess | None]:
+) -> Iterator[Gateway | None]:
     """Start the gateway, if a protocol is wanted, and yield it.
 
     One that ends by itself is started again, at the same ports.
@@ -44,10 +46,53 @@ def gateway(
         raise DeviceUnavailable("--oip needs gRPC: pip install 'nnburst[oip]'")
     options: dict[str, Any] = {"address": address, "names": names, "grpc": grpc, "rest": rest}
     options["shared_memory"] = shared_memory
+    with contextlib.closing(Gateway(options)) as running:
+        yield running
+
+
+class Gateway:
+    """Two processes that listen at the same ports: one at work, and one that gets what comes after its end.
+
+    Args:
+        options: Of `nnburst.gateway._run.run`.
+
+    Attributes:
+        ports: By protocol.
+
+    Raises:
+        DeviceUnavailable: It cannot be started.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        first = _process(options)
+        self._processes = [first]
+        self.ports = first.ports
+        for protocol, port in self.ports.items():  # where clients look for it
+            options[protocol] = f"{options[protocol].rpartition(':')[0]}:{port}"
+        try:
+            self._processes.append(_process({**options, "joins": True}))
+        except DeviceUnavailable as error:
+            _log.warning("%s; no second gateway stands by", error)
+        except BaseException:
+            first.close()
+            raise
+        else:
+            options["joins"] = True  # the next one stands by
+
+    def renew(self) -> None:
+        """Have it open the models again, which are new ones."""
+        for process in self._processes:
+            process.tell()
+
+    def close(self) -> None:
+        """End it, and wait for that."""
+        for process in self._processes:
+            process.dismiss()
+        for process in self._processes:
+            process.close()
+
+
+def _process(options: dict[str, Any]) -> SupervisedProcess:
     # If there is a CPU for it.
     window = {"NNBURST_POLLING_WINDOW_US": str(_WINDOW_US)} if default_polling_window() else {}
-    running = SupervisedProcess("the gateway", "--oip", "nnburst.gateway._run", options, environment=window)
-    with contextlib.closing(running):
-        for protocol, port in running.ports.items():  # also the next one is where clients look for it
-            options[protocol] = f"{options[protocol].rpartition(':')[0]}:{port}"
-        yield running
+    return SupervisedProcess("the gateway", "--oip", "nnburst.gateway._run", options, environment=window)
