@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..errors import NNBurstError
 from ._reader import FoundPage, Viewer
 from ._stats import Histogram, RowKind, RowStats
 
@@ -172,7 +173,11 @@ class MetricsServer:
         def start(status: str, headers: list[tuple[str, str]]) -> None:
             answer.extend([f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers)])
 
-        body = b"".join(self._application(environ, start))
+        try:
+            body = b"".join(self._application(environ, start))
+        except NNBurstError as error:
+            start("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
+            body = f"{error}\n".encode()
         answer += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
         return "\r\n".join(answer).encode("latin-1") + body
 

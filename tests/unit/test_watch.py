@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ from nnburst.watch import (
     find_services,
     look,
 )
+from nnburst.watch._metrics import MetricsServer, application
 
 RUNS = 3000
 
@@ -335,6 +337,10 @@ def test_page_with_more_in_it_than_a_service_writes_is_refused() -> None:
     asked = CliRunner().invoke(main, ["top", "--once", str(os.getpid())])
     assert (asked.exit_code, "more in it than a service writes" in asked.output) == (1, True)
     assert CliRunner().invoke(main, ["top", "--once"]).exit_code == 0
+    if find_spec("prometheus_client"):
+        answer = MetricsServer(application(viewer))._answer("GET /metrics HTTP/1.1\r\n\r\n").decode()
+        assert answer.startswith("HTTP/1.1 503 ")
+        assert answer.endswith("more in it than a service writes\n")
     for row in rows[10:]:
         assert row is not None
         row.close()
@@ -421,8 +427,6 @@ def test_histogram_knows_percentiles_to_a_sixteenth() -> None:
 
 def test_metrics_are_what_the_page_says() -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra nnburst[metrics]")
-    from nnburst.watch._metrics import MetricsServer, application
-
     page = Page("m", rows=4)
     model = page.open(RowKind.MODEL, "detector", page.service)
     burst = page.open(RowKind.BURST, "", model)
