@@ -52,6 +52,7 @@ struct nnb_server {
     int pending; /* a request waits for its answer */
     uint64_t frees_at_receive;
     uint64_t deadline_ns; /* of the request at hand, 0: none */
+    uint64_t longest_ns;  /* that a run may take, 0: no limit */
     uint64_t dequeued_ns; /* 0: not measured */
     nnb_request decoded;
     int is_decoded;
@@ -181,6 +182,8 @@ void nnb_server_count(nnb_server *s, uint32_t which, uint64_t n)
 static void count(nnb_server *s, uint32_t which) { nnb_count(s->request.counters, which, 1); }
 
 uint64_t nnb_server_deadline(const nnb_server *s) { return s->deadline_ns; }
+
+void nnb_server_limit_runs(nnb_server *s, uint64_t longest_ns) { s->longest_ns = longest_ns; }
 
 int nnb_server_is_revoked(const nnb_server *s)
 {
@@ -485,12 +488,16 @@ static int settle(nnb_server *s, int got)
         if (s->row)
             note_request(s);
         s->request.poll_ended = 0;
-        if ((s->deadline_ns = nnb_channel_deadline(&s->request)) && nnb_now_ns() >= s->deadline_ns) {
+        s->deadline_ns = nnb_channel_deadline(&s->request);
+        uint64_t now = s->deadline_ns || s->longest_ns ? nnb_now_ns() : 0;
+        if (s->deadline_ns && now >= s->deadline_ns) {
             count(s, NNB_FAILURES); /* the client has given it up: its answer only keeps the two in step */
             s->taken_ns = 0;
             int rc = send_status(s, MISSED_DEADLINE);
             return rc < 0 ? rc : -EAGAIN;
         }
+        if (s->longest_ns && (!s->deadline_ns || s->deadline_ns - now > s->longest_ns))
+            s->deadline_ns = now + s->longest_ns;
         id = identify(s);
         if (id >= 0) {
             int measure = s->is_decoded ? s->decoded.measure : s->plans[id].measure;

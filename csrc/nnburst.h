@@ -266,7 +266,7 @@ typedef struct nnb_row {
     uint32_t kind;
     uint32_t client_pid;
     uint32_t client_uid;
-    uint32_t reserved;
+    uint32_t has_left; /* not 0: the client awaits nothing of it any more; it stays while something runs */
     char label[72];
     uint64_t number_again; /* written after what is above; differs while that changes */
     uint64_t counters[NNB_COUNTERS];
@@ -502,6 +502,8 @@ const nnb_request *nnb_server_request(nnb_server *s);
 /* When the request at hand has to be answered, on CLOCK_MONOTONIC; 0: no time. One that comes to its turn later is
  * answered MISSED_DEADLINE_TRANSIENT here. */
 uint64_t nnb_server_deadline(const nnb_server *s);
+/* From now on each request has a deadline, so long after it was taken at the latest. 0: none of the server's own. */
+void nnb_server_limit_runs(nnb_server *s, uint64_t longest_ns);
 /* Whether the client has given the request at hand up: it has to be answered all the same. */
 int nnb_server_is_revoked(const nnb_server *s);
 /* Replaces the default answer. Times in microseconds; those of the driver are filled in here. Too many shapes for the

@@ -1,13 +1,16 @@
 """Who awaits the answer of a request: once nobody does, what runs for long ends; what is kept for it is counted.
 
 What serves requests binds them as `called_by` one; what takes long asks for the `present_caller` while it
-is bound, and looks at its word now and then. What keeps memory takes it as `WorkingMemory`.
+is bound. Then it looks at its word now and then, or has itself cancelled. What keeps memory takes it as
+`WorkingMemory`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -15,6 +18,9 @@ from .._core._nnburst import ffi, lib
 
 if TYPE_CHECKING:
     from .._core._nnburst import CData
+    from ._interfaces import Kernel
+
+_NUMBERS = itertools.count()
 
 
 Account = Callable[[int], Callable[[], None]]
@@ -34,16 +40,33 @@ class Caller:
         account: Where working memory counts; None: nowhere.
     """
 
-    __slots__ = ("account", "gone", "server")
+    __slots__ = ("_kernels", "account", "gone", "server")
 
     def __init__(self, server: CData = ffi.NULL, account: Account | None = None) -> None:
         self.gone: CData = ffi.new("uint32_t *")
         self.server = server
         self.account = account
+        self._kernels: dict[int, weakref.ref[Kernel]] = {}  # each use of it is one step of the interpreter
+
+    def awaits(self, kernel: Kernel) -> None:
+        """Have a kernel cancelled once nothing is awaited any more, if it knows how to; see `Kernel`."""
+        if getattr(kernel, "cancel", None) is None:
+            return
+        kernels, number = self._kernels, next(_NUMBERS)
+        kernels[number] = weakref.ref(kernel, lambda _: kernels.pop(number, None))
+        if self.gone[0]:
+            self._cancel()
 
     def leave(self) -> None:
         """Nothing is awaited any more. Any thread; takes no lock."""
         lib.nnb_word_raise(self.gone)
+        self._cancel()
+
+    def _cancel(self) -> None:
+        for reference in list(self._kernels.values()):
+            kernel = reference()
+            if kernel is not None:
+                kernel.cancel()  # type: ignore[attr-defined]
 
 
 class _Present(threading.local):

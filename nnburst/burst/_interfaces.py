@@ -32,6 +32,8 @@ One with a method ``until(deadline_ns)`` can end itself: it is called instead fo
 One with a method ``within(deadline_ns, spent)``, a context manager, is run several times by what that gives: the
 shortest way to run once, until the context is left. It ends between two calls at the deadline (0: none) if it is not
 ended in them. `spent` is a dict of nanoseconds, where it keeps what has a limit for all of these runs together.
+One with a method ``cancel()`` ends soon once that is called, from any thread and without waiting, and never runs again:
+nobody awaits what it computes.
 What it keeps in memory beside the memory of the request, it takes as `WorkingMemory`, which it holds.
 """
 
@@ -66,6 +68,11 @@ class BurstCallback(abc.ABC):
     @property
     def seat(self) -> Seat | None:
         """Where the burst is served; None for a listener thread of its own."""
+        return None
+
+    @property
+    def max_run(self) -> float | None:
+        """Seconds that a run may take; None for no limit. A longer one is ended, if its kernel knows how to."""
         return None
 
     @property

@@ -6,14 +6,15 @@ import abc
 import errno
 import logging
 import threading
+import time
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
 from .._core._nnburst import ffi, lib
-from ..errors import ErrorStatus, InvalidArgument, NNBurstError
+from ..errors import ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError
 from ..memory import BufferSet, free_closed_buffers
-from ..model import ExecutionResult, MeasureTiming, failure_of, reason_of
+from ..model import ExecutionResult, MeasureTiming, failure_of, reason_of, took_too_long
 from ..watch import private_row
 from ._caller import Caller, called_by
 from ._endpoint import c_result, python_request
@@ -109,7 +110,12 @@ class Served(abc.ABC):
             self._run_kernel(self._plans[self._base + plan % MAX_PLANS], deadline_ns)
 
     def _run_kernel(self, kernel: Kernel, deadline_ns: int) -> None:
-        result = run_until(kernel, deadline_ns)
+        try:
+            result = run_until(kernel, deadline_ns)
+        except MissedDeadline as error:
+            if self._callback.max_run is None or time.monotonic_ns() < deadline_ns:
+                raise
+            raise MissedDeadline(took_too_long(str(error), self._callback.max_run)) from error
         if result is not None:
             self.answer(result)
 

@@ -73,6 +73,8 @@ class ExecutionBurstServer(BurstContext):
         out = ffi.new("nnb_server **")
         check(lib.nnb_server_create(out, request, result, window, MAX_PLANS), "burst channels")
         endpoint, seat = ffi.gc(out[0], lib.nnb_server_destroy), callback.seat
+        if callback.max_run is not None:
+            lib.nnb_server_limit_runs(endpoint, max(1, int(callback.max_run * 1e9)))
         if callback.bell is not None:
             lib.nnb_server_set_bell(endpoint, system(os.dup, callback.bell))
         if seat is None:

@@ -27,6 +27,7 @@ COMMANDS: dict[str, CommandRow] = {
     ),
     "cache": CommandRow("nnburst.cli._cache", "cache", "Look after compilations that are kept in files."),
     "demo": CommandRow("nnburst.cli.demo", "demo", "Classify real handwritten digits in an isolated service process."),
+    "kick": CommandRow("nnburst.cli.serve", "kick", "End a client of a shared service, and what runs for it."),
     "ops": CommandRow("nnburst.cli._ops", "ops", "List the operations that models are made of."),
     "ls": CommandRow("nnburst.cli.serve", "ls", "List the shared services of this machine."),
     "run": CommandRow("nnburst.cli.run", "run", "Run a model file in a service process, once or for many inputs."),

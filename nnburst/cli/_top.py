@@ -125,9 +125,9 @@ def _table(reports: Sequence[dict[str, Any]]) -> RenderableType:
         for model in service["models"]:
             label = Text(model["label"])  # not markup: it comes from elsewhere
             for burst in model["bursts"]:
-                table.add_row("", _client(burst["client_pid"]), label, *_cells(burst))
+                table.add_row("", _client(burst), label, *_cells(burst))
             if not model["bursts"]:
-                table.add_row("", _client(model["client_pid"]), label, *_cells(model), style="dim")
+                table.add_row("", _client(model), label, *_cells(model), style="dim")
     return table
 
 
@@ -160,10 +160,12 @@ def _time(us: float) -> str:
     return f"{us:.2f} µs" if us < 100 else f"{us / 1e3:.2f} ms" if us < 1e5 else f"{us / 1e6:.2f} s"
 
 
-def _client(pid: int) -> Text:
+def _client(part: dict[str, Any]) -> Text:
     from rich.text import Text
 
+    pid = part["client_pid"]
     try:
-        return Text(f"{Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()} ({pid})")
+        name = Text(f"{Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()} ({pid})")
     except OSError:
-        return Text(f"({pid})" if pid else "")
+        name = Text(f"({pid})" if pid else "")
+    return name.append(" has left", style="bold red") if part["client_has_left"] else name

@@ -9,7 +9,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from ..burst import Kernel, SlotExecutor, called_by, present_caller, run_until
+from ..burst import Caller, Kernel, SlotExecutor, called_by, present_caller, run_until
 from ..cache import SaveResult, checked_token
 from ..errors import BadState, ErrorStatus, GeneralFailure
 from ..memory import BufferTracker, check_pools
@@ -184,8 +184,15 @@ class LocalModel(PreparedModel):
             raise BadState("the prepared model is closed")
         validate_request(self.model, request, allow_unspecified_output=not fenced)
         steps = request.steps
-        bind = self.bind if steps is None else partial(SteppedKernel, self.bind, steps, present_caller())
+        caller = present_caller()
+        one = self.bind if caller is None else partial(self._bind_for, caller)
+        bind = one if steps is None else partial(SteppedKernel, one, steps, caller)
         return Plan(bind, request, options, bind_buffers(self, request))
+
+    def _bind_for(self, caller: Caller, request: Request, options: RunOptions) -> Kernel:
+        kernel = self.bind(request, options)
+        caller.awaits(kernel)
+        return kernel
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         """Plan and run once; see `PreparedModel.execute_synchronously`."""

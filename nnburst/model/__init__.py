@@ -34,7 +34,7 @@ from ._operation_view import OperationView, OutputSpec, UnknownYet
 from ._operations import OPERATIONS, OperationInfo
 from ._partition import Part, cut, has_known_size, regions
 from ._performance import NEVER, operation_cost
-from ._running import ExecutionResult, Failure, RunOptions, consistent_result, failure_of, reason_of
+from ._running import ExecutionResult, Failure, RunOptions, consistent_result, failure_of, reason_of, took_too_long
 from ._signature import Match, Param, Signature, match_signature
 from ._types import (
     MAX_OPERANDS,
@@ -157,6 +157,7 @@ __all__ = [
     "regions",
     "slice_bounds",
     "strided_slices",
+    "took_too_long",
     "transposed_axes",
     "type_name",
     "validate_model",

@@ -11,7 +11,13 @@ NEVER = 3.4028234663852886e38
 _FLOATS = {OperandType.TENSOR_FLOAT32: "relaxed_tensor", OperandType.FLOAT32: "relaxed_scalar"}
 
 
-def operation_cost(model: Model, graph: Subgraph, operation: Operation, capabilities: Capabilities) -> float:
+def operation_cost(
+    model: Model,
+    graph: Subgraph,
+    operation: Operation,
+    capabilities: Capabilities,
+    branches: dict[int, float] | None = None,
+) -> float:
     """Return the relative time of one operation: that of the type of its first operand.
 
     An IF costs in addition the mean of its branches, a WHILE its condition and its body once.
@@ -21,12 +27,19 @@ def operation_cost(model: Model, graph: Subgraph, operation: Operation, capabili
         graph: The subgraph of the operation.
         operation: Which.
         capabilities: Of the device.
+        branches: Costs of referenced subgraphs that are known, by number; more are added. Each is looked at once,
+            however many operations refer to it.
     """
+    known_branches = {} if branches is None else branches
 
     def branch(position: int) -> float:
         index = graph.operands[operation.inputs[position]].location.offset
-        inner = model.referenced[index]
-        return sum(operation_cost(model, inner, each, capabilities) for each in inner.operations)
+        if index not in known_branches:
+            inner = model.referenced[index]
+            known_branches[index] = sum(
+                operation_cost(model, inner, each, capabilities, known_branches) for each in inner.operations
+            )
+        return known_branches[index]
 
     if operation.type == OperationType.IF:
         return capabilities.if_performance.exec_time + (branch(1) + branch(2)) / 2

@@ -58,6 +58,11 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(ErrorStatus.GENERAL_FAILURE, f"{type(error).__name__}: {error}")
 
 
+def took_too_long(reason: str, max_run: float) -> str:
+    """Return why a run failed that has taken as many seconds as its service lets one take."""
+    return f"{reason}; this service ends a run after {max_run:g} s (nnburst serve --max-run, launch(max_run=...))"
+
+
 def _sendable(status: ErrorStatus) -> ErrorStatus:
     """A status as a client may get it: only a surviving side can say that the other is dead."""
     return status if status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT else ErrorStatus.GENERAL_FAILURE

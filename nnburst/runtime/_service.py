@@ -322,6 +322,7 @@ def launch(
     log_level: str | int = "warning",
     log: str | os.PathLike[str] | None = None,
     quotas: Mapping[str, int] | None = None,
+    max_run: float | None = None,
     faults: bool = False,
     scheduler: tuple[str, int] | None = None,
     affinity: Collection[int] | None = None,
@@ -336,6 +337,8 @@ def launch(
         log_level: Least level of what it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
         log: File that its log is appended to; None for the stderr of this process.
         quotas: What this program may have in it, such as ``{"models": 200}``; see docs/sharing.md for the names.
+        max_run: Seconds that a run may take: one that takes longer is ended, if its device can be, and fails with
+            `MissedDeadline`. None for no limit.
         faults: Give it fault points, for tests: see `nnburst.testing.inject`. Each run takes a system call more.
         scheduler: Real-time policy and priority of its threads, such as ``("fifo", 20)`` or ``("rr", 1)``; None for
             the usual one. It polls for requests only if this process may use a CPU that `affinity` leaves to it.
@@ -347,8 +350,8 @@ def launch(
     Raises:
         DeviceUnavailable: The process could not serve, or is refused the policy or a CPU; the message carries what it
             printed.
-        InvalidArgument: No device is named, the level is unknown, the file cannot be written, or policy, priority
-            or CPUs are none.
+        InvalidArgument: No device is named, the level is unknown, the file cannot be written, the longest run is no
+            time, or policy, priority or CPUs are none.
         MissedDeadline: It did not start in time.
     """
     from ..service import start_child  # a program that stays in process needs no process boundary
@@ -360,6 +363,7 @@ def launch(
             log_level=log_level,
             log=log,
             quotas=quotas,
+            max_run=max_run,
             faults=faults,
             scheduler=scheduler,
             affinity=affinity,

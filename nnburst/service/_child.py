@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stderr", type=int, default=-1, help="becomes stderr once all is well")
     parser.add_argument("--log-level", type=int, default=logging.WARNING, help="a number of `logging`")
     parser.add_argument("--quota", action="append", default=[], help="NAME=NUMBER of `Quotas`")
+    parser.add_argument("--max-run", type=float, default=None, help="seconds that a run may take")
     parser.add_argument("--path", action="append", default=[], help="where the client's program finds its modules")
     parser.add_argument("--faults", type=int, default=-1, help="where orders of faults come from")
     parser.add_argument("--scheduler", default=None, help="POLICY:PRIORITY")
@@ -81,7 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from ._faults import FaultPoints
 
             faults = FaultPoints(socket.socket(fileno=options.faults))
-        host = ServiceHost(devices, quotas=quotas, user_quotas=quotas, page=Page(), faults=faults)
+        host = ServiceHost(
+            devices, quotas=quotas, user_quotas=quotas, page=Page(), max_run=options.max_run, faults=faults
+        )
     except NNBurstError as error:
         print(error, file=sys.stderr)
         return 1

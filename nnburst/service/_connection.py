@@ -160,6 +160,26 @@ class ServiceConnection(OneProcess):
         self._kill()
         self._connection.wait_ended(LEAVING)
 
+    def end_clients(self, pid: int, timeout: float | None = None) -> int:
+        """End all connections that a process has to the service, and what runs for them. Does not wait for their end.
+
+        Args:
+            pid: Of the process.
+            timeout: Seconds that the service may take to answer; None for no limit.
+
+        Returns:
+            How many it had.
+
+        Raises:
+            InvalidArgument: The service is another user's, and this process is not root's.
+            GeneralFailure: The service is of a version that cannot do this.
+        """
+        if self._connection.peer_version < (2, 3):
+            raise GeneralFailure(f"process {self._pid} serves with an older nnburst, which cannot end a client alone")
+        reply: calls.EndClientsReply
+        reply, _ = self._connection.call(calls.EndClients(pid), timeout=timeout)
+        return reply.connections
+
     def close(self) -> None:
         """End the connection in order: everything that it owns in the service is released, threads and descriptors go.
 

@@ -29,6 +29,8 @@ _MOST_REFUSALS = 16
 """Peers at a time that are told why they are refused; others are only disconnected."""
 _REFUSAL_PATIENCE = 2.0
 """Seconds that a refused peer has to say hello, so that it can be answered."""
+_HELLO_PATIENCE = 10.0
+"""Seconds that a peer that is served has to say hello. How many a user may have, its quota of connections says."""
 _STARVED = 0.1
 """Seconds without descriptors or threads before connections are taken again."""
 
@@ -207,7 +209,7 @@ class Daemon:
             self._refuse(sock, f"this service does not serve user {peer.uid}: start it with --allow-uid {peer.uid}")
             return
         try:
-            self._host.serve(sock, peer_pidfd=peer_pidfd(sock))
+            self._host.serve(sock, peer_pidfd=peer_pidfd(sock), hello_timeout=_HELLO_PATIENCE)
         except BadState:
             _disconnect(sock)
         except NNBurstError as error:

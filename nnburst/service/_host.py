@@ -14,22 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from .._core._deadline import Deadline
+from .._core._deadline import Deadline, limit_ns
 from .._core._errno import check
 from .._core._leaving import LEAVING
 from .._core._nnburst import lib
 from ..burst import ListenerGroup, Seat, called_by
 from ..cache import CacheRejected, SaveResult, check_fd, checked_token
 from ..devices import Buffer, Device, DeviceInfo, Fence, PreparedModel, check_device, checked_model
+from ..devices._deadline import earlier
 from ..errors import (
     BadState,
     DeviceUnavailable,
+    ErrorStatus,
     GeneralFailure,
+    InvalidArgument,
     NNBurstError,
     ResourceExhausted,
 )
 from ..memory import Memory, check_pools
-from ..model import BufferDesc, Model, Priority, Request, consistent_result, reason_of
+from ..model import BufferDesc, Model, Priority, Request, consistent_result, reason_of, took_too_long
 from ..watch import Page, RowKind
 from . import _cache_messages as caching
 from . import _protocol as calls
@@ -67,6 +70,7 @@ class ServiceHost:
         page: Where it counts what it does; closed by the host. None: nowhere.
         workers: Calls of one connection that are served at the same time, of those that compute and of the others.
         listeners: Serve the bursts of all connections, which the host closes; None for a thread for each burst.
+        max_run: Seconds that a run may take; None for no limit.
         faults: What its client may order; None for nothing.
     """
 
@@ -79,9 +83,11 @@ class ServiceHost:
         page: Page | None = None,
         workers: int = 8,
         listeners: ListenerGroup | None = None,
+        max_run: float | None = None,
         faults: FaultPoints | None = None,
     ) -> None:
         self.page = page
+        self.max_run = max_run
         self.faults = faults
         self.listeners = listeners
         self.devices = tuple(filter(_is_usable, devices))
@@ -95,12 +101,15 @@ class ServiceHost:
         self._ending: list[HostedConnection] = []  # released, but their reader thread has not returned yet
         self._closed = False
 
-    def serve(self, sock: socket.socket, *, peer_pidfd: int | None = None) -> HostedConnection:
+    def serve(
+        self, sock: socket.socket, *, peer_pidfd: int | None = None, hello_timeout: float | None = None
+    ) -> HostedConnection:
         """Serve one client, in threads of their own, until it goes.
 
         Args:
             sock: A connected SOCK_SEQPACKET socket; the host owns it.
             peer_pidfd: pidfd of the client's process, to notice its death for sure; the host owns it.
+            hello_timeout: Seconds that the client has to say hello; None for no limit.
 
         Raises:
             BadState: The host is closed.
@@ -112,7 +121,8 @@ class ServiceHost:
             uid = peer_of(sock).uid
             user = self._users.setdefault(uid, Ledger(self._user_quotas, f"user {uid}"))
             charge = user.charge(connections=1)
-            hosted = HostedConnection(self, sock, peer_pidfd, self._workers, Ledger(self.quotas, above=user), charge)
+            ledger = Ledger(self.quotas, above=user)
+            hosted = HostedConnection(self, sock, peer_pidfd, self._workers, ledger, charge, hello_timeout)
             self._connections.add(hosted)
             try:
                 hosted.connection.start()
@@ -127,6 +137,21 @@ class ServiceHost:
         """The connections that have not ended."""
         with self._lock:
             return tuple(self._connections)
+
+    def end_clients(self, pid: int, reason: str) -> int:
+        """End the connections of a process and what runs for it, as if it had gone. Does not wait.
+
+        Args:
+            pid: Of the process.
+            reason: What it is told.
+
+        Returns:
+            How many connections it has.
+        """
+        found = [hosted for hosted in self.connections if hosted.client_pid == pid]
+        for hosted in found:
+            hosted.end(reason)
+        return len(found)
 
     def when_idle(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener`, in some thread, each time that the last connection has ended. Returns what unlinks it."""
@@ -189,6 +214,7 @@ class HostedConnection:
         workers: int,
         ledger: Ledger,
         charge: Charge,
+        hello_timeout: float | None,
     ) -> None:
         self._host = host
         self._charge = charge
@@ -209,9 +235,15 @@ class HostedConnection:
             self,
             peer_pidfd=peer_pidfd,
             workers=workers,
+            hello_timeout=hello_timeout,
             on_end=lambda seconds: self._release_all(),
             name="nnburst-service",
         )
+
+    @property
+    def client_pid(self) -> int:
+        """Process id of the client; 0 if it is in another pid namespace."""
+        return self._client[0]
 
     def wait_ended(self, timeout: float | None = None) -> bool:
         """Wait until the client is gone and its objects are released."""
@@ -220,6 +252,12 @@ class HostedConnection:
     def close(self) -> None:
         """End the connection. Idempotent."""
         self.connection.close()
+
+    def end(self, reason: str) -> None:
+        """Have the connection end, and what runs for its client; waits for neither."""
+        self.objects.hang_up()
+        self.objects.leave()
+        self.connection.hang_up(calls.EndNotice(reason=reason))
 
     def _release_all(self) -> None:
         self.objects.leave()
@@ -354,7 +392,7 @@ class HostedConnection:
             for name in counted:
                 row.count(name)
         hosted = HostedModel(prepared, row, priority, self._host.faults)
-        return self.objects.add(hosted, owned.pop_all().close)
+        return self.objects.add(hosted, owned.pop_all().close, leave=None if row is None else row.leave)
 
     def on_confirm_cache(self, message: caching.ConfirmCache, fds: FdBundle) -> caching.ConfirmCacheReply:
         """Tell a device that cache files are visible."""
@@ -373,13 +411,19 @@ class HostedConnection:
             call.enter_context(self.ledger.charge(requests=1))
             request = self._request(call, message.request, fds)
             started = time.monotonic_ns()
+            limit = Deadline.after(self._host.max_run).at_ns
+            options = replace(message.options, deadline_ns=earlier(message.options.deadline_ns, limit))
             with called_by(self.objects.caller):
-                result = model.served.execute_synchronously(request, message.options)
+                result = model.served.execute_synchronously(request, options)
             if model.row is not None:
                 model.row.count("fallbacks")
                 model.row.time_execution(time.monotonic_ns() - started)
         status, shapes, timing = consistent_result(*result)
-        return calls.ExecuteReply(int(status), tuple(shapes), timing, calls.sendable(reason_of(result)))
+        reason = reason_of(result)
+        missed = status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+        if missed and self._host.max_run is not None and time.monotonic_ns() >= limit:
+            reason = took_too_long(reason, self._host.max_run)
+        return calls.ExecuteReply(int(status), tuple(shapes), timing, calls.sendable(reason))
 
     def on_execute_fenced(
         self, message: calls.ExecuteFenced, fds: FdBundle
@@ -400,8 +444,9 @@ class HostedConnection:
             undo.callback(hosted.cancel)
             on_end = running.pop_all().close
             try:
+                duration_ns = earlier(message.duration_ns, limit_ns(self._host.max_run))
                 with called_by(self.objects.caller):
-                    run = model.served.execute_fenced(request, wait_for, message.options, message.duration_ns, on_end)
+                    run = model.served.execute_fenced(request, wait_for, message.options, duration_ns, on_end)
             except BaseException:
                 on_end()
                 raise
@@ -449,6 +494,7 @@ class HostedConnection:
                 row,
                 None if group_client is None else Seat(group_client, model.priority),
                 None if bell is None else bell.fds[0],
+                self._host.max_run,
             )
             owned.callback(callback.forget_all)
             requests = call.enter_context(descriptor_from_wire(message.request_channel, fds))
@@ -459,7 +505,7 @@ class HostedConnection:
                 raise GeneralFailure("the device gave no burst")
             owned.callback(context.close)
             hosted = HostedBurst(context, callback)
-            number = self.objects.add(hosted, owned.pop_all().close, context.hang_up, context.leave)
+            number = self.objects.add(hosted, owned.pop_all().close, context.hang_up, hosted.leave)
             return calls.ConfigureBurstReply(number, tuple(context.cpus), message.bell and context.pipelined)
 
     def on_failure_reason(self, message: calls.FailureReason, fds: FdBundle) -> calls.FailureReasonReply:
@@ -520,6 +566,16 @@ class HostedConnection:
         ):
             target.buffer.copy_buffer(source.buffer)
         return calls.Done()
+
+    def on_end_clients(self, message: calls.EndClients, fds: FdBundle) -> calls.EndClientsReply:
+        """End another client, for who may end the service, too."""
+        uid = self._client[1]
+        if uid not in (0, os.geteuid()):
+            raise InvalidArgument(
+                f"user {uid} may not end clients of this service: user {os.geteuid()}, who runs it, may, and root"
+            )
+        reason = f"for process {message.pid} alone, by order of user {uid} (nnburst kick)"
+        return calls.EndClientsReply(self._host.end_clients(message.pid, reason))
 
     def on_release(self, message: calls.Release, fds: FdBundle) -> calls.Done:
         """Let go of an object."""

@@ -123,6 +123,12 @@ class HostedBurst(Struct, frozen=True):
     context: BurstContext
     memories: SlotMemories
 
+    def leave(self) -> None:
+        """Its client awaits nothing of it any more."""
+        if self.memories.row is not None:
+            self.memories.row.leave()
+        self.context.leave()
+
 
 class SlotMemories(BurstCallback):
     """The client's `BurstCallback` as the burst's server sees it; counts the memories that it brings in."""
@@ -139,11 +145,13 @@ class SlotMemories(BurstCallback):
         row: Row | None = None,
         seat: Seat | None = None,
         bell: int | None = None,
+        max_run: float | None = None,
     ) -> None:
         self._cpus = frozenset(cpus)
         self._row = row
         self._seat = seat
         self._bell = bell
+        self._max_run = max_run
         self._allow_direct = allow_direct
         self._connection = connection
         self._tokens = tokens
@@ -166,6 +174,11 @@ class SlotMemories(BurstCallback):
     def seat(self) -> Seat | None:
         """As the host has it."""
         return self._seat
+
+    @property
+    def max_run(self) -> float | None:
+        """As the host has it."""
+        return self._max_run
 
     @property
     def bell(self) -> int | None:

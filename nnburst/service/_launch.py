@@ -55,6 +55,7 @@ def start_child(
     log_level: str | int = "warning",
     log: str | os.PathLike[str] | None = None,
     quotas: Mapping[str, int] | None = None,
+    max_run: float | None = None,
     faults: bool = False,
     scheduler: tuple[str, int] | None = None,
     affinity: Collection[int] | None = None,
@@ -80,14 +81,15 @@ def start_child(
             ``"critical"``, or a number of `logging`.
         log: File that its stderr is appended to, logs and messages of libraries alike; None for this one's stderr.
         quotas: What this connection may own, by name of `Quotas`; None for the defaults.
+        max_run: Seconds that a run may take; None for no limit.
         faults: Whether the child has fault points, for `nnburst.testing.inject`.
         scheduler: Real-time policy and priority of all its threads, such as ``("fifo", 20)``; None for the usual one.
         affinity: CPUs that it may use; None for those of this process.
         spare: Whether it loads at once what its devices would load for their first model.
 
     Raises:
-        InvalidArgument: No device is named, the level is unknown, the file cannot be written, or policy, priority
-            or CPUs are none.
+        InvalidArgument: No device is named, the level is unknown, the file cannot be written, the longest run is no
+            time, or policy, priority or CPUs are none.
         DeviceUnavailable: The child ended before it could serve, or is refused the policy or a CPU; the message carries
             its error output.
         MissedDeadline: It did not start in time.
@@ -98,6 +100,11 @@ def start_child(
     quotas = {} if quotas is None else quotas
     Quotas().changed(quotas)
     options = [f"--log-level={_level(log_level)}", *(f"--quota={name}={n}" for name, n in quotas.items())]
+    if max_run is not None:
+        longest = checked_timeout(max_run)
+        if not longest:
+            raise InvalidArgument(f"max_run={max_run!r}: give the seconds that a run may take, above 0, or None")
+        options.append(f"--max-run={longest}")
     options += Scheduling.of(scheduler, affinity).options() + ["--spare"] * spare
     try:
         with _stderr(log) as stderr:

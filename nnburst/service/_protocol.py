@@ -51,7 +51,7 @@ from ._wire import (
     WireRequest,
 )
 
-VERSION = (2, 2)
+VERSION = (2, 3)
 """Version of this table. Another major number is refused at hello; the minor one counts additions."""
 
 _MAX_TEXT = 4096
@@ -296,6 +296,18 @@ class Release(Message, tag="release", frozen=True):
     object: Id
 
 
+class EndClients(Message, tag="end_clients", frozen=True):
+    """Ends all connections of a process, and what runs for them. For the user who runs the service, and root."""
+
+    pid: Id
+
+
+class EndClientsReply(Message, tag="end_clients.reply", frozen=True):
+    """How many connections the process had."""
+
+    connections: Id
+
+
 class Goodbye(Message, tag="goodbye", frozen=True):
     """The last call: everything that the connection owns is released before the answer."""
 
@@ -382,6 +394,7 @@ CALLS: tuple[Call, ...] = (
     Call(CopyTo, CopyToReply, request_fds=lambda m: m.memory.n_fds),
     Call(CopyFrom, Done, request_fds=lambda m: m.memory.n_fds),
     Call(CopyBuffer, Done),
+    Call(EndClients, EndClientsReply),
     Call(Release, Done),
     Call(Goodbye, Done),
 )

@@ -75,6 +75,7 @@ class Connection:
         peer_pidfd: pidfd of the peer's process, or None. The connection owns it.
         workers: Calls that are served at the same time, of those that compute and of the others.
         send_timeout: Seconds after which a peer that does not read its answers is given up.
+        hello_timeout: Seconds that the peer has to say hello; None for no limit.
         on_end: Called once, after all death listeners, with the seconds that it may take.
     """
 
@@ -87,6 +88,7 @@ class Connection:
         peer_pidfd: int | None = None,
         workers: int = 4,
         send_timeout: float = SEND_TIMEOUT,
+        hello_timeout: float | None = None,
         on_end: Callable[[float], None] | None = None,
         name: str = "nnburst",
     ) -> None:
@@ -107,6 +109,7 @@ class Connection:
         self._calls = PendingCalls()
         self._releases: set[PendingCall] = set()
         """Those that are not answered."""
+        self._hello_by = math.inf if hello_timeout is None else time.monotonic() + hello_timeout
         self._leave_by = math.inf
         """When leaving has taken long enough: for the releases that are not answered, or for the whole connection."""
         self._farewell: PendingCall | None = None
@@ -341,11 +344,17 @@ class Connection:
 
     def _milliseconds(self) -> int | None:
         """Until `_check_time` has something to say."""
-        moment = min(self._outbox.gives_up_at, self._leave_by if self._farewell else math.inf)
+        moment = min(self._outbox.gives_up_at, self._leave_by if self._farewell else math.inf, self._hello_wanted_by)
         return None if moment == math.inf else math.ceil(max(0.0, moment - time.monotonic()) * 1000)
+
+    @property
+    def _hello_wanted_by(self) -> float:
+        return math.inf if any(self.peer_version) else self._hello_by
 
     def _check_time(self) -> None:
         now = time.monotonic()
+        if now >= self._hello_wanted_by:
+            self._note("the peer has not said hello")
         if self._farewell is not None and now >= self._leave_by:
             self._note("closed by this side")
         if now >= self._outbox.gives_up_at:

@@ -68,6 +68,13 @@ class Row:
             with page.lock:
                 lib.nnb_histogram_add(ffi.addressof(self.pointer.histograms, lib.NNB_EXECUTION), ns, 1)
 
+    def leave(self) -> None:
+        """Its client awaits nothing of it any more: what keeps it from being closed is a run that has not ended."""
+        page = self._page
+        if page is not None:
+            with page.lock:
+                self.pointer.has_left = self._page is not None
+
     def close(self) -> None:
         """Free the row; its numbers go to the one above. Nothing may write it any more. Idempotent."""
         page, self._page = self._page, None

@@ -26,6 +26,7 @@ def report(now: ServiceStats, before: ServiceStats | None = None) -> dict[str, A
             "label": row.label,
             "client_pid": row.client_pid,
             "client_uid": row.client_uid,
+            "client_has_left": row.has_left,
             "age_s": _seconds(now.taken_ns - row.since_ns),
             **_numbers(rows, former, now.taken_ns - max(began, row.since_ns)),
         }

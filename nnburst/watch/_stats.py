@@ -178,6 +178,7 @@ class RowStats(Struct, frozen=True):
         label: Name of the model, or what tells it apart.
         client_pid: Process that the burst or model belongs to; 0 if none or not known.
         client_uid: Its user.
+        has_left: Whether the client has gone or dropped it: what still runs, nobody awaits.
         since_ns: When it began, on CLOCK_MONOTONIC.
         counters: By name of `COUNTERS`.
         queue_wait: From the client's send until a thread of the service took the request.
@@ -192,6 +193,7 @@ class RowStats(Struct, frozen=True):
     label: str
     client_pid: int
     client_uid: int
+    has_left: bool
     since_ns: int
     counters: Mapping[str, int]
     queue_wait: Histogram = Histogram()
@@ -245,6 +247,7 @@ def row_stats(row: CData) -> RowStats | None:
         text_of(copy.label),
         copy.client_pid,
         copy.client_uid,
+        bool(copy.has_left),
         copy.since_ns,
         {name: values[i] for name, i in COUNTERS.items()},
         **histograms,

@@ -1,8 +1,8 @@
-"""The commands around shared services: ``nnburst serve``, ``nnburst ls``, ``nnburst stop``."""
+"""The commands around shared services: ``nnburst serve``, ``nnburst ls``, ``nnburst kick``, ``nnburst stop``."""
 
 from __future__ import annotations
 
 from ._command import serve
-from ._control import ls, stop
+from ._control import kick, ls, stop
 
-__all__ = ["ls", "serve", "stop"]
+__all__ = ["kick", "ls", "serve", "stop"]

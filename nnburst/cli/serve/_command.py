@@ -50,6 +50,13 @@ def _hangups_held() -> Iterator[None]:
 @click.option(
     "--quota", "quotas", multiple=True, metavar="KEY=N", help="What a connection (KEY) or a user (user.KEY) may own."
 )
+@click.option(
+    "--max-run",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    default=None,
+    metavar="S",
+    help="End a run that takes longer than S seconds [default: none].",
+)
 @click.option("--idle-exit", type=float, default=None, metavar="S", help="End after S seconds without a client.")
 @click.option(
     "--metrics",
@@ -80,6 +87,7 @@ def serve(
     uids: tuple[str, ...],
     gids: tuple[str, ...],
     quotas: tuple[str, ...],
+    max_run: float | None,
     idle_exit: float | None,
     metrics: int | None,
     oip: str | None,
@@ -133,7 +141,9 @@ def serve(
             offered = [named, *local.devices] if files else local.devices
             page = Page(address, rows=MOST_ROWS)
             group = ListenerGroup()
-            host = ServiceHost(offered, quotas=limits, user_quotas=user_limits, page=page, listeners=group)
+            host = ServiceHost(
+                offered, quotas=limits, user_quotas=user_limits, page=page, listeners=group, max_run=max_run
+            )
             metrics_url = stack.enter_context(metrics_served(page, metrics))
             _raise_descriptor_limit()
             running = stack.enter_context(

@@ -1,4 +1,4 @@
-"""Looks at the shared services of this machine, and ends one."""
+"""Looks at the shared services of this machine, and ends one, or a client of one."""
 
 from __future__ import annotations
 
@@ -30,6 +30,31 @@ def ls(as_json: bool) -> None:
     for service in found:
         state = f"pid {service.pid}" if service.pid else "ended, left its socket"
         click.echo(f"{service.name:20} {state:24} {service.path}")
+
+
+@click.command()
+@click.argument("address", metavar="NAME|unix:PATH")
+@click.argument("pid", type=click.IntRange(1))
+@click.option(
+    "--timeout", type=click.FloatRange(0, 1e6), default=30.0, show_default=True, metavar="S",
+    help="Seconds that the service may take to answer.",
+)  # fmt: skip
+def kick(address: str, pid: int, timeout: float) -> None:
+    """End the connections of one process to a service; `nnburst top` shows the processes.
+
+    What runs for it ends as if it had been killed. The process itself goes on, is told why (DeadObject), and may
+    connect again. For the user who runs the service, and root.
+    """
+    from ...service import connect_to
+
+    try:
+        with connect_to(address, timeout=timeout) as service:
+            ended = service.end_clients(pid, timeout)
+    except NNBurstError as error:
+        raise click.ClickException(f"{type(error).__name__}: {error}") from error
+    if not ended:
+        raise click.ClickException(f"process {pid} is no client of {address!r}; `nnburst top` shows who is")
+    click.echo(f"ended {ended} connection{'s' if ended > 1 else ''} of process {pid} to {address}")
 
 
 @click.command()

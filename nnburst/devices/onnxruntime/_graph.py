@@ -63,17 +63,15 @@ class Graph:
         inputs: In order.
         outputs: In order.
         exposed: Names of inputs and outputs that need a copy around each run, see `exposed_arguments`.
-        run_options: Shared by all runs.
     """
 
-    __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "outputs", "run_options", "seconds", "session")
+    __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "outputs", "seconds", "session")
 
     def __init__(self, session: Any, exposed: frozenset[str], kept: object = None, seconds: float = 0.0) -> None:
         self.session = session
         self.exposed = exposed
         self.seconds = seconds
         self._kept = kept  # weights that the session does not own
-        self.run_options = onnxruntime().RunOptions()
         self.inputs = tuple(described_by(argument, "input") for argument in session.get_inputs())
         self.outputs = tuple(described_by(argument, "output") for argument in session.get_outputs())
 

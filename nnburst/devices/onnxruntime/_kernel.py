@@ -103,7 +103,9 @@ class BoundGraph:
         if all(argument.has_no_value for argument in request.outputs):
             raise GeneralFailure("every output is omitted; there is nothing to run")
         self._deadline_ns = 0  # of the run under way, 0: none
-        self._run = _runner(graph, self._binding, graph.run_options) if self._order else _run_nothing
+        self._usual_options = self._options = _run_options()
+        self._is_cancelled = False
+        self._run = _runner(graph, self._binding, self._options) if self._order else _run_nothing
         self._complete = self._with_copies()
 
     # -- binding -------------------------------------------------------------------------------------------------------
@@ -211,7 +213,7 @@ class BoundGraph:
     def kernel(self) -> Kernel:
         """What runs it: the call into ONNX Runtime and copies alone, if there is nothing to tell afterwards."""
         if self._has_open_shapes:
-            return _Ending(self._run_open, self.until, self.within)
+            return _Ending(self._run_open, self.until, self.within, self.cancel)
         run, failed, kept = self._complete, self._failed, self._kept
 
         def run_bound(kept: object = kept) -> None:
@@ -220,7 +222,11 @@ class BoundGraph:
             except Exception as error:
                 raise failed(error) from None
 
-        run_bound.until, run_bound.within = self.until, self.within  # type: ignore[attr-defined]
+        run_bound.until, run_bound.within, run_bound.cancel = (  # type: ignore[attr-defined]
+            self.until,
+            self.within,
+            self.cancel,
+        )
         return run_bound
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
@@ -239,8 +245,9 @@ class BoundGraph:
             yield self.kernel
             return
         usual = self._run, self._complete, self._deadline_ns
-        options = onnxruntime().RunOptions()  # of these runs alone: an alarm that comes late ends no other one
-        options.log_severity_level = 4  # the failure says it; each late run would put a line on stderr, too
+        options = self._options = _run_options()  # of these runs alone: an alarm that comes late ends no other one
+        if self._is_cancelled:
+            options.terminate = True
         self._deadline_ns = deadline_ns
         try:
             if self._order:
@@ -250,6 +257,13 @@ class BoundGraph:
                 yield self.kernel
         finally:
             self._run, self._complete, self._deadline_ns = usual
+            self._options = self._usual_options
+
+    def cancel(self) -> None:
+        """End between two nodes, and before any other run; see `Kernel`."""
+        self._is_cancelled = True
+        for options in (self._usual_options, self._options):
+            options.terminate = True
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -280,6 +294,8 @@ class BoundGraph:
         """
         if deadline_passed(self._deadline_ns):
             return MissedDeadline("the run was ended at its deadline")
+        if self._is_cancelled:
+            return MissedDeadline("the run was ended, for its client has gone or closed the burst")
         failure = GeneralFailure(f"ONNX Runtime: {error}")
         if not self._said:
             return failure
@@ -347,16 +363,25 @@ class _Ending(partial[ExecutionResult | None]):
 
     until: Callable[[int], ExecutionResult | None]
     within: Callable[[int, dict[int, int]], AbstractContextManager[Kernel]]
+    cancel: Callable[[], None]
 
     def __new__(
         cls,
         run: Kernel,
         until: Callable[[int], ExecutionResult | None],
         within: Callable[[int, dict[int, int]], AbstractContextManager[Kernel]],
+        cancel: Callable[[], None],
     ) -> _Ending:
         made = super().__new__(cls, run)
-        made.until, made.within = until, within
+        made.until, made.within, made.cancel = until, within, cancel
         return made
+
+
+def _run_options() -> Any:
+    """Options of runs whose failures are told by their exceptions alone: no line on stderr for each."""
+    options = onnxruntime().RunOptions()
+    options.log_severity_level = 4
+    return options
 
 
 def _runner(graph: Graph, binding: Any, options: Any) -> Callable[[], None]:

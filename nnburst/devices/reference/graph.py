@@ -91,21 +91,25 @@ class PreparedSubgraph(Struct, frozen=True):
     referenced: Sequence[PreparedSubgraph] = ()
 
 
-class RunLimits(Struct, frozen=True):
-    """How far an execution may go.
+class RunLimits(Struct):
+    """How far an execution may go. Kept from one execution to the next; each sets its deadline.
 
     Attributes:
         deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds; 0 is none.
         loop_ns: Nanoseconds that one WHILE may take.
         spent: What each WHILE has taken so far, by its id, where all runs of it together may take `loop_ns`.
+        is_cancelled: Nobody awaits the results: there is no time left, whatever the deadline. Any thread may set it.
     """
 
     deadline_ns: int = 0
     loop_ns: int = 2_000_000_000
     spent: dict[int, int] | None = None
+    is_cancelled: bool = False
 
     def require_time(self) -> None:
-        """Raise `MissedDeadline` once the deadline has passed."""
+        """Raise `MissedDeadline` once the deadline has passed, or nobody awaits the results."""
+        if self.is_cancelled:
+            raise MissedDeadline("the execution was ended, for its client has gone or closed the burst")
         if deadline_passed(self.deadline_ns):
             raise MissedDeadline("the execution's deadline has passed")
 

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from ...burst import Kernel
 from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, OutputInsufficientSize
@@ -90,13 +89,13 @@ class Program:
             with np.errstate(all="ignore"):
                 yield self._run_all
             return
-        usual = self._limits
-        self._limits = replace(usual, deadline_ns=earlier(deadline_ns, usual.deadline_ns), spent=spent)
+        limits, usual_ns = self._limits, self._limits.deadline_ns
+        limits.deadline_ns, limits.spent = earlier(deadline_ns, usual_ns), spent
         try:
             with np.errstate(all="ignore"):
                 yield self._run
         finally:
-            self._limits = usual
+            limits.deadline_ns, limits.spent = usual_ns, None
 
     @property
     def _is_plain(self) -> bool:
@@ -113,11 +112,17 @@ class Program:
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
         """Run once; between two operations, also those of a loop, a deadline that has passed ends it."""
-        usual, self._limits = self._limits, replace(self._limits, deadline_ns=deadline_ns)
+        limits, usual_ns = self._limits, self._limits.deadline_ns
+        limits.deadline_ns = deadline_ns
         try:
             return self()
         finally:
-            self._limits = usual
+            limits.deadline_ns = usual_ns
+
+    def cancel(self) -> None:
+        """End between two operations, also those of a branch or a loop, and before any other run; see `Kernel`."""
+        self._limits.is_cancelled = True
+        self._steps[:] = [self._limits.require_time] * len(self._steps)  # also under a run that does not look at it
 
     @property
     def reads(self) -> set[int]:

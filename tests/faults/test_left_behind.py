@@ -1,0 +1,317 @@
+"""What a client leaves behind that was killed, dropped its burst, or was told to go: its runs end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fault_support import ROOT, WATCHDOG, tiny_model
+from shared_support import COMMAND, Shared, line_of, shared_service
+
+import nnburst
+from nnburst.errors import InvalidArgument, MissedDeadline
+from nnburst.watch import RowKind, RowStats, find_services, look
+
+CLIENT = """
+import sys
+sys.path.insert(0, sys.argv[3])
+import numpy as np
+import nnburst
+from endless_support import doubling_model
+
+how = sys.argv[2]
+
+def endless_loop():
+    import onnx
+    from onnx import TensorProto, helper
+    value, number = helper.make_tensor_value_info, TensorProto.FLOAT
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["h", "h"], ["g"])],
+        "body",
+        [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("h", number, [4])],
+        [value("on", TensorProto.BOOL, []), value("g", number, [4])],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)],
+        "endless",
+        [value("x", number, [4])],
+        [value("y", number, [4])],
+        [helper.make_tensor("n", TensorProto.INT64, [], [2**62])],
+    )
+    opset = helper.make_opsetid("", 17)
+    return helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+
+def long_chain():
+    # A minute of operations that are all bound before the first run.
+    from nnburst.model import ModelBuilder, OperandType, OperationType
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (4096, 4096))
+    axes = b.constant(np.int32([1]))
+    for _ in range(2000):
+        y = b.add(OperationType.REDUCE_SUM, [x, axes, b.scalar(False)])
+    b.output("y", y)
+    return b.build()
+
+service = nnburst.connect(sys.argv[1])
+if how == "onnx":
+    session, inputs = service.session(endless_loop()), {"x": np.ones(4, np.float32)}
+elif how == "chain":
+    session, inputs = service.session(long_chain()), {"x": np.zeros((4096, 4096), np.float32)}
+else:
+    session, inputs = service.session(doubling_model()), {"c": np.uint8([1]), "x": np.float32([1])}
+execution = session.bind()
+for name, value in inputs.items():
+    execution.inputs[name][:] = value
+if how == "fenced":
+    event = execution.start_compute_with_dependencies([])
+elif how == "without a burst":
+    event = execution.start_compute()
+else:
+    future = execution.submit()
+print("begun", flush=True)
+for line in sys.stdin:
+    if line == "drop\\n":
+        session.close()
+        print("dropped", flush=True)
+    elif line == "result\\n":
+        try:
+            future.result()
+        except Exception as error:
+            print(repr(error), flush=True)
+"""
+
+
+@contextlib.contextmanager
+def endless_client(shared: Shared, how: str) -> Iterator[subprocess.Popen[str]]:
+    """A client with a run under way that does not end by itself."""
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, shared.address, how, str(ROOT / "tests" / "unit")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        assert line_of(client) == "begun\n"
+        yield client
+    finally:
+        client.kill()
+        client.communicate()
+
+
+def says(client: subprocess.Popen[str], order: str) -> str:
+    assert client.stdin is not None
+    client.stdin.write(f"{order}\n")
+    client.stdin.flush()
+    return line_of(client)
+
+
+def until(holds: Callable[[], bool], what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WATCHDOG
+    while not holds():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)
+
+
+def rows_of(shared: Shared, pid: int) -> list[RowStats]:
+    (page,) = find_services(shared.pid)
+    return [row for row in look(page).rows if row.client_pid == pid]
+
+
+def threads(shared: Shared) -> int:
+    return len(os.listdir(f"/proc/{shared.pid}/task"))
+
+
+def run_once(shared: Shared) -> None:
+    """An honest client that comes and goes."""
+    with nnburst.connect(shared.address) as service, service.session(tiny_model(), timeout=WATCHDOG) as session:
+        (y,) = session.run(None, {"x": np.zeros(64, np.float32)})
+        np.testing.assert_array_equal(y, np.arange(64))
+
+
+def is_busy(shared: Shared) -> bool:
+    """Whether it uses more than a little processor time."""
+
+    def ticks() -> int:
+        return sum(map(int, Path(f"/proc/{shared.pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+    before = ticks()
+    time.sleep(0.2)
+    return ticks() - before > 5
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    devices = ["--device", "nnburst-reference"]
+    with contextlib.suppress(ImportError):
+        import onnxruntime  # noqa: F401
+
+        devices += ["--device", "nnburst-onnxruntime"]
+    with shared_service(tmp_path_factory.mktemp("left"), *devices) as shared:
+        run_once(shared)
+        yield shared
+
+
+@pytest.fixture
+def gives_all_back(shared: Shared) -> Iterator[None]:
+    """In the end the service has no more descriptors than before, the threads of its group, and nothing to do."""
+
+    def quiet() -> bool:
+        return not is_busy(shared)
+
+    until(quiet, lambda: "it does not come to rest")
+    before, most = shared.descriptors(), threads(shared) + 2 * (os.cpu_count() or 1)
+    yield
+    until(
+        lambda: shared.descriptors() <= before and threads(shared) <= most,
+        lambda: (before, shared.descriptors(), most, threads(shared)),
+    )
+    until(quiet, lambda: "something still runs")
+
+
+@pytest.mark.parametrize("how", ["burst", "without a burst", "fenced", "chain", "onnx"])
+def test_runs_of_a_client_that_is_killed_end(shared: Shared, gives_all_back: None, how: str) -> None:
+    if how == "onnx":
+        pytest.importorskip("onnxruntime")
+    with endless_client(shared, how) as client:
+        until(lambda: is_busy(shared), lambda: "the run does not begin")
+        run_once(shared)
+        client.send_signal(signal.SIGKILL)
+        client.wait()
+        until(lambda: not rows_of(shared, client.pid), lambda: rows_of(shared, client.pid))
+        run_once(shared)
+
+
+def test_run_of_a_burst_that_is_dropped_ends(shared: Shared, gives_all_back: None) -> None:
+    with endless_client(shared, "burst") as client:
+        until(lambda: is_busy(shared), lambda: "the run does not begin")
+        assert says(client, "drop") == "dropped\n"
+        until(lambda: not rows_of(shared, client.pid), lambda: rows_of(shared, client.pid))
+
+
+def test_two_that_leave_endless_runs_slow_nobody_afterwards(shared: Shared, gives_all_back: None) -> None:
+    with endless_client(shared, "burst") as first, endless_client(shared, "burst") as second:
+        run_once(shared)
+    for client in (first, second):
+        until(lambda: not rows_of(shared, client.pid), lambda: rows_of(shared, client.pid))  # noqa: B023
+    run_once(shared)
+
+
+# ---- nnburst kick ----------------------------------------------------------------------------------------------------
+
+
+def kick(shared: Shared, pid: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, "kick", shared.address, str(pid)], capture_output=True, text=True, timeout=WATCHDOG
+    )
+
+
+def test_client_that_is_kicked_is_told_and_its_run_ends(shared: Shared, gives_all_back: None) -> None:
+    with endless_client(shared, "burst") as client:
+        until(lambda: is_busy(shared), lambda: "the run does not begin")
+        done = kick(shared, client.pid)
+        assert done.stdout == f"ended 1 connection of process {client.pid} to {shared.address}\n", done.stderr
+        said = says(client, "result")
+        assert "DeadObject" in said
+        assert "by order of user" in said
+        until(lambda: not rows_of(shared, client.pid), lambda: rows_of(shared, client.pid))
+        assert client.poll() is None
+
+
+def test_kick_of_a_process_that_is_no_client_says_so(shared: Shared) -> None:
+    done = kick(shared, os.getpid())
+    assert done.returncode == 1
+    assert f"process {os.getpid()} is no client" in done.stderr
+
+
+# ---- nnburst top -----------------------------------------------------------------------------------------------------
+
+FUNCTIONS = """
+import pathlib, time
+from nnburst.devices.function import Tensor, declare
+
+@declare(inputs=[Tensor("x", "float32", (4,))], outputs=[Tensor("y", "float32", (4,))])
+def until_told(x):
+    while not (pathlib.Path(__file__).parent / "told").exists():
+        time.sleep(0.02)
+    return x
+"""
+
+
+def test_top_shows_a_run_without_a_client_until_it_ends(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(FUNCTIONS)
+    program = (
+        "import sys, numpy as np, nnburst\n"
+        "session = nnburst.connect(sys.argv[1]).session('until_told')\n"
+        "future = session.bind().submit()\n"
+        "print('begun', flush=True)\n"
+        "future.result()\n"
+    )
+    env = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "NNBURST_STATE_DIR": str(tmp_path / "state")}
+    device = "nnburst-function:call=waits:until_told"
+    with shared_service(tmp_path, "--device", device, env={**os.environ, **env}) as shared:
+        client = subprocess.Popen(
+            [sys.executable, "-c", program, shared.address], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        try:
+            assert line_of(client) == "begun\n"
+            bursts = [row for row in rows_of(shared, client.pid) if row.kind is RowKind.BURST]
+            assert [row.has_left for row in bursts] == [False]
+            until(lambda: _requests(shared, client.pid) == 1, lambda: "the run does not begin")
+        finally:
+            client.kill()
+            client.communicate()
+        until(
+            lambda: all(row.has_left for row in rows_of(shared, client.pid)),
+            lambda: [row.has_left for row in rows_of(shared, client.pid)],
+        )
+        shown: list[Any] = json.loads(subprocess.check_output([*COMMAND, "top", str(shared.pid), "--once", "--json"]))
+        (model,) = shown[0]["models"]
+        assert [burst["client_has_left"] for burst in model["bursts"]] == [True]
+        table = subprocess.check_output([*COMMAND, "top", str(shared.pid), "--once"], text=True)
+        assert f"({client.pid}) has left" in table
+        (tmp_path / "told").touch()
+        until(lambda: not rows_of(shared, client.pid), lambda: rows_of(shared, client.pid))
+
+
+def _requests(shared: Shared, pid: int) -> int:
+    return sum(row.counters["requests"] for row in rows_of(shared, pid))
+
+
+# ---- the longest run -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["burst", "without a burst"])
+def test_run_that_takes_longer_than_the_service_allows_is_ended(how: str) -> None:
+    from endless_support import doubling_model
+
+    inputs = {"c": np.uint8([1]), "x": np.float32([1])}
+    with nnburst.launch(max_run=0.2) as service, service.session(doubling_model()) as session:
+        if how == "burst":
+            with pytest.raises(MissedDeadline, match=r"a run after 0.2 s \(nnburst serve --max-run"):
+                session.run(None, inputs)
+        else:
+            with session.bind() as execution:
+                for name, value in inputs.items():
+                    execution.inputs[name][:] = value
+                with pytest.raises(MissedDeadline, match=r"a run after 0.2 s \(nnburst serve --max-run"):
+                    execution.compute()
+        with service.session(tiny_model()) as other:
+            (y,) = other.run(None, {"x": np.zeros(64, np.float32)})
+            np.testing.assert_array_equal(y, np.arange(64))
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "soon"])
+def test_longest_run_that_is_no_time_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"max_run|give seconds"):
+        nnburst.launch(max_run=wrong)
