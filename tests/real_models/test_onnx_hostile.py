@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from onnx_support import FLOAT, RNG, TensorProto, graph, helper, in_process, node, onnx, ort
 
 import nnburst
-from nnburst import GeneralFailure
+from nnburst import GeneralFailure, InvalidArgument
 from nnburst.burst import Caller, called_by
 from nnburst.devices.onnxruntime import OnnxRuntimeDevice
 from nnburst.devices.onnxruntime._graph import SessionSettings, compile_graph
@@ -369,3 +369,34 @@ def test_copies_of_arguments_count_as_working_memory_and_results_of_open_shape_a
             del plan, opened
             assert sum(taken) == 0
         prepared.close()
+
+
+def of_functions(levels: int) -> Any:
+    """A file of so many functions, of which each calls the next one twice."""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+
+    def function(number: int) -> Any:
+        called = f"f{number + 1}"
+        nodes = [helper.make_node(called, ["x"], ["t"], domain="f"), helper.make_node(called, ["t"], ["y"], domain="f")]
+        last = [helper.make_node("Neg", ["x"], ["y"])]
+        return helper.make_function("f", f"f{number}", ["x"], ["y"], nodes if number + 1 < levels else last, opsets)
+
+    x, y = (helper.make_tensor_value_info(name, FLOAT, [4]) for name in "xy")
+    outer = helper.make_graph([helper.make_node("f0", ["x"], ["y"], domain="f")], "g", [x], [y])
+    functions = [function(number) for number in range(levels)]
+    return helper.make_model(outer, functions=functions, opset_imports=opsets, ir_version=8)
+
+
+def test_functions_that_call_each_other_twice_are_refused_before_anything_reads_them() -> None:
+    with nnburst.in_process(devices=["nnburst-onnxruntime"]) as service:
+        with service.session(of_functions(4).SerializeToString()) as session:
+            np.testing.assert_array_equal(session.run(None, {"x": TEN[:4]})[0], TEN[:4])  # 8 Neg
+        with pytest.raises(InvalidArgument, match=r"549755813888 nodes once its functions are replaced"):
+            service.session(of_functions(40).SerializeToString())
+
+
+def test_function_that_calls_itself_is_refused() -> None:
+    model = of_functions(2)
+    model.functions[1].node[0].op_type, model.functions[1].node[0].domain = "f0", "f"
+    with pytest.raises(InvalidArgument, match=r"function 'f\d' calls itself"):
+        import_graph(model.SerializeToString())

@@ -131,7 +131,7 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[t
             yield (*path, name), command
 
 
-WRITERS = {("cache", "pin"), ("cache", "unpin"), ("cache", "prune"), ("demo",), ("stop",), ("trace",)}
+WRITERS = {("cache", "pin"), ("cache", "unpin"), ("cache", "prune"), ("demo",), ("kick",), ("stop",), ("trace",)}
 
 
 def test_every_command_that_reads_has_json() -> None:

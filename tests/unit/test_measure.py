@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from endless_support import doubling_model
 from small_models import relu
 from test_control_flow import counting_model, if_model
 from test_partition import O, Only, T
@@ -254,5 +255,8 @@ def test_costs_of_control_flow_are_those_of_what_is_inside() -> None:
     )
     for model, cost in ((if_model(), 10 + (2 + 2) / 2), (counting_model(), 100 + 2 + 2 * 2)):
         assert operation_cost(model, model.main, model.main.operations[0], speeds) == cost
+    flow = Capabilities(if_performance=PerformanceInfo(1.0))
+    doubling = doubling_model(40)  # each subgraph is looked at once, not 2 ** 40 times
+    assert operation_cost(doubling, doubling.main, doubling.main.operations[0], flow) > 2**39
     unknown = Capabilities()
     assert operation_cost(relu(), relu().main, relu().main.operations[0], unknown) == NEVER

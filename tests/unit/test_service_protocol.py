@@ -112,6 +112,7 @@ SAMPLES = (
     (_protocol.CopyTo(6, POOL), _protocol.CopyToReply(2**64 - 1)),
     (_protocol.CopyFrom(6, POOL, (2, 3)), _protocol.Done()),
     (_protocol.CopyBuffer(6, 7), _protocol.Done()),
+    (_protocol.EndClients(4711), _protocol.EndClientsReply(2)),
     (_protocol.Release(3), _protocol.Done()),
     (_protocol.Goodbye(), _protocol.Done()),
 )

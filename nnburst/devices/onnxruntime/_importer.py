@@ -24,6 +24,7 @@ from ...model import (
 )
 from .._common import OwnBytes
 from .._elements import ElementType, element_type, operand_code
+from ._functions import check_functions
 from ._library import onnx
 from ._types import EXTENSION_NAME, FILE, GRAPH
 
@@ -55,7 +56,7 @@ def parse(data: bytes) -> Any:
     """Return the known part of a model file as a ``ModelProto``; fields that this version does not know are dropped.
 
     Raises:
-        InvalidArgument: The bytes are no ONNX model.
+        InvalidArgument: The bytes are no ONNX model, or one that its functions make too large.
     """
     try:
         proto = onnx().load_model_from_string(data)
@@ -64,6 +65,7 @@ def parse(data: bytes) -> Any:
     if not proto.graph.node and not proto.graph.output:
         raise InvalidArgument("this is no ONNX model: it has no graph")
     proto.DiscardUnknownFields()
+    check_functions(proto)
     return proto
 
 

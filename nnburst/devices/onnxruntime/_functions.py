@@ -1,0 +1,74 @@
+"""How large a graph becomes that calls functions of its file: each call is replaced by what the function consists of.
+
+A function that calls another one twice, which calls another one twice, and so on, makes a graph of 2 ** n nodes of a
+file of n functions. So the nodes are counted before anything reads the model; each function is looked at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...errors import InvalidArgument
+
+MOST_NODES = 30_000
+"""Of a graph that calls functions: the more there are, the longer ONNX Runtime takes to replace each. A graph without
+functions may have as many nodes as its file holds."""
+
+_Name = tuple[str, str, str]
+
+
+def check_functions(proto: Any) -> None:
+    """Check that a ``ModelProto`` whose functions are replaced by what they consist of is no larger than may be.
+
+    Raises:
+        InvalidArgument: It is, or a function calls itself.
+    """
+    if not proto.functions:
+        return
+    bodies = {_name_of(function.domain, function.name, function): function.node for function in proto.functions}
+    sizes: dict[_Name, int] = {}
+    open_calls: set[_Name] = set()
+    todo = list(bodies)
+    while todo:
+        name = todo[-1]
+        if name in sizes:
+            todo.pop()
+            continue
+        called = [each for each in _called(bodies[name]) if each in bodies]
+        missing = [each for each in called if each not in sizes]
+        if not missing:
+            todo.pop()
+            open_calls.discard(name)
+            sizes[name] = _size(bodies[name], sizes)
+        elif name in open_calls:
+            raise InvalidArgument(f"the model's function {name[1][:100]!r} calls itself, directly or through others")
+        else:
+            open_calls.add(name)
+            todo += missing
+    size = _size(proto.graph.node, sizes)
+    if size > MOST_NODES:
+        raise InvalidArgument(
+            f"the model's graph has {size} nodes once its functions are replaced by what they consist of; "
+            f"{MOST_NODES} are possible: export it without functions"
+        )
+
+
+def _size(nodes: Any, sizes: dict[_Name, int]) -> int:
+    return sum(sizes.get(name, 1) for name in _called(nodes))
+
+
+def _called(nodes: Any) -> Iterator[_Name]:
+    """Yield what each node calls, also those of the graphs in it."""
+    todo = [nodes]
+    while todo:
+        for node in todo.pop():
+            yield _name_of(node.domain, node.op_type, node)
+            for attribute in node.attribute:
+                todo += [graph.node for graph in attribute.graphs]
+                if attribute.HasField("g"):
+                    todo.append(attribute.g.node)
+
+
+def _name_of(domain: str, name: str, holder: Any) -> _Name:
+    return domain, name, getattr(holder, "overload", "")
