@@ -614,7 +614,9 @@ void nnb_word_raise(uint32_t *word);
 /* ---- process_watch.c: a service must not outlive its client ------------------------------------------------------ */
 
 /* Starts a detached thread that calls _exit(0) as soon as the process of `pidfd` has ended or the peer of the connected
- * socket `sock_fd` has closed its last copy; -1 leaves one of them out. Both are duplicated. Cannot be undone.
+ * socket `sock_fd` has closed its last copy; -1 leaves one of them out. Both are duplicated. Cannot be undone. From then on
+ * the kernel kills this process when the thread that has started it ends, which also holds while it is stopped: ask
+ * getppid() afterwards whether it was there before.
  * -EINVAL: both -1; -EBADF, -EMFILE, -ENOMEM, -EAGAIN: the thread could not be started. */
 int nnb_exit_when_dead(int pidfd, int sock_fd);
 

@@ -2,9 +2,13 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Why in C: an interpreter thread could not do it while another one holds the interpreter lock in a long computation, and
- * PR_SET_PDEATHSIG speaks of the parent's *thread*. Why both descriptors: the socket alone would stay open as long as
- * any fork of the client holds a copy; the pidfd alone would not notice a client that merely lets go.
+ * Why in C: an interpreter thread could not do it while another one holds the interpreter lock in a long computation.
+ * Why both descriptors: the socket alone would stay open as long as any fork of the client holds a copy; the pidfd alone
+ * would not notice a client that merely lets go.
+ *
+ * A process that is stopped (SIGSTOP, a debugger) runs no thread, so the kernel is asked as well to kill it with its
+ * parent. PR_SET_PDEATHSIG speaks of the *thread* that started this process: the parent starts it from one that lives
+ * until this process has ended. It tells of no death before the call: ask getppid() after it.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -14,6 +18,7 @@
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "nnb_internal.h"
@@ -45,6 +50,8 @@ int nnb_exit_when_dead(int pidfd, int sock_fd)
 {
     if (pidfd < 0 && sock_fd < 0)
         return -EINVAL;
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
+        return -errno;
     struct watch *w = malloc(sizeof *w);
     if (!w)
         return -ENOMEM;

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The parent may have died before the pidfd existed, and its number may be another process by now: a child of a dead
     # parent has a new one.
     pidfd = os.pidfd_open(options.parent) if os.getppid() == options.parent else -1
-    if pidfd < 0 or os.getppid() != options.parent:
+    if pidfd < 0:
         return 0
     try:
         Scheduling.parse(options.scheduler, options.affinity).apply(
@@ -61,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NNBurstError as error:
         print(error, file=sys.stderr)
         return 1
+    if os.getppid() != options.parent:  # it has died before the kernel was asked to tell
+        return 0
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client decides what Ctrl-C ends
     faulthandler.enable()
     # Each pool of a client takes a descriptor here, and the usual limit of 1024 is for programs that use select().

@@ -53,7 +53,7 @@ class ServiceConnection(OneProcess):
 
     Args:
         sock: A connected SOCK_SEQPACKET socket whose other end a `ServiceHost` serves; owned from now on.
-        peer_pidfd: pidfd of the service, to notice its death for sure; owned from now on.
+        launch: Starts the service and returns its pidfd; see `Connection`.
         timeout: Seconds that the service may take to say hello.
         on_end: Called once when the connection has ended, from either side, after the death listeners, with the
             seconds that it may take.
@@ -63,6 +63,7 @@ class ServiceConnection(OneProcess):
         DeadObject: The other side closed the socket or died.
         MissedDeadline: It did not say hello in time.
         GeneralFailure: It speaks another version.
+        Exception: What `launch` raises.
     """
 
     faults: socket.socket | None
@@ -72,7 +73,7 @@ class ServiceConnection(OneProcess):
         self,
         sock: socket.socket,
         *,
-        peer_pidfd: int | None = None,
+        launch: Callable[[], int] | None = None,
         timeout: float | None = 30.0,
         on_end: Callable[[float], None] | None = None,
         kill: Callable[[], None] | None = None,
@@ -89,7 +90,7 @@ class ServiceConnection(OneProcess):
                 sock,
                 calls.Side.CLIENT,
                 callbacks,
-                peer_pidfd=peer_pidfd,
+                launch=launch,
                 workers=2,
                 on_end=ended,
                 name="nnburst-client",

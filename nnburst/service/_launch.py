@@ -8,13 +8,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from .. import _safe_path
 from .._core._deadline import Deadline, checked_timeout
 from .._core._errno import meaning, system
-from .._core._leaving import LEAVING
 from ..devices._registry import checked_names
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ._connection import ServiceConnection
@@ -131,23 +130,13 @@ def _start(
         if faults:
             orders = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         ours, theirs = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        passed = {"socket": theirs.fileno(), "stderr": stderr, "faults": orders[1].fileno() if orders else -1}
+        child = _Child(partial(_spawn, names, passed, errors, env, options))
         try:
             with theirs:
-                passed = {"socket": theirs.fileno(), "stderr": stderr, "faults": orders[1].fileno() if orders else -1}
-                process = _spawn(names, passed, errors, env, options)
-        except BaseException:
-            ours.close()
-            raise
-        try:
-            pidfd = system(os.pidfd_open, process.pid)
-        except BaseException:
-            ours.close()
-            _reap(process, LEAVING)
-            raise
-        try:
-            connection = ServiceConnection(
-                ours, peer_pidfd=pidfd, timeout=timeout, on_end=partial(_reap, process), kill=process.kill
-            )
+                connection = ServiceConnection(
+                    ours, launch=partial(child.start, theirs), timeout=timeout, on_end=child.reap, kill=child.kill
+                )
             if faults:
                 connection.faults = orders[0]
                 connection.link_to_death(orders[0].close)
@@ -229,13 +218,37 @@ def _flags() -> list[str]:
     return [*safe, *["-E"] * sys.flags.ignore_environment, *["-s"] * sys.flags.no_user_site]
 
 
-def _reap(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait for a child whose socket is closed; it ends by itself unless something is badly wrong."""
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+class _Child:
+    """The process, once it is started."""
+
+    def __init__(self, spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
+        self._spawn = spawn
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, theirs: socket.socket) -> int:
+        """Start it, close its end of the socket here, and return a pidfd of it."""
+        with theirs:
+            self._process = self._spawn()
+        try:
+            return system(os.pidfd_open, self._process.pid)
+        except BaseException:
+            self._process.kill()
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+
+    def reap(self, seconds: float) -> None:
+        """Wait for it when its socket is closed; it ends by itself unless something is badly wrong."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 def _said(errors: int) -> str:

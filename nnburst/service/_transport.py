@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -73,6 +74,8 @@ class Connection:
         side: Which calls this end serves.
         handler: See `Serving`.
         peer_pidfd: pidfd of the peer's process, or None. The connection owns it.
+        launch: Starts the peer's process and returns its pidfd, in the thread that owns the connection: the kernel ends
+            a child with the thread that started it, and this one outlives it.
         workers: Calls that are served at the same time, of those that compute and of the others.
         send_timeout: Seconds after which a peer that does not read its answers is given up.
         hello_timeout: Seconds that the peer has to say hello; None for no limit.
@@ -86,6 +89,7 @@ class Connection:
         handler: object,
         *,
         peer_pidfd: int | None = None,
+        launch: Callable[[], int] | None = None,
         workers: int = 4,
         send_timeout: float = SEND_TIMEOUT,
         hello_timeout: float | None = None,
@@ -102,6 +106,8 @@ class Connection:
         self.peer_version = (0, 0)
         """What it said at hello."""
         self._on_end = on_end
+        self._launch = launch
+        self._launched: Future[None] = Future()
         self._owner = threading.Thread(target=self._own, name=f"{name}-reader", daemon=True)
         self._closed = False
         self._abandoned = False
@@ -122,15 +128,18 @@ class Connection:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start to read. To be called once.
+        """Launch the peer, if that is to be done, and start to read. To be called once.
 
         Raises:
             ResourceExhausted: The system has no thread for it; the connection is to be closed.
+            Exception: What `launch` raised; likewise.
         """
         try:
             self._owner.start()
         except RuntimeError as error:
             raise ResourceExhausted(f"a connection needs a thread: {error}") from error
+        if self._launch is not None:
+            self._launched.result()
 
     @property
     def alive(self) -> bool:
@@ -301,7 +310,8 @@ class Connection:
 
     def _own(self) -> None:
         try:
-            self._serve_until_end()
+            if self._launch is None or self._launch_peer(self._launch):
+                self._serve_until_end()
         except EndOfStream as error:
             self._note(str(error))
         except ConnectionError as error:
@@ -314,6 +324,16 @@ class Connection:
             _log.exception("connection closed")
         finally:
             self._finish()
+
+    def _launch_peer(self, launch: Callable[[], int]) -> bool:
+        try:
+            self._pidfd = FdSet((launch(),))
+        except Exception as error:
+            self._note("the other process could not be started")
+            self._launched.set_exception(error)
+            return False
+        self._launched.set_result(None)
+        return True
 
     def _note(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason

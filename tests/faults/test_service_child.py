@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,46 @@ def test_a_client_that_just_ends_takes_its_service_along(how: str) -> None:
     client.process.stdin.close()
     assert client.finish() == 0
     wait_gone(client.pidfds[0])
+
+
+@pytest.mark.parametrize("starter", ["main thread", "thread that has ended", "spare"])
+def test_a_child_that_is_stopped_goes_with_its_client_that_is_killed(starter: str) -> None:
+    start = {
+        "main thread": "service = start_child(['nnburst-noop'])",
+        "thread that has ended": (
+            "from concurrent.futures import ThreadPoolExecutor\n"
+            "with ThreadPoolExecutor(1) as pool: service = pool.submit(start_child, ['nnburst-noop']).result()"
+        ),
+        "spare": (
+            "import nnburst, time\n"
+            "service = nnburst.launch(devices=['nnburst-noop'], restart=True, spare=True)\n"
+            "service.kill()\n"
+            "service.session(tiny_model()).close()"  # the second one, which a thread has started that ended then
+        ),
+    }[starter]
+    program = (
+        "import sys\nfrom fault_support import tiny_model\nfrom nnburst.service import start_child\n"
+        f"{start}\nprint(service.pid, flush=True)\n"
+        "for line in sys.stdin: print(service.devices[0].status.name, flush=True)\n"
+    )
+    client = Client(program)
+    assert client.process.stdin is not None
+    assert client.process.stdout is not None
+    client.process.stdin.write("\n")
+    client.process.stdin.flush()
+    assert client.process.stdout.readline() == "AVAILABLE\n"
+    os.kill(client.pids[0], signal.SIGSTOP)
+    deadline = time.monotonic() + WATCHDOG
+    while not all_stand_still(client.pids[0]):
+        assert time.monotonic() < deadline
+    client.process.kill()
+    client.finish()
+    wait_gone(client.pidfds[0])
+
+
+def all_stand_still(pid: int) -> bool:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
 
 def test_a_child_whose_parent_is_another_process_does_not_serve() -> None:

@@ -253,8 +253,8 @@ def test_things_of_a_service_that_does_not_answer_are_closed_within_one_budget(
 def test_stopped_service_is_killed_when_leaving_has_taken_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_transport, "LEAVING", 0.1)
     given: list[float] = []
-    reap = _launch._reap
-    monkeypatch.setattr(_launch, "_reap", lambda process, seconds: (given.append(seconds), reap(process, seconds)))
+    reap = _launch._Child.reap
+    monkeypatch.setattr(_launch._Child, "reap", lambda child, seconds: (given.append(seconds), reap(child, seconds)))
     service = nnburst.launch(devices=["nnburst-reference"])
     session = service.session(relu())
     pidfd = os.pidfd_open(service.pid)
