@@ -1,5 +1,8 @@
 """Where modules come from when this package is the program: never from the working directory.
 
+A SIGHUP that `nnburst serve` gets waits from here on, too, until the service handles it: importing the libraries takes
+longer than anything else before that.
+
 People run the command in the directory of a model, which may hold files that they have not looked at. ``python -m``
 and entries of PYTHONPATH that are empty or relative put that directory before the libraries. `nnburst` imports this
 module before any library; in other programs it changes nothing, since their paths are their own.
@@ -8,6 +11,7 @@ module before any library; in other programs it changes nothing, since their pat
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -25,6 +29,8 @@ def _protect() -> None:
     as_module = argv[0] == "-m" and sys.orig_argv[-len(argv)].removeprefix("-m").split(".")[0] == "nnburst"
     if not as_module and argv[0] != _PROGRAMS[1] and os.path.basename(argv[0]) != _PROGRAMS[0]:
         return
+    if argv[1:2] == ["serve"]:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     given = os.environ.get("PYTHONPATH", "")
     unsafe = {os.path.abspath(entry) for entry in given.split(os.pathsep) if given and not os.path.isabs(entry)}
     if as_module and not getattr(sys.flags, "safe_path", False):

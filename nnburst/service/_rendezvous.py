@@ -193,7 +193,7 @@ def claim(address: str, *, wider: bool = False) -> Claim:
 def _take_lock(path: Path, address: str) -> int:
     while True:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            fd = _open_lock(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise BadState(f"the lock file {str(path)!r} cannot be used: {error.strerror}") from error
         try:
@@ -210,6 +210,19 @@ def _take_lock(path: Path, address: str) -> int:
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
             return fd
         os.close(fd)
+
+
+def _open_lock(path: Path, flags: int) -> int:
+    """Open a lock file without waiting, whatever is there in its place.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file; remove it, or choose another name")
+    return fd
 
 
 def _is_file(fd: int, path: Path) -> bool:
@@ -401,7 +414,7 @@ def owner_of(address: str) -> int:
 
 def _owner(lock: Path) -> int:
     try:
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = _open_lock(lock, os.O_RDONLY)
     except OSError:
         return 0
     try:

@@ -312,6 +312,54 @@ def test_hup_while_it_starts_loads_the_models_again(start: Callable[..., Served]
     assert served.ended() == 0
 
 
+SENDS = """
+import os, signal, sys
+
+class AtImport:
+    def find_spec(self, name, *_):
+        if name == "{module}":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.{number})
+
+sys.meta_path.insert(0, AtImport())
+"""
+"""Sends its own process a signal when a module is about to be imported."""
+
+
+def test_hup_before_the_libraries_are_imported_loads_the_models_again(
+    start: Callable[..., Served], scaling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SENDS.format(module="numpy", number="SIGHUP"))
+    monkeypatch.setattr(sys.modules[__name__], "COMMAND", [sys.executable, "-m", "nnburst"])
+    served = start("--name", "vision", "--model", f"scale={scaling}", "--log-level", "info", env=finding(tmp_path))
+    assert served.process.stderr is not None
+    while "was loaded again" not in (line := served.process.stderr.readline()):
+        assert line, "the log has ended"
+    served.process.terminate()
+    assert served.ended() == 0
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+def test_signal_while_it_starts_ends_it_in_order(number: str, scaling: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"import os, signal\nos.kill(os.getpid(), signal.{number})\nfrom nnburst.devices.function import *\n"
+    )
+    run = tmp_path / "run"
+    env = {**finding(tmp_path), "NNBURST_RUNTIME_DIR": str(run)}
+    devices = ("--device", "nnburst-onnxruntime", "--device", "nnburst-function:call=mine:f")
+    done = subprocess.run(
+        [*COMMAND, "serve", "--name", "vision", "--model", f"scale={scaling}", *devices],
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG,
+        env=env,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ready" not in done.stdout
+    assert not list(run.iterdir())
+
+
 def test_idle_service_ends_when_it_was_asked_to(start: Callable[..., Served]) -> None:
     served = start("--name", "vision", "--idle-exit", "0.3")
     with nnburst.connect("vision") as service:

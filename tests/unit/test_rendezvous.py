@@ -14,7 +14,7 @@ import pytest
 
 from nnburst.errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
 from nnburst.service import _rendezvous as rendezvous
-from nnburst.service import claim, dial, peer_of, peer_pidfd, running_services
+from nnburst.service import claim, dial, owner_of, peer_of, peer_pidfd, running_services
 
 
 @pytest.fixture(autouse=True)
@@ -227,6 +227,24 @@ def test_lock_file_that_is_a_link_is_not_followed(runtime: Path, tmp_path: Path)
     with pytest.raises(BadState, match="lock file"):
         claim("vision")
     assert victim.read_text() == "kept"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "directory"])
+def test_lock_file_of_another_kind_is_neither_waited_for_nor_used(runtime: Path, kind: str) -> None:
+    claim("vision").close()  # makes the directory
+    lock, place = runtime / "vision.lock", runtime / "vision.sock"
+    if kind == "fifo":
+        os.mkfifo(lock)
+    elif kind == "directory":
+        lock.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(lock))
+    with pytest.raises(BadState, match=r"the lock file '.*vision.lock' cannot be used"):
+        claim("vision")
+    place.touch()
+    assert [(found.name, found.pid) for found in running_services()] == [("vision", 0)]
+    assert owner_of("vision") == 0
 
 
 def test_name_is_looked_for_in_the_directory_of_the_system_second(

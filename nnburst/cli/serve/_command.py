@@ -29,13 +29,25 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 @contextlib.contextmanager
-def _hangups_held() -> Iterator[None]:
-    """Have a SIGHUP wait until the service handles it: while it starts, that neither ends it nor is lost."""
-    hangup = {signal.SIGHUP}
+def _signals_of_the_start() -> Iterator[None]:
+    """While the service starts, SIGTERM and SIGINT end it in order, and a SIGHUP waits until the service handles it.
+
+    The start is left by `SystemExit`, so that what it has taken is given back. A second signal changes nothing.
+    """
+    hangup, ends = {signal.SIGHUP}, (signal.SIGTERM, signal.SIGINT)
+
+    def leave(*_: object) -> None:
+        for number in ends:
+            signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(0)
+
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, hangup)
+    before = {number: signal.signal(number, leave) for number in ends}
     try:
         yield
     finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         signal.sigtimedwait(hangup, 0)  # one that came after the end
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
@@ -78,7 +90,7 @@ def _hangups_held() -> Iterator[None]:
 @click.option("--affinity", default=None, metavar="CPUS", help="CPUs that it may use, such as 1 or 0,2-3.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="warning", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the line that says it is ready as JSON.")
-@_hangups_held()
+@_signals_of_the_start()
 def serve(
     name: str | None,
     path: str | None,
