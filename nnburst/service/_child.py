@@ -18,6 +18,7 @@ from ..devices import LocalDevice, create_device
 from ..errors import NNBurstError
 from ..watch import Page
 from ._host import ServiceHost
+from ._logging import LimitedHandler
 from ._quotas import Quotas
 from ._scheduling import Scheduling
 
@@ -68,7 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Each pool of a client takes a descriptor here, and the usual limit of 1024 is for programs that use select().
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, min(most, _MOST_FDS)), most))
-    logging.basicConfig(level=options.log_level, format="nnburst service %(process)d: %(levelname)s: %(message)s")
+    logging.basicConfig(
+        level=options.log_level,
+        format="nnburst service %(process)d: %(levelname)s: %(message)s",
+        handlers=[LimitedHandler()],
+    )
 
     if options.path:
         sys.path[:] = dict.fromkeys([*options.path, *sys.path])

@@ -18,6 +18,7 @@ from fuzz_support import Descriptors
 from service_support import stopped
 from shared_support import Honest, RawConnection, Shared, header, line_of, shared_service
 
+from nnburst.service._logging import LINES
 from nnburst.service._protocol import ListDevices, encode
 
 PROGRAM = """
@@ -201,3 +202,14 @@ def test_sockets_that_linger_in_connections_that_are_refused_keep_nobody_out(tmp
                 assert b"connections" in other.answer()
         finally:
             descriptors.close()
+
+
+def test_clients_that_send_rubbish_fill_no_log(tmp_path: Path) -> None:
+    with shared_service(tmp_path, "--device", "nnburst-noop") as shared:
+        for _ in range(100):
+            with RawConnection(shared) as connection:
+                connection.send(header(1), b"rubbish", [])
+                assert not connection.answer()
+    lines = shared.log.read_text().splitlines()
+    assert sum("malformed message" in line for line in lines) == LINES
+    assert f"{100 - LINES} lines from _transport.py" in lines[-1]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_support import FLOAT, graph, node, onnx
+from onnx_support import FLOAT, TensorProto, graph, node, onnx
 from service_support import WATCHDOG, Ended
 
 import nnburst
 from nnburst.devices.onnxruntime._kernel import BoundGraph
-from nnburst.errors import MissedDeadline
+from nnburst.errors import GeneralFailure, MissedDeadline
 
 
 @pytest.mark.parametrize("rows", [256, "rows"], ids=["fixed shape", "open shape"])
@@ -55,4 +55,14 @@ def test_loop_that_ends_at_its_deadline_prints_nothing(capfd: pytest.CaptureFixt
     with nnburst.in_process() as service, service.session(model.SerializeToString(), timeout=0.2) as session:
         with pytest.raises(MissedDeadline):
             session.run(None, {"x": np.zeros((64, 64), np.float32), "n": np.array(1 << 40)})
+    assert not capfd.readouterr().err
+
+
+def test_run_that_fails_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    model = graph(
+        [node("Gather", ["x", "i"], ["y"])], [("x", FLOAT, (4,)), ("i", TensorProto.INT64, (1,))], [("y", FLOAT, (1,))]
+    )
+    with nnburst.in_process() as service, service.session(model.SerializeToString()) as session:
+        with pytest.raises(GeneralFailure, match="99"):
+            session.run(None, {"x": np.zeros(4, np.float32), "i": np.array([99])})
     assert not capfd.readouterr().err

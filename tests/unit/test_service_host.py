@@ -64,6 +64,7 @@ from nnburst.service import PER_USER, Quotas, ServiceConnection, ServiceHost, _p
 from nnburst.service._marshal import memories_from_wire, model_to_wire
 from nnburst.service._packets import FdBundle
 from nnburst.service._protocol import Side
+from nnburst.service._rendezvous import Peer
 from nnburst.testing import Snapshot
 
 
@@ -629,6 +630,35 @@ def test_a_model_that_is_prepared_after_the_client_left_is_released() -> None:
         time.sleep(0.001)
     assert device.models[0].closed == 1
     assert set(hosted.ledger.used.values()) == {0}
+
+
+def test_connection_that_does_not_say_hello_in_time_ends_and_no_other() -> None:
+    host = ServiceHost([FakeDevice()])
+    (a, b), (c, d) = socket_pair(), socket_pair()
+    try:
+        greeted = host.serve(b, hello_timeout=2.0)
+        with ServiceConnection(a) as client, c:
+            silent = host.serve(d, hello_timeout=0.05)
+            assert silent.wait_ended(WATCHDOG)
+            assert silent.connection.end_reason == "the peer has not said hello"
+            assert not greeted.wait_ended(2.0)
+            assert client.devices[0].status is DeviceStatus.AVAILABLE
+    finally:
+        host.close()
+
+
+def test_only_the_user_of_the_service_and_root_end_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nnburst.service._host.peer_of", lambda sock: Peer(4711, 65534, frozenset()))
+    with in_process([FakeDevice()]) as (client, host):
+        with pytest.raises(InvalidArgument, match="user 65534 may not end clients of this service"):
+            client.end_clients(4711)
+        assert client.alive
+        assert host.end_clients(1, "nobody") == 0
+        assert host.end_clients(4711, "enough") == 1
+        assert host.connections == () or host.connections[0].wait_ended(WATCHDOG)
+        assert not client.alive
+        with pytest.raises(DeadObject, match="the service ended: enough"):
+            client.end_clients(4711)
 
 
 def test_closing_a_host_waits_for_connections_that_are_just_ending() -> None:

@@ -125,13 +125,18 @@ def serve(
     from ...runtime import in_process
     from ...runtime._service import DEFAULT_DEVICES
     from ...service import AccessPolicy, Daemon, ServiceHost, activated_sockets, claim, notify_manager
+    from ...service._logging import LimitedHandler
     from ...service._scheduling import Scheduling
     from ...watch import MOST_ROWS, Page
     from ._gateway import gateway
     from ._metrics import metrics as metrics_served
 
     name_process("the service")
-    logging.basicConfig(format="nnburst serve %(process)d: %(levelname)s: %(message)s", level=log_level.upper())
+    logging.basicConfig(
+        format="nnburst serve %(process)d: %(levelname)s: %(message)s",
+        level=log_level.upper(),
+        handlers=[LimitedHandler()],
+    )
     try:
         Scheduling.parse(scheduler, affinity).apply()  # before there are threads, which inherit it
         address = _address(name, path)

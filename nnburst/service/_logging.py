@@ -1,0 +1,72 @@
+"""The log of a service: what clients make it say again and again is said a few times, then counted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+
+LINES = 10
+"""Of one place in the code that are written in a `PERIOD`; the others are counted."""
+PERIOD = 10.0
+LONGEST = 4000
+"""Characters of a line, with its traceback; what is beyond them is cut off."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where lines come from.
+
+    Attributes:
+        since: When its period began.
+        written: Lines in it.
+        left_out: Lines that nobody has been told of.
+    """
+
+    since: float
+    written: int = 0
+    left_out: int = 0
+
+
+class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to stderr. Clients decide how often some things happen, but not how much is written about them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: dict[tuple[str, int], _Place] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or count it; first say of what was counted before. Called with the lock of the handler."""
+        now = time.monotonic()
+        self._tell(now - PERIOD)
+        place = self._places.setdefault((record.pathname, record.lineno), _Place(now))
+        if now - place.since >= PERIOD:
+            place.since, place.written = now, 0
+        if place.written < LINES:
+            place.written += 1
+            super().emit(record)
+        else:
+            place.left_out += 1
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, cut if it is too long."""
+        text = super().format(record)
+        return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text) - LONGEST} characters more)"
+
+    def close(self) -> None:
+        """Say what has not been said of lines that were left out."""
+        self.acquire()
+        try:
+            self._tell(time.monotonic())
+        finally:
+            self.release()
+        super().close()
+
+    def _tell(self, ended: float) -> None:
+        """Write how many lines were left out in periods that began by a moment."""
+        for (path, line), place in self._places.items():
+            if place.left_out and place.since <= ended:
+                text = f"%d lines from {os.path.basename(path)}:{line}, like those before, were left out"
+                super().emit(logging.LogRecord("nnburst", logging.WARNING, path, line, text, (place.left_out,), None))
+                place.left_out = 0
