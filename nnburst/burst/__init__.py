@@ -19,7 +19,7 @@ from ._interfaces import (
 from ._server import ExecutionBurstServer
 from ._slots import SlotTable
 from ._stats import BurstStats, ServerStats
-from ._window import CHANNEL_LENGTH, DATUM, default_polling_window
+from ._window import CHANNEL_LENGTH, DATUM, default_polling_window, loop_timeout_ns
 
 __all__ = [
     "CHANNEL_LENGTH",
@@ -46,6 +46,7 @@ __all__ = [
     "WorkingMemory",
     "called_by",
     "default_polling_window",
+    "loop_timeout_ns",
     "present_caller",
     "run_until",
 ]

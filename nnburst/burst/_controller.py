@@ -45,7 +45,7 @@ from ._endpoint import c_request, open_channel, python_result
 from ._flights import Bell, Flight, Flights
 from ._slots import SlotTable
 from ._stats import BurstStats, client_stats
-from ._window import CHANNEL_LENGTH, DATUM, window_ns
+from ._window import CHANNEL_LENGTH, DATUM, loop_timeout_ns, window_ns
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -100,6 +100,7 @@ class ExecutionBurstController(OneProcess):
         prepared_model: BurstCapable,
         *,
         polling_window: float | None = None,
+        loop_timeout: float | None = None,
         channel_length: int = CHANNEL_LENGTH,
         result_channel_length: int | None = None,
     ) -> ExecutionBurstController:
@@ -109,21 +110,23 @@ class ExecutionBurstController(OneProcess):
             prepared_model: Kept alive by the burst.
             polling_window: Seconds that both ends poll before they sleep; None for the default of the two ends' CPUs, 0
                 to never poll. A service in another process polls 10 ms at most.
+            loop_timeout: Seconds that each WHILE of a run may take; None for the default.
             channel_length: Datums in the request channel, 4 to 65,536. A request needs 2 + inputs + outputs + pools +
                 given dimensions; what does not fit runs without the burst.
             result_channel_length: Datums in the result channel; None for the same.
 
         Raises:
-            InvalidArgument: A length or window is out of range.
+            InvalidArgument: A length, the window or the time of a loop is out of range.
             NNBurstError: The model cannot serve a burst; the error's status says why.
         """
         window_ns(polling_window, ())  # a wrong one is refused before anything is made
+        loop_ns = loop_timeout_ns(loop_timeout)
         lengths = (channel_length, channel_length if result_channel_length is None else result_channel_length)
         least, most = lib.NNB_MIN_CHANNEL, lib.NNB_MAX_CHANNEL
         if not all(least <= length <= most for length in lengths):
             raise InvalidArgument(f"a burst channel has {least} to {most} datums, not {lengths}")
         bell = Bell()
-        slots = SlotTable(bell.rung.fds[0])
+        slots = SlotTable(bell.rung.fds[0], loop_ns)
         with contextlib.ExitStack() as stack, contextlib.closing(bell.rung):
             failing = stack.enter_context(contextlib.ExitStack())
             failing.callback(bell.watched.close)  # not when the error is collected, which may be kept

@@ -40,7 +40,7 @@ class SlotExecutor(BurstExecutorWithCache):
             pools = tuple(self._entries[slot] for slot in slots)
         except KeyError as error:
             raise InvalidArgument(f"slot {error.args[0]} names no memory; it was freed") from error
-        return self._bind(replace(request, pools=pools), RunOptions(measure))
+        return self._bind(replace(request, pools=pools), RunOptions(measure, loop_timeout_ns=self.loop_timeout_ns))
 
     def close(self) -> None:
         self._entries.clear()

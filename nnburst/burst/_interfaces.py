@@ -71,6 +71,11 @@ class BurstCallback(abc.ABC):
         return None
 
     @property
+    def loop_timeout_ns(self) -> int:
+        """Nanoseconds that each WHILE of a run may take, as the client wants it; 0 for the default."""
+        return 0
+
+    @property
     def max_run(self) -> float | None:
         """Seconds that a run may take; None for no limit. A longer one is ended, if its kernel knows how to."""
         return None
@@ -147,7 +152,12 @@ class BurstExecutorWithCache(abc.ABC):
     Implement `bind`, or `execute` to look at each request anew. An `execute` of one's own is what a burst calls.
     Never called concurrently, except for `remove_cache_entry`, which may come from the control plane while an
     execution runs.
+
+    Attributes:
+        loop_timeout_ns: See `BurstCallback`; set by the server before the first request.
     """
+
+    loop_timeout_ns = 0
 
     @abc.abstractmethod
     def is_cache_entry_present(self, slot: int) -> bool:

@@ -63,6 +63,7 @@ class ExecutionBurstServer(BurstContext):
             executor = executor_of(executor)
         if not implements(executor, "bind") and not implements(executor, "execute"):
             raise InvalidArgument(f"{type(executor).__name__} implements neither bind nor execute; a burst needs one")
+        executor.loop_timeout_ns = callback.loop_timeout_ns
         window = window_ns(polling_window, callback.cpus)
         request = open_channel(request_channel, "request channel", reset=True)
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .._core._errno import is_real
+from .._core._errno import checked_timeout, is_real
 from ..errors import InvalidArgument
 
 CHANNEL_LENGTH = 1024
@@ -69,6 +69,18 @@ def checked_window(seconds: float) -> float:
             f"polling_window={seconds!r}: give seconds between 0 (never poll) and {_LONGEST_WINDOW:.0f}"
         )
     return float(seconds)
+
+
+def loop_timeout_ns(seconds: float | None) -> int:
+    """Turn the longest time of a loop into nanoseconds, 0 for the default.
+
+    Raises:
+        InvalidArgument: It is no number above 0.
+    """
+    limit = checked_timeout(seconds)
+    if limit == 0:
+        raise InvalidArgument("a loop timeout must be above 0 s; None restores the default")
+    return 0 if limit is None else max(1, int(min(limit, 1e9) * 1e9))
 
 
 def window_ns(seconds: float | None, peer_cpus: Iterable[int]) -> int:

@@ -14,8 +14,19 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..burst import BoundRequest, BurstExecutorWithCache, ExecutionBurstController, Kernel, SlotExecutor, run_until
+from ..burst import (
+    BoundRequest,
+    BurstCallback,
+    BurstContext,
+    BurstExecutorWithCache,
+    ExecutionBurstController,
+    ExecutionBurstServer,
+    Kernel,
+    SlotExecutor,
+    run_until,
+)
 from ..errors import Ending, ErrorStatus, GeneralFailure, NNBurstError, OutputInsufficientSize, OutputShape
+from ..fmq import MQDescriptor
 from ..memory import Memory
 from ..model import (
     NO_TIMING,
@@ -267,6 +278,19 @@ class PartitionedModel(PreparedModel):
             raise
         return _Chain(runs)
 
+    def configure_execution_burst(
+        self,
+        callback: BurstCallback,
+        request_channel: MQDescriptor,
+        result_channel: MQDescriptor,
+        polling_window: float | None = None,
+    ) -> BurstContext:
+        """Serve it through a burst for every part, whose loops may take what those of this one may."""
+        executor = _PartsExecutor(self, callback.loop_timeout_ns)
+        return ExecutionBurstServer.create(
+            callback, request_channel, result_channel, executor, polling_window=polling_window
+        )
+
     def burst_executor(self) -> BurstExecutorWithCache:
         """Return an executor that runs every part through a burst of its own."""
         return _PartsExecutor(self)
@@ -378,7 +402,7 @@ class _PartsKernel:
 class _PartsExecutor(SlotExecutor):
     """Runs the parts of a request: those in this process where they are, others through bursts of their own."""
 
-    def __init__(self, model: PartitionedModel) -> None:
+    def __init__(self, model: PartitionedModel, loop_timeout_ns: int = 0) -> None:
         super().__init__(self._bound)
         self._model = model
         self._scratch: Memory | None = None
@@ -387,7 +411,8 @@ class _PartsExecutor(SlotExecutor):
             self._scratch = model.scratch()
             for prepared in model.prepared:
                 if not isinstance(prepared, LocalModel):
-                    self._bursts[prepared] = ExecutionBurstController.create(prepared)
+                    loop_timeout = loop_timeout_ns / 1e9 or None
+                    self._bursts[prepared] = ExecutionBurstController.create(prepared, loop_timeout=loop_timeout)
         except BaseException:
             self.close()
             raise

@@ -44,15 +44,19 @@ class Burst(OneProcess):
         compilation: Finished; must outlive the burst.
         polling_window: Seconds that both ends poll before they sleep, 0 to never poll; None for 0 if the preference of
             the compilation is ``LOW_POWER``, else the default (50 µs with two CPUs or more).
+        loop_timeout: Seconds that each WHILE of a run may take; None for the default of 2 s, more than 15 s is cut to
+            15. A loop that takes longer ends its run with `MissedDeadline`.
 
     Raises:
-        InvalidArgument: `compilation` is not a `Compilation`.
+        InvalidArgument: `compilation` is not a `Compilation`, or the window or the time of a loop is out of range.
         BadState: It is not finished or has failed.
     """
 
     compilation: Compilation
 
-    def __init__(self, compilation: Compilation, *, polling_window: float | None = None) -> None:
+    def __init__(
+        self, compilation: Compilation, *, polling_window: float | None = None, loop_timeout: float | None = None
+    ) -> None:
         if not isinstance(compilation, Compilation):
             raise InvalidArgument("a burst needs a Compilation")
         self.compilation = compilation
@@ -61,8 +65,10 @@ class Burst(OneProcess):
         self._controller = ExecutionBurstController.create(
             compilation.prepared_model,
             polling_window=polling_window,
+            loop_timeout=loop_timeout,
             result_channel_length=result_channel_length(compilation.outputs),
         )
+        self._loop_timeout = loop_timeout
         self._recording: Recording | None = None
         if os.environ.get("NNBURST_TRACE"):
             self._record()
@@ -150,6 +156,7 @@ class Burst(OneProcess):
         rooms = {name: _room(name, room) for name, room in (rooms or {}).items() if name not in given}
         execution = Execution(compilation)
         execution.timeout = timeout
+        execution.set_loop_timeout(self._loop_timeout)
         try:
             states = make_states(compilation, state or {})
             stepped = None if steps is None else steps_of(compilation, sizes, states, places, rooms, steps)

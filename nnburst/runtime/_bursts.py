@@ -25,7 +25,7 @@ class Bursts:
 
     Args:
         compilation: Finished.
-        polling_window: As for `Burst`.
+        polling_window, loop_timeout: As for `Burst`.
         open_timeout: Seconds that a run may take to set up what it needs first; None: see `setting_up`.
 
     Attributes:
@@ -35,10 +35,15 @@ class Bursts:
     """
 
     def __init__(
-        self, compilation: Compilation, polling_window: float | None, open_timeout: float | None = None
+        self,
+        compilation: Compilation,
+        polling_window: float | None,
+        loop_timeout: float | None = None,
+        open_timeout: float | None = None,
     ) -> None:
         self.open_timeout = open_timeout
         self._polling_window = polling_window
+        self._loop_timeout = loop_timeout
         self._refuses = False
         self._bursts = [self._open(compilation)]
         self._lendable: list[Burst] = []
@@ -53,7 +58,7 @@ class Bursts:
     def _open(self, compilation: Compilation) -> Burst:
         if self._refuses:
             raise BadState(_CLOSED)
-        return Burst(compilation, polling_window=self._polling_window)
+        return Burst(compilation, polling_window=self._polling_window, loop_timeout=self._loop_timeout)
 
     def begin_again(self, compilation: Compilation) -> None:
         """Take the place of bursts that have died; executions move when they run next."""

@@ -21,7 +21,7 @@ from .._core._deadline import Deadline, checked_timeout, limit_ns
 from .._core._errno import flag, is_real, whole
 from .._core._leaving import Leaving, ProcessLock
 from .._core._nnburst import lib
-from ..burst import BoundRequest, ExecutionBurstController
+from ..burst import BoundRequest, ExecutionBurstController, loop_timeout_ns
 from ..burst._controller import MemoryUse
 from ..devices import Fence, FencedExecution
 from ..errors import (
@@ -673,19 +673,17 @@ class Execution(BoundRequest):
     def set_loop_timeout(self, seconds: float | None) -> None:
         """Limit how long each WHILE of a run may take; None restores the default of 2 s, more than 15 s is cut to 15.
 
-        A loop that takes longer ends the run with `MissedDeadline`. Bursts have no such limit of their own: through
-        them the default applies.
+        A loop that takes longer ends the run with `MissedDeadline`. The requests of a burst do not carry it: there
+        ``Burst(loop_timeout=)`` applies, or ``Session(loop_timeout=)``.
 
         Raises:
             InvalidArgument: It is no number above 0.
             BadState: The execution was started.
         """
-        limit = checked_timeout(seconds)
-        if limit == 0:
-            raise InvalidArgument("a loop timeout must be above 0 s; None restores the default")
+        longest = loop_timeout_ns(seconds)
         with self._lock.lock:
             self._check_open()
-            self._loop_timeout_ns = 0 if limit is None else max(1, int(min(limit, 1e9) * 1e9))
+            self._loop_timeout_ns = longest
 
     def _check_open(self) -> None:
         if self._progress is not _State.OPEN:

@@ -87,7 +87,7 @@ class Session(OneProcess):
         priority: ``"low"``, ``"medium"`` or ``"high"``: whose waiting runs a shared service takes first.
         concurrency: How many calls of `run` may be in the service at once, each with arrays of its own, which are made
             when they are needed; None for as many as the service has CPUs. Further callers wait.
-        polling_window: As for `Burst`.
+        polling_window, loop_timeout: As for `Burst`.
         timeout: Seconds that one run may take, with its wait for others; None for no limit, 0 for an answer that is
             there at once. Each way to run takes one of its own, too. Setting up does not count.
         open_timeout: Seconds that setting up may take: opening the session, with the start of a service of its own;
@@ -127,6 +127,7 @@ class Session(OneProcess):
         priority: str | Priority = Priority.MEDIUM,
         concurrency: int | None = None,
         polling_window: float | None = None,
+        loop_timeout: float | None = None,
         timeout: float | None = None,
         open_timeout: float | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -159,7 +160,9 @@ class Session(OneProcess):
         cache = cache_source(cache_dir, token, flag(cache_always, "cache_always"))
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
         settings = _Settings(source, device, wish, rank, cache)
-        Deadline.after(limit).call(self._open, settings, service, polling_window, on_death == "restart", spare)
+        Deadline.after(limit).call(
+            self._open, settings, service, polling_window, loop_timeout, on_death == "restart", spare
+        )
         if on_death == "restart":
             this = weakref.ref(self)  # its bursts must not keep it alive
             self._bursts.recovery = Recovery(lambda: _open_again(this()), limit or _OPENING)
@@ -185,6 +188,7 @@ class Session(OneProcess):
         settings: _Settings,
         service: Service | None,
         polling_window: float | None,
+        loop_timeout: float | None,
         restarts: bool,
         spare: bool,
     ) -> None:
@@ -198,7 +202,7 @@ class Session(OneProcess):
                 Deadline.after(_OPENING).call(service.revive)
             self._service, self._settings = service, settings
             self._compilation = opened.enter_context(settings.compiled(service))
-            self._bursts = Bursts(self._compilation, polling_window, self._open_timeout)
+            self._bursts = Bursts(self._compilation, polling_window, loop_timeout, self._open_timeout)
             opened.pop_all()
 
     def _open_again(self) -> str:

@@ -277,6 +277,7 @@ class FaultyExecutor(BurstExecutorWithCache):
         self._inner.remove_cache_entry(slot)
 
     def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
+        self._inner.loop_timeout_ns = self.loop_timeout_ns
         kernel = self._inner.bind(request, slots, measure)
 
         def run() -> ExecutionResult | None:

@@ -495,6 +495,7 @@ class HostedConnection:
                 None if group_client is None else Seat(group_client, model.priority),
                 None if bell is None else bell.fds[0],
                 self._host.max_run,
+                message.loop_timeout_ns,
             )
             owned.callback(callback.forget_all)
             requests = call.enter_context(descriptor_from_wire(message.request_channel, fds))

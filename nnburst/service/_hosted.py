@@ -146,12 +146,14 @@ class SlotMemories(BurstCallback):
         seat: Seat | None = None,
         bell: int | None = None,
         max_run: float | None = None,
+        loop_timeout_ns: int = 0,
     ) -> None:
         self._cpus = frozenset(cpus)
         self._row = row
         self._seat = seat
         self._bell = bell
         self._max_run = max_run
+        self._loop_timeout_ns = loop_timeout_ns
         self._allow_direct = allow_direct
         self._connection = connection
         self._tokens = tokens
@@ -174,6 +176,11 @@ class SlotMemories(BurstCallback):
     def seat(self) -> Seat | None:
         """As the host has it."""
         return self._seat
+
+    @property
+    def loop_timeout_ns(self) -> int:
+        """As the client has told."""
+        return self._loop_timeout_ns
 
     @property
     def max_run(self) -> float | None:

@@ -236,7 +236,7 @@ class CopyBuffer(Message, tag="copy_buffer", frozen=True):
 
 class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit_defaults=True):
     """`callback` is the client's number for its `BurstCallback`; `polling_window` in seconds, None = default; `cpus`:
-    where the client may run.
+    where the client may run; `loop_timeout_ns`, since 2.3: of each WHILE, 0 = default.
 
     Descriptors: those of the request channel, then those of the result channel, then the bell if there is one (since
     2.1: a socket, see docs/WIRE.md).
@@ -249,6 +249,7 @@ class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit
     polling_window: Annotated[float, msgspec.Meta(ge=0, le=60)] | None = None
     cpus: Cpus = ()
     bell: bool = False
+    loop_timeout_ns: Unsigned64 = 0
 
 
 class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen=True, omit_defaults=True):

@@ -25,7 +25,16 @@ from ..devices import (
     check_preparation,
     checked_fences,
 )
-from ..errors import BadState, DeadObject, Ending, ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError
+from ..errors import (
+    BadState,
+    DeadObject,
+    Ending,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+)
 from ..model import (
     BufferDesc,
     BufferRole,
@@ -360,6 +369,8 @@ class RemotePreparedModel(_Remote, PreparedModel):
         holder = self._callbacks.add(callback)
         requests, request_fds = queue_to_wire(request_channel)
         results, result_fds = queue_to_wire(result_channel)
+        if callback.loop_timeout_ns and self._connection.peer_version < (2, 3):
+            raise GeneralFailure("the service is of an older nnburst, whose bursts have no loop timeout of their own")
         can_ring = self._connection.peer_version >= (2, 1)
         bells = [] if callback.bell is None or not can_ring else [callback.bell]
         message = calls.ConfigureBurst(
@@ -370,6 +381,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
             polling_window=None if polling_window is None else float(polling_window),
             cpus=tuple(callback.cpus),
             bell=bool(bells),
+            loop_timeout_ns=callback.loop_timeout_ns,
         )
         reply, _ = self._connection.call(
             message,

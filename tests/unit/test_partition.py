@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from patience import PATIENCE
 from service_support import in_process
-from test_control_flow import PAIR, TRUTH, Values, graph, sub
+from test_control_flow import COUNT as TIMES
+from test_control_flow import ONE, PAIR, TRUTH, Values, counting_model, graph, sub
 
 import nnburst
 from nnburst import Burst, Compilation, Execution, MemoryDesc
@@ -243,6 +244,25 @@ def test_control_flow_stays_whole() -> None:
             truth[0] = 0
             execution.compute()
             np.testing.assert_allclose(y, np.tanh(-np.abs(x)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["in process", "service"])
+def test_loops_of_parts_may_take_what_those_of_the_burst_may(where: str) -> None:
+    endless = counting_model(step=0.0)
+    main = graph(
+        Values(),
+        [TIMES, ONE],
+        lambda add, i: [add(O.WHILE, [sub(0), sub(1), *i], TIMES), add(O.NEG, [i[1]], ONE)],
+    )
+    loops: Device = Only("test-loops", O.WHILE)
+    with contextlib.ExitStack() as stack:
+        if where == "service":
+            loops = stack.enter_context(in_process([loops]))[0].devices[0]
+        compilation = stack.enter_context(Compilation(replace(endless, main=main), [loops, Only("test-rest", O.NEG)]))
+        compilation.finish()
+        burst = stack.enter_context(Burst(compilation, loop_timeout=0.05))
+        with burst.bind() as execution, pytest.raises(MissedDeadline, match=r"0\.05 s"):
+            execution.run()
 
 
 def test_open_dimensions_are_not_handed_on() -> None:
