@@ -6,7 +6,7 @@ from nnburst.model import (
     DataLocation,
     Lifetime,
     Model,
-    Operand,
+    OperandDesc,
     OperandType,
     Operation,
     OperationType,
@@ -16,7 +16,7 @@ from nnburst.model import (
 
 def doubling_model(levels: int = 40) -> Model:
     """y = ±x by 2 ** levels operations: each level runs the next one twice, in two IFs one after the other."""
-    truth, one = Operand(OperandType.TENSOR_BOOL8, (1,)), Operand(OperandType.TENSOR_FLOAT32, (1,))
+    truth, one = OperandDesc(OperandType.TENSOR_BOOL8, (1,)), OperandDesc(OperandType.TENSOR_FLOAT32, (1,))
 
     def level(number: int) -> Subgraph:
         if number == levels:
@@ -26,7 +26,7 @@ def doubling_model(levels: int = 40) -> Model:
         operands = (
             _as(truth, Lifetime.SUBGRAPH_INPUT, 4),
             _as(one, Lifetime.SUBGRAPH_INPUT, 1),
-            Operand(OperandType.SUBGRAPH, (), 4, lifetime=Lifetime.SUBGRAPH, location=DataLocation(0, number)),
+            OperandDesc(OperandType.SUBGRAPH, (), 4, lifetime=Lifetime.SUBGRAPH, location=DataLocation(0, number)),
             _as(one, Lifetime.TEMPORARY_VARIABLE, 1),
             _as(one, Lifetime.SUBGRAPH_OUTPUT, 0),
         )
@@ -38,5 +38,5 @@ def doubling_model(levels: int = 40) -> Model:
     return Model(main, tuple(referenced), input_names=("c", "x"), output_names=("y",))
 
 
-def _as(operand: Operand, lifetime: Lifetime, consumers: int) -> Operand:
-    return Operand(operand.type, operand.dimensions, consumers, lifetime=lifetime)
+def _as(operand: OperandDesc, lifetime: Lifetime, consumers: int) -> OperandDesc:
+    return OperandDesc(operand.type, operand.dimensions, consumers, lifetime=lifetime)

@@ -39,7 +39,8 @@ def ls(as_json: bool) -> None:
     "--timeout", type=click.FloatRange(0, 1e6), default=30.0, show_default=True, metavar="S",
     help="Seconds that the service may take to answer.",
 )  # fmt: skip
-def kick(address: str, pid: int, timeout: float) -> None:
+@click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Also a service of this user.")
+def kick(address: str, pid: int, timeout: float, trust_uid: tuple[int, ...]) -> None:
     """End the connections of one process to a service; `nnburst top` shows the processes.
 
     What runs for it ends as if it had been killed. The process itself goes on, is told why (DeadObject), and may
@@ -48,7 +49,7 @@ def kick(address: str, pid: int, timeout: float) -> None:
     from ...service import connect_to
 
     try:
-        with connect_to(address, timeout=timeout) as service:
+        with connect_to(address, timeout=timeout, trust_uid=trust_uid) as service:
             ended = service.end_clients(pid, timeout)
     except NNBurstError as error:
         raise click.ClickException(f"{type(error).__name__}: {error}") from error
