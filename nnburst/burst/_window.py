@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .._core._errno import checked_timeout, is_real
+from .._core._deadline import checked_timeout
+from .._core._errno import is_real
 from ..errors import InvalidArgument
 
 CHANNEL_LENGTH = 1024
