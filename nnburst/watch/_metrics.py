@@ -176,7 +176,7 @@ class MetricsServer:
         try:
             body = b"".join(self._application(environ, start))
         except NNBurstError as error:
-            start("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
+            start("503 Service Unavailable", [("Content-Type", "text/plain")])
             body = f"{error}\n".encode()
         answer += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
         return "\r\n".join(answer).encode("latin-1") + body
