@@ -49,6 +49,14 @@
  *     step of `turn` with release). The handler loads `turn` with acquire, reads the fields, passes an acquire fence
  *     and looks at `turn` again: if it read a field of the next owner, it sees that the turn has passed.
  *
+ *   SYNC POINT row_open <-> row_look   (watch.c)
+ *     The writer fills a row and stores its number with release. Who looks loads the number with acquire, then the row.
+ *
+ *   SYNC POINT row_close <-> row_look   (watch.c)
+ *     The writer takes the number back, passes a release fence, wipes the row and may give it to another. Who looks reads
+ *     the row, passes an acquire fence and loads the number again: if it read anything of what came after, the number
+ *     is not the one that it began with. None is used twice.
+ *
  *   SYNC POINT arm <-> claim   (memory_map.c)
  *     The next owner claims with acquire what the last one armed with release; withdrawing is a step between, of the
  *     same word, and needs no order. So the fields of the new owner come after those of the old one.

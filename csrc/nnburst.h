@@ -245,11 +245,16 @@ enum {
     NNB_MODELS,      /* prepared models, open and closed */
     NNB_BURSTS,      /* bursts, open and closed */
 };
+#ifndef NNB_COUNTERS
 #define NNB_COUNTERS 20 /* room for a few more */
+#endif
 enum { NNB_QUEUE_WAIT, NNB_EXECUTION, NNB_SPIN, NNB_ROUND_TRIP };
 #define NNB_HISTOGRAMS 4
 #ifndef NNB_BUCKETS
 #define NNB_BUCKETS 528
+#endif
+#ifndef NNB_LABEL
+#define NNB_LABEL 72
 #endif
 
 /* Nanoseconds. Bucket i holds what is at least nnb_bucket_start(i) and less than the start of the next. */
@@ -267,8 +272,7 @@ typedef struct nnb_row {
     uint32_t client_pid;
     uint32_t client_uid;
     uint32_t has_left; /* not 0: the client awaits nothing of it any more; it stays while something runs */
-    char label[72];
-    uint64_t number_again; /* written after what is above; differs while that changes */
+    char label[NNB_LABEL];
     uint64_t counters[NNB_COUNTERS];
     nnb_histogram histograms[NNB_HISTOGRAMS];
 } nnb_row;
@@ -284,17 +288,22 @@ typedef struct nnb_page {
     uint32_t reserved;
     uint64_t since_ns;
     uint64_t unwatched; /* things for which no row was free */
-    char name[72];
+    char name[NNB_LABEL];
 } nnb_page;
 #define NNB_PAGE_HEADER 4096
-#define NNB_PAGE_VERSION 1
+#define NNB_PAGE_VERSION 2
 
 uint32_t nnb_bucket_of(uint64_t ns);
 uint64_t nnb_bucket_start(uint32_t bucket);
 void nnb_histogram_add(nnb_histogram *h, uint64_t ns, uint64_t weight); /* weight: how many events it stands for */
 void nnb_row_count(nnb_row *row, uint32_t which, uint64_t n);
 void nnb_row_fold(nnb_row *into, const nnb_row *other); /* adds the numbers of a row that nobody writes any more */
-void nnb_row_copy(nnb_row *out, const nnb_row *row);   /* one look */
+/* A row that is free gets what is above the counters of `head`, then its number. */
+void nnb_row_open(nnb_row *row, const nnb_row *head, uint64_t number);
+/* Frees a row that nobody writes any more; its numbers go to `above`, if there is one. */
+void nnb_row_close(nnb_row *row, nnb_row *above);
+/* One look. 0: the row is free, or changed hands meanwhile. `out` is zero before. */
+int nnb_row_look(nnb_row *out, const nnb_row *row);
 
 /* One run of a client, as both ends saw it. Nanoseconds of CLOCK_MONOTONIC; 0: not known. */
 typedef struct nnb_trace_entry {

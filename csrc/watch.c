@@ -90,12 +90,43 @@ void nnb_row_fold(nnb_row *into, const nnb_row *other)
 
 void nnb_row_count(nnb_row *row, uint32_t which, uint64_t n) { nnb_count(row->counters, which, n); }
 
-void nnb_row_copy(nnb_row *out, const nnb_row *row)
+void nnb_row_open(nnb_row *row, const nnb_row *head, uint64_t number)
 {
-    nnb_copy_racy((uint8_t *)out, (const uint8_t *)row, offsetof(nnb_row, histograms), 1);
+    size_t first = offsetof(nnb_row, parent);
+    nnb_copy_racy((uint8_t *)row + first, (const uint8_t *)head + first, offsetof(nnb_row, counters) - first, 0);
+    nnb_store_release((nnb_a64 *)&row->number, number); /* SYNC POINT: row_open <-> row_look */
+}
+
+static void wipe(void *from, size_t n)
+{
+    for (size_t i = 0; i < n / sizeof(uint64_t); i++)
+        nnb_store_relaxed((nnb_a64 *)from + i, 0);
+}
+
+void nnb_row_close(nnb_row *row, nnb_row *above)
+{
+    nnb_store_relaxed((nnb_a64 *)&row->number, 0);
+    nnb_fence_release(); /* SYNC POINT: row_close <-> row_look */
+    if (above)
+        nnb_row_fold(above, row);
+    wipe(row, offsetof(nnb_row, histograms));
+    for (uint32_t i = 0; i < NNB_HISTOGRAMS; i++)
+        if (row->histograms[i].count)
+            wipe(&row->histograms[i], sizeof(nnb_histogram));
+}
+
+int nnb_row_look(nnb_row *out, const nnb_row *row)
+{
+    const nnb_a64 *number = (const nnb_a64 *)&row->number;
+    size_t first = offsetof(nnb_row, parent);
+    if (!(out->number = nnb_load_acquire(number))) /* SYNC POINT: row_open <-> row_look */
+        return 0;
+    nnb_copy_racy((uint8_t *)out + first, (const uint8_t *)row + first, offsetof(nnb_row, histograms) - first, 1);
     for (uint32_t i = 0; i < NNB_HISTOGRAMS; i++)
         if (nnb_load_relaxed((const nnb_a64 *)&row->histograms[i].count)) /* else its pages need not exist */
             nnb_copy_racy((uint8_t *)&out->histograms[i], (const uint8_t *)&row->histograms[i], sizeof(nnb_histogram), 1);
+    nnb_fence_acquire(); /* SYNC POINT: row_close <-> row_look */
+    return nnb_load_relaxed(number) == out->number;
 }
 
 /* ---- stamps --------------------------------------------------------------------------------------------------- */

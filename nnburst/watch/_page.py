@@ -21,7 +21,6 @@ MEMORY_NAME = "nnburst-watch"
 MAGIC = b"nnbwatch"
 _F_SEAL_FUTURE_WRITE = 0x10  # the module has it since Python 3.13
 _F_SEAL_SEAL = 0x1
-_LABEL = 71
 MOST_ROWS = 2048
 """Of a page; as many bursts and models as two users may have."""
 _MOST_BUCKETS = 1 << 18
@@ -85,7 +84,7 @@ class Row:
 def private_row() -> Row:
     """Return a row of this process alone, for an end of a burst that no page is about."""
     pointer = ffi.new("nnb_row *")
-    pointer.number = pointer.number_again = 1
+    pointer.number = 1
     pointer.kind = RowKind.BURST
     return Row(pointer)
 
@@ -151,24 +150,22 @@ class Page:
             self._header.n_used = max(self._header.n_used, index + 1)
             place = lib.NNB_PAGE_HEADER + index * stride()
             row = ffi.cast("nnb_row *", self._memory + place)
-            row.parent = 0 if parent is None else parent.pointer.number
-            row.since_ns, row.kind = lib.nnb_now_ns(), kind
-            row.client_pid, row.client_uid = client
-            _set_text(row.label, label)
-            row.number = next(self._numbers)
-            row.number_again = row.number
+            head = ffi.new("nnb_row *")
+            head.parent = 0 if parent is None else parent.pointer.number
+            head.since_ns, head.kind = lib.nnb_now_ns(), kind
+            head.client_pid, head.client_uid = client
+            _set_text(head.label, label)
+            lib.nnb_row_open(row, head, next(self._numbers))
             return Row(row, self, parent)
 
     def free(self, row: Row, parent: Row | None) -> None:
         """Called by `Row.close`."""
         pointer = row.pointer
         with self.lock:
-            number, pointer.number_again = pointer.number, 0
-            if parent is not None and number:
-                above = self.service if parent._page is None else parent  # whose end was not waited for
-                lib.nnb_row_fold(above.pointer, pointer)
-            pointer.number = 0
-            ffi.memmove(pointer, bytes(ffi.sizeof("nnb_row")), ffi.sizeof("nnb_row"))
+            above = ffi.NULL
+            if parent is not None and pointer.number:
+                above = (self.service if parent._page is None else parent).pointer  # whose end was not waited for
+            lib.nnb_row_close(pointer, above)
             place = int(ffi.cast("uintptr_t", pointer)) - int(ffi.cast("uintptr_t", self._memory))
             self._free.append((place - lib.NNB_PAGE_HEADER) // stride())
 
@@ -204,5 +201,5 @@ def look_at_rows(mapping: CData) -> tuple[RowStats, ...]:
 
 
 def _set_text(field: CData, text: str) -> None:
-    raw = text.encode(errors="replace")[:_LABEL]
-    ffi.memmove(field, raw + bytes(_LABEL + 1 - len(raw)), _LABEL + 1)
+    raw = text.encode(errors="replace")[: lib.NNB_LABEL - 1]
+    ffi.memmove(field, raw.ljust(lib.NNB_LABEL, b"\0"), lib.NNB_LABEL)

@@ -231,8 +231,7 @@ class ServiceStats(Struct, frozen=True):
 def row_stats(row: CData) -> RowStats | None:
     """Take one look at a row; None if it is free or was changing hands."""
     copy = ffi.new("nnb_row *")
-    lib.nnb_row_copy(copy, row)
-    if not copy.number or copy.number != copy.number_again or row.number != copy.number:
+    if not lib.nnb_row_look(copy, row):
         return None
     try:
         kind = RowKind(copy.kind)

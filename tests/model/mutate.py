@@ -21,7 +21,18 @@ import checker
 TABLE = checker.HERE / "mutants.md"
 LEAST_CAUGHT = 0.95
 QUICK = (
-    *("wander", "adopt", "stamps", "hang_up", "guard", "unsynchronized", "wanted", "group_rest", "group_hand_over"),
+    *(
+        "row",
+        "wander",
+        "adopt",
+        "stamps",
+        "hang_up",
+        "guard",
+        "unsynchronized",
+        "wanted",
+        "group_rest",
+        "group_hand_over",
+    ),
     *("bell", "abandon", "group_take_over", "group_watcher", "flights", "move", "blocking", "plans", "channel", "full"),
 )
 

@@ -360,7 +360,7 @@ def test_number_that_several_rows_have_is_counted_once() -> None:
     for kind in (RowKind.MODEL, RowKind.BURST, RowKind.BURST):
         row = page.open(kind, "", page.service)
         assert row is not None
-        row.pointer.number = row.pointer.number_again = row.pointer.parent = 7
+        row.pointer.number = row.pointer.parent = 7
     stats = look(page_of(os.getpid()))
     assert [row.number for row in stats.rows] == [page.service.pointer.number, 7]
     page.close()
