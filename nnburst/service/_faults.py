@@ -96,7 +96,7 @@ class _Armed:
         poll.register(self._sock, select.POLLIN)
         poll.poll(None if seconds is None else int(min(seconds, _LONGEST_POLL) * 1000))
         if not self.withdrawn():
-            time.sleep(threading.TIMEOUT_MAX if end is None else max(0.0, end - time.monotonic()))
+            threading.Event().wait(None if end is None else max(0.0, end - time.monotonic()))
 
     def __del__(self) -> None:
         self._sock.close()

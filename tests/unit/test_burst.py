@@ -982,7 +982,7 @@ def test_forked_child_gets_bad_state_and_leaves_the_parent_alone(model: LocalMod
             try:
                 execution.run()
             except BadState as error:
-                code = 0 if "forked" in str(error) else 2
+                code = 0 if "fork()" in str(error) else 2
             finally:
                 del execution, controller
                 os._exit(code)
