@@ -334,8 +334,8 @@ class Device(abc.ABC):
             The model without pools, and which files they must be.
 
         Raises:
-            InvalidArgument: The file is not of this format.
-            GeneralFailure: The device does not read this format, has no such model, or cannot run its contents.
+            InvalidArgument: The file is not of this format, or the device has models by name and not this one.
+            GeneralFailure: The device does not read this format, has no models by name, or cannot run the contents.
         """
         raise GeneralFailure(f"{self.name} does not import {source!r}")
 

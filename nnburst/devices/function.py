@@ -9,14 +9,20 @@ def edges(image):
     return abs(image - image.mean())
 ```
 
-``launch(devices=["nnburst-function:call=filters:edges"])`` offers it; ``service.session("edges")`` runs it.
+``nnburst serve filters.py:edges`` or ``launch(devices=["nnburst-function:call=filters.py:edges"])`` offers it;
+``service.session("edges")`` runs it.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -132,18 +138,26 @@ class FunctionDevice(LocalDevice):
     """Runs the functions that it was started with.
 
     Args:
-        call: ``package.module:function``, several with ``+`` between them.
+        call: ``file.py:function`` or ``package.module:function``: several in a list, or with ``+`` between them.
 
     Raises:
         DeviceUnavailable: There is no such function, or it is not declared.
+        InvalidArgument: Two have one name.
     """
 
-    def __init__(self, call: str = "") -> None:
+    def __init__(self, call: str | Sequence[str] = "") -> None:
         super().__init__()
         self._functions: dict[str, Callable[..., Any]] = {}
-        for target in filter(None, call.split("+")):
+        for target in filter(None, call.split("+") if isinstance(call, str) else call):
             function = _load(target)
-            self._functions[declaration_of(function).name] = function
+            name = declaration_of(function).name
+            if self._functions.setdefault(name, function) is not function:
+                raise InvalidArgument(f"{target}: there is a function {name!r} already; give one @declare(name=…)")
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """What clients call them."""
+        return tuple(self._functions)
 
     @property
     def name(self) -> str:
@@ -161,8 +175,10 @@ class FunctionDevice(LocalDevice):
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
         """Describe a function; see `Device.import_model`."""
         kind, _, name = source.partition(":")
-        if kind != "name" or name not in self._functions:
-            raise GeneralFailure(f"{self.name} has the functions {sorted(self._functions)}, not {source!r}")
+        if kind != "name":
+            raise GeneralFailure(f"{self.name} has functions by name; it does not import {source!r}")
+        if name not in self._functions:
+            raise InvalidArgument(f"{self.name} has the functions {sorted(self._functions)}, not {name!r}")
         declaration = declaration_of(self._functions[name])
         return ImportedModel(
             _model(declaration),
@@ -286,13 +302,52 @@ def _pool(request: Request, argument: RequestArgument) -> MemoryLike:
 
 
 def _load(target: str) -> Callable[..., Any]:
-    module, _, attribute = target.partition(":")
+    """Return the function that a target names, ``file.py:function`` or ``package.module:function``.
+
+    Raises:
+        DeviceUnavailable: There is none, or it is not declared.
+    """
+    place, _, attribute = target.rpartition(":")
+    if not place:
+        raise DeviceUnavailable(f"{target}: give FILE.py:FUNCTION or package.module:FUNCTION")
     try:
-        function = getattr(import_module(module), attribute)
-        declaration_of(function)
-    except (ImportError, ValueError, AttributeError) as error:
-        raise DeviceUnavailable(f"call={target}: give package.module:function, a declared one ({error})") from error
-    return function  # type: ignore[no-any-return]
+        module = _file(target, place) if place.endswith(".py") else import_module(place)
+    except DeviceUnavailable:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == place.partition(".")[0]:
+            raise DeviceUnavailable(
+                f"{target}: there is no module {error.name!r} where this service looks; give the path of its file "
+                f"({error.name}.py:{attribute}), or name its directory in PYTHONPATH (the working directory does not "
+                "count)"
+            ) from None
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if isinstance(error, SyntaxError) else f" ({at.filename}, line {at.lineno})"
+        raise DeviceUnavailable(f"{target} cannot be imported: {type(error).__name__}: {error}{where}") from error
+    found: dict[str, Any] = vars(module)
+    declared = [name for name in found if isinstance(getattr(found[name], "__nnburst__", None), Declaration)]
+    if attribute not in declared:
+        what = f"{attribute!r} is not declared" if attribute in found else f"{place} has no {attribute!r}"
+        raise DeviceUnavailable(
+            f"{target}: {what}; it has the declared functions {sorted(declared)}. To declare one, put "
+            "@declare(inputs=[…], outputs=[…]) of nnburst.devices.function above it"
+        )
+    function: Callable[..., Any] = found[attribute]
+    return function
+
+
+def _file(target: str, path: str) -> ModuleType:
+    """Import a file as the module that it is for files beside it, which are found after all libraries."""
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise DeviceUnavailable(f"{target}: there is no file {str(file)!r}")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    module = import_module(file.stem)
+    found = getattr(module, "__file__", None)
+    if found is None or not os.path.samefile(found, file):
+        raise DeviceUnavailable(f"{target}: another module is called {file.stem!r} ({found}); rename the file")
+    return module
 
 
 def declaration_of(function: Callable[..., Any]) -> Declaration:

@@ -115,9 +115,11 @@ class NamedDevice(Device):
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
         kind, _, name = source.partition(":")
-        published = self._models.get(name) if kind == "name" else None
+        if kind != "name":
+            raise GeneralFailure(f"{self.name} has models by name; it does not import {source!r}")
+        published = self._models.get(name)
         if published is None:
-            raise GeneralFailure(f"this service has the models {sorted(self._models)}, not {name or source!r}")
+            raise InvalidArgument(f"{self.name} has the models {sorted(self._models)}, not {name!r}")
         return published.imported
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> SharedModel:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def _format(source: str | bytes) -> tuple[str, str]:
         return _FORMATS[Path(path).suffix.lower()]
     except KeyError:
         raise InvalidArgument(
-            f"no device reads {path!r} ({', '.join(_FORMATS)}); a model by its name needs service="
+            f"no device reads {path!r} ({', '.join(_FORMATS)}); a model by its name needs service=, "
+            "such as nnburst.connect(…)"
         ) from None
 
 
@@ -60,9 +62,10 @@ def imported(service: Service, name: str | None, source: str | bytes) -> Iterato
         source: Path of a file, if it has a suffix that says so, or its bytes; else a name.
 
     Raises:
-        InvalidArgument: A file is missing, is none, has another suffix, or is not where it has to be.
+        InvalidArgument: A file is missing, is none, has another suffix, or is not where it has to be; or no device has
+            a model of that name.
         DeviceUnavailable: The service has no such device.
-        GeneralFailure: No device has a model of that name, or the device cannot read the file.
+        GeneralFailure: The device cannot read the file.
     """
     if isinstance(source, str) and Path(source).suffix.lower() not in _FORMATS:
         yield _by_name(service, name, source)
@@ -119,15 +122,18 @@ def _reader(service: Service, name: str, source: str) -> Device:
 
 def _by_name(service: Service, device: str | None, name: str) -> tuple[Device, ImportedModel]:
     candidates = service.devices if device is None else (service.device(device),)
-    reasons = []
+    known = []
     for candidate in candidates:
         try:
             return candidate, candidate.import_model(f"name:{name}")
-        except GeneralFailure as error:
-            reasons.append(str(error))
+        except InvalidArgument as error:
+            known.append(str(error))
+        except GeneralFailure:
+            pass  # it has no models by name
     if not name or os.sep in name:
         raise InvalidArgument(f"{name!r} is no file that a device reads ({', '.join(_FORMATS)}), and no model's name")
-    raise GeneralFailure(f"no model {name!r} in this service: {'; '.join(reasons)}")
+    where = "this service" if device is None else device
+    raise InvalidArgument(f"no model {name!r}: {'; '.join(known) or f'{where} has no models by name'}")
 
 
 def _open(path: str, directory: str | None) -> Memory:
@@ -146,6 +152,8 @@ def _open(path: str, directory: str | None) -> Memory:
         fd = os.open(full, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error  # without the path a second time
+        if isinstance(error, FileNotFoundError) and (similar := _similar(full)):
+            why = f"{why}; there is {similar!r}"
         raise InvalidArgument(f"{what} cannot be opened: {why}") from None
     try:
         status = os.fstat(fd)
@@ -158,6 +166,16 @@ def _open(path: str, directory: str | None) -> Memory:
         return Memory.mmap_fd(fd, status.st_size, prot=PROT_READ)
     finally:
         os.close(fd)
+
+
+def _similar(path: str) -> str:
+    """Return the file of that directory whose name is most like a path's; empty if there is none."""
+    directory, name = os.path.split(path)
+    try:
+        found = get_close_matches(name, os.listdir(directory or "."), n=1)
+    except (OSError, ValueError):
+        return ""
+    return os.path.join(directory, *found) if found else ""
 
 
 def _with_pools(model: Model, pools: Sequence[Memory]) -> Model:

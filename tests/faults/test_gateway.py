@@ -179,6 +179,22 @@ def test_inference_gives_the_bits_of_the_model(client: Any, protocol: str) -> No
     assert asked.as_numpy("y").tobytes() == Y.tobytes()
 
 
+def test_python_function_is_served_as_a_model(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "from nnburst.devices.function import Tensor, declare\n"
+        "@declare(inputs=[Tensor('x', 'float32', ('n', 8))], outputs=[Tensor('y', 'float32', ('n', 8))])\n"
+        "def double(x):\n    return x * 2\n"
+    )
+    gateway = Gateway(tmp_path, "app.py:double")
+    try:
+        for protocol, kind in PROTOCOLS.items():
+            with gateway.client(protocol) as client:
+                answer = client.infer("double", [tensor(kind, "x", X)]).as_numpy("y")
+            np.testing.assert_array_equal(answer, 2 * X)
+    finally:
+        gateway.close()
+
+
 def test_output_without_dimensions_keeps_its_shape(client: Any, protocol: str) -> None:
     sent = tensor(PROTOCOLS[protocol], "x", np.ones((3, 8), np.float32))
     for _ in range(2):

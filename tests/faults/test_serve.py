@@ -23,7 +23,7 @@ from fault_support import ROOT, WATCHDOG, Background, tiny_model, wait_gone
 from shared_support import save_scaling
 
 import nnburst
-from nnburst.errors import DeadObject, DeviceUnavailable, GeneralFailure, InvalidArgument
+from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from nnburst.service import dial
 
 pytest.importorskip("onnx", reason="named models are read from ONNX files here")
@@ -156,9 +156,10 @@ def test_environment_is_that_of_a_service(start: Callable[..., Served]) -> None:
 
 
 def test_unknown_model_names_those_that_there_are(start: Callable[..., Served], scaling: str) -> None:
-    start("--name", "vision", "--model", f"double={scaling}")
-    with nnburst.connect("vision") as service, pytest.raises(GeneralFailure, match="double"):
-        service.session("triple")
+    start("--name", "vision", "--model", f"detector={scaling}", "--model", f"finder={scaling}")
+    unknown = pytest.raises(InvalidArgument, match=r"no model 'detectr': .*\['detector', 'finder'\]")
+    with nnburst.connect("vision") as service, unknown:
+        service.session("detectr")
 
 
 def test_closing_a_connection_leaves_the_service_to_others(start: Callable[..., Served], scaling: str) -> None:
@@ -251,6 +252,21 @@ def waiting(start: Callable[..., Served], tmp_path: Path) -> Served:
 def finding(modules: Path) -> dict[str, str]:
     """Return an environment in which a service finds modules in a directory."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(modules)))}
+
+
+def test_functions_of_a_file_are_served_by_their_names(start: Callable[..., Served], tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "from nnburst.devices.function import Tensor, declare\n"
+        "VECTOR = dict(inputs=[Tensor('x', 'float32', ('n',))], outputs=[Tensor('y', 'float32', ('n',))])\n"
+        "@declare(**VECTOR)\ndef double(x):\n    return x * 2\n"
+        "@declare(**VECTOR)\ndef half(x):\n    return x / 2\n"
+    )
+    served = start("app.py:double", "app.py:half", "--name", "functions")
+    assert served.ready["models"] == ["double", "half"]
+    with nnburst.connect("functions") as service:
+        for name, factor in (("double", 2), ("half", 0.5)):
+            with service.session(name) as session:
+                np.testing.assert_array_equal(session.run(None, {"x": X[0]})[0], X[0] * factor)
 
 
 def test_term_lets_a_running_execution_finish(waiting: Served, tmp_path: Path) -> None:
@@ -427,6 +443,9 @@ def test_idle_service_uses_no_processor(
         (["--allow-gid", "nobody-like-this"], "no such group"),
         (["--idle-exit", "0"], "above 0"),
         (["--device", "no-such"], "no device"),
+        (["nope.py:f"], "there is no file"),
+        (["nope:f"], "PYTHONPATH"),
+        (["--device", "nnburst-function", "nope:f"], "no module 'nope'"),
     ],
 )
 def test_wrong_option_is_one_sentence(

@@ -167,7 +167,10 @@ def test_commands_of_a_page_run_as_written(
     monkeypatch.setenv("NNBURST_CACHE_DIR", str(tmp_path / "cache"))
     for words in commands(page):
         program, *arguments = words
-        if program == "nnburst" and arguments[0] == "serve" and "--socket" not in arguments:
+        for file, function in re.findall(r"(\w+\.py):(\w+)", shlex.join(arguments)):
+            assert re.search(rf"^# {file}\n[^`]*^def {function}\(", page.read_text(encoding="utf-8"), re.MULTILINE)
+            arguments = [*arguments, "--help"]
+        if program == "nnburst" and arguments[0] == "serve" and not {"--socket", "--help"} & set(arguments):
             assert words == GATEWAY[: len(words)], "the page starts another service than the one that runs here"
         elif program == "nnburst":
             run = any(arguments[: len(known)] == known for known in AS_WRITTEN)

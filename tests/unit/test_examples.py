@@ -63,6 +63,15 @@ def test_camera_service_and_viewer_share_frames_without_a_copy(monkeypatch: pyte
     assert f"service: process {found[2]};" in done.stdout
 
 
+def test_functions_of_a_shared_service_give_what_they_give_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="nnburst-") as directory:  # short enough for a socket
+        monkeypatch.setenv("NNBURST_RUNTIME_DIR", directory)
+        done = run("shared/functions.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "serves ['brightness', 'edges']" in done.stdout
+    assert "the service and this program agree" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

@@ -198,9 +198,9 @@ def test_model_that_a_device_cannot_run_is_refused_with_the_name_of_the_operatio
 
 
 def test_unknown_name_says_what_there_is(service: nnburst.Service) -> None:
-    with pytest.raises(GeneralFailure, match="row-sums"):
-        service.session("mine_filters:add")
-    with pytest.raises(GeneralFailure, match="does not import 'name:add'"):
+    with pytest.raises(InvalidArgument, match=r"no model 'ad': nnburst-function has .* \['accumulate', 'add'"):
+        service.session("ad")
+    with pytest.raises(InvalidArgument, match="no model 'add': nnburst-reference has no models by name"):
         service.session("add", device="nnburst-reference")
     with pytest.raises(InvalidArgument, match="needs service="):
         nnburst.Session("add")
@@ -210,11 +210,54 @@ def test_unknown_name_says_what_there_is(service: nnburst.Service) -> None:
 
 
 @pytest.mark.parametrize(
-    "call", ["mine_filters:undeclared", "mine_filters:nothing", "no_such_module:f", "mine_filters"]
+    ("call", "remedy"),
+    [
+        ("mine_filters:undeclared", r"'undeclared' is not declared; .*put @declare\(inputs"),
+        ("mine_filters:nothing", r"has no 'nothing'; it has the declared functions \['accumulate', 'add', .*@declare"),
+        ("no_such_module:f", r"no module 'no_such_module' .*the path of its file \(no_such_module.py:f\).* PYTHONPATH"),
+        ("mine_filters", "give FILE.py:FUNCTION or package.module:FUNCTION"),
+        ("no_such_file.py:f", "there is no file '.*/no_such_file.py'"),
+    ],
 )
-def test_what_is_no_declared_function_is_refused_when_the_service_starts(directory: Path, call: str) -> None:
-    with pytest.raises(DeviceUnavailable, match=f"call={call}"):
+def test_what_is_no_declared_function_is_refused_with_the_remedy(directory: Path, call: str, remedy: str) -> None:
+    with pytest.raises(DeviceUnavailable, match=f"^{call}: .*{remedy}"):
         nnburst.in_process(devices=[f"nnburst-function:call={call}"])
+
+
+@pytest.mark.parametrize("failing", ["1 / 0", "import no_such_module_here", "x = ("])
+def test_module_that_cannot_be_imported_is_refused_with_the_line(tmp_path: Path, failing: str) -> None:
+    (tmp_path / "fails_early.py").write_text(f"# a comment\n{failing}\n")
+    with pytest.raises(DeviceUnavailable, match=r"cannot be imported: \w+Error: .*fails_early.py, line 2\)"):
+        create_device(f"nnburst-function:call={tmp_path}/fails_early.py:f")
+    assert "fails_early" not in sys.modules
+
+
+def test_functions_of_a_file_find_the_files_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_it.py").write_text("ONE = 1")
+    declared = "@declare(inputs=[Tensor('x', 'int32', (1,))], outputs=[Tensor('y', 'int32', (1,))])\n"
+    functions = "".join(f"{declared}def {name}(x):\n    return x + ONE\n" for name in ("first", "second"))
+    (tmp_path / "of_a_file.py").write_text(
+        f"from beside_it import ONE\nfrom nnburst.devices.function import Tensor, declare\n{functions}"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    with nnburst.launch(devices=["nnburst-function:call=of_a_file.py:first+of_a_file.py:second"]) as service:
+        for name in ("first", "second"):
+            with service.session(name) as session:
+                assert session.run(None, {"x": np.int32([4])})[0].tolist() == [5]
+
+
+def test_file_whose_name_another_module_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "contextlib.py").write_text("")
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    with pytest.raises(DeviceUnavailable, match=r"another module is called 'contextlib' \(.*\); rename the file"):
+        create_device(f"nnburst-function:call={tmp_path}/contextlib.py:f")
+
+
+def test_two_functions_of_one_name_are_refused(directory: Path) -> None:
+    (directory / "more_filters.py").write_text(SOURCE)
+    with pytest.raises(InvalidArgument, match="more_filters:add: there is a function 'add' already"):
+        create_device("nnburst-function:call=mine_filters:add+mine_filters:add+more_filters:add")
 
 
 def test_model_that_is_not_as_imported_is_refused(service: nnburst.Service) -> None:

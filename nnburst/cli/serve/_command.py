@@ -20,7 +20,7 @@ from ...errors import InvalidArgument, NNBurstError, error_for
 from .._targets import whole_number
 
 if TYPE_CHECKING:
-    from ...devices import NamedDevice
+    from ...devices import Device, NamedDevice
     from ...runtime import Service
     from ...service import Quotas
 
@@ -53,6 +53,7 @@ def _signals_of_the_start() -> Iterator[None]:
 
 
 @click.command()
+@click.argument("functions", nargs=-1, metavar="[FILE.py:FUNCTION]...")
 @click.option("--name", default=None, help="Name that programs connect to [default: nnburst].")
 @click.option("--socket", "path", default=None, metavar="PATH", help="Listen at this path instead of under a name.")
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="A device that is offered; may be repeated.")
@@ -92,6 +93,7 @@ def _signals_of_the_start() -> Iterator[None]:
 @click.option("--json", "as_json", is_flag=True, help="Print the line that says it is ready as JSON.")
 @_signals_of_the_start()
 def serve(
+    functions: tuple[str, ...],
     name: str | None,
     path: str | None,
     devices: tuple[str, ...],
@@ -114,7 +116,10 @@ def serve(
 
     \b
     nnburst serve --name vision --model detector=detector.onnx
+    nnburst serve --name vision filters.py:edges
     python -c 'import nnburst; print(nnburst.connect("vision").session("detector").get_inputs())'
+
+    FILE.py:FUNCTION is a Python function that is declared with @declare; it is served by its name, as a model.
 
     Prints one line when it is ready. SIGTERM lets running executions finish; SIGHUP compiles the files of the named
     models again and serves the new ones from then on. Also starts from a systemd socket unit (see contrib/systemd).
@@ -155,7 +160,8 @@ def serve(
                 listeners, where = [claimed.listener], str(claimed.path)
             local = stack.enter_context(in_process(devices=devices or DEFAULT_DEVICES))
             named = _load(local, files)
-            offered = [named, *local.devices] if files else local.devices
+            offered = [*([named] if files else ()), *local.devices, *_function_device(functions, local)]
+            names = _names(files, offered)
             page = Page(address, rows=MOST_ROWS)
             group = ListenerGroup()
             host = ServiceHost(
@@ -166,7 +172,7 @@ def serve(
             running = stack.enter_context(
                 gateway(
                     f"unix:{listeners[0].getsockname()}",
-                    sorted(files),
+                    names,
                     grpc=oip,
                     rest=oip_rest,
                     shared_memory=oip_shared_memory,
@@ -191,7 +197,7 @@ def serve(
                 "socket": where,
                 "pid": os.getpid(),
                 "devices": [device.name for device in host.devices],
-                "models": sorted(files),
+                "models": names,
                 **({} if metrics_url is None else {"metrics": metrics_url}),
                 **({"oip": running.ports} if running is not None else {}),
             }
@@ -295,6 +301,28 @@ def _load(local: Service, files: dict[str, str]) -> NamedDevice:
     for name, file in files.items():
         _publish(local, named, name, file)
     return named
+
+
+def _function_device(targets: Sequence[str], local: Service) -> list[Device]:
+    """Return what runs the Python functions that are named, if any are."""
+    from ...devices.function import FunctionDevice
+
+    if not targets:
+        return []
+    device = FunctionDevice(targets)
+    if device.name in (other.name for other in local.devices):
+        raise InvalidArgument(f"--device {device.name} and {targets[0]}: give all functions as FILE.py:FUNCTION")
+    return [device]
+
+
+def _names(files: dict[str, str], devices: Sequence[Device]) -> list[str]:
+    """Return the names of all models that clients may open by name."""
+    from ...devices.function import FunctionDevice
+
+    functions = [name for device in devices if isinstance(device, FunctionDevice) for name in device.functions]
+    if both := sorted(files.keys() & set(functions)):
+        raise InvalidArgument(f"--model {both[0]}: a function has that name, too")
+    return sorted([*files, *functions])
 
 
 def _reload(local: Service, named: NamedDevice, files: dict[str, str]) -> None:

@@ -41,7 +41,7 @@ def gateway(
         if not host or not colon or (whole_number(port_text) or 0) > 65535 or whole_number(port_text) is None:
             raise InvalidArgument(f"{option} {text}: give HOST:PORT, for example 127.0.0.1:8001")
     if not names:
-        raise InvalidArgument("--oip serves named models; give --model NAME=FILE, too")
+        raise InvalidArgument("--oip serves named models; give --model NAME=FILE or FILE.py:FUNCTION, too")
     if not all(find_spec(module) for module in ("grpc", "tritonclient", "aiohttp")):
         raise DeviceUnavailable("--oip needs gRPC: pip install 'nnburst[oip]'")
     options: dict[str, Any] = {"address": address, "names": names, "grpc": grpc, "rest": rest}

@@ -1,0 +1,62 @@
+"""Python functions as models of a service that programs share.
+
+    nnburst serve --name filters examples/shared/functions.py:edges examples/shared/functions.py:brightness
+    python examples/shared/functions.py
+
+The first line serves the two functions below, until Ctrl-C. The second does the same by itself, as a test: it starts
+the service under a name of its own, runs the functions there and here, and compares.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+
+import nnburst
+from nnburst.devices.function import Tensor, declare
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
+IMAGE = Tensor("image", "float32", ("h", "w"))
+
+
+@declare(inputs=[IMAGE], outputs=[Tensor("edges", "float32", (None, "w"))])
+def edges(image: Array) -> Array:
+    """The image lies in shared memory of the client: it is read-only, and valid while the function runs."""
+    return np.abs(np.diff(image, axis=0))
+
+
+@declare(inputs=[IMAGE], outputs=[Tensor("mean", "float32", (1,)), Tensor("rows", "float32", ("h",))])
+def brightness(image: Array) -> tuple[Array, Array]:
+    """Several outputs are a tuple."""
+    return image.mean(keepdims=True).reshape(1), image.mean(axis=1)
+
+
+def main() -> int:
+    name = f"example-{os.getpid()}"
+    functions = [f"{__file__}:{function}" for function in ("edges", "brightness")]
+    command = [sys.executable, "-m", "nnburst", "serve", "--json", "--name", name, *functions]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            ready = json.loads(server.stdout.readline())
+            print(f"service: process {ready['pid']} serves {ready['models']}")
+            image = np.linspace(0, 1, 48, dtype=np.float32).reshape(6, 8)
+            with nnburst.connect(name) as service:
+                with service.session("edges") as session:
+                    right = np.array_equal(session.run(None, {"image": image})[0], edges(image))
+                with service.session("brightness") as session:
+                    there = session.run(None, {"image": image})
+                    right &= all(map(np.array_equal, there, brightness(image)))
+        finally:
+            server.terminate()
+    print("the service and this program agree" if right else "the answers are WRONG")
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
