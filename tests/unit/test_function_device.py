@@ -197,13 +197,16 @@ def test_model_that_a_device_cannot_run_is_refused_with_the_name_of_the_operatio
         create_device(name).prepare_model(b.build())
 
 
-def test_unknown_name_says_what_there_is(service: nnburst.Service) -> None:
+def test_unknown_name_says_what_there_is(service: nnburst.Service, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"no model 'ad': nnburst-function has .* \['accumulate', 'add'"):
         service.session("ad")
     with pytest.raises(InvalidArgument, match="no model 'add': nnburst-reference has no models by name"):
         service.session("add", device="nnburst-reference")
     with pytest.raises(InvalidArgument, match="needs service="):
         nnburst.Session("add")
+    (tmp_path / "detector.onnx").write_bytes(b"")
+    with pytest.raises(InvalidArgument, match=r"No such file or directory; there is '.*/detector.onnx'"):
+        nnburst.Session(str(tmp_path / "detectr.onnx"), device="nnburst-reference", service=service)
     for no_name in ("", "/", "models/add.tflite"):
         with pytest.raises(InvalidArgument, match=r"no file that a device reads \(.onnx\), and no model's name"):
             service.session(no_name)
@@ -225,7 +228,10 @@ def test_what_is_no_declared_function_is_refused_with_the_remedy(directory: Path
 
 
 @pytest.mark.parametrize("failing", ["1 / 0", "import no_such_module_here", "x = ("])
-def test_module_that_cannot_be_imported_is_refused_with_the_line(tmp_path: Path, failing: str) -> None:
+def test_module_that_cannot_be_imported_is_refused_with_the_line(
+    tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
     (tmp_path / "fails_early.py").write_text(f"# a comment\n{failing}\n")
     with pytest.raises(DeviceUnavailable, match=r"cannot be imported: \w+Error: .*fails_early.py, line 2\)"):
         create_device(f"nnburst-function:call={tmp_path}/fails_early.py:f")
