@@ -1,4 +1,7 @@
-"""The budget: what the design promises, as ratios of rows of the same run."""
+"""The budget: what the design promises, as ratios of rows of the same run.
+
+A verdict is the rounds' own: three quarters of them have to agree. On a machine that other programs use there is none.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from ._sampling import Result
 
 _LINE = "line"
+MOST_OTHERS = 0.05
+"""Share of the CPUs' time beyond which others disturb too many turns; an idle machine has about 0.01."""
 _STATES = ("1KiB", "64KiB", "1MiB", "16MiB")
 
 
@@ -56,9 +63,9 @@ class Verdict:
 
     Attributes:
         text: The promise.
-        ratio: Median of the rounds' ratios; NaN if one of its rows did not run.
+        ratio: Median of the settled rounds' ratios; NaN if there is none.
         limit: The promised value.
-        outcome: ``pass``, ``miss`` or ``not measured``.
+        outcome: ``pass``, ``miss``, ``not settled`` (the machine does not allow a verdict) or ``not measured``.
     """
 
     text: str
@@ -67,18 +74,24 @@ class Verdict:
     outcome: str
 
 
-def verdicts(results: Mapping[str, Result]) -> list[Verdict]:
-    """Compare a run with the budget. Ratios are taken within each round, then the median over the rounds."""
+def verdicts(results: Mapping[str, Result], others: float = 0.0) -> list[Verdict]:
+    """Compare a run with the budget. Ratios are taken within each round, then the median over the rounds.
+
+    Args:
+        results: The rows.
+        others: Share of the CPUs' time that other programs and the host had meanwhile.
+    """
     out = []
     for promise in BUDGET:
-        row, base = results.get(promise.row), results.get(promise.base)
-        ratio = float("nan")
-        if row is not None and row.rounds:
-            if promise.base == _LINE:
-                ratio = row.ratio_to_line()
-            elif base is not None and base.rounds:
-                ratio = row.ratio_to(base)
-        kept = ratio >= promise.limit if promise.at_least else ratio <= promise.limit
-        outcome = "not measured" if math.isnan(ratio) else "pass" if kept else "miss"
-        out.append(Verdict(promise.text, ratio, promise.limit, outcome))
+        row, base = results.get(promise.row, Result()), results.get(promise.base, Result())
+        turns = len(row.rounds) if promise.base == _LINE else min(len(row.rounds), len(base.rounds))
+        ratios = row.ratios() if promise.base == _LINE else row.ratios(base)
+        kept = sum(r >= promise.limit if promise.at_least else r <= promise.limit for r in ratios)
+        if not turns or (promise.base == _LINE and all(math.isnan(r.line) for r in row.rounds)):
+            outcome = "not measured"
+        elif others > MOST_OTHERS or len(ratios) < turns / 2 or len(ratios) / 4 < kept < len(ratios) * 3 / 4:
+            outcome = "not settled"
+        else:
+            outcome = "pass" if kept >= len(ratios) * 3 / 4 else "miss"
+        out.append(Verdict(promise.text, float(np.median(ratios)) if ratios else math.nan, promise.limit, outcome))
     return out

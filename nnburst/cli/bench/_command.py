@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -21,6 +24,25 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path)
 _MUCH_STOLEN = 0.01
 _NO_MATPLOTLIB = "--png needs matplotlib: pip install 'nnburst[bench]'"
+
+
+@contextmanager
+def _leaving_when_told() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end a run as Ctrl-C does: its servers end, and its files go."""
+
+    def leave(signum: int, frame: FrameType | None) -> NoReturn:
+        for each in handled:
+            signal.signal(each, signal.SIG_IGN)  # another one would interrupt the leaving
+        raise SystemExit(128 + signum)
+
+    handled = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) == signal.SIG_DFL]
+    for each in handled:
+        signal.signal(each, leave)
+    try:
+        yield
+    finally:
+        for each in handled:
+            signal.signal(each, signal.SIG_DFL)
 
 
 @click.command()
@@ -52,6 +74,7 @@ _NO_MATPLOTLIB = "--png needs matplotlib: pip install 'nnburst[bench]'"
 @click.option(
     "--markdown", "markdown_path", type=_FILE, callback=checked, help="Write the tables as Markdown to this file."
 )
+@_leaving_when_told()
 def bench(
     quick: bool,
     count: int | None,
@@ -175,7 +198,7 @@ def _measure(cases: Any, plan: Any, polling_window: float, progress_console: Any
 
     from ._budget import verdicts
     from ._case import Bench
-    from ._placement import allowed_cpus, conditions, keep_affinity
+    from ._placement import allowed_cpus, busy_seconds, conditions, keep_affinity, own_seconds
     from ._report import Report
     from ._sampling import c_clock_overhead, time_calls
     from ._schedule import run
@@ -193,11 +216,15 @@ def _measure(cases: Any, plan: Any, polling_window: float, progress_console: Any
 
         known["c_clock_ns"] = c_clock_overhead()
         known["python_timer_ns"] = float(sorted(time_calls(lambda: None, 2001))[1000])
+        start, busy = time.monotonic(), busy_seconds(cpus) - own_seconds()
         with ExitStack() as stack:
             results = run(cases, Bench(cpus, directory, polling_window, stack), plan, stack, progress)
+        # The servers have ended, so that their time is known.
+        busy = busy_seconds(cpus) - own_seconds() - busy
+    known["others"] = others = max(0.0, busy / (time.monotonic() - start) / len({cpus.client, cpus.server}))
     turns = [turn for result in results.values() for turn in result.rounds]
     known |= {"turns": len(turns), "unsettled_turns": sum(not turn.settled for turn in turns)}
-    return Report(known, cases, results, verdicts(results))
+    return Report(known, cases, results, verdicts(results, others))
 
 
 def _draw(report: Report, path: Path) -> None:

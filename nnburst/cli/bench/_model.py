@@ -237,6 +237,7 @@ class ModelReport:
             f"Linux {c['kernel']}, {c['python']}, ONNX Runtime {c['onnxruntime']}",
             f"{self.contest.threads} ONNX Runtime thread(s), {where}, polling window {c['polling_window_us']:g} µs",
             f"inputs {shapes}; all outputs are the same in every bit; {c['rounds']} rounds in turns",
+            f"bytecode: {c['bytecode']}",
             f"load average at the start {c['load_average_at_start']}",
         ]
 

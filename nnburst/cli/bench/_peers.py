@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import mmap
 import multiprocessing
 import os
 import socket
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty
 from typing import Any
@@ -80,6 +81,79 @@ def _socket_server(sock: socket.socket) -> Generator[None, None, None]:
         send(message)
 
 
+@contextmanager
+def _spun_socket_client(sock: socket.socket) -> Iterator[Call]:
+    send, recv = sock.send, sock.recv
+
+    def echo() -> bytes:
+        send(MESSAGE)
+        while True:
+            try:
+                return recv(64, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                pass
+
+    with sock:
+        yield echo
+
+
+def _spun_socket_server(sock: socket.socket) -> Generator[None, None, None]:
+    send, recv = sock.send, sock.recv
+    yield
+    while True:
+        with suppress(BlockingIOError):
+            while message := recv(64, socket.MSG_DONTWAIT):
+                send(message)
+            return
+
+
+# ---- a word of shared memory that both sides look at: 32 bytes behind a number, each way
+#
+# What Python can do by hand, and no way to call anybody: nothing is checked, nobody is woken or noticed when dead, and
+# the number and the bytes arrive in order only on processors that keep stores in order (x86).
+
+_THERE, _BACK = slice(8, 8 + len(MESSAGE)), slice(72, 72 + len(MESSAGE))  # behind word 0 and word 8, on a line each
+
+
+def _word_link(directory: str) -> tuple[Any, Any]:
+    fd = os.memfd_create("nnburst-bench-word", os.MFD_CLOEXEC)
+    os.truncate(fd, mmap.PAGESIZE)
+    return fd, f"/proc/{os.getpid()}/fd/{fd}"
+
+
+@contextmanager
+def _word_client(fd: int) -> Iterator[Call]:
+    shared = mmap.mmap(fd, mmap.PAGESIZE)
+    os.close(fd)
+    words = memoryview(shared).cast("Q")
+    number = 0
+
+    def echo() -> bytes:
+        nonlocal number
+        number += 1
+        shared[_THERE] = MESSAGE
+        words[0] = number
+        while words[8] != number:
+            pass
+        return shared[_BACK]
+
+    yield echo
+
+
+def _word_server(path: str) -> Generator[None, None, None]:
+    with open(path, "r+b") as file:
+        shared = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+    words = memoryview(shared).cast("Q")
+    number = 1
+    yield
+    while True:
+        while words[0] != number:
+            pass
+        shared[_BACK] = shared[_THERE]
+        words[8] = number
+        number += 1
+
+
 # ---- multiprocessing
 
 
@@ -134,6 +208,33 @@ def _queue_server(queues: Any) -> Generator[None, None, None]:
     there, back = queues
     put, get = back.put, there.get
     back.cancel_join_thread()
+    yield
+    while True:
+        put(get())
+
+
+def _simple_queue_link(directory: str) -> tuple[Any, Any]:
+    spawn = multiprocessing.get_context("spawn")
+    ends = spawn.SimpleQueue(), spawn.SimpleQueue()
+    return ends, ends
+
+
+@contextmanager
+def _simple_queue_client(queues: Any) -> Iterator[Call]:
+    there, back = queues
+    put, get = there.put, back.get
+
+    def echo() -> object:
+        put(MESSAGE)
+        return get()
+
+    with closing(there), closing(back):
+        yield echo
+
+
+def _simple_queue_server(queues: Any) -> Generator[None, None, None]:
+    there, back = queues
+    put, get = back.put, there.get
     yield
     while True:
         put(get())
@@ -326,12 +427,21 @@ PEERS: tuple[Peer, ...] = (
         "iceoryx2", "iceoryx2 request-response", "poll", _iceoryx_link, _iceoryx_client, _iceoryx_server,
         "iceoryx2", "iceoryx2",
     ),
+    Peer("mmap-word", "a word in an mmap, nothing checked", "poll", _word_link, _word_client, _word_server),
+    Peer(
+        "seqpacket-poll", "Unix SOCK_SEQPACKET, MSG_DONTWAIT", "poll", _socket_link, _spun_socket_client,
+        _spun_socket_server,
+    ),
     Peer("seqpacket", "Unix SOCK_SEQPACKET", "block", _socket_link, _socket_client, _socket_server),
     Peer(
         "seqpacket-1core", "Unix SOCK_SEQPACKET", "block", _socket_link, _socket_client, _socket_server,
         placement=ONE_CORE,
     ),
     Peer("pipe", "multiprocessing.Pipe, bytes", "block", _pipe_link, _pipe_client, _pipe_server),
+    Peer(
+        "simple-queue", "multiprocessing.SimpleQueue", "block", _simple_queue_link, _simple_queue_client,
+        _simple_queue_server,
+    ),
     Peer("mp-queue", "multiprocessing.Queue", "block", _queue_link, _queue_client, _queue_server),
     Peer("zmq", "pyzmq ipc:// REQ/REP", "block", _ipc_link, _zmq_client, _zmq_server, "zmq", "pyzmq"),
     Peer("nng", "pynng ipc:// req/rep", "block", _ipc_link, _nng_client, _nng_server, "pynng", "pynng"),

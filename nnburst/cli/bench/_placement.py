@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -42,6 +43,22 @@ def allowed_cpus() -> Cpus:
     """Return the first two CPUs that this process may use."""
     cpus = sorted(os.sched_getaffinity(0))
     return Cpus(cpus[0], cpus[1] if len(cpus) > 1 else cpus[0])
+
+
+def busy_seconds(cpus: Cpus) -> float:
+    """Return for how long the pair has not been idle since the machine started; what the host took counts.
+
+    Source: proc_stat(5).
+    """
+    names = {f"cpu{cpu}" for cpu in (cpus.client, cpus.server)}
+    rows = map(str.split, Path("/proc/stat").read_text(encoding="ascii").splitlines())
+    ticks = (sum(map(int, (*row[1:4], *row[6:9]))) for row in rows if row[0] in names)  # not idle, not iowait
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def own_seconds() -> float:
+    """Return the processor time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def _threads(pid: int) -> set[int]:
@@ -95,6 +112,14 @@ def _is_virtual() -> bool:
     return False
 
 
+def _bytecode() -> str:
+    """Say whether the package's modules lie there compiled; if not, each process of a run compiles them anew."""
+    specs = [module.__spec__ for name, module in sorted(sys.modules.items()) if name.partition(".")[0] == "nnburst"]
+    kept = [os.path.exists(spec.cached) for spec in specs if spec is not None and spec.cached]
+    words = f"{sum(kept)} of {len(kept)} modules lie in __pycache__ compiled"
+    return words + ("; PYTHONDONTWRITEBYTECODE keeps the rest from it" if sys.dont_write_bytecode else "")
+
+
 def conditions(cpus: Cpus, polling_window: float) -> dict[str, str | int | float | list[int]]:
     """Describe the machine and the placement of a run.
 
@@ -111,6 +136,7 @@ def conditions(cpus: Cpus, polling_window: float) -> dict[str, str | int | float
         "clocksource": _first_line("/sys/devices/system/clocksource/clocksource0/current_clocksource", "unknown"),
         "governor": _first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "not exposed"),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "bytecode": _bytecode(),
         "load_average_at_start": round(os.getloadavg()[0], 2),
         "client_cpu": cpus.client,
         "server_cpu": cpus.server,

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ._budget import Verdict
+from ._budget import MOST_OTHERS, Verdict
 from ._case import Case
 from ._placement import ONE_CORE
 from ._sampling import Result
@@ -39,6 +39,11 @@ def _number(value: float) -> str:
     if math.isnan(value):
         return "-"
     return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no other numbers."""
+    return value if math.isfinite(value) else None
 
 
 def _figure(column: str) -> Callable[[Result], str]:
@@ -95,10 +100,12 @@ class Report:
             "every thread of both processes pinned",
             f"polling window {c['polling_window_us']:g} µs; block means window 0, so every wait is a system call",
             f"{c['rounds']} rounds in turns, L measured before and after each turn; {c['unsettled_turns']} of "
-            f"{c['turns']} turns saw L change by more than 1.5 and are left out of the ratios",
+            f"{c['turns']} turns saw L change by more than 1.5, or no L at all, and are left out of the ratios",
             f"each sample contains one clock reading: {c['c_clock_ns']:.0f} ns in C, in Python "
             f"{c['python_timer_ns']:.0f} ns with the loop and a call that does nothing; nothing is subtracted",
-            f"load average at the start {c['load_average_at_start']}",
+            f"bytecode: {c['bytecode']}",
+            f"load average at the start {c['load_average_at_start']}; other programs and the host had "
+            f"{c['others']:.1%} of the two CPUs' time (above {MOST_OTHERS:.0%} there are no verdicts)",
         ]
 
     def savings(self) -> list[str]:
@@ -147,7 +154,7 @@ class Report:
         for line in self.savings():
             console.print("  " + line, markup=False, highlight=False)
         console.print("[bold]Budget[/bold] (medians of the same round, median over the rounds)")
-        styles = {"pass": "green", "miss": "red", "not measured": "yellow"}
+        styles = {"pass": "green", "miss": "red", "not settled": "yellow", "not measured": "yellow"}
         for v in self.verdicts:
             style = styles[v.outcome]
             console.print(f"  [{style}]{v.outcome:>12}[/{style}]  {_number(v.ratio):>6}  {v.text}", highlight=False)
@@ -158,8 +165,7 @@ class Report:
         figures: dict[str, float | None] = dict.fromkeys((*_COLUMNS, "ratio_to_L"))
         if result.rounds:
             figures |= result.percentiles_us()
-            ratio = result.ratio_to_line()
-            figures["ratio_to_L"] = None if math.isnan(ratio) else ratio
+            figures["ratio_to_L"] = _finite(result.ratio_to_line())
         return {
             "name": case.key,
             "title": case.title,
@@ -173,9 +179,9 @@ class Report:
             "rounds": [
                 {
                     "count": len(r.samples),
-                    "p50_us": r.p50 / 1e3,
-                    "L_before_us": None if math.isnan(r.line_before) else r.line_before / 1e3,
-                    "L_after_us": None if math.isnan(r.line_after) else r.line_after / 1e3,
+                    "p50_us": _finite(r.p50 / 1e3),
+                    "L_before_us": _finite(r.line_before / 1e3),
+                    "L_after_us": _finite(r.line_after / 1e3),
                     "settled": r.settled,
                 }
                 for r in result.rounds
@@ -184,7 +190,7 @@ class Report:
 
     def write_json(self, path: Path) -> None:
         """Write the conditions, the rows and the budget."""
-        budget = [asdict(v) | {"ratio": None if math.isnan(v.ratio) else v.ratio} for v in self.verdicts]
+        budget = [asdict(v) | {"ratio": _finite(v.ratio)} for v in self.verdicts]
         document = {"conditions": dict(self.conditions), "rows": [self.row(c) for c in self.cases], "budget": budget}
         path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 

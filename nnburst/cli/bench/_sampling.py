@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -87,8 +88,9 @@ class Round:
     """One row's share of one round, with L measured right before and right after it.
 
     Attributes:
-        samples: Nanoseconds.
-        line_before: Median of L before, nanoseconds; NaN if there is only one CPU.
+        samples: Nanoseconds; none if the machine was too busy for the row to be measured.
+        line_before: Median of L before, nanoseconds; NaN if there is only one CPU, infinite if the machine was too busy
+            for two threads to run at once.
         line_after: Likewise after.
     """
 
@@ -98,8 +100,8 @@ class Round:
 
     @property
     def p50(self) -> float:
-        """Median of the round, nanoseconds."""
-        return float(np.median(self.samples))
+        """Median of the round, nanoseconds; NaN without samples."""
+        return float(np.median(self.samples)) if len(self.samples) else math.nan
 
     @property
     def line(self) -> float:
@@ -108,12 +110,12 @@ class Round:
 
     @property
     def settled(self) -> bool:
-        """Whether L stayed within a factor of 1.5 while the row ran: a host may move the CPUs of a guest.
+        """Whether it can be compared: there are samples, and L stayed within a factor of 1.5 while they were taken.
 
-        Without a second CPU there is no L, and nothing that could move.
+        A host may move the CPUs of a guest. Without a second CPU there is no L, and nothing that could move.
         """
         low, high = sorted((self.line_before, self.line_after))
-        return not high > 1.5 * low
+        return len(self.samples) > 0 and not math.isinf(high) and not high > 1.5 * low
 
 
 @dataclass(slots=True)
@@ -133,24 +135,25 @@ class Result:
         """All rounds together, nanoseconds."""
         return np.concatenate([r.samples for r in self.rounds])
 
-    @property
-    def usable(self) -> list[Round]:
-        """The settled rounds, or all of them if none is settled."""
-        return [r for r in self.rounds if r.settled] or self.rounds
-
     def percentiles_us(self) -> dict[str, float]:
-        """p50 is the median of the rounds' medians; the others are taken over all samples. Microseconds."""
-        values = np.percentile(self.samples, PERCENTILES) / 1e3
-        p50 = float(np.median([r.p50 for r in self.rounds])) / 1e3
+        """All over the samples of all rounds together. Microseconds."""
         names = ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")
-        return dict(zip(names, (p50, *map(float, values[1:])), strict=True))
+        return dict(zip(names, map(float, np.percentile(self.samples, PERCENTILES) / 1e3), strict=True))
+
+    def ratios(self, other: Result | None = None) -> list[float]:
+        """Return this row's median over that of another in the same round, or over L, for each settled round."""
+        if other is None:
+            return [r.p50 / r.line for r in self.rounds if r.settled and not math.isnan(r.line)]
+        return [a.p50 / b.p50 for a, b in zip(self.rounds, other.rounds, strict=False) if a.settled and b.settled]
 
     def ratio_to_line(self) -> float:
-        """Return the median over the rounds of p50 / L; NaN without a second CPU."""
-        return float(np.median([r.p50 / r.line for r in self.usable])) if self.rounds else float("nan")
+        """Return the median of the ratios to L; NaN without a second CPU, or if no round is settled."""
+        return _median(self.ratios())
 
     def ratio_to(self, other: Result) -> float:
-        """Return the median over the rounds of this row's p50 / the other row's p50 in the same round."""
-        pairs = list(zip(self.rounds, other.rounds, strict=False))
-        settled = [(a, b) for a, b in pairs if a.settled and b.settled] or pairs
-        return float(np.median([a.p50 / b.p50 for a, b in settled])) if settled else float("nan")
+        """Return the median of the ratios to another row; NaN if no round is settled."""
+        return _median(self.ratios(other))
+
+
+def _median(values: list[float]) -> float:
+    return float(np.median(values)) if values else math.nan

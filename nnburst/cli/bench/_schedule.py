@@ -6,6 +6,7 @@ while. So the rows take turns, each turn knows its own L, and rows are compared 
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from types import FrameType
 
 import numpy as np
 
+from ...errors import MissedDeadline
 from ._case import Bench, Case, Subject
 from ._placement import pin_process
 from ._sampling import Result, Round, line_samples
@@ -60,7 +62,12 @@ def _watchdog() -> Iterator[None]:
 
 
 def _line(bench: Bench) -> float:
-    return float(np.median(line_samples(bench.cpus, _LINE_COUNT))) if bench.cpus.two else float("nan")
+    if not bench.cpus.two:
+        return math.nan
+    try:
+        return float(np.median(line_samples(bench.cpus, _LINE_COUNT)))
+    except MissedDeadline:  # two threads did not get the two CPUs
+        return math.inf
 
 
 def _turn(case: Case, subject: Subject, bench: Bench, plan: Plan) -> Round:
@@ -89,7 +96,8 @@ def run(
 ) -> dict[str, Result]:
     """Measure rows in turns.
 
-    A row that cannot be set up, fails or hangs gets a note instead of figures; the others go on.
+    A row that cannot be set up, fails or hangs gets a note instead of figures; the others go on. A turn for which the
+    machine is too busy has no samples.
 
     Args:
         cases: The rows.
@@ -118,7 +126,14 @@ def run(
                 try:
                     with _watchdog():
                         results[case.key].rounds.append(_turn(case, subjects[case.key], bench, plan))
+                except MissedDeadline:
+                    results[case.key].rounds.append(Round(np.empty(0, np.int64), math.inf, math.inf))
                 except Exception as error:
                     results[case.key] = Result(note=f"failed: {error}")
                     del subjects[case.key]
+    for result in results.values():
+        missed = sum(not len(r.samples) for r in result.rounds)
+        if missed:
+            result.note = f"{missed} of {len(result.rounds)} turns without samples: the machine was too busy"
+            result.rounds = result.rounds if missed < len(result.rounds) else []
     return results
