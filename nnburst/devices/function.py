@@ -282,11 +282,11 @@ class _Target:
 
 def _view(tensor: Tensor, argument: RequestArgument, request: Request) -> Array:
     """Return an input as the function sees it."""
-    if argument.has_no_value:
-        if 0 not in tensor.dimensions:
-            raise GeneralFailure(f"input {tensor.name!r} is omitted, but the function needs it")
-        return np.empty(tensor.dimensions, tensor.element)
     dims = combine_dimensions(tensor.dimensions, argument.dimensions)
+    if argument.has_no_value:
+        if 0 not in dims:
+            raise GeneralFailure(f"input {tensor.name!r} is omitted, but the function needs it")
+        return np.empty(dims, tensor.element)
     nbytes = math.prod(dims) * tensor.element.itemsize
     if tensor.shape != () and not is_fully_specified(dims):
         raise InvalidArgument(f"input {tensor.name!r} has dimensions {list(dims)}; give all of them")

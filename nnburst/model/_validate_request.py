@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidArgument
 from ._dimensions import check_dimensions, combine_dimensions
-from ._operand_types import OPERANDS, OperandInfo, operand_nbytes, type_name
+from ._operand_types import OPERANDS, OperandInfo, is_extension, operand_nbytes, type_name
 from ._types import BufferToken, DataLocation, Lifetime, Model, OperandDesc, Request, RequestArgument, Steps
 
 _NOWHERE = DataLocation()
@@ -44,7 +45,7 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
         names = model.input_names if what == "input" else model.output_names
         for position, (argument, index) in enumerate(zip(arguments, indexes, strict=True)):
             place = f"{what} {position}" + (f" ({names[position]!r})" if names else "")
-            case = _Case(place, what == "output", model.main.operands[index], argument, request.pools)
+            case = _Case(place, what == "output", model, model.main.operands[index], argument, request.pools)
             case.allow_unspecified = steps is None and (allow_unspecified_output or not case.written)
             case.steps = 1 if steps is None else steps.count
             case.is_state = None if steps is None else position in states[what]
@@ -87,6 +88,7 @@ class _Case:
 
     place: str
     written: bool
+    model: Model
     operand: OperandDesc
     argument: RequestArgument
     pools: tuple[Any, ...]
@@ -115,6 +117,11 @@ class _Case:
         return not getattr(self.pool, "size", 0)
 
     @property
+    def may_be_empty(self) -> bool:
+        """Whether dimensions may say that it has no elements. To NNAPI's operations a 0 is always an unknown size."""
+        return not self.written and all(is_extension(operation.type) for operation in self.model.main.operations)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the argument, 0 if unknown."""
         return operand_nbytes(self.operand.type, self.dims)
@@ -127,8 +134,13 @@ class _Case:
 
 
 def _nothing_given(case: _Case) -> None:
-    if case.location != _NOWHERE or case.argument.dimensions:
+    dims = case.argument.dimensions
+    if case.location != _NOWHERE or (dims and not case.may_be_empty):
         raise case.refuse("is omitted (has_no_value) but has a location or dimensions")
+    if dims:
+        _dimensions(case)
+        if 0 not in dims:
+            raise case.refuse(f"has no bytes, but {math.prod(dims)} elements of dimensions {list(dims)}")
 
 
 def _in_a_pool(case: _Case) -> None:
@@ -169,7 +181,7 @@ def _dimensions(case: _Case) -> None:
         check_dimensions(dims)
     except InvalidArgument as error:
         raise case.refuse(f"cannot have its dimensions: {error}") from None
-    if not case.written and 0 in dims:
+    if not case.written and not case.argument.has_no_value and 0 in dims:
         raise case.refuse(f"is given dimensions {list(dims)}; a request knows all of an input's")
     if case.info is None:
         return

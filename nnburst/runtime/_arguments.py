@@ -42,7 +42,7 @@ class NodeArg(Struct, frozen=True):
         dtype: NumPy type of its elements.
         type: `OperandType` value.
         scale, zero_point: Quantisation: real value = (stored - zero_point) * scale.
-        may_be_empty: Whether an array without elements may be passed; its open dimensions must then be 0.
+        may_be_empty: Whether an array without elements may be passed.
     """
 
     name: str
@@ -73,10 +73,7 @@ class NodeArg(Struct, frozen=True):
         """
         if 0 not in shape:
             return False
-        implied = self.shape is not None and all(
-            isinstance(want, int) or have == 0 for want, have in zip(self.shape, shape, strict=True)
-        )
-        if not (self.may_be_empty and implied):
+        if not self.may_be_empty:
             raise InvalidArgument(
                 f"{self.name!r} has no elements (shape {tuple(shape)}), which this model cannot take; leave the run out"
             )

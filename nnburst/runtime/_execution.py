@@ -438,9 +438,10 @@ class Execution(BoundRequest):
         return copies
 
     def _typed(self, index: int, node: NodeArg, shapes: Sequence[OutputShape]) -> Array:
-        view, known = self.outputs[node.name], self._sizes.outputs[index]
+        view, known, room = self.outputs[node.name], self._sizes.outputs[index], self._laid_out().outputs[index]
         if known is not None and 0 not in known:
             return view.copy()
+        view = view if room is None else room
         if not shapes:
             raise GeneralFailure(f"the service did not tell the shape of output {node.name!r}")
         shape = shapes[index].dimensions
@@ -974,7 +975,8 @@ class Execution(BoundRequest):
             raise GeneralFailure(f"the service told {len(shapes)} shapes for {len(nodes)} outputs")
         for node, argument, shape in zip(nodes, self._in_order("output"), shapes, strict=True):
             dims, room = shape.dimensions, _UINT32
-            declared = None if node.name in self._told else argument.dimensions or node.shape
+            is_sure = node.name not in self._told and not (node.may_be_empty and node.is_open)
+            declared = argument.dimensions or (node.shape if is_sure else None)
             fits = len(dims) <= _HIGHEST_RANK
             if shape.is_sufficient:
                 room = argument.room or argument.length or _UINT32
@@ -1113,7 +1115,7 @@ def _shared(
     if least and not nbytes:
         return Argument(room=max(least, node.dtype.itemsize))
     nbytes *= 1 if steps is None else steps.count
-    return Argument(room=nbytes, dimensions=shape if node.is_open and shape and nbytes else ())
+    return Argument(room=nbytes, dimensions=shape if node.is_open and shape else ())
 
 
 def _arrays(
@@ -1136,6 +1138,6 @@ def _arrays(
         if view is None:
             arrays[node.name] = np.empty((*leading, *(shape or ())), node.dtype)
         else:
-            known = shape is not None and 0 not in shape
-            arrays[node.name] = view.view(node.dtype).reshape((*leading, *(shape or ()))) if known else view
+            nbytes = view.nbytes if shape is None or 0 not in shape else 0
+            arrays[node.name] = view if shape is None else view[:nbytes].view(node.dtype).reshape((*leading, *shape))
     return arrays

@@ -18,7 +18,7 @@ AnyMemory = Memory | DeviceMemory | BufferToken
 
 
 class Argument(Struct, frozen=True):
-    """One input or output of an execution. Without room and without memories it is omitted.
+    """One input or output of an execution. Without room and without memories it is omitted, or has no elements.
 
     Attributes:
         room: Bytes in the execution's own memory.
@@ -107,7 +107,7 @@ def _request(
         else:
             where = DataLocation(0, start, argument.room)
         omitted = not argument.room and not argument.memories
-        arguments.append(RequestArgument(True) if omitted else RequestArgument(False, where, argument.dimensions))
+        arguments.append(RequestArgument(omitted, DataLocation() if omitted else where, argument.dimensions))
     if steps is not None:
         pools[steps] = len(pools)
     return Request(tuple(arguments[: len(inputs)]), tuple(arguments[len(inputs) :]), tuple(pools))

@@ -184,16 +184,19 @@ class _Batches:
                 continue
             if not counts:
                 try:
-                    counts = [self._copy(items[0])]
+                    count = self._copy(items[0])
                 except NNBurstError as error:
                     self._rows.append(error)
-                    if not self._filled and not self._waiting:
+                    if not self._waiting and not any(isinstance(row, int) for row in self._rows):
                         yield _wrong(self._rows)
                         self._rows = []
                     continue
-            if not counts[0] or self._filled + sum(counts) > self._batch:  # it begins the next batch, or the next kind
+                if count is None:  # of the next kind
+                    rest.give_back(items)
+                    break
+                counts = [count]
+            if self._filled + sum(counts) > self._batch:  # it begins the next batch
                 rest.give_back(items)
-                self._goes_on = bool(counts[0])
                 yield from self._finish()
                 continue
             self._rows += counts
@@ -202,8 +205,11 @@ class _Batches:
                 yield from self._advance()
         yield from self._finish()
 
-    def _copy(self, arrays: Inputs) -> int:
-        """Copy an input behind the rows that are filled, if it fits there. Returns how many it has; 0 for another kind.
+    def _copy(self, arrays: Inputs) -> int | None:
+        """Copy an input behind the rows that are filled, if it fits there.
+
+        Returns:
+            How many rows it has; None if it is of another kind.
 
         Raises:
             InvalidArgument: It is wrong.
@@ -211,7 +217,7 @@ class _Batches:
         checked = checked_inputs(self._session.get_inputs(), arrays)
         count = _rows(checked, self._batch)
         if any(array.shape[1:] != self._shapes[name][1:] for name, array in checked.items()):
-            return 0
+            return None
         if self._filled + count <= self._batch:
             for name, view in self._pipeline.current.inputs.items():
                 view[self._filled : self._filled + count] = checked[name]
@@ -238,7 +244,7 @@ class _Batches:
         """Wait for what is in flight, and run what does not fill a batch."""
         yield from self._landed()
         rows, self._rows = self._rows, []
-        if self._filled:
+        if any(isinstance(row, int) for row in rows):
             head = {name: view[: self._filled] for name, view in self._pipeline.current.inputs.items()}
             self._filled = 0
             try:
@@ -308,10 +314,10 @@ def _rows(arrays: Mapping[str, Array], batch: int) -> int:
     """Return how many rows an input has."""
     count: int = next(iter(arrays.values())).shape[0]
     for name, array in arrays.items():
-        if array.shape[0] != count or not 1 <= count <= batch:
+        if array.shape[0] != count or count > batch:
             raise InvalidArgument(
-                f"input {name!r} has shape {array.shape}; in this batch it is 1 to {batch} rows, as many as the other "
-                "inputs have"
+                f"input {name!r} has shape {array.shape}; in this batch it is at most {batch} rows, as many as the "
+                "other inputs have"
             )
     return count
 

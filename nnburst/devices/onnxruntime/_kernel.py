@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +57,6 @@ class _Open:
     pool: MemoryLike
     offset: int
     room: int
-    dimensions: tuple[int, ...]
 
 
 class BoundGraph:
@@ -113,14 +112,14 @@ class BoundGraph:
     def _bind_input(
         self, node: GraphArgument, operand: OperandDesc, request: Request, argument: RequestArgument
     ) -> None:
+        dims = combine_dimensions(operand.dimensions, argument.dimensions)
         if argument.has_no_value:
-            if node.shape is None or 0 not in node.dimensions:
+            if 0 not in dims:
                 raise GeneralFailure(f"input {node.name!r} is omitted, but the graph needs it")
-            self._inputs[node.name] = node.dimensions, np.empty(0, np.uint8)
-            self._bind(self._binding.bind_input, node, node.dimensions, np.empty(1, np.uint8))
+            self._inputs[node.name] = dims, np.empty(0, np.uint8)
+            self._bind(self._binding.bind_input, node, dims, np.empty(1, np.uint8))
             return
         pool = _pool(request, argument)
-        dims = combine_dimensions(operand.dimensions, argument.dimensions)
         location = argument.location
         nbytes = _needed(node, operand, dims)
         if not dims and not node.shape and not isinstance(pool, BufferView):
@@ -163,11 +162,11 @@ class BoundGraph:
         if node.name in self._inputs:
             # A client that names shapes names those of the input and the output at once, and knows of the former only.
             self._has_open_shapes = self._has_open_shapes or _needed(node, operand, operand.dimensions) is None
-            self._pass_on(_Open(position, node, pool, location.offset, room, dims))
+            self._pass_on(_Open(position, node, pool, location.offset, room))
             return
         self._order.append(position)
         if nbytes is None:
-            self._open.append(_Open(position, node, pool, location.offset, room, dims))
+            self._open.append(_Open(position, node, pool, location.offset, room))
             self._binding.bind_output(node.name, _CPU)
             return
         region = _writable(pool, node, nbytes, location.offset)
@@ -182,7 +181,6 @@ class BoundGraph:
     def _pass_on(self, output: _Open) -> None:
         """Bind an output of the graph that is one of its inputs: ONNX Runtime would leave the region as it is."""
         dims, source = self._inputs[output.argument.name]
-        _require_like(output, dims)
         self._shapes[output.position] = dims
         if source.nbytes > output.room:
             self._too_small.add(output.position)
@@ -332,7 +330,10 @@ class BoundGraph:
             if not value.has_value():
                 raise GeneralFailure(f"output {output.argument.name!r} was not computed")
             shape = tuple(value.shape())
-            _require_like(output, shape)
+            if len(shape) > HIGHEST_RANK:
+                raise GeneralFailure(
+                    f"output {output.argument.name!r} has {len(shape)} dimensions; {HIGHEST_RANK} are possible"
+                )
             nbytes = math.prod(shape) * output.argument.element.itemsize
             self._shapes[output.position] = shape
             if nbytes > output.room:
@@ -399,18 +400,6 @@ def _needed(node: GraphArgument, operand: OperandDesc, dims: tuple[int, ...]) ->
     if is_scalar(operand):
         return node.element.itemsize
     return math.prod(dims) * node.element.itemsize if is_fully_specified(dims) else None
-
-
-def _require_like(output: _Open, shape: Sequence[int]) -> None:
-    known = output.dimensions
-    if len(shape) > HIGHEST_RANK:
-        raise GeneralFailure(
-            f"output {output.argument.name!r} has {len(shape)} dimensions; {HIGHEST_RANK} are possible"
-        )
-    if known and (len(known) != len(shape) or any(k not in (0, n) for k, n in zip(known, shape, strict=True))):
-        raise GeneralFailure(
-            f"output {output.argument.name!r} has dimensions {list(shape)}, but is declared as {list(known)}"
-        )
 
 
 def _pool(request: Request, argument: RequestArgument) -> MemoryLike:
