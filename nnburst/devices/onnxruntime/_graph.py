@@ -20,6 +20,7 @@ from .._elements import element_type
 from ._importer import GraphArgument, all_tensors, external_location, parse, serialised
 from ._library import onnx, onnxruntime
 from ._snapshots import exposed_arguments
+from ._unwritten import write_all
 
 _log = logging.getLogger(__name__)
 
@@ -154,6 +155,7 @@ def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSett
 def build_session(data: bytes, files: Mapping[str, Bytes], options: Any) -> tuple[Any, frozenset[str]]:
     """Return an ``InferenceSession`` of a model's files, and its `exposed_arguments`; raises as `compile_graph`."""
     proto = parse(data)
+    write_all(proto)
     exposed = exposed_arguments(proto)
     _place_external(proto, files, options)
     parsed = serialised(proto)

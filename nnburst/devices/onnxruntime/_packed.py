@@ -31,7 +31,7 @@ from ._graph import FILES_OF_MODELS, Bytes, Graph, SessionSettings, build_sessio
 from ._importer import all_tensors, parse, serialised
 from ._library import onnx, onnxruntime
 
-FORMAT = 3
+FORMAT = 4
 """Part of the epoch: files of another format are not even opened."""
 _ALIGNMENT = 64
 _SMALLEST = 1024

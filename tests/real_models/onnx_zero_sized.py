@@ -1,0 +1,272 @@
+"""Operators of ONNX Runtime with dimensions of 0: what of their results depends on what memory held before.
+
+``python onnx_zero_sized.py OUT FIRST PATTERN TRIES`` runs cases, as the device would, and writes a line for each before
+it begins and one of what came out, as a digest. Run twice under different values of ``MALLOC_PERTURB_``, which is
+what fresh memory holds, the lines are the same if all that is handed out was written. The cases are ONNX's own for its
+nodes, and guesses at the operators that ONNX Runtime adds to them, with sizes replaced by 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Case = tuple[str, Any, list[dict[str, Array]]]
+"""A name, a model, and what goes in each time."""
+
+_MOST = 120
+"""Ways to set sizes of one model to 0."""
+_LONGEST_S = 10
+_FLOAT = TensorProto.FLOAT
+
+
+def _variants(arrays: Mapping[str, Array]) -> list[dict[str, Array]]:
+    """Return the arrays with one, two or three of their axes cut to nothing, and with all axes of one size."""
+    axes = [(name, axis) for name, array in arrays.items() for axis in range(array.ndim)]
+    alike: dict[int, list[tuple[str, int]]] = {}
+    for name, axis in axes:
+        alike.setdefault(arrays[name].shape[axis], []).append((name, axis))
+    several = [itertools.combinations(axes, n) for n in (2, 3)]
+    chosen = itertools.chain(([one] for one in axes), alike.values(), [axes], *several)
+    found = {frozenset(cut): None for cut in itertools.islice(chosen, _MOST)}
+
+    def cut(name: str, axes: frozenset[tuple[str, int]]) -> Array:
+        array = arrays[name]
+        return np.zeros([0 if (name, axis) in axes else size for axis, size in enumerate(array.shape)], array.dtype)
+
+    def kept(name: str, axes: frozenset[tuple[str, int]]) -> Array:
+        return cut(name, axes) if any(name == other for other, _ in axes) else arrays[name]
+
+    return [{name: kept(name, axes) for name in arrays} for axes in found]
+
+
+def _opened(model: Any) -> Any:
+    """Return the model without the shapes of its inputs and outputs."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for value in (*made.graph.input, *made.graph.output):
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    return made
+
+
+def _own_cases() -> Iterator[Case]:
+    """Yield ONNX's cases for its operators."""
+    import onnx.backend.test.loader as loader
+
+    for case in loader.load_model_tests(kind="node"):
+        if case.model is None:
+            continue
+        arrays = dict(zip([value.name for value in case.model.graph.input], case.data_sets[0][0], strict=False))
+        if all(isinstance(array, np.ndarray) and array.dtype.kind in "fiub" for array in arrays.values()):
+            operators = sorted({node.op_type for node in case.model.graph.node})
+            yield f"{case.name[len('test_') :]}:{'+'.join(operators[:4])}", _opened(case.model), _variants(arrays)
+
+
+def made(nodes: list[Any], arrays: Mapping[str, Array], outputs: list[str], functions: list[Any] | None = None) -> Any:
+    """Return a model whose inputs have open ranks."""
+    kind = helper.np_dtype_to_tensor_dtype
+    graph = helper.make_graph(
+        nodes,
+        "zero sized",
+        [helper.make_tensor_value_info(name, kind(array.dtype), None) for name, array in arrays.items()],
+        [helper.make_empty_tensor_value_info(name) for name in outputs],
+    )
+    opsets = [helper.make_opsetid(*row) for row in (("", 17), ("com.microsoft", 1), ("own", 1))]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9, functions=functions or [])
+
+
+def _nested_cases() -> Iterator[Case]:
+    """Yield the operators of which it is known, in functions and control flow, and some that ONNX has no cases of."""
+    node, u8, f4 = helper.make_node, np.uint8, np.float32
+    matrices = {"a": np.ones((2, 4), u8), "b": np.ones((4, 3), u8)}
+    parts = {"a": np.ones((2, 3), f4), "b": np.ones((2, 5), f4)}
+    images = {"a": np.ones((1, 2, 4, 4), u8), "b": np.ones((3, 2, 3, 3), u8)}
+    scalars = {"s": np.array(0.5, f4), "z": np.array(3, u8)}
+    none = {"i": np.ones((), np.int64), "c": np.ones((), np.bool_)}
+    join, product = node("Concat", ["a", "b"], ["y"], axis=1), node("MatMulInteger", ["a", "b"], ["y"])
+    convolution = node("ConvInteger", ["a", "b"], ["y"])
+    quantised = node("QLinearMatMul", ["a", "s", "z", "b", "s", "z", "s", "z"], ["y"])
+    simple = [("Concat", join, parts), ("MatMulInteger", product, matrices), ("ConvInteger", convolution, images)]
+    for name, inner, arrays in (*simple, ("QLinearMatMul", quantised, matrices | scalars)):
+        yield f"plain:{name}", made([inner], arrays, ["y"]), _variants(arrays)
+        kind = TensorProto.FLOAT if name == "Concat" else TensorProto.UINT8 if name[0] == "Q" else TensorProto.INT32
+        out = [helper.make_tensor_value_info("y", kind, None)]
+        branch = helper.make_graph([inner], "branch", [], out)
+        chosen = node("If", ["c"], ["r"], then_branch=branch, else_branch=branch)
+        yield f"in_if:{name}", made([chosen], arrays | {"c": none["c"]}, ["r"]), _variants(arrays | {"c": none["c"]})
+        kept = helper.make_tensor_value_info("go", TensorProto.BOOL, ())
+        going = [helper.make_tensor_value_info("n", TensorProto.INT64, ()), kept]
+        body = helper.make_graph([inner, node("Identity", ["go"], ["on"])], "body", going, [_like(kept, "on"), *out])
+        loop = node("Loop", ["i", "c"], ["r"], body=body)
+        yield f"in_loop:{name}", made([loop], arrays | none, ["r"]), _variants(arrays | none)
+        opset = [helper.make_opsetid("", 17)]
+        function = helper.make_function("own", "f", list(arrays), ["y"], [inner], opset)
+        call = node("f", list(arrays), ["r"], domain="own")
+        yield f"in_function:{name}", made([call], arrays, ["r"], [function]), _variants(arrays)
+    added = {
+        "MatMulIntegerToFloat": (["a", "b", "s", "s"], matrices),
+        "DynamicQuantizeMatMul": (["x", "b", "s"], {"x": np.ones((2, 4), f4), "b": matrices["b"]}),
+        "QGemm": (["a", "s", "z", "b", "s", "z"], matrices),
+    }
+    for name, (inputs, arrays) in added.items():
+        arrays = {key: value for key, value in (arrays | scalars).items() if key in inputs}
+        yield f"added:{name}", made([node(name, inputs, ["y"], domain="com.microsoft")], arrays, ["y"]), _variants(arrays)
+    bytes_ = {name: array.astype(u8) for name, array in parts.items()} | scalars
+    joined = node("QLinearConcat", ["s", "z", "a", "s", "z", "b", "s", "z"], ["y"], domain="com.microsoft", axis=1)
+    yield "added:QLinearConcat", made([joined], bytes_, ["y"]), _variants(bytes_)
+    sequence = [
+        node("SequenceConstruct", ["a", "b"], ["q"]),
+        node("ConcatFromSequence", ["q"], ["y"], axis=1),
+        node("ConcatFromSequence", ["q"], ["z"], axis=0, new_axis=1),
+    ]
+    yield "plain:ConcatFromSequence", made(sequence[:2], parts, ["y"]), _variants(parts)
+    same = {"a": parts["a"], "b": parts["a"]}
+    yield "new_axis:ConcatFromSequence", made([sequence[0], sequence[2]], same, ["z"]), _variants(same)
+
+
+def _like(value: Any, name: str) -> Any:
+    made = onnx.ValueInfoProto()
+    made.CopyFrom(value)
+    made.name = name
+    return made
+
+
+def _guesses(tries: int) -> Iterator[Case]:
+    """Yield models of each operator that ONNX Runtime adds for the CPU, with random inputs; most of them do not fit."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    names = {TensorProto.DataType.Name(number).lower(): number for number in TensorProto.DataType.values()}
+    for schema in sorted(state.get_all_operator_schema(), key=lambda schema: schema.name):
+        if schema.domain != "com.microsoft" or not schema.inputs or not tries:
+            continue
+        random = np.random.default_rng(sum(schema.name.encode()))
+        allowed = {rule.type_param_str: list(rule.allowed_type_strs) for rule in schema.type_constraints}
+        for number in range(tries):
+            picked: dict[str, str] = {}
+            arrays: dict[str, Array] = {}
+            inputs = []
+            sizes = random.choice([0, 1, 2, 4, 8], 3)
+            for i, formal in enumerate(schema.inputs):
+                if i >= schema.min_input and random.random() < 0.4:
+                    inputs.append("")
+                    continue
+                of = formal.typeStr
+                text = picked.setdefault(of, str(random.choice(allowed.get(of, [of]))))
+                element = names.get(text.removeprefix("tensor(").removesuffix(")"))
+                if element is None or element in (TensorProto.STRING, TensorProto.UNDEFINED):
+                    break
+                dtype = helper.tensor_dtype_to_np_dtype(element)
+                if dtype.kind not in "fiub":
+                    break
+                arrays[f"i{i}"] = np.ones(random.choice(sizes, random.integers(0, 5)), dtype)
+                inputs.append(f"i{i}")
+            else:
+                required = [name for name, attribute in schema.attributes.items() if attribute.required]
+                given = {name: int(random.choice([1, 2, 4])) for name in required}
+                outputs = [f"o{i}" for i in range(max(1, schema.min_output))]
+                node = helper.make_node(schema.name, inputs, outputs, domain="com.microsoft", **given)
+                yield f"guess{number}:{schema.name}", made([node], arrays, outputs), [arrays]
+
+
+def _open(model: Any) -> Any:
+    """Return a session as the device makes it, but without an arena, which would hide what the allocator does."""
+    from nnburst.devices.onnxruntime._graph import SessionSettings, build_session
+
+    options = SessionSettings(1).options()
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+    options.log_severity_level = 4
+    return build_session(model.SerializeToString(), {}, options)[0]
+
+
+def _digest(values: list[Any]) -> str:
+    whole = hashlib.sha256()
+    for value in values:
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            whole.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
+        else:
+            whole.update(repr(value).encode())
+    return whole.hexdigest()
+
+
+def run(out: str, first: int, pattern: str, tries: int) -> None:
+    """Run the cases from a number on whose names hold one of the words of `pattern`, separated by commas."""
+    warnings.simplefilter("ignore")
+    ort.set_default_logger_severity(4)
+    number = -1
+    with Path(out).open("a") as log:
+        for name, model, variants in itertools.chain(_nested_cases(), _own_cases(), _guesses(tries)):
+            if not any(word in name for word in pattern.split(",")):
+                continue
+            session = None
+            for inputs in variants:
+                number += 1
+                if number < first:
+                    continue
+                print(f"{number} {name} {[array.shape for array in inputs.values()]}", end=" ", file=log, flush=True)
+                signal.alarm(_LONGEST_S)
+                try:
+                    session = session or _open(model)
+                    ort.set_seed(1)
+                    print(_digest(session.run(None, inputs)), file=log)
+                except Exception:
+                    print("refused", file=log)
+                signal.alarm(0)
+
+
+def compare(directory: Path, pattern: str, tries: int) -> tuple[int, list[str]]:
+    """Run cases twice, each in a process of its own whose fresh memory holds something else.
+
+    Returns:
+        How many ran both times, and those with different results.
+    """
+    logs = []
+    processes: dict[Path, Any] = {}
+    try:
+        for perturb in ("85", "170"):
+            log = directory / f"{perturb}.log"
+            log.touch()
+            logs.append(log)
+            processes[log] = _started(log, 0, pattern, tries, perturb)
+        for log in logs:
+            while processes[log].wait() != 0:  # ONNX Runtime crashes, or goes on for ever: on with the next case
+                lines = log.read_text().splitlines()
+                with log.open("a") as file:
+                    print("ended", file=file)
+                processes[log] = _started(log, int(lines[-1].split(" ", 1)[0]) + 1, pattern, tries, log.stem)
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+    ends = ("refused", "ended")
+    one, other = (
+        {line.rsplit(" ", 1)[0]: line.rsplit(" ", 1)[1] for line in log.read_text().splitlines()} for log in logs
+    )
+    both = [case for case in one.keys() & other.keys() if one[case] not in ends and other[case] not in ends]
+    return len(both), sorted(case for case in both if one[case] != other[case])
+
+
+def _started(log: Path, first: int, pattern: str, tries: int, perturb: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, __file__, str(log), str(first), pattern, str(tries)],
+        env=os.environ | {"MALLOC_PERTURB_": perturb},
+        stderr=subprocess.DEVNULL,
+    )
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
