@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..errors import GeneralFailure
 from ..model import ExtensionOperandType, OperandDesc, OperandType, extension_code
@@ -134,3 +135,11 @@ def is_scalar(operand: OperandDesc) -> bool:
     if operand.type > 0xFFFF:
         return bool(operand.type & _SCALAR)
     return operand.type in (_T.FLOAT32, _T.FLOAT16, _T.INT32, _T.UINT32)
+
+
+def open_operand(operand: Operand, prefix: int) -> Operand:
+    """Return an operand of the same elements, whose rank is not known."""
+    if not is_scalar(operand):
+        return replace(operand, dimensions=())
+    row = next(row for row in _ROWS if row.scalar == operand.type or row.number | _SCALAR == operand.type & 0xFFFF)
+    return replace(operand, type=extension_code(prefix, row.number), dimensions=())

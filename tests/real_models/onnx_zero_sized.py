@@ -125,7 +125,11 @@ def _nested_cases() -> Iterator[Case]:
     }
     for name, (inputs, arrays) in added.items():
         arrays = {key: value for key, value in (arrays | scalars).items() if key in inputs}
-        yield f"added:{name}", made([node(name, inputs, ["y"], domain="com.microsoft")], arrays, ["y"]), _variants(arrays)
+        yield (
+            f"added:{name}",
+            made([node(name, inputs, ["y"], domain="com.microsoft")], arrays, ["y"]),
+            _variants(arrays),
+        )
     bytes_ = {name: array.astype(u8) for name, array in parts.items()} | scalars
     joined = node("QLinearConcat", ["s", "z", "a", "s", "z", "b", "s", "z"], ["y"], domain="com.microsoft", axis=1)
     yield "added:QLinearConcat", made([joined], bytes_, ["y"]), _variants(bytes_)

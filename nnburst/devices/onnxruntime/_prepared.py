@@ -11,11 +11,13 @@ from msgspec.structs import replace
 from ...burst import Kernel
 from ...errors import BadState
 from ...memory import BufferTracker
-from ...model import Model, Request, RunOptions
+from ...model import Model, Request, RunOptions, extension_prefix
+from .._elements import open_operand
 from .._local import LocalModel
 from ._graph import Bytes, Graph
 from ._kernel import BoundGraph
 from ._library import give_memory_back
+from ._types import EXTENSION_NAME
 
 
 class Source(Struct, frozen=True):
@@ -68,9 +70,9 @@ class OnnxPreparedModel(LocalModel):
         """The file declares outputs with dimensions that they do not have: from now on, only runs tell."""
         main = self.model.main
         wrong = {main.output_indexes[position] for position in outputs}
+        prefix = extension_prefix(self.model, EXTENSION_NAME)
         operands = tuple(
-            replace(operand, dimensions=()) if index in wrong else operand
-            for index, operand in enumerate(main.operands)
+            open_operand(operand, prefix) if index in wrong else operand for index, operand in enumerate(main.operands)
         )
         self.model = replace(self.model, main=replace(main, operands=operands))
 
