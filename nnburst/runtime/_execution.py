@@ -588,6 +588,10 @@ class Execution(BoundRequest):
             given = _sizes(kind, index, dimensions)
         elif kind == "input" and open_ended:
             given = array.shape
+        if kind == "input" and 0 in array.shape and self.compilation.inputs[index].may_be_empty:
+            self._combined(kind, index, operand, given)
+            self._set(kind, index, Argument(dimensions=given))
+            return
         self._check_length(kind, index, operand, given, array.nbytes)
         self._set(kind, index, Argument(room=array.nbytes, dimensions=given, array=array))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _KINDS = ("float32", "int64", "int32", "bool", "float64")
@@ -305,8 +305,9 @@ def example(seed: int) -> Example:
         value = _Value(made.new(), kind, rank)
         fixed = [int(random.choice([0, 1, 2, 3], p=[0.1, 0.3, 0.3, 0.3])) for _ in range(rank)]
         shape = [made.one_of(size, None, f"d{random.integers(3)}") for size in fixed]
+        rows = list(zip(fixed, shape, strict=True))
         for arrays in every:
-            sizes = [size if isinstance(want, int) else int(random.integers(4)) for size, want in zip(fixed, shape)]
+            sizes = [size if isinstance(want, int) else int(random.integers(4)) for size, want in rows]
             flat = random.integers(-3, 4, math.prod(sizes)).astype(kind)
             arrays[value.name] = flat.reshape(sizes)
         declared.append(_info(value.name, kind, None if random.random() < 0.15 else shape))

@@ -250,8 +250,9 @@ def test_output_that_is_an_input_needs_as_much_room(device: Device) -> None:
             assert status is expected
             assert [(shape.dimensions, shape.is_sufficient) for shape in shapes] == [((4,), room == 16)]
         assert pool.array(np.float32, (4,), 128).tolist() == [1, 2, 3, 4]
-        (status, _, _) = run(device, made, inputs, (argument(128, 12, dims=(3,)),), (pool,))
-        assert status is ErrorStatus.GENERAL_FAILURE
+        (status, shapes, _) = run(device, made, inputs, (argument(128, 12, dims=(3,)),), (pool,))
+        assert status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+        assert [(shape.dimensions, shape.is_sufficient) for shape in shapes] == [((4,), False)]
     made.pools[0].close()  # type: ignore[attr-defined]
 
 

@@ -25,10 +25,18 @@ def service() -> Iterator[nnburst.Service]:
         yield service
 
 
+def _alike(a: np.ndarray, b: np.ndarray) -> bool:
+    if a.size == b.size == 0:  # of a Loop of no trips ONNX Runtime guesses the sizes of what it never had
+        return a.dtype == b.dtype and a.ndim == b.ndim
+    return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+
+
 def compare(service: nnburst.Service, seeds: range) -> Counter[str]:
     """Run the graphs of some seeds on both sides; counts what happened, and fails where it differs."""
     counts: Counter[str] = Counter()
     different = []
+    quiet = ort.RunOptions()
+    quiet.log_severity_level = 4
     for seed in seeds:
         made = example(seed)
         options = ort.SessionOptions()
@@ -48,7 +56,7 @@ def compare(service: nnburst.Service, seeds: range) -> Counter[str]:
             for number, inputs in enumerate(made.inputs):
                 place = f"seed {seed}, run {number}, { ({name: a.shape for name, a in inputs.items()}) }"
                 try:
-                    expected = theirs.run(None, inputs)
+                    expected = theirs.run(None, inputs, quiet)
                 except Exception:
                     counts["not run there"] += 1
                     continue
@@ -63,7 +71,7 @@ def compare(service: nnburst.Service, seeds: range) -> Counter[str]:
                     continue
                 counts["run"] += 1
                 pairs = list(zip(expected, got, strict=True))
-                if any((a.dtype, a.shape, a.tobytes()) != (b.dtype, b.shape, b.tobytes()) for a, b in pairs):
+                if not all(_alike(a, b) for a, b in pairs):
                     different.append(f"{place}: {expected} there, {got} here")
     print(dict(counts))
     assert not different, "\n".join([f"{len(different)} differ", *different[:20]])

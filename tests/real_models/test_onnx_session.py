@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Iterator
@@ -232,6 +233,80 @@ def test_empty_array_for_open_dimensions(service: nnburst.Service, tmp_path: Pat
         assert session.run(None, {"x": rows(2)})[0].shape == (2, 16)
         with pytest.raises(InvalidArgument, match="reshape"):
             session.run(None, {"x": np.zeros((0, 15), np.float32)})
+
+
+def sums(batch: int | str | None = "n") -> bytes:
+    nodes = [node("Relu", ["x"], ["y"]), node("ReduceSum", ["x"], ["s"], keepdims=0)]
+    made = graph(nodes, [("x", FLOAT, (batch, 4))], [("y", FLOAT, (batch, 4)), ("s", FLOAT, ())])
+    whole: bytes = made.SerializeToString()
+    return whole
+
+
+@pytest.mark.parametrize("batch", ["n", None, 0])
+def test_array_without_elements_goes_every_way(service: nnburst.Service, batch: int | str | None) -> None:
+    empty = {"x": np.zeros((0, 4), np.float32)}
+    with nnburst.Session(sums(batch), service=service) as session:
+        for outputs in (
+            session.run(None, empty),
+            asyncio.run(session.arun(None, empty)),
+            *session.run_many([empty, empty]),
+        ):
+            assert [output.shape for output in outputs] == [(0, 4), ()]
+            assert outputs[1] == 0
+        with session.bind(shapes={} if batch == 0 else {"x": (0, 4)}) as bound:
+            bound.submit().result()
+            bound.run()
+            assert bound.inputs["x"].shape == (0, 4)
+            assert bound.output_shapes[0].dimensions == (0, 4)
+            if batch is not None:
+                assert bound.outputs["y"].shape == (0, 4)
+            assert bound.outputs["s"] == 0
+
+
+def test_inputs_of_no_rows_are_part_of_a_batch(service: nnburst.Service) -> None:
+    model = graph([node("Relu", ["x"], ["y"])], [("x", FLOAT, ("n", 4))], [("y", FLOAT, ("n", 4))])
+    counts = (2, 0, 3, 0, 0)
+    with nnburst.Session(model.SerializeToString(), service=service) as session:
+        inputs = [{"x": np.ones((count, 4), np.float32)} for count in counts]
+        assert [len(y) for (y,) in session.run_many(inputs, batch=4)] == list(counts)
+
+
+def test_array_without_elements_is_set_and_computed(service: nnburst.Service) -> None:
+    with nnburst.Session(sums(), service=service) as session:
+        total = np.full((), 7, np.float32)
+        with nnburst.Execution(session.compilation) as execution:
+            execution.set_input(0, np.zeros((0, 4), np.float32))
+            execution.set_output(0, np.zeros(16, np.float32))
+            execution.set_output(1, total)
+            execution.compute()
+            assert execution.get_output_dimensions(0) == (0, 4)
+        assert total == 0
+
+
+@pytest.mark.parametrize("declared", [(None,), (3, "b"), (), ("b", 1, 1), (2, 7)])
+@pytest.mark.parametrize("shape", [(2, 7), (3, 0), (), (4,)])
+def test_output_that_comes_out_otherwise_than_declared_is_given_as_it_is(
+    service: nnburst.Service, declared: tuple[int | str | None, ...], shape: tuple[int, ...]
+) -> None:
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["on"]), node("Abs", ["v"], ["w"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, ()),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, ()),
+            helper.make_tensor_value_info("v", FLOAT, None),
+        ],
+        [helper.make_tensor_value_info("on", TensorProto.BOOL, ()), helper.make_tensor_value_info("w", FLOAT, None)],
+    )
+    nodes = [helper.make_node("Loop", ["trips", "", "x"], ["y"], body=body)]
+    inputs = [("trips", TensorProto.INT64, ()), ("x", FLOAT, None)]
+    model = graph(nodes, inputs, [("y", FLOAT, declared)])
+    with nnburst.Session(model.SerializeToString(), service=service) as session:
+        for trips in (0, 2, 0):
+            x = np.ones(shape, np.float32)
+            (y,) = session.run(None, {"trips": np.array(trips), "x": x})
+            assert np.array_equal(y, x)
+            assert y.shape == shape
 
 
 def test_arrays_that_are_not_like_the_last_ones_are_looked_at_again(service: nnburst.Service, tmp_path: Path) -> None:

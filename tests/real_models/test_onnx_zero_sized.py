@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_support import FLOAT, TensorProto, graph, node
-from onnx_zero_sized import compare
+from onnx_support import FLOAT, TensorProto, graph, helper, node
+from onnx_zero_sized import compare, made
 
 import nnburst
-from nnburst.devices.onnxruntime._graph import parse
+from nnburst import GeneralFailure
 from nnburst.devices.onnxruntime._unwritten import write_all
 
 NOT_WRITTEN = (
@@ -34,3 +34,77 @@ def test_results_of_no_operator_with_sizes_of_zero_depend_on_what_memory_held(tm
     print(f"{ran} cases ran")
     assert not different
     assert ran >= 8000
+
+
+def test_integer_product_over_nothing_is_zero() -> None:
+    arrays = {"a": np.ones((2, 0), np.uint8), "b": np.ones((0, 3), np.uint8)}
+    model = made([node("MatMulInteger", ["a", "b"], ["y"])], arrays, ["y"])
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.INT32, None))
+    with nnburst.Session(model.SerializeToString()) as session:
+        (nothing,) = session.run(None, arrays)
+        (something,) = session.run(None, {"a": np.full((2, 2), 3, np.uint8), "b": np.full((2, 3), 2, np.uint8)})
+    np.testing.assert_array_equal(nothing, np.zeros((2, 3), np.int32))
+    np.testing.assert_array_equal(something, np.full((2, 3), 12, np.int32))
+
+
+def test_joining_what_does_not_fit_fails_and_says_which_node() -> None:
+    join = helper.make_node("Concat", ["a", "b"], ["y"], name="tokens", axis=1)
+    model = graph([join], [("a", FLOAT, None), ("b", FLOAT, None)], [("y", FLOAT, None)])
+    fits = np.ones((2, 3), np.float32)
+    with nnburst.Session(model.SerializeToString()) as session:
+        with pytest.raises(GeneralFailure, match="Concat 'tokens' of parts that do not fit together"):
+            session.run(None, {"a": fits, "b": np.ones((0, 5), np.float32)})
+        (joined,) = session.run(None, {"a": fits, "b": np.ones((2, 0), np.float32)})
+    np.testing.assert_array_equal(joined, fits)
+
+
+def test_scan_of_no_steps_ends_in_the_state_it_began_with() -> None:
+    body = helper.make_graph(
+        [node("Add", ["s", "x"], ["t"]), node("Identity", ["t"], ["u"])],
+        "body",
+        [helper.make_tensor_value_info(name, FLOAT, (2,)) for name in "sx"],
+        [helper.make_tensor_value_info(name, FLOAT, (2,)) for name in "tu"],
+    )
+    scan = helper.make_node("Scan", ["", "start", "rows"], ["last", "all"], body=body, num_scan_inputs=1)
+    values = [("start", FLOAT, (1, 2)), ("rows", FLOAT, (1, "n", 2))]
+    model = graph([scan], values, [("last", FLOAT, (1, 2)), ("all", FLOAT, (1, "n", 2))])
+    model.opset_import[0].version = 8
+    start = np.array([[3, 4]], np.float32)
+    with nnburst.Session(model.SerializeToString()) as session:
+        last, rows = session.run(None, {"start": start, "rows": np.ones((1, 0, 2), np.float32)})
+    np.testing.assert_array_equal(last, start)
+    assert rows.shape == (1, 0, 2)
+
+
+def test_lstm_of_no_steps_fails_and_the_service_lives() -> None:
+    weights = {"w": np.ones((1, 12, 2), np.float32), "r": np.ones((1, 12, 3), np.float32)}
+    lstm = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=3)
+    model = graph([lstm], [("x", FLOAT, ("n", 1, 2))], [("y", FLOAT, ("n", 1, 1, 3))], weights)
+    with nnburst.Session(model.SerializeToString()) as session:
+        with pytest.raises(GeneralFailure, match="LSTM of no elements"):
+            session.run(None, {"x": np.ones((0, 1, 2), np.float32)})
+        assert session.run(None, {"x": np.ones((1, 1, 2), np.float32)})[0].shape == (1, 1, 1, 3)
+
+
+def test_nodes_whose_sizes_are_known_and_not_zero_stay_as_they_are() -> None:
+    weights = {"w": np.ones((4, 3), np.uint8)}
+    nodes = [
+        node("MatMulInteger", ["x", "w"], ["y"]),  # over 4, whatever the batch is
+        node("Concat", ["y", "y"], ["z"], axis=0),  # of 3 columns each
+        node("Shape", ["x"], ["s"]),
+        node("Concat", ["s", "s"], ["t"], axis=0),  # of one dimension
+    ]
+    inputs = [("x", TensorProto.UINT8, ("batch", 4))]
+    outputs = [("z", TensorProto.INT32, None), ("t", TensorProto.INT64, None)]
+    model = graph(nodes, inputs, outputs, weights)
+    before = model.SerializeToString()
+    write_all(model)
+    assert model.SerializeToString() == before
+
+
+def test_what_a_file_says_of_shapes_inside_it_is_not_believed() -> None:
+    nodes = [node("Identity", ["a"], ["b"]), node("Concat", ["b", "b"], ["y"], axis=1)]
+    model = graph(nodes, [("a", FLOAT, None)], [("y", FLOAT, (2, 6))])
+    model.graph.value_info.append(helper.make_tensor_value_info("b", FLOAT, (2, 3)))
+    write_all(model)
+    assert [one.op_type for one in model.graph.node][-1] == "Reshape"

@@ -100,8 +100,7 @@ def test_sizes_that_are_open_follow_the_arrays(service: nnburst.Service) -> None
             x = np.ones((rows, 4))
             assert session.run(None, {"x": x})[0].tolist() == [4.0] * rows
         assert session.run(None, {"x": np.zeros((0, 0))})[0].shape == (0,)
-        with pytest.raises(InvalidArgument, match="no elements"):  # nothing can say that there are four columns
-            session.run(None, {"x": np.zeros((0, 4))})
+        assert session.run(None, {"x": np.zeros((0, 4))})[0].shape == (0,)
         with session.bind(shapes={"x": (5000, 4)}) as bound:
             bound.inputs["x"][:] = 1
             with pytest.raises(OutputInsufficientSize) as caught:

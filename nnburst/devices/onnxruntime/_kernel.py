@@ -162,9 +162,16 @@ class BoundGraph:
         if node.name in self._inputs:
             # A client that names shapes names those of the input and the output at once, and knows of the former only.
             self._has_open_shapes = self._has_open_shapes or _needed(node, operand, operand.dimensions) is None
-            self._pass_on(_Open(position, node, pool, location.offset, room))
+            is_wrong = nbytes is not None and dims != self._inputs[node.name][0]
+            self._has_open_shapes = self._has_open_shapes or is_wrong
+            self._pass_on(_Open(position, node, pool, location.offset, 0 if is_wrong else room))
+            if is_wrong:
+                self._leave_open((position,))
             return
         self._order.append(position)
+        if is_scalar(operand) and node.shape:  # ONNX Runtime would let one element pass for a scalar
+            self._leave_open((position,))
+            self._has_open_shapes, nbytes, room = True, None, 0
         if nbytes is None:
             self._open.append(_Open(position, node, pool, location.offset, room))
             self._binding.bind_output(node.name, _CPU)
@@ -182,7 +189,7 @@ class BoundGraph:
         """Bind an output of the graph that is one of its inputs: ONNX Runtime would leave the region as it is."""
         dims, source = self._inputs[output.argument.name]
         self._shapes[output.position] = dims
-        if source.nbytes > output.room:
+        if source.nbytes > output.room or not output.room:
             self._too_small.add(output.position)
             self._insufficient.add(output.position)
         elif source.nbytes:
@@ -336,7 +343,7 @@ class BoundGraph:
                 )
             nbytes = math.prod(shape) * output.argument.element.itemsize
             self._shapes[output.position] = shape
-            if nbytes > output.room:
+            if nbytes > output.room or not output.room:
                 self._insufficient.add(output.position)
             elif nbytes:
                 source = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(value.data_ptr()), np.uint8)

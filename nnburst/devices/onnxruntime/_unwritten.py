@@ -3,7 +3,8 @@
 Such a result is memory as it was found: perhaps another client's. Whether a dimension is 0 may show at run time only,
 so each of these nodes gets a few others that look at the sizes of what it reads and writes, a number each:
 
-* An integer matrix product or convolution over nothing is zero; a Scan of no steps ends in the state it began with.
+* An integer matrix product or convolution over nothing is zero; a Scan of no steps, in its first version, ends in the
+  state it began with.
 * Of other results that are not written as a whole, the run fails. ONNX Runtime joins what does not fit together if a
   part is empty, and leaves the gaps as they are.
 * A GRU or LSTM is not begun without elements: ONNX Runtime crashes.
@@ -26,7 +27,8 @@ _MUCH = 1 << 32
 """A dimension less than nothing, once it is taken off: no tensor has more elements in one dimension."""
 _SMALL = 1024
 """Elements of a weight that may say a shape."""
-_SCAN_WITHOUT_BATCH = 9
+_SCAN_WITHOUT_BATCHES = 9
+"""Version of ONNX's operators from which on Scan has no dimension of batches."""
 _OPSET = 17
 """For models that import no operators of ONNX's own."""
 
@@ -151,7 +153,7 @@ def _skeleton(proto: Any) -> Any:
     weights = {tensor.name for tensor in proto.graph.initializer}
     graph.input.extend(value for value in proto.graph.input if value.name not in weights)
     for tensor in proto.graph.initializer:
-        if sum(tensor.dims) <= _SMALL and not tensor.external_data:
+        if len(tensor.dims) <= 1 and sum(tensor.dims) <= _SMALL and not tensor.external_data:
             graph.initializer.append(tensor)
         else:
             graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
@@ -347,17 +349,15 @@ def _recurrent(made: _Rewriting, node: Any) -> bool:
 
 
 def _scan(made: _Rewriting, node: Any) -> bool:
-    attributes = {attribute.name: attribute for attribute in node.attribute}
-    count = attributes["num_scan_inputs"].i if "num_scan_inputs" in attributes else 0
+    count = next((attribute.i for attribute in node.attribute if attribute.name == "num_scan_inputs"), 0)
     first = len(node.input) - count
-    if not 0 < count <= len(node.input) or any(made.known.is_filled(name) for name in node.input[first:]):
+    if made.opset >= _SCAN_WITHOUT_BATCHES or not 0 < count < len(node.input):
+        return False  # ONNX Runtime fails if there are no steps
+    if any(made.known.is_filled(name) for name in node.input[first:]):
         return False
-    is_first_version = "directions" in attributes or made.opset < _SCAN_WITHOUT_BATCH
-    states = node.input[1 if is_first_version else 0 : first]
-    axes = attributes["scan_input_axes"].ints if "scan_input_axes" in attributes else ()
-    axis = 1 if is_first_version else axes[0] if axes else 0
-    steps = made.add("Gather", made.add("Shape", node.input[first]), made.number(axis))
+    steps = made.add("Gather", made.add("Shape", node.input[first]), made.number(1))
     is_empty = made.is_zero(steps)
+    states = node.input[1:first]
     results = [(state, *made.renamed(node, i)) for i, state in enumerate(states) if node.output[i]]
     made.put(node)
     for state, value, to in results:
