@@ -169,9 +169,6 @@ class BoundGraph:
                 self._leave_open((position,))
             return
         self._order.append(position)
-        if is_scalar(operand) and node.shape:  # ONNX Runtime would let one element pass for a scalar
-            self._leave_open((position,))
-            self._has_open_shapes, nbytes, room = True, None, 0
         if nbytes is None:
             self._open.append(_Open(position, node, pool, location.offset, room))
             self._binding.bind_output(node.name, _CPU)
@@ -343,7 +340,7 @@ class BoundGraph:
                 )
             nbytes = math.prod(shape) * output.argument.element.itemsize
             self._shapes[output.position] = shape
-            if nbytes > output.room or not output.room:
+            if nbytes > output.room:
                 self._insufficient.add(output.position)
             elif nbytes:
                 source = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(value.data_ptr()), np.uint8)
