@@ -137,7 +137,7 @@ def is_scalar(operand: OperandDesc) -> bool:
     return operand.type in (_T.FLOAT32, _T.FLOAT16, _T.INT32, _T.UINT32)
 
 
-def open_operand(operand: Operand, prefix: int) -> Operand:
+def open_operand(operand: OperandDesc, prefix: int) -> OperandDesc:
     """Return an operand of the same elements, whose rank is not known."""
     if not is_scalar(operand):
         return replace(operand, dimensions=())
