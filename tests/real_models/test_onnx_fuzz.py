@@ -28,7 +28,7 @@ def service() -> Iterator[nnburst.Service]:
 def _alike(a: np.ndarray, b: np.ndarray) -> bool:
     if a.size == b.size == 0:  # of a Loop of no trips ONNX Runtime guesses the sizes of what it never had
         return a.dtype == b.dtype and a.ndim == b.ndim
-    shape = () if a.size == 1 and b.ndim == 0 else a.shape  # one element that is declared as a scalar is one
+    shape = b.shape if a.size == b.size == 1 else a.shape  # one element has the rank that it is declared with
     return (a.dtype, shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
 
 

@@ -307,8 +307,8 @@ class BoundGraph:
             self._run()
             values = zip(self._order, self._binding.get_outputs(), strict=True)
             shapes = {position: tuple(value.shape()) for position, value in values}
-        except Exception:
-            return failure
+        except Exception as other:  # which is not of the shapes
+            return GeneralFailure(f"ONNX Runtime: {other}")
         finally:
             for node, dims, region in self._said.values():
                 self._binding.bind_output(node.name, _CPU, 0, node.element.number, list(dims), region.ctypes.data)
