@@ -112,7 +112,7 @@ def compress(folder: Path) -> Path:
 
 def total(folder: Path) -> Path:
     """The sum of x, which has no dimensions."""
-    x, y = (onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", ["n", 8]), ("y", [])))
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", ["n", "m"]), ("y", [])))
     return model(folder / "total.onnx", [("ReduceSum", ["x"], ["y"])], [x], [y], keepdims=0)
 
 
@@ -207,6 +207,11 @@ def test_output_without_elements_is_answered(client: Any, protocol: str) -> None
     for _ in range(2):
         answer = client.infer("relu", [tensor(PROTOCOLS[protocol], "x", np.ones((0, 8), np.float32))]).as_numpy("y")
         assert answer.shape == (0, 8)
+
+
+def test_input_without_elements_is_taken(client: Any, protocol: str) -> None:
+    sent = tensor(PROTOCOLS[protocol], "x", np.ones((0, 8), np.float32))
+    assert client.infer("total", [sent]).as_numpy("y") == 0
 
 
 def test_each_type_comes_back_as_it_went(client: Any, protocol: str) -> None:
