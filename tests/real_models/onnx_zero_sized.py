@@ -249,7 +249,7 @@ def compare(directory: Path, pattern: str, tries: int) -> tuple[int, list[str]]:
         for log in logs:
             while processes[log].wait() != 0:  # ONNX Runtime crashes, or goes on for ever: on with the next case
                 lines = log.read_text().splitlines()
-                assert lines and lines[-1] != "ended", "a process ends before its first case"
+                assert lines[-1:] != ["ended"], "a process ends before its first case"
                 with log.open("a") as file:
                     print("ended", file=file)
                 processes[log] = _started(log, int(lines[-1].split(" ", 1)[0]) + 1, pattern, tries, log.stem)
