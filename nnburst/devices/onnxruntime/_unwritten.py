@@ -68,7 +68,8 @@ def _is_suspect(node: Any, weights: set[str]) -> bool:
     kind = _kind(node)
     if kind not in _RULES:
         return False
-    return weights.isdisjoint([node.input[i] for i in _FACTORS.get(kind, ()) if i < len(node.input)])
+    factors = () if node.domain == _MICROSOFT else _FACTORS.get(kind, ())
+    return weights.isdisjoint([node.input[i] for i in factors if i < len(node.input)])
 
 
 def _kind(node: Any) -> tuple[str, str]:
@@ -280,9 +281,13 @@ def _title(node: Any) -> str:
 
 def _product(made: _Rewriting, node: Any) -> bool:
     factors = [node.input[i] for i in _FACTORS[_kind(node)] if i < len(node.input)]
-    if any(made.known.is_filled(name) for name in factors):
+    added = [name for name in node.input if name and name not in factors] if node.domain == _MICROSOFT else []
+    if any(map(made.known.is_filled, factors)) and all(map(made.known.is_filled, added)):
         return False
-    is_empty = made.is_zero(made.add("Mul", *(made.add("Size", name) for name in factors)))
+    product = made.add("Size", factors[0])
+    for name in (*factors[1:], *added):  # these do not look whether scales are there
+        product = made.add("Mul", product, made.add("Size", name))
+    is_empty = made.is_zero(product)
     value, to = made.renamed(node, 0)
     made.put(node)
     if node.domain == _MICROSOFT:
