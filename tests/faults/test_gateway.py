@@ -1176,7 +1176,7 @@ def test_time_that_a_client_gives_is_that_of_the_run(services: list[FakeService]
                 await stubs.GRPCInferenceServiceStub(channel).ModelInfer(raw(8), timeout=600)
         finally:
             await server.stop(None)
-        assert 0 < (await models.runs.get() or 0) <= 600
+        assert 0 < (await models.runs.get() or 0) <= 601  # gRPC rounds what it sends up
 
         async def arun(names: Any, inputs: Any) -> Any:
             await asyncio.Event().wait()

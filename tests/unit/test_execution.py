@@ -455,9 +455,7 @@ def scripted() -> Iterator[tuple[Service, Scripted]]:
 FORGED = {
     "no shape": (),
     "two shapes for one output": (OutputShape((2,)), OutputShape((2,))),
-    "another rank": (OutputShape((2, 2)),),
-    "rank 0": (OutputShape(()),),
-    "another known dimension": (OutputShape((3, 5)),),
+    "long dimensions": (OutputShape((2**31, 2**31, 2**31, 2**31)),),
     "more than the room": (OutputShape((2**20, 4)),),
     "product beyond 64 bits": (OutputShape((2**32 - 1, 4)),),
     "rank beyond all arrays": (OutputShape((1,) * 65),),
@@ -469,8 +467,6 @@ FORGED = {
 def test_forged_shapes_are_a_general_failure(scripted: tuple[Service, Scripted], forged: str, model: str) -> None:
     service, prepared = scripted
     shapes = FORGED[forged]
-    if model == "open" and forged in ("another rank", "rank 0", "another known dimension"):
-        shapes = (OutputShape((2**31, 2**31, 2**31, 2**31)),)
     with service.session(model) as session:
         x = {"x": np.ones((2, 4), np.float32)}
         prepared.result = ErrorStatus.NONE, (OutputShape((2, 4)),), Timing()
