@@ -247,7 +247,7 @@ def test_latency_of_a_session_is_about_all_its_runs_and_knows_the_slowest(servic
         latency = session.latency()
         text = repr(session)
     assert RUNS + 2 - 512 <= latency.count <= RUNS + 2
-    assert latency.max >= 0.05 > latency.p50 > 0
+    assert latency.max >= 0.04 > latency.p50 > 0  # a moment less than the timer, which begins first
     assert latency.p50 <= latency.p99 <= latency.max
     assert latency.queue_wait.max_ns >= 50e6
     assert latency.execution.sum_ns < latency.round_trip.sum_ns
