@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst.cli.bench._placement import allowed_cpus, keep_affinity, pin_process
+from nnburst.cli.bench.placement import allowed_cpus, keep_affinity, pin_process
 from nnburst.model import ModelBuilder, OperandType
 
 POLLING_WINDOW = 50e-6

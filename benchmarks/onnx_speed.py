@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from nnburst.cli.bench._model import Contest, ModelReport, run_contest
-from nnburst.cli.bench._schedule import Plan
+from nnburst.cli.bench.model import Contest, ModelReport, run_contest
+from nnburst.cli.bench.schedule import Plan
 
 LIMITS = {
     "mlp 16 x 1": {"burst-bound": 0.80, "burst-run": 0.95},

@@ -76,7 +76,7 @@ def services() -> list[int]:
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{entry}/cmdline").read_bytes()
             parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1]
-            if b"_bootstrap.py" in command and b"ServeReplica" in Path(f"/proc/{parent}/cmdline").read_bytes():
+            if b"process/bootstrap.py" in command and b"ServeReplica" in Path(f"/proc/{parent}/cmdline").read_bytes():
                 found.append(int(entry))
     return found
 

@@ -26,7 +26,7 @@ BASELINE = 1000  # executions of the short run: start-up, warm-up and end are th
 def execute(count: int, polling_window: float) -> dict[str, Any]:
     """Run `count` executions on the no-op device and return the session's counters."""
     import nnburst
-    from nnburst.cli.bench._placement import allowed_cpus, keep_affinity, pin_process
+    from nnburst.cli.bench.placement import allowed_cpus, keep_affinity, pin_process
     from nnburst.model import ModelBuilder, OperandType
 
     builder = ModelBuilder()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst.cli.demo._network import INPUT, OUTPUT, build_model, load_digits
+from nnburst.cli.demo.network import INPUT, OUTPUT, build_model, load_digits
 
 from .conftest import POLLING_WINDOW, pinned_apart, relu_model
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst._core._errno import check
 from nnburst._core._nnburst import ffi, lib
+from nnburst._core.errno import check
 from nnburst.fmq import EventFlag, MessageQueue
 
 DATUM = np.dtype("V24")

@@ -15,7 +15,7 @@ import signal
 import sys
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_PROGRAMS = ("nnburst", os.path.join(_ROOT, "nnburst", "service", "_bootstrap.py"))
+_PROGRAMS = ("nnburst", os.path.join(_ROOT, "nnburst", "service", "process", "bootstrap.py"))
 
 
 def absolute_entries(path: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ._deadline import Deadline, checked_timeout
-from ._errno import check, header_digest, is_real, system
-from ._fds import FdSet, close_fds
-from ._leaving import LEAVING, Leaving, ProcessLock, abandon_when_forked
 from ._nnburst import ffi, lib
-from ._one_process import OneProcess
+from .deadline import Deadline, checked_timeout
+from .errno import check, header_digest, is_real, system
+from .fds import FdSet, close_fds
+from .leaving import LEAVING, Leaving, ProcessLock, abandon_when_forked
+from .one_process import OneProcess
 
 __all__ = [
     "LEAVING",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ._file import BlobFileError
-from ._nncache import NNCache
-from ._table import BlobCache, Capacity, Policy, Select
+from .file import BlobFileError
+from .nncache import NNCache
+from .table import BlobCache, Capacity, Policy, Select
 
 __all__ = ["BlobCache", "BlobFileError", "Capacity", "NNCache", "Policy", "Select"]

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from ..model import ExecutionResult
-from ._caller import Account, Caller, WorkingMemory, called_by, present_caller
-from ._controller import BoundRequest, ExecutionBurstController
-from ._executor import SlotExecutor
-from ._flights import Flight, Flights
-from ._group import ListenerGroup, Seat
-from ._interfaces import (
-    BurstCallback,
-    BurstContext,
-    BurstExecutorWithCache,
-    Kernel,
-    SupportsExecute,
-    run_until,
-)
-from ._server import ExecutionBurstServer
-from ._slots import SlotTable
-from ._stats import BurstStats, ServerStats
-from ._window import CHANNEL_LENGTH, DATUM, default_polling_window, loop_timeout_ns
+from .cancellation import Account, Caller, WorkingMemory, called_by, present_caller
+from .client.controller import BoundRequest, ExecutionBurstController
+from .client.in_flight import Flight, Flights
+from .client.slots import SlotTable
+from .interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, Kernel, SupportsExecute, run_until
+from .polling import CHANNEL_LENGTH, DATUM, default_polling_window, loop_timeout_ns
+from .server.group import ListenerGroup, Seat
+from .server.server import ExecutionBurstServer
+from .server.slot_executor import SlotExecutor
+from .stats import BurstStats, ServerStats
 
 __all__ = [
     "CHANNEL_LENGTH",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ._device_cache import DeviceCache, SaveResult, VerifiedEntry, check_entry
-from ._directory import Cache, OpenedEntry, StagedEntry
-from ._eviction import Pruned, prune
-from ._index import EntryInfo
-from ._limits import SIZES, Limits, amount
-from ._places import default_cache_directory, default_state_directory
-from ._reasons import SPOILT, CacheReason, CacheRejected
-from ._sealed_copy import check_fd, place_of
-from ._token import (
+from .device_cache import DeviceCache, SaveResult, VerifiedEntry, check_entry
+from .directory import Cache, OpenedEntry, StagedEntry
+from .eviction import Pruned, prune
+from .index import EntryInfo
+from .limits import SIZES, Limits, amount
+from .places import default_cache_directory, default_state_directory
+from .reasons import SPOILT, CacheReason, CacheRejected
+from .sealed_copy import check_fd, place_of
+from .token import (
     PRIORITY_CODE,
     TOKEN_SIZE,
     checked_token,
@@ -20,7 +20,7 @@ from ._token import (
     file_names,
     model_fingerprint,
 )
-from ._trust_store import TrustStore
+from .trust_store import TrustStore
 
 __all__ = [
     "PRIORITY_CODE",

@@ -25,17 +25,17 @@ COMMANDS: dict[str, CommandRow] = {
     "bench": CommandRow(
         "nnburst.cli.bench", "bench", "Measure latencies side by side with other ways to call a process."
     ),
-    "cache": CommandRow("nnburst.cli._cache", "cache", "Look after compilations that are kept in files."),
+    "cache": CommandRow("nnburst.cli.cache", "cache", "Look after compilations that are kept in files."),
     "demo": CommandRow("nnburst.cli.demo", "demo", "Classify real handwritten digits in an isolated service process."),
     "kick": CommandRow("nnburst.cli.serve", "kick", "End a client of a shared service, and what runs for it."),
-    "ops": CommandRow("nnburst.cli._ops", "ops", "List the operations that models are made of."),
+    "ops": CommandRow("nnburst.cli.ops", "ops", "List the operations that models are made of."),
     "ls": CommandRow("nnburst.cli.serve", "ls", "List the shared services of this machine."),
     "run": CommandRow("nnburst.cli.run", "run", "Run a model file in a service process, once or for many inputs."),
     "doctor": CommandRow("nnburst.cli.doctor", "doctor", "Check this machine, the devices and the extras."),
     "serve": CommandRow("nnburst.cli.serve", "serve", "Run a service that programs of this machine share."),
     "stop": CommandRow("nnburst.cli.serve", "stop", "End a shared service."),
-    "trace": CommandRow("nnburst.cli._trace", "trace", "Run a program and record its executions for Perfetto."),
-    "top": CommandRow("nnburst.cli._top", "top", "Show what services do, without disturbing them."),
+    "trace": CommandRow("nnburst.cli.trace", "trace", "Run a program and record its executions for Perfetto."),
+    "top": CommandRow("nnburst.cli.top", "top", "Show what services do, without disturbing them."),
 }
 
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from ..burst import WorkingMemory
-from ._buffers import LocalBuffer
-from ._caching import DeviceCacheHome, build_epoch
-from ._common import check_preparation
-from ._described import DescribedDevice, DeviceInfo
-from ._fence import Fence, FenceSignal, FenceState
-from ._fenced import FencedExecution, FencedInfo, LocalFenced, checked_fences
-from ._interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
-from ._local import LocalDevice, LocalModel
-from ._measure import measured_capabilities
-from ._plan import Plan
-from ._registry import create_device, device_names
-from ._resilient import ResilientDevice, check_device, checked_model
-from ._wrapped import WrappedModel
+from .buffers import LocalBuffer
+from .caching import DeviceCacheHome, build_epoch
+from .common import check_preparation
+from .described import DescribedDevice, DeviceInfo
+from .fence import Fence, FenceSignal, FenceState
+from .fenced import FencedExecution, FencedInfo, LocalFenced, checked_fences
+from .interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
+from .local import LocalDevice, LocalModel
+from .measure import measured_capabilities
 from .named import NamedDevice
 from .noop import NoopDevice, NoopPreparedModel
 from .partitioned import PartitionedDevice, PartitionedModel
+from .plan import Plan
 from .reference import ReferenceDevice, ReferencePreparedModel
+from .registry import create_device, device_names
+from .resilient import ResilientDevice, check_device, checked_model
+from .wrapped import WrappedModel
 
 __all__ = [
     "Buffer",

@@ -55,8 +55,8 @@ from ..model import (
     extension_prefix,
     is_fully_specified,
 )
-from ._elements import element_of, element_types, operand_code
-from ._local import LocalDevice, LocalModel
+from .elements import element_of, element_types, operand_code
+from .local import LocalDevice, LocalModel
 
 if TYPE_CHECKING:
     from ..memory import Memory

@@ -27,9 +27,9 @@ from ..model import (
     extension_prefix,
     validate_model,
 )
-from ._common import all_extensions, build_version, check_preparation, cpu_capabilities
-from ._interfaces import Buffer, CompileJob, Device, PreparedModel
-from ._wrapped import WrappedModel
+from .common import all_extensions, build_version, check_preparation, cpu_capabilities
+from .interfaces import Buffer, CompileJob, Device, PreparedModel
+from .wrapped import WrappedModel
 
 __all__ = ["NamedDevice", "SharedModel"]
 

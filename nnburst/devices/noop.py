@@ -15,7 +15,7 @@ from ..model import (
     is_fully_specified,
     operand_info,
 )
-from ._local import LocalDevice, LocalModel
+from .local import LocalDevice, LocalModel
 
 __all__ = ["NoopDevice", "NoopPreparedModel"]
 

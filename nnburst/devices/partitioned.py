@@ -56,12 +56,12 @@ from ..model import (
     validate_model,
     validate_request,
 )
-from ._common import all_extensions
-from ._deadline import require_time
-from ._fence import Fence
-from ._fenced import FencedExecution, FencedInfo
-from ._interfaces import CompileJob, Device, PreparedModel
-from ._local import LocalModel
+from .common import all_extensions
+from .deadline import require_time
+from .fence import Fence
+from .fenced import FencedExecution, FencedInfo
+from .interfaces import CompileJob, Device, PreparedModel
+from .local import LocalModel
 
 __all__ = ["PartitionedDevice", "PartitionedModel", "Step"]
 

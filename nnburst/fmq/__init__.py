@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ._descriptor import Dialect, Flavour, Grantor, Layout, MQDescriptor, unpack_grantors
-from ._event_flag import NOT_EMPTY, NOT_FULL, EventFlag
-from ._queue import MessageQueue, QueueError
-from ._transaction import MemTransaction
+from .descriptor import Dialect, Flavour, Grantor, Layout, MQDescriptor, unpack_grantors
+from .event_flag import NOT_EMPTY, NOT_FULL, EventFlag
+from .queue import MessageQueue, QueueError
+from .transaction import MemTransaction
 
 __all__ = [
     "NOT_EMPTY",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ._inference import Inference, OutputTensor
-from ._models import Models
-from ._regions import Regions
+from .inference import Inference, OutputTensor
+from .models import Models
+from .regions import Regions
 
 __all__ = ["Inference", "Models", "OutputTensor", "Regions"]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from ..model import provide_pools
-from ._arena import Arena
-from ._backings import BACKINGS
-from ._image import FORMATS, ImageLayout, PixelFormat, check_layout
-from ._kinds import KINDS, PROT_READ, PROT_WRITE, MemoryHandle
-from ._managed import ManagedBuffer, RoleKey
-from ._managed_gate import free_closed_buffers
-from ._managed_request import BufferSet, BufferUse, BufferView
-from ._managed_tokens import BufferTracker
-from ._mapping import private_bytes
-from ._memory import Memory
-from ._staging import OpenRequest, Region, check_open, check_pools, open_request, read_constant, undecodable_pools
+from .arena import Arena
+from .backings import BACKINGS
+from .image import FORMATS, ImageLayout, PixelFormat, check_layout
+from .kinds import KINDS, PROT_READ, PROT_WRITE, MemoryHandle
+from .managed import ManagedBuffer, RoleKey
+from .managed_gate import free_closed_buffers
+from .managed_request import BufferSet, BufferUse, BufferView
+from .managed_tokens import BufferTracker
+from .mapping import private_bytes
+from .memory import Memory
+from .staging import OpenRequest, Region, check_open, check_pools, open_request, read_constant, undecodable_pools
 
 __all__ = [
     "BACKINGS",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ..errors import OutputShape
-from ._builder import INLINE_LIMIT, GraphBuilder, PoolFactory, provide_pools
-from ._dimensions import HIGHEST_RANK, combine_dimensions, element_count, is_fully_specified
-from ._extensions import (
+from ._validate_request import validate_request
+from .builder import INLINE_LIMIT, GraphBuilder, PoolFactory, provide_pools
+from .dimensions import HIGHEST_RANK, combine_dimensions, element_count, is_fully_specified
+from .extensions import (
     Extension,
     ExtensionOperandType,
     ImportedModel,
@@ -14,12 +15,12 @@ from ._extensions import (
     extension_operand_type,
     extension_prefix,
 )
-from ._lookup import view_operation
-from ._memory_like import MemoryLike
-from ._methods import METHODS, Output
-from ._model_builder import ModelBuilder
-from ._operand import Operand
-from ._operand_types import (
+from .lookup import view_operation
+from .memory_like import MemoryLike
+from .methods import METHODS, Output
+from .model_builder import ModelBuilder
+from .operand import Operand
+from .operand_types import (
     OPERANDS,
     HalVersion,
     OperandInfo,
@@ -29,14 +30,15 @@ from ._operand_types import (
     operand_nbytes,
     type_name,
 )
-from ._operation_types import FusedActivation, OperationType, PaddingScheme, operation_name, operation_since
-from ._operation_view import OperationView, OutputSpec, UnknownYet
-from ._operations import OPERATIONS, OperationInfo
-from ._partition import Part, cut, has_known_size, regions
-from ._performance import NEVER, operation_cost
-from ._running import ExecutionResult, Failure, RunOptions, consistent_result, failure_of, reason_of, took_too_long
-from ._signature import Match, Param, Signature, match_signature
-from ._types import (
+from .operation_types import FusedActivation, OperationType, PaddingScheme, operation_name, operation_since
+from .operation_view import OperationView, OutputSpec, UnknownYet
+from .operations import OPERATIONS, OperationInfo
+from .partition import Part, cut, has_known_size, regions
+from .performance import NEVER, operation_cost
+from .rows.shape import pad_widths, slice_bounds, strided_slices
+from .running import ExecutionResult, Failure, RunOptions, consistent_result, failure_of, reason_of, took_too_long
+from .signature import Match, Param, Signature, match_signature
+from .types import (
     MAX_OPERANDS,
     MOST_STEPS,
     NO_TIMING,
@@ -64,10 +66,8 @@ from ._types import (
     SymmPerChannelQuantParams,
     Timing,
 )
-from ._validate import POOL_KINDS, validate_model
-from ._validate_request import validate_request
-from ._window import Axis, WindowGeometry, image_dims, transposed_axes, window_geometry
-from .rows.shape import pad_widths, slice_bounds, strided_slices
+from .validate import POOL_KINDS, validate_model
+from .window import Axis, WindowGeometry, image_dims, transposed_axes, window_geometry
 
 __all__ = [
     "HIGHEST_RANK",

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidArgument
-from ._dimensions import check_dimensions, combine_dimensions
-from ._operand_types import OPERANDS, OperandInfo, is_extension, operand_nbytes, type_name
-from ._types import BufferToken, DataLocation, Lifetime, Model, OperandDesc, Request, RequestArgument, Steps
+from .dimensions import check_dimensions, combine_dimensions
+from .operand_types import OPERANDS, OperandInfo, is_extension, operand_nbytes, type_name
+from .types import BufferToken, DataLocation, Lifetime, Model, OperandDesc, Request, RequestArgument, Steps
 
 _NOWHERE = DataLocation()
 _READ, _WRITE = 1, 2

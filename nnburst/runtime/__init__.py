@@ -6,19 +6,19 @@ from ..burst import BurstStats, ExecutionBurstController
 from ..devices import Buffer, Device, Fence, PreparedModel
 from ..model import BufferToken, ExecutionPreference, ExecutionResult, OutputShape, Priority, Timing
 from ..watch import Latency
-from ._arguments import NodeArg
-from ._burst import Burst
-from ._caching import CacheReport
-from ._compilation import Compilation, CompilationReport, StepReport
-from ._copy import copy_memory
-from ._event import Event
-from ._execution import Duration, Execution
-from ._executor import BrokenBurst, BurstExecutor
-from ._memory_desc import DeviceMemory, MemoryDesc
-from ._pipeline import Pipeline
-from ._recovery import Restart
-from ._service import Service, connect, in_process, launch
-from ._session import Session
+from .compile.caching import CacheReport
+from .compile.compilation import Compilation, CompilationReport, StepReport
+from .execution import Duration, Execution
+from .executor import BrokenBurst, BurstExecutor
+from .request.copy import copy_memory
+from .request.device_memory import DeviceMemory, MemoryDesc
+from .request.node_args import NodeArg
+from .run.burst import Burst
+from .run.event import Event
+from .run.pipeline import Pipeline
+from .run.recovery import Restart
+from .service import Service, connect, in_process, launch
+from .session import Session
 
 __all__ = [
     "BrokenBurst",

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .._core._deadline import Deadline
+from .._core.deadline import Deadline
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError
 from ..runtime import Service, Session, connect
-from ._pair import OPENING, Pair
+from .pair import OPENING, Pair
 
 try:
     import ray

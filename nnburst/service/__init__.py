@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from ._connection import ServiceConnection, connect_to
-from ._daemon import AccessPolicy, Daemon, activated_sockets, notify_manager
-from ._host import HostedConnection, ServiceHost
-from ._launch import safe_command, service_environment, start_child
-from ._proxies import RemoteBuffer, RemoteBurstContext, RemoteDevice, RemotePreparedModel
-from ._quotas import PER_USER, Quotas
-from ._rendezvous import claim, dial, owner_of, peer_of, peer_pidfd, running_services
+from .client.connection import ServiceConnection, connect_to
+from .client.proxies import RemoteBuffer, RemoteBurstContext, RemoteDevice, RemotePreparedModel
+from .host.host import HostedConnection, ServiceHost
+from .host.quotas import PER_USER, Quotas
+from .process.daemon import AccessPolicy, Daemon, activated_sockets, notify_manager
+from .process.discovery import claim, dial, owner_of, peer_of, peer_pidfd, running_services
+from .process.launch import safe_command, service_environment, start_child
 
 __all__ = [
     "PER_USER",

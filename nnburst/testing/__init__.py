@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from ._clock import FakeClock
 from ._inject import Fault, inject
-from ._leaks import Snapshot, assert_nothing_left
+from .clock import FakeClock
+from .leaks import Snapshot, assert_nothing_left
 
 __all__ = ["FakeClock", "Fault", "Snapshot", "assert_nothing_left", "inject"]

@@ -15,9 +15,9 @@ from typing import Literal, Protocol, get_args
 
 import msgspec
 
-from .._core._errno import is_real, whole
+from .._core.errno import is_real, whole
 from ..errors import BadState, InvalidArgument
-from ..service._faults import Point
+from ..service.host.faults import Point
 
 Freeze = Literal["process", "call", "interpreter"]
 Corruption = Literal["packet", "counter", "shapes"]

@@ -6,10 +6,10 @@ plain stores; `find_services` and `look` read it from any process of the same us
 
 from __future__ import annotations
 
-from ._page import MOST_ROWS, Page, Row, private_row
-from ._reader import FoundPage, Viewer, find_services, look
 from ._report import report
-from ._stats import COUNTERS, Histogram, Latency, RowKind, RowStats, ServiceStats, row_stats
+from .page import MOST_ROWS, Page, Row, private_row
+from .reader import FoundPage, Viewer, find_services, look
+from .stats import COUNTERS, Histogram, Latency, RowKind, RowStats, ServiceStats, row_stats
 
 __all__ = [
     "COUNTERS",

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ._stats import COUNTERS, Histogram, RowKind, RowStats, ServiceStats
+from .stats import COUNTERS, Histogram, RowKind, RowStats, ServiceStats
 
 _TIMED = ("queue_wait", "execution", "spin")
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnburst.blobs import BlobCache, BlobFileError, Capacity, NNCache, Policy, Select, _nncache
+from nnburst.blobs import BlobCache, BlobFileError, Capacity, NNCache, Policy, Select, nncache
 
 MAX_KEY, MAX_VALUE, MAX_TOTAL = 6, 8, 13
 POLICIES = [Policy(*pair) for pair in itertools.product(Select, Capacity)]
@@ -341,7 +341,7 @@ def test_REQ_CACHE_135_136_values_are_back_after_a_new_start(tmp_path: Path, pol
 
 
 def test_saved_by_itself_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_nncache, "_SECONDS", 0.05)
+    monkeypatch.setattr(nncache, "_SECONDS", 0.05)
     cache = NNCache()
     cache.set_cache_filename(tmp_path / "blobs")
     cache.initialize(MAX_KEY, MAX_VALUE, 100)

@@ -20,7 +20,7 @@ from nnburst.devices.reference import ReferenceDevice, StagedReferenceDevice
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
 from nnburst.model import Model, ModelBuilder, OperandType
-from nnburst.runtime import _cache_sources
+from nnburst.runtime.compile import cache_sources
 
 R = CacheReason
 SIZE = 100
@@ -118,7 +118,7 @@ def test_weights_that_are_written_before_the_device_sees_them(
     tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Across a process: between the fingerprint and the copy that the service makes."""
-    model, real = build(memory), _cache_sources.Cache.stage
+    model, real = build(memory), cache_sources.Cache.stage
 
     def stage(*args: Any, **options: Any) -> Any:
         memory.write(BAD, 0)
@@ -126,7 +126,7 @@ def test_weights_that_are_written_before_the_device_sees_them(
 
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         with monkeypatch.context() as patch:
-            patch.setattr(_cache_sources.Cache, "stage", stage)
+            patch.setattr(cache_sources.Cache, "stage", stage)
             report, y = compiled(service.devices[0], model, tmp_path / "c")
         assert (report.outcome, report.reason, y) == ("NOT_SAVED", R.CHANGED, 7 * SIZE)
         memory.write(GOOD, 0)

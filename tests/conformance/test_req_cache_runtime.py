@@ -35,7 +35,7 @@ from nnburst.errors import (
     NNBurstError,
 )
 from nnburst.model import Model, ModelBuilder, OperandType
-from nnburst.runtime import _caching
+from nnburst.runtime.compile import caching
 
 TOKEN = bytes(32)
 CONTENT = b"what a device saves"
@@ -528,5 +528,5 @@ def test_THR_12_token_that_is_used_for_two_models(start: Any, tmp_path: Path, la
 
 
 def test_report_is_a_plain_value() -> None:
-    report = _caching.NO_CACHE
+    report = caching.NO_CACHE
     assert (report.outcome, report.rejected, report.nbytes) == ("DISABLED", None, 0)

@@ -16,7 +16,7 @@ import pytest
 import nnburst
 from nnburst.cache import CacheReason, CacheRejected
 from nnburst.devices import CacheFiles, CompileJob, Device, DeviceCacheHome, create_device
-from nnburst.devices._late import LateSave
+from nnburst.devices.deferred_save import LateSave
 from nnburst.errors import DeviceUnavailable, InvalidArgument
 from nnburst.model import Model, ModelBuilder, OperandType
 

@@ -27,8 +27,8 @@ from nnburst.memory import (
     ManagedBuffer,
     Memory,
     RoleKey,
-    _managed_gate,
-    _managed_tokens,
+    managed_gate,
+    managed_tokens,
 )
 from nnburst.model import (
     BufferDesc,
@@ -386,7 +386,7 @@ def test_what_was_made_over_the_bytes_is_used_again_without_a_look(monkeypatch: 
 
 
 def test_REQ_MEM_112_a_busy_buffer_is_refused_after_a_bounded_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_managed_gate, "_PATIENCE", 0.01)
+    monkeypatch.setattr(managed_gate, "_PATIENCE", 0.01)
     buffer, use = managed()
     other = BufferSet([use])
     other.admit()
@@ -408,7 +408,7 @@ def test_REQ_MEM_112_a_busy_buffer_is_refused_after_a_bounded_wait(monkeypatch: 
 def test_REQ_MEM_112_who_waits_goes_on_as_soon_as_the_buffer_is_free(
     monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    monkeypatch.setattr(_managed_gate, "_PATIENCE", 1000)
+    monkeypatch.setattr(managed_gate, "_PATIENCE", 1000)
     buffer, use = managed()
     running, later = BufferSet([use]), BufferSet([use])
     waiting = threading.Thread(target=lambda: (later.admit(), later.commit(())), daemon=True)
@@ -416,7 +416,7 @@ def test_REQ_MEM_112_who_waits_goes_on_as_soon_as_the_buffer_is_free(
     def until_it_waits() -> None:
         waiting.start()
         deadline = time.monotonic() + 10
-        while not _managed_gate.gate.waiting and time.monotonic() < deadline:
+        while not managed_gate.gate.waiting and time.monotonic() < deadline:
             time.sleep(0)
 
     if first == "copy":
@@ -581,8 +581,8 @@ def test_REQ_MEM_099_101_buffer_of_a_dead_service_is_dead_and_stays_so(memory: M
 
 
 def test_REQ_MEM_108_a_token_comes_again_after_2048_uses_of_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_managed_tokens, "_RESTING", 0)
-    tokens = _managed_tokens._Tokens()
+    monkeypatch.setattr(managed_tokens, "_RESTING", 0)
+    tokens = managed_tokens._Tokens()
     seen = []
     for _ in range(1 << 11):
         seen.append(tokens.take())
@@ -593,8 +593,8 @@ def test_REQ_MEM_108_a_token_comes_again_after_2048_uses_of_its_slot(monkeypatch
 
 
 def test_REQ_MEM_108_tokens_run_out_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_managed_tokens, "_SLOT_BITS", 2)
-    tokens = _managed_tokens._Tokens()
+    monkeypatch.setattr(managed_tokens, "_SLOT_BITS", 2)
+    tokens = managed_tokens._Tokens()
     taken = [tokens.take() for _ in range(3)]
     with pytest.raises(NNBurstError):
         tokens.take()

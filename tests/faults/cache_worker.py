@@ -16,7 +16,7 @@ import numpy as np
 
 import nnburst
 from nnburst.cache import Cache
-from nnburst.runtime import _cache_sources
+from nnburst.runtime.compile import cache_sources
 
 WEIGHTS = np.random.default_rng(5).normal(size=(300, 300)).astype(np.float32)
 X = np.linspace(-1, 1, 300, dtype=np.float32)[None]
@@ -31,7 +31,7 @@ def build() -> nnburst.Model:
 def compile_once(cache: Cache, model: nnburst.Model) -> str:
     """Compile or restore, check the result, and return the outcome."""
     with nnburst.in_process() as service, nnburst.Compilation(model, service.devices) as compilation:
-        compilation._cache = _cache_sources.DirectoryCache(cache, bytes(32), always=True)
+        compilation._cache = cache_sources.DirectoryCache(cache, bytes(32), always=True)
         compilation.finish()
         execution, y = nnburst.Execution(compilation), np.empty((1, 300), np.float32)
         execution.set_input(0, X)

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from fault_support import ROOT, WATCHDOG
 
-from nnburst.service._protocol import VERSION, Hello, encode
+from nnburst.service.wire.protocol import VERSION, Hello, encode
 
 COMMAND = [sys.executable, "-c", "from nnburst.cli import main; main()"]
 

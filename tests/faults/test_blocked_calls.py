@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import nnburst
-from nnburst._core._errno import system
+from nnburst._core.errno import system
 from nnburst.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, ResourceExhausted
 
 NUMBERS = {"memfd_create": 319, "eventfd2": 290, "pidfd_open": 434, "socketpair": 53, "sched_getaffinity": 204}

@@ -19,8 +19,8 @@ from cache_worker import build, compile_once
 
 from nnburst.cache import Cache, CacheReason, CacheRejected, EntryInfo, Limits, TrustStore, entry_name, prune
 from nnburst.devices import CompileJob, create_device
-from nnburst.runtime._cache_sources import DirectoryCache, Job
-from nnburst.runtime._caching import compile_with_cache
+from nnburst.runtime.compile.cache_sources import DirectoryCache, Job
+from nnburst.runtime.compile.caching import compile_with_cache
 
 HERE = Path(__file__).resolve().parent
 COUNTS = (1, 1)

@@ -26,13 +26,13 @@ from nnburst.cache import (
     EntryInfo,
     Limits,
     TrustStore,
-    _directory,
-    _eviction,
     default_cache_directory,
     default_state_directory,
+    eviction,
     prune,
 )
-from nnburst.cache._files import lock
+from nnburst.cache import directory as _directory
+from nnburst.cache.files import lock
 from nnburst.cli import main
 from nnburst.errors import InvalidArgument
 
@@ -187,7 +187,7 @@ def test_limits_hold_without_an_index(tmp_path: Path, how: str) -> None:
 
 def test_an_entry_is_worth_less_with_every_moment_without_a_use() -> None:
     entry = EntryInfo(name(1), "0" * 32, created=1000, nbytes=100)
-    values = [_eviction._value(entry, 1000 + part * _eviction._HALF_LIFE) for part in (0.0, 0.5, 1.0, 1.5)]
+    values = [eviction._value(entry, 1000 + part * eviction._HALF_LIFE) for part in (0.0, 0.5, 1.0, 1.5)]
     assert values == sorted(values, reverse=True)
     assert len(set(values)) == 4
     assert values[2] == pytest.approx(values[0] / 2)

@@ -27,8 +27,8 @@ from nnburst.errors import (
     ResourceExhausted,
 )
 from nnburst.model import DeviceStatus
-from nnburst.runtime._cache_sources import DirectoryCache, Job
-from nnburst.runtime._caching import compile_with_cache
+from nnburst.runtime.compile.cache_sources import DirectoryCache, Job
+from nnburst.runtime.compile.caching import compile_with_cache
 
 R = CacheReason
 

@@ -16,7 +16,7 @@ from nnburst.devices import Device, Fence, FenceSignal, FenceState
 from nnburst.errors import DeadObject, ErrorStatus, GeneralFailure, ResourceExhausted
 from nnburst.memory import Memory
 from nnburst.service import Quotas, ServiceConnection, start_child
-from nnburst.service._host import ServiceHost
+from nnburst.service.host.host import ServiceHost
 
 MANY = 24
 """More than the calls that a connection serves at a time."""

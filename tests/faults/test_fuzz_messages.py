@@ -22,12 +22,12 @@ import nnburst
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
 from nnburst.model import BufferDesc, BufferRole
-from nnburst.service import _protocol
-from nnburst.service._callbacks import CallbackRegistry
-from nnburst.service._packets import FdBundle, Kind, Outgoing
-from nnburst.service._pending import PendingCall
-from nnburst.service._protocol import CALLS, Call, Malformed, Side, decode_request
-from nnburst.service._wire import MAX_INLINE
+from nnburst.service.connection.callbacks import CallbackRegistry
+from nnburst.service.connection.pending import PendingCall
+from nnburst.service.wire import protocol
+from nnburst.service.wire.packets import FdBundle, Kind, Outgoing
+from nnburst.service.wire.protocol import CALLS, Call, Malformed, Side, decode_request
+from nnburst.service.wire.values import MAX_INLINE
 
 SERVED = [call for call in CALLS if call.side is Side.SERVICE]
 TYPES = {call: msgspec.inspect.type_info(call.request) for call in CALLS}
@@ -218,7 +218,7 @@ def test_honest_clients_notice_nothing_of_wrong_answers_to_the_service(
     """A service asks its clients for memory: the right model, run with the wrong answer."""
     dice = random.Random(os.environ.get("NNBURST_TEST_SEED", "7"))
     before, descriptors, outcomes = shared.descriptors(), Descriptors(dice, tmp_path), Counter[str]()
-    encode_reply, on_get_memories = _protocol.encode_reply, CallbackRegistry.on_get_memories
+    encode_reply, on_get_memories = protocol.encode_reply, CallbackRegistry.on_get_memories
 
     def wrong_body(call: Call, reply: Any) -> bytes:
         body = encode_reply(call, reply)
@@ -232,7 +232,7 @@ def test_honest_clients_notice_nothing_of_wrong_answers_to_the_service(
         count = max(0, len(reply.memories) + dice.choice([0, 0, 0, 1, -1]))
         return reply, FdBundle(descriptors.any(slow=False) for _ in range(count))
 
-    monkeypatch.setattr(_protocol, "encode_reply", wrong_body)
+    monkeypatch.setattr(protocol, "encode_reply", wrong_body)
     monkeypatch.setattr(CallbackRegistry, "on_get_memories", wrong_fds)
     try:
         for i in range(rounds):

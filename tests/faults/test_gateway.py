@@ -43,14 +43,14 @@ from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 from tritonclient.utils import shared_memory as region  # noqa: E402
 
-from nnburst.cli.serve import _supervised as supervised  # noqa: E402
+from nnburst.cli.serve import supervised  # noqa: E402
 from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline  # noqa: E402
 from nnburst.gateway import Models, OutputTensor, Regions  # noqa: E402
-from nnburst.gateway import _grpc as gateway_grpc  # noqa: E402
-from nnburst.gateway import _rest as gateway_rest  # noqa: E402
-from nnburst.gateway._budget import Budget  # noqa: E402
-from nnburst.gateway._inference import BRISK, Inference, InputTensor, Terms, extensions, infer  # noqa: E402
-from nnburst.gateway._tensors import _DTYPES, ModelTensor  # noqa: E402
+from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
+from nnburst.gateway import rest as gateway_rest  # noqa: E402
+from nnburst.gateway.budget import Budget  # noqa: E402
+from nnburst.gateway.inference import BRISK, Inference, InputTensor, Terms, extensions, infer  # noqa: E402
+from nnburst.gateway.tensors import _DTYPES, ModelTensor  # noqa: E402
 from nnburst.model import Priority  # noqa: E402
 
 pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
@@ -1456,7 +1456,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[Any]:
 
 SPEAKS = "import sys; print(sys.argv[1], flush=True); sys.stdin.read()"
 PORTS = '{"grpc": 8001}'
-GATEWAY = ("the gateway", "--oip", "nnburst.gateway._run")
+GATEWAY = ("the gateway", "--oip", "nnburst.gateway.run")
 
 
 def test_gateway_is_started_again_whatever_a_start_met(commands: queue.Queue[Any]) -> None:
@@ -1553,7 +1553,7 @@ def services(monkeypatch: pytest.MonkeyPatch) -> list[FakeService]:
         services.append(FakeService())
         return services[-1]
 
-    monkeypatch.setattr("nnburst.gateway._models.connect", connect)
+    monkeypatch.setattr("nnburst.gateway.models.connect", connect)
     return services
 
 

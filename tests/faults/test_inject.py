@@ -19,7 +19,7 @@ from nnburst.burst import BurstCallback, ExecutionBurstController
 from nnburst.devices import create_device
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
-from nnburst.service._faults import FaultPoints
+from nnburst.service.host.faults import FaultPoints
 from nnburst.testing import assert_nothing_left, inject
 
 ONES = {"x": np.ones((1, 4), np.float32)}
@@ -117,7 +117,7 @@ def test_frozen_service_is_a_missed_deadline_and_goes_on_when_it_is_released(ser
 def test_interpreter_that_is_frozen_serves_nothing_and_is_killed_by_close(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nnburst.service._transport.LEAVING", 0.05)
+    monkeypatch.setattr("nnburst.service.connection.transport.LEAVING", 0.05)
     with service.session(relu(), timeout=0.05) as session:
         session.run(None, ONES)
         inject(service, freeze="interpreter")

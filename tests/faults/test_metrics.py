@@ -19,7 +19,7 @@ from shared_support import Shared, shared_service
 
 import nnburst
 from nnburst.watch import find_services
-from nnburst.watch._metrics import MetricsServer
+from nnburst.watch.metrics import MetricsServer
 
 pytest.importorskip("prometheus_client", reason="needs the extra nnburst[metrics]")
 

@@ -20,8 +20,8 @@ from nnburst.errors import ErrorStatus, InvalidArgument
 from nnburst.memory import PROT_READ, Memory
 from nnburst.model import DataLocation, Request, RequestArgument, RunOptions
 from nnburst.service import RemotePreparedModel, ServiceHost, start_child
-from nnburst.service._marshal import request_to_wire
-from nnburst.service._protocol import ExecuteFenced
+from nnburst.service.wire.marshal import request_to_wire
+from nnburst.service.wire.protocol import ExecuteFenced
 
 TOKEN = bytes(32)
 

@@ -117,7 +117,7 @@ def places():
 """
 PROGRAM = """
 import nnburst
-from nnburst.service import _launch
+from nnburst.service.process import launch
 {change}
 with nnburst.launch(devices=["nnburst-function:call=mine:places"]) as service:
     with service.session("places") as session:
@@ -126,7 +126,7 @@ with nnburst.launch(devices=["nnburst-function:call=mine:places"]) as service:
 
 
 @everything
-@pytest.mark.parametrize("change", ["", "_launch._flags = list"], ids=["as it is", "as before Python 3.11"])
+@pytest.mark.parametrize("change", ["", "launch._flags = list"], ids=["as it is", "as before Python 3.11"])
 def test_module_of_a_function_is_found_beside_the_program_and_not_in_the_working_directory(
     hostile: Path, change: str
 ) -> None:
@@ -149,7 +149,7 @@ def test_gateway_runs_nothing_of_the_working_directory(hostile: Path) -> None:
     pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
     options = {"address": "unix:/nowhere", "names": ["x"], "shared_memory": False}
     options |= dict.fromkeys(("grpc", "rest"), "127.0.0.1:0")
-    command = [*safe_command("nnburst.gateway._run"), json.dumps(options)]
+    command = [*safe_command("nnburst.gateway.run"), json.dumps(options)]
     assert run(hostile, *command[1:]) == set()
 
 

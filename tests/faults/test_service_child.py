@@ -30,7 +30,8 @@ from nnburst.errors import (
     ResourceExhausted,
 )
 from nnburst.memory import Memory
-from nnburst.service import ServiceConnection, _launch, start_child
+from nnburst.service import ServiceConnection, start_child
+from nnburst.service.process import launch
 from nnburst.testing import inject
 
 
@@ -81,7 +82,7 @@ def test_a_child_that_crashes_on_the_way_is_said(tmp_path: Path) -> None:
 
 
 def test_a_child_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnburst.service._transport.LEAVING", 0.05)
+    monkeypatch.setattr("nnburst.service.connection.transport.LEAVING", 0.05)
     (tmp_path / "sitecustomize.py").write_text("import threading\nthreading.Event().wait()")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with pytest.raises(MissedDeadline, match=r"did not start within 0\.05 s"):
@@ -278,8 +279,8 @@ def test_a_child_whose_parent_is_another_process_does_not_serve() -> None:
     with a, b:
         command = [
             sys.executable,
-            _launch._BOOTSTRAP,
-            "nnburst.service._child",
+            launch._BOOTSTRAP,
+            "nnburst.service.process.child",
             "--socket",
             str(b.fileno()),
             "--parent",

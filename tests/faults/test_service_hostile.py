@@ -24,10 +24,10 @@ from nnburst.errors import DeadObject, ErrorStatus, ResourceExhausted
 from nnburst.memory import Memory
 from nnburst.model import DeviceStatus, ExecutionPreference, MeasureTiming, Priority, RunOptions
 from nnburst.service import HostedConnection, ServiceConnection, ServiceHost, start_child
-from nnburst.service._cache_messages import PrepareModel
-from nnburst.service._marshal import model_to_wire
-from nnburst.service._protocol import CALLS, VERSION, Execute, Hello, ListDevices, encode
-from nnburst.service._wire import Message, WireMemory, WireRequest
+from nnburst.service.wire.cache_messages import PrepareModel
+from nnburst.service.wire.marshal import model_to_wire
+from nnburst.service.wire.protocol import CALLS, VERSION, Execute, Hello, ListDevices, encode
+from nnburst.service.wire.values import Message, WireMemory, WireRequest
 from nnburst.testing import inject
 
 

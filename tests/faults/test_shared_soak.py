@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nnburst.cli.bench._clients import measure_share, shared_service
+from nnburst.cli.bench.clients import measure_share, shared_service
 
 MOST_GROWTH = 4 << 20
 MOST_RATIO = 2.0

@@ -18,16 +18,16 @@ from fuzz_support import Descriptors
 from service_support import stopped
 from shared_support import Honest, RawConnection, Shared, header, line_of, shared_service
 
-from nnburst.service._logging import LINES
-from nnburst.service._protocol import ListDevices, encode
+from nnburst.service.process.limited_log import LINES
+from nnburst.service.wire.protocol import ListDevices, encode
 
 PROGRAM = """
 import itertools, os, signal, sys
 import numpy as np
 import nnburst
 from nnburst.model import ModelBuilder, OperandType
-from nnburst.service._callbacks import CallbackRegistry
-from nnburst.service._pending import PendingCall
+from nnburst.service.connection.callbacks import CallbackRegistry
+from nnburst.service.connection.pending import PendingCall
 
 phase, begun, number = sys.argv[2], False, itertools.count(1)
 b = ModelBuilder()
@@ -212,4 +212,4 @@ def test_clients_that_send_rubbish_fill_no_log(tmp_path: Path) -> None:
                 assert not connection.answer()
     lines = shared.log.read_text().splitlines()
     assert sum("malformed message" in line for line in lines) == LINES
-    assert f"{100 - LINES} lines from _transport.py" in lines[-1]
+    assert f"{100 - LINES} lines from connection/transport.py" in lines[-1]

@@ -190,7 +190,7 @@ def _guesses(tries: int) -> Iterator[Case]:
 
 def _open(model: Any) -> Any:
     """Return a session as the device makes it, but without an arena, which would hide what the allocator does."""
-    from nnburst.devices.onnxruntime._graph import SessionSettings, build_session
+    from nnburst.devices.onnxruntime.graph import SessionSettings, build_session
 
     options = SessionSettings(1).options()
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False

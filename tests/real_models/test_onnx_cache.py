@@ -17,7 +17,7 @@ from onnx_support import FLOAT, RNG, graph, in_process, mlp, node, onnx, save
 import nnburst
 from nnburst.cache import Cache, CacheReason, CacheRejected, model_fingerprint
 from nnburst.devices import CacheFiles, CompileJob, create_device
-from nnburst.devices.onnxruntime import _device
+from nnburst.devices.onnxruntime import device as _device
 from nnburst.errors import GeneralFailure
 from nnburst.memory import Memory
 

@@ -12,7 +12,7 @@ from onnx_support import FLOAT, TensorProto, graph, node, onnx
 from service_support import WATCHDOG, Ended
 
 import nnburst
-from nnburst.devices.onnxruntime._kernel import BoundGraph
+from nnburst.devices.onnxruntime.kernel import BoundGraph
 from nnburst.errors import GeneralFailure, MissedDeadline
 
 

@@ -12,7 +12,7 @@ from onnx_support import FLOAT, TensorProto, graph, helper, node, numpy_helper, 
 
 import nnburst
 from nnburst import GeneralFailure, InvalidArgument
-from nnburst.devices.onnxruntime._graph import SessionSettings, open_session
+from nnburst.devices.onnxruntime.graph import SessionSettings, open_session
 
 OURS = np.float32([7, 8, 9, 10])
 THEIRS = np.float32([1000, 1001, 1002, 1003])

@@ -18,11 +18,11 @@ import nnburst
 from nnburst import GeneralFailure, InvalidArgument
 from nnburst.burst import Caller, called_by
 from nnburst.devices.onnxruntime import OnnxRuntimeDevice
-from nnburst.devices.onnxruntime._graph import SessionSettings, compile_graph
-from nnburst.devices.onnxruntime._importer import import_graph
-from nnburst.devices.onnxruntime._kernel import BoundGraph
-from nnburst.devices.onnxruntime._packed import load_graph, pack, read_contents
-from nnburst.devices.onnxruntime._snapshots import exposed_arguments
+from nnburst.devices.onnxruntime.graph import SessionSettings, compile_graph
+from nnburst.devices.onnxruntime.importer import import_graph
+from nnburst.devices.onnxruntime.kernel import BoundGraph
+from nnburst.devices.onnxruntime.packed import load_graph, pack, read_contents
+from nnburst.devices.onnxruntime.snapshots import exposed_arguments
 from nnburst.memory import Memory, open_request
 from nnburst.model import DataLocation, Request, RequestArgument
 

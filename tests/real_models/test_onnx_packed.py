@@ -10,10 +10,10 @@ import pytest
 from onnx_support import FLOAT, RNG, TensorProto, graph, helper, mlp, node, onnx
 
 from nnburst.cache import CacheReason, CacheRejected
-from nnburst.devices.onnxruntime import _packed
-from nnburst.devices.onnxruntime._graph import SessionSettings, compile_graph
-from nnburst.devices.onnxruntime._importer import import_graph
-from nnburst.devices.onnxruntime._packed import Packed, load_graph, pack, read_contents
+from nnburst.devices.onnxruntime import packed as _packed
+from nnburst.devices.onnxruntime.graph import SessionSettings, compile_graph
+from nnburst.devices.onnxruntime.importer import import_graph
+from nnburst.devices.onnxruntime.packed import Packed, load_graph, pack, read_contents
 from nnburst.errors import GeneralFailure
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -143,7 +143,7 @@ def test_network_of_large_matrices_is_not_tried(name: str) -> None:
 
 def test_what_takes_longer_to_verify_than_to_compile_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     data = mlp(1024, 2).SerializeToString()  # 8 MB
-    monkeypatch.setattr("nnburst.devices.onnxruntime._packed._seconds_per_byte", lambda: 1e-9)
+    monkeypatch.setattr("nnburst.devices.onnxruntime.packed._seconds_per_byte", lambda: 1e-9)
     with pytest.raises(CacheRejected, match=r"verifying 8396800 bytes takes 9\.4 ms, compiling took 10\.0 ms"):
         pack(import_graph(data).model, data, {}, ONE, 0.010)
 

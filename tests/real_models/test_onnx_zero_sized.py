@@ -11,7 +11,7 @@ from onnx_zero_sized import compare, made
 
 import nnburst
 from nnburst import GeneralFailure
-from nnburst.devices.onnxruntime._unwritten import write_all
+from nnburst.devices.onnxruntime.unwritten import write_all
 
 NOT_WRITTEN = (
     "plain,in_if,in_loop,in_function,added,new_axis,matmulinteger,qlinearmatmul,concat_2d,convinteger,lstm_,gru_,"

@@ -86,7 +86,7 @@ def services(below: str) -> list[int]:
             title = Path(f"/proc/{parent}/cmdline").read_bytes()
         except OSError:
             continue
-        if any(part.endswith(b"_bootstrap.py") for part in command) and below.encode() in title:
+        if any(part.endswith(b"process/bootstrap.py") for part in command) and below.encode() in title:
             found.append(int(entry))
     return found
 

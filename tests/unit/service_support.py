@@ -19,10 +19,10 @@ from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus
 from nnburst.model import NO_TIMING, Capabilities, Model, ModelBuilder, OperandType, Request
 from nnburst.service import ServiceConnection, ServiceHost
-from nnburst.service._packets import FdBundle, Kind, Outgoing
-from nnburst.service._protocol import Done, Side
-from nnburst.service._transport import Connection
-from nnburst.service._wire import Message
+from nnburst.service.connection.transport import Connection
+from nnburst.service.wire.packets import FdBundle, Kind, Outgoing
+from nnburst.service.wire.protocol import Done, Side
+from nnburst.service.wire.values import Message
 
 WATCHDOG = PATIENCE
 

@@ -18,9 +18,9 @@ import pytest
 from test_flights import FUNCTIONS, filled, relu
 
 import nnburst
-from nnburst.burst import _flights
-from nnburst.runtime import _async
-from nnburst.service._proxies import RemoteBurstContext
+from nnburst.burst.client import in_flight
+from nnburst.runtime.run import event_loop
+from nnburst.service.client.proxies import RemoteBurstContext
 
 PATIENCE = 20.0
 Main = Callable[[], Awaitable[Any]]
@@ -142,7 +142,7 @@ def test_other_tasks_run_between_runs_that_are_answered_at_once(session: nnburst
 @pytest.fixture
 def patient(service: nnburst.Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[nnburst.Session]:
     """One whose runs poll for longer than any test, in very short shares of each turn of the loop."""
-    monkeypatch.setattr(_async, "_LONGEST_TURN", 1)
+    monkeypatch.setattr(event_loop, "_LONGEST_TURN", 1)
     with service.session("slow", polling_window=1.0) as session:
         yield session
 
@@ -426,7 +426,7 @@ def test_threads_and_tasks_share_a_session(session: nnburst.Session) -> None:
 def test_burst_that_is_closed_before_trio_watches_it_ends_its_runs(
     slow: nnburst.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attend = _async._TrioLoop.attend
+    attend = event_loop._TrioLoop.attend
 
     def closing(loop: Any, flights: Any) -> None:
         attend(loop, flights)
@@ -436,7 +436,7 @@ def test_burst_that_is_closed_before_trio_watches_it_ends_its_runs(
         with pytest.raises(nnburst.NNBurstError):
             await slow.arun(None, filled(1))
 
-    monkeypatch.setattr(_async._TrioLoop, "attend", closing)
+    monkeypatch.setattr(event_loop._TrioLoop, "attend", closing)
     in_trio(main)
 
 
@@ -469,10 +469,10 @@ def test_task_that_is_dropped_with_its_closed_burst_leaves_the_burst_alone(
     session = service.session("slow", concurrency=1)
     loop = abandoned(session, runs=1)
     session.close()
-    monkeypatch.setattr(_flights, "lib", None)  # what it would be asked about may be freed
+    monkeypatch.setattr(in_flight, "lib", None)  # what it would be asked about may be freed
     given_up: list[bool] = []
-    give_up = _flights.Flights.give_up
-    monkeypatch.setattr(_flights.Flights, "give_up", lambda *flight: given_up.append(give_up(*flight)))
+    give_up = in_flight.Flights.give_up
+    monkeypatch.setattr(in_flight.Flights, "give_up", lambda *flight: given_up.append(give_up(*flight)))
     loop.close()
     del loop, session
     gc.collect()

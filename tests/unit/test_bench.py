@@ -20,13 +20,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from nnburst.cli.bench import _budget, _clients, _rows, _schedule, _server, bench
-from nnburst.cli.bench._case import Bench, Case, Subject
-from nnburst.cli.bench._peers import MESSAGE, PEERS
-from nnburst.cli.bench._placement import ONE_CORE, allowed_cpus, conditions, keep_affinity
-from nnburst.cli.bench._report import Report
-from nnburst.cli.bench._sampling import Result, Round, time_calls
-from nnburst.cli.bench._server import server_process
+from nnburst.cli.bench import bench, budget, clients, schedule
+from nnburst.cli.bench import rows as _rows
+from nnburst.cli.bench import server as _server
+from nnburst.cli.bench.case import Bench, Case, Subject
+from nnburst.cli.bench.peers import MESSAGE, PEERS
+from nnburst.cli.bench.placement import ONE_CORE, allowed_cpus, conditions, keep_affinity
+from nnburst.cli.bench.report import Report
+from nnburst.cli.bench.sampling import Result, Round, time_calls
+from nnburst.cli.bench.server import server_process
 from nnburst.errors import MissedDeadline
 
 ROW_KEYS = ("name", "wait", "payload_bytes", "count", "p50_us", "p90_us", "p99_us", "p999_us", "max_us", "ratio_to_L")
@@ -35,7 +37,7 @@ ROW_KEYS = ("name", "wait", "payload_bytes", "count", "p50_us", "p90_us", "p99_u
 @pytest.fixture(autouse=True)
 def short_looks_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """L only has to be there: a busy machine takes seconds for as many round trips as a benchmark wants."""
-    monkeypatch.setattr(_schedule, "_LINE_COUNT", 20)
+    monkeypatch.setattr(schedule, "_LINE_COUNT", 20)
 
 
 two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 CPUs")
@@ -50,10 +52,10 @@ def _case(open_row: Any, key: str = "mine", **more: Any) -> Case:
 
 
 def _run(cases: list[Case], tmp_path: Path) -> dict[str, Result]:
-    plan = _schedule.Plan(rounds=2, count=40, turn_seconds=0.01)
+    plan = schedule.Plan(rounds=2, count=40, turn_seconds=0.01)
     with keep_affinity(), ExitStack() as stack:
         shared = Bench(allowed_cpus(), str(tmp_path), 50e-6, stack)
-        return _schedule.run(cases, shared, plan, stack, lambda what: None)
+        return schedule.run(cases, shared, plan, stack, lambda what: None)
 
 
 def test_time_calls_counts_every_call_and_loses_no_time() -> None:
@@ -99,36 +101,36 @@ def test_percentiles_are_in_order_whatever_the_rounds_are_like() -> None:
     ids=["others have the CPUs", "L moves", "there is no L", "the rounds disagree"],
 )
 def test_busy_machine_gets_no_verdict(rounds: list[Round], others: float) -> None:
-    verdict = _budget.verdicts({"queue": Result(rounds)}, others)[0]
+    verdict = budget.verdicts({"queue": Result(rounds)}, others)[0]
     assert verdict.outcome == "not settled"
 
 
 def test_few_rounds_that_disagree_leave_the_verdict_to_the_others() -> None:
     kept, broken = _round(100), _round(200)
-    assert _budget.verdicts({"queue": Result([kept] * 3 + [broken])})[0].outcome == "pass"
-    assert _budget.verdicts({"queue": Result([kept] + [broken] * 3)})[0].outcome == "miss"
+    assert budget.verdicts({"queue": Result([kept] * 3 + [broken])})[0].outcome == "pass"
+    assert budget.verdicts({"queue": Result([kept] + [broken] * 3)})[0].outcome == "miss"
 
 
 @pytest.mark.parametrize(("p50", "outcome"), [(150, "pass"), (151, "miss")])
 def test_budget_says_pass_up_to_the_limit_and_miss_beyond(p50: int, outcome: str) -> None:
-    assert _budget.verdicts({"queue": Result([_round(p50)])})[0].outcome == outcome
+    assert budget.verdicts({"queue": Result([_round(p50)])})[0].outcome == outcome
 
 
 @pytest.mark.parametrize(("p50", "outcome"), [(250, "pass"), (249, "miss")])
 def test_budget_of_being_faster_is_a_lower_limit(p50: int, outcome: str) -> None:
     results = {"burst-poll": Result([_round(100)]), "iceoryx2": Result([_round(p50)])}
-    verdict = next(v for v in _budget.verdicts(results) if "iceoryx2" in v.text)
+    verdict = next(v for v in budget.verdicts(results) if "iceoryx2" in v.text)
     assert verdict.outcome == outcome
 
 
 def test_budget_without_its_rows_is_not_measured() -> None:
-    assert {v.outcome for v in _budget.verdicts({})} == {"not measured"}
+    assert {v.outcome for v in budget.verdicts({})} == {"not measured"}
 
 
 def test_every_row_has_a_name_of_its_own_and_the_budget_names_only_rows() -> None:
     keys = [case.key for case in _rows.all_cases()]
     assert len(set(keys)) == len(keys)
-    assert {name for promise in _budget.BUDGET for name in (promise.row, promise.base)} <= set(keys)
+    assert {name for promise in budget.BUDGET for name in (promise.row, promise.base)} <= set(keys)
 
 
 def test_missing_peer_is_said_with_the_remedy(tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ def test_row_keeps_its_samples_where_the_machine_is_too_busy_for_the_cache_line(
     def too_busy(*args: object) -> Any:
         raise MissedDeadline("cache line ping-pong: the deadline has passed")
 
-    monkeypatch.setattr(_schedule, "line_samples", too_busy)
+    monkeypatch.setattr(schedule, "line_samples", too_busy)
     result = _run([_case(lambda bench: _opens(lambda count: time_calls(lambda: None, count)))], tmp_path)["mine"]
     assert result.note == ""
     assert [len(r.samples) > 0 for r in result.rounds] == [True, True]
@@ -280,15 +282,15 @@ def test_clients_of_a_shared_service_are_counted(tmp_path: Path) -> None:
 
 
 def test_each_number_of_clients_has_the_turn_of_its_median_rate() -> None:
-    turns = [[_clients.Share(k, 1, 1.0, (runs + k,) * k) for k in (1, 2)] for runs in (30, 10, 20)]
-    turns[0][1] = _clients.Share(2, 1, 1.0, (1, 1))  # one that the machine had disturbed
-    assert [share.runs for share in _clients.medians(turns)] == [(21,), (12, 12)]
+    turns = [[clients.Share(k, 1, 1.0, (runs + k,) * k) for k in (1, 2)] for runs in (30, 10, 20)]
+    turns[0][1] = clients.Share(2, 1, 1.0, (1, 1))  # one that the machine had disturbed
+    assert [share.runs for share in clients.medians(turns)] == [(21,), (12, 12)]
 
 
 @pytest.mark.parametrize("stolen", [0.0, 1e6])
 def test_time_that_the_host_took_is_told(stolen: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_clients, "measure_shares", lambda *args: [_clients.Share(1, 1, 1.0, (7,))])
-    monkeypatch.setattr(_clients, "stolen_seconds", itertools.count(0.0, stolen).__next__)
+    monkeypatch.setattr(clients, "measure_shares", lambda *args: [clients.Share(1, 1, 1.0, (7,))])
+    monkeypatch.setattr(clients, "stolen_seconds", itertools.count(0.0, stolen).__next__)
     done = CliRunner().invoke(bench, ["--clients", "1"])
     assert done.exit_code == 0, done.output
     assert ("the host took" in done.output) is (stolen > 0)
@@ -341,7 +343,7 @@ def test_machine_that_another_program_uses_gets_no_verdict(tmp_path: Path) -> No
             other.kill()
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
-    assert document["conditions"]["others"] > _budget.MOST_OTHERS
+    assert document["conditions"]["others"] > budget.MOST_OTHERS
     assert {v["outcome"] for v in document["budget"]} == {"not settled", "not measured"}
 
 

@@ -33,9 +33,9 @@ from nnburst.burst import (
     ExecutionResult,
     Kernel,
     SlotTable,
-    _controller,
     default_polling_window,
 )
+from nnburst.burst.client import controller as _controller
 from nnburst.errors import Ending, ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted
 from nnburst.fmq import Flavour, MessageQueue, MQDescriptor
 from nnburst.memory import Memory

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from cache_support import DATA, EPOCH, FINGERPRINT, MODEL, NEXT_EPOCH, OTHER, TOKEN, Rig, contents
 
-from nnburst.cache import CacheReason, CacheRejected, TrustStore, _device_cache, _trust_store
-from nnburst.cache._container import HEADER_SIZE
+from nnburst.cache import CacheReason, CacheRejected, TrustStore, device_cache, trust_store
+from nnburst.cache.container import HEADER_SIZE
 
 R = CacheReason
 
@@ -170,7 +170,7 @@ def test_THR_07_staged_generation_counts_for_ten_minutes(rig: Rig, monkeypatch: 
     assert contents(rig.load(name="a")) == contents(rig.load(name="b"))  # not confirmed: both count
     later = time.time() + 601
     with monkeypatch.context() as m:
-        m.setattr(_trust_store.time, "time", lambda: later)
+        m.setattr(trust_store.time, "time", lambda: later)
         assert rig.refusal(name="b") is R.ROLLED_BACK
         assert contents(rig.load(name="a")) == (MODEL, DATA)
     assert rig.cache.confirm(TOKEN, result.generation)
@@ -327,7 +327,7 @@ def _link(key: Path) -> None:
 
 
 def test_THR_25_28_codes_are_compared_in_constant_time_and_nothing_is_unpickled() -> None:
-    source = "".join(p.read_text() for p in Path(_device_cache.__file__).parent.glob("*.py"))
+    source = "".join(p.read_text() for p in Path(device_cache.__file__).parent.glob("*.py"))
     assert "compare_digest" in source
     assert not any(word in source for word in ("import pickle", "import marshal", "import shelve", "eval(", "exec("))
 

@@ -19,9 +19,9 @@ from cache_support import DATA, FINGERPRINT, MODEL, TOKEN, Rig, contents
 from msgspec.structs import replace
 from patience import PATIENCE
 
-from nnburst.cache import CacheReason, CacheRejected, TrustStore, _device_cache, _sealed_copy, place_of
-from nnburst.cache._trust_store import EntryRecord
-from nnburst.devices import DeviceCacheHome, _caching
+from nnburst.cache import CacheReason, CacheRejected, TrustStore, device_cache, place_of, sealed_copy
+from nnburst.cache.trust_store import EntryRecord
+from nnburst.devices import DeviceCacheHome, caching
 
 R = CacheReason
 DEVICE = "test-device"
@@ -269,13 +269,13 @@ def claim(path: Path, size: int) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes that were asked for, copy by copy."""
     sizes: list[int] = []
-    real = _sealed_copy._copied
+    real = sealed_copy._copied
 
     def copied(fd: int, payload: int) -> Any:
         sizes.append(payload)
         return real(fd, payload)
 
-    monkeypatch.setattr(_sealed_copy, "_copied", copied)
+    monkeypatch.setattr(sealed_copy, "_copied", copied)
     return sizes
 
 
@@ -294,7 +294,7 @@ def test_THR_17_21_file_that_grows_after_its_header_was_read(
     rig: Rig, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.save()
-    real = _device_cache.read_header
+    real = device_cache.read_header
 
     def read_header(fd: int, most: int) -> Any:
         header = real(fd, most)
@@ -302,7 +302,7 @@ def test_THR_17_21_file_that_grows_after_its_header_was_read(
         return header
 
     with monkeypatch.context() as patch:
-        patch.setattr(_device_cache, "read_header", read_header)
+        patch.setattr(device_cache, "read_header", read_header)
         assert rig.refusal() is R.BAD_LENGTH
     assert asked == []
     rig.save()
@@ -342,7 +342,7 @@ def test_forked_child_does_not_wait_for_a_thread_of_its_parent(tmp_path: Path, m
     go_on.set()
     thread.join()
     assert status == 0
-    _caching._stores.pop((os.getpid(), tmp_path / "state")).close()
+    caching._stores.pop((os.getpid(), tmp_path / "state")).close()
 
 
 # ---- places ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from nnburst.cli import main
-from nnburst.cli.demo import _contenders, _network, _race
+from nnburst.cli.demo import contenders as _contenders
+from nnburst.cli.demo import network, race
 
 ROOT = Path(__file__).resolve().parents[2]
 LAST_LINE = re.compile(
@@ -52,7 +53,7 @@ class NegativeZeros(Scripted):
 
 @pytest.fixture
 def images() -> FloatArray:
-    drawn = np.random.default_rng(3).random((450, *_network.IMAGE_SHAPE), dtype=np.float32)
+    drawn = np.random.default_rng(3).random((450, *network.IMAGE_SHAPE), dtype=np.float32)
     drawn[17] = 0
     return drawn
 
@@ -65,8 +66,8 @@ def test_race_lets_contenders_take_turns_and_times_every_call(images: FloatArray
     calls: list[str] = []
     advanced: list[tuple[str, int]] = []
     contenders = {name: Scripted(calls, name) for name in "ab"}
-    laps = _race.race(contenders, images, {}, 3, lambda name, count: advanced.append((name, count)))
-    timed = calls[2 * _race.WARM_UP :]
+    laps = race.race(contenders, images, {}, 3, lambda name, count: advanced.append((name, count)))
+    timed = calls[2 * race.WARM_UP :]
     assert "".join(timed) == ("a" * 450 + "b" * 450) * 3
     assert {lap.nanoseconds.size for lap in laps.values()} == {3 * 450}
     assert sum(count for _, count in advanced) == 2 * 3 * 450
@@ -77,26 +78,26 @@ def test_race_lets_contenders_take_turns_and_times_every_call(images: FloatArray
 def test_race_reports_an_answer_that_differs_in_one_bit(images: FloatArray) -> None:
     expected = first_pixels(images)
     expected.view(np.uint32)[33, 0, 4] ^= 1
-    lap = _race.race({"a": Scripted([], "a")}, images, {"a": expected}, 2, lambda name, count: None)["a"]
+    lap = race.race({"a": Scripted([], "a")}, images, {"a": expected}, 2, lambda name, count: None)["a"]
     assert [difference.image for difference in lap.differences] == [33, 33]
     assert "image 33" in str(lap.differences[0])
 
 
 def test_race_tells_negative_zero_from_zero(images: FloatArray) -> None:
     images[:] = 0
-    lap = _race.race({"a": NegativeZeros([], "a")}, images, {"a": first_pixels(images)}, 1, lambda name, count: None)[
+    lap = race.race({"a": NegativeZeros([], "a")}, images, {"a": first_pixels(images)}, 1, lambda name, count: None)[
         "a"
     ]
     assert len(lap.differences) == len(images)
 
 
 def test_percentiles_are_in_microseconds_and_were_observed() -> None:
-    lap = _race.Lap(np.arange(1, 1001, dtype=np.int64) * 1000, np.zeros((1, 1, 10), np.float32), ())
+    lap = race.Lap(np.arange(1, 1001, dtype=np.int64) * 1000, np.zeros((1, 1, 10), np.float32), ())
     assert lap.percentiles_us() == (501.0, 901.0, 991.0, 1000.0)
 
 
 def test_digits_are_the_whole_set_with_a_hold_out() -> None:
-    digits = _network.load_digits()
+    digits = network.load_digits()
     assert digits.images.shape == (1797, 1, 8, 8, 1)
     assert digits.images.dtype == np.float32
     assert (digits.images.min(), digits.images.max()) == (0, 1)
@@ -105,7 +106,7 @@ def test_digits_are_the_whole_set_with_a_hold_out() -> None:
 
 
 def test_weights_are_small_enough_to_be_committed() -> None:
-    assert 0 < (_network.DATA / "weights.npz").stat().st_size < 200_000
+    assert 0 < (network.DATA / "weights.npz").stat().st_size < 200_000
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,7 @@ def test_gradients_of_the_training_script_are_those_of_its_loss(training: Module
 
 @pytest.fixture(scope="module")
 def local() -> Iterator[_contenders.InProcessContender]:
-    contender = _contenders.InProcessContender("nnburst-reference", _network.build_model())
+    contender = _contenders.InProcessContender("nnburst-reference", network.build_model())
     yield contender
     contender.close()
 
@@ -147,15 +148,15 @@ def local() -> Iterator[_contenders.InProcessContender]:
 def test_model_computes_what_the_training_script_trained(
     training: ModuleType, local: _contenders.InProcessContender
 ) -> None:
-    digits = _network.load_digits()
-    with np.load(_network.DATA / "weights.npz") as weights:
+    digits = network.load_digits()
+    with np.load(network.DATA / "weights.npz") as weights:
         expected, _ = training.forward(dict(weights), digits.images[:50, 0])
     got = np.concatenate([local.classify(image) for image in digits.images[:50]])
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_bound_plan_and_unbound_execution_give_the_same_bits(local: _contenders.InProcessContender) -> None:
-    for image in _network.load_digits().images[:20]:
+    for image in network.load_digits().images[:20]:
         assert local.classify(image).tobytes() == local.classify_unbound(image).tobytes()
 
 
@@ -176,7 +177,7 @@ def test_demo_ends_with_the_machine_readable_line_and_succeeds() -> None:
 
 def test_demo_fails_when_a_burst_answer_was_tampered_with(monkeypatch: pytest.MonkeyPatch) -> None:
     classify = _contenders.BurstContender.classify
-    victim = _network.load_digits().images[1234]
+    victim = network.load_digits().images[1234]
 
     def tampered(self: _contenders.BurstContender, image: FloatArray) -> FloatArray:
         answer = classify(self, image)

@@ -16,8 +16,7 @@ from click.testing import CliRunner
 
 from nnburst.cli import main
 from nnburst.cli._main import COMMANDS
-from nnburst.cli.doctor import CHECKS, Finding, Level, all_checks
-from nnburst.cli.doctor import _checks as checks
+from nnburst.cli.doctor import CHECKS, Finding, Level, all_checks, checks
 from nnburst.devices import device_names
 
 ROOT = Path(__file__).resolve().parents[2]

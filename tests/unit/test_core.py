@@ -15,11 +15,11 @@ import pytest
 
 import nnburst._core
 from nnburst import errors
-from nnburst._core import _fds
-from nnburst._core._deadline import Deadline
-from nnburst._core._errno import check, header_digest
-from nnburst._core._fds import FdSet, close_fds
+from nnburst._core import fds
 from nnburst._core._nnburst import ffi, lib
+from nnburst._core.deadline import Deadline
+from nnburst._core.errno import check, header_digest
+from nnburst._core.fds import FdSet, close_fds
 from nnburst.fmq import MessageQueue
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,9 +144,9 @@ def test_descriptor_is_closed_and_the_core_told_that_it_may_block(
     monkeypatch: pytest.MonkeyPatch, way: str, may_block: bool
 ) -> None:
     told: list[int] = []
-    cast = _fds._cast
-    monkeypatch.setattr(_fds, "may_block", lambda fd: may_block)
-    monkeypatch.setattr(_fds, "_cast", lambda number: told.append(number) or cast(number))
+    cast = fds._cast
+    monkeypatch.setattr(fds, "may_block", lambda fd: may_block)
+    monkeypatch.setattr(fds, "_cast", lambda number: told.append(number) or cast(number))
     r, w = os.pipe()
     if way == "close_fds":
         given = [w]

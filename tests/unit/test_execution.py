@@ -50,8 +50,8 @@ from nnburst.model import (
     Timing,
 )
 from nnburst.runtime import MemoryDesc, Service
-from nnburst.runtime._import import _with_pools
-from nnburst.runtime._service import _LocalBackend
+from nnburst.runtime.compile.model_files import _with_pools
+from nnburst.runtime.service import _LocalBackend
 
 PATIENCE = 30.0
 F = OperandType.TENSOR_FLOAT32
@@ -826,7 +826,7 @@ def test_request_that_does_not_fit_the_channel_passes_the_turn_too() -> None:
         create = nnburst.burst.ExecutionBurstController.create
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "nnburst.runtime._burst.ExecutionBurstController.create",
+                "nnburst.runtime.run.burst.ExecutionBurstController.create",
                 lambda prepared, **options: create(prepared, channel_length=4),
             )
             burst = Burst(session.compilation)

@@ -172,7 +172,7 @@ def test_fault_that_cannot_happen_any_more_lets_no_time_pass(how: str) -> None:
 def test_fault_counts_for_the_clock_also_if_the_test_hears_of_it_first(
     monkeypatch: pytest.MonkeyPatch, and_then: str
 ) -> None:
-    monkeypatch.setattr("nnburst.testing._clock._STEP", 0.2)  # the test is first
+    monkeypatch.setattr("nnburst.testing.clock._STEP", 0.2)  # the test is first
     with Orders() as orders, FakeClock() as clock:
         fault = inject(orders, crash_on=1)
         with orders.taken() as service:

@@ -22,11 +22,11 @@ import nnburst
 from nnburst import ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device
-from nnburst.memory import Memory, _doors
-from nnburst.runtime._burst import Burst
-from nnburst.runtime._bursts import Bursts
-from nnburst.runtime._pipeline import Pipeline
-from nnburst.service import _protocol
+from nnburst.memory import Memory, interop
+from nnburst.runtime.run.burst import Burst
+from nnburst.runtime.run.burst_pool import Bursts
+from nnburst.runtime.run.pipeline import Pipeline
+from nnburst.service.wire import protocol
 from nnburst.watch import find_services, look
 
 FUNCTIONS = """
@@ -472,7 +472,7 @@ def test_pipeline_and_futures_share_a_burst(session: nnburst.Session) -> None:
 
 
 def test_older_service_is_sent_no_bell_and_takes_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnburst.service._host.calls", SimpleNamespace(**vars(_protocol) | {"VERSION": (2, 0)}))
+    monkeypatch.setattr("nnburst.service.host.host.calls", SimpleNamespace(**vars(protocol) | {"VERSION": (2, 0)}))
     with (
         in_process([create_device("nnburst-reference")]) as (client, _),
         client.devices[0].prepare_model(relu()) as prepared,
@@ -608,7 +608,7 @@ def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service
     with service.session(relu()) as session, session.bind() as execution:
         lanes = [session._lanes.take(0) for _ in range(session._lanes.number)]
         burst, held, release = session._bursts.first.controller, threading.Event(), threading.Event()
-        locks = [burst._lock, execution._lock, session._bursts._adding, service._reviving, _doors._lock]
+        locks = [burst._lock, execution._lock, session._bursts._adding, service._reviving, interop._lock]
 
         def hold() -> None:
             with contextlib.ExitStack() as stack:

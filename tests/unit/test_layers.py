@@ -38,8 +38,8 @@ ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what user
     "__main__",
 )
 EXTRAS = {
-    "nnburst.gateway._grpc": {"google", "grpc", "tritonclient"},
-    "nnburst.gateway._rest": {"aiohttp"},
+    "nnburst.gateway.grpc": {"google", "grpc", "tritonclient"},
+    "nnburst.gateway.rest": {"aiohttp"},
     "nnburst.scale.ray": {"ray"},
     "nnburst.testing.pytest_plugin": {"pytest"},
 }

@@ -20,14 +20,15 @@ from service_support import stop, stopped
 from small_models import relu
 
 import nnburst
-from nnburst._core._deadline import Deadline
-from nnburst._core._leaving import Leaving, ProcessLock, abandon_when_forked
+from nnburst._core.deadline import Deadline
+from nnburst._core.leaving import Leaving, ProcessLock, abandon_when_forked
 from nnburst.errors import BadState, InvalidArgument, MissedDeadline, ResourceExhausted
 from nnburst.model import DeviceStatus
-from nnburst.runtime import _session
-from nnburst.service import _launch, _transport
-from nnburst.service._pending import PendingCall
-from nnburst.service._protocol import ListDevices
+from nnburst.runtime import session as _session
+from nnburst.service.connection import transport
+from nnburst.service.connection.pending import PendingCall
+from nnburst.service.process import launch
+from nnburst.service.wire.protocol import ListDevices
 from nnburst.testing import assert_nothing_left
 
 ONE = np.ones(4, np.float32)
@@ -226,7 +227,7 @@ class Waits:
 def test_things_of_a_service_that_does_not_answer_are_closed_within_one_budget(
     service: nnburst.Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_transport, "LEAVING", 0.2)
+    monkeypatch.setattr(transport, "LEAVING", 0.2)
     sessions = [service.session(relu()) for _ in range(3)]
     executions = [session.bind() for session in sessions]
     for execution in executions:
@@ -251,10 +252,10 @@ def test_things_of_a_service_that_does_not_answer_are_closed_within_one_budget(
 
 
 def test_stopped_service_is_killed_when_leaving_has_taken_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_transport, "LEAVING", 0.1)
+    monkeypatch.setattr(transport, "LEAVING", 0.1)
     given: list[float] = []
-    reap = _launch._Child.reap
-    monkeypatch.setattr(_launch._Child, "reap", lambda child, seconds: (given.append(seconds), reap(child, seconds)))
+    reap = launch._Child.reap
+    monkeypatch.setattr(launch._Child, "reap", lambda child, seconds: (given.append(seconds), reap(child, seconds)))
     service = nnburst.launch(devices=["nnburst-reference"])
     session = service.session(relu())
     pidfd = os.pidfd_open(service.pid)
@@ -539,7 +540,7 @@ def test_service_does_not_keep_what_is_dropped() -> None:
 def test_a_child_lets_go_of_what_it_inherits_though_a_handler_raised_while_the_process_forked() -> None:
     code = """
 import os, sys
-from nnburst._core import _leaving
+from nnburst._core import leaving
 class Thing:
     is_abandoned = False
     def abandon(self):
@@ -550,18 +551,18 @@ class Lock:
     def acquire(self): raise KeyboardInterrupt  # a signal handler came first
     def release(self): self.real.release()
 sys.unraisablehook = lambda _: None
-real = _leaving._forking
-whole = Lock(_leaving.threading.RLock())
+real = leaving._forking
+whole = Lock(leaving.threading.RLock())
 things = [Thing(), Thing()]
-_leaving.abandon_when_forked(things[0], whole)
-_leaving.abandon_when_forked(things[1])
-for _leaving._forking in Lock(real), real:
+leaving.abandon_when_forked(things[0], whole)
+leaving.abandon_when_forked(things[1])
+for leaving._forking in Lock(real), real:
     child = os.fork()
     if not child:
         os._exit(not all(thing.is_abandoned for thing in things))
     assert os.waitpid(child, 0)[1] == 0
-    assert not _leaving._held
-thread = _leaving.threading.Thread(target=lambda: os._exit(0 if real.acquire(timeout=30) else 2))
+    assert not leaving._held
+thread = leaving.threading.Thread(target=lambda: os._exit(0 if real.acquire(timeout=30) else 2))
 thread.start()
 thread.join()
 """

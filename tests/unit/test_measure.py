@@ -17,8 +17,7 @@ from test_partition import O, Only, T
 import nnburst
 from nnburst import Burst, Compilation, Execution, GeneralFailure, ResourceExhausted
 from nnburst.burst import Kernel
-from nnburst.devices import CompileJob, LocalModel, NoopDevice, measured_capabilities
-from nnburst.devices import _measure as measure
+from nnburst.devices import CompileJob, LocalModel, NoopDevice, measure, measured_capabilities
 from nnburst.model import (
     NEVER,
     Capabilities,

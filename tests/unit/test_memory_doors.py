@@ -21,7 +21,7 @@ import pytest
 from msgspec.structs import replace
 
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument
-from nnburst.memory import BACKINGS, FORMATS, PROT_READ, ImageLayout, Memory, _backings, check_layout
+from nnburst.memory import BACKINGS, FORMATS, PROT_READ, ImageLayout, Memory, backings, check_layout
 from nnburst.testing import assert_nothing_left
 
 PAGE = mmap.PAGESIZE
@@ -283,8 +283,8 @@ def test_a_dma_heap_is_asked_for_whole_pages(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(glob, "glob", lambda pattern: [str(tmp_path / "reserved"), str(tmp_path / "system")])
     monkeypatch.setattr(fcntl, "ioctl", ioctl)
     before = set(os.listdir("/proc/self/fd"))
-    assert _backings.allocate(PAGE + 1, "dma-heap") == (given, "dma-heap")
-    assert _backings.allocate(1, None) == (given, "dma-heap")
+    assert backings.allocate(PAGE + 1, "dma-heap") == (given, "dma-heap")
+    assert backings.allocate(1, None) == (given, "dma-heap")
     wanted = os.O_RDWR | os.O_CLOEXEC
     assert asked == [(str(tmp_path / "system"), 0xC0184800, (pages, 0, wanted, 0)) for pages in (2 * PAGE, PAGE)]
     assert set(os.listdir("/proc/self/fd")) == before
@@ -304,7 +304,7 @@ def test_udmabuf_is_given_a_memfd_that_cannot_shrink(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "open", lambda path, *rest: real(maker if path == "/dev/udmabuf" else path, *rest))
     monkeypatch.setattr(fcntl, "ioctl", ioctl)
     before = set(os.listdir("/proc/self/fd"))
-    assert _backings.allocate(PAGE + 1, "udmabuf") == (given, "udmabuf")
+    assert backings.allocate(PAGE + 1, "udmabuf") == (given, "udmabuf")
     assert asked == [(0x40187542, 1, 0, 2 * PAGE, 2 * PAGE, fcntl.F_SEAL_SHRINK)]
     assert set(os.listdir("/proc/self/fd")) == before
     os.close(given)

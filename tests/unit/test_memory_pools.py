@@ -20,8 +20,8 @@ import pytest
 from msgspec.structs import replace
 from patience import PATIENCE
 
-from nnburst._core import _file_system
-from nnburst._core._file_system import REMOTE_FILES, check_file_system
+from nnburst._core import file_system
+from nnburst._core.file_system import REMOTE_FILES, check_file_system
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, ResourceExhausted
 from nnburst.memory import PROT_READ, PROT_WRITE, Arena, Memory, MemoryHandle
 
@@ -262,7 +262,7 @@ def test_files_that_no_local_file_system_serves_are_refused_unless_asked_for(mon
     monkeypatch.delenv(REMOTE_FILES, raising=False)
     with tempfile.NamedTemporaryFile(dir="/var/tmp") as file:
         file.truncate(PAGE)
-        monkeypatch.setattr(_file_system, "_mounted_as", lambda mount: "fuse.slow")
+        monkeypatch.setattr(file_system, "_mounted_as", lambda mount: "fuse.slow")
         with Memory.mmap_fd(file.fileno(), PAGE) as memory:
             for use in (
                 memory.check_usable,
@@ -292,8 +292,8 @@ def test_file_systems_are_accepted_by_a_list_of_those_that_answer(
     monkeypatch: pytest.MonkeyPatch, mounted: str | None, magic: int, accepted: bool
 ) -> None:
     monkeypatch.delenv(REMOTE_FILES, raising=False)
-    monkeypatch.setattr(_file_system, "_mounted_as", lambda mount: mounted)
-    monkeypatch.setattr(_file_system, "lib", SimpleNamespace(nnb_fd_filesystem=lambda fd: magic))
+    monkeypatch.setattr(file_system, "_mounted_as", lambda mount: mounted)
+    monkeypatch.setattr(file_system, "lib", SimpleNamespace(nnb_fd_filesystem=lambda fd: magic))
     with tempfile.TemporaryFile(dir="/var/tmp") as file:
         if accepted:
             check_file_system(file.fileno())
@@ -304,11 +304,11 @@ def test_file_systems_are_accepted_by_a_list_of_those_that_answer(
 
 def test_mount_of_a_file_is_found_among_those_of_this_process() -> None:
     with open("/proc/self/status") as file:
-        assert _file_system._mounted_as(_file_system._mount_of(file.fileno())) == "proc"
+        assert file_system._mounted_as(file_system._mount_of(file.fileno())) == "proc"
         with pytest.raises(GeneralFailure, match="proc"):
             check_file_system(file.fileno())
     with Memory.ashmem(100) as memory:
-        assert _file_system._mounted_as(_file_system._mount_of(memory.fds[0])) is None
+        assert file_system._mounted_as(file_system._mount_of(memory.fds[0])) is None
         check_file_system(memory.fds[0])
     with pytest.raises(OSError, match="Bad file descriptor"):
         check_file_system(1 << 20)

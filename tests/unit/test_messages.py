@@ -22,7 +22,7 @@ import nnburst.fmq
 import nnburst.testing
 from nnburst import InvalidArgument, ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController
-from nnburst.devices import _registry, create_device
+from nnburst.devices import create_device, registry
 from nnburst.service import start_child
 
 PACKAGE = Path(nnburst.__file__).parent
@@ -223,7 +223,7 @@ def options() -> set[str]:
         *(getattr(room, name) for room in (nnburst, nnburst.fmq, nnburst.testing) for name in room.__all__),
         start_child,
     ]
-    things += [getattr(import_module(module), factory) for module, factory in _registry._BUILT_IN.values()]
+    things += [getattr(import_module(module), factory) for module, factory in registry._BUILT_IN.values()]
     found: set[str] = set()
     for thing in things:
         for member in [thing, *(getattr(thing, inner) for inner in dir(thing) if not inner.startswith("_"))]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE
 
-from nnburst.blobs import NNCache, _nncache
+from nnburst.blobs import NNCache, nncache
 
 
 def opened(path: Path) -> NNCache:
@@ -60,7 +60,7 @@ def test_what_is_left_is_saved_when_the_process_ends(tmp_path: Path, made: str) 
 
 
 def test_save_that_failed_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_nncache, "_SECONDS", 0.01)
+    monkeypatch.setattr(nncache, "_SECONDS", 0.01)
     path = tmp_path / "later" / "blobs"
     cache = opened(path)
     cache.set_blob(b"key", b"value")
@@ -86,7 +86,7 @@ def test_nothing_is_repeated_after_terminate(tmp_path: Path, monkeypatch: pytest
 
 def test_forked_child_saves_what_it_stores_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent's timer is pending at the fork, and another of its threads uses the cache all the time."""
-    monkeypatch.setattr(_nncache, "_SECONDS", 600.0)
+    monkeypatch.setattr(nncache, "_SECONDS", 600.0)
     cache, stop = opened(tmp_path / "blobs"), threading.Event()
     cache.set_blob(b"parent", b"value")
 
@@ -104,7 +104,7 @@ def test_forked_child_saves_what_it_stores_itself(tmp_path: Path, monkeypatch: p
                 try:
                     cache.set_cache_filename(tmp_path / "child")
                     dirty = cache._dirty
-                    monkeypatch.setattr(_nncache, "_SECONDS", 0.01)
+                    monkeypatch.setattr(nncache, "_SECONDS", 0.01)
                     cache.set_blob(b"child", b"value")
                     until((tmp_path / "child").exists)
                     status = int(dirty)

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from operation_support import F16, F32, I32, Q8, O, T, run_model
 
 from nnburst.cli import main
-from nnburst.cli._ops import operation_rows, render_page
+from nnburst.cli.ops import operation_rows, render_page
 from nnburst.devices.reference import RUNS
 from nnburst.errors import ErrorStatus, InvalidArgument
 from nnburst.model import METHODS, OPERATIONS, ModelBuilder
-from nnburst.model._methods import render_stub
+from nnburst.model.methods import render_stub
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,8 +31,8 @@ def test_every_operation_has_a_method() -> None:
 
 
 def test_the_stub_is_that_of_the_table() -> None:
-    """`python -c "from nnburst.model._methods import *; print(render_stub(), end='')"` makes it again."""
-    assert (ROOT / "nnburst/model/_methods.pyi").read_text(encoding="utf-8") == render_stub()
+    """`python -c "from nnburst.model.methods import *; print(render_stub(), end='')"` makes it again."""
+    assert (ROOT / "nnburst/model/methods.pyi").read_text(encoding="utf-8") == render_stub()
 
 
 def test_the_page_is_that_of_the_table() -> None:

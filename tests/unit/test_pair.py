@@ -21,7 +21,7 @@ from small_models import relu
 
 from nnburst import Session
 from nnburst.errors import BadState, DeadObject, DeviceUnavailable, MissedDeadline
-from nnburst.scale._pair import Pair
+from nnburst.scale.pair import Pair
 
 PATIENCE = 60.0
 

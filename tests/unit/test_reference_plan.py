@@ -93,7 +93,7 @@ def test_deadline_is_looked_at_between_operations(monkeypatch: pytest.MonkeyPatc
         ran = []
         plan._steps = [lambda step=step: (ran.append(1), step()) for step in plan._steps]
         clock = iter([1, 2, 99])
-        monkeypatch.setattr("nnburst.devices._deadline.time.monotonic_ns", lambda: next(clock))
+        monkeypatch.setattr("nnburst.devices.deadline.time.monotonic_ns", lambda: next(clock))
         assert answer(plan) == (ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING)
         assert len(ran) == 2
         monkeypatch.undo()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from nnburst.errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
-from nnburst.service import _rendezvous as rendezvous
 from nnburst.service import claim, dial, owner_of, peer_of, peer_pidfd, running_services
+from nnburst.service.process import discovery as rendezvous
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from test_control_flow import counting_model
 
 from nnburst.burst import ListenerGroup
 from nnburst.devices import create_device
-from nnburst.devices._alarm import AlarmClock
+from nnburst.devices.alarm import AlarmClock
 from nnburst.devices.function import FunctionDevice, Tensor, declare
 from nnburst.devices.reference.program import Program
 from nnburst.errors import MissedDeadline

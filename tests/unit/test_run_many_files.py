@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst.cli.run._many import Outcome, input_files, run_directory, run_files, targets
+from nnburst.cli.run.many import Outcome, input_files, run_directory, run_files, targets
 from nnburst.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
 
 pytestmark = pytest.mark.leaks("the session of the module keeps arrays for runs that may follow")

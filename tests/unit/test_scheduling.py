@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import nnburst
-from nnburst.burst._window import window_ns
+from nnburst.burst.polling import window_ns
 from nnburst.errors import DeviceUnavailable, InvalidArgument
-from nnburst.service._scheduling import POLICIES, Scheduling
+from nnburst.service.process.scheduling import POLICIES, Scheduling
 
 ROOT = Path(__file__).resolve().parents[2]
 CPUS = sorted(os.sched_getaffinity(0))

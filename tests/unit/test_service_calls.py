@@ -21,16 +21,18 @@ from small_models import relu
 import nnburst
 from nnburst.errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 from nnburst.model import DataLocation, RequestArgument, RunOptions
-from nnburst.service import ServiceHost, _outbox, _owner, _pending, _protocol, _serving, start_child
-from nnburst.service._object_table import ObjectTable
-from nnburst.service._packets import FdBundle, Kind, receive
-from nnburst.service._protocol import Side
+from nnburst.service import ServiceHost, start_child
+from nnburst.service.connection import mailbox, outbox, pending, serving
+from nnburst.service.host.object_table import ObjectTable
+from nnburst.service.wire import protocol
+from nnburst.service.wire.packets import FdBundle, Kind, receive
+from nnburst.service.wire.protocol import Side
 from nnburst.testing import assert_nothing_left
 
-GOODBYE = _protocol.encode(_protocol.Goodbye())
-LONG = _protocol.Execute(
+GOODBYE = protocol.encode(protocol.Goodbye())
+LONG = protocol.Execute(
     1,
-    _protocol.WireRequest((RequestArgument(False, DataLocation(0, 0, 0), (1,) * 64),) * 1000, (), ()),
+    protocol.WireRequest((RequestArgument(False, DataLocation(0, 0, 0), (1,) * 64),) * 1000, (), ()),
     RunOptions(),
 )
 
@@ -38,9 +40,9 @@ LONG = _protocol.Execute(
 def test_too_many_calls_at_once_close_the_connection() -> None:
     go_on = threading.Event()
 
-    def slow(message: object, fds: FdBundle) -> _protocol.Done:
+    def slow(message: object, fds: FdBundle) -> protocol.Done:
         go_on.wait(WATCHDOG)
-        return _protocol.Done()
+        return protocol.Done()
 
     with raw_peer(Side.SERVICE, Answers(on_goodbye=slow)) as (end, sock):
         try:
@@ -58,33 +60,33 @@ def test_one_side_never_has_more_calls_under_way_than_the_other_takes() -> None:
 
     def call() -> None:
         try:
-            end.call(_protocol.Goodbye(), timeout=WATCHDOG)
+            end.call(protocol.Goodbye(), timeout=WATCHDOG)
         except BadState as error:
             answers.append(type(error).__name__)
 
     with raw_peer(Side.CLIENT) as (end, sock):
-        threads = [threading.Thread(target=call) for _ in range(_pending.MAX_PENDING)]
+        threads = [threading.Thread(target=call) for _ in range(pending.MAX_PENDING)]
         for thread in threads:
             thread.start()
             sock.recv(1000)
         with pytest.raises(MissedDeadline, match="under way"):
-            end.call(_protocol.Goodbye(), timeout=0.01)
+            end.call(protocol.Goodbye(), timeout=0.01)
         end.hang_up()
         for thread in threads:
             thread.join(WATCHDOG)
-    assert answers == ["BadState"] * _pending.MAX_PENDING
+    assert answers == ["BadState"] * pending.MAX_PENDING
 
 
 def test_second_long_call_while_one_is_served_closes_the_connection() -> None:
     go_on = threading.Event()
 
-    def slow(message: object, fds: FdBundle) -> _protocol.ExecuteReply:
+    def slow(message: object, fds: FdBundle) -> protocol.ExecuteReply:
         go_on.wait(WATCHDOG)
-        return _protocol.ExecuteReply(0, (), _protocol.Timing())
+        return protocol.ExecuteReply(0, (), protocol.Timing())
 
     with raw_peer(Side.SERVICE, Answers(on_execute=slow)) as (end, sock):
         for number in (1, 2):
-            send(sock, Kind.REQUEST, number, _protocol.encode(LONG), (), None)
+            send(sock, Kind.REQUEST, number, protocol.encode(LONG), (), None)
         assert end.wait_ended(WATCHDOG)
         go_on.set()
         assert "two long calls" in end.end_reason
@@ -96,7 +98,7 @@ def test_threads_with_long_calls_take_turns() -> None:
     lock = threading.Lock()
     short_done = threading.Event()
 
-    def serve(message: object, fds: FdBundle) -> _protocol.ExecuteReply:
+    def serve(message: object, fds: FdBundle) -> protocol.ExecuteReply:
         nonlocal at_once, most
         with lock:
             at_once += 1
@@ -104,13 +106,13 @@ def test_threads_with_long_calls_take_turns() -> None:
         assert short_done.wait(WATCHDOG)
         with lock:
             at_once -= 1
-        return _protocol.ExecuteReply(0, (), _protocol.Timing())
+        return protocol.ExecuteReply(0, (), protocol.Timing())
 
     with connected(service=Answers(on_execute=serve)) as (client, service):
         threads = [threading.Thread(target=client.call, args=(LONG,)) for _ in range(4)]
         for thread in threads:
             thread.start()
-        client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+        client.call(protocol.Goodbye(), timeout=WATCHDOG)
         short_done.set()
         for thread in threads:
             thread.join(WATCHDOG)
@@ -128,8 +130,8 @@ def test_handler_that_wants_to_leave_is_answered_and_its_thread_serves_on(error:
     with connected(service=Answers(on_goodbye=leave), workers=1) as (client, _):
         for _ in range(3):
             with pytest.raises(GeneralFailure, match=error.__name__):
-                client.call(_protocol.Goodbye(), timeout=WATCHDOG)
-        client.call(_protocol.FreeMemory(1, 1), timeout=WATCHDOG)
+                client.call(protocol.Goodbye(), timeout=WATCHDOG)
+        client.call(protocol.FreeMemory(1, 1), timeout=WATCHDOG)
 
 
 def test_error_whose_text_cannot_be_sent_is_answered(caplog: pytest.LogCaptureFixture) -> None:
@@ -140,7 +142,7 @@ def test_error_whose_text_cannot_be_sent_is_answered(caplog: pytest.LogCaptureFi
 
     with connected(service=Answers(on_goodbye=fail)) as (client, _):
         with pytest.raises(GeneralFailure, match=r"caf\\udce9\.bin"):
-            client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+            client.call(protocol.Goodbye(), timeout=WATCHDOG)
 
 
 def test_call_for_which_there_is_no_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +157,8 @@ def test_call_for_which_there_is_no_thread_is_refused(monkeypatch: pytest.Monkey
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", failing)
             with pytest.raises(ResourceExhausted, match="thread"):
-                client.call(_protocol.Goodbye(), timeout=WATCHDOG)
-        client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+                client.call(protocol.Goodbye(), timeout=WATCHDOG)
+        client.call(protocol.Goodbye(), timeout=WATCHDOG)
 
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------------------------
@@ -170,9 +172,9 @@ def test_call_that_is_interrupted_leaves_the_connection_usable(
     """The reply of a call that was interrupted is expected, and what it names is let go of."""
     late: list[object] = []
     may_answer, came = threading.Event(), threading.Event()
-    post, wait = _owner.Inbox.post, _pending.PendingCall.wait
+    post, wait = mailbox.Inbox.post, pending.PendingCall.wait
 
-    def posting(self: _owner.Inbox, job: Any) -> None:
+    def posting(self: mailbox.Inbox, job: Any) -> None:
         if threading.current_thread() is not threading.main_thread() or interrupts.pop(0) is None:
             return post(self, job)
         if moment == "after it was posted":
@@ -180,31 +182,31 @@ def test_call_that_is_interrupted_leaves_the_connection_usable(
             assert came.wait(WATCHDOG)
         raise KeyboardInterrupt
 
-    def waiting(self: _pending.PendingCall, timeout: float | None) -> bool:
+    def waiting(self: pending.PendingCall, timeout: float | None) -> bool:
         assert came.wait(WATCHDOG)
         if moment == "when answered":
             may_answer.set()
             assert wait(self, WATCHDOG)
         raise KeyboardInterrupt
 
-    def answer(message: object, fds: FdBundle) -> _protocol.Message:
+    def answer(message: object, fds: FdBundle) -> protocol.Message:
         came.set()
         assert may_answer.wait(WATCHDOG)
-        is_execute = isinstance(message, _protocol.Execute)
-        return _protocol.ExecuteReply(0, (), _protocol.Timing()) if is_execute else _protocol.HelloReply((1, 0), 7)
+        is_execute = isinstance(message, protocol.Execute)
+        return protocol.ExecuteReply(0, (), protocol.Timing()) if is_execute else protocol.HelloReply((1, 0), 7)
 
     interrupts: list[type[BaseException] | None] = [KeyboardInterrupt, None]  # the second is how it gives up
     with connected(service=Answers(on_hello=answer, on_execute=answer)) as (client, _):
         with monkeypatch.context() as patched:
             if moment.endswith("posted"):
-                patched.setattr(_owner.Inbox, "post", posting)
+                patched.setattr(mailbox.Inbox, "post", posting)
             else:
-                patched.setattr(_pending.PendingCall, "wait", waiting)
+                patched.setattr(pending.PendingCall, "wait", waiting)
             with pytest.raises(KeyboardInterrupt):
-                client.call(LONG if is_long else _protocol.Hello((1, 0), 1), on_late=late.append)
+                client.call(LONG if is_long else protocol.Hello((1, 0), 1), on_late=late.append)
         may_answer.set()
-        for _ in range(2 * _pending.MAX_PENDING):
-            client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+        for _ in range(2 * pending.MAX_PENDING):
+            client.call(protocol.Goodbye(), timeout=WATCHDOG)
         deadline = time.monotonic() + WATCHDOG
         while not late and moment != "before it is posted" and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -218,20 +220,20 @@ def test_exception_of_a_signal_handler_while_a_call_is_encoded_is_not_the_messag
     def interrupt(number: int, frame: object) -> None:
         raise TimeoutError("of the handler")
 
-    def encode(message: _protocol.Message) -> bytes:
+    def encode(message: protocol.Message) -> bytes:
         os.kill(os.getpid(), signal.SIGALRM)
         time.sleep(0.01)  # the handler runs now, where there may be one
         return encoded(message)
 
-    encoded = _protocol.encode
-    monkeypatch.setattr(_protocol, "encode", encode)
+    encoded = protocol.encode
+    monkeypatch.setattr(protocol, "encode", encode)
     old = signal.signal(signal.SIGALRM, interrupt)
     try:
         with connected() as (client, _):
             with pytest.raises(TimeoutError, match="of the handler"):
                 client.call(LONG, timeout=WATCHDOG)
             monkeypatch.undo()
-            client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+            client.call(protocol.Goodbye(), timeout=WATCHDOG)
     finally:
         signal.signal(signal.SIGALRM, old)
 
@@ -334,9 +336,9 @@ def test_thread_that_cannot_be_started_leaves_nothing_behind(name: str, monkeypa
 
 def test_what_finalisers_leave_is_sent_without_another_call() -> None:
     with raw_peer(Side.CLIENT) as (end, sock):
-        end.forget(_protocol.Release(7))
+        end.forget(protocol.Release(7))
         _wait_readable(sock, WATCHDOG)
-        assert _protocol.decode_request(receive(sock).body, Side.SERVICE)[1] == _protocol.Release(7)
+        assert protocol.decode_request(receive(sock).body, Side.SERVICE)[1] == protocol.Release(7)
 
 
 def _wait_readable(sock: socket.socket, timeout: float) -> None:
@@ -370,7 +372,7 @@ def test_what_a_full_socket_keeps_back_goes_out_later_and_nobody_spins(monkeypat
             with contextlib.suppress(BlockingIOError):
                 while True:
                     end._sock.send(junk)
-            end.forget(_protocol.Release(7))
+            end.forget(protocol.Release(7))
             before = -1
             while before != polls:  # until it waits for room
                 before = polls
@@ -394,12 +396,12 @@ def test_any_number_of_things_may_be_dropped_at_once() -> None:
     count = 3000
     with connected(service=(service := Answers())) as (client, _):
         for number in range(count):
-            client.forget(_protocol.Release(number))
-        client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+            client.forget(protocol.Release(number))
+        client.call(protocol.Goodbye(), timeout=WATCHDOG)
         deadline = time.monotonic() + WATCHDOG
         while len(service.seen) <= count and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert {m.object for m in service.seen if isinstance(m, _protocol.Release)} == set(range(count))
+        assert {m.object for m in service.seen if isinstance(m, protocol.Release)} == set(range(count))
         assert client.alive
 
 
@@ -416,7 +418,7 @@ def test_releases_leave_room_for_calls_and_keep_to_the_limit_of_the_other_side()
         for _ in threads:
             sock.recv(1000)
         for number in range(300):
-            end.forget(_protocol.Release(number))
+            end.forget(protocol.Release(number))
         sock.settimeout(0.1)
         with pytest.raises(TimeoutError):
             sock.recv(1000)
@@ -427,35 +429,35 @@ def test_releases_leave_room_for_calls_and_keep_to_the_limit_of_the_other_side()
 
 def _call_quietly(end: Any) -> None:
     with contextlib.suppress(BadState):
-        end.call(_protocol.Goodbye(), timeout=WATCHDOG)
+        end.call(protocol.Goodbye(), timeout=WATCHDOG)
 
 
 def test_call_is_over_when_its_answer_is_sent_so_that_another_long_one_may_follow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    send_now, over = _outbox.Outbox.send_now, []
+    send_now, over = outbox.Outbox.send_now, []
 
-    def answer(message: object, fds: FdBundle) -> _protocol.ExecuteReply:
-        return _protocol.ExecuteReply(0, (), _protocol.Timing())
+    def answer(message: object, fds: FdBundle) -> protocol.ExecuteReply:
+        return protocol.ExecuteReply(0, (), protocol.Timing())
 
     with connected(service=Answers(on_execute=answer)) as (client, service):
 
-        def noted(self: _outbox.Outbox, message: Any) -> bool:
+        def noted(self: outbox.Outbox, message: Any) -> bool:
             served = service._serving._served
             served.enter(is_long=True)
             served.leave(is_long=True)
             over.append(served.count)
             return send_now(self, message)
 
-        monkeypatch.setattr(_outbox.Outbox, "send_now", noted)
+        monkeypatch.setattr(outbox.Outbox, "send_now", noted)
         client.call(LONG, timeout=WATCHDOG)
     assert over == [1]
 
 
 def test_answer_that_the_socket_does_not_take_is_left_to_the_owner() -> None:
     """The peer reads only when everything is asked."""
-    reply = _protocol.FailureReasonReply("x" * 60000)
-    body = _protocol.encode(_protocol.FailureReason(1))
+    reply = protocol.FailureReasonReply("x" * 60000)
+    body = protocol.encode(protocol.FailureReason(1))
     with raw_peer(Side.SERVICE, Answers(on_failure_reason=lambda message, fds: reply)) as (_, sock):
         for number in range(1, 101):
             send(sock, Kind.REQUEST, number, body, (), time.monotonic() + WATCHDOG)
@@ -467,41 +469,41 @@ def test_answer_that_the_socket_does_not_take_is_left_to_the_owner() -> None:
 
 
 def test_what_is_served_is_counted_until_it_is_answered() -> None:
-    served = _serving.ServedCalls()
+    served = serving.ServedCalls()
     for _ in range(3000):
         served.enter()
         served.leave()
-    for _ in range(2 * _pending.MAX_PENDING):
+    for _ in range(2 * pending.MAX_PENDING):
         served.enter()
-    with pytest.raises(_protocol.Malformed, match="too many"):
+    with pytest.raises(protocol.Malformed, match="too many"):
         served.enter()
-    served = _serving.ServedCalls()
-    with pytest.raises(_protocol.Malformed, match="too many"):
-        served.enter(waiting=2 * _pending.MAX_PENDING)
+    served = serving.ServedCalls()
+    with pytest.raises(protocol.Malformed, match="too many"):
+        served.enter(waiting=2 * pending.MAX_PENDING)
     for _ in range(8):
         served.enter(253)
     served.enter(2048 - 8 * 253)
-    with pytest.raises(_protocol.Malformed, match="too many"):
+    with pytest.raises(protocol.Malformed, match="too many"):
         served.enter(1)
     served.leave(253)
     served.enter(253)
     served.enter(0, is_long=True)
-    with pytest.raises(_protocol.Malformed, match="two long"):
+    with pytest.raises(protocol.Malformed, match="two long"):
         served.enter(0, is_long=True)
     served.leave(0, is_long=True)
     served.enter(0, is_long=True)
 
 
 def test_answer_that_comes_as_the_deadline_passes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait = _pending.PendingCall.wait
+    wait = pending.PendingCall.wait
 
-    def late(self: _pending.PendingCall, timeout: float | None) -> bool:
+    def late(self: pending.PendingCall, timeout: float | None) -> bool:
         assert wait(self, WATCHDOG)
         return False
 
     with connected() as (client, _):
-        monkeypatch.setattr(_pending.PendingCall, "wait", late)
-        assert client.call(_protocol.Goodbye(), timeout=WATCHDOG)[0] == _protocol.Done()
+        monkeypatch.setattr(pending.PendingCall, "wait", late)
+        assert client.call(protocol.Goodbye(), timeout=WATCHDOG)[0] == protocol.Done()
 
 
 def test_requests_that_a_busy_peer_does_not_read_do_not_end_the_connection() -> None:
@@ -511,23 +513,23 @@ def test_requests_that_a_busy_peer_does_not_read_do_not_end_the_connection() -> 
         with contextlib.suppress(BlockingIOError):
             while True:
                 end._sock.send(junk)
-        end.forget(_protocol.Release(7))
+        end.forget(protocol.Release(7))
         with pytest.raises(MissedDeadline, match="does not read"):
-            end.call(_protocol.Goodbye(), timeout=0.3)
+            end.call(protocol.Goodbye(), timeout=0.3)
         assert end.alive
         sock.settimeout(WATCHDOG)
         while (data := sock.recv(2000)) == junk:
             pass
-        assert _protocol.decode_request(data[8:], Side.SERVICE)[1] == _protocol.Release(7)
+        assert protocol.decode_request(data[8:], Side.SERVICE)[1] == protocol.Release(7)
 
 
 def test_close_says_that_a_handler_is_still_busy() -> None:
     go_on, entered = threading.Event(), threading.Event()
 
-    def stuck(message: object, fds: FdBundle) -> _protocol.Done:
+    def stuck(message: object, fds: FdBundle) -> protocol.Done:
         entered.set()
         go_on.wait(WATCHDOG)
-        return _protocol.Done()
+        return protocol.Done()
 
     with connected(service=Answers(on_goodbye=stuck)) as (client, service):
         thread = threading.Thread(target=_call_quietly, args=(client,))
@@ -547,7 +549,7 @@ def test_forked_child_has_no_descriptor_of_a_connection() -> None:
             os._exit(bool(set(numbers) & open_fds()))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert set(numbers) <= open_fds()
-        client.call(_protocol.Goodbye(), timeout=WATCHDOG)
+        client.call(protocol.Goodbye(), timeout=WATCHDOG)
 
 
 def test_object_whose_end_fails_keeps_no_other_from_its_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -574,8 +576,8 @@ def test_long_message_for_which_there_is_no_memory_is_refused(monkeypatch: pytes
     def full(fd: int, data: object) -> int:
         raise OSError(28, "No space left on device")
 
-    def answer(message: object, fds: FdBundle) -> _protocol.ExecuteReply:
-        return _protocol.ExecuteReply(0, (), _protocol.Timing())
+    def answer(message: object, fds: FdBundle) -> protocol.ExecuteReply:
+        return protocol.ExecuteReply(0, (), protocol.Timing())
 
     with connected(service=Answers(on_execute=answer)) as (client, _):
         client.call(LONG, timeout=WATCHDOG)

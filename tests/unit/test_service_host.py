@@ -29,7 +29,7 @@ from service_support import (
     tiny_model,
 )
 
-from nnburst._core._deadline import Deadline
+from nnburst._core.deadline import Deadline
 from nnburst.burst import BurstCallback, ExecutionBurstController, Kernel
 from nnburst.devices import CompileJob, PreparedModel, create_device
 from nnburst.devices.noop import NoopPreparedModel
@@ -60,11 +60,13 @@ from nnburst.model import (
     Timing,
     reason_of,
 )
-from nnburst.service import PER_USER, Quotas, ServiceConnection, ServiceHost, _protocol, _proxies
-from nnburst.service._marshal import memories_from_wire, model_to_wire
-from nnburst.service._packets import FdBundle
-from nnburst.service._protocol import Side
-from nnburst.service._rendezvous import Peer
+from nnburst.service import PER_USER, Quotas, ServiceConnection, ServiceHost
+from nnburst.service.client import proxies
+from nnburst.service.process.discovery import Peer
+from nnburst.service.wire import protocol
+from nnburst.service.wire.marshal import memories_from_wire, model_to_wire
+from nnburst.service.wire.packets import FdBundle
+from nnburst.service.wire.protocol import Side
 from nnburst.testing import Snapshot
 
 
@@ -648,7 +650,7 @@ def test_connection_that_does_not_say_hello_in_time_ends_and_no_other() -> None:
 
 
 def test_only_the_user_of_the_service_and_root_end_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnburst.service._host.peer_of", lambda sock: Peer(4711, 65534, frozenset()))
+    monkeypatch.setattr("nnburst.service.host.host.peer_of", lambda sock: Peer(4711, 65534, frozenset()))
     with in_process([FakeDevice()]) as (client, host):
         with pytest.raises(InvalidArgument, match="user 65534 may not end clients of this service"):
             client.end_clients(4711)
@@ -676,9 +678,9 @@ def test_closing_a_host_waits_for_connections_that_are_just_ending() -> None:
     hosted.objects.add(object(), released.set)
     with a:
         wire, _ = model_to_wire(tiny_model())
-        a.send(b"\0\0\0\0\1\0\0\0" + _protocol.encode(_protocol.Hello(_protocol.VERSION, 1)))
+        a.send(b"\0\0\0\0\1\0\0\0" + protocol.encode(protocol.Hello(protocol.VERSION, 1)))
         a.recv(1000)
-        a.send(b"\0\0\0\0\2\0\0\0" + _protocol.encode(_protocol.GetSupportedOperations(0, wire)))
+        a.send(b"\0\0\0\0\2\0\0\0" + protocol.encode(protocol.GetSupportedOperations(0, wire)))
         assert entered.wait(WATCHDOG)
     assert released.wait(WATCHDOG)  # now the connection is ending, and waits for its handler a little
     host.close()
@@ -830,22 +832,22 @@ def test_another_major_version_is_refused_by_the_service(monkeypatch: pytest.Mon
     a, b = socket_pair()
     host = ServiceHost([])
     host.serve(b)
-    of_another = SimpleNamespace(**vars(_protocol) | {"VERSION": (3, 0)})
-    monkeypatch.setattr("nnburst.service._connection.calls", of_another)
+    of_another = SimpleNamespace(**vars(protocol) | {"VERSION": (3, 0)})
+    monkeypatch.setattr("nnburst.service.client.connection.calls", of_another)
     with pytest.raises(GeneralFailure, match=r"version 3\.0 of the control protocol and the service [0-2]\.\d+:"):
         ServiceConnection(a)
     host.close()
 
 
 def test_another_major_version_is_refused_by_the_client() -> None:
-    answers = Answers(on_hello=lambda m, fds: _protocol.HelloReply((9, 0), 1))
+    answers = Answers(on_hello=lambda m, fds: protocol.HelloReply((9, 0), 1))
     with raw_peer(Side.SERVICE, answers) as (_, sock), pytest.raises(GeneralFailure, match="version 9"):
         ServiceConnection(sock.dup())
 
 
 def test_a_minor_version_is_no_obstacle() -> None:
     with in_process([]) as (client, _):
-        client._connection.call(_protocol.Hello((_protocol.VERSION[0], 77), 1))
+        client._connection.call(protocol.Hello((protocol.VERSION[0], 77), 1))
 
 
 def test_a_call_before_hello_closes_the_connection() -> None:
@@ -853,7 +855,7 @@ def test_a_call_before_hello_closes_the_connection() -> None:
     a, b = socket_pair()
     hosted = host.serve(b)
     with a:
-        a.send(b"\0\0\0\0\1\0\0\0" + _protocol.encode(_protocol.ListDevices()))
+        a.send(b"\0\0\0\0\1\0\0\0" + protocol.encode(protocol.ListDevices()))
         assert hosted.wait_ended(WATCHDOG)
         assert "before hello" in hosted.connection.end_reason
     host.close()
@@ -864,16 +866,16 @@ def test_bad_numbers_are_error_replies_and_the_connection_goes_on() -> None:
         model: Any = client.devices[0].prepare_model(tiny_model())
         burst: Any = configure(model, Callback())
         call = client._connection.call
-        request = _protocol.WireRequest((), (), ())
+        request = protocol.WireRequest((), (), ())
         for message in (
-            _protocol.Execute(999, request, RunOptions()),
-            _protocol.Execute(burst.number, request, RunOptions()),
-            _protocol.FreeMemory(model.number, 0),
-            _protocol.FreeMemory(999, 0),
+            protocol.Execute(999, request, RunOptions()),
+            protocol.Execute(burst.number, request, RunOptions()),
+            protocol.FreeMemory(model.number, 0),
+            protocol.FreeMemory(999, 0),
         ):
             with pytest.raises(InvalidArgument, match="on this connection"):
                 call(message)
-        call(_protocol.Release(999))
+        call(protocol.Release(999))
         burst.close()
 
 
@@ -881,14 +883,14 @@ def test_a_hostile_pool_is_an_error_reply() -> None:
     with in_process([FakeDevice()]) as (client, host), Memory.ashmem(64) as pool:
         model: Any = client.devices[0].prepare_model(tiny_model())
         for wire in (
-            _protocol.WireMemory("ashmem", 2**63, 3, 0),
-            _protocol.WireMemory("ashmem", 1 << 30, 3, 0),
-            _protocol.WireMemory("ashmem", 0, 3, 0),
-            _protocol.WireMemory("no such kind", 64, 3, 0),
-            _protocol.WireMemory("mmap_fd", 64, 255, 0),
-            _protocol.WireMemory("mmap_fd", 64, 3, 2**64 - 1),
+            protocol.WireMemory("ashmem", 2**63, 3, 0),
+            protocol.WireMemory("ashmem", 1 << 30, 3, 0),
+            protocol.WireMemory("ashmem", 0, 3, 0),
+            protocol.WireMemory("no such kind", 64, 3, 0),
+            protocol.WireMemory("mmap_fd", 64, 255, 0),
+            protocol.WireMemory("mmap_fd", 64, 3, 2**64 - 1),
         ):
-            message = _protocol.Execute(model.number, _protocol.WireRequest((), (), (wire,)), RunOptions())
+            message = protocol.Execute(model.number, protocol.WireRequest((), (), (wire,)), RunOptions())
             with pytest.raises((InvalidArgument, ResourceExhausted, GeneralFailure)):
                 client._connection.call(message, pool.fds)
         assert model.execute_synchronously(a_request(pool))[0] is ErrorStatus.NONE
@@ -897,7 +899,7 @@ def test_a_hostile_pool_is_an_error_reply() -> None:
 
 
 def test_pools_of_which_one_is_malformed_are_closed_at_once() -> None:
-    good, bad = _protocol.WireMemory("ashmem", 64, 3, 0), _protocol.WireMemory("no-such-kind", 64, 3, 0)
+    good, bad = protocol.WireMemory("ashmem", 64, 3, 0), protocol.WireMemory("no-such-kind", 64, 3, 0)
     with Memory.ashmem(64) as memory:
         before = open_fds()
         fds = FdBundle.duplicate(memory.fds * 2)
@@ -908,10 +910,10 @@ def test_pools_of_which_one_is_malformed_are_closed_at_once() -> None:
 
 
 def test_dimensions_that_no_message_carries_are_the_caller_s_error() -> None:
-    assert _proxies._in_range([0, 1, 2**32 - 1]) == (0, 1, 2**32 - 1)
+    assert proxies._in_range([0, 1, 2**32 - 1]) == (0, 1, 2**32 - 1)
     for size in (-1, 2**32):
         with pytest.raises(InvalidArgument, match="32 bits"):
-            _proxies._in_range([1, size])
+            proxies._in_range([1, size])
 
 
 def test_a_hostile_queue_is_an_error_reply() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nnburst.service import _logging
-from nnburst.service._logging import LINES, LONGEST, PERIOD, LimitedHandler
+from nnburst.service.process import limited_log
+from nnburst.service.process.limited_log import LINES, LONGEST, PERIOD, LimitedHandler
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(_logging, "time", clock)
+    monkeypatch.setattr(limited_log, "time", clock)
     return clock
 
 

@@ -37,11 +37,14 @@ from nnburst.model import (
     SymmPerChannelQuantParams,
     Timing,
 )
-from nnburst.service import ServiceHost, _cache_messages, _callbacks, _host, _protocol, _wire
-from nnburst.service._marshal import model_from_wire
-from nnburst.service._packets import FdBundle
-from nnburst.service._protocol import CALL_BY_REQUEST, CALLS, Malformed, Side
-from nnburst.service._wire import referenced_from_wire
+from nnburst.service import ServiceHost
+from nnburst.service.connection import callbacks
+from nnburst.service.host import host
+from nnburst.service.wire import cache_messages, protocol, values
+from nnburst.service.wire.marshal import model_from_wire
+from nnburst.service.wire.packets import FdBundle
+from nnburst.service.wire.protocol import CALL_BY_REQUEST, CALLS, Malformed, Side
+from nnburst.service.wire.values import referenced_from_wire
 
 GRAPH = Subgraph(
     operands=(
@@ -53,68 +56,68 @@ GRAPH = Subgraph(
     input_indexes=(0,),
     output_indexes=(2,),
 )
-POOL = _wire.WireMemory("ashmem", 4096, 3, 0)
+POOL = values.WireMemory("ashmem", 4096, 3, 0)
 CACHE_FILES = CacheFiles((0,), (1, 2), bytes(32), bytes(32))
-MODEL = _wire.WireModel(
+MODEL = values.WireModel(
     GRAPH, (msgspec.Raw(msgspec.msgpack.encode(GRAPH)),), b"const", (POOL,), True, {"org.nnburst": 1}, ("x",), ("y",)
 )
-REQUEST = _wire.WireRequest(
+REQUEST = values.WireRequest(
     (RequestArgument(False, DataLocation(0, 0, 16), (1, 2)),), (RequestArgument(has_no_value=True),), (POOL, POOL)
 )
-QUEUE = _wire.WireQueue(tuple(_wire.WireGrantor(0, 0, 128 * i, 8) for i in range(4)), 24, 1, 1)
+QUEUE = values.WireQueue(tuple(values.WireGrantor(0, 0, 128 * i, 8) for i in range(4)), 24, 1, 1)
 SHAPES = (OutputShape((1, 2)), OutputShape((0,), False))
 
 SAMPLES = (
-    (_protocol.Hello((1, 0), 7, "0.1"), _protocol.HelloReply((1, 0), 8)),
+    (protocol.Hello((1, 0), 7, "0.1"), protocol.HelloReply((1, 0), 8)),
     (
-        _protocol.ListDevices(),
-        _protocol.ListDevicesReply(
-            (_protocol.DeviceInfo("a-b", "1", DeviceType.GPU, Capabilities(), (1, 2)),),
+        protocol.ListDevices(),
+        protocol.ListDevicesReply(
+            (protocol.DeviceInfo("a-b", "1", DeviceType.GPU, Capabilities(), (1, 2)),),
         ),
     ),
-    (_protocol.GetDeviceStatus(0), _protocol.GetDeviceStatusReply(DeviceStatus.BUSY)),
-    (_protocol.GetSupportedOperations(0, MODEL), _protocol.GetSupportedOperationsReply((True, False))),
+    (protocol.GetDeviceStatus(0), protocol.GetDeviceStatusReply(DeviceStatus.BUSY)),
+    (protocol.GetSupportedOperations(0, MODEL), protocol.GetSupportedOperationsReply((True, False))),
     (
-        _protocol.ImportModel(1, "onnx", (POOL,)),
-        _protocol.ImportModelReply(MODEL, ("", "weights.bin"), (("batch", None, 4), None), ((),)),
+        protocol.ImportModel(1, "onnx", (POOL,)),
+        protocol.ImportModelReply(MODEL, ("", "weights.bin"), (("batch", None, 4), None), ((),)),
     ),
     (
-        _protocol.PrepareModel(
+        protocol.PrepareModel(
             1, MODEL, CompileJob(ExecutionPreference.LOW_POWER, Priority.HIGH, 2**64 - 1, CACHE_FILES)
         ),
-        _protocol.PrepareModelReply(1, _cache_messages.CacheOutcome(True, "SAVED", bytes(16), 5, 0.5)),
+        protocol.PrepareModelReply(1, cache_messages.CacheOutcome(True, "SAVED", bytes(16), 5, 0.5)),
     ),
     (
-        _protocol.PrepareModelFromCache(1, CACHE_FILES, 7),
-        _protocol.PrepareModelFromCacheReply(None, "BAD_MAC", 2, "no"),
+        protocol.PrepareModelFromCache(1, CACHE_FILES, 7),
+        protocol.PrepareModelFromCacheReply(None, "BAD_MAC", 2, "no"),
     ),
-    (_protocol.ConfirmCache(1, bytes(32), bytes(16)), _protocol.ConfirmCacheReply(True)),
-    (_protocol.GetDeviceCounters(1), _protocol.GetDeviceCountersReply({"loads": 3})),
+    (protocol.ConfirmCache(1, bytes(32), bytes(16)), protocol.ConfirmCacheReply(True)),
+    (protocol.GetDeviceCounters(1), protocol.GetDeviceCountersReply({"loads": 3})),
     (
-        _protocol.Execute(1, REQUEST, RunOptions(MeasureTiming.YES, 5, 6)),
-        _protocol.ExecuteReply(3, SHAPES, Timing(), "too small"),
+        protocol.Execute(1, REQUEST, RunOptions(MeasureTiming.YES, 5, 6)),
+        protocol.ExecuteReply(3, SHAPES, Timing(), "too small"),
     ),
     (
-        _protocol.ExecuteFenced(1, REQUEST, RunOptions(MeasureTiming.YES, 5, 6), 3, 7),
-        _protocol.ExecuteFencedReply(4),
+        protocol.ExecuteFenced(1, REQUEST, RunOptions(MeasureTiming.YES, 5, 6), 3, 7),
+        protocol.ExecuteFencedReply(4),
     ),
-    (_protocol.GetFencedInfo(4), _protocol.GetFencedInfoReply(2, Timing(1, 2), Timing(), "no")),
-    (_protocol.CancelFenced(4), _protocol.Done()),
-    (_protocol.ConfigureBurst(1, 2, QUEUE, QUEUE, 0.5), _protocol.ConfigureBurstReply(3)),
-    (_protocol.GetMemories(2, (0, -1, 2**31 - 1)), _protocol.GetMemoriesReply(0, (POOL,))),
-    (_protocol.FailureReason(3), _protocol.FailureReasonReply("no such frame")),
-    (_protocol.EndNotice("it was told to stop"), _protocol.Done()),
-    (_protocol.FreeMemory(3, -(2**31)), _protocol.Done()),
+    (protocol.GetFencedInfo(4), protocol.GetFencedInfoReply(2, Timing(1, 2), Timing(), "no")),
+    (protocol.CancelFenced(4), protocol.Done()),
+    (protocol.ConfigureBurst(1, 2, QUEUE, QUEUE, 0.5), protocol.ConfigureBurstReply(3)),
+    (protocol.GetMemories(2, (0, -1, 2**31 - 1)), protocol.GetMemoriesReply(0, (POOL,))),
+    (protocol.FailureReason(3), protocol.FailureReasonReply("no such frame")),
+    (protocol.EndNotice("it was told to stop"), protocol.Done()),
+    (protocol.FreeMemory(3, -(2**31)), protocol.Done()),
     (
-        _protocol.Allocate(0, (1, 0), (4, 5), (BufferRole(0, 1, 0.5),), (BufferRole(1, 0),)),
-        _protocol.AllocateReply(6, 2**31 - 1),
+        protocol.Allocate(0, (1, 0), (4, 5), (BufferRole(0, 1, 0.5),), (BufferRole(1, 0),)),
+        protocol.AllocateReply(6, 2**31 - 1),
     ),
-    (_protocol.CopyTo(6, POOL), _protocol.CopyToReply(2**64 - 1)),
-    (_protocol.CopyFrom(6, POOL, (2, 3)), _protocol.Done()),
-    (_protocol.CopyBuffer(6, 7), _protocol.Done()),
-    (_protocol.EndClients(4711), _protocol.EndClientsReply(2)),
-    (_protocol.Release(3), _protocol.Done()),
-    (_protocol.Goodbye(), _protocol.Done()),
+    (protocol.CopyTo(6, POOL), protocol.CopyToReply(2**64 - 1)),
+    (protocol.CopyFrom(6, POOL, (2, 3)), protocol.Done()),
+    (protocol.CopyBuffer(6, 7), protocol.Done()),
+    (protocol.EndClients(4711), protocol.EndClientsReply(2)),
+    (protocol.Release(3), protocol.Done()),
+    (protocol.Goodbye(), protocol.Done()),
 )
 
 
@@ -123,10 +126,10 @@ def test_every_call_of_the_table_has_a_sample_here() -> None:
 
 
 @pytest.mark.parametrize(("request_", "reply"), SAMPLES, ids=[call.name for call in CALLS])
-def test_messages_survive_the_round_trip(request_: _protocol.Message, reply: _protocol.Message) -> None:
+def test_messages_survive_the_round_trip(request_: protocol.Message, reply: protocol.Message) -> None:
     call = CALL_BY_REQUEST[type(request_)]
-    assert _protocol.decode_request(_protocol.encode(request_), call.side) == (call, request_)
-    assert _protocol.decode_reply(call, _protocol.encode(reply)) == reply
+    assert protocol.decode_request(protocol.encode(request_), call.side) == (call, request_)
+    assert protocol.decode_reply(call, protocol.encode(reply)) == reply
 
 
 def test_numbers_of_descriptors_follow_from_the_message() -> None:
@@ -149,15 +152,15 @@ def test_numbers_of_descriptors_follow_from_the_message() -> None:
 
 def test_every_row_has_a_handler_on_its_side_and_a_name_of_its_own() -> None:
     assert len({call.name for call in CALLS}) == len(CALLS)
-    sides = {Side.SERVICE: _host.HostedConnection, Side.CLIENT: _callbacks.CallbackRegistry}
+    sides = {Side.SERVICE: host.HostedConnection, Side.CLIENT: callbacks.CallbackRegistry}
     for call in CALLS:
         assert callable(getattr(sides[call.side], call.handler))
-    assert ServiceHost is _host.ServiceHost
+    assert ServiceHost is host.ServiceHost
 
 
 def test_a_request_to_the_wrong_side_is_malformed() -> None:
     with pytest.raises(Malformed, match="not a call to the client"):
-        _protocol.decode_request(_protocol.encode(_protocol.Goodbye()), Side.CLIENT)
+        protocol.decode_request(protocol.encode(protocol.Goodbye()), Side.CLIENT)
 
 
 @pytest.mark.parametrize(
@@ -178,28 +181,28 @@ def test_a_request_to_the_wrong_side_is_malformed() -> None:
 )
 def test_messages_that_break_the_schema_are_malformed(bad: object) -> None:
     with pytest.raises(Malformed):
-        _protocol.decode_request(msgspec.msgpack.encode(bad), Side.SERVICE)
+        protocol.decode_request(msgspec.msgpack.encode(bad), Side.SERVICE)
 
 
 @pytest.mark.parametrize("window", [float("nan"), float("inf"), -1.0, 61.0])
 def test_an_impossible_polling_window_is_malformed(window: float) -> None:
-    body = _protocol.encode(_protocol.ConfigureBurst(1, 2, QUEUE, QUEUE, window))
+    body = protocol.encode(protocol.ConfigureBurst(1, 2, QUEUE, QUEUE, window))
     with pytest.raises(Malformed):
-        _protocol.decode_request(body, Side.SERVICE)
+        protocol.decode_request(body, Side.SERVICE)
 
 
-MANY = _protocol.MAX_OPERANDS + 1
+MANY = protocol.MAX_OPERANDS + 1
 OPERAND = {"type": 0}
 
 
 def _model_with(**main: object) -> object:
-    encoded = msgspec.msgpack.decode(_protocol.encode(_protocol.GetSupportedOperations(0, MODEL)))
+    encoded = msgspec.msgpack.decode(protocol.encode(protocol.GetSupportedOperations(0, MODEL)))
     encoded["model"]["main"].update(main)
     return encoded
 
 
 def _request_with(**changes: object) -> object:
-    encoded = msgspec.msgpack.decode(_protocol.encode(_protocol.Execute(1, REQUEST, RunOptions())))
+    encoded = msgspec.msgpack.decode(protocol.encode(protocol.Execute(1, REQUEST, RunOptions())))
     encoded["request"].update(changes)
     return encoded
 
@@ -212,7 +215,7 @@ TOO_MUCH = {
     "outputs of an operation": lambda: _model_with(operations=[{"type": 0, "inputs": [], "outputs": [0] * MANY}]),
     "inputs of a model": lambda: _model_with(input_indexes=[0] * MANY),
     "outputs of a model": lambda: _model_with(output_indexes=[0] * MANY),
-    "pools": lambda: _request_with(pools=[_POOL] * (_protocol.MAX_FDS + 1)),
+    "pools": lambda: _request_with(pools=[_POOL] * (protocol.MAX_FDS + 1)),
     "inputs of a request": lambda: _request_with(inputs=[{}] * MANY),
     "axes of an argument": lambda: _request_with(inputs=[{"dimensions": [1] * 65}]),
 }
@@ -221,25 +224,25 @@ TOO_MUCH = {
 @pytest.mark.parametrize("what", TOO_MUCH)
 def test_counts_beyond_the_limits_are_malformed(what: str) -> None:
     with pytest.raises(Malformed, match="length"):
-        _protocol.decode_request(msgspec.msgpack.encode(TOO_MUCH[what]()), Side.SERVICE)
+        protocol.decode_request(msgspec.msgpack.encode(TOO_MUCH[what]()), Side.SERVICE)
 
 
 def test_counts_at_the_limits_are_read() -> None:
-    operands = [{**OPERAND, "dimensions": [1] * 64}] + [OPERAND] * (_protocol.MAX_OPERANDS - 1)
+    operands = [{**OPERAND, "dimensions": [1] * 64}] + [OPERAND] * (protocol.MAX_OPERANDS - 1)
     for good in (_model_with(operands=operands), _request_with(inputs=[{"dimensions": [1] * 64}])):
-        _protocol.decode_request(msgspec.msgpack.encode(good), Side.SERVICE)
+        protocol.decode_request(msgspec.msgpack.encode(good), Side.SERVICE)
 
 
 def test_axes_of_a_shape_that_a_service_tells_are_limited() -> None:
-    execute = _protocol.CALL_BY_REQUEST[_protocol.Execute]
+    execute = protocol.CALL_BY_REQUEST[protocol.Execute]
     reply = {"call": "execute.reply", "status": 0, "timing": {"time_on_device": 0, "time_in_driver": 0}}
     for count in (64, 65):
         body = msgspec.msgpack.encode({**reply, "output_shapes": [{"dimensions": [1] * count}]})
         if count == 64:
-            _protocol.decode_reply(execute, body)
+            protocol.decode_reply(execute, body)
         else:
             with pytest.raises(Malformed, match="length"):
-                _protocol.decode_reply(execute, body)
+                protocol.decode_reply(execute, body)
 
 
 EDGES = {
@@ -254,22 +257,22 @@ _POOL = {"kind": "", "size": 0, "prot": 0, "offset": 0}
 def test_numbers_of_requests_are_read_up_to_their_limits(what: str) -> None:
     make, changes, least, most = EDGES[what]
     for number in (least, most):
-        _protocol.decode_request(msgspec.msgpack.encode(make(**changes(number))), Side.SERVICE)
+        protocol.decode_request(msgspec.msgpack.encode(make(**changes(number))), Side.SERVICE)
     for number in (least - 1, most + 1):
         with pytest.raises(Malformed):
-            _protocol.decode_request(msgspec.msgpack.encode(make(**changes(number))), Side.SERVICE)
+            protocol.decode_request(msgspec.msgpack.encode(make(**changes(number))), Side.SERVICE)
 
 
 REPLIES = {
     "status of an execution": (
-        _protocol.Execute,
+        protocol.Execute,
         lambda n: {"call": "execute.reply", "status": n, "output_shapes": [], "timing": {}},
         0,
         8,
     ),
-    "status of memories": (_protocol.GetMemories, lambda n: {"call": "get_memories.reply", "status": n}, 0, 8),
-    "token": (_protocol.Allocate, lambda n: {"call": "allocate.reply", "buffer": 1, "token": n}, 1, 2**31 - 1),
-    "number": (_protocol.Allocate, lambda n: {"call": "allocate.reply", "buffer": n, "token": 1}, 0, 2**32 - 1),
+    "status of memories": (protocol.GetMemories, lambda n: {"call": "get_memories.reply", "status": n}, 0, 8),
+    "token": (protocol.Allocate, lambda n: {"call": "allocate.reply", "buffer": 1, "token": n}, 1, 2**31 - 1),
+    "number": (protocol.Allocate, lambda n: {"call": "allocate.reply", "buffer": n, "token": 1}, 0, 2**32 - 1),
 }
 
 
@@ -278,24 +281,24 @@ def test_numbers_of_replies_are_read_up_to_their_limits(what: str) -> None:
     request, make, least, most = REPLIES[what]
     call = CALL_BY_REQUEST[request]
     for number in (least, most):
-        _protocol.decode_reply(call, msgspec.msgpack.encode(make(number)))
+        protocol.decode_reply(call, msgspec.msgpack.encode(make(number)))
     for number in (least - 1, most + 1):
         with pytest.raises(Malformed):
-            _protocol.decode_reply(call, msgspec.msgpack.encode(make(number)))
+            protocol.decode_reply(call, msgspec.msgpack.encode(make(number)))
 
 
 def test_status_of_an_error_is_one_that_may_be_sent() -> None:
     for status in range(1, 9):
-        _protocol.decode_error(_protocol.encode(_protocol.ErrorReply(status, "")))
+        protocol.decode_error(protocol.encode(protocol.ErrorReply(status, "")))
     for status in (0, 9):
         with pytest.raises(Malformed):
-            _protocol.decode_error(_protocol.encode(_protocol.ErrorReply(status, "")))
+            protocol.decode_error(protocol.encode(protocol.ErrorReply(status, "")))
 
 
 def test_text_of_an_error_is_whole_or_ends_where_it_was_cut() -> None:
     for length in (0, 1, 4096):
-        assert _protocol.error_reply(GeneralFailure("x" * length)).message == "x" * length
-    cut = _protocol.error_reply(GeneralFailure("x" * 4097)).message
+        assert protocol.error_reply(GeneralFailure("x" * length)).message == "x" * length
+    cut = protocol.error_reply(GeneralFailure("x" * 4097)).message
     assert (len(cut), cut[:-1], cut[-1]) == (4096, "x" * 4095, "…")
 
 
@@ -330,7 +333,7 @@ def test_what_is_refused_takes_no_memory_first() -> None:
 
         def refused(body: bytes = body) -> None:
             with pytest.raises(Malformed):
-                _protocol.decode_request(body, Side.SERVICE)
+                protocol.decode_request(body, Side.SERVICE)
 
         assert _peak(refused) < 1 << 20
 
@@ -339,8 +342,8 @@ def test_subgraphs_are_decoded_until_there_are_too_many_operands() -> None:
     graph = {"operands": [OPERAND] * 30_000, "operations": [], "input_indexes": [], "output_indexes": []}
     encoded: Any = _model_with()
     encoded["model"]["referenced"] = [graph] * 30
-    _, message = _protocol.decode_request(msgspec.msgpack.encode(encoded), Side.SERVICE)
-    assert isinstance(message, _protocol.GetSupportedOperations)
+    _, message = protocol.decode_request(msgspec.msgpack.encode(encoded), Side.SERVICE)
+    assert isinstance(message, protocol.GetSupportedOperations)
 
     def refused() -> None:
         with pytest.raises(InvalidArgument, match="subgraphs"):
@@ -354,9 +357,9 @@ def test_subgraphs_are_decoded_until_there_are_too_many_operands() -> None:
 
 def test_numpy_scalars_in_a_model_are_sent_as_numbers() -> None:
     graph = Subgraph((OperandDesc(3, (np.int64(2),), scale=np.float32(0.5)),), (), (), ())  # type: ignore[arg-type]
-    model = _wire.WireModel(graph, (), b"", (), False, {}, (), ())
-    _, back = _protocol.decode_request(_protocol.encode(_protocol.GetSupportedOperations(0, model)), Side.SERVICE)
-    assert isinstance(back, _protocol.GetSupportedOperations)
+    model = values.WireModel(graph, (), b"", (), False, {}, (), ())
+    _, back = protocol.decode_request(protocol.encode(protocol.GetSupportedOperations(0, model)), Side.SERVICE)
+    assert isinstance(back, protocol.GetSupportedOperations)
     assert back.model.main.operands[0].dimensions == (2,)
     assert back.model.main.operands[0].scale == 0.5
 
@@ -364,16 +367,16 @@ def test_numpy_scalars_in_a_model_are_sent_as_numbers() -> None:
 def _decode_all(body: bytes) -> None:
     for side in Side:
         try:
-            _protocol.decode_request(body, side)
+            protocol.decode_request(body, side)
         except Malformed:
             pass
     for call in CALLS:
         try:
-            _protocol.decode_reply(call, body)
+            protocol.decode_reply(call, body)
         except Malformed:
             pass
     try:
-        _protocol.decode_error(body)
+        protocol.decode_error(body)
     except Malformed:
         pass
 
@@ -385,12 +388,12 @@ def test_any_bytes_decode_or_are_malformed(body: bytes) -> None:
 
 def test_deep_nesting_is_malformed() -> None:
     with pytest.raises(Malformed):
-        _protocol.decode_request(b"\x91" * 100_000, Side.SERVICE)
+        protocol.decode_request(b"\x91" * 100_000, Side.SERVICE)
 
 
 @given(st.data())
 def test_damaged_messages_decode_or_are_malformed(data: st.DataObject) -> None:
-    body = bytearray(_protocol.encode(data.draw(st.sampled_from([m for pair in SAMPLES for m in pair]))))
+    body = bytearray(protocol.encode(data.draw(st.sampled_from([m for pair in SAMPLES for m in pair]))))
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     _decode_all(bytes(body[: data.draw(st.integers(0, len(body)))]))
@@ -399,18 +402,18 @@ def test_damaged_messages_decode_or_are_malformed(data: st.DataObject) -> None:
 FIRST_USE = """
 import sys, threading
 import msgspec
-from nnburst.service import _protocol
+from nnburst.service import protocol
 
 sys.setswitchinterval(1e-6)
-bodies = {call: msgspec.msgpack.encode(dict.fromkeys(call.reply.__struct_encode_fields__)) for call in _protocol.CALLS}
+bodies = {call: msgspec.msgpack.encode(dict.fromkeys(call.reply.__struct_encode_fields__)) for call in protocol.CALLS}
 together = threading.Barrier(4)
 
 def decode():
     for call, body in bodies.items():
         together.wait()
         try:
-            _protocol.decode_reply(call, body)
-        except _protocol.Malformed:
+            protocol.decode_reply(call, body)
+        except protocol.Malformed:
             pass
 
 threads = [threading.Thread(target=decode) for _ in range(4)]
@@ -429,7 +432,7 @@ def test_first_use_by_several_threads_at_once() -> None:
 
 def test_decoders_are_made_when_their_module_is_imported() -> None:
     """What one thread is making of a type must not be used by another one yet: msgspec does not see to that."""
-    package = Path(_protocol.__file__).parents[1]
+    package = Path(protocol.__file__).parents[1]
     late = [
         f"{path.relative_to(package)}:{call.lineno}"
         for path in package.rglob("*.py")

@@ -30,11 +30,11 @@ from nnburst.errors import (
     error_for,
 )
 from nnburst.model import OutputShape
-from nnburst.service import _packets, _protocol, _wire
-from nnburst.service._packets import DescriptorsLost, EndOfStream, FdBundle, Kind, receive
-from nnburst.service._protocol import Malformed, Side
+from nnburst.service.wire import packets, protocol, values
+from nnburst.service.wire.packets import DescriptorsLost, EndOfStream, FdBundle, Kind, receive
+from nnburst.service.wire.protocol import Malformed, Side
 
-HELLO = _protocol.Hello((1, 0), 1)
+HELLO = protocol.Hello((1, 0), 1)
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -62,7 +62,7 @@ def null_fds(count: int) -> list[int]:
 # -- datagrams ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [0, 1, 65535, 65536, 65537, 1 << 20, _wire.MAX_BODY])
+@pytest.mark.parametrize("length", [0, 1, 65535, 65536, 65537, 1 << 20, values.MAX_BODY])
 def test_bodies_of_any_length_arrive(length: int) -> None:
     a, b = socket_pair()
     with a, b:
@@ -90,7 +90,7 @@ def test_a_body_above_64_kib_travels_in_a_sealed_memfd() -> None:
 def test_a_body_beyond_the_limit_is_refused_by_the_sender() -> None:
     a, b = socket_pair()
     with a, b, pytest.raises(ResourceExhausted):
-        send(a, Kind.REQUEST, 1, bytes(_wire.MAX_BODY + 1), (), None)
+        send(a, Kind.REQUEST, 1, bytes(values.MAX_BODY + 1), (), None)
 
 
 @pytest.mark.parametrize(("count", "length"), [(0, 8), (1, 8), (253, 8), (252, 70000)])
@@ -134,7 +134,7 @@ def test_a_peer_that_does_not_read_cannot_block_the_sender() -> None:
         end._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         for _ in range(100):
             with pytest.raises(MissedDeadline) as caught:
-                end.call(_protocol.Hello((1, 0), 1, "x" * 256), timeout=0.01)
+                end.call(protocol.Hello((1, 0), 1, "x" * 256), timeout=0.01)
             if "does not read" in str(caught.value):
                 break
         assert "does not read" in str(caught.value)
@@ -184,7 +184,7 @@ def test_bad_datagrams_are_malformed_and_their_descriptors_closed(name: str) -> 
 
 def test_descriptors_that_this_process_may_not_have_are_not_the_peers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     # As the kernel does it for a receiver whose descriptor table is full.
-    monkeypatch.setattr(_packets, "_ANCILLARY", socket.CMSG_SPACE(4))
+    monkeypatch.setattr(packets, "_ANCILLARY", socket.CMSG_SPACE(4))
     a, b = socket_pair()
     fds = null_fds(5)
     with a, b:
@@ -226,11 +226,11 @@ def test_a_bundle_closes_what_nobody_took() -> None:
 
 
 def test_both_sides_can_call() -> None:
-    service = Answers(on_hello=lambda m, fds: _protocol.HelloReply(m.version, 99))
-    client = Answers(on_get_memories=lambda m, fds: _protocol.GetMemoriesReply(len(m.slots)))
+    service = Answers(on_hello=lambda m, fds: protocol.HelloReply(m.version, 99))
+    client = Answers(on_get_memories=lambda m, fds: protocol.GetMemoriesReply(len(m.slots)))
     with connected(client, service) as (a, b):
         assert a.call(HELLO)[0].pid == 99
-        assert b.call(_protocol.GetMemories(1, (4, 5)))[0].status == 2
+        assert b.call(protocol.GetMemories(1, (4, 5)))[0].status == 2
         assert service.seen == [HELLO]
 
 
@@ -257,25 +257,25 @@ def test_any_exception_of_a_handler_is_a_general_failure(error: Exception) -> No
     with connected(service=Answers(on_hello=fail)) as (a, _):
         with pytest.raises(GeneralFailure):
             a.call(HELLO)
-        a.call(_protocol.Goodbye())
+        a.call(protocol.Goodbye())
 
 
 def test_descriptors_of_requests_and_replies_belong_to_who_takes_them() -> None:
-    pool = _protocol.WireMemory("ashmem", 1, 3, 0)
+    pool = protocol.WireMemory("ashmem", 1, 3, 0)
     taken: list[int] = []
 
-    def keep_one(message: object, fds: FdBundle) -> _protocol.ExecuteReply:
+    def keep_one(message: object, fds: FdBundle) -> protocol.ExecuteReply:
         taken.extend(fds.take(1))
-        return _protocol.ExecuteReply(0, (), _protocol.Timing())
+        return protocol.ExecuteReply(0, (), protocol.Timing())
 
-    def give(message: object, fds: FdBundle) -> tuple[_protocol.GetMemoriesReply, FdBundle]:
-        return _protocol.GetMemoriesReply(0, (pool, pool)), FdBundle(null_fds(2))
+    def give(message: object, fds: FdBundle) -> tuple[protocol.GetMemoriesReply, FdBundle]:
+        return protocol.GetMemoriesReply(0, (pool, pool)), FdBundle(null_fds(2))
 
     mine = null_fds(2)
     with connected(Answers(on_get_memories=give), Answers(on_execute=keep_one)) as (a, b):
-        request = _protocol.WireRequest((), (), (pool, pool))
-        a.call(_protocol.Execute(1, request, _protocol.RunOptions()), mine)
-        _, fds = b.call(_protocol.GetMemories(1, (0,)))
+        request = protocol.WireRequest((), (), (pool, pool))
+        a.call(protocol.Execute(1, request, protocol.RunOptions()), mine)
+        _, fds = b.call(protocol.GetMemories(1, (0,)))
         with fds:
             assert len(fds) == 2
     for fd in (*mine, *taken):
@@ -285,32 +285,32 @@ def test_descriptors_of_requests_and_replies_belong_to_who_takes_them() -> None:
 def test_a_long_call_delays_no_other() -> None:
     go_on, entered = threading.Event(), threading.Event()
 
-    def slow(message: object, fds: FdBundle) -> _protocol.Done:
+    def slow(message: object, fds: FdBundle) -> protocol.Done:
         entered.set()
         assert go_on.wait(WATCHDOG)
-        return _protocol.Done()
+        return protocol.Done()
 
-    client = Answers(on_get_memories=lambda m, fds: _protocol.GetMemoriesReply(4))
+    client = Answers(on_get_memories=lambda m, fds: protocol.GetMemoriesReply(4))
     with connected(client, Answers(on_release=slow)) as (a, b):
         result: list[object] = []
-        thread = threading.Thread(target=lambda: result.append(a.call(_protocol.Release(1))[0]))
+        thread = threading.Thread(target=lambda: result.append(a.call(protocol.Release(1))[0]))
         thread.start()
         assert entered.wait(WATCHDOG)
-        assert b.call(_protocol.GetMemories(1, (0,)), timeout=WATCHDOG)[0].status == 4
-        a.call(_protocol.Goodbye(), timeout=WATCHDOG)
+        assert b.call(protocol.GetMemories(1, (0,)), timeout=WATCHDOG)[0].status == 4
+        a.call(protocol.Goodbye(), timeout=WATCHDOG)
         assert result == []
         go_on.set()
         thread.join(WATCHDOG)
-        assert result == [_protocol.Done()]
+        assert result == [protocol.Done()]
 
 
 def test_a_call_that_is_not_answered_in_time_gives_up_and_the_late_reply_is_handed_on() -> None:
     go_on, late = threading.Event(), threading.Event()
     seen: list[object] = []
 
-    def slow(message: object, fds: FdBundle) -> _protocol.HelloReply:
+    def slow(message: object, fds: FdBundle) -> protocol.HelloReply:
         assert go_on.wait(WATCHDOG)
-        return _protocol.HelloReply((1, 0), 3)
+        return protocol.HelloReply((1, 0), 3)
 
     def on_late(reply: object) -> None:
         seen.append(reply)
@@ -321,26 +321,26 @@ def test_a_call_that_is_not_answered_in_time_gives_up_and_the_late_reply_is_hand
             a.call(HELLO, timeout=0.02, on_late=on_late)
         go_on.set()
         assert late.wait(WATCHDOG)
-        assert seen == [_protocol.HelloReply((1, 0), 3)]
-        a.call(_protocol.Goodbye(), timeout=WATCHDOG)
+        assert seen == [protocol.HelloReply((1, 0), 3)]
+        a.call(protocol.Goodbye(), timeout=WATCHDOG)
 
 
 def test_a_message_that_cannot_be_encoded_is_an_invalid_argument() -> None:
     with connected() as (a, _):
         for bad in (object(), 2**70):
             with pytest.raises(InvalidArgument):
-                a.call(_protocol.Release(bad))  # type: ignore[arg-type]
-        a.call(_protocol.Goodbye())
+                a.call(protocol.Release(bad))  # type: ignore[arg-type]
+        a.call(protocol.Goodbye())
 
 
 def test_many_threads_may_call_at_once() -> None:
-    service = Answers(on_hello=lambda m, fds: _protocol.HelloReply(m.version, m.pid))
+    service = Answers(on_hello=lambda m, fds: protocol.HelloReply(m.version, m.pid))
     with connected(service=service) as (a, _):
         wrong: list[int] = []
 
         def work(base: int) -> None:
             for i in range(base, base + 50):
-                if a.call(_protocol.Hello((1, 0), i), timeout=WATCHDOG)[0].pid != i:
+                if a.call(protocol.Hello((1, 0), i), timeout=WATCHDOG)[0].pid != i:
                     wrong.append(i)
 
         threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(8)]
@@ -355,22 +355,22 @@ def test_many_threads_may_call_at_once() -> None:
 def test_releases_of_finalisers_need_no_answer() -> None:
     done = threading.Event()
 
-    def release(message: _protocol.Release, fds: FdBundle) -> _protocol.Done:
+    def release(message: protocol.Release, fds: FdBundle) -> protocol.Done:
         if message.object == 2:
             done.set()
-        return _protocol.Done()
+        return protocol.Done()
 
     service = Answers(on_release=release)
     with connected(service=service) as (a, _):
-        a.forget(_protocol.Release(1))
-        a.call(_protocol.Goodbye(), timeout=WATCHDOG)  # whoever sends next takes it along
+        a.forget(protocol.Release(1))
+        a.call(protocol.Goodbye(), timeout=WATCHDOG)  # whoever sends next takes it along
         deadline = time.monotonic() + WATCHDOG
-        while _protocol.Release(1) not in service.seen and time.monotonic() < deadline:
+        while protocol.Release(1) not in service.seen and time.monotonic() < deadline:
             time.sleep(0.001)
-        assert _protocol.Release(1) in service.seen
-        a.forget(_protocol.Release(2))
+        assert protocol.Release(1) in service.seen
+        a.forget(protocol.Release(2))
         assert done.wait(WATCHDOG)
-        assert {m.object for m in service.seen if isinstance(m, _protocol.Release)} == {1, 2}
+        assert {m.object for m in service.seen if isinstance(m, protocol.Release)} == {1, 2}
 
 
 # -- malformed messages and the end ------------------------------------------------------------------------------------
@@ -378,11 +378,11 @@ def test_releases_of_finalisers_need_no_answer() -> None:
 BAD_MESSAGES = {
     "garbage": lambda: (header() + b"\xc1", []),
     "no message": lambda: (header(), []),
-    "reply to nothing": lambda: (header(kind=1, call_id=77) + _protocol.encode(_protocol.Done()), []),
-    "error to nothing": lambda: (header(kind=2, call_id=77) + _protocol.encode(_protocol.ErrorReply(4, "")), []),
-    "call to the other side": lambda: (header() + _protocol.encode(_protocol.GetMemories(1, (1,))), []),
+    "reply to nothing": lambda: (header(kind=1, call_id=77) + protocol.encode(protocol.Done()), []),
+    "error to nothing": lambda: (header(kind=2, call_id=77) + protocol.encode(protocol.ErrorReply(4, "")), []),
+    "call to the other side": lambda: (header() + protocol.encode(protocol.GetMemories(1, (1,))), []),
     "descriptors that the message does not name": lambda: (
-        header(n_fds=1) + _protocol.encode(_protocol.Goodbye()),
+        header(n_fds=1) + protocol.encode(protocol.Goodbye()),
         null_fds(1),
     ),
     "a bad datagram": BAD_DATAGRAMS["spilled, can change"],
@@ -399,7 +399,7 @@ def test_a_malformed_message_closes_its_connection_and_nothing_else(name: str) -
         assert end.wait_ended(WATCHDOG)
         assert next_datagram(sock) == b""
         assert end.end_reason.startswith("malformed")
-        other.call(_protocol.Goodbye())
+        other.call(protocol.Goodbye())
 
 
 @settings(max_examples=60, deadline=None)
@@ -409,7 +409,7 @@ def test_any_datagram_leaves_the_connection_usable_or_closed(body: bytes) -> Non
         sock.settimeout(WATCHDOG)
         raw_send(sock, header() + body)
         try:
-            raw_send(sock, header(call_id=9) + _protocol.encode(_protocol.Goodbye()))
+            raw_send(sock, header(call_id=9) + protocol.encode(protocol.Goodbye()))
         except ConnectionError:
             pass
         while reply := next_datagram(sock):
@@ -424,7 +424,7 @@ def test_a_reply_of_another_type_closes_the_connection() -> None:
 
         def answer() -> None:
             call_id = struct.unpack_from("<BBHI", sock.recv(1000))[3]
-            raw_send(sock, header(kind=1, call_id=call_id) + _protocol.encode(_protocol.Done()))
+            raw_send(sock, header(kind=1, call_id=call_id) + protocol.encode(protocol.Done()))
 
         thread = threading.Thread(target=answer)
         thread.start()
@@ -436,36 +436,36 @@ def test_a_reply_of_another_type_closes_the_connection() -> None:
 def test_REQ_MODEL_076_second_answer_to_a_call_closes_the_connection() -> None:
     with raw_peer(Side.CLIENT) as (end, sock):
         answers = []
-        caller = threading.Thread(target=lambda: answers.append(end.call(_protocol.Goodbye(), timeout=WATCHDOG)))
+        caller = threading.Thread(target=lambda: answers.append(end.call(protocol.Goodbye(), timeout=WATCHDOG)))
         caller.start()
         call_id = struct.unpack_from("<BBHI", sock.recv(1000))[3]
-        reply = header(kind=1, call_id=call_id) + _protocol.encode(_protocol.Done())
+        reply = header(kind=1, call_id=call_id) + protocol.encode(protocol.Done())
         raw_send(sock, reply)
         caller.join(WATCHDOG)
-        assert [answer for answer, _ in answers] == [_protocol.Done()]
+        assert [answer for answer, _ in answers] == [protocol.Done()]
         raw_send(sock, reply)
         assert end.wait_ended(WATCHDOG)
         assert end.end_reason.startswith("malformed")
 
 
-_POOL = _protocol.WireMemory("ashmem", 1, 3, 0)
+_POOL = protocol.WireMemory("ashmem", 1, 3, 0)
 WRONG_REPLIES = {
     "fewer descriptors": lambda n: (
-        header(1, 0, 1, n) + _protocol.encode(_protocol.GetMemoriesReply(0, (_POOL, _POOL))),
+        header(1, 0, 1, n) + protocol.encode(protocol.GetMemoriesReply(0, (_POOL, _POOL))),
         1,
     ),
     "surplus descriptors": lambda n: (
-        header(1, 0, 2, n) + _protocol.encode(_protocol.GetMemoriesReply(0, (_POOL,))),
+        header(1, 0, 2, n) + protocol.encode(protocol.GetMemoriesReply(0, (_POOL,))),
         2,
     ),
-    "an error with descriptors": lambda n: (header(2, 0, 1, n) + _protocol.encode(_protocol.ErrorReply(4, "no")), 1),
-    "an error that is none": lambda n: (header(2, 0, 0, n) + _protocol.encode(_protocol.GetMemoriesReply(0)), 0),
+    "an error with descriptors": lambda n: (header(2, 0, 1, n) + protocol.encode(protocol.ErrorReply(4, "no")), 1),
+    "an error that is none": lambda n: (header(2, 0, 0, n) + protocol.encode(protocol.GetMemoriesReply(0)), 0),
     "a number that was not given": lambda n: (
-        header(1, 0, 0, n + 1) + _protocol.encode(_protocol.GetMemoriesReply(0)),
+        header(1, 0, 0, n + 1) + protocol.encode(protocol.GetMemoriesReply(0)),
         0,
     ),
-    "cut off": lambda n: (header(1, 0, 0, n) + _protocol.encode(_protocol.GetMemoriesReply(0))[:-1], 0),
-    "with more behind it": lambda n: (header(1, 0, 0, n) + _protocol.encode(_protocol.GetMemoriesReply(0)) + b"\0", 0),
+    "cut off": lambda n: (header(1, 0, 0, n) + protocol.encode(protocol.GetMemoriesReply(0))[:-1], 0),
+    "with more behind it": lambda n: (header(1, 0, 0, n) + protocol.encode(protocol.GetMemoriesReply(0)) + b"\0", 0),
 }
 
 
@@ -484,18 +484,18 @@ def test_wrong_reply_ends_the_connection_and_its_descriptors_are_closed(what: st
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(DeadObject, match="malformed"):
-            end.call(_protocol.GetMemories(1, (1,)), timeout=WATCHDOG)
+            end.call(protocol.GetMemories(1, (1,)), timeout=WATCHDOG)
         thread.join(WATCHDOG)
         assert end.wait_ended(WATCHDOG)
         assert not settled_fds(before) - before
 
 
 def test_a_peer_that_does_not_read_replies_is_dropped() -> None:
-    answer = Answers(on_hello=lambda m, fds: _protocol.HelloReply((1, 0), 1, "x" * 256))
+    answer = Answers(on_hello=lambda m, fds: protocol.HelloReply((1, 0), 1, "x" * 256))
     with raw_peer(Side.SERVICE, answer, send_timeout=0.05) as (end, sock):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(WATCHDOG)
-        request = header() + _protocol.encode(HELLO)
+        request = header() + protocol.encode(HELLO)
         try:
             while end.alive:
                 raw_send(sock, request)
@@ -512,7 +512,7 @@ def test_REQ_MODEL_078_the_end_fails_every_pending_call(how: str) -> None:
 
         def call() -> None:
             try:
-                end.call(_protocol.Goodbye())
+                end.call(protocol.Goodbye())
             except NNBurstError as error:
                 results.append(error)
 
@@ -530,7 +530,7 @@ def test_REQ_MODEL_078_the_end_fails_every_pending_call(how: str) -> None:
         expected = DeadObject if how == "peer closes" else BadState
         assert [type(error) for error in results] == [expected] * 5
         with pytest.raises(expected):
-            end.call(_protocol.Goodbye())
+            end.call(protocol.Goodbye())
 
 
 def test_each_death_listener_is_called_exactly_once() -> None:
@@ -582,13 +582,13 @@ def test_a_dead_process_ends_the_connection_although_its_socket_is_still_open() 
         select.select([], [], [])
     pidfd = os.pidfd_open(pid)
     with raw_peer(Side.CLIENT, peer_pidfd=pidfd) as (end, sock):
-        send(sock, Kind.REQUEST, 0, _protocol.encode(_protocol.GetMemories(1, (1,))), (), None)
+        send(sock, Kind.REQUEST, 0, protocol.encode(protocol.GetMemories(1, (1,))), (), None)
         os.kill(pid, 9)
         os.waitpid(pid, 0)
         assert end.wait_ended(WATCHDOG)
         assert end.end_reason.startswith("the other process")
         with pytest.raises(DeadObject):
-            end.call(_protocol.Goodbye())
+            end.call(protocol.Goodbye())
 
 
 def test_closing_ends_the_peer_s_connection_although_a_copy_of_the_socket_is_open() -> None:
@@ -604,22 +604,22 @@ def test_use_in_a_forked_child_is_a_bad_state_and_does_not_disturb_the_parent() 
             status = 1
             try:
                 with pytest.raises(BadState, match="fork"):
-                    a.call(_protocol.Goodbye())
+                    a.call(protocol.Goodbye())
                 with pytest.raises(BadState, match="fork"):
                     a.link_to_death(lambda: None)
                 assert not a.alive
-                a.forget(_protocol.Release(1))
+                a.forget(protocol.Release(1))
                 a.close()
                 status = 0
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        a.call(_protocol.Goodbye(), timeout=WATCHDOG)
+        a.call(protocol.Goodbye(), timeout=WATCHDOG)
 
 
 def test_no_thread_is_left() -> None:
     before = set(threading.enumerate())
     with connected() as (a, _):
-        a.call(_protocol.Goodbye())
+        a.call(protocol.Goodbye())
         assert set(threading.enumerate()) - before
     assert set(threading.enumerate()) <= before

@@ -33,7 +33,7 @@ from nnburst.model import (
     Request,
     RequestArgument,
 )
-from nnburst.service._protocol import ListDevices
+from nnburst.service.wire.protocol import ListDevices
 
 PATIENCE = 20.0
 ONE = {"x": np.ones(4, np.float32)}

@@ -16,8 +16,8 @@ from small_models import relu
 
 import nnburst
 from nnburst.errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
-from nnburst.runtime import _spare
-from nnburst.runtime._spare import Spare
+from nnburst.runtime import spare as _spare
+from nnburst.runtime.spare import Spare
 
 PATIENCE = 60.0
 
@@ -110,7 +110,7 @@ def test_spare_that_cannot_be_started_costs_nothing_but_time(starter: Starter) -
 
 
 def test_spare_that_is_being_started_is_waited_for_within_the_deadline(starter: Starter) -> None:
-    from nnburst._core._deadline import Deadline
+    from nnburst._core.deadline import Deadline
 
     with contextlib.closing(Spare(starter)) as spare:
         spare()

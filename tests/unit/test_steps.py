@@ -21,7 +21,7 @@ from test_session_state import UNITS, cell, expected
 
 import nnburst
 from nnburst.burst import Caller, Kernel, ListenerGroup, called_by, present_caller
-from nnburst.devices import _local, create_device
+from nnburst.devices import create_device, local
 from nnburst.devices.function import FunctionDevice, FunctionModel, Tensor, declare
 from nnburst.devices.reference import control
 from nnburst.errors import GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
@@ -39,8 +39,8 @@ from nnburst.model import (
 )
 from nnburst.runtime import Service
 from nnburst.service import ServiceConnection, ServiceHost
-from nnburst.service._object_table import ObjectTable
-from nnburst.service._proxies import RemotePreparedModel
+from nnburst.service.client.proxies import RemotePreparedModel
+from nnburst.service.host.object_table import ObjectTable
 
 RNG = np.random.default_rng(7)
 STATE = {"h_out": "h_in"}
@@ -225,7 +225,7 @@ def test_client_that_is_gone_has_no_more_steps_run(
         callers.append(present_caller())
         return callers[-1]
 
-    monkeypatch.setattr(_local, "present_caller", noting)
+    monkeypatch.setattr(local, "present_caller", noting)
     with service.session("add") as session, session.bind(steps=4096, state=STATE) as execution:
         future = execution.submit()
         assert begun.wait(WATCHDOG)

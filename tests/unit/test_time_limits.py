@@ -14,7 +14,7 @@ from service_support import stopped
 
 import nnburst
 from nnburst import Execution, ModelBuilder, OperandType
-from nnburst.service._protocol import ListDevices
+from nnburst.service.wire.protocol import ListDevices
 
 X = np.ones(4, np.float32)
 TINY = 1e-6

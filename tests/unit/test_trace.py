@@ -17,7 +17,7 @@ from test_watch import any_model
 import nnburst
 from nnburst.errors import InvalidArgument
 from nnburst.testing import inject
-from nnburst.watch import _trace
+from nnburst.watch import trace
 
 Event = dict[str, Any]
 
@@ -153,14 +153,14 @@ def test_processes_share_a_file_and_the_status_is_that_of_the_command(tmp_path: 
 
 def test_overlapping_runs_have_tracks_of_their_own() -> None:
     numbers = iter(range(100))
-    lanes = _trace._Lanes(lambda: next(numbers))
+    lanes = trace._Lanes(lambda: next(numbers))
     assert [lanes.place(*times) for times in ((0, 10), (5, 20), (10, 30), (12, 13), (20, 25))] == [0, 1, 0, 2, 1]
     assert lanes.tracks == [0, 1, 2]
 
 
 def test_only_the_last_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trace.json"
-    monkeypatch.setattr(_trace, "_KEPT", 8)
+    monkeypatch.setattr(trace, "_KEPT", 8)
     monkeypatch.setenv("NNBURST_TRACE", str(path))
     monkeypatch.delenv("_NNBURST_TRACE_BEGUN", raising=False)
     with nnburst.in_process(devices=["nnburst-noop"]) as service, service.session(any_model()) as session:
@@ -240,13 +240,13 @@ def test_file_that_is_not_a_trace_is_left_as_it_is(tmp_path: Path) -> None:
     path.write_text("Dear reader, this is longer than the beginning of a trace.\n")
     before = path.read_bytes()
     with pytest.raises(InvalidArgument, match="not a trace"):
-        _trace.append(str(path), [{"ph": "M"}])
+        trace.append(str(path), [{"ph": "M"}])
     assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("variable", [("NNBURST_TRACE", "/nowhere/at/all"), ("NNBURST_TRACE_EVERY", "often")])
 def test_wrong_variable_is_named(variable: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_trace, "_recorder", None)
+    monkeypatch.setattr(trace, "_recorder", None)
     monkeypatch.setenv("NNBURST_TRACE", str(tmp_path / "trace.json"))
     monkeypatch.delenv("_NNBURST_TRACE_BEGUN", raising=False)
     monkeypatch.setenv(*variable)

@@ -39,7 +39,7 @@ from nnburst.watch import (
     find_services,
     look,
 )
-from nnburst.watch._metrics import MetricsServer, application
+from nnburst.watch.metrics import MetricsServer, application
 
 RUNS = 3000
 

@@ -18,7 +18,7 @@ from small_models import relu
 from test_control_flow import B8, ONE, TRUTH, O, Values, graph, sub
 
 from nnburst.burst import BurstExecutorWithCache, ExecutionBurstController, Kernel, SlotExecutor
-from nnburst.burst._served import MAX_PLANS
+from nnburst.burst.server.server_end import MAX_PLANS
 from nnburst.devices import (
     Device,
     NoopDevice,

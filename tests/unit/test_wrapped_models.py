@@ -18,7 +18,7 @@ from nnburst.model import (
     Request,
     RequestArgument,
 )
-from nnburst.service._proxies import RemoteDevice
+from nnburst.service.client.proxies import RemoteDevice
 
 
 @pytest.fixture

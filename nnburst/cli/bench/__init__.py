@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ._command import bench
+from .command import bench
 
 __all__ = ["bench"]

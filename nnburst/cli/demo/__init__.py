@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ._command import demo
+from .command import demo
 
 __all__ = ["demo"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._checks import CHECKS, EXTRAS, Finding, Level, all_checks
-from ._command import doctor
+from .checks import CHECKS, EXTRAS, Finding, Level, all_checks
+from .command import doctor
 
 __all__ = ["CHECKS", "EXTRAS", "Finding", "Level", "all_checks", "doctor"]

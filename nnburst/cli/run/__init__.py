@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ._command import run
+from .command import run
 
 __all__ = ["run"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._command import serve
-from ._control import kick, ls, stop
+from .command import serve
+from .control import kick, ls, stop
 
 __all__ = ["kick", "ls", "serve", "stop"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._device import OnnxRuntimeDevice
-from ._types import EXTENSION, EXTENSION_NAME
+from .device import OnnxRuntimeDevice
+from .types import EXTENSION, EXTENSION_NAME
 
 __all__ = ["EXTENSION", "EXTENSION_NAME", "OnnxRuntimeDevice"]

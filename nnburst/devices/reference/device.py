@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from ...cache import SaveResult, VerifiedEntry
 from ...errors import MissedDeadline
 from ...model import Model, OperandType, Operation, is_extension, operation_name
-from .._caching import DeviceCacheHome, build_epoch
-from .._deadline import deadline_passed
-from .._interfaces import CacheFiles
-from .._local import LocalDevice, LocalModel
+from ..caching import DeviceCacheHome, build_epoch
+from ..deadline import deadline_passed
+from ..interfaces import CacheFiles
+from ..local import LocalDevice, LocalModel
 from .graph import CONTROL_FLOW
 from .kernels import KERNELS
 from .prepared import ReferencePreparedModel

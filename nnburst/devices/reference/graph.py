@@ -31,7 +31,7 @@ from ...model import (
     operand_info,
     operation_name,
 )
-from .._deadline import deadline_passed
+from ..deadline import deadline_passed
 from .call import KernelCall, KernelStep
 from .kernels import KERNELS
 

@@ -24,7 +24,7 @@ from ...model import (
     operand_info,
     view_operation,
 )
-from .._local import LocalModel
+from ..local import LocalModel
 from .dry import bind_for_nothing
 from .fold import fold_constants
 from .graph import PreparedSubgraph

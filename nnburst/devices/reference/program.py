@@ -33,7 +33,7 @@ from ...model import (
     is_fully_specified,
     operand_info,
 )
-from .._deadline import earlier
+from ..deadline import earlier
 from .call import KernelStep
 from .graph import LONGEST_LOOP_NS, PASSING, Binding, MemoryBudget, RunLimits, map_argument
 
@@ -78,7 +78,7 @@ class Program:
             self._bound = self._bind_operations()
 
     def __call__(self) -> ExecutionResult | None:
-        """Run once; see `nnburst.devices._plan.Bind`."""
+        """Run once; see `nnburst.devices.plan.Bind`."""
         with np.errstate(all="ignore"):
             return self._run()
 

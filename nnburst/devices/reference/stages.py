@@ -16,9 +16,9 @@ from ...burst import Kernel
 from ...cache import CacheReason, SaveResult, VerifiedEntry
 from ...errors import InvalidArgument
 from ...model import ExecutionResult, Model, Request, RunOptions
-from .._interfaces import CacheFiles
-from .._late import LateSave
-from .._local import LocalModel
+from ..deferred_save import LateSave
+from ..interfaces import CacheFiles
+from ..local import LocalModel
 from .device import ReferenceDevice
 from .prepared import ReferencePreparedModel
 

@@ -7,8 +7,8 @@ function reads dimensions and parameters through the view and returns one `Outpu
 
 from __future__ import annotations
 
-from .._operation_types import OperationType
-from .._signature import Signature
+from ..operation_types import OperationType
+from ..signature import Signature
 from . import activation, arithmetic, control, detection, image, lookup, recurrent, reduction, shape, window
 
 __all__ = ["ROWS"]

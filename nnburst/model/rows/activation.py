@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...errors import InvalidArgument
-from .._operand_types import HalVersion, OperandType
-from .._operation_types import OperationType
-from .._operation_view import OperationView, OutputSpec
-from .._signature import Signature, signature
-from .._window import image_dims
-from ._common import (
+from ..operand_types import HalVersion, OperandType
+from ..operation_types import OperationType
+from ..operation_view import OperationView, OutputSpec
+from ..signature import Signature, signature
+from ..window import image_dims
+from .common import (
     FLOAT,
     FLOAT_QUANT8,
     FLOAT_QUANT8_LATE,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...errors import InvalidArgument
-from .._operand_types import HalVersion, OperandType
-from .._operation_types import FusedActivation, OperationType
-from .._operation_view import OperationView, OutputSpec
-from .._signature import Signature, signature
-from ._common import (
+from ..operand_types import HalVersion, OperandType
+from ..operation_types import FusedActivation, OperationType
+from ..operation_view import OperationView, OutputSpec
+from ..signature import Signature, signature
+from .common import (
     FLOAT_QUANT8_INT,
     I32,
     LATE_FLOAT,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .._operand_types import OPERANDS
-from .._operation_types import OperationType
-from .._operation_view import OperationView, UnknownYet
-from .._signature import Signature, signature
-from ._common import Outputs
+from ..operand_types import OPERANDS
+from ..operation_types import OperationType
+from ..operation_view import OperationView, UnknownYet
+from ..signature import Signature, signature
+from .common import Outputs
 
 __all__ = ["ROWS"]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ...errors import InvalidArgument
-from .._operand_types import HalVersion, OperandType
-from .._operation_types import OperationType
-from .._operation_view import OperationView, OutputSpec
-from .._signature import Signature, signature
-from .._window import image_dims
-from ._common import I32, LATE_FLOAT, LATE_FLOAT_QUANT8, Outputs, like_data, require_equal
+from ..operand_types import HalVersion, OperandType
+from ..operation_types import OperationType
+from ..operation_view import OperationView, OutputSpec
+from ..signature import Signature, signature
+from ..window import image_dims
+from .common import I32, LATE_FLOAT, LATE_FLOAT_QUANT8, Outputs, like_data, require_equal
 
 __all__ = ["ROWS", "box_type"]
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 
 from ...errors import InvalidArgument
-from .._operation_types import OperationType
-from .._operation_view import OperationView
-from .._signature import Signature, signature
-from .._window import image_dims
-from ._common import FLOAT_QUANT8, FLOAT_QUANT8_LATE, LATE_FLOAT_QUANT8, Outputs, added, like_data
+from ..operation_types import OperationType
+from ..operation_view import OperationView
+from ..signature import Signature, signature
+from ..window import image_dims
+from .common import FLOAT_QUANT8, FLOAT_QUANT8_LATE, LATE_FLOAT_QUANT8, Outputs, added, like_data
 from .shape import check_zero_point_before_1_2, pad_widths
 
 __all__ = ["ROWS"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ...errors import InvalidArgument
-from .._operand_types import HalVersion, OperandType
-from .._operation_types import OperationType
-from .._operation_view import OperationView, OutputSpec
-from .._signature import Signature, signature
-from ._common import FLOAT, I32, LATE_FLOAT, Outputs, like_data, require_equal
+from ..operand_types import HalVersion, OperandType
+from ..operation_types import OperationType
+from ..operation_view import OperationView, OutputSpec
+from ..signature import Signature, signature
+from .common import FLOAT, I32, LATE_FLOAT, Outputs, like_data, require_equal
 
 __all__ = ["ROWS"]
 

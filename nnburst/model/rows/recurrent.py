@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ...errors import InvalidArgument
-from .._operand_types import OperandType
-from .._operation_types import OperationType
-from .._operation_view import OperationView, OutputSpec
-from .._signature import Signature, signature
-from ._common import FLOAT, LATE_FLOAT, Outputs, like_data, require_equal
+from ..operand_types import OperandType
+from ..operation_types import OperationType
+from ..operation_view import OperationView, OutputSpec
+from ..signature import Signature, signature
+from .common import FLOAT, LATE_FLOAT, Outputs, like_data, require_equal
 
 __all__ = ["ROWS"]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ...errors import InvalidArgument
-from .._operation_types import OperationType
-from .._operation_view import OperationView, OutputSpec
-from .._signature import Signature, signature
-from ._common import FLOAT_QUANT8, I32, LATE_FLOAT, LATE_FLOAT_INT_QUANT8, LATE_FLOAT_QUANT8, Outputs, like_data
+from ..operation_types import OperationType
+from ..operation_view import OperationView, OutputSpec
+from ..signature import Signature, signature
+from .common import FLOAT_QUANT8, I32, LATE_FLOAT, LATE_FLOAT_INT_QUANT8, LATE_FLOAT_QUANT8, Outputs, like_data
 
 __all__ = ["ROWS"]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ...errors import InvalidArgument
-from .._dimensions import element_count
-from .._operand_types import OPERANDS, HalVersion, OperandType
-from .._operation_types import OperationType
-from .._operation_view import OperationView, OutputSpec
-from .._signature import Signature, signature
-from ._common import (
+from ..dimensions import element_count
+from ..operand_types import OPERANDS, HalVersion, OperandType
+from ..operation_types import OperationType
+from ..operation_view import OperationView, OutputSpec
+from ..signature import Signature, signature
+from .common import (
     FLOAT_QUANT8,
     LATE_FLOAT_INT_QUANT8,
     LATE_FLOAT_QUANT8,

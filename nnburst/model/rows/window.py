@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...errors import InvalidArgument
-from .._dimensions import element_count
-from .._operand_types import HalVersion
-from .._operation_types import OperationType
-from .._operation_view import OperationView
-from .._signature import Signature, signature
-from .._window import transposed_axes, window_geometry
-from ._common import FLOAT, FLOAT_QUANT8, LATE_FLOAT_QUANT8, Outputs, check_activation, like_data, require_equal
+from ..dimensions import element_count
+from ..operand_types import HalVersion
+from ..operation_types import OperationType
+from ..operation_view import OperationView
+from ..signature import Signature, signature
+from ..window import transposed_axes, window_geometry
+from .common import FLOAT, FLOAT_QUANT8, LATE_FLOAT_QUANT8, Outputs, check_activation, like_data, require_equal
 
 __all__ = ["ROWS"]
 

@@ -1,0 +1,102 @@
+"""Until when something may last."""
+
+from __future__ import annotations
+
+import contextvars
+import time
+from collections.abc import Callable
+from typing import ClassVar, ParamSpec, TypeVar
+
+from msgspec import Struct
+
+from ..errors import InvalidArgument
+from .errno import is_real
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_FOREVER_NS = 1 << 62
+
+
+class Deadline(Struct, frozen=True):
+    """A moment by which something has to be over.
+
+    `call` gives a function a deadline, and with it all that the function waits for, however deep: `after` never returns
+    a later one.
+
+    Attributes:
+        at_ns: Nanoseconds of CLOCK_MONOTONIC, as the C core and messages have them; 0: never.
+    """
+
+    at_ns: int
+    never: ClassVar[Deadline]
+
+    @classmethod
+    def after(cls, seconds: float | None = None) -> Deadline:
+        """Return the deadline of a wait that begins now, or that of `call` around it if that comes first.
+
+        Args:
+            seconds: Which the wait may last; None: no limit; 0: what is ready now.
+
+        Raises:
+            InvalidArgument: It is not a number, or negative.
+        """
+        limit, ambient = limit_ns(seconds), _ambient.get()
+        return cls(time.monotonic_ns() + limit if seconds else limit).sooner(ambient) if limit else ambient
+
+    def sooner(self, other: Deadline) -> Deadline:
+        """Return the one of the two that comes first."""
+        return other if not self.at_ns or 0 < other.at_ns < self.at_ns else self
+
+    def left(self) -> float | None:
+        """Seconds that are left, 0 if it has passed; None for never."""
+        return max(0, self.at_ns - time.monotonic_ns()) / 1e9 if self.at_ns else None
+
+    def postponed(self, since_ns: int) -> Deadline:
+        """Return it as if no time had passed since a moment of CLOCK_MONOTONIC."""
+        return Deadline(self.at_ns + time.monotonic_ns() - since_ns) if self.at_ns else self
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that waits no longer than this; an outer deadline stays in force.
+
+        The deadline ends with the call, also if that is interrupted.
+        """
+        ambient = _ambient.get()
+        deadline = self.sooner(ambient)
+        if deadline == ambient:
+            return function(*args, **kwargs)
+
+        def limited() -> T:
+            _ambient.set(deadline)
+            return function(*args, **kwargs)
+
+        return contextvars.copy_context().run(limited)  # which puts the old one back whatever happens
+
+
+Deadline.never = Deadline(0)
+_ambient: contextvars.ContextVar[Deadline] = contextvars.ContextVar("nnburst_deadline", default=Deadline.never)
+
+
+def checked_timeout(seconds: float | None) -> float | None:
+    """Return `seconds` if it can limit a wait. Timeouts mean the same everywhere.
+
+    None is no limit; 0 is "only what is ready now", without waiting; other numbers are seconds.
+
+    Raises:
+        InvalidArgument: It is not a number, or negative.
+    """
+    if seconds is None or (is_real(seconds) and seconds >= 0):  # which no NaN is
+        return None if seconds is None else float(seconds)
+    raise InvalidArgument(
+        f"timeout={seconds!r}: give seconds, 0 for what is ready now, or None to wait without a limit"
+    )
+
+
+def limit_ns(timeout: float | None) -> int:
+    """Turn seconds into nanoseconds, 0 for no limit; 0 seconds are 1.
+
+    Raises:
+        InvalidArgument: It is not a timeout (`checked_timeout`).
+    """
+    seconds = checked_timeout(timeout)
+    return 0 if seconds is None or seconds * 1e9 >= _FOREVER_NS else max(int(seconds * 1e9), 1)

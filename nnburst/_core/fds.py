@@ -1,0 +1,162 @@
+"""Owned file descriptors: closed once, duplicated when shared, carried into ``multiprocessing`` children.
+
+Each has a destructor in C. A finaliser in Python could be interrupted half-way, and the interpreter drops what is
+raised in one: that descriptor would be lost.
+
+To close a file on FUSE or NFS is to ask its server, and the server of another user's files may not answer. To close a
+socket may take as long as its maker likes. Such a descriptor is closed by a thread of its own, whoever lets go of it: a
+worker, the owner of a connection, a finaliser.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import operator
+import os
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import repeat
+from typing import Any, Protocol, TypeVar
+
+from ..errors import BadState, InvalidArgument, ResourceExhausted
+from ._nnburst import ffi, lib
+from .errno import meaning
+from .file_system import may_block
+
+_cast = partial(ffi.cast, ffi.typeof("void *"))
+
+
+def _owned(flags: Iterable[int], fds: Iterable[int]) -> Iterator[Any]:
+    """Pair each descriptor with the C function that closes it when it is dropped. No step of this is Python."""
+    return map(ffi.gc, map(_cast, map(operator.or_, flags, fds)), repeat(lib.nnb_fd_drop))
+
+
+def _flags(fds: Iterable[int]) -> list[int]:
+    return [lib.NNB_FD_MAY_BLOCK if may_block(fd) else 0 for fd in fds]
+
+
+def _number(owned: Any) -> int:
+    return int(ffi.cast("intptr_t", owned)) & ~lib.NNB_FD_MAY_BLOCK
+
+
+def close_fds(fds: list[int]) -> None:
+    """Close descriptors, whatever state they are in, and empty the list.
+
+    All are taken from the list in one step, so that an interrupt loses none and none is closed twice. One that may
+    block is closed by a thread.
+    """
+    with contextlib.suppress(IndexError):  # another thread was faster
+        list(_owned(_flags(fds), iter(partial(fds.pop, 0), None)))
+
+
+T = TypeVar("T", bound="FdSet")
+
+
+class _Detachable(Protocol):
+    def detach(self) -> int: ...
+
+
+class FdSet:
+    """A few descriptors with one owner. Closes them when told to, or when it is collected.
+
+    Args:
+        fds: Descriptors that this object owns from now on.
+    """
+
+    __slots__ = ("_closed", "_owned")
+
+    def __init__(self, fds: Iterable[int] = ()) -> None:
+        self._closed = False
+        self._owned: list[Any] = []
+        self._adopt(list(fds))
+
+    def _adopt(self, fds: list[int]) -> None:
+        try:
+            flags = _flags(fds)
+        except BaseException:  # an interrupt
+            flags = [0] * len(fds)
+            raise
+        finally:
+            self._owned.extend(_owned(flags, fds))
+
+    @classmethod
+    def duplicate(cls: type[T], fds: Iterable[int]) -> T:
+        """Own copies of descriptors that stay with the caller.
+
+        Raises:
+            InvalidArgument: One of them is not open.
+            ResourceExhausted: The process has too many open files.
+        """
+        copies, given = cls(), tuple(fds)
+        for fd in given:  # all of them first: a copy could get the number of one that is closed
+            if not isinstance(fd, int) or fd < 0:
+                raise InvalidArgument(f"{fd!r} is not a file descriptor")
+            try:
+                fcntl.fcntl(fd, fcntl.F_GETFD)
+            except (OSError, OverflowError) as error:
+                raise InvalidArgument(f"file descriptor {fd} is not open") from error
+        try:
+            copies._owned.extend(_owned(_flags(given), map(os.dup, given)))  # one step for an interrupt
+        except OSError as error:
+            copies.close()
+            raise ResourceExhausted(
+                f"cannot duplicate {len(given)} file descriptors: {meaning(error.errno or 0)}"
+            ) from error
+        return copies
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors, still owned by this object.
+
+        Raises:
+            BadState: They are closed.
+        """
+        if self._closed:
+            raise BadState("the file descriptors are closed; duplicate them before closing their owner")
+        return tuple(map(_number, self._owned))
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def add(self, fd: int) -> int:
+        """Own one more; returns it."""
+        self._adopt([fd])
+        return fd
+
+    def joined(self, other: FdSet) -> FdSet:
+        """Move the descriptors of both into a new set."""
+        if self._closed or other._closed:
+            raise BadState("the file descriptors are closed; duplicate them before closing their owner")
+        both = FdSet()
+        both._owned = self._owned + other._owned
+        for moved in (self, other):
+            moved._closed, moved._owned = True, []
+        return both
+
+    def disown(self, which: slice) -> tuple[int, ...]:
+        """Hand descriptors over to the caller."""
+        taken = self._owned[which]
+        del self._owned[which]
+        for owned in taken:
+            ffi.gc(owned, None)
+        return tuple(map(_number, taken))
+
+    def close(self) -> None:
+        """Close every descriptor. Idempotent."""
+        self._closed = True
+        self._owned.clear()
+
+    def __len__(self) -> int:
+        return len(self.fds)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing import reduction  # whoever pickles this has it
+
+        return _receive, ([reduction.DupFd(fd) for fd in self.fds],)
+
+
+def _receive(parcels: list[_Detachable]) -> FdSet:
+    return FdSet(parcel.detach() for parcel in parcels)

@@ -1,0 +1,134 @@
+"""Which file systems a descriptor may be on: those whose accesses end, whatever another process does.
+
+A file on FUSE, NFS or the like belongs to a server that may never answer, and no thread that waits for it can be
+stopped. So nothing is asked of a file before its file system is known, not even its size:
+
+* Memory and ``/dev/shm`` say what they are by having seals; the kernel asks no file system for those.
+* Other files are found by the id of their mount in this process's own list of mounts, again without asking.
+* Only what another mount namespace or the kernel itself mounted is asked for its magic number. For a client of
+  another user the kernel answers that by itself, also for FUSE.
+
+An overlay tells nothing of what lies below it, and any user can mount one on FUSE in a namespace of his own. One in
+our own list of mounts was made by the administrator of this process, as in a container, and is as good as his disks.
+Others are refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+
+from ..errors import GeneralFailure
+from ._nnburst import lib
+from .errno import check
+
+REMOTE_FILES = "NNBURST_REMOTE_FILES"
+"""Environment variable; 1 lets this process use files whose server may never answer."""
+
+_LOCAL = {
+    "tmpfs": 0x01021994,
+    "devtmpfs": 0x01021994,
+    "ramfs": 0x858458F6,
+    "hugetlbfs": 0x958458F6,
+    "ext2": 0xEF53,
+    "ext3": 0xEF53,
+    "ext4": 0xEF53,
+    "xfs": 0x58465342,
+    "btrfs": 0x9123683E,
+    "f2fs": 0xF2F52010,
+    "zfs": 0x2FC12FC1,
+    "bcachefs": 0xCA451A4E,
+    "jfs": 0x3153464A,
+    "nilfs2": 0x3434,
+    "vfat": 0x4D44,
+    "exfat": 0x2011BAB0,
+    "ntfs3": 0x7366746E,
+    "squashfs": 0x73717368,
+    "erofs": 0xE0F5E1E2,
+    "iso9660": 0x9660,
+    "udf": 0x15013346,
+    "ubifs": 0x24051905,
+    "jffs2": 0x72B6,
+    "dma-buf": 0x444D4142,
+    "pipefs": 0x50495045,
+    "sockfs": 0x534F434B,
+    "anon_inodefs": 0x09041934,
+}
+"""File systems that this machine serves, by their names among the mounts, with their magic numbers.
+
+The last three hold no files, which the caller that needs one says.
+"""
+_OVERLAY = 0x794C7630
+
+
+def check_file_system(fd: int) -> None:
+    """Refuse a descriptor on a file system that could block this process for ever.
+
+    Raises:
+        GeneralFailure: It is on such a one, and ``NNBURST_REMOTE_FILES`` is not 1.
+        OSError: It is not open.
+    """
+    if _in_memory(fd) or os.environ.get(REMOTE_FILES) == "1":
+        return
+    name = _remote_file_system(fd)
+    if name is not None:
+        raise GeneralFailure(
+            f"fd {fd} is on {name}, which could block this process for ever; copy the file to a local disk, "
+            f"or set {REMOTE_FILES}=1 for the process of the device"
+        )
+
+
+def may_block(fd: int) -> bool:
+    """Whether closing a descriptor may wait for another process.
+
+    Closing a file is an access, too, which its server may not answer and no signal ends. A socket of the network
+    lingers if its maker says so (SO_LINGER), and so does one that waits in the queue of a local socket.
+    """
+    try:
+        if _in_memory(fd):
+            return False
+        maker = lib.nnb_fd_socket_maker(fd)
+        if maker >= 0:
+            return maker != os.getpid()
+        if not os.readlink(f"/proc/self/fd/{fd}").startswith("/"):  # "pipe:[123]" and the like
+            return False
+        return _remote_file_system(fd) is not None
+    except OSError as error:  # not open, or no descriptor is left to look with
+        return error.errno != errno.EBADF
+
+
+def _in_memory(fd: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        return True
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+
+
+def _remote_file_system(fd: int) -> str | None:
+    """Return the name of a file's file system if its accesses may never end, else None."""
+    name = _mounted_as(_mount_of(fd))
+    if name is None:
+        magic = check(lib.nnb_fd_filesystem(fd))
+        if magic in _LOCAL.values():
+            return None
+        return "an overlay of another mount namespace" if magic == _OVERLAY else f"file system {magic:#x}"
+    return None if name in _LOCAL or name == "overlay" else name
+
+
+def _mount_of(fd: int) -> bytes:
+    """Return the id of the mount that a file was opened through."""
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+        return next((line.split()[1] for line in file if line.startswith(b"mnt_id:")), b"")
+
+
+def _mounted_as(mount: bytes) -> str | None:
+    """Return the type of a file system in this process's list of mounts; None: it is not there."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        for line in file:
+            if line.split(None, 1)[0] == mount:
+                return line.partition(b" - ")[2].split()[0].decode("ascii", "replace")
+    return None

@@ -1,0 +1,166 @@
+"""How things end, and how long that may take.
+
+Four verbs, which mean the same everywhere:
+
+* ``close`` waits and gives everything back, on both sides. Idempotent. What an interrupted one left, the next one does.
+* ``hang_up`` ends it at once and waits for nothing: from any thread, a signal handler, a finaliser.
+* ``forget`` lets go of one thing and does not wait until the service has done so, too.
+* ``abandon`` is for objects that a forked child inherits: its copies go, the originals stay with the parent.
+
+**Time.** `Deadline.call` gives one deadline to all that a function waits for, however deep. To leave takes `LEAVING`
+seconds at most: a connection counts them from the first release that is waited for until all are answered, so that a
+service that does not answer is waited for once, however many things of it are closed. A deadline that has passed is
+never followed by a wait for the same peer: `forget`.
+
+**Interrupts.** A signal handler may run, and raise, between any two steps of a thread; a finaliser may run in any
+thread between any two steps, too, also below a lock. Three rules follow.
+
+* What several threads change belongs to one thread. The others post jobs to it, which is one step of a deque, and wait
+  for an answer of their own (`nnburst.service.connection.mailbox`). A handler that interrupts them may post and
+  wait, too.
+* A finaliser only posts.
+* A ``close`` that has steps of its own keeps them in a `Leaving`: an interrupt ends the waiting, not the leaving.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from ..errors import NNBurstError
+from .deadline import Deadline
+
+LEAVING = 2.0
+"""Seconds that leaving waits for a service that does not answer, in all. A child that is not gone then is killed."""
+
+
+class Leaving:
+    """The remaining steps of a ``close``: call it to take them.
+
+    Each step is done at least once, in order, though another one failed. An `NNBurstError` of a step is dropped: the
+    other side is gone or does not answer, and what it held goes with it. Another exception is raised when all is done.
+    If a signal handler raises, the rest is done without waiting for anything; if another one does even then, what is
+    left is done by the next call.
+
+    Args:
+        steps: Functions that may be called again after they were interrupted or have returned, each given once.
+    """
+
+    __slots__ = ("_steps",)
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self._steps = deque(steps)
+
+    @property
+    def over(self) -> bool:
+        """Whether all is done."""
+        return not self._steps
+
+    def __call__(self) -> None:
+        try:
+            self._go()
+        except Exception:  # of a step; all have been done
+            raise
+        except BaseException:
+            Deadline.after(0).call(self._go)
+            raise
+
+    def _go(self) -> None:
+        failure: Exception | None = None
+        while self._steps:
+            step = self._steps[0]
+            try:
+                step()
+            except NNBurstError:
+                pass
+            except Exception as error:  # perhaps of a signal handler, in the middle of the step
+                failure = failure or error
+                with contextlib.suppress(Exception):
+                    Deadline.after(0).call(step)
+            with contextlib.suppress(ValueError):  # another thread has done it as well
+                self._steps.remove(step)
+        if failure is not None:
+            raise failure
+
+
+class _Inherited(Protocol):
+    def abandon(self) -> None: ...
+
+
+_inherited: weakref.WeakValueDictionary[int, _Inherited] = weakref.WeakValueDictionary()
+_whole: weakref.WeakValueDictionary[int, threading.RLock] = weakref.WeakValueDictionary()
+_forking = threading.RLock()  # a signal handler may fork while it is held
+_held: dict[int, list[threading.RLock]] = {}  # by the thread that forks
+
+
+def abandon_when_forked(thing: _Inherited, whole: threading.RLock | None = None) -> None:
+    """Have ``thing.abandon()`` called in each forked child, where only the thread that forked goes on.
+
+    Args:
+        thing: What is inherited. `abandon` must not wait: a lock that another thread held stays held, so it makes new
+            ones.
+        whole: A lock that is taken while the process forks, so that what it guards is not half changed in the child. No
+            other lock may be waited for below it.
+    """
+    if whole is not None:
+        _whole[id(whole)] = whole
+    _inherited[id(thing)] = thing
+
+
+class ProcessLock:
+    """A re-entrant lock of the whole process; a forked child has a new one. To be used as ``with x.lock:``."""
+
+    def __init__(self) -> None:
+        self.abandon()
+        abandon_when_forked(self)
+
+    def abandon(self) -> None:
+        """Make it; anew in a forked child, where the thread that holds it may not be."""
+        # Reentrant, because an object that the collector finds meanwhile may need it, too.
+        self.lock = threading.RLock()
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    held = _held.setdefault(threading.get_ident(), [])
+    for lock in filter(None, (ref() for ref in _whole.valuerefs())):
+        held.append(lock)
+        lock.acquire()
+
+
+def _release() -> None:
+    held = _held.get(threading.get_ident(), [])
+    while held:
+        with contextlib.suppress(RuntimeError):  # a signal handler raised before it was acquired
+            held[-1].release()
+        held.pop()
+    _held.pop(threading.get_ident(), None)
+    with contextlib.suppress(RuntimeError):  # likewise
+        _forking.release()
+
+
+def _after_fork() -> None:
+    try:
+        _release()
+    except BaseException:  # of a signal handler; the process forks all the same
+        _release()
+        raise
+
+
+def _after_fork_in_child() -> None:
+    failure: BaseException | None = None
+    for step in (_after_fork, *(thing.abandon for thing in filter(None, (ref() for ref in _inherited.valuerefs())))):
+        try:
+            step()
+        except BaseException as error:  # what is not abandoned would use what is the parent's
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

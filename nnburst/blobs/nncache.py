@@ -1,0 +1,177 @@
+"""The blob cache of a process, kept in a file between runs.
+
+For devices that cache independently of the runtime. Stored blobs are saved four seconds later, all of it at once;
+`flush` saves now, `terminate` saves and lets go, and so does the end of the process. A save that fails is repeated.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+
+from .._core.leaving import abandon_when_forked
+from .file import BlobFileError, pack_blobs, read_blob_file, write_blob_file
+from .table import Allocator, BlobCache, Policy, Writable
+
+_log = logging.getLogger("nnburst.blobs")
+_SECONDS = 4.0
+_MOST_SECONDS = 300.0
+"""Between attempts to save what cannot be saved."""
+
+
+class NNCache:
+    """Thread safe. Before `initialize` and after `terminate`, setting does nothing and getting finds nothing.
+
+    Args:
+        build: Text that differs for builds of the device that do not understand each other's blobs.
+        key: Secret of the device; with it no other program can make a file that is accepted. Empty: damage is noticed,
+            intent is not, so the file belongs where only the device can write.
+    """
+
+    _instance: NNCache | None = None
+    _instance_lock = threading.Lock()
+
+    def __init__(self, *, build: str = "", key: bytes = b"") -> None:
+        self._build, self._key = build, key
+        self._lock = threading.RLock()
+        self._limits: tuple[int, int, int, Policy] | None = None
+        self._filename = ""
+        self._cache: BlobCache | None = None
+        self._timer: threading.Timer | None = None
+        self._saving = threading.Lock()
+        self._dirty = False
+        self._failures = 0
+        """In a row."""
+        _all[id(self)] = self
+        abandon_when_forked(self, self._lock)
+
+    @classmethod
+    def get(cls) -> NNCache:
+        """Return the one of this process."""
+        with cls._instance_lock:
+            if cls._instance is None:
+                cls._instance = cls()
+            return cls._instance
+
+    def initialize(self, max_key: int, max_value: int, max_total: int, policy: Policy | None = None) -> None:
+        """Set limits and policy; they count from the first use on, and until `terminate`.
+
+        A second call without `terminate` keeps the limits that are in use.
+        """
+        with self._lock:
+            if self._cache is None:
+                self._limits = max_key, max_value, max_total, policy or Policy()
+
+    def set_cache_filename(self, name: str | os.PathLike[str]) -> None:
+        """Say where to keep it; empty: only in memory. The file is read at the first use."""
+        with self._lock:
+            self._filename = os.fspath(name)
+
+    def set_blob(self, key: bytes, value: bytes) -> None:
+        """Store a value; see `BlobCache.set`. It is saved within seconds, or with `flush`."""
+        with self._lock:
+            cache = self._used()
+            if cache is None:
+                return
+            cache.set(key, value)
+            self._dirty = True
+            self._start_timer()
+
+    def get_blob(self, key: bytes, out: Writable | None = None) -> int:
+        """Copy a value out; see `BlobCache.get`."""
+        with self._lock:
+            cache = self._used()
+            return 0 if cache is None else cache.get(key, out)
+
+    def get_blob_with(self, key: bytes, allocate: Allocator) -> tuple[int, Writable | None]:
+        """Copy a value out; see `BlobCache.get_with`."""
+        with self._lock:
+            cache = self._used()
+            return (0, None) if cache is None else cache.get_with(key, allocate)
+
+    def flush(self) -> bool:
+        """Save now. Returns whether everything that is stored is in the file."""
+        with self._saving:  # one writer at a time, so that an older state never replaces a newer one
+            with self._lock:
+                self._stop_timer()
+                if self._cache is None or not self._filename:
+                    return False
+                if not self._dirty:
+                    return True
+                items = [(key, self._cache._values[key]) for key in self._cache]
+                name, self._dirty = self._filename, False
+            data = pack_blobs(items, device_version=1, build=self._build, key=self._key)
+            try:
+                write_blob_file(name, data)
+            except OSError as error:
+                with self._lock:
+                    self._dirty = True
+                    level = logging.DEBUG if self._failures else logging.WARNING
+                    self._failures += 1
+                    self._start_timer()
+                _log.log(level, "%s: blobs were not saved, which is tried again: %s", name, error.strerror)
+                return False
+            self._failures = 0
+            return True
+
+    def terminate(self) -> None:
+        """Save, and forget everything in memory. Idempotent."""
+        self.flush()
+        with self._lock:
+            self._stop_timer()
+            self._cache = self._limits = None
+            self._dirty = False
+
+    def _save_later(self) -> None:
+        self.flush()
+
+    def _start_timer(self) -> None:
+        """Save in a while, unless that is planned already; with the lock held."""
+        if self._filename and self._cache is not None and self._timer is None:
+            self._timer = threading.Timer(min(_SECONDS * 2**self._failures, _MOST_SECONDS), self._save_later)
+            self._timer.daemon = True  # does not keep the process; `_save_all` saves the rest
+            self._timer.start()
+
+    def abandon(self) -> None:
+        """In a forked child: threads and their timers are the parent's, and so are unsaved blobs."""
+        self._saving, self._timer, self._dirty = threading.Lock(), None, False
+
+    def _stop_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _used(self) -> BlobCache | None:
+        """Return the cache, made and loaded at its first use; with the lock held."""
+        if self._limits is None:
+            return None
+        if self._cache is None:
+            max_key, max_value, max_total, policy = self._limits
+            self._cache = BlobCache(max_key, max_value, max_total, policy)
+            if self._filename:
+                self._load(self._cache, max_total)
+        return self._cache
+
+    def _load(self, cache: BlobCache, max_total: int) -> None:
+        try:
+            # The smallest entries, of two bytes, take ten in the file; a larger file cannot be ours.
+            data = read_blob_file(self._filename, 5 * max_total + 4096)
+            cache.unflatten(data, build=self._build, key=self._key)
+        except FileNotFoundError:
+            pass
+        except BlobFileError as error:
+            _log.warning("%s: starting with an empty cache: %s", self._filename, error)
+
+
+_all: weakref.WeakValueDictionary[int, NNCache] = weakref.WeakValueDictionary()
+
+
+def _save_all() -> None:
+    for cache in filter(None, (ref() for ref in _all.valuerefs())):
+        cache.terminate()
+
+
+atexit.register(_save_all)

@@ -1,0 +1,234 @@
+"""Executions that were started and that no caller waits for: an event loop, or a thread for all of them, does.
+
+The service rings the burst's bell, a socket, at the next answer after `Flights.attend` or `Flights.arm` found none. So
+whatever can watch a descriptor can wait for a burst. Several may watch: each attends when the bell rings, and one of
+them takes what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..._core._nnburst import lib
+from ..._core.errno import system
+from ..._core.fds import FdSet
+from ...errors import BadState
+
+if TYPE_CHECKING:
+    from ..._core._nnburst import CData
+    from .controller import BoundRequest
+
+_AGAIN = -errno.EAGAIN
+_BUSY = -errno.EBUSY
+_DIED = -errno.EPIPE
+_NOT_FLYING = -errno.EINVAL
+_CLOSED = -errno.ESHUTDOWN
+_RESTART = -errno.ERESTART
+
+
+class Bell:
+    """A pair of connected sockets: one to watch, one to ring."""
+
+    def __init__(self) -> None:
+        watched, rung = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_STREAM)
+        watched.setblocking(False)
+        self.watched, self.rung = FdSet([watched.detach()]), FdSet([rung.detach()])
+
+
+class Flight:
+    """One started execution.
+
+    Attributes:
+        request: Kept alive until it lands, for the service writes to its outputs.
+        status: None until it has landed; then the status of its result, or the negative errno that `BoundRequest.run`
+            would have had.
+        may_look: Whether polling for it was cut short: `Flights.look` goes on.
+    """
+
+    __slots__ = ("_then", "may_look", "request", "status", "tag")
+
+    def __init__(self, request: BoundRequest, tag: int) -> None:
+        self.request = request
+        self.tag = tag
+        self.status: int | None = None
+        self.may_look = False
+        self._then: Callable[[Flight], None] | None = None
+
+    def when_landed(self, then: Callable[[Flight], None]) -> None:
+        """Call `then`, in place of what was to be called before, when it has landed; at once if it has.
+
+        It is called in the thread that attends, perhaps twice, and must not wait.
+        """
+        self._then = then
+        if self.status is not None:
+            then(self)
+
+    def land(self, status: int) -> None:
+        """Called by `Flights`."""
+        self.status = status
+        if self._then is not None:
+            self._then(self)
+
+
+class Flights:
+    """The started executions of one burst. Any thread.
+
+    Attributes:
+        polls: Whether it is worth looking for an answer, as the burst has a polling window.
+    """
+
+    def __init__(self, endpoint: CData, watched: FdSet, *, polls: bool) -> None:
+        self._endpoint = endpoint
+        self._watched = watched
+        self.polls = polls
+        self._tags = itertools.count(1)
+        self._flying: dict[int, Flight] = {}
+        self._alone: set[int] = set()  # tags of those that need a thread to land
+        self._kept_out: deque[Flight] = deque()  # to be started when the thread that waits in the burst has left
+
+    @property
+    def count(self) -> int:
+        """How many have not landed."""
+        return len(self._flying)
+
+    @property
+    def need_thread(self) -> bool:
+        """Whether there are some for which `leave_to_thread` was called and that have not landed."""
+        return bool(self._alone)
+
+    def leave_to_thread(self, flight: Flight) -> bool:
+        """Say that a flight needs a thread to attend to it, as no event loop may be left; False if it has landed."""
+        self._alone.add(flight.tag)
+        if flight.tag not in self._flying:
+            self._alone.discard(flight.tag)
+            return False
+        return True
+
+    @property
+    def closed(self) -> bool:
+        """Whether the burst is closed."""
+        return self._watched.closed
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `attend` is to be called.
+
+        Raises:
+            BadState: The burst is closed.
+        """
+        return self._watched.fds[0]
+
+    def start(self, request: BoundRequest, *, look_until: int = 0) -> Flight:
+        """Start an execution. If it does not land at once, `look`, `arm` or `attend` afterwards.
+
+        Args:
+            request: Bound to this burst, and not in flight.
+            look_until: Until when to poll for its answer, for the polling window at most, if nothing else is in flight:
+                nanoseconds of CLOCK_MONOTONIC; 0: not at all.
+        """
+        tag = next(self._tags)
+        flight = self._flying[tag] = Flight(request, tag)
+        if self._kept_out:
+            self._keep_out(flight)
+            return flight
+        status = lib.nnb_execution_launch(request._pointer, tag, look_until if len(self._flying) == 1 else 0)
+        if status == _RESTART:
+            flight.may_look = True
+        elif status == _BUSY:
+            self._keep_out(flight)
+        elif status != _AGAIN:
+            del self._flying[tag]
+            flight.status = status
+        return flight
+
+    def look(self, flight: Flight, until: int) -> None:
+        """Go on polling for an execution that was started so, as `start` does."""
+        flight.may_look = False
+        if flight.status is not None or len(self._flying) > 1:
+            return
+        status = lib.nnb_execution_watch(flight.request._pointer, flight.tag, until)
+        if status == _RESTART:
+            flight.may_look = True
+        elif status not in (_AGAIN, _BUSY, _NOT_FLYING):
+            self._land(flight.tag, status)
+
+    def _keep_out(self, flight: Flight) -> None:
+        self._kept_out.append(flight)
+        self._start_kept_out()
+
+    def _start_kept_out(self) -> None:
+        while self._kept_out:
+            try:
+                flight = self._kept_out.popleft()
+            except IndexError:  # another thread, or a signal handler, has started it
+                return
+            status = lib.nnb_execution_launch(flight.request._pointer, flight.tag, False)
+            if status == _BUSY:  # the bell rings when it is worth another attempt
+                self._kept_out.appendleft(flight)
+                return
+            if status != _AGAIN:
+                self._land(flight.tag, status)
+
+    def give_up(self, flight: Flight) -> bool:
+        """Take an execution back that has not reached the service; False if it has to land."""
+        if flight.status is not None:  # perhaps long ago: a task is dropped together with a burst that is closed
+            return True
+        try:
+            self._kept_out.remove(flight)
+        except ValueError:
+            if lib.nnb_execution_withdraw(flight.request._pointer) < 0:
+                return False
+        self._land(flight.tag, -errno.ECANCELED)
+        return True
+
+    def _land(self, tag: int, status: int) -> None:
+        flight = self._flying.pop(tag, None)
+        self._alone.discard(tag)
+        if flight is not None:
+            flight.land(status)
+
+    def _take(self) -> None:
+        """Take what has landed."""
+        if self._kept_out:
+            self._start_kept_out()
+        tag, flying = _AGAIN, self._flying
+        while flying and (tag := lib.nnb_client_land(self._endpoint)) >= 0:
+            flight = flying.get(tag)
+            if flight is not None:
+                self._land(tag, lib.nnb_execution_status(flight.request._pointer))
+        if tag < 0 and tag not in (_AGAIN, _BUSY):  # the burst is over
+            self._kept_out.clear()
+            for left, flight in list(self._flying.items()):
+                lib.nnb_execution_withdraw(flight.request._pointer)
+                self._land(left, _DIED if tag == _CLOSED else tag)  # it may have run
+
+    def arm(self) -> bool:
+        """Have the bell rung at the next answer; False if nothing is in flight (any more)."""
+        while self._flying:
+            if lib.nnb_client_arm(self._endpoint) <= 0:  # or the thread that waits in the burst will ring
+                return True
+            self._take()
+        return False
+
+    def attend(self, watched: int | None = None) -> bool:
+        """Take what has landed, after the bell has rung, and have it rung again; False if nothing is in flight.
+
+        Args:
+            watched: The caller's own duplicate of `fileno`, if it has one.
+        """
+        if watched is None:
+            with contextlib.suppress(BadState):  # closed, meanwhile or before
+                watched = self.fileno()
+        lib.nnb_bell_hush(-1 if watched is None else watched)
+        self._take()
+        return self.arm()
+
+    def close(self) -> None:
+        """The burst is closed."""
+        self._take()
+        self._watched.close()

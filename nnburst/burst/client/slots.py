@@ -1,0 +1,77 @@
+"""The client's slot table: which memory a slot names."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import ErrorStatus, ResourceExhausted
+from ..interfaces import BurstCallback
+
+if TYPE_CHECKING:
+    from ...memory import Memory
+    from ...model import Named
+
+_LAST_SLOT = 2**31 - 1
+
+
+class SlotTable(BurstCallback):
+    """Memory ↔ slot, one namespace per burst. Thread-safe without a lock, which a signal handler might wait for.
+
+    A slot is never used twice: a server that missed a `free_memory` cannot confuse the old memory with a new one.
+    """
+
+    def __init__(self, bell: int | None = None, loop_timeout_ns: int = 0) -> None:
+        """`bell` stays open until the burst is configured."""
+        self._bell = bell
+        self._loop_timeout_ns = loop_timeout_ns
+        self._memories: dict[int, Memory | Named] = {}
+        self._slots: dict[Memory | Named, int] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def bell(self) -> int | None:
+        return self._bell
+
+    @property
+    def loop_timeout_ns(self) -> int:
+        return self._loop_timeout_ns
+
+    def slots_for(self, memories: Sequence[Memory | Named]) -> list[int]:
+        """Return the slot of each memory, in order; a memory seen for the first time gets a new one."""
+        return [self._slot(memory) for memory in memories]
+
+    def _slot(self, memory: Memory | Named) -> int:
+        slot = self._slots.get(memory)
+        if slot is None:
+            mine = next(self._numbers)
+            if mine > _LAST_SLOT:
+                raise ResourceExhausted("this burst has used every slot number; close it and open another")
+            self._memories[mine] = memory  # before its name can come back
+            slot = self._slots.setdefault(memory, mine)
+            if slot != mine:
+                del self._memories[mine]
+        return slot
+
+    def free(self, memory: Memory | Named) -> int | None:
+        """Forget a memory and return the slot it had, or None."""
+        slot = self._slots.pop(memory, None)
+        if slot is not None:
+            self._memories.pop(slot, None)
+        return slot
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._slots.clear()
+        self._memories.clear()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
+        found = [self._memories.get(slot) for slot in slots]
+        known = tuple(memory for memory in found if memory is not None)
+        if len(known) != len(found):
+            return ErrorStatus.INVALID_ARGUMENT, ()
+        return ErrorStatus.NONE, known

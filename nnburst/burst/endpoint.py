@@ -1,0 +1,152 @@
+"""Between Python's values and the C endpoints: queues, requests and results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._core._nnburst import ffi, lib
+from .._core.errno import check
+from ..errors import ErrorStatus, InvalidArgument
+from ..fmq import Flavour
+from ..model import (
+    UINT64_MAX,
+    DataLocation,
+    ExecutionResult,
+    OutputShape,
+    Request,
+    RequestArgument,
+    Timing,
+    consistent_result,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._core._nnburst import CData
+    from ..fmq import MQDescriptor
+
+_UINT32_MAX = 2**32 - 1
+
+
+def open_channel(descriptor: MQDescriptor, what: str, *, reset: bool) -> CData:
+    """Open one end of a burst channel; the endpoint that is created with it takes it over.
+
+    Args:
+        descriptor: Of a synchronized queue of 24-byte datums with an event word, in sealed memory.
+        what: Name of the channel in error messages.
+        reset: Whether to empty it: true for the server, which attaches before the client may send.
+
+    Raises:
+        InvalidArgument: The descriptor describes no such queue.
+    """
+    if descriptor.flags != Flavour.SYNCHRONIZED:
+        raise InvalidArgument(f"{what}: flavour {descriptor.flags}; burst channels are synchronized queues")
+    if len(descriptor.grantors) < 4:
+        raise InvalidArgument(f"{what}: no event word; create the queue with one")
+    options = lib.NNB_MQ_EXCLUSIVE | lib.NNB_MQ_SEALED | (lib.NNB_MQ_RESET if reset else 0)
+    if descriptor.quantum != lib.NNB_DATUM_SIZE:
+        raise InvalidArgument(f"{what}: quantum {descriptor.quantum}; datums are {lib.NNB_DATUM_SIZE} bytes")
+    out = ffi.new("nnb_mq **")
+    grantors = ffi.new("nnb_grantor[]", [tuple(g) for g in descriptor.grantors])
+    fds = ffi.new("int[]", list(descriptor.fds))
+    check(
+        lib.nnb_mq_open(out, grantors, len(grantors), fds, len(fds), descriptor.quantum, Flavour.SYNCHRONIZED, options),
+        what,
+    )
+    queue: CData = out[0]
+    return queue
+
+
+# ---- requests -------------------------------------------------------------------------------------------------
+
+
+_BEYOND = "; share the part beyond 4 GiB as a pool of its own, with Memory.mmap_fd and its offset"
+
+
+def _u32(value: int, what: str, hint: str = "") -> int:
+    if not 0 <= value <= _UINT32_MAX:
+        raise InvalidArgument(f"{what} is {value}; a burst carries numbers up to {_UINT32_MAX}{hint}")
+    return value
+
+
+def c_request(request: Request, slots: Sequence[int], *, measure: bool) -> tuple[CData, list[object]]:
+    """Return a C request and what must stay alive beside it.
+
+    Raises:
+        InvalidArgument: A number does not fit the wire format.
+    """
+    arguments = (*request.inputs, *request.outputs)
+    rows = ffi.new("nnb_argument[]", max(len(arguments), 1))
+    dims: list[int] = []
+    for i, argument in enumerate(arguments):
+        kind, index = ("input", i) if i < len(request.inputs) else ("output", i - len(request.inputs))
+        row, where = rows[i], argument.location
+        row.has_no_value = argument.has_no_value
+        row.pool_index = _u32(where.pool_index, f"{kind} {index}: pool index")
+        row.offset = _u32(where.offset, f"{kind} {index}: offset", _BEYOND)
+        row.length = _u32(where.length, f"{kind} {index}: length")
+        row.rank = len(argument.dimensions)
+        row.first_dim = len(dims)
+        dims.extend(_u32(d, f"{kind} {index}: dimension") for d in argument.dimensions)
+    out = ffi.new("nnb_request *")
+    c_dims = ffi.new("uint32_t[]", dims or [0])
+    c_pools = ffi.new("int32_t[]", list(slots) or [0])
+    out.n_inputs, out.n_outputs = len(request.inputs), len(request.outputs)
+    out.n_pools, out.n_dims = len(slots), len(dims)
+    out.arguments, out.dims, out.pools = rows, c_dims, c_pools
+    out.measure = measure
+    return out, [rows, c_dims, c_pools]
+
+
+def python_request(raw: CData) -> tuple[Request, list[int], bool]:
+    """Return (request without pools, slots, measure) of a decoded packet."""
+    dims: list[int] = ffi.unpack(raw.dims, raw.n_dims) if raw.n_dims else []
+    arguments = []
+    for i in range(raw.n_inputs + raw.n_outputs):
+        row = raw.arguments[i]
+        arguments.append(
+            RequestArgument(
+                bool(row.has_no_value),
+                DataLocation(row.pool_index, row.offset, row.length),
+                tuple(dims[row.first_dim : row.first_dim + row.rank]),
+            )
+        )
+    slots: list[int] = ffi.unpack(raw.pools, raw.n_pools) if raw.n_pools else []
+    return Request(tuple(arguments[: raw.n_inputs]), tuple(arguments[raw.n_inputs :])), slots, bool(raw.measure)
+
+
+# ---- results --------------------------------------------------------------------------------------------------
+
+
+def c_result(result: ExecutionResult) -> tuple[CData, list[object]]:
+    """Return a C result and what must stay alive beside it."""
+    status, shapes, timing = result
+    out = ffi.new("nnb_result *")
+    rows = ffi.new("nnb_shape[]", max(len(shapes), 1))
+    dims: list[int] = []
+    for row, shape in zip(rows, shapes, strict=False):
+        row.is_sufficient = shape.is_sufficient
+        row.rank = len(shape.dimensions)
+        row.first_dim = len(dims)
+        dims.extend(shape.dimensions)
+    c_dims = ffi.new("uint32_t[]", dims or [0])
+    out.status = int(status)
+    out.n_shapes, out.n_dims = len(shapes), len(dims)
+    out.shapes, out.dims = rows, c_dims
+    for field in ("time_on_device", "time_in_driver"):
+        micros = getattr(timing, field)
+        setattr(out, field, UINT64_MAX if micros is None else min(micros, UINT64_MAX))
+    return out, [rows, c_dims]
+
+
+def python_result(raw: CData) -> ExecutionResult:
+    """Return the status, shapes and timing that a result carries, as far as they are consistent."""
+    shapes: tuple[OutputShape, ...] = ()
+    if raw.n_shapes:
+        dims: list[int] = ffi.unpack(raw.dims, raw.n_dims) if raw.n_dims else []
+        rows = [raw.shapes[i] for i in range(raw.n_shapes)]
+        shapes = tuple(
+            OutputShape(tuple(dims[r.first_dim : r.first_dim + r.rank]), bool(r.is_sufficient)) for r in rows
+        )
+    times = (None if micros == UINT64_MAX else micros for micros in (raw.time_on_device, raw.time_in_driver))
+    return consistent_result(ErrorStatus(raw.status), shapes, Timing(*times))

@@ -1,0 +1,209 @@
+"""What the two ends of a burst ask of each other."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import ErrorStatus
+from ..model import (
+    ExecutionResult,
+    MeasureTiming,
+    Named,
+    Request,
+    RunOptions,
+    Timing,
+)
+from .polling import allowed_cpus
+
+if TYPE_CHECKING:
+    from ..memory import Memory
+    from ..watch import Row
+    from .cancellation import Account
+    from .server.group import Seat
+
+Kernel = Callable[[], ExecutionResult | None]
+"""Runs a request that is decoded, checked and bound to arrays. ``None`` means: NONE, no shapes, no timing.
+
+What fails it may be raised. A kernel with an attribute `gate`, a `BufferSet`, admits itself to driver-managed buffers
+and commits; a burst does both in C, and calls `gate.current` in between, once nothing has to be checked or made anew.
+One with a method ``until(deadline_ns)`` can end itself: it is called instead for a run that has a deadline.
+One with a method ``within(deadline_ns, spent)``, a context manager, is run several times by what that gives: the
+shortest way to run once, until the context is left. It ends between two calls at the deadline (0: none) if it is not
+ended in them. `spent` is a dict of nanoseconds, where it keeps what has a limit for all of these runs together.
+One with a method ``cancel()`` ends soon once that is called, from any thread and without waiting, and never runs again:
+nobody awaits what it computes.
+What it keeps in memory beside the memory of the request, it takes as `WorkingMemory`, which it holds.
+"""
+
+
+def run_until(kernel: Kernel, deadline_ns: int) -> ExecutionResult | None:
+    """Call a kernel; have it end by a time of CLOCK_MONOTONIC in nanoseconds (0: none), if it knows how to.
+
+    Raises:
+        MissedDeadline: It has ended itself.
+        Exception: Whatever the kernel meets.
+    """
+    until: Callable[[int], ExecutionResult | None] | None = getattr(kernel, "until", None) if deadline_ns else None
+    return kernel() if until is None else until(deadline_ns)
+
+
+class BurstCallback(abc.ABC):
+    """The client as the server sees it: its side of the slot table."""
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """CPUs that the client may run on; by default it is the thread that asks."""
+        return allowed_cpus()
+
+    @property
+    def row(self) -> Row | None:
+        """Where the server counts what it does for this client; None: nowhere but in its `stats`.
+
+        The server closes it when it has served the last request.
+        """
+        return None
+
+    @property
+    def seat(self) -> Seat | None:
+        """Where the burst is served; None for a listener thread of its own."""
+        return None
+
+    @property
+    def loop_timeout_ns(self) -> int:
+        """Nanoseconds that each WHILE of a run may take, as the client wants it; 0 for the default."""
+        return 0
+
+    @property
+    def max_run(self) -> float | None:
+        """Seconds that a run may take; None for no limit. A longer one is ended, if its kernel knows how to."""
+        return None
+
+    @property
+    def bell(self) -> int | None:
+        """A socket of the callback's, to be rung for answers that the client awaits in an event loop; None: it cannot.
+
+        To ring is to send one byte without waiting (``MSG_DONTWAIT``) when the event word of the result channel says
+        so (docs/WIRE.md).
+        """
+        return None
+
+    @property
+    def account(self) -> Account | None:
+        """Where the working memory of its requests counts; None: nowhere."""
+        return None
+
+    @abc.abstractmethod
+    def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
+        """Return the memory behind each slot.
+
+        Returns:
+            (NONE, one memory per slot), or (INVALID_ARGUMENT, ()) if any slot is unknown. All or nothing.
+        """
+
+
+class BurstContext(abc.ABC):
+    """The server's side of a burst, held by the client. Closing it ends the burst."""
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """CPUs that the listener may run on; by default the thread that asks has started it."""
+        return allowed_cpus()
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether several requests may wait in the request channel, and the callback's bell is rung."""
+        return False
+
+    @abc.abstractmethod
+    def free_memory(self, slot: int) -> None:
+        """Forget a slot and every plan that uses it. An unknown slot is not an error (REQ-MODEL-051)."""
+
+    def failure_reason(self) -> str:
+        """Say why the last execution failed that did; empty if that is not known, or was asked before.
+
+        Raises:
+            NNBurstError: The server cannot be asked.
+        """
+        return ""
+
+    def forget_memory(self, slot: int) -> None:
+        """As `free_memory`, but do not wait until it is forgotten."""
+        self.free_memory(slot)
+
+    def forget_plans(self) -> None:
+        """Let go of what is kept for requests that come again: they are bound anew then. Any thread."""
+
+    def leave(self) -> None:
+        """Its answers are not awaited any more: a run of several steps ends between two of them. Any thread."""
+
+    def hang_up(self) -> None:
+        """End the burst without waiting, from any thread, also in a finaliser. Idempotent; `close` may follow."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End the burst and release its memories and plans. Idempotent."""
+
+
+class BurstExecutorWithCache(abc.ABC):
+    """Runs the requests of one burst and keeps mappings and bound requests between them.
+
+    Implement `bind`, or `execute` to look at each request anew. An `execute` of one's own is what a burst calls.
+    Never called concurrently, except for `remove_cache_entry`, which may come from the control plane while an
+    execution runs.
+
+    Attributes:
+        loop_timeout_ns: See `BurstCallback`; set by the server before the first request.
+    """
+
+    loop_timeout_ns = 0
+
+    @abc.abstractmethod
+    def is_cache_entry_present(self, slot: int) -> bool:
+        """Whether `add_cache_entry` was called for the slot and `remove_cache_entry` was not."""
+
+    @abc.abstractmethod
+    def add_cache_entry(self, memory: Memory | Named, slot: int) -> None:
+        """Remember the memory of a slot that is not present.
+
+        Raises:
+            NNBurstError: The memory cannot be used; the request fails with the error's status.
+        """
+
+    @abc.abstractmethod
+    def remove_cache_entry(self, slot: int) -> None:
+        """Forget a slot; nothing happens if it is not present."""
+
+    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
+        """Check a request and return a callable that runs it; it is called once per identical packet.
+
+        Args:
+            request: Arguments; ``request.pools`` is empty, ``pool_index`` indexes `slots`.
+            slots: Slot of each pool. All are present.
+            measure: Whether results must carry a `Timing` with ``time_on_device``.
+
+        Raises:
+            NNBurstError: The request cannot run; the client receives the error's status.
+        """
+        raise NotImplementedError("an executor implements bind or execute")
+
+    def execute(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> ExecutionResult:
+        """Run a request once: `bind` and call. Arguments as `bind`."""
+        result = self.bind(request, slots, measure)()
+        return (ErrorStatus.NONE, (), Timing()) if result is None else result
+
+    def close(self) -> None:
+        """Release every entry. Idempotent."""
+
+
+def implements(executor: BurstExecutorWithCache, name: str) -> bool:
+    """Whether an executor has a method of its own in place of one that it need not have."""
+    return getattr(getattr(executor, name), "__func__", None) is not getattr(BurstExecutorWithCache, name)
+
+
+class SupportsExecute(Protocol):
+    """The one method of a prepared model that the default executor needs."""
+
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
+        """Run once and wait for the end."""

@@ -1,0 +1,255 @@
+"""A few listener threads that serve the bursts of many clients."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import itertools
+import logging
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..._core._nnburst import ffi, lib
+from ..._core.deadline import Deadline
+from ..._core.errno import check
+from ...errors import BadState, ResourceExhausted
+from ...model import Priority
+from ..interfaces import BurstCallback, BurstExecutorWithCache, Kernel
+from ..polling import allowed_cpus
+from .server_end import MAX_PLANS, Served, serve
+
+if TYPE_CHECKING:
+    from ..._core._nnburst import CData
+
+_log = logging.getLogger("nnburst.burst")
+_RANKS = {Priority.HIGH: 0, Priority.MEDIUM: 1, Priority.LOW: 2}
+
+
+class ListenerGroup:
+    """Listener threads, about as many as there are processors, that share the bursts of a service.
+
+    The next request is that of the highest priority, then that of the client whose runs took the least time so far.
+    How threads wait, poll and make room for each other is in ``csrc/burst_group.c``.
+
+    Args:
+        runs: Executions that may run at the same time; None for the processors that this process may use.
+        most_words: Queues that one thread sleeps on at a time, at most what the kernel allows; for tests.
+    """
+
+    def __init__(self, runs: int | None = None, *, most_words: int = 127) -> None:
+        out = ffi.new("nnb_group **")
+        check(lib.nnb_group_create(out, runs or len(allowed_cpus()), most_words), "listener group")
+        self._handle = ffi.gc(out[0], lib.nnb_group_destroy)
+        self._lock = threading.RLock()
+        self._plans: list[Kernel] = []
+        self._bursts: list[SeatedBurst | None] = []
+        self._threads: set[threading.Thread] = set()
+        self._numbers = itertools.count(1)
+        self._closed = False
+        _GROUPS.add(self)
+
+    def seat(
+        self,
+        seat: Seat,
+        callback: BurstCallback,
+        executor: BurstExecutorWithCache,
+        endpoint: CData,
+    ) -> SeatedBurst:
+        """Serve one more burst.
+
+        Raises:
+            BadState: The group is closed.
+            ResourceExhausted: The system has no thread for it.
+        """
+        burst = SeatedBurst(self, callback, executor, endpoint)
+        try:
+            self._add(burst, seat, endpoint)
+        except BaseException:
+            ffi.release(endpoint)
+            burst.close_row()
+            raise
+        return burst
+
+    def _add(self, burst: SeatedBurst, seat: Seat, endpoint: CData) -> None:
+        with self._lock:  # before this is released, no worker finds the burst of a number
+            if self._closed:
+                raise BadState("the listener group is closed")
+            self._ensure_threads()
+            client, rank = seat.client.number, _RANKS[seat.priority]
+            full = {errno.EMFILE: ResourceExhausted(f"a service has {lib.NNB_MAX_SEATS:,} bursts at most")}
+            number = check(lib.nnb_group_add(self._handle, endpoint, client, rank), "burst", full)
+            while len(self._bursts) <= number:
+                self._bursts.append(None)
+            self._bursts[number] = burst
+            burst.take_places(self._plans, number * MAX_PLANS)
+
+    def _ensure_threads(self) -> None:
+        """One for the first burst; with others, one that is there if a run of the first one does not end."""
+        wanted = 1 + any(burst is not None and burst.alive for burst in self._bursts)
+        while (there := lib.nnb_group_workers(self._handle)) < wanted:
+            if self._start_thread():
+                continue
+            if not there:
+                raise ResourceExhausted("a burst needs a thread, and the system has none")
+            return  # fewer do; more are asked for when they are missed
+
+    def _start_thread(self) -> bool:
+        """Whether there was one to be had. Raises nothing: the thread that asks may be the one that leads."""
+        out = ffi.new("nnb_worker **")
+        if lib.nnb_worker_create(out, self._handle) < 0:
+            _log.warning("no memory for another listener")
+            return False
+        thread = threading.Thread(target=self._run, args=(out[0],), name="nnburst-listener", daemon=True)
+        self._threads.add(thread)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            self._threads.discard(thread)
+            lib.nnb_worker_destroy(out[0])
+            _log.warning("no thread for another listener: %s", error)
+            return False
+        return True
+
+    def _run(self, worker: CData) -> None:
+        try:
+            self._listen(worker)
+            return
+        except BaseException:  # the run that it had fails
+            _log.exception("a listener failed; another one takes its place")
+        finally:
+            lib.nnb_worker_destroy(worker)
+            self._threads.discard(threading.current_thread())
+        with self._lock:
+            if not self._closed:
+                self._start_thread()
+
+    def _listen(self, worker: CData) -> None:
+        while True:
+            event = serve(lib.nnb_group_next, worker, self._plans, self._burst_of)
+            if event >= lib.NNB_BURST_ENDED:
+                self._burst_of(event - lib.NNB_BURST_ENDED).end(lib.nnb_worker_ending(worker))
+            elif event == -errno.EUSERS:
+                self._start_thread()
+            else:
+                return  # the group is closed, or has threads enough
+
+    def _burst_of(self, plan: int) -> SeatedBurst:
+        with self._lock:
+            burst = self._bursts[plan // MAX_PLANS]
+        assert burst is not None
+        return burst
+
+    @property
+    def threads(self) -> int:
+        """How many there are now."""
+        return len(self._threads)
+
+    def serves_here(self) -> bool:
+        """Whether the calling thread is one of the group's."""
+        return threading.current_thread() in self._threads
+
+    def stir(self) -> None:
+        """Have the threads look at what has been hung up."""
+        lib.nnb_group_stir(self._handle)
+
+    def client(self) -> Client:
+        """Return whose share the bursts of one client get."""
+        client = Client(self, next(self._numbers))
+        weakref.finalize(client, lib.nnb_group_leave, self._handle, client.number).atexit = False
+        return client
+
+    def leave(self) -> None:
+        """No answer is awaited any more."""
+        for burst in tuple(self._bursts):
+            if burst is not None:
+                burst.leave()
+
+    def close(self) -> None:
+        """End all bursts and the threads, once what they run is over. Idempotent."""
+        with self._lock:
+            self._closed = True
+            bursts = [burst for burst in self._bursts if burst is not None]
+        for burst in bursts:
+            burst.hang_up()
+        for burst in bursts:
+            burst.close()
+        lib.nnb_group_close(self._handle)
+        for thread in tuple(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(Deadline.after().left())
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """What a client has had of a group, also by bursts that it has closed. Forgotten with this object.
+
+    Attributes:
+        group: Serves its bursts.
+        number: Of this client in the group.
+    """
+
+    group: ListenerGroup
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a burst is served, if not by a thread of its own.
+
+    Attributes:
+        client: Whose burst it is: all of one client share what it gets.
+        priority: Of its requests among those that wait.
+    """
+
+    client: Client
+    priority: Priority = Priority.MEDIUM
+
+
+class SeatedBurst(Served):
+    """A burst that a `ListenerGroup` serves."""
+
+    def __init__(
+        self, group: ListenerGroup, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData
+    ) -> None:
+        super().__init__(callback, executor, endpoint)
+        self._group = group
+        self._ended = threading.Event()
+
+    def end(self, number: int) -> None:
+        try:
+            super().end(number)
+        except Exception:  # also of a device of the user's: its thread goes on with the other bursts
+            _log.exception("giving back a burst failed")
+        finally:
+            self._ended.set()
+
+    def hang_up(self) -> None:
+        endpoint = self._endpoint
+        if endpoint:
+            lib.nnb_server_hang_up(endpoint)
+            self._group.stir()
+
+    def close(self) -> None:
+        if self._group.serves_here():
+            raise BadState("a burst cannot be closed by a listener thread; close it from another one")
+        self.hang_up()
+        self._ended.wait(Deadline.after().left())
+
+    @property
+    def alive(self) -> bool:
+        return not self._ended.is_set()
+
+
+_GROUPS: weakref.WeakSet[ListenerGroup] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """At interpreter exit: a listener must not be inside C while the interpreter is taken down."""
+    for group in tuple(_GROUPS):
+        group.leave()
+        group.close()
+
+
+atexit.register(_close_all)

@@ -1,0 +1,310 @@
+"""What serves one burst, whichever thread runs it: the slot table and the bound plans."""
+
+from __future__ import annotations
+
+import abc
+import errno
+import logging
+import threading
+import time
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..._core._nnburst import ffi, lib
+from ...errors import ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError
+from ...memory import BufferSet, free_closed_buffers
+from ...model import ExecutionResult, MeasureTiming, failure_of, reason_of, took_too_long
+from ...watch import private_row
+from ..cancellation import Caller, called_by
+from ..endpoint import c_result, python_request
+from ..interfaces import BurstCallback, BurstExecutorWithCache, Kernel, implements, run_until
+from ..stats import ServerStats, server_stats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ..._core._nnburst import CData
+    from ...model import Request
+
+_log = logging.getLogger("nnburst.burst")
+
+_RESTART = -errno.ERESTART
+MAX_PLANS: int = lib.NNB_SEAT_PLANS
+
+
+def serve(
+    following: Callable[[CData], int], source: CData, plans: list[Kernel], burst_of: Callable[[int], Served]
+) -> int:
+    """Run what comes until there is nothing to run for a plan's id; return what came instead.
+
+    Args:
+        following: Sends the last answer and returns the id of the next request's plan.
+        source: Its argument.
+        plans: By id.
+        burst_of: Returns the burst that an id belongs to.
+    """
+    new, ended = lib.NNB_PLAN_NEW, lib.NNB_BURST_ENDED
+    while True:
+        try:
+            # The hot loop: one C call per execution, which sends the last answer and takes the next request.
+            while 0 <= (plan := following(source)) < new:
+                result = plans[plan]()
+                if result is not None:
+                    burst_of(plan).answer(result)
+            if 0 < plan < ended:
+                burst_of(plan & (new - 1)).attend(plan)
+            elif plan == _RESTART:
+                free_closed_buffers()
+            else:
+                return plan
+        except NNBurstError as error:
+            _log.info("an execution failed: %s", error)
+            burst_of(plan & (new - 1)).answer(failure_of(error))
+        except BaseException as error:  # also SystemExit: a client must not wait for a thread that has left
+            _log.exception("an execution failed")
+            burst_of(plan & (new - 1)).answer(failure_of(error))
+
+
+class Served(abc.ABC):
+    """One burst. It knows nothing of the `ExecutionBurstServer` that its user may drop.
+
+    Once the burst has ended, whatever ended it, all that it held is given back.
+    """
+
+    def __init__(self, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
+        self._callback = callback
+        self._row = callback.row or private_row()
+        lib.nnb_server_watch(endpoint, self._row.pointer)
+        self._executor = executor
+        self._executes = implements(executor, "execute")
+        self._endpoint = endpoint
+        self._caller = Caller(endpoint, callback.account)
+        self._plans: list[Kernel] = []
+        self._base = 0  # index of the first of this burst's plans
+        self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
+        self._reason = ""
+        # Guards the executor's slot entries. Held for dictionary work only, never across a call to the client.
+        # Reentrant: in the client's process a signal handler may free over a call that does.
+        self._slots_lock = threading.RLock()
+        self._freed_meanwhile: set[int] | None = None
+        self._plans_lock = threading.RLock()  # keeping a plan against freeing a slot that it uses
+        self._final_stats: ServerStats | None = None
+
+    # ---- the thread that runs a request of the burst -------------------------------------------------------------
+
+    def take_places(self, plans: list[Kernel], first: int) -> None:
+        """Keep plans in ``plans[first:first + MAX_PLANS]`` from now on."""
+        self._base = first
+        plans[first : first + MAX_PLANS] = [self._rebind] * MAX_PLANS
+        self._plans = plans
+
+    def attend(self, plan: int) -> None:
+        """Run a request whose plan cannot just be called; `plan` is its id with the flags that say why."""
+        deadline_ns = lib.nnb_server_deadline(self._endpoint)
+        if plan & lib.NNB_PLAN_GUARDED:
+            self._answer_guarded(plan % MAX_PLANS, deadline_ns)
+        elif plan & lib.NNB_PLAN_NEW:
+            self._answer_new(plan % MAX_PLANS, deadline_ns)
+        else:
+            self._run_kernel(self._plans[self._base + plan % MAX_PLANS], deadline_ns)
+
+    def _run_kernel(self, kernel: Kernel, deadline_ns: int) -> None:
+        try:
+            result = run_until(kernel, deadline_ns)
+        except MissedDeadline as error:
+            if self._callback.max_run is None or time.monotonic_ns() < deadline_ns:
+                raise
+            raise MissedDeadline(took_too_long(str(error), self._callback.max_run)) from error
+        if result is not None:
+            self.answer(result)
+
+    def end(self, number: int) -> None:
+        """Give everything back; nothing runs any more.
+
+        Args:
+            number: What has ended the burst, a negative errno.
+        """
+        if number != -errno.EPIPE:
+            _log.error("burst ended: %s", _ENDINGS.get(-number, errno.errorcode.get(-number, str(number))))
+        self._final_stats = server_stats(self._endpoint)
+        self._endpoint = self._caller.server = ffi.NULL  # destroyed with the last reference
+        plans, self._plans, self._gated = self._plans, [], {}
+        plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
+        self.close_row()
+        self._executor.close()
+
+    def close_row(self) -> None:
+        """Nothing is counted any more."""
+        self._row.close()
+
+    def answer(self, result: ExecutionResult) -> None:
+        if result[0] is not ErrorStatus.NONE:
+            self._reason = reason_of(result)
+            if self._caller.gone[0]:
+                lib.nnb_server_keep_failures(self._endpoint)
+        raw, keep_alive = c_result(result)
+        lib.nnb_server_set_result(self._endpoint, raw)
+        del keep_alive
+
+    def _answer_new(self, plan_id: int, deadline_ns: int) -> None:
+        # The plan that gives way goes first: memory that it keeps may be needed.
+        self._gated.pop(plan_id, None)
+        self._plans[self._base + plan_id] = self._rebind
+        plan = self._bind_request()
+        with self._plans_lock:  # against `free_memory`
+            # Refused if a slot was freed meanwhile: then the plan runs this once and is not found again.
+            kept = lib.nnb_server_keep_plan(self._endpoint, plan_id) == 0
+            if kept:
+                self._plans[self._base + plan_id] = plan
+            gate = getattr(plan, "gate", None)
+            if kept and isinstance(gate, BufferSet) and gate.fixed:
+                self._guard(plan_id, plan, gate)
+        self._run_gated(plan_id, plan, deadline_ns)
+
+    def _guard(self, plan_id: int, plan: Kernel, gate: BufferSet) -> None:
+        listener, guarded = weakref.ref(self), weakref.ref(gate)
+
+        def forget() -> None:
+            this = listener()
+            # Another plan may have the id by now.
+            if this is not None and plan_id in this._gated and this._gated[plan_id][1] is guarded():
+                this._plans[this._base + plan_id] = this._rebind
+
+        self._gated[plan_id] = plan, gate
+        gate.when_freed(forget)
+        lib.nnb_server_guard_plan(self._endpoint, plan_id, gate.handle)
+
+    def _answer_guarded(self, plan_id: int, deadline_ns: int) -> None:
+        """The plan's buffers are in use, without contents, or not where they were."""
+        plan, _ = self._gated.get(plan_id, (self._rebind, None))
+        self._run_gated(plan_id, plan, deadline_ns)
+
+    def _run_gated(self, plan_id: int, plan: Kernel, deadline_ns: int) -> None:
+        """Run a plan that enters its buffers itself. From then on, also if it failed, C does; see `Kernel`."""
+        try:
+            self._run_kernel(plan, deadline_ns)
+        finally:
+            if plan_id in self._gated:
+                self._take_admitted(plan_id)
+
+    def _take_admitted(self, plan_id: int) -> None:
+        with self._plans_lock:
+            gate = self._gated[plan_id][1] if plan_id in self._gated else None
+            admitted = None if gate is None else gate.current
+            if gate is not None and admitted is not None:
+                self._plans[self._base + plan_id] = admitted
+                if gate.current is not admitted:  # a buffer was freed meanwhile
+                    self._plans[self._base + plan_id] = self._rebind
+
+    def _rebind(self) -> ExecutionResult | None:
+        """Stands where a plan was dropped between its look-up in C and its call."""
+        lib.nnb_server_forgo(self._endpoint)  # the new plan enters its buffers itself
+        return self._bind_request()()
+
+    def _bind_request(self) -> Kernel:
+        request, slots, measure = python_request(lib.nnb_server_request(self._endpoint))
+        self._ensure_present(slots)
+        with called_by(self._caller):
+            return self._bind(request, slots, MeasureTiming.YES if measure else MeasureTiming.NO)
+
+    def _bind(self, request: Request, slots: list[int], measure: MeasureTiming) -> Kernel:
+        for kind, arguments in (("input", request.inputs), ("output", request.outputs)):
+            for i, argument in enumerate(arguments):
+                if not argument.has_no_value and argument.location.pool_index >= len(slots):
+                    raise InvalidArgument(
+                        f"{kind} {i}: pool {argument.location.pool_index} of a request with {len(slots)} pools"
+                    )
+        executor = self._executor
+        if self._executes:
+            return partial(self._execute, request, slots, measure)
+        return executor.bind(request, slots, measure)
+
+    def _execute(self, request: Request, slots: list[int], measure: MeasureTiming) -> ExecutionResult:
+        with called_by(self._caller):
+            return self._executor.execute(request, slots, measure)
+
+    def _ensure_present(self, slots: Iterable[int]) -> None:
+        """Fetch the memories of unknown slots, all in one call."""
+        with self._slots_lock:
+            unknown = sorted(slot for slot in set(slots) if not self._executor.is_cache_entry_present(slot))
+            if not unknown:
+                return
+            self._freed_meanwhile = set()
+        try:
+            lib.nnb_server_count(self._endpoint, lib.NNB_SLOT_MISSES, len(unknown))
+            status, memories = self._callback.get_memories(unknown)
+            if status is not ErrorStatus.NONE:
+                raise NNBurstError(f"the client has freed a memory of the request (slots {unknown})", status=status)
+            if len(memories) != len(unknown):
+                raise NNBurstError(f"the client sent {len(memories)} memories for {len(unknown)} slots")
+            with self._slots_lock:
+                for slot, memory in zip(unknown, memories, strict=True):
+                    if slot in self._freed_meanwhile:
+                        raise InvalidArgument(f"slot {slot} was freed while a request with it was on its way")
+                    self._executor.add_cache_entry(memory, slot)
+        finally:
+            with self._slots_lock:
+                self._freed_meanwhile = None
+
+    # ---- any thread ------------------------------------------------------------------------------------------
+
+    def free_memory(self, slot: int) -> None:
+        with self._slots_lock:
+            if self._freed_meanwhile is not None:
+                self._freed_meanwhile.add(slot)
+            self._executor.remove_cache_entry(slot)
+        # After the entry is gone: a plan that is bound from now on asks the client for the slot.
+        self._drop_plans(slot)
+
+    def forget_plans(self) -> None:
+        self._drop_plans(lib.NNB_ANY_SLOT)
+
+    def _drop_plans(self, slot: int) -> None:
+        # Held by this frame, too: the burst may end meanwhile.
+        endpoint, plans, gated = self._endpoint, self._plans, self._gated
+        if not endpoint or not plans:
+            return
+        with self._plans_lock:
+            ids = ffi.new("uint32_t[]", lib.NNB_MAX_PLANS)
+            for i in range(lib.nnb_server_free_slot(endpoint, slot, ids)):
+                plans[self._base + ids[i]] = self._rebind
+                gated.pop(ids[i], None)
+
+    def take_reason(self) -> str:
+        """Return why the last execution failed that did, once."""
+        reason, self._reason = self._reason, ""
+        return reason
+
+    def leave(self) -> None:
+        """Its answers are not awaited any more. Takes no lock."""
+        self._caller.leave()
+
+    @abc.abstractmethod
+    def hang_up(self) -> None:
+        """Take no more requests, and wait for nothing. Takes no lock of Python's, for finalisers."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End the burst and wait until an execution that is running has finished. Idempotent."""
+
+    @property
+    @abc.abstractmethod
+    def alive(self) -> bool:
+        """Whether requests are still served."""
+
+    @property
+    def stats(self) -> ServerStats:
+        endpoint = self._endpoint
+        return self._final_stats or server_stats(endpoint)
+
+
+def _nothing() -> None:
+    """Stands where a burst that is over had its plans."""
+
+
+_ENDINGS = {
+    errno.EBADMSG: "the client corrupted the shared counters",
+    errno.ENOBUFS: "the client takes no results",
+    errno.ECHILD: "the process was forked",
+}

@@ -1,0 +1,364 @@
+"""What a device uses to write cache files and to believe them again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from .container import MAC_SIZE, Header, digest_of, overhead, seal, verify_mac
+from .index import EntryInfo
+from .reasons import CacheReason, CacheRejected
+from .sealed_copy import SealedCopy, check_fd, check_not_locked, read_header
+from .token import entry_name
+from .trust_store import EntryRecord, FileRecord, TrustStore
+
+TOKEN_SIZE = 32
+_MODEL, _DATA = 1, 2
+_NO_FINGERPRINT = bytes(32)
+_MOST_BYTES = 2 << 30
+_MOST_FILES = 32
+"""Of each kind."""
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FLOOR_SECONDS = 0.002
+"""What a hit costs beside reading and hashing: opening, asking, building."""
+
+
+class SaveResult(Struct, frozen=True):
+    """What became of a save; never an error of the compilation.
+
+    Attributes:
+        saved: Whether the files are complete.
+        reason: SAVED, or why not.
+        generation: Of the files, 16 bytes.
+        nbytes: Of all files together.
+        seconds: That the save took.
+    """
+
+    saved: bool
+    reason: CacheReason
+    generation: bytes = b""
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+class VerifiedEntry(Struct, frozen=True):
+    """The payloads of an entry, private and sealed: they cannot change any more.
+
+    Attributes:
+        model: Read-only views, one per model file. They keep the memory.
+        data: Likewise for the data files.
+        generation: Of the entry.
+        fingerprint: Of the model it was made from; all zeros if the device was not told.
+        nbytes: Of all files together.
+        seconds: That copying and verifying took.
+    """
+
+    model: tuple[memoryview, ...]
+    data: tuple[memoryview, ...]
+    generation: bytes
+    fingerprint: bytes
+    nbytes: int
+    seconds: float
+
+
+class DeviceCache:
+    """The cache of one device. Thread safe.
+
+    Args:
+        store: Remembers the trusted generations; shared by all devices of a service.
+        device: Name of the device.
+        epoch: 32 bytes that differ between any two builds of the device that do not read each other's files.
+        model_files: Files with the executable part, 0 … 32.
+        data_files: Files that hold constants, 0 … 32.
+        most_bytes: Bytes that an entry may have.
+        announce: Tell the store that this is the build that runs, so that it forgets entries of others.
+        hook: Called with the name of each step of a save, for tests of what happens if it ends there.
+    """
+
+    def __init__(
+        self,
+        store: TrustStore,
+        *,
+        device: str,
+        epoch: bytes,
+        model_files: int,
+        data_files: int,
+        most_bytes: int = _MOST_BYTES,
+        announce: bool = True,
+        hook: Callable[[str], None] = lambda step: None,
+    ) -> None:
+        if not (0 <= model_files <= _MOST_FILES and 0 <= data_files <= _MOST_FILES and model_files + data_files):
+            raise ValueError("a cache has 1 to 64 files, at most 32 of each kind")
+        if len(epoch) != 32:
+            raise ValueError("an epoch has 32 bytes")
+        self._store = store
+        self._device = device
+        self._epoch = epoch
+        self._counts = {_MODEL: model_files, _DATA: data_files}
+        self._most = most_bytes
+        self._hook = hook
+        self._seconds_per_byte: float | None = None
+        if announce:
+            store.set_epoch(device, epoch)
+
+    # ---- saving ----------------------------------------------------------------------------------------------
+
+    def worth(self, compile_seconds: float, nbytes: int) -> bool:
+        """Whether a hit of that size would be faster than compiling again was; measured, on this machine."""
+        if self._seconds_per_byte is None:
+            sample = memoryview(bytes(4 << 20))
+            started = time.thread_time()
+            digest_of(sample)
+            self._seconds_per_byte = 1.5 * (time.thread_time() - started) / len(sample)  # hashing, and reading
+        return compile_seconds > _FLOOR_SECONDS + nbytes * self._seconds_per_byte
+
+    def save(
+        self,
+        token: bytes,
+        model: Sequence[bytes | memoryview],
+        data: Sequence[bytes | memoryview],
+        model_fds: Sequence[int],
+        data_fds: Sequence[int],
+        *,
+        fingerprint: bytes = b"",
+        staged: bool = False,
+        place: bytes = b"",
+    ) -> SaveResult:
+        """Write an entry into files of the client. Whatever happens is in the result, never an exception.
+
+        Digests are computed and remembered before the first byte is written, from the buffers that are written, so
+        that a file that changes meanwhile is rejected later (THR-10).
+
+        Args:
+            token: 32 bytes that name the entry.
+            model: Payload of each model file.
+            data: Payload of each data file.
+            model_fds: Files, open for reading and writing; offsets are neither used nor moved.
+            data_fds: Likewise.
+            fingerprint: Of the model, 32 bytes or empty.
+            staged: The client publishes the files and calls `confirm`; until then older files count, too.
+            place: Where the client keeps the entry: see `place_of`. Older files of the place count no longer.
+        """
+        started = time.perf_counter()
+        try:
+            generation, nbytes = self._save(token, (model, data), (model_fds, data_fds), fingerprint, staged, place)
+        except CacheRejected as error:
+            return SaveResult(False, error.reason, seconds=time.perf_counter() - started)
+        except OSError as error:
+            reason = CacheReason.DISK_FULL if error.errno in _DISK_FULL else CacheReason.IO_ERROR
+            return SaveResult(False, reason, seconds=time.perf_counter() - started)
+        return SaveResult(True, CacheReason.SAVED, generation, nbytes, time.perf_counter() - started)
+
+    def _save(
+        self,
+        token: bytes,
+        payloads: tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]],
+        fds: tuple[Sequence[int], Sequence[int]],
+        fingerprint: bytes,
+        staged: bool,
+        place: bytes,
+    ) -> tuple[bytes, int]:
+        self._check(token, fds)
+        files = [
+            (kind, i, memoryview(payload).cast("B") if len(payload) else memoryview(b""), fd)
+            for kind, blobs, given in zip((_MODEL, _DATA), payloads, fds, strict=True)
+            for i, (payload, fd) in enumerate(zip(blobs, given, strict=True))
+        ]
+        for _, _, _, fd in files:
+            check_fd(fd)
+        nbytes = sum(len(payload) + overhead() for _, _, payload, _ in files)
+        if nbytes > self._most:
+            raise CacheRejected(CacheReason.TOO_BIG, f"an entry of {nbytes} bytes; at most {self._most}")
+        generation, salt, key = os.urandom(16), os.urandom(32), self._store.key
+        mac_key = key.derive("mac", salt)
+        sealed: list[tuple[Header, bytes, memoryview, int]] = []
+        records = []
+        for kind, i, payload, fd in files:
+            header = Header(
+                kind, i, self._counts[kind], len(payload), token, generation, self._epoch,
+                fingerprint or _NO_FINGERPRINT, salt, key.id,
+            )  # fmt: skip
+            digest = digest_of(payload)
+            sealed.append((header, seal(header, digest, mac_key), payload, fd))
+            records.append(FileRecord(kind, i, len(payload) + overhead(), digest))
+        self._hook("digests")
+        record = EntryRecord(
+            token, self._device, generation, self._epoch, fingerprint or _NO_FINGERPRINT, tuple(records),
+            not staged, int(time.time()), place,
+        )  # fmt: skip
+        self._store.put(record)
+        try:
+            self._hook("stored")
+            for header, code, payload, fd in sealed:
+                self._write(fd, header, payload, code)
+        except BaseException:
+            self._store.revoke(token, self._device, generation)
+            for _, _, _, fd in sealed:  # nothing that looks like an entry stays behind
+                try:
+                    os.ftruncate(fd, 0)
+                except OSError:
+                    break
+            raise
+        self._hook("written")
+        return generation, nbytes
+
+    def _write(self, fd: int, header: Header, payload: memoryview, code: bytes) -> None:
+        """Truncate, reserve, write; the header says that it is complete only at the very end."""
+        size = len(payload) + overhead()
+        os.ftruncate(fd, 0)
+        self._hook("truncated")
+        os.posix_fallocate(fd, 0, size)
+        dirty = replace(header, state=0).encode()
+        _pwrite(fd, memoryview(dirty), 0)
+        self._hook("dirty")
+        _pwrite(fd, payload, len(dirty))
+        self._hook("payload")
+        _pwrite(fd, memoryview(code), size - MAC_SIZE)
+        os.fdatasync(fd)
+        _pwrite(fd, memoryview(header.encode()), 0)
+        os.fdatasync(fd)
+        self._hook("complete")
+
+    # ---- loading ---------------------------------------------------------------------------------------------
+
+    def load(
+        self, token: bytes, model_fds: Sequence[int], data_fds: Sequence[int], *, fingerprint: bytes = b""
+    ) -> VerifiedEntry:
+        """Copy an entry and verify the copy. Nothing of it is parsed before all of it is verified.
+
+        Args:
+            token: As at the save.
+            model_fds: As at the save, in the same order.
+            data_fds: Likewise.
+            fingerprint: What the client believes the entry is for, or empty.
+
+        Raises:
+            CacheRejected: The entry is not exactly what this build of this device saved last under this token.
+        """
+        started = time.perf_counter()
+        self._check(token, (model_fds, data_fds))
+        if not self._store.knows(token, self._device):
+            raise CacheRejected(CacheReason.NO_ROW, "nothing was saved under this token")
+        for fd in (*model_fds, *data_fds):
+            check_not_locked(fd)
+        fds, headers = (*model_fds, *data_fds), []
+        left = self._most
+        for fd in fds:
+            headers.append(read_header(fd, left))
+            left -= headers[-1].payload + overhead()
+        # Headers are not authentic yet. They choose the row that says how much memory may be asked for, no more.
+        record = self._row_of(token, headers)
+        first = headers[0]
+        mac_key = self._store.key.derive("mac", first.salt)
+        copies = [SealedCopy(fd, header) for fd, header in zip(fds, headers, strict=True)]
+        for copy in copies:
+            verify_mac(copy.header, copy.digest, copy.code, mac_key)
+        found = tuple(
+            FileRecord(file.kind, file.index, copy.header.payload + overhead(), copy.digest)
+            for copy, file in zip(copies, record.files, strict=True)
+        )
+        if found != record.files or record.epoch != self._epoch or record.fingerprint != first.fingerprint:
+            raise CacheRejected(CacheReason.BAD_DIGEST, "the files are not those that were saved")
+        if fingerprint and first.fingerprint not in (fingerprint, _NO_FINGERPRINT):
+            raise CacheRejected(CacheReason.TOKEN_COLLISION, "the token was used for another model")
+        views = [copy.payload for copy in copies]
+        models = self._counts[_MODEL]
+        nbytes = sum(f.length for f in found)
+        return VerifiedEntry(
+            tuple(views[:models]), tuple(views[models:]), first.generation, first.fingerprint, nbytes,
+            time.perf_counter() - started,
+        )  # fmt: skip
+
+    def _row_of(self, token: bytes, headers: Sequence[Header]) -> EntryRecord:
+        """Return what the store knows of the generation that headers speak of, if they fit it and their places."""
+        first = headers[0]
+        if first.key_id != self._store.key.id:
+            raise CacheRejected(CacheReason.KEY_CHANGED, "the files were written with another key")
+        places = [(kind, i) for kind in (_MODEL, _DATA) for i in range(self._counts[kind])]
+        for header, (kind, i) in zip(headers, places, strict=True):
+            self._check_header(header, kind, i, token, first)
+        record = self._store.get(token, self._device, first.generation)
+        if record is None:
+            raise CacheRejected(CacheReason.ROLLED_BACK, "the files are older than the last save")
+        if [(file.kind, file.index) for file in record.files] != places:
+            raise CacheRejected(CacheReason.BAD_MAC, "the entry has another number of files")
+        for header, file in zip(headers, record.files, strict=True):
+            if header.payload + overhead() != file.length:
+                raise CacheRejected(CacheReason.BAD_LENGTH, f"a file has other than the {file.length} bytes saved")
+        return record
+
+    def _check_header(self, header: Header, kind: int, index: int, token: bytes, first: Header) -> None:
+        """Check what a file says of itself: an honest file in a place that is not its own."""
+        rules = (
+            (header.token == token, CacheReason.BAD_TOKEN, "a file belongs to another token"),
+            (header.epoch == self._epoch, CacheReason.BAD_EPOCH, "a file was written by another build of the device"),
+            ((header.kind, header.index) == (kind, index), CacheReason.BAD_MAC, "files stand in each other's places"),
+            (header.count == self._counts[kind], CacheReason.BAD_MAC, "the entry has another number of files"),
+            (header.generation == first.generation, CacheReason.ROLLED_BACK, "files of different generations"),
+            (header.salt == first.salt, CacheReason.ROLLED_BACK, "files of different generations"),
+        )
+        for holds, reason, message in rules:
+            if not holds:
+                raise CacheRejected(reason, message)
+
+    def confirm(self, token: bytes, generation: bytes) -> bool:
+        """The client has published a staged generation: from now on it alone counts. False if it is not known."""
+        return self._store.confirm(token, self._device, generation)
+
+    def revoke(self, token: bytes, generation: bytes | None = None) -> None:
+        """Forget an entry, or one generation of it."""
+        self._store.revoke(token, self._device, generation)
+
+    def _check(self, token: bytes, fds: tuple[Sequence[int], Sequence[int]]) -> None:
+        if len(token) != TOKEN_SIZE:
+            raise CacheRejected(CacheReason.BAD_TOKEN, f"a token has {TOKEN_SIZE} bytes, not {len(token)}")
+        if [len(given) for given in fds] != list(self._counts.values()):
+            raise CacheRejected(
+                CacheReason.BAD_FD,
+                f"{len(fds[0])} model and {len(fds[1])} data files; {self._device} needs "
+                f"{self._counts[_MODEL]} and {self._counts[_DATA]}",
+            )
+
+
+def check_entry(store: TrustStore | None, epochs: Mapping[str, str], info: EntryInfo, fds: Sequence[int]) -> None:
+    """Check the files of an entry without knowing what they are for; as a load would, or less without a store.
+
+    Args:
+        store: Key and rows of the service; None: only headers and lengths are looked at.
+        epochs: Hex epoch of each device that is here.
+        info: What the entry says of itself.
+        fds: All its files, models first.
+
+    Raises:
+        CacheRejected: They are not good.
+    """
+    headers = [read_header(fd, _MOST_BYTES) for fd in fds]
+    counts = [sum(header.kind == kind for header in headers) for kind in (_MODEL, _DATA)]
+    if not headers or max(counts) > _MOST_FILES or any(header.count != counts[header.kind - 1] for header in headers):
+        raise CacheRejected(CacheReason.PARTIAL_SET, f"{len(headers)} files, but their headers say another number")
+    first = headers[0]
+    if info.device in epochs and first.epoch.hex() != epochs[info.device]:
+        raise CacheRejected(CacheReason.BAD_EPOCH, "written by another build of the device")
+    if entry_name(first.token) != info.entry:
+        raise CacheRejected(CacheReason.BAD_TOKEN, "the files belong to another entry")
+    if store is not None:
+        cache = DeviceCache(
+            store,
+            device=info.device,
+            epoch=first.epoch,
+            model_files=counts[0],
+            data_files=counts[1],
+            announce=False,
+        )
+        cache.load(first.token, fds[: counts[0]], fds[counts[0] :])
+
+
+def _pwrite(fd: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], offset + done)

@@ -1,0 +1,164 @@
+"""Files of a cache directory, reached by descriptors and never through a link (`caching.md` THR-14, THR-15)."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from .reasons import CacheReason, CacheRejected
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_REASONS = {
+    errno.ENOENT: CacheReason.MISSING,
+    errno.ELOOP: CacheReason.UNSAFE_PATH,
+    errno.ENOTDIR: CacheReason.UNSAFE_PATH,
+    errno.EISDIR: CacheReason.UNSAFE_PATH,
+    errno.EROFS: CacheReason.READ_ONLY,
+    errno.EACCES: CacheReason.READ_ONLY,
+    errno.EPERM: CacheReason.READ_ONLY,
+    errno.ENOSPC: CacheReason.DISK_FULL,
+    errno.EDQUOT: CacheReason.DISK_FULL,
+}
+
+
+def reason_of(error: OSError) -> CacheReason:
+    """Classify what the file system said."""
+    return _REASONS.get(error.errno or 0, CacheReason.IO_ERROR)
+
+
+def directory(path: str | os.PathLike[str], *, create: bool) -> int:
+    """Open a directory of this user's own.
+
+    Raises:
+        CacheRejected: It belongs to another user, or others may write to it.
+        OSError: It cannot be opened or made.
+    """
+    if create:
+        make_directories(path)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    return _checked(fd, str(path))
+
+
+def make_directories(path: str | os.PathLike[str]) -> None:
+    """Make a directory and those above it that are missing, all of them private whatever the umask is."""
+    missing = []
+    place = os.path.abspath(path)
+    while not os.path.isdir(place):
+        missing.append(place)
+        place, before = os.path.dirname(place), place
+        if place == before:
+            break
+    for place in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(place, 0o700)
+
+
+def subdirectory(parent: int, name: str, *, create: bool) -> int:
+    """Open a directory below another; raises as `directory`, also for a link."""
+    if create:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=parent)
+    return _checked(os.open(name, _DIRECTORY, dir_fd=parent), name)
+
+
+def _checked(fd: int, name: str) -> int:
+    status = os.fstat(fd)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        os.close(fd)
+        raise CacheRejected(CacheReason.UNSAFE_PATH, f"{name} belongs to another user, or others may write to it")
+    return fd
+
+
+def open_file(parent: int, name: str) -> int:
+    """Open an existing file for reading and writing.
+
+    Raises:
+        CacheRejected: A link, a file with other names, or one that others may write to.
+        OSError: It cannot be opened.
+    """
+    fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
+    status = os.fstat(fd)
+    ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or not ours:
+        os.close(fd)
+        raise CacheRejected(CacheReason.UNSAFE_PATH, f"{name} is not a private file with a single name")
+    return fd
+
+
+class FileLock:
+    """A lock file that is held; `close` lets go. The file itself is never removed."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """Let go. Idempotent. A forked child only closes its copy: the lock is its parent's."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        if self._pid == os.getpid():
+            with suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)  # also for copies that children have which were forked meanwhile
+        os.close(fd)
+
+
+def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> FileLock | None:
+    """Take a lock, or return None if another holder has it all the time.
+
+    Args:
+        parent: Directory of the lock files.
+        name: Of the file; it is made if need be.
+        shared: Whether others may share it.
+        patience: Seconds to wait.
+    """
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            return FileLock(fd)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(fd)
+                return None
+            time.sleep(0.005)
+        except BaseException:
+            os.close(fd)
+            raise
+
+
+@contextmanager
+def opened(parent: int, name: str) -> Iterator[int]:
+    """Open a directory below another for the duration of a with block."""
+    fd = subdirectory(parent, name, create=False)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def remove_tree(parent: int, name: str) -> int:
+    """Remove a directory with the plain files in it, following nothing. Returns the bytes that were in it."""
+    freed = 0
+    try:
+        fd = os.open(name, _DIRECTORY, dir_fd=parent)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=parent)
+        return 0
+    try:
+        for entry in os.listdir(fd):
+            with suppress(OSError):
+                freed += os.stat(entry, dir_fd=fd, follow_symlinks=False).st_size
+                os.unlink(entry, dir_fd=fd)
+    finally:
+        os.close(fd)
+    with suppress(OSError):
+        os.rmdir(name, dir_fd=parent)
+    return freed

@@ -1,0 +1,167 @@
+"""Private copies of files: read once, sealed, then verified and used; the file itself is never looked at again.
+
+A copy is memory that no other process can reach, read-only as soon as it is filled, also for this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import stat
+import struct
+
+from .._core._nnburst import ffi, lib
+from .._core.errno import check
+from .._core.file_system import check_file_system
+from ..errors import GeneralFailure, NNBurstError
+from .container import HEADER_SIZE, MAC_SIZE, Header, digest_of, overhead
+from .reasons import CacheReason, CacheRejected
+
+_LOCK = struct.Struct("hhqqi4x")
+"""``struct flock``: type, whence, start, length, pid."""
+_PATH_ONLY = getattr(os, "O_PATH", 0o10000000)
+
+
+def check_fd(fd: int) -> os.stat_result:
+    """Check that a descriptor is a plain file that can be read and written anywhere (THR-16).
+
+    Raises:
+        CacheRejected: It is something else, or on a file system that could block this process for ever.
+    """
+    try:
+        check_file_system(fd)  # before anything is asked of the file, which could wait for ever for its server
+        status, flags, seals = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL), check(lib.nnb_seals(fd))
+    except GeneralFailure as error:
+        raise CacheRejected(CacheReason.REMOTE_FILES, str(error)) from error
+    except (OSError, NNBurstError) as error:
+        raise CacheRejected(CacheReason.BAD_FD, f"a descriptor cannot be used: {error}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise CacheRejected(CacheReason.BAD_FD, "a cache file is not a regular file")
+    if flags & os.O_ACCMODE != os.O_RDWR or flags & os.O_APPEND or flags & _PATH_ONLY:
+        raise CacheRejected(CacheReason.BAD_FD, "a cache file is not open for reading and writing at any place")
+    if seals & ~fcntl.F_SEAL_SEAL:
+        raise CacheRejected(CacheReason.BAD_FD, "a cache file is sealed")
+    return status
+
+
+def place_of(fd: int) -> bytes:
+    """Name the directory in which a client keeps its entries, so that each has newest entries of its own.
+
+    Asked from the file system and not from the client: a directory that it cannot open, it cannot name.
+
+    Raises:
+        CacheRejected: It is not a directory, or on a file system that could block this process for ever.
+    """
+    try:
+        check_file_system(fd)
+        status = os.fstat(fd)
+        if not stat.S_ISDIR(status.st_mode):
+            raise CacheRejected(CacheReason.BAD_FD, "the place of a cache entry is not a directory")
+        # Device numbers may change when the machine starts anew; the id of the file system does not.
+        return struct.pack("<QQ", os.fstatvfs(fd).f_fsid & (1 << 64) - 1, status.st_ino)
+    except GeneralFailure as error:
+        raise CacheRejected(CacheReason.REMOTE_FILES, str(error)) from error
+    except OSError as error:
+        raise CacheRejected(CacheReason.BAD_FD, f"a descriptor cannot be used: {error.strerror}") from error
+
+
+def check_not_locked(fd: int) -> None:
+    """Find out whether a late save is writing to a file just now.
+
+    Raises:
+        CacheRejected: Reason BUSY.
+    """
+    try:
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError:
+        return  # `check_fd` says why the descriptor is wrong
+    if _LOCK.unpack(found)[0] != fcntl.F_UNLCK:
+        raise CacheRejected(CacheReason.BUSY, "the entry is being written")
+
+
+class SealedCopy:
+    """The bytes of one file at one moment, in memory that cannot change.
+
+    Attributes:
+        header: As the file has it; not authentic by itself.
+        digest: Of the payload.
+        code: The file's last 32 bytes.
+        payload: Read-only view; keeps the memory.
+    """
+
+    __slots__ = ("code", "digest", "header", "payload")
+
+    def __init__(self, fd: int, header: Header) -> None:
+        """Copy a file.
+
+        Args:
+            fd: The file; its offset is neither used nor moved.
+            header: What `read_header` has read; no more is copied than it says.
+
+        Raises:
+            CacheRejected: The file changed meanwhile, or cannot be read.
+        """
+        self.header = header
+        size = header.payload + overhead()
+        try:
+            if os.fstat(fd).st_size != size:  # before memory is asked for
+                raise CacheRejected(CacheReason.BAD_LENGTH, "a file changed its size while it was read")
+            self.payload, self.digest = _copied(fd, header.payload)
+            self.code = _read(fd, MAC_SIZE, HEADER_SIZE + header.payload)
+            if os.fstat(fd).st_size != size:
+                raise CacheRejected(CacheReason.BAD_LENGTH, "a file changed its size while it was read")
+        except OSError as error:
+            raise CacheRejected(CacheReason.IO_ERROR, f"a cache file cannot be read: {error.strerror}") from error
+        except MemoryError as error:
+            raise CacheRejected(CacheReason.IO_ERROR, f"there is no memory for a file of {size} bytes") from error
+
+
+def read_header(fd: int, most: int) -> Header:
+    """Read what a file says of itself, nothing of it authentic, and compare it with the length of the file.
+
+    Args:
+        fd: The file; its offset is neither used nor moved.
+        most: Bytes that it may have.
+
+    Raises:
+        CacheRejected: It is no complete cache file, or longer than allowed.
+    """
+    size = check_fd(fd).st_size
+    if size > most:
+        raise CacheRejected(CacheReason.TOO_BIG, f"a file of {size} bytes; at most {most}")
+    try:
+        return Header.decode(b"" if size < HEADER_SIZE else _read(fd, HEADER_SIZE, 0), size)
+    except OSError as error:
+        raise CacheRejected(CacheReason.IO_ERROR, f"a cache file cannot be read: {error.strerror}") from error
+
+
+def _copied(fd: int, payload: int) -> tuple[memoryview, bytes]:
+    """Read the payload into memory of this process alone, hash it there, each byte once, and make it read-only."""
+    if not payload:
+        return memoryview(b""), digest_of(b"")
+    memory = mmap.mmap(-1, payload, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)  # halves the time: a fault per 2 MiB instead of one per 4 KiB
+    view = memoryview(memory)
+    done = 0
+
+    def ready(end: int) -> None:
+        nonlocal done
+        while done < end:
+            got = os.preadv(fd, [view[done:end]], HEADER_SIZE + done)
+            if got <= 0:
+                raise CacheRejected(CacheReason.BAD_LENGTH, "a file ended while it was read")
+            done += got
+
+    digest = digest_of(view, ready)
+    check(lib.nnb_make_read_only(ffi.from_buffer("char[]", view), payload), "cannot seal the copy of a cache file")
+    return view.toreadonly(), digest
+
+
+def _read(fd: int, count: int, offset: int) -> bytes:
+    raw = os.pread(fd, count, offset)
+    if len(raw) != count:
+        raise CacheRejected(CacheReason.BAD_LENGTH, "a file ended while it was read")
+    return raw

@@ -1,0 +1,101 @@
+"""Rows (j): compiling a model of five million weights, restoring it from cache files, and the least that can take."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...devices import CacheFiles, CompileJob
+from ...model import Model, ModelBuilder, OperandType
+from .case import Bench, Case, Subject
+from .sampling import time_calls
+
+_REFERENCE = "nnburst-reference"
+_WIDTH, _LAYERS, _RANK = 1600, 2, 64
+_WEIGHTS = _WIDTH * _WIDTH * _LAYERS
+
+
+def _model() -> Model:
+    """Two fully connected layers, whose weights are stored in eight bits, with low-rank adapters, and used as floats.
+
+    That is how large models are adapted and shipped. Compiling merges them: without, every run would.
+    """
+    rng, b = np.random.default_rng(0), ModelBuilder()
+    y = b.input("x", OperandType.TENSOR_FLOAT32, (1, _WIDTH))
+    scales = np.full(_WIDTH, 1 / (40 * 127), np.float32)
+    for _ in range(_LAYERS):
+        stored = b.constant(rng.integers(-127, 128, (_WIDTH, _WIDTH), np.int8), channel_scales=scales)
+        there, back = ((rng.normal(size=(_WIDTH, _RANK)) / 160).astype(np.float32) for _ in range(2))
+        adapter = b.fully_connected(b.constant(there), back)
+        w = b.add(b.dequantize(stored), adapter)
+        y = b.fully_connected(y, w, activation="relu")
+    b.output("y", y)
+    return b.build()
+
+
+@contextmanager
+def _own_state(directory: str) -> Iterator[None]:
+    """Keep key and trust store of the service out of the user's home."""
+    name = "NNBURST_STATE_DIR"
+    before = os.environ.get(name)
+    os.environ[name] = os.path.join(directory, "state")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def _open(what: str, bench: Bench) -> Iterator[Subject]:
+    from ...runtime import launch
+
+    model, fds = _model(), [
+        os.open(os.path.join(bench.directory, f"{what}.{kind}"), os.O_RDWR | os.O_CREAT, 0o600)
+        for kind in ("model", "data")
+    ]  # fmt: skip
+    token = hashlib.sha256(what.encode()).digest()  # the rows share the trust store of the user
+    with ExitStack() as stack:
+        for fd in fds:
+            stack.callback(os.close, fd)
+        with _own_state(bench.directory):
+            service = stack.enter_context(launch(devices=[_REFERENCE]))
+            device = service.device(_REFERENCE)
+            prepared = device.prepare_model(model, CompileJob(cache=CacheFiles(tuple(fds[:1]), tuple(fds[1:]), token)))
+        if prepared.cache_result is None or not prepared.cache_result.saved:
+            raise RuntimeError(f"the model was not saved: {prepared.cache_result}")
+        prepared.close()
+
+        def restore() -> None:
+            device.prepare_model_from_cache(CacheFiles(tuple(fds[:1]), tuple(fds[1:]), token)).close()
+
+        def floor() -> None:
+            for fd in fds:
+                hashlib.sha256(os.pread(fd, os.fstat(fd).st_size, 0)).digest()
+
+        calls: dict[str, Callable[[], Any]] = {
+            "compile": lambda: device.prepare_model(model).close(),
+            "hit": restore,
+            "floor": floor,
+        }
+        call = calls[what]
+        call()
+        yield Subject(partial(time_calls, call), service.pid)
+
+
+CACHE_CASES: tuple[Case, ...] = tuple(
+    Case(f"cache-{what}", "j", title, wait, 4 * _WEIGHTS, partial(_open, what))
+    for what, title, wait in (
+        ("compile", "prepare_model, 5 million weights", "block"),
+        ("hit", "prepare_model_from_cache", "block"),
+        ("floor", "read and SHA-256 the same bytes", "-"),
+    )
+)

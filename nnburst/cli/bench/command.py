@@ -1,0 +1,241 @@
+"""The command: options in, table and files out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from ..targets import checked, writing
+
+if TYPE_CHECKING:
+    from .report import Report
+
+_FILE = click.Path(path_type=Path)
+_MUCH_STOLEN = 0.01
+_NO_MATPLOTLIB = "--png needs matplotlib: pip install 'nnburst[bench]'"
+
+
+@contextmanager
+def _leaving_when_told() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end a run as Ctrl-C does: its servers end, and its files go."""
+
+    def leave(signum: int, frame: FrameType | None) -> NoReturn:
+        for each in handled:
+            signal.signal(each, signal.SIG_IGN)  # another one would interrupt the leaving
+        raise SystemExit(128 + signum)
+
+    handled = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) == signal.SIG_DFL]
+    for each in handled:
+        signal.signal(each, leave)
+    try:
+        yield
+    finally:
+        for each in handled:
+            signal.signal(each, signal.SIG_DFL)
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="A tenth of the samples: half a minute, for a first look.")
+@click.option("--count", type=click.IntRange(10), default=None, help="Samples per row [default: 20000, quick: 2000].")
+@click.option("--rounds", type=click.IntRange(1), default=None, help="Turns per row [default: 20, quick: 3].")
+@click.option(
+    "--only", "only", multiple=True, metavar="NAME", help="Rows by name (* allowed) or letter (a-k); may be repeated."
+)
+@click.option("--list", "list_rows", is_flag=True, help="List the names of the rows and leave.")
+@click.option(
+    "--polling-window", type=click.FloatRange(0, min_open=True), default=50.0, show_default=True,
+    help="Microseconds that the polling burst rows look before they sleep.",
+)  # fmt: skip
+@click.option("--model", "model", type=click.Path(dir_okay=False), help="Measure this ONNX model instead, five ways.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="ONNX Runtime threads (--model).")
+@click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input (--model).")
+@click.option(
+    "--clients", type=click.IntRange(1, 256), metavar="N",
+    help="Measure what 1, 2, 4 … N programs get of one service that they share, instead.",
+)  # fmt: skip
+@click.option("--bursts", type=click.IntRange(1, 16), default=1, show_default=True, help="Of each program (--clients).")
+@click.option(
+    "--json", "json_path", type=_FILE, callback=checked, help="Write rows, conditions and budget to this file."
+)
+@click.option(
+    "--png", "png_path", type=_FILE, callback=checked, help="Draw the distributions into this file (needs matplotlib)."
+)
+@click.option(
+    "--markdown", "markdown_path", type=_FILE, callback=checked, help="Write the tables as Markdown to this file."
+)
+@_leaving_when_told()
+def bench(
+    quick: bool,
+    count: int | None,
+    rounds: int | None,
+    only: tuple[str, ...],
+    list_rows: bool,
+    polling_window: float,
+    model: str | None,
+    threads: int,
+    shapes: tuple[str, ...],
+    clients: int | None,
+    bursts: int,
+    json_path: Path | None,
+    png_path: Path | None,
+    markdown_path: Path | None,
+) -> None:
+    """Measure latencies side by side with other ways to call a process.
+
+    Round trips over one cache line, the message queue, a burst, and the peers that are installed, in turns, so that all
+    of them meet the same machine. docs/benchmarks.md says how each row is measured.
+    """
+    from rich.console import Console
+
+    if bursts != 1 and clients is None:
+        raise click.UsageError("--bursts goes with --clients")
+    if model is not None:
+        if png_path or markdown_path or only or list_rows:
+            raise click.UsageError("--model goes with --quick, --count, --rounds, --threads, --shape and --json")
+        _bench_model(model, threads, shapes, _plan(quick, count, rounds), polling_window / 1e6, json_path)
+        return
+
+    if clients is not None:
+        if png_path or markdown_path or only or list_rows:
+            raise click.UsageError("--clients goes with --quick, --bursts and --json")
+        _bench_clients(clients, bursts, 1 if quick else 5, 0.5 if quick else 1.0, json_path)
+        return
+
+    from .rows import select
+
+    cases = select(only)
+    if not cases:
+        raise click.BadParameter(f"no row matches {', '.join(only)}; --list shows the names", param_hint="--only")
+    if list_rows:
+        for case in cases:
+            click.echo(f"{case.key:20} ({case.group}) {case.title}, {case.wait}, {case.placement}")
+        return
+    if png_path and find_spec("matplotlib") is None:
+        raise click.ClickException(_NO_MATPLOTLIB)
+    report = _measure(cases, _plan(quick, count, rounds), polling_window / 1e6, Console(stderr=True))
+    console = Console()
+    # A pipe or a file has no width: it gets every column.
+    report.show(console if console.is_terminal else Console(width=120))
+    writers = (
+        (json_path, report.write_json),
+        (markdown_path, report.write_markdown),
+        (png_path, partial(_draw, report)),
+    )
+    for path, write in writers:
+        if path:
+            with writing(path):
+                write(path)
+            click.echo(f"wrote {path}", err=True)
+
+
+def _plan(quick: bool, count: int | None, rounds: int | None) -> Any:
+    from .schedule import Plan
+
+    return Plan(rounds or (3 if quick else 20), count or (2_000 if quick else 20_000), 0.04 if quick else 0.12)
+
+
+def _bench_clients(most: int, bursts: int, turns: int, seconds: float, json_path: Path | None) -> None:
+    from ...errors import NNBurstError
+    from .clients import HEAD, as_json, measure_shares, medians, show, stolen_seconds
+
+    stolen, start = stolen_seconds(), time.monotonic()
+    measured = []
+    try:
+        for turn in range(turns):
+            click.echo(f"turn {turn + 1} of {turns}", err=True)
+            measured.append(list(measure_shares(most, seconds, bursts)))
+    except NNBurstError as error:
+        raise click.ClickException(f"{type(error).__name__}: {error}") from error
+    shares = medians(measured)
+    click.echo(HEAD)
+    for share in shares:
+        click.echo(show(share))
+    part = (stolen_seconds() - stolen) / (time.monotonic() - start) / (os.cpu_count() or 1)
+    if part > _MUCH_STOLEN:
+        click.echo(f"the host took {part:.1%} of the processors' time for others: the figures are too low", err=True)
+    if json_path:
+        with writing(json_path):
+            json_path.write_text(as_json(shares) + "\n", encoding="utf-8")
+        click.echo(f"wrote {json_path}", err=True)
+
+
+def _bench_model(
+    model: str, threads: int, shapes: tuple[str, ...], plan: Any, polling_window: float, json_path: Path | None
+) -> None:
+    from rich.console import Console
+
+    from ...errors import NNBurstError
+    from ..tensors import parse_shapes
+    from .model import Contest, run_contest
+
+    try:
+        contest = Contest(model, threads, parse_shapes(shapes))
+        report = run_contest(contest, plan, polling_window, Console(stderr=True))
+    except NNBurstError as error:
+        raise click.ClickException(f"{type(error).__name__}: {error}") from error
+    console = Console()
+    report.show(console if console.is_terminal else Console(width=120))
+    if json_path:
+        with writing(json_path):
+            report.write_json(json_path)
+        click.echo(f"wrote {json_path}", err=True)
+
+
+def _measure(cases: Any, plan: Any, polling_window: float, progress_console: Any) -> Report:
+    """Run the rows with a progress bar and put everything that is known into a report."""
+    from rich.progress import Progress
+
+    from .budget import verdicts
+    from .case import Bench
+    from .placement import allowed_cpus, busy_seconds, conditions, keep_affinity, own_seconds
+    from .report import Report
+    from .sampling import c_clock_overhead, time_calls
+    from .schedule import run
+
+    cpus = allowed_cpus()
+    known = conditions(cpus, polling_window)
+    known |= {"rounds": plan.rounds, "count": plan.count, "turn_seconds": plan.turn_seconds}
+    # The bar draws between turns only: a refreshing thread would disturb the rows.
+    bar = Progress(console=progress_console, transient=True, auto_refresh=False)
+    with keep_affinity(), tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory, bar:
+        task = bar.add_task("", total=len(cases) * (plan.rounds + 1))
+
+        def progress(what: str) -> None:
+            bar.update(task, advance=1, description=what, refresh=True)
+
+        known["c_clock_ns"] = c_clock_overhead()
+        known["python_timer_ns"] = float(sorted(time_calls(lambda: None, 2001))[1000])
+        start, busy = time.monotonic(), busy_seconds(cpus) - own_seconds()
+        with ExitStack() as stack:
+            results = run(cases, Bench(cpus, directory, polling_window, stack), plan, stack, progress)
+        # The servers have ended, so that their time is known.
+        busy = busy_seconds(cpus) - own_seconds() - busy
+    known["others"] = others = max(0.0, busy / (time.monotonic() - start) / len({cpus.client, cpus.server}))
+    turns = [turn for result in results.values() for turn in result.rounds]
+    known |= {"turns": len(turns), "unsettled_turns": sum(not turn.settled for turn in turns)}
+    return Report(known, cases, results, verdicts(results, others))
+
+
+def _draw(report: Report, path: Path) -> None:
+    from .figure import write_figure
+
+    c = report.conditions
+    caption = (
+        f"{c['cpu']}, Linux {c['kernel']}, {c['python']}; client on CPU {c['client_cpu']}, server on CPU "
+        f"{c['server_cpu']} unless 'one core'; polling window {c['polling_window_us']:g} µs"
+    )
+    try:
+        write_figure(path, report.cases, report.results, caption)
+    except ImportError:
+        raise click.ClickException(_NO_MATPLOTLIB) from None

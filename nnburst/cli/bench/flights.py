@@ -1,0 +1,145 @@
+"""Rows (k): runs that are awaited in an event loop, beside an echo of asyncio's own, and several in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .burst import bytes_in_bytes_out
+from .case import Bench, Case, Subject
+from .peers import MESSAGE
+from .sampling import Samples, time_calls
+from .server import server_process
+
+_DEPTH = 16
+_NBYTES = len(MESSAGE)
+
+
+@contextmanager
+def _own_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    try:
+        yield loop
+    finally:
+        loop.close()
+
+
+def _time_awaits(loop: asyncio.AbstractEventLoop, call: Callable[[], Awaitable[object]], count: int) -> Samples:
+    """As `time_calls`, inside a task of the loop."""
+
+    async def timed() -> Samples:
+        now, stamps = time.perf_counter_ns, [0] * (count + 1)
+        stamps[0] = now()
+        for i in range(1, count + 1):
+            await call()
+            stamps[i] = now()
+        times = np.array(stamps, np.int64)
+        return times[1:] - times[:-1]
+
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        return loop.run_until_complete(timed())
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def _open_awaited(polls: bool, copies: bool, bench: Bench) -> Iterator[Subject]:
+    service = bench.service()
+    window = bench.polling_window if polls else 0.0
+    with service.session(bytes_in_bytes_out(_NBYTES), polling_window=window) as session, _own_loop() as loop:
+        inputs = {"x": np.ones((1, _NBYTES), np.uint8)}
+        call = partial(session.arun, None, inputs) if copies else session.bind().arun
+        loop.run_until_complete(call())
+        yield Subject(partial(_time_awaits, loop, call), service.pid)
+
+
+class _Echo(asyncio.Protocol):
+    """The fastest way that asyncio has: no stream, one future for each answer."""
+
+    answer: asyncio.Future[bytes]
+
+    def connection_made(self, transport: Any) -> None:
+        self._write = transport.write
+
+    def data_received(self, data: bytes) -> None:
+        self.answer.set_result(data)
+
+    def ask(self) -> asyncio.Future[bytes]:
+        self.answer = asyncio.get_running_loop().create_future()
+        self._write(MESSAGE)
+        return self.answer
+
+
+def _echo_server(sock: socket.socket) -> Generator[None, None, None]:
+    send, recv = sock.sendall, sock.recv
+    yield
+    while message := recv(64):
+        send(message)
+
+
+@contextmanager
+def _open_echo(bench: Bench) -> Iterator[Subject]:
+    ours, theirs = socket.socketpair()
+    with _own_loop() as loop, server_process(_echo_server, theirs) as process:
+        theirs.close()
+        ours.setblocking(False)
+        transport, echo = loop.run_until_complete(loop.create_connection(_Echo, sock=ours))
+
+        async def call() -> None:
+            await echo.ask()
+
+        try:
+            loop.run_until_complete(call())
+            process.park()
+            yield Subject(partial(_time_awaits, loop, call), process.pid, process.park, process.unpark)
+        finally:
+            transport.close()
+            with suppress(RuntimeError):
+                loop.run_until_complete(asyncio.sleep(0))
+
+
+@contextmanager
+def _open_pipeline(bench: Bench) -> Iterator[Subject]:
+    """A sample is the time of 64 runs, divided by that: one waits for the run that is 16 ahead, at best for none."""
+    service, at_once = bench.service(), 64
+    model = bytes_in_bytes_out(_NBYTES)
+    with (
+        service.session(model, polling_window=bench.polling_window) as session,
+        session.pipeline(_DEPTH) as pipeline,
+    ):
+        advance = pipeline.advance
+
+        def runs() -> None:
+            for _ in range(at_once):
+                advance()
+
+        def sample(count: int) -> Samples:
+            return time_calls(runs, max(1, count // 10)) // at_once
+
+        runs()
+        yield Subject(sample, service.pid)
+
+
+def _case(key: str, title: str, wait: str, opener: Callable[[Bench], Any]) -> Case:
+    return Case(key, "k", title, wait, _NBYTES, opener)
+
+
+FLIGHT_CASES: tuple[Case, ...] = (
+    _case("arun-poll", "await Execution.arun()", "poll", partial(_open_awaited, True, False)),
+    _case("arun-copied", "await Session.arun()", "poll", partial(_open_awaited, True, True)),
+    _case("arun-block", "await Execution.arun()", "block", partial(_open_awaited, False, False)),
+    _case("asyncio-echo", "asyncio, Unix socket pair", "block", _open_echo),
+    _case("pipeline", f"Session.pipeline({_DEPTH}), one of many", "poll", _open_pipeline),
+)

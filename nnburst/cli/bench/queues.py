@@ -1,0 +1,116 @@
+"""Rows (a), (b), (c): the cache line, the queue in C, and the queue between two Python processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...fmq import MessageQueue, MQDescriptor
+from .case import Bench, Case, Subject
+from .peers import MESSAGE
+from .sampling import line_samples, queue_samples, time_calls
+from .server import server_process
+
+PACKET_THERE, PACKET_BACK = 7, 4  # datums of a request and a result of a model with one input and one output
+DATUM_BYTES = 24
+
+
+@contextmanager
+def _open_line(bench: Bench) -> Iterator[Subject]:
+    yield Subject(partial(line_samples, bench.cpus))
+
+
+@contextmanager
+def _open_c_queue(there: int, back: int, bench: Bench) -> Iterator[Subject]:
+    yield Subject(partial(queue_samples, bench.cpus, there, back))
+
+
+# ---- (c): MessageQueue between two Python processes
+
+_WORD, _WORDS = np.dtype(np.uint64), len(MESSAGE) // 8
+
+
+def _mq_ends(descriptors: tuple[MQDescriptor, MQDescriptor]) -> tuple[MessageQueue, MessageQueue]:
+    first, second = (MessageQueue.attach(d, _WORD) for d in descriptors)
+    return first, second
+
+
+def _mq_poll_server(descriptors: tuple[MQDescriptor, MQDescriptor]) -> Generator[None, None, None]:
+    requests, replies = _mq_ends(descriptors)
+    message = np.zeros(_WORDS, dtype=_WORD)
+    read, write = requests.read, replies.write
+    with requests, replies:
+        yield
+        while True:
+            if read(out=message) is not None:
+                write(message)
+
+
+def _mq_block_server(descriptors: tuple[MQDescriptor, MQDescriptor]) -> Generator[None, None, None]:
+    requests, replies = _mq_ends(descriptors)
+    message = np.zeros(_WORDS, dtype=_WORD)
+    read, write = requests.read_blocking, replies.write_blocking
+    with requests, replies:
+        yield
+        while True:
+            read(out=message)
+            write(message)
+
+
+def _mq_poll_echo(requests: MessageQueue, replies: MessageQueue) -> Callable[[], object]:
+    message, answer = np.frombuffer(MESSAGE, dtype=_WORD), np.zeros(_WORDS, dtype=_WORD)
+    write, read = requests.write, replies.read
+
+    def echo() -> None:
+        write(message)
+        while read(out=answer) is None:
+            pass
+
+    return echo
+
+
+def _mq_block_echo(requests: MessageQueue, replies: MessageQueue) -> Callable[[], object]:
+    message, answer = np.frombuffer(MESSAGE, dtype=_WORD), np.zeros(_WORDS, dtype=_WORD)
+    write, read = requests.write_blocking, replies.read_blocking
+
+    def echo() -> None:
+        write(message)
+        read(out=answer)
+
+    return echo
+
+
+@contextmanager
+def _open_mq(
+    echo: Callable[[MessageQueue, MessageQueue], Callable[[], object]],
+    server: Callable[[Any], Generator[None, None, None]],
+    bench: Bench,
+) -> Iterator[Subject]:
+    with ExitStack() as stack:
+        queues = [stack.enter_context(MessageQueue(_WORD, 128)) for _ in range(2)]
+        descriptors = tuple(stack.enter_context(queue.descriptor) for queue in queues)
+        process = stack.enter_context(server_process(server, descriptors))
+        call = echo(queues[0], queues[1])
+        call()
+        process.park()
+        yield Subject(partial(time_calls, call), process.pid, process.park, process.unpark)
+
+
+QUEUE_CASES: tuple[Case, ...] = (
+    Case("line", "a", "L: one cache line, C", "poll", 8, _open_line),
+    Case("queue", "b", "queue, one element, C", "poll", DATUM_BYTES, partial(_open_c_queue, 1, 1)),
+    Case(
+        "queue-packet",
+        "b",
+        f"queue, packets of {PACKET_THERE} and {PACKET_BACK}, C",
+        "poll",
+        PACKET_THERE * DATUM_BYTES,
+        partial(_open_c_queue, PACKET_THERE, PACKET_BACK),
+    ),
+    Case("mq-poll", "c", "MessageQueue", "poll", 32, partial(_open_mq, _mq_poll_echo, _mq_poll_server)),
+    Case("mq-block", "c", "MessageQueue", "block", 32, partial(_open_mq, _mq_block_echo, _mq_block_server)),
+)

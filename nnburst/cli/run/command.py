@@ -1,0 +1,167 @@
+"""The command: arrays in, arrays out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...errors import InvalidArgument, NNBurstError
+from ..targets import why_not, writing
+
+if TYPE_CHECKING:
+    from ...runtime import Session
+
+
+@click.command()
+@click.argument("model", type=click.Path(dir_okay=False))
+@click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input; may be repeated.")
+@click.option("--output", "outputs", multiple=True, metavar="NAME=FILE.npy", help="Save an output; may be repeated.")
+@click.option("--random", "fill", is_flag=True, help="Make up the inputs that are not given.")
+@click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input that is made up.")
+@click.option("--device", default=None, help="Device that runs the model [default: the one that reads such files].")
+@click.option(
+    "--many",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Run every .npy and .npz file of a directory, several under way at once.",
+)
+@click.option("--into", type=click.Path(path_type=Path), metavar="DIR", help="Save the outputs of each as a .npz file.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Rows of such files that are run at once.",
+)
+@click.option("--show", is_flag=True, help="Only print what the model takes and gives.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def run(
+    model: str,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    fill: bool,
+    shapes: tuple[str, ...],
+    device: str | None,
+    many: Path | None,
+    into: Path | None,
+    batch: int,
+    show: bool,
+    as_json: bool,
+) -> None:
+    """Run a model file in a service process, once or for many inputs, and print or save its outputs.
+
+    \b
+    nnburst run detector.onnx --show
+    nnburst run detector.onnx --input image=frame.npy --output boxes=boxes.npy
+    nnburst run detector.onnx --many frames --into boxes --batch 64
+
+    A file of --many is one input: a .npy file for a model with one, else a .npz file with an array for each. One that
+    fails is named, the others run; then the status is 1. If the service dies of three files in a row, or outputs cannot
+    be saved, the rest is not run: --json names it as "missing".
+    """
+    from ...runtime import Session
+    from ..tensors import load_arrays, parse_pairs
+
+    try:
+        if many is not None:
+            if inputs or outputs or fill or shapes or show:
+                raise InvalidArgument("--many takes its inputs from files; give --into for what comes out")
+            _run_many(model, device, many, into, batch, as_json)
+            return
+        if into is not None or batch != 1:
+            raise InvalidArgument("--into and --batch belong to --many DIR")
+        arrays, files = load_arrays(inputs), _targets(parse_pairs(outputs, "--output"))
+        with Session(model, device=device) as session:
+            if show:
+                _show(session, as_json)
+            else:
+                _run(session, arrays, files, fill, shapes, as_json)
+    except NNBurstError as error:
+        raise click.ClickException(f"{type(error).__name__}: {error}") from error
+
+
+def _run_many(model: str, device: str | None, many: Path, into: Path | None, batch: int, as_json: bool) -> None:
+    from ...runtime import Session
+    from .many import input_files, run_directory, targets
+
+    files = input_files(many)
+    places = targets(files, into)
+    with Session(model, device=device, on_death="restart") as session:
+        well = run_directory(session, files, places, batch, as_json)
+    if not well:
+        sys.exit(1)
+
+
+def _show(session: Session, as_json: bool) -> None:
+    from ..tensors import as_row, describe
+
+    arguments = {"input": session.get_inputs(), "output": session.get_outputs()}
+    if as_json:
+        rows = {f"{kind}s": [as_row(argument) for argument in found] for kind, found in arguments.items()}
+        click.echo(json.dumps(rows, indent=1))
+        return
+    for kind, found in arguments.items():
+        for argument in found:
+            click.echo(f"{kind:6} {describe(argument)}")
+
+
+def _targets(files: dict[str, str]) -> dict[str, Path]:
+    """Look at the files of outputs before anything runs.
+
+    Raises:
+        InvalidArgument: One cannot be written, or is given twice.
+    """
+    for name, file in files.items():
+        why = why_not(Path(file))
+        if why:
+            raise InvalidArgument(f"--output {name}={file} cannot be written: {why}")
+    targets = {name: Path(file) for name, file in files.items()}
+    if len(set(targets.values())) < len(targets):
+        raise InvalidArgument(f"--output: two outputs would be written into one file: {files}")
+    return targets
+
+
+def _run(
+    session: Session,
+    arrays: dict[str, Any],
+    files: dict[str, Path],
+    fill: bool,
+    shapes: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    import numpy as np
+
+    from ..tensors import describe, made_up, parse_shapes
+
+    names = [argument.name for argument in session.get_outputs()]
+    takes = [argument.name for argument in session.get_inputs()]
+    for option, given, known in (("--input", arrays, takes), ("--output", files, names)):
+        unknown = sorted(given.keys() - set(known))
+        if unknown:
+            raise InvalidArgument(f"{option} for {unknown}; the {option[2:]}s are {known}")
+    missing = [argument for argument in session.get_inputs() if argument.name not in arrays]
+    if missing and not fill:
+        wanted = "; ".join(describe(argument) for argument in missing)
+        raise InvalidArgument(f"give --input NAME=FILE.npy for each of: {wanted}; or make them up with --random")
+    arrays |= made_up(missing, parse_shapes(shapes))
+    rows = []
+    for name, array in zip(names, session.run(None, arrays), strict=True):
+        row = {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)}
+        if name in files:
+            with writing(files[name]), open(files[name], "wb") as file:
+                np.save(file, array)  # into exactly this file, whatever its name ends with
+            rows.append(row | {"file": str(files[name])})
+        else:
+            rows.append(row | {"values": array.tolist()})
+        if not as_json:
+            saved = f" saved to {files[name]}" if name in files else ""
+            click.echo(f"{name}: {row['dtype']} {row['shape']}{saved}")
+            if name not in files:
+                click.echo(np.array2string(array, threshold=40, precision=6))
+    if as_json:
+        click.echo(json.dumps({"outputs": rows}))

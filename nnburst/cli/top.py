@@ -1,0 +1,171 @@
+"""`nnburst top`: what services do now, read from their pages without a request."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .targets import whole_number
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from ..watch import ServiceStats, Viewer
+
+__all__ = ["top"]
+
+_UNLIMITED = 100_000
+
+
+@click.command()
+@click.argument("services", nargs=-1, metavar="[NAME|PID]...")
+@click.option("--once", is_flag=True, help="One look, with what happened since each service began.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON list for each look, on a line of its own.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="S",
+    help="Seconds between looks.",
+)  # fmt: skip
+@click.option("--every-user", is_flag=True, help="Also those of other users, which root may watch.")
+def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, every_user: bool) -> None:
+    """Show services that run, child services too, with their models and bursts.
+
+    Nothing is asked of a service and nothing waits for it: it writes its numbers into memory that this command reads.
+    Without arguments: all services of this user. Those that are named are looked for among every user's.
+    """
+    watched = _Watched(services, every_user=every_user)
+    looks = watched.look(rates=not once)
+    if services and not looks:
+        raise click.ClickException(
+            f"{', '.join(services)}: no service; `nnburst ls` lists shared ones. A program that runs models in its "
+            "own process (in_process) has no statistics page: Session.stats and .latency() say what it does"
+        )
+    if once:
+        if as_json:
+            click.echo(json.dumps(looks))
+        else:
+            from rich.console import Console
+
+            console = Console()
+            if not console.is_terminal:  # a file, or a program that reads it: nothing is cut off
+                console.width = _UNLIMITED
+            console.print(_table(looks))
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        if as_json:
+            while True:
+                time.sleep(interval)
+                click.echo(json.dumps(watched.look()))
+        from rich.live import Live
+
+        with Live(_table(looks), auto_refresh=False, screen=False) as live:
+            while True:
+                time.sleep(interval)
+                live.update(_table(watched.look()), refresh=True)
+
+
+class _Watched:
+    """The services that were asked for, looked at again and again as they come and go."""
+
+    def __init__(self, wanted: Sequence[str], *, every_user: bool = False) -> None:
+        self._wanted = set(wanted)
+        self._every_user = every_user or bool(wanted)
+        self._pids = [pid for pid in map(whole_number, wanted) if pid is not None]
+        self._viewers: dict[str, Viewer] = {}
+        self._last: dict[str, ServiceStats] = {}
+
+    def look(self, *, rates: bool = True) -> list[dict[str, Any]]:
+        """Return a report of each service; with `rates` of the time since the last look."""
+        from ..errors import DeviceUnavailable
+        from ..watch import Viewer, find_services, report
+
+        found = {f"{page.pid} {page.path}": page for page in find_services(every_user=self._every_user)}
+        reports = []
+        for key in list(self._viewers):
+            if key not in found:
+                del self._viewers[key]
+                self._last.pop(key, None)
+        for key, page in found.items():
+            try:
+                viewer = self._viewers.get(key) or Viewer(page)
+                if self._wanted and viewer.name not in self._wanted and page.pid not in self._pids:
+                    continue
+                stats = viewer.look()
+            except DeviceUnavailable as error:
+                if page.pid in self._pids:
+                    raise click.ClickException(f"{page.pid}: {error}") from error
+                continue  # gone meanwhile, or of another version, or it lies
+            self._viewers[key] = viewer
+            reports.append(report(stats, self._last.get(key) if rates else None))
+            self._last[key] = stats
+        return reports
+
+
+def _table(reports: Sequence[dict[str, Any]]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    if not reports:
+        return Text("no services to watch; programs start them with nnburst.Session(...), people with: nnburst serve")
+    table = Table(
+        "service", "client", "model", box=None, pad_edge=False, header_style="bold",
+    )  # fmt: skip
+    for heading in ("runs/s", "busy", "queue p50", "p99", "run p50", "p99", "max", "sleeps", "hits", "failed"):
+        table.add_column(heading, justify="right")
+    for service in reports:
+        who = f"{service['name'] or 'child'} ({service['pid']})"
+        table.add_row(Text(who), "", _count(len(service["models"])), *_cells(service), style="bold")
+        for model in service["models"]:
+            label = Text(model["label"])  # not markup: it comes from elsewhere
+            for burst in model["bursts"]:
+                table.add_row("", _client(burst), label, *_cells(burst))
+            if not model["bursts"]:
+                table.add_row("", _client(model), label, *_cells(model), style="dim")
+    return table
+
+
+def _count(models: int) -> str:
+    return "1 model" if models == 1 else f"{models} models"
+
+
+def _cells(part: dict[str, Any]) -> list[str]:
+    counters, queue, run = part["counters"], part["queue_wait"], part["execution"]
+    requests = counters["plan_hits"] + counters["plan_misses"]
+    return [
+        f"{part['executions_per_s']:,.0f}",
+        f"{part['busy']:.0%}",
+        *map(_time, (queue["p50_us"], queue["p99_us"], run["p50_us"], run["p99_us"], run["max_us"])),
+        f"{counters['sleeps']:,}",
+        _share(counters["plan_hits"], requests),
+        f"{counters['failures'] + counters['malformed']:,}",
+    ]
+
+
+def _share(hits: int, requests: int) -> str:
+    if not requests:
+        return ""
+    return "100%" if hits == requests else f"{math.floor(hits / requests * 1000) / 10:.1f}%"
+
+
+def _time(us: float) -> str:
+    if not us:
+        return ""
+    return f"{us:.2f} µs" if us < 100 else f"{us / 1e3:.2f} ms" if us < 1e5 else f"{us / 1e6:.2f} s"
+
+
+def _client(part: dict[str, Any]) -> Text:
+    from rich.text import Text
+
+    pid = part["client_pid"]
+    try:
+        name = Text(f"{Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()} ({pid})")
+    except OSError:
+        name = Text(f"({pid})" if pid else "")
+    return name.append(" has left", style="bold red") if part["client_has_left"] else name

@@ -1,0 +1,298 @@
+"""Driver-managed buffers of a local device: allocation, the object that clients hold, and their place in requests."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from msgspec.structs import replace
+
+from ..errors import BadState, GeneralFailure, InvalidArgument
+from ..memory import BufferSet, BufferTracker, BufferUse, BufferView, ManagedBuffer, Memory, RoleKey
+from ..model import (
+    BufferDesc,
+    BufferRole,
+    BufferToken,
+    DataLocation,
+    ExecutionResult,
+    Model,
+    OperandDesc,
+    Request,
+    combine_dimensions,
+    is_extension,
+    operand_info,
+)
+from .interfaces import Buffer
+
+_numbers = itertools.count(1)
+_UINT32 = 2**32 - 1
+
+
+def next_model_number() -> int:
+    """A number for a prepared model, never used again in this process: what buffer roles refer to."""
+    return next(_numbers)
+
+
+@runtime_checkable
+class _HasRoles(Protocol):
+    """What allocation needs to know of a prepared model of this process."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def tracker(self) -> BufferTracker: ...
+
+
+class LocalBuffer(Buffer):
+    """A buffer of a device in this process; freed with `close` or when it is garbage.
+
+    Args:
+        tracker: Of the device.
+        managed: The buffer; registered with the tracker by this object.
+        models: Prepared models of its roles, kept alive.
+    """
+
+    def __init__(self, tracker: BufferTracker, managed: ManagedBuffer, models: Sequence[object] = ()) -> None:
+        self._tracker = tracker
+        self._managed = managed
+        self._models = tuple(models)
+        self._token = tracker.add(managed)
+        self._finalizer = weakref.finalize(self, tracker.remove, self._token)
+        self._finalizer.atexit = False
+
+    @property
+    def token(self) -> int:
+        return self._token
+
+    @property
+    def generation(self) -> int:
+        """Counts changes of the contents."""
+        return self._managed.generation
+
+    def _open(self) -> ManagedBuffer:
+        if not self._finalizer.alive:
+            raise BadState("the buffer is closed")
+        return self._managed
+
+    def copy_to(self, memory: Memory) -> int:
+        return self._open().copy_to(memory)
+
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
+        self._open().copy_from(memory, tuple(dimensions))
+
+    def copy_buffer(self, source: Buffer) -> None:
+        if not isinstance(source, LocalBuffer) or source._tracker is not self._tracker:
+            raise InvalidArgument("the source is a buffer of another device; copy through shared memory")
+        self._open().copy_buffer(source._open())
+
+    def account_to(self, account: Callable[[int], None]) -> None:
+        self._managed.account_to(account)
+
+    def close(self) -> None:
+        self._finalizer()
+        self._models = ()
+
+
+@dataclass
+class _RoleCase:
+    """One role that is being checked, after those before it."""
+
+    place: str
+    is_input: bool
+    role: BufferRole
+    prepared_models: Sequence[object]
+    tracker: BufferTracker
+    dimensions: tuple[int, ...]
+    """What the descriptor and the roles so far say together."""
+    roles: set[RoleKey] = field(default_factory=set)
+    operand: OperandDesc | None = None
+    """Of the first role; all others are like it."""
+
+    @property
+    def prepared(self) -> object:
+        return self.prepared_models[self.role.model_index]
+
+    @property
+    def local(self) -> _HasRoles:
+        prepared = self.prepared
+        assert isinstance(prepared, _HasRoles)
+        return prepared
+
+    @property
+    def indexes(self) -> Sequence[int]:
+        main = self.local.model.main
+        return main.input_indexes if self.is_input else main.output_indexes
+
+    @property
+    def its_operand(self) -> OperandDesc:
+        return self.local.model.main.operands[self.indexes[self.role.io_index]]
+
+    @property
+    def key(self) -> RoleKey:
+        return RoleKey(self.local.number, self.is_input, self.role.io_index)
+
+    def combined(self) -> tuple[int, ...] | None:
+        try:
+            return combine_dimensions(self.dimensions, self.its_operand.dimensions)
+        except InvalidArgument:
+            return None
+
+
+_Rule = tuple[Callable[[_RoleCase], bool], Callable[[_RoleCase], str]]
+
+_ROLE_RULES: tuple[_Rule, ...] = (
+    (
+        lambda case: 0 <= case.role.model_index < len(case.prepared_models),
+        lambda case: f"names model {case.role.model_index} of {len(case.prepared_models)}",
+    ),
+    (
+        lambda case: isinstance(case.prepared, _HasRoles) and case.prepared.tracker is case.tracker,
+        lambda case: "names a prepared model that is not one of this device",
+    ),
+    (
+        lambda case: 0 <= case.role.io_index < len(case.indexes),
+        lambda case: f"names argument {case.role.io_index} of a model with {len(case.indexes)}",
+    ),
+    (
+        lambda case: 0 < case.role.frequency <= 1,  # false for NaN
+        lambda case: f"has frequency {case.role.frequency}, which is not in (0, 1]",
+    ),
+    (
+        lambda case: case.key not in case.roles,
+        lambda case: "is given twice",
+    ),
+    (
+        lambda case: case.operand is None or _meta(case.its_operand) == _meta(case.operand),
+        lambda case: "differs from the roles before it in type, scale, zero point or extra parameters",
+    ),
+    (
+        lambda case: not (case.dimensions and _is_scalar(case.its_operand)),
+        lambda case: f"is a scalar, which has no dimensions {list(case.dimensions)}",
+    ),
+    (
+        lambda case: case.combined() is not None,
+        lambda case: (
+            f"has dimensions {list(case.its_operand.dimensions)}; descriptor and other roles {list(case.dimensions)}"
+        ),
+    ),
+)
+"""What must hold for each role, in this order, and what to say if it does not."""
+
+
+def allocate_buffer(
+    tracker: BufferTracker,
+    desc: BufferDesc,
+    prepared_models: Sequence[object],
+    input_roles: Sequence[BufferRole],
+    output_roles: Sequence[BufferRole],
+) -> LocalBuffer:
+    """Check a request for a buffer and make it.
+
+    Args:
+        tracker: Of the device.
+        desc, prepared_models, input_roles, output_roles: As `Device.allocate`.
+
+    Raises:
+        InvalidArgument: A rule is broken; the message names the role.
+        GeneralFailure: A valid request for what buffers cannot hold.
+        ResourceExhausted: There is no memory.
+    """
+    if not prepared_models or not (input_roles or output_roles):
+        raise InvalidArgument("a buffer needs at least one role of at least one prepared model")
+    dimensions = tuple(desc.dimensions)
+    if any(not 0 <= size <= _UINT32 for size in dimensions):
+        raise InvalidArgument(f"the descriptor's dimensions {list(dimensions)} do not fit in 32 bits")
+    roles: set[RoleKey] = set()
+    used: list[object] = []
+    first: OperandDesc | None = None
+    for is_input, listed in ((True, input_roles), (False, output_roles)):
+        for position, role in enumerate(listed):
+            place = f"{'input' if is_input else 'output'} role {position}"
+            case = _RoleCase(place, is_input, role, prepared_models, tracker, dimensions, roles, first)
+            for holds, complaint in _ROLE_RULES:
+                if not holds(case):
+                    raise InvalidArgument(f"{place} {complaint(case)}")
+            dimensions = case.combined() or ()
+            roles.add(case.key)
+            used.append(case.prepared)
+            first = case.its_operand if first is None else first
+    assert first is not None
+    if is_extension(first.type):
+        raise GeneralFailure("buffers cannot hold extension types; use shared memory")
+    if math.prod(dimensions) * operand_info(first.type).element_size > _UINT32:
+        raise GeneralFailure(f"a buffer of dimensions {list(dimensions)} is larger than a tensor can be")
+    return LocalBuffer(tracker, ManagedBuffer(first, dimensions, frozenset(roles)), used)
+
+
+def _is_scalar(operand: OperandDesc) -> bool:
+    return not is_extension(operand.type) and operand_info(operand.type).is_scalar
+
+
+def _meta(operand: OperandDesc) -> tuple[object, ...]:
+    return operand.type, operand.scale, operand.zero_point, operand.extra_params
+
+
+class BoundBuffers:
+    """The buffers of one request, found once; the request keeps them alive whatever happens to their tokens."""
+
+    __slots__ = ("_main", "_request", "set")
+
+    def __init__(self, prepared: _HasRoles, request: Request) -> None:
+        self._main = prepared.model.main
+        self._request = request
+        uses: list[BufferUse] = []
+        for pool in request.pools:  # also one that no argument uses
+            if isinstance(pool, BufferToken):
+                prepared.tracker.resolve(pool.token)
+        for is_input, arguments in ((True, request.inputs), (False, request.outputs)):
+            for index, argument in enumerate(arguments):
+                named = None if argument.has_no_value else request.pools[argument.location.pool_index]
+                if isinstance(named, BufferToken):
+                    buffer = prepared.tracker.resolve(named.token)
+                    uses.append(BufferUse(buffer, RoleKey(prepared.number, is_input, index), argument.dimensions))
+        self.set = BufferSet(uses)
+
+    def with_views(self) -> Request:
+        """Return the request with its buffers as pools that kernels can use. Only while admitted."""
+        pools = list(self._request.pools)
+        inputs, outputs = list(self._request.inputs), list(self._request.outputs)
+        for use in (*self.set.inputs, *self.set.outputs):
+            _, is_input, position = use.role
+            arguments = inputs if is_input else outputs
+            view = BufferView(use.buffer, writing=not is_input)
+            pools.append(view)
+            dims = use.buffer.dimensions if is_input else use.buffer.initial_dimensions
+            arguments[position] = replace(
+                arguments[position],
+                location=DataLocation(len(pools) - 1, 0, view.size),
+                dimensions=combine_dimensions(dims, use.dimensions),
+            )
+        return Request(tuple(inputs), tuple(outputs), tuple(pools))
+
+    def written(self, result: ExecutionResult | None) -> list[tuple[int, ...]]:
+        """Return the dimensions of the outputs in buffers after a run: those that it told, or that were known."""
+        if result is not None and result[1]:
+            return [result[1][use.role.position].dimensions for use in self.set.outputs]
+        known = []
+        for use in self.set.outputs:
+            declared = self._main.operands[self._main.output_indexes[use.role.position]].dimensions
+            given = combine_dimensions(declared, use.dimensions)
+            known.append(combine_dimensions(given, use.buffer.initial_dimensions))
+        return known
+
+
+def bind_buffers(prepared: _HasRoles, request: Request) -> BoundBuffers | None:
+    """Find the buffers of a valid request; None if it names none.
+
+    Raises:
+        InvalidArgument: A token is unknown, or a buffer may not be used so.
+    """
+    if not any(isinstance(pool, BufferToken) for pool in request.pools):
+        return None
+    return BoundBuffers(prepared, request)

@@ -1,0 +1,182 @@
+"""What devices that cache have in common: one trust store per process, and what tells their builds apart."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from .. import _core
+from .._core.leaving import ProcessLock
+from ..cache import (
+    CacheReason,
+    CacheRejected,
+    DeviceCache,
+    SaveResult,
+    TrustStore,
+    VerifiedEntry,
+    checked_token,
+    default_state_directory,
+    place_of,
+)
+from .interfaces import CacheFiles
+
+Payloads = Callable[[], tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]] | None]
+_log = logging.getLogger("nnburst.cache")
+
+
+@cache
+def _library_digest() -> bytes:
+    """Digest of the native library of this package: two builds of one version differ in it."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(_core.__file__).parent.glob("_nnburst*.so")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+@cache
+def _cpu_features() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def build_epoch(name: str, version: str, *parts: str) -> bytes:
+    """Return 32 bytes that change with the device, its version, this package's library and the machine's instructions.
+
+    Args:
+        name: Of the device.
+        version: Its version string.
+        parts: Whatever else decides whether its files can be read: format versions, options.
+    """
+    digest = hashlib.sha256(b"nnburst-epoch-v1" + _library_digest())
+    for text in (name, version, _cpu_features(), *parts):
+        raw = text.encode()
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return digest.digest()
+
+
+class DeviceCacheHome:
+    """The `DeviceCache` of one device, opened when it is first needed.
+
+    Args:
+        device: Name of the device.
+        epoch: See `build_epoch`; called when it is first needed.
+        model_files: As `DeviceCache`.
+        data_files: As `DeviceCache`.
+    """
+
+    def __init__(self, device: str, epoch: Callable[[], bytes], model_files: int, data_files: int) -> None:
+        self._device = device
+        self._epoch = epoch
+        self._counts = model_files, data_files
+        self._caches: dict[tuple[int, Path], DeviceCache] = {}
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Model and data files that an entry has."""
+        return self._counts
+
+    def get(self) -> DeviceCache:
+        """Return the cache.
+
+        Raises:
+            CacheRejected: The state directory cannot be used.
+        """
+        directory = default_state_directory()
+        key = os.getpid(), directory  # a forked child must not use the database of its parent
+        with _opening.lock:
+            if key not in self._caches:
+                self._caches[key] = DeviceCache(
+                    _store(directory),
+                    device=self._device,
+                    epoch=self._epoch(),
+                    model_files=self._counts[0],
+                    data_files=self._counts[1],
+                )
+            return self._caches[key]
+
+    def load(self, files: CacheFiles) -> VerifiedEntry:
+        """Read an entry back; as `DeviceCache.load`.
+
+        Raises:
+            InvalidArgument: The token has not 32 bytes.
+            CacheRejected: The files are not exactly those saved last under the token.
+        """
+        token = checked_token(files.token)
+        return self.get().load(token, files.model_fds, files.data_fds, fingerprint=files.fingerprint)
+
+    def save(
+        self,
+        files: CacheFiles,
+        payloads: Payloads,
+        *,
+        seconds: float | None = None,
+        compiled: Callable[[], bytes] | None = None,
+    ) -> SaveResult:
+        """Save an entry; as `DeviceCache.save`, but that what to save is made only if it is needed.
+
+        Whatever is raised on the way becomes a reason: IO_ERROR, which does not count as a refusal of the device.
+
+        A client tells the fingerprint of the model that it meant. Its memory and files may have been written since, so
+        a device compares it with `compiled`: else results of one model would be restored for another.
+
+        Args:
+            files: Where, under which token, and what the client says of them.
+            payloads: Makes the contents of the model files and of the data files; None: this model is not cached.
+            seconds: What compiling took, for files that are only wanted if they are faster; None if that is clear.
+            compiled: Makes the fingerprint of the compiled contents; see `nnburst.cache.model_fingerprint`.
+        """
+        started = time.perf_counter()
+        result = self._saved(files, payloads, seconds, compiled)
+        return replace(result, seconds=time.perf_counter() - started)
+
+    def _saved(
+        self,
+        files: CacheFiles,
+        payloads: Payloads,
+        seconds: float | None,
+        compiled: Callable[[], bytes] | None,
+    ) -> SaveResult:
+        try:
+            cache = self.get()
+            place = place_of(files.place_fds[0]) if files.place_fds else b""
+            made = payloads()
+            if made is None:
+                return SaveResult(False, CacheReason.DECLINED)
+            nbytes = sum(len(payload) for blobs in made for payload in blobs)
+            if files.only_if_worth and seconds is not None and not cache.worth(seconds, nbytes):
+                return SaveResult(False, CacheReason.NOT_WORTH_IT, nbytes=nbytes)
+            if files.fingerprint and compiled is not None and compiled() != files.fingerprint:
+                return SaveResult(False, CacheReason.CHANGED)
+            return cache.save(
+                files.token, *made, files.model_fds, files.data_fds, fingerprint=files.fingerprint,
+                staged=files.staged, place=place,
+            )  # fmt: skip
+        except CacheRejected as error:
+            return SaveResult(False, error.reason)
+        except Exception as error:  # no space for what has to be made first, for example; it may go away
+            _log.warning("a compilation of %s was not kept: %s: %s", self._device, type(error).__name__, error)
+            return SaveResult(False, CacheReason.IO_ERROR)
+
+
+_stores: dict[tuple[int, Path], TrustStore] = {}
+_opening = ProcessLock()
+"""Held while stores and caches are looked up and opened."""
+
+
+def _store(directory: Path) -> TrustStore:
+    """One store per directory for all devices of the process."""
+    key = os.getpid(), directory
+    with _opening.lock:
+        if key not in _stores:
+            _stores[key] = TrustStore(directory)
+        return _stores[key]

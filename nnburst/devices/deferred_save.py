@@ -1,0 +1,103 @@
+"""Saving a compilation after the call that brought the files has returned."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from .._core.fds import close_fds
+from ..cache import CacheReason, CacheRejected, SaveResult, check_fd
+from .caching import DeviceCacheHome
+from .interfaces import CacheFiles
+
+_LOCK = struct.Struct("hhqqi4x")
+"""``struct flock``: type, whence, start, length, pid."""
+
+
+class LateSave:
+    """Cache files of a client, kept for later. Duplicates are closed by `save` or `close`.
+
+    A write takes a lock of its own file description, so that two late writers of one file exclude each other and a
+    reader is told that the entry is busy. Files that the client removed meanwhile are left alone.
+
+    That description is opened with the rights of this process, which may be more than the client's. So only a
+    descriptor that the client itself could write through is ever opened again (THR-16).
+
+    Args:
+        home: The device's cache.
+        files: As the device was given them.
+    """
+
+    def __init__(self, home: DeviceCacheHome, files: CacheFiles) -> None:
+        self._home = home
+        self._files = replace(files, staged=False, only_if_worth=False)  # they are visible by then
+        self._fds: list[int] = []
+        self.refused: CacheReason | None = None
+        """Why nothing will be written, if that is known already."""
+        try:
+            if (len(files.model_fds), len(files.data_fds)) != home.counts:
+                raise CacheRejected(CacheReason.BAD_FD, "another number of files")
+            for fd in (*files.model_fds, *files.data_fds):
+                check_fd(fd)
+            for fd in files.fds:
+                self._fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0))
+        except CacheRejected as error:
+            self.refused = error.reason
+            self.close()
+        except OSError:
+            self.refused = CacheReason.IO_ERROR
+            self.close()
+
+    def save(
+        self,
+        payloads: Callable[[], tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]] | None],
+        compiled: Callable[[], bytes] | None = None,
+    ) -> SaveResult:
+        """Write the entry in place of the old one. Nothing is raised; the result tells the outcome.
+
+        Args:
+            payloads: As `DeviceCacheHome.save`.
+            compiled: Likewise.
+        """
+        own: list[int] = []
+        try:
+            if self.refused is not None or not self._fds:
+                return SaveResult(False, self.refused or CacheReason.IO_ERROR)
+            count = sum(self._home.counts)
+            for fd in self._fds[:count]:
+                if check_fd(fd).st_nlink == 0:  # the client may have changed the flags since
+                    return SaveResult(False, CacheReason.MISSING)  # the client has removed the entry
+                own.append(_opened_again(fd))
+            for fd in own:
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            files = self._files.with_fds([*own, *self._fds[count:]])
+            return self._home.save(files, payloads, compiled=compiled)
+        except CacheRejected as error:
+            return SaveResult(False, error.reason)
+        except OSError as error:
+            busy = error.errno in (errno.EAGAIN, errno.EACCES)
+            return SaveResult(False, CacheReason.BUSY if busy else CacheReason.IO_ERROR)
+        finally:
+            close_fds(own)
+            self.close()
+
+    def close(self) -> None:
+        """Close the duplicates. Idempotent."""
+        close_fds(self._fds)
+
+
+def _opened_again(fd: int) -> int:
+    """Return a description of our own of a file: a duplicate would share offset and locks with the client's.
+
+    Raises:
+        CacheRejected: This process may not open the file, although it was given a descriptor.
+    """
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise CacheRejected(CacheReason.BAD_FD, f"a cache file cannot be opened again: {error.strerror}") from error

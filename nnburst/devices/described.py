@@ -1,0 +1,78 @@
+"""What does not change about a device, as one value: a service sends it, and a proxy answers from it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from ..model import Capabilities, DeviceType, Extension
+from .interfaces import Device
+
+MOST_CACHE_FILES = 32
+"""Of each kind."""
+
+Name = Annotated[str, Meta(max_length=256)]
+CacheCount = Annotated[int, Meta(ge=0, le=MOST_CACHE_FILES)]
+
+
+class DeviceInfo(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a device says of itself, once for all. The limits are those of a message."""
+
+    name: Name
+    version_string: Name
+    type: DeviceType
+    capabilities: Capabilities
+    cache_files: tuple[CacheCount, CacheCount]
+    extensions: Annotated[tuple[Extension, ...], Meta(max_length=256)] = ()
+    cache_epoch: Annotated[bytes, Meta(max_length=32)] = b""
+
+    @classmethod
+    def of(cls, device: Device) -> DeviceInfo:
+        """Ask a device."""
+        return cls(
+            name=device.name,
+            version_string=device.version_string,
+            type=device.type,
+            capabilities=device.capabilities,
+            cache_files=device.get_number_of_cache_files_needed(),
+            extensions=device.get_supported_extensions(),
+            cache_epoch=device.cache_epoch,
+        )
+
+
+class DescribedDevice(Device):
+    """A device that stands for one that was asked what it is; what it does is left to the classes below.
+
+    Args:
+        info: What it says of itself.
+    """
+
+    def __init__(self, info: DeviceInfo) -> None:
+        self._info = info
+
+    @property
+    def name(self) -> str:
+        return self._info.name
+
+    @property
+    def version_string(self) -> str:
+        return self._info.version_string
+
+    @property
+    def type(self) -> DeviceType:
+        return self._info.type
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._info.capabilities
+
+    @property
+    def cache_epoch(self) -> bytes:
+        return self._info.cache_epoch
+
+    def get_supported_extensions(self) -> tuple[Extension, ...]:
+        return self._info.extensions
+
+    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
+        return self._info.cache_files

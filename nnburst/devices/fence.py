@@ -1,0 +1,229 @@
+"""Fences: the end of an execution as a file descriptor, for any number of waiters in any number of processes.
+
+A fence is one end of a stream socket pair; the other end, the `FenceSignal`, stays in the process that will signal it:
+
+====================  ==================================================  =========================================
+state                 how it comes about                                  ``poll(fd, POLLIN)`` says
+====================  ==================================================  =========================================
+active                                                                    nothing
+signalled             the signal takes its own byte, writes one, closes   ``POLLIN``, soon with ``POLLHUP``
+error                 the signal closes without having taken its byte     ``POLLIN | POLLERR | POLLHUP``
+====================  ==================================================  =========================================
+
+Closing a stream socket with unread data is an error at the other end, so a process that ends in any way has put its
+fences in error: nothing has to be left to tell. An eventfd has no such state, a pipe can be opened again by its reader,
+who could keep it from ever hanging up, and a page of shared memory cannot be polled.
+
+A waiter that reads from a fence takes the byte away from the others; a fence that hung up without one is in error. So
+nobody but the owner of the signal can make a fence say that something has succeeded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import fcntl
+import math
+import os
+import select
+import socket
+import struct
+import termios
+from typing import TYPE_CHECKING
+
+from .._core.deadline import Deadline
+from .._core.fds import FdSet
+from .._core.leaving import abandon_when_forked
+from ..errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+LONGEST_MS = 2**31 - 1
+"""That ``poll`` can wait for."""
+_ANONYMOUS = ("anon_inode:[eventfd]", "anon_inode:[timerfd]", "anon_inode:[pidfd]", "anon_inode:sync_file")
+
+
+class FenceState(enum.Enum):
+    """What a fence says now. It does not change any more once it is not ``ACTIVE``."""
+
+    ACTIVE = "active"
+    SIGNALLED = "signalled"
+    ERROR = "error"
+
+
+class Fence:
+    """Something that will be over: a descriptor that becomes readable. Context manager; picklable as descriptors are.
+
+    Args:
+        fd: A socket, a pipe, an eventfd, a timerfd, a pidfd or a ``sync_file``, which stays the caller's. Asking
+            anything else (a file, a device, an epoll set) may block for as long as a file system of its owner likes.
+
+    Raises:
+        InvalidArgument: It is none of these, or not open.
+        ResourceExhausted: The process has too many open files.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._own = FdSet.duplicate((fd,))
+        try:
+            _check_kind(self._own.fds[0])
+        except BaseException:
+            self._own.close()
+            raise
+
+    def fileno(self) -> int:
+        """The descriptor, still this object's. Poll it, do not read from it.
+
+        Raises:
+            BadState: The fence is closed.
+        """
+        return self._own.fds[0]
+
+    def detach_copy(self) -> int:
+        """Return a descriptor of the caller's own.
+
+        Raises:
+            BadState: The fence is closed.
+            ResourceExhausted: The process has too many open files.
+        """
+        try:
+            return os.dup(self.fileno())
+        except OSError as error:
+            raise ResourceExhausted(f"a fence cannot be duplicated: {error.strerror}") from error
+
+    def duplicate(self) -> Fence:
+        """Return another object for the same fence; raises as `detach_copy`."""
+        return Fence(self.fileno())
+
+    @property
+    def state(self) -> FenceState:
+        """What it says now."""
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        found = poll.poll(0)
+        return state_of_events(self.fileno(), found[0][1]) if found else FenceState.ACTIVE
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until it is signalled.
+
+        Args:
+            timeout: Seconds; None for no limit, 0 to ask only.
+
+        Raises:
+            GeneralFailure: What it stands for has failed, or the process that would have signalled it is gone.
+            MissedDeadline: It is still active.
+        """
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        limit = Deadline.after(timeout).left()
+        found = poll.poll(None if limit is None else min(math.ceil(limit * 1000), LONGEST_MS))
+        if not found:
+            raise MissedDeadline("the fence was not signalled in time; wait longer for it")
+        if state_of_events(self.fileno(), found[0][1]) is FenceState.ERROR:
+            raise GeneralFailure("the fence is in error: what it stands for has failed, or its process has ended")
+
+    def close(self) -> None:
+        """Close the descriptor. Idempotent."""
+        self._own.close()
+
+    def __enter__(self) -> Fence:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def state_of_events(fd: int, events: int) -> FenceState:
+    """Return what the events of a poll for ``POLLIN`` say about a fence."""
+    if events & (select.POLLERR | select.POLLNVAL):
+        return FenceState.ERROR
+    if events & select.POLLHUP and not (events & select.POLLIN and _has_data(fd)):
+        return FenceState.ERROR
+    return FenceState.SIGNALLED if events & select.POLLIN else FenceState.ACTIVE
+
+
+def _has_data(fd: int) -> bool:
+    try:
+        (count,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
+    except OSError:  # it is not a stream: that it is readable is all that it says
+        return True
+    return bool(count)
+
+
+def _check_kind(fd: int) -> None:
+    """Raise unless a descriptor may be polled at no risk. Asks the kernel alone, never a file system."""
+    try:
+        name = os.readlink(f"/proc/self/fd/{fd}")  # of a file: from the cache of names; begins with a slash
+    except OSError as error:
+        raise InvalidArgument(f"file descriptor {fd} cannot be looked at: {error.strerror}") from error
+    if name in _ANONYMOUS or name.startswith(("socket:", "pipe:", "pidfd:")):
+        return
+    with contextlib.suppress(OSError):  # it is not a named FIFO
+        fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
+        return
+    raise InvalidArgument(
+        f"{name} is not a fence: give a socket, a pipe, an eventfd, a timerfd, a pidfd or a sync file"
+    )
+
+
+class FenceSignal:
+    """The end of a fence that signals it: with `set`, else with an error when it is dropped or its process ends.
+
+    Context manager; at the end of its block the fence is over.
+
+    Attributes:
+        fence: What waiters get.
+
+    Raises:
+        ResourceExhausted: The process has too many open files.
+    """
+
+    def __init__(self) -> None:
+        self._own: list[socket.socket] = []
+        try:
+            waiters, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise ResourceExhausted(f"no descriptors for a fence: {error.strerror}") from error
+        self._own.append(own)
+        with waiters:
+            own.setblocking(False)
+            waiters.send(b"\0")  # what `own` has to take to close without an error
+            waiters.shutdown(socket.SHUT_WR)  # so that there is never more of it
+            self.fence = Fence(waiters.fileno())
+        abandon_when_forked(self)
+
+    def set(self) -> None:
+        """Signal the fence. Does nothing if that was done, or `fail` was called."""
+        if own := self._taken():
+            with own, contextlib.suppress(OSError):  # no waiter is left
+                own.recv(1)
+                own.send(b"\0", socket.MSG_NOSIGNAL)
+
+    def fail(self) -> None:
+        """Put the fence in error. Does nothing if that was done, or `set` was called."""
+        if own := self._taken():
+            own.close()
+
+    def __enter__(self) -> FenceSignal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.fail()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the copy, so that the end of the parent ends the fence."""
+        self.fail()
+
+    def __del__(self) -> None:
+        self.fail()
+
+    def _taken(self) -> socket.socket | None:
+        try:
+            return self._own.pop()  # one step: also for two threads
+        except IndexError:
+            return None

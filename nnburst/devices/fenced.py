@@ -1,0 +1,212 @@
+"""Executions that begin once fences are signalled, and end by signalling one.
+
+Each has a thread of its own, which sleeps in one ``poll`` until every fence is signalled or the deadline comes, then
+runs the request. So a fence that is never signalled holds up its own execution alone, and between the last signal and
+the beginning lies one wake-up and no hand-over. A service limits their number by a quota.
+"""
+
+from __future__ import annotations
+
+import abc
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from .._core.fds import FdSet
+from ..errors import (
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    ResourceExhausted,
+)
+from ..model import NO_TIMING, ExecutionResult, MeasureTiming, RunOptions, Timing, failure_of, reason_of
+from .deadline import earlier, is_limit
+from .fence import LONGEST_MS, Fence, FenceSignal, FenceState, state_of_events
+
+_log = logging.getLogger(__name__)
+
+
+class FencedInfo(Struct, frozen=True):
+    """How a fenced execution ended.
+
+    Attributes:
+        status: The outcome.
+        launched: Durations since the execution was launched; empty unless they were asked for.
+        fenced: Durations since the last fence was signalled; likewise.
+        reason: Why it failed, for people; empty if it did not.
+    """
+
+    status: ErrorStatus
+    launched: Timing = NO_TIMING
+    fenced: Timing = NO_TIMING
+    reason: str = ""
+
+
+class FencedExecution(abc.ABC):
+    """An execution that was launched with `PreparedModel.execute_fenced`. To drop it does not stop it.
+
+    Attributes:
+        fence: Signalled when the outputs are complete, in error if they will not be. Close it when it is not needed.
+    """
+
+    fence: Fence
+
+    @abc.abstractmethod
+    def info(self) -> FencedInfo:
+        """Say how it ended.
+
+        Raises:
+            GeneralFailure: It has not ended.
+            DeadObject: The process that ran it is gone.
+        """
+
+    @abc.abstractmethod
+    def cancel(self) -> None:
+        """End it unless it runs already: its fence goes into error. Does not wait. Idempotent."""
+
+
+def checked_fences(wait_for: Sequence[Fence], duration_ns: int = 0) -> tuple[Fence, ...]:
+    """Check what an execution is to wait for, and how long it may take then.
+
+    Raises:
+        InvalidArgument: One is no fence, or in error already; the duration is negative.
+    """
+    if duration_ns < 0:
+        raise InvalidArgument(f"a duration of {duration_ns} ns: give nanoseconds, 0 for no limit")
+    for position, fence in enumerate(wait_for):
+        if not isinstance(fence, Fence):
+            raise InvalidArgument(f"wait_for[{position}] is {type(fence).__name__}; give a Fence")
+        if fence.state is FenceState.ERROR:
+            raise InvalidArgument(f"wait_for[{position}] is in error: what it stands for has failed")
+    return tuple(wait_for)
+
+
+class LocalFenced(FencedExecution):
+    """A fenced execution in this process. `start` it.
+
+    Args:
+        execute: Runs it, with these options.
+        wait_for: Checked; stay the caller's.
+        options: Of the execution. The deadline limits the waiting, too.
+        duration_ns: Nanoseconds that it may take from the moment that the last fence is signalled; 0 for no limit.
+
+    Raises:
+        ResourceExhausted: The process has too many open files.
+    """
+
+    def __init__(
+        self,
+        execute: Callable[[RunOptions], ExecutionResult],
+        wait_for: Sequence[Fence],
+        options: RunOptions,
+        duration_ns: int,
+    ) -> None:
+        self._execute = execute
+        self._options = options
+        self._duration_ns = duration_ns
+        self._launched = time.monotonic_ns()
+        self._fences = FdSet.duplicate(fence.fileno() for fence in wait_for)
+        try:
+            self._cancelled = FdSet((os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),))
+        except OSError as error:
+            raise ResourceExhausted(f"no descriptors for a fenced execution: {error.strerror}") from error
+        self._signal = FenceSignal()
+        self.fence = self._signal.fence
+        self._info: FencedInfo | None = None
+        self._on_end: Callable[[], None] = lambda: None
+
+    def start(self, on_end: Callable[[], None] = lambda: None) -> LocalFenced:
+        """Wait for the fences, and run, in a thread of its own. To be called once.
+
+        Args:
+            on_end: Called in that thread after the end, whatever the outcome.
+
+        Raises:
+            ResourceExhausted: The system has no thread for it.
+        """
+        self._on_end = on_end
+        try:
+            threading.Thread(target=self._own, name="nnburst-fenced", daemon=True).start()
+        except RuntimeError as error:
+            raise ResourceExhausted(f"a fenced execution needs a thread: {error}") from error
+        return self
+
+    def info(self) -> FencedInfo:
+        if self._info is None:
+            raise GeneralFailure("the execution has not ended; wait for its fence")
+        return self._info
+
+    def cancel(self) -> None:
+        cancelled = self._cancelled  # held by this frame, too: its number cannot become another file's meanwhile
+        if self._info is None:
+            os.eventfd_write(cancelled.fds[0], 1)
+
+    def _own(self) -> None:
+        try:
+            info = self._outcome()
+        except BaseException as error:  # also SystemExit of a user's function: the fence must not stay active
+            failure = failure_of(error)
+            info = FencedInfo(failure[0], reason=failure.reason)
+        self._info = info
+        if info.status is ErrorStatus.NONE:
+            self._signal.set()
+        else:
+            self._signal.fail()
+        self._fences.close()
+        try:
+            self._on_end()
+        except Exception:
+            _log.exception("the end of a fenced execution could not be told")
+
+    def _outcome(self) -> FencedInfo:
+        self._wait()
+        fenced = time.monotonic_ns()
+        deadline = earlier(self._options.deadline_ns, fenced + self._duration_ns if self._duration_ns else 0)
+        result = self._execute(replace(self._options, deadline_ns=deadline))
+        ended = time.monotonic_ns()
+        status, _, timing = result
+        if status is not ErrorStatus.NONE or self._options.measure != MeasureTiming.YES:
+            return FencedInfo(status, reason=reason_of(result))
+        launched = Timing(timing.time_on_device, (ended - self._launched) // 1000)
+        return FencedInfo(status, launched, Timing(timing.time_on_device, (ended - fenced) // 1000))
+
+    def _wait(self) -> None:
+        """Wait for all fences.
+
+        Raises:
+            GeneralFailure: One is in error, or the execution was cancelled.
+            MissedDeadline: The deadline passed.
+        """
+        (cancelled,) = self._cancelled.fds
+        poll, left = select.poll(), dict(zip(self._fences.fds, range(len(self._fences)), strict=True))
+        for fd in (*left, cancelled):
+            poll.register(fd, select.POLLIN)
+        while True:
+            for fd, events in poll.poll(0 if not left else self._milliseconds()):
+                if fd == cancelled:
+                    raise GeneralFailure("the execution was cancelled before it began")
+                state = state_of_events(fd, events)
+                if state is FenceState.ERROR:
+                    raise GeneralFailure(f"wait_for[{left[fd]}] went into error: what it stands for has failed")
+                if state is FenceState.SIGNALLED:
+                    poll.unregister(fd)
+                    del left[fd]
+            if not left:
+                return
+            if self._milliseconds() == 0:
+                waited = ", ".join(f"wait_for[{position}]" for position in left.values())
+                raise MissedDeadline(f"the deadline passed before {waited} was signalled; give it more time")
+
+    def _milliseconds(self) -> int | None:
+        """Until the deadline, rounded up."""
+        deadline = self._options.deadline_ns
+        if not is_limit(deadline):
+            return None
+        return min(max(0, -(-(deadline - time.monotonic_ns()) // 1_000_000)), LONGEST_MS)

@@ -1,0 +1,413 @@
+"""The waist of the system: what every device and prepared model can do.
+
+A local device and the proxy of a device in another process implement the same two classes, so everything above
+works in one process or across two.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer
+from ..cache import CacheReason, CacheRejected, SaveResult
+from ..errors import Ending, GeneralFailure
+from ..model import (
+    BufferDesc,
+    BufferRole,
+    Capabilities,
+    DeviceStatus,
+    DeviceType,
+    ExecutionPreference,
+    ExecutionResult,
+    Extension,
+    ImportedModel,
+    Model,
+    Priority,
+    Request,
+    RunOptions,
+)
+from .deadline import require_time
+from .fence import Fence
+from .fenced import FencedExecution, LocalFenced, checked_fences
+
+if TYPE_CHECKING:
+    from ..fmq import MQDescriptor
+    from ..memory import Memory
+
+Descriptors = Annotated[tuple[int, ...], msgspec.Meta(max_length=32)]
+Bytes32 = Annotated[bytes, msgspec.Meta(max_length=32)]
+
+
+class CacheFiles(Struct, frozen=True):
+    """The cache files that a client hands over, and what it says about them.
+
+    Attributes:
+        model_fds: Open files, as many as `Device.get_number_of_cache_files_needed` says; any offset. In a message,
+            their places among its descriptors.
+        data_fds: Likewise.
+        token: 32 bytes that name the entry.
+        fingerprint: Of the model, 32 bytes, to find out that a token was used for two; or empty.
+        staged: The files become visible later: the device is told with `Device.confirm_cache`.
+        only_if_worth: Do not write files that would be read more slowly than the model compiles.
+        place_fds: The directory where the entry is kept: a save replaces what was saved there under the token.
+        priority: Of the executions of the model that is restored; `CompileJob` says that of one that is compiled.
+    """
+
+    model_fds: Descriptors
+    data_fds: Descriptors
+    token: Bytes32
+    fingerprint: Bytes32 = b""
+    staged: bool = False
+    only_if_worth: bool = False
+    place_fds: Annotated[tuple[int, ...], msgspec.Meta(max_length=1)] = ()
+    priority: Priority = Priority.MEDIUM
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All descriptors."""
+        return *self.model_fds, *self.data_fds, *self.place_fds
+
+    def with_fds(self, fds: Sequence[int]) -> CacheFiles:
+        """The same with other descriptors, in the order of `fds`."""
+        models = len(self.model_fds)
+        files = models + len(self.data_fds)
+        return replace(
+            self, model_fds=tuple(fds[:models]), data_fds=tuple(fds[models:files]), place_fds=tuple(fds[files:])
+        )
+
+
+class CompileJob(Struct, frozen=True):
+    """How a model is compiled. Travels to the service as it is.
+
+    Attributes:
+        preference: What to optimise for.
+        priority: Scheduling hint.
+        deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
+        cache: Where to keep the result; None for nowhere.
+    """
+
+    preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER
+    priority: Priority = Priority.MEDIUM
+    deadline_ns: Annotated[int, msgspec.Meta(ge=0)] = 0
+    cache: CacheFiles | None = None
+
+
+class PreparedModel(abc.ABC):
+    """A compiled model. Safe to use from several threads at once."""
+
+    @property
+    def cache_result(self) -> SaveResult | None:
+        """What became of the cache files that came with the model; None if there were none."""
+        return None
+
+    @property
+    def label(self) -> str:
+        """What people call it; empty if it has no name."""
+        return ""
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether requests may have `Steps` among their pools."""
+        return False
+
+    @abc.abstractmethod
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
+        """Run once and wait for the end.
+
+        Args:
+            request: Arguments; checked against the model before anything runs.
+            options: How.
+
+        Returns:
+            Status, output shapes, timing. Errors of the request or of the execution are a status, not an exception.
+        """
+
+    def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
+        """Do for a fenced execution what can be done before its fences are signalled, and return the rest.
+
+        The default does nothing: all is left to `execute_synchronously`. What is returned gets the options with the
+        deadline that holds then.
+
+        Raises:
+            InvalidArgument: The request does not fit the model, or leaves dimensions of an output open.
+        """
+        return partial(self.execute_synchronously, request)
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Fence] = (),
+        options: RunOptions = RunOptions(),
+        duration_ns: int = 0,
+        on_end: Callable[[], None] | None = None,
+    ) -> FencedExecution:
+        """Launch an execution that begins when all fences are signalled, and return at once.
+
+        The default runs `execute_synchronously` in a thread that waits first. A device with fences of its own overrides
+        it.
+
+        Args:
+            request: Arguments; all outputs have known dimensions. Its memory stays open until the end.
+            wait_for: Stay the caller's.
+            options: How to run. The deadline limits the waiting, too; so does nothing else.
+            duration_ns: Nanoseconds that the execution may take once the last fence is signalled; 0 for no limit.
+            on_end: Called in some thread after the end, also after a failure, but not if this method raises.
+
+        Returns:
+            What has the fence that it signals, and tells afterwards how it ended.
+
+        Raises:
+            InvalidArgument: The request or an argument breaks a rule; a fence is in error already.
+            MissedDeadline: The deadline has passed.
+            ResourceExhausted: There is no thread for it, or there are too many open files.
+            BadState: The model is closed.
+        """
+        fences = checked_fences(wait_for, duration_ns)
+        require_time(options.deadline_ns)
+        run = LocalFenced(self.bind_fenced(request, options), fences, options, duration_ns)
+        return run.start(on_end or (lambda: None))
+
+    def configure_execution_burst(
+        self,
+        callback: BurstCallback,
+        request_channel: MQDescriptor,
+        result_channel: MQDescriptor,
+        polling_window: float | None = None,
+    ) -> BurstContext:
+        """Serve a burst on this model.
+
+        The default serves it from a listener thread of this process. A device that can keep mappings and bound
+        plans overrides `burst_executor`, not this method.
+
+        Raises:
+            InvalidArgument: A channel is unusable.
+        """
+        executor = self.burst_executor()
+        return ExecutionBurstServer.create(
+            callback,
+            request_channel,
+            result_channel,
+            self if executor is None else executor,
+            polling_window=polling_window,
+        )
+
+    def burst_executor(self) -> BurstExecutorWithCache | None:
+        """Return a new executor for one burst, or None to have each request run through `execute_synchronously`."""
+        return None
+
+    @property
+    def ending(self) -> Ending:
+        """How the process that holds this model ended."""
+        return Ending()
+
+    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_death` once when the process that holds this model dies. Returns a function that unlinks.
+
+        A local model cannot outlive its process, so nothing is ever called.
+        """
+        return lambda: None
+
+    def close(self) -> None:
+        """Release the model. Idempotent."""
+
+
+class Buffer(abc.ABC):
+    """A driver-managed buffer. Context manager; closing frees it once it is no longer used.
+
+    Attributes:
+        timeout: Seconds that a copy may take if the device is in another process, then `MissedDeadline`; None for no
+            limit.
+    """
+
+    timeout: float | None = 60.0
+
+    @property
+    @abc.abstractmethod
+    def token(self) -> int:
+        """Names the buffer in requests (`BufferToken`); positive, meaningful only to the device that allocated it."""
+
+    @abc.abstractmethod
+    def copy_to(self, memory: Memory) -> int:
+        """Copy the contents into a memory of exactly their size, and return their generation.
+
+        Raises:
+            InvalidArgument: The size differs.
+            GeneralFailure: The buffer has no contents, or the memory cannot be mapped.
+            ResourceExhausted: The buffer is being written.
+        """
+
+    @abc.abstractmethod
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
+        """Take a memory as the new contents. Whatever fails leaves the buffer without contents.
+
+        Args:
+            memory: Exactly as large as contents of these dimensions.
+            dimensions: May be empty if all were known when the buffer was allocated.
+
+        Raises:
+            InvalidArgument: Size or dimensions do not fit.
+            ResourceExhausted: The buffer is in use.
+        """
+
+    @abc.abstractmethod
+    def copy_buffer(self, source: Buffer) -> None:
+        """Take the contents of another buffer of the same device, inside it and without moving bytes.
+
+        Raises:
+            InvalidArgument: The source is another device's, has no contents, or other type or dimensions.
+        """
+
+    def account_to(self, account: Callable[[int], None]) -> None:
+        """Have a function told of the bytes that the buffer takes, now and each time that it grows.
+
+        Args:
+            account: Gets the number of bytes that come on top; an exception of it keeps the buffer from growing.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give the buffer back. Idempotent; an execution that uses it finishes first."""
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Device(abc.ABC):
+    """Something that compiles and runs models."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """``vendor-device``: exactly one dash, neither first nor last."""
+
+    @property
+    @abc.abstractmethod
+    def version_string(self) -> str:
+        """Not empty, and different for each build of the device."""
+
+    @property
+    def type(self) -> DeviceType:
+        """What the device runs on."""
+        return DeviceType.CPU
+
+    @property
+    def status(self) -> DeviceStatus:
+        """Whether the device can take work now."""
+        return DeviceStatus.AVAILABLE
+
+    @property
+    @abc.abstractmethod
+    def capabilities(self) -> Capabilities:
+        """Speed and power, per operand type."""
+
+    @abc.abstractmethod
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        """Say for each operation of the main subgraph whether the device can run it.
+
+        Raises:
+            InvalidArgument: The model breaks a rule of `validate_model`.
+        """
+
+    def get_supported_extensions(self) -> tuple[Extension, ...]:
+        """Return the extensions of which the device supports every operation and type."""
+        return ()
+
+    def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
+        """Read a model that is no `Model` yet, so that the caller need not understand its format.
+
+        Args:
+            source: The format of a file (``"onnx"``), or ``"name:"`` and the name of a model that the device has.
+            pools: The file, if it is one.
+
+        Returns:
+            The model without pools, and which files they must be.
+
+        Raises:
+            InvalidArgument: The file is not of this format, or the device has models by name and not this one.
+            GeneralFailure: The device does not read this format, has no models by name, or cannot run the contents.
+        """
+        raise GeneralFailure(f"{self.name} does not import {source!r}")
+
+    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
+        """Return how many model and data cache files a compilation needs; (0, 0) means no caching."""
+        return (0, 0)
+
+    @abc.abstractmethod
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PreparedModel:
+        """Compile a model.
+
+        Args:
+            model: The model; it may be released by the caller once this returns.
+            job: How.
+
+        Raises:
+            InvalidArgument: The model or an argument breaks a rule. Cache files never make a preparation fail.
+            GeneralFailure: The device cannot run this model.
+            MissedDeadline: The deadline passed first.
+        """
+
+    @property
+    def cache_epoch(self) -> bytes:
+        """32 bytes that differ between any two builds of the device that do not read each other's cache files."""
+        return hashlib.sha256(f"{len(self.name)} {self.name} {self.version_string}".encode()).digest()
+
+    def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
+        """Restore what an earlier `prepare_model` saved, without the model.
+
+        Args:
+            cache: The files, in the order of the save, with the token of the save; the fingerprint is that of the
+                model that the caller wants.
+            deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
+
+        Raises:
+            CacheRejected: The files are not exactly what this device saved last under this token. Compile instead.
+            InvalidArgument: The token has not 32 bytes.
+            MissedDeadline: The deadline passed first.
+        """
+        raise CacheRejected(CacheReason.UNSUPPORTED, f"{self.name} does not cache")
+
+    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
+        """Files that were `staged` are visible now: from now on they alone count. False if they are not known.
+
+        The default is for devices that do not tell generations apart.
+        """
+        return True
+
+    def counters(self) -> Mapping[str, int]:
+        """Return how often the device did what costs time, by name; for finding out what a cache saves."""
+        return {}
+
+    def allocate(
+        self,
+        desc: BufferDesc,
+        prepared_models: Sequence[PreparedModel],
+        input_roles: Sequence[BufferRole],
+        output_roles: Sequence[BufferRole],
+    ) -> Buffer:
+        """Allocate a driver-managed buffer.
+
+        Args:
+            desc: Dimensions beyond those of the roles.
+            prepared_models: What the roles refer to; of this device.
+            input_roles: Inputs that the buffer may be.
+            output_roles: Outputs that it may be.
+
+        Raises:
+            InvalidArgument: The models, the roles or the dimensions break a rule.
+            GeneralFailure: The device cannot allocate this, or anything.
+        """
+        raise GeneralFailure(f"{self.name} cannot allocate buffers; use shared memory")
+
+    def close(self) -> None:
+        """Release the device. Idempotent."""

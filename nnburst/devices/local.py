@@ -1,0 +1,256 @@
+"""What the devices of this process have in common: models, requests, driver-managed buffers, cache files and bursts."""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from msgspec.structs import replace
+
+from ..burst import Caller, Kernel, SlotExecutor, called_by, present_caller, run_until
+from ..cache import SaveResult, checked_token
+from ..errors import BadState, ErrorStatus, GeneralFailure
+from ..memory import BufferTracker, check_pools
+from ..model import (
+    NO_TIMING,
+    BufferDesc,
+    BufferRole,
+    Capabilities,
+    ExecutionResult,
+    Model,
+    Operation,
+    Request,
+    RunOptions,
+    failure_of,
+    operation_name,
+    validate_model,
+    validate_request,
+)
+from .buffers import allocate_buffer, bind_buffers, next_model_number
+from .caching import DeviceCacheHome
+from .common import build_version, check_preparation, cpu_capabilities, readable_operations
+from .deadline import require_time
+from .interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
+from .plan import Plan
+from .steps import SteppedKernel
+
+
+class LocalDevice(Device):
+    """A device in this process. It says what it can run and compiles; the rest is here.
+
+    Args:
+        cache: Where compilations are kept, for a device that caches.
+    """
+
+    has_buffers = True
+
+    def __init__(self, cache: DeviceCacheHome | None = None) -> None:
+        self._cache = cache
+        self._tracker = BufferTracker()
+
+    # ---- what a device implements ----------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def why_not(self, model: Model, operation: Operation) -> str:
+        """Say why an operation of a valid model cannot be run; empty if it can."""
+
+    @abc.abstractmethod
+    def compile(self, model: Model) -> LocalModel:
+        """Compile a valid model of which every operation can be run.
+
+        Raises:
+            InvalidArgument, GeneralFailure: It cannot be compiled after all.
+        """
+
+    def load_libraries(self) -> None:
+        """Load what would otherwise be loaded for the first model."""
+
+    def save(self, prepared: LocalModel, files: CacheFiles, seconds: float | None) -> SaveResult | None:
+        """Save what `compile` made; nothing is raised.
+
+        Args:
+            prepared: The model.
+            files: Where.
+            seconds: What preparing it took; None if the files are wanted in any case.
+        """
+        return None
+
+    # ---- the rest --------------------------------------------------------------------------------------------
+
+    @property
+    def version_string(self) -> str:
+        """Version of the package and of NumPy."""
+        return build_version()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The CPU baseline."""
+        return cpu_capabilities()
+
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        """See `Device.get_supported_operations`."""
+        validate_model(model)
+        return tuple(not reason for reason in self._reasons(model))
+
+    def _reasons(self, model: Model) -> list[str]:
+        readable = readable_operations(model)
+        return [
+            self.why_not(model, operation) if can_read else "a constant of it lies in memory that cannot be read"
+            for operation, can_read in zip(model.main.operations, readable, strict=True)
+        ]
+
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> LocalModel:
+        """Check the model, compile it, and save it if there are files; see `Device.prepare_model`."""
+        started = time.thread_time()  # what a program beside takes says nothing of the model
+        validate_model(model)
+        check_preparation(job)
+        check_pools(model.pools, "model")
+        for position, reason in enumerate(self._reasons(model)):
+            if reason:
+                name = operation_name(model.main.operations[position].type)
+                raise GeneralFailure(
+                    f"{self.name} cannot run operation {position} ({name}): {reason}; "
+                    "get_supported_operations says which operations it can"
+                )
+        prepared = self.compile(model)
+        try:
+            require_time(job.deadline_ns)
+            if job.cache is not None:
+                checked_token(job.cache.token)
+                prepared.note_saved(self.save(prepared, job.cache, time.thread_time() - started))
+        finally:
+            prepared.forget_source()
+        return prepared
+
+    def get_number_of_cache_files_needed(self) -> tuple[int, int]:
+        """See `Device.get_number_of_cache_files_needed`."""
+        return (0, 0) if self._cache is None else self._cache.counts
+
+    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
+        """See `Device.confirm_cache`."""
+        return True if self._cache is None else self._cache.get().confirm(token, generation)
+
+    def allocate(
+        self,
+        desc: BufferDesc,
+        prepared_models: Sequence[PreparedModel],
+        input_roles: Sequence[BufferRole],
+        output_roles: Sequence[BufferRole],
+    ) -> Buffer:
+        """Any NNAPI type, also with open dimensions; see `Device.allocate`."""
+        if not self.has_buffers:
+            return super().allocate(desc, prepared_models, input_roles, output_roles)
+        return allocate_buffer(self._tracker, desc, prepared_models, input_roles, output_roles)
+
+
+class LocalModel(PreparedModel):
+    """A prepared model of a device of this process: makes plans of requests. A device implements `bind`.
+
+    Attributes:
+        model: The model.
+        number: Of this prepared model, never used again; the roles of buffers refer to it.
+        tracker: Buffers of the device.
+    """
+
+    def __init__(self, model: Model, tracker: BufferTracker) -> None:
+        self.model = model
+        self.number = next_model_number()
+        self.tracker = tracker
+        self._result: SaveResult | None = None
+        self._closed = False
+        for pool in model.pools:
+            getattr(pool, "identity", None)  # kept by the pool: requests are compared with it after it is closed
+
+    @abc.abstractmethod
+    def bind(self, request: Request, options: RunOptions) -> Kernel:
+        """Make a kernel of a request; see `nnburst.devices.plan.Bind`.
+
+        Raises:
+            NNBurstError: The request cannot run.
+        """
+
+    def plan(self, request: Request, options: RunOptions = RunOptions(), *, fenced: bool = False) -> Plan:
+        """Check a request and bind it, for as many runs as there will be; a fenced one leaves no dimensions open.
+
+        Raises:
+            InvalidArgument: The request does not fit the model.
+            GeneralFailure: An argument is missing, or memory can be neither mapped nor copied.
+            ResourceExhausted: There is no memory for the execution.
+            BadState: The model is closed.
+        """
+        if self._closed:
+            raise BadState("the prepared model is closed")
+        validate_request(self.model, request, allow_unspecified_output=not fenced)
+        steps = request.steps
+        caller = present_caller()
+        one = self.bind if caller is None else partial(self._bind_for, caller)
+        bind = one if steps is None else partial(SteppedKernel, one, steps, caller)
+        return Plan(bind, request, options, bind_buffers(self, request))
+
+    def _bind_for(self, caller: Caller, request: Request, options: RunOptions) -> Kernel:
+        kernel = self.bind(request, options)
+        caller.awaits(kernel)
+        return kernel
+
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
+        """Plan and run once; see `PreparedModel.execute_synchronously`."""
+        try:
+            plan = self.plan(request, options)
+        except BadState:
+            raise
+        except Exception as error:
+            return failure_of(error)
+        return _run(plan, options)
+
+    def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
+        """Plan; see `PreparedModel.bind_fenced`. Contents of buffers are looked at when it runs."""
+        plan, caller = self.plan(request, options, fenced=True), present_caller()
+
+        def run(final: RunOptions) -> ExecutionResult:
+            if final == options:
+                return _run(plan, final)
+            with called_by(caller):
+                return self.execute_synchronously(request, final)
+
+        return run
+
+    @property
+    def takes_steps(self) -> bool:
+        """True: whatever `bind` makes can be called again and again."""
+        return True
+
+    def burst_executor(self) -> SlotExecutor:
+        """Return an executor that keeps memories mapped and requests bound."""
+
+        def bind(request: Request, options: RunOptions) -> Kernel:
+            return self.plan(request, options).call
+
+        return SlotExecutor(bind)
+
+    @property
+    def cache_result(self) -> SaveResult | None:
+        """See `PreparedModel.cache_result`."""
+        return self._result
+
+    def note_saved(self, result: SaveResult | None) -> None:
+        """Called by the device when the model was saved, or was not."""
+        self._result = result
+
+    def forget_source(self) -> None:
+        """Called by the device once it needs no more of the model than a prepared one does."""
+
+    def close(self) -> None:
+        """Take no more requests; plans that are bound stay usable."""
+        self._closed = True
+        self.model = replace(self.model, pools=())
+
+
+def _run(plan: Plan, options: RunOptions) -> ExecutionResult:
+    try:
+        require_time(options.deadline_ns)
+        result = run_until(plan, options.deadline_ns)
+    except Exception as error:
+        return failure_of(error)
+    return (ErrorStatus.NONE, (), NO_TIMING) if result is None else result

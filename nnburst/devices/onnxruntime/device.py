@@ -1,0 +1,258 @@
+"""The device itself: what it supports, imports and prepares."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
+
+import numpy as np
+
+from ...cache import CacheReason, CacheRejected, SaveResult, model_fingerprint
+from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
+from ...memory import Memory, read_constant
+from ...model import (
+    Extension,
+    ImportedModel,
+    Lifetime,
+    MemoryLike,
+    Model,
+    Operation,
+    combine_dimensions,
+    extension_code,
+    extension_prefix,
+)
+from ..caching import DeviceCacheHome, build_epoch
+from ..common import build_version
+from ..deadline import deadline_passed
+from ..elements import operand_code
+from ..interfaces import CacheFiles
+from ..local import LocalDevice, LocalModel
+from .graph import Bytes, Graph, GraphStore, SessionSettings, compile_graph, content_digest
+from .importer import GraphArgument, import_graph
+from .library import give_memory_back, onnx, onnxruntime, require_extra
+from .packed import FORMAT, load_graph, pack, read_contents
+from .prepared import OnnxPreparedModel, Source
+from .types import EXTENSION, EXTENSION_NAME, FILE, GRAPH
+
+_log = logging.getLogger(__name__)
+
+_LARGEST_PROTO = 2**31 - 1
+"""Bytes of a model file that protobuf can read; larger models have external data."""
+_MOST_VERDICTS = 4096
+"""Models of which a device remembers that keeping them does not pay."""
+
+
+class OnnxRuntimeDevice(LocalDevice):
+    """Runs ONNX graphs on the CPU. A model is one operation GRAPH of the extension ``org.nnburst.onnx``.
+
+    Args:
+        threads: Number of threads that work on one operation, as text; "0" for one per processor.
+        spinning: "1" to have idle threads spin for work instead of sleeping.
+
+    Raises:
+        DeviceUnavailable: The extra ``onnx`` is not installed.
+        InvalidArgument: An option is no such number.
+    """
+
+    _cache: DeviceCacheHome
+
+    def __init__(self, threads: str = "0", spinning: str = "0") -> None:
+        require_extra()
+        super().__init__(DeviceCacheHome(self.name, lambda: self.cache_epoch, 1, 1))
+        if not threads.isdecimal() or int(threads) > 1024 or spinning not in ("0", "1"):
+            raise InvalidArgument(
+                f"threads={threads}, spinning={spinning}: threads is 0 (one per processor) to 1024, spinning 0 or 1"
+            )
+        self._settings = SessionSettings(int(threads), spinning == "1")
+        self._graphs = GraphStore()
+        self._not_worth: set[bytes] = set()
+
+    @property
+    def name(self) -> str:
+        """``nnburst-onnxruntime``."""
+        return "nnburst-onnxruntime"
+
+    @property
+    def version_string(self) -> str:
+        """Versions of the package and of ONNX Runtime."""
+        return _version()
+
+    def load_libraries(self) -> None:
+        """ONNX Runtime, and what reads its models."""
+        onnxruntime()
+        onnx()
+
+    def get_supported_extensions(self) -> tuple[Extension, ...]:
+        """``org.nnburst.onnx``."""
+        return (EXTENSION,)
+
+    def why_not(self, model: Model, operation: Operation) -> str:
+        """A model of one GRAPH."""
+        alone = len(model.main.operations) == 1 and not model.referenced
+        return "" if alone and _is_graph(model, operation) else f"models are one GRAPH of {EXTENSION_NAME}"
+
+    def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
+        """Read the file of an ONNX model; see `Device.import_model`."""
+        if source != "onnx" or len(pools) != 1:
+            raise GeneralFailure(f"{self.name} imports one 'onnx' file, not {source!r} of {len(pools)} files")
+        imported = import_graph(_read_file(pools[0], 0, pools[0].size))
+        give_memory_back(pools[0].size)
+        return imported
+
+    def compile(self, model: Model) -> OnnxPreparedModel:
+        """Compile a graph, or share the one that was made from the same files."""
+        source = _read_files(model)
+        try:
+            graph = self._graphs.get(source.digest, lambda: compile_graph(source.data, source.files, self._settings))
+            _check_arguments(model, graph)
+            return OnnxPreparedModel(model, graph, self._tracker, source)
+        except BaseException:
+            give_memory_back(sum(pool.size for pool in model.pools))
+            raise
+
+    def save(self, prepared: LocalModel, files: CacheFiles, seconds: float | None) -> SaveResult:
+        """Write the optimised graph and its weights into cache files."""
+        assert isinstance(prepared, OnnxPreparedModel)
+        source = prepared.source
+        assert source is not None
+
+        def payloads() -> tuple[tuple[bytes], tuple[memoryview]] | None:
+            if files.only_if_worth and source.digest in self._not_worth:
+                raise CacheRejected(CacheReason.NOT_WORTH_IT, "that was measured before")
+            compiling = prepared.graph.seconds if files.only_if_worth else None
+            try:
+                packed = pack(prepared.model, source.data, source.files, self._settings, compiling)
+            except CacheRejected as error:
+                if error.reason is CacheReason.NOT_WORTH_IT:
+                    if len(self._not_worth) >= _MOST_VERDICTS:
+                        self._not_worth.clear()
+                    self._not_worth.add(source.digest)
+                raise
+            except OSError as error:  # of temporary files: nothing against the model
+                _log.warning("the optimised graph was not kept: %s", error)
+                raise CacheRejected(CacheReason.IO_ERROR, str(error)) from error
+            except Exception as error:  # caching never makes a compilation fail
+                _log.warning("the optimised graph cannot be kept: %s", error)
+                return None
+            return (packed.model,), (packed.data.data,)
+
+        result = self._cache.save(
+            files,
+            payloads,
+            compiled=lambda: model_fingerprint(prepared.model, copies=source.by_operand(prepared.model)),
+        )
+        if result.saved:  # a model that is loaded from it meanwhile shares its weights
+            self._graphs.put(_cached_key(files.token, result.generation), prepared.graph)
+        return result
+
+    @property
+    def cache_epoch(self) -> bytes:
+        """Changes with the package, its library, ONNX Runtime, its provider, the machine's instructions, the format."""
+        return build_epoch(self.name, self.version_string, "CPUExecutionProvider", f"format {FORMAT}")
+
+    def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> OnnxPreparedModel:
+        """Neither parse the model nor optimise it; see `Device.prepare_model_from_cache`."""
+        entry = self._cache.load(cache)
+        (text,), (weights,) = entry.model, entry.data
+        contents = read_contents(text, weights)
+        graph = self._graphs.get(
+            _cached_key(cache.token, entry.generation), lambda: load_graph(contents, weights, self._settings)
+        )
+        if deadline_passed(deadline_ns):
+            raise MissedDeadline("the preparation finished after its deadline")
+        return OnnxPreparedModel(contents.model, graph, self._tracker)
+
+
+@cache
+def _version() -> str:
+    return f"{build_version()}+onnxruntime{metadata.version('onnxruntime')}"
+
+
+def _cached_key(token: bytes, generation: bytes) -> bytes:
+    return b"cached" + token + generation
+
+
+def _is_graph(model: Model, operation: Operation) -> bool:
+    prefix = extension_prefix(model, EXTENSION_NAME)
+    return bool(prefix) and operation.type == extension_code(prefix, GRAPH)
+
+
+def _read_file(pool: MemoryLike, offset: int, length: int) -> bytes:
+    """Copy a model file: nothing that a client can change any more is ever parsed."""
+    if length > _LARGEST_PROTO:
+        raise InvalidArgument(f"a model file has at most {_LARGEST_PROTO} bytes, not {length}; use external data")
+    return read_constant(pool, np.uint8, (length,), offset).tobytes()
+
+
+def _read_files(model: Model) -> Source:
+    """Return private copies of the model file and of its external files by name.
+
+    Raises:
+        InvalidArgument: The operands of the operation are not its files and then the model's inputs.
+        GeneralFailure: A file cannot be read.
+    """
+    code = extension_code(extension_prefix(model, EXTENSION_NAME), FILE)
+    operation, operands = model.main.operations[0], model.main.operands
+    data = b""
+    names: list[str] = []
+    files: dict[str, Bytes] = {}
+    for index in operation.inputs[: len(operation.inputs) - len(model.main.input_indexes)]:
+        operand = operands[index]
+        if operand.type != code or operand.lifetime != Lifetime.CONSTANT_REFERENCE:
+            raise InvalidArgument(f"operand {index} of GRAPH is not a file: a constant of type {code:#x} in a pool")
+        location, pool = operand.location, model.pools[operand.location.pool_index]
+        length = location.length or pool.size - location.offset
+        try:
+            name = bytes(operand.extra_params or b"").decode()  # type: ignore[arg-type]
+        except (TypeError, UnicodeDecodeError):
+            raise InvalidArgument(f"operand {index} of GRAPH: the file's name is no UTF-8") from None
+        if names:
+            files[name] = read_constant(pool, np.uint8, (length,), location.offset)
+        else:
+            data = _read_file(pool, location.offset, length)
+        names.append(name)
+    if not names or names[0] or len(set(names)) != len(names):
+        raise InvalidArgument("the first operand of GRAPH is the model file, without a name; the others have one each")
+    if tuple(operation.inputs[len(names) :]) != tuple(model.main.input_indexes):
+        raise InvalidArgument("the operands of GRAPH after its files are the inputs of the model, in their order")
+    if tuple(operation.outputs) != tuple(model.main.output_indexes):
+        raise InvalidArgument("the results of GRAPH are the outputs of the model, in their order")
+    return Source(data, files, content_digest(data, files))
+
+
+def _check_arguments(model: Model, graph: Graph) -> None:
+    """Compare what a model declares with what its graph has.
+
+    Raises:
+        InvalidArgument: They differ.
+    """
+    prefix = extension_prefix(model, EXTENSION_NAME)
+    for kind, indexes, arguments in (
+        ("input", model.main.input_indexes, graph.inputs),
+        ("output", model.main.output_indexes, graph.outputs),
+    ):
+        if len(indexes) != len(arguments):
+            raise InvalidArgument(f"the model has {len(indexes)} {kind}s, its graph {len(arguments)}")
+        for position, (index, argument) in enumerate(zip(indexes, arguments, strict=True)):
+            place = f"{kind} {position} ({argument.name!r})"
+            _check_argument(place, model, index, argument, prefix, kind == "output")
+
+
+def _check_argument(
+    place: str, model: Model, index: int, argument: GraphArgument, prefix: int, is_output: bool
+) -> None:
+    operand = model.main.operands[index]
+    allowed = {operand_code(argument.element, rank, prefix) for rank in (0, 1)}
+    allowed.add((extension_code(prefix, argument.element.number), 0.0))
+    if (operand.type, operand.scale) not in allowed or operand.zero_point:
+        raise InvalidArgument(
+            f"{place} is {argument.element.name} in the graph, but has operand type {operand.type:#x}"
+        )
+    if is_output:  # of which only runs tell, if they differ
+        return
+    try:
+        combine_dimensions(operand.dimensions, argument.dimensions)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{place}: model and graph differ: {error}") from None

@@ -1,0 +1,259 @@
+"""An ONNX file as a model: one GRAPH operation whose operands are the file, its external data, inputs and outputs."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from msgspec import Struct
+
+from ...errors import GeneralFailure, InvalidArgument
+from ...model import (
+    HIGHEST_RANK,
+    DataLocation,
+    ImportedModel,
+    Lifetime,
+    Model,
+    OpenShape,
+    OperandDesc,
+    Operation,
+    Subgraph,
+    extension_code,
+)
+from ..common import OwnBytes
+from ..elements import ElementType, element_type, operand_code
+from .functions import check_functions
+from .library import onnx
+from .types import EXTENSION_NAME, FILE, GRAPH
+
+_PREFIX = 1
+_MOST_FILES = 252
+"""Pools of one message, without the model file itself."""
+_LONGEST_NAME = 4096
+
+
+class GraphArgument(Struct, frozen=True):
+    """An input or output of a graph."""
+
+    name: str
+    element: ElementType
+    shape: OpenShape
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """As an operand has them: 0 for an open dimension, and also for a known zero."""
+        return tuple(size if isinstance(size, int) else 0 for size in self.shape or ())
+
+    @property
+    def rank(self) -> int | None:
+        """Number of dimensions, None if unknown."""
+        return None if self.shape is None else len(self.shape)
+
+
+def parse(data: bytes) -> Any:
+    """Return the known part of a model file as a ``ModelProto``; fields that this version does not know are dropped.
+
+    Raises:
+        InvalidArgument: The bytes are no ONNX model, or one that its functions make too large.
+    """
+    try:
+        proto = onnx().load_model_from_string(data)
+    except Exception as error:  # protobuf's own exception class differs between its implementations
+        raise InvalidArgument(f"this is no ONNX model: {error}") from None
+    if not proto.graph.node and not proto.graph.output:
+        raise InvalidArgument("this is no ONNX model: it has no graph")
+    proto.DiscardUnknownFields()
+    check_functions(proto)
+    return proto
+
+
+def serialised(proto: Any) -> OwnBytes:
+    """Return the bytes of a ``ModelProto`` that `parse` returned.
+
+    Raises:
+        InvalidArgument: It is too large for one file.
+    """
+    try:
+        return OwnBytes(proto.SerializeToString())
+    except Exception as error:  # likewise
+        raise InvalidArgument(f"the model cannot be written again ({error}); use external data for weights") from None
+
+
+def describe(proto: Any) -> tuple[tuple[GraphArgument, ...], tuple[GraphArgument, ...]]:
+    """Return the inputs, without those that have a default, and the outputs of a model.
+
+    Raises:
+        GeneralFailure: One of them is no tensor of numbers.
+    """
+    graph = proto.graph
+    defaults = {tensor.name for tensor in graph.initializer}
+    defaults |= {tensor.values.name for tensor in graph.sparse_initializer}
+    outputs = graph.output
+    if not all(value.type.WhichOneof("value") for value in outputs):
+        outputs = _infer_shapes(proto).graph.output
+    return (
+        tuple(_argument(value, "input") for value in graph.input if value.name not in defaults),
+        tuple(_argument(value, "output") for value in outputs),
+    )
+
+
+def _infer_shapes(proto: Any) -> Any:
+    try:
+        return onnx().shape_inference.infer_shapes(proto)
+    except Exception as error:
+        raise InvalidArgument(f"the types of the model's outputs cannot be inferred: {error}") from None
+
+
+def _text(value: Any) -> str:
+    """Return a string of a model, which protobuf gives as bytes where it is no UTF-8."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"this is no ONNX model: {value[:100]!r} is no UTF-8")
+    return value
+
+
+def _argument(value: Any, kind: str) -> GraphArgument:
+    name = _text(value.name)
+    place = f"{kind} {name!r}"
+    if len(name) > _LONGEST_NAME:
+        raise InvalidArgument(f"the name of an {kind} has {len(name)} characters; {_LONGEST_NAME} are possible")
+    what = value.type.WhichOneof("value")
+    if what != "tensor_type":
+        said = (what or "value without a type").removesuffix("_type").replace("_", " ")
+        hint = " (a classifier: export it without ZipMap)" if said == "sequence" else ""
+        raise GeneralFailure(f"{place} has type {said!r}; only dense tensors of numbers can be passed{hint}")
+    tensor = value.type.tensor_type
+    shape = _shape(tensor)
+    if shape is not None and len(shape) > HIGHEST_RANK:
+        raise GeneralFailure(f"{place} has {len(shape)} dimensions; at most {HIGHEST_RANK} can be passed to a model")
+    return GraphArgument(name, element_type(int(tensor.elem_type), place), shape)
+
+
+def _shape(tensor: Any) -> OpenShape:
+    if not tensor.HasField("shape"):
+        return None
+    out: list[int | str | None] = []
+    for dim in tensor.shape.dim:
+        kind = dim.WhichOneof("value")
+        size = int(dim.dim_value) if kind == "dim_value" else -1
+        out.append(size if 0 <= size < 2**32 else _text(dim.dim_param)[:_LONGEST_NAME] or None)
+    return tuple(out)
+
+
+def all_tensors(proto: Any) -> Iterator[tuple[Any, bool]]:
+    """Yield every tensor that is anywhere in a model, and whether it is an initializer of the outermost graph.
+
+    What can contain tensors is read from protobuf's own description of the format, so that no place is forgotten:
+    attributes, sparse tensors, inner graphs, functions, training information.
+    """
+    kinds, leaf = _containers_of_tensors(), onnx().TensorProto.DESCRIPTOR.full_name
+    graph, todo = proto.graph, [proto]
+    while todo:
+        message = todo.pop()
+        for field, value in message.ListFields():
+            kind = field.message_type and field.message_type.full_name
+            if kind not in kinds:
+                continue
+            inner = (value,) if hasattr(value, "ListFields") else value
+            if kind != leaf:
+                todo.extend(inner)
+                continue
+            is_initializer = message is graph and field.name == "initializer"
+            for tensor in inner:
+                yield tensor, is_initializer
+
+
+@cache
+def _containers_of_tensors() -> frozenset[str]:
+    """Return the names of the message types of ONNX that are tensors or lead to some."""
+    leads_to: dict[str, set[str]] = {}
+    todo = [onnx().ModelProto.DESCRIPTOR]
+    while todo:
+        kind = todo.pop()
+        if kind.full_name not in leads_to:
+            inner = [field.message_type for field in kind.fields if field.message_type is not None]
+            leads_to[kind.full_name] = {message.full_name for message in inner}
+            todo += inner
+    found = {onnx().TensorProto.DESCRIPTOR.full_name}
+    while more := {kind for kind, inner in leads_to.items() if inner & found} - found:
+        found |= more
+    return frozenset(found)
+
+
+def external_location(tensor: Any) -> str:
+    """Return the name of the file that a tensor is in, empty if it is in the model.
+
+    Raises:
+        InvalidArgument: The name leads out of the directory of the model.
+    """
+    if tensor.data_location != onnx().TensorProto.EXTERNAL:
+        return ""
+    name = _text(next((entry.value for entry in tensor.external_data if entry.key == "location"), ""))
+    if len(name) > _LONGEST_NAME:
+        raise InvalidArgument(
+            f"tensor {tensor.name[:100]!r}: the name of its external file has {len(name)} characters; "
+            f"{_LONGEST_NAME} are possible"
+        )
+    clean = posixpath.normpath(name)
+    if not name or "\0" in name or clean.startswith(("/", "../")) or clean in ("..", "."):
+        raise InvalidArgument(
+            f"tensor {tensor.name!r} is in the external file {name!r}; it must be inside the model's directory"
+        )
+    return clean
+
+
+def import_graph(data: bytes) -> ImportedModel:
+    """Read a model.
+
+    Raises:
+        InvalidArgument: The bytes are no ONNX model, or one that names files outside of its directory.
+        GeneralFailure: An input or output is no tensor of numbers, or there is too much of something.
+    """
+    proto = parse(data)
+    inputs, outputs = describe(proto)
+    if not outputs:
+        raise InvalidArgument("the graph has no output")
+    files = sorted({location for tensor, _ in all_tensors(proto) if (location := external_location(tensor))})
+    if len(files) > _MOST_FILES:
+        raise GeneralFailure(f"the model has {len(files)} external files; at most {_MOST_FILES} can be passed on")
+    return ImportedModel(
+        _model(len(data), files, inputs, outputs),
+        ("", *files),
+        tuple(argument.shape for argument in inputs),
+        tuple(argument.shape for argument in outputs),
+    )
+
+
+def _model(size: int, files: Sequence[str], inputs: Sequence[GraphArgument], outputs: Sequence[GraphArgument]) -> Model:
+    operands = [_file(0, "", size), *(_file(1 + i, name, 0) for i, name in enumerate(files))]
+    first_input = len(operands)
+    first_output = first_input + len(inputs)
+    operands += [_operand(argument, Lifetime.SUBGRAPH_INPUT, 1) for argument in inputs]
+    operands += [_operand(argument, Lifetime.SUBGRAPH_OUTPUT, 0) for argument in outputs]
+    written = tuple(range(first_output, len(operands)))
+    graph = Operation(extension_code(_PREFIX, GRAPH), tuple(range(first_output)), written)
+    return Model(
+        Subgraph(tuple(operands), (graph,), tuple(range(first_input, first_output)), written),
+        extension_name_to_prefix={EXTENSION_NAME: _PREFIX},
+        input_names=tuple(argument.name for argument in inputs),
+        output_names=tuple(argument.name for argument in outputs),
+    )
+
+
+def _file(pool: int, name: str, size: int) -> OperandDesc:
+    return OperandDesc(
+        extension_code(_PREFIX, FILE),
+        number_of_consumers=1,
+        lifetime=Lifetime.CONSTANT_REFERENCE,
+        location=DataLocation(pool, 0, size),
+        extra_params=name.encode(),
+    )
+
+
+def _operand(argument: GraphArgument, lifetime: Lifetime, consumers: int) -> OperandDesc:
+    if argument.rank is None and lifetime == Lifetime.SUBGRAPH_INPUT:
+        # NNAPI's tensors are not of rank 0, but those of the extension may be.
+        return OperandDesc(extension_code(_PREFIX, argument.element.number), (), consumers, lifetime=lifetime)
+    code, scale = operand_code(argument.element, argument.rank, _PREFIX)
+    return OperandDesc(code, argument.dimensions, consumers, scale=scale, lifetime=lifetime)

@@ -1,0 +1,412 @@
+"""A graph bound to a request: ONNX Runtime's own binding, onto the mapped pools where `snapshots` allows it."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...burst import Kernel, WorkingMemory
+from ...errors import (
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+    OutputInsufficientSize,
+)
+from ...memory import BufferView
+from ...model import (
+    HIGHEST_RANK,
+    NO_TIMING,
+    ExecutionResult,
+    MemoryLike,
+    Model,
+    Named,
+    OperandDesc,
+    OutputShape,
+    Request,
+    RequestArgument,
+    combine_dimensions,
+    is_fully_specified,
+)
+from ..alarm import ALARM_CLOCK
+from ..deadline import deadline_passed, is_limit
+from ..elements import is_scalar
+from .graph import Graph
+from .importer import GraphArgument
+from .library import onnxruntime
+from .snapshots import copied_always
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+_CPU = "cpu"
+
+
+@dataclass
+class _Open:
+    """An output whose dimensions are known only after a run: ONNX Runtime allocates it, and it is copied once."""
+
+    position: int
+    argument: GraphArgument
+    pool: MemoryLike
+    offset: int
+    room: int
+
+
+class BoundGraph:
+    """A graph bound to the arrays of one request. Not for concurrent use.
+
+    Args:
+        graph: The graph.
+        model: Its model.
+        request: A request that `validate_request` accepted, its memory open.
+        leave_open: Told the positions of outputs that have other dimensions than the model or the request says.
+
+    Raises:
+        InvalidArgument: An argument has not the bytes that its type and dimensions need, or cannot be written.
+        GeneralFailure: An argument is omitted that has to be there.
+    """
+
+    def __init__(
+        self, graph: Graph, model: Model, request: Request, leave_open: Callable[[Collection[int]], None]
+    ) -> None:
+        main = model.main
+        self._graph = graph
+        self._leave_open = leave_open
+        self._memory = WorkingMemory()
+        self._kept: list[Bytes] = []  # ONNX Runtime gets addresses only
+        self._copied_in: list[tuple[Bytes, Bytes]] = []
+        self._copied_out: list[tuple[Bytes, Bytes]] = []
+        self._open: list[_Open] = []
+        self._said: dict[int, tuple[GraphArgument, tuple[int, ...], Bytes]] = {}
+        """Outputs that ONNX Runtime writes where they belong, since model or request says their shape, by position."""
+        self._inputs: dict[str, tuple[tuple[int, ...], Bytes]] = {}
+        self._shapes: list[tuple[int, ...]] = [()] * len(request.outputs)
+        self._has_open_shapes = False
+        self._too_small: set[int] = set()
+        self._insufficient: set[int] = set()
+        self._binding = graph.session.io_binding()
+        operands = main.operands
+        for position, (argument, index) in enumerate(zip(request.inputs, main.input_indexes, strict=True)):
+            self._bind_input(graph.inputs[position], operands[index], request, argument)
+        self._order: list[int] = []
+        for position, (argument, index) in enumerate(zip(request.outputs, main.output_indexes, strict=True)):
+            if not argument.has_no_value:
+                self._bind_output(position, graph.outputs[position], operands[index], request, argument)
+        if all(argument.has_no_value for argument in request.outputs):
+            raise GeneralFailure("every output is omitted; there is nothing to run")
+        self._deadline_ns = 0  # of the run under way, 0: none
+        self._usual_options = self._options = _run_options()
+        self._is_cancelled = False
+        self._run = _runner(graph, self._binding, self._options) if self._order else _run_nothing
+        self._complete = self._with_copies()
+
+    # -- binding -------------------------------------------------------------------------------------------------------
+
+    def _bind_input(
+        self, node: GraphArgument, operand: OperandDesc, request: Request, argument: RequestArgument
+    ) -> None:
+        dims = combine_dimensions(operand.dimensions, argument.dimensions)
+        if argument.has_no_value:
+            if 0 not in dims:
+                raise GeneralFailure(f"input {node.name!r} is omitted, but the graph needs it")
+            self._inputs[node.name] = dims, np.empty(0, np.uint8)
+            self._bind(self._binding.bind_input, node, dims, np.empty(1, np.uint8))
+            return
+        pool = _pool(request, argument)
+        location = argument.location
+        nbytes = _needed(node, operand, dims)
+        if not dims and not node.shape and not isinstance(pool, BufferView):
+            nbytes = node.element.itemsize  # the graph leaves the rank open, and this one is 0
+        if nbytes is None or (nbytes != location.length and not isinstance(pool, BufferView)):
+            raise InvalidArgument(
+                f"input {node.name!r} has {location.length} bytes, which is not what {node.element.name} of dimensions "
+                f"{list(dims)} needs"
+            )
+        region = pool.array(np.uint8, (nbytes,), location.offset)
+        if self._needs_copy(node, pool, region):
+            private = self._private(nbytes)
+            self._copied_in.append((private, region))
+            region = private
+        self._inputs[node.name] = dims, region
+        self._bind(self._binding.bind_input, node, dims, region)
+
+    def _private(self, nbytes: int) -> Bytes:
+        self._memory.take(nbytes)
+        return np.empty(nbytes, np.uint8)
+
+    def _needs_copy(self, node: GraphArgument, pool: MemoryLike, region: Bytes) -> bool:
+        """Whether ONNX Runtime must not work where the client put an argument."""
+        if region.ctypes.data % node.element.itemsize:
+            return True
+        if getattr(pool, "is_private", False):
+            return False
+        return copied_always(node.element) or node.name in self._graph.exposed
+
+    def _bind_output(
+        self, position: int, node: GraphArgument, operand: OperandDesc, request: Request, argument: RequestArgument
+    ) -> None:
+        pool, location = _pool(request, argument), argument.location
+        dims = combine_dimensions(operand.dimensions, argument.dimensions)
+        nbytes = _needed(node, operand, dims)
+        room = 1 << 62 if isinstance(pool, BufferView) else location.length
+        self._has_open_shapes = self._has_open_shapes or nbytes is None
+        if nbytes is not None and nbytes > location.length:
+            raise InvalidArgument(f"output {node.name!r} has {location.length} bytes; it needs {nbytes}")
+        if node.name in self._inputs:
+            # A client that names shapes names those of the input and the output at once, and knows of the former only.
+            self._has_open_shapes = self._has_open_shapes or _needed(node, operand, operand.dimensions) is None
+            is_wrong = nbytes is not None and dims != self._inputs[node.name][0]
+            self._has_open_shapes = self._has_open_shapes or is_wrong
+            self._pass_on(_Open(position, node, pool, location.offset, 0 if is_wrong else room))
+            if is_wrong:
+                self._leave_open((position,))
+            return
+        self._order.append(position)
+        if nbytes is None:
+            self._open.append(_Open(position, node, pool, location.offset, room))
+            self._binding.bind_output(node.name, _CPU)
+            return
+        region = _writable(pool, node, nbytes, location.offset)
+        if self._needs_copy(node, pool, region):
+            private = self._private(nbytes)
+            self._copied_out.append((region, private))
+            region = private
+        self._shapes[position] = dims
+        self._said[position] = node, dims, region
+        self._bind(self._binding.bind_output, node, dims, region)
+
+    def _pass_on(self, output: _Open) -> None:
+        """Bind an output of the graph that is one of its inputs: ONNX Runtime would leave the region as it is."""
+        dims, source = self._inputs[output.argument.name]
+        self._shapes[output.position] = dims
+        if source.nbytes > output.room or not output.room:
+            self._too_small.add(output.position)
+            self._insufficient.add(output.position)
+        elif source.nbytes:
+            self._copied_out.append((_writable(output.pool, output.argument, source.nbytes, output.offset), source))
+
+    def _bind(self, bind: Callable[..., None], node: GraphArgument, dims: tuple[int, ...], region: Bytes) -> None:
+        self._kept.append(region)
+        bind(node.name, _CPU, 0, node.element.number, list(dims), region.ctypes.data)
+
+    def _with_copies(self) -> Callable[[], None]:
+        """Return what runs the graph and copies around it; without a reference to the plan, which would be a cycle."""
+        run, before, after, kept = self._run, tuple(self._copied_in), tuple(self._copied_out), self._kept
+        if not before and not after:
+            return run
+
+        def run_and_copy(kept: object = kept) -> None:
+            for private, region in before:
+                private[...] = region
+            run()
+            for region, private in after:
+                region[...] = private
+
+        return run_and_copy
+
+    @property
+    def kernel(self) -> Kernel:
+        """What runs it: the call into ONNX Runtime and copies alone, if there is nothing to tell afterwards."""
+        if self._has_open_shapes:
+            return _Ending(self._run_open, self.until, self.within, self.cancel)
+        run, failed, kept = self._complete, self._failed, self._kept
+
+        def run_bound(kept: object = kept) -> None:
+            try:
+                run()
+            except Exception as error:
+                raise failed(error) from None
+
+        run_bound.until, run_bound.within, run_bound.cancel = (  # type: ignore[attr-defined]
+            self.until,
+            self.within,
+            self.cancel,
+        )
+        return run_bound
+
+    def until(self, deadline_ns: int) -> ExecutionResult | None:
+        """Run once; between two of its nodes, ONNX Runtime ends a run whose deadline has passed.
+
+        Raises:
+            MissedDeadline: It was ended.
+        """
+        with self.within(deadline_ns) as run:
+            return run()
+
+    @contextmanager
+    def within(self, deadline_ns: int, spent: dict[int, int] | None = None) -> Iterator[Kernel]:
+        """Give the shortest way to run once, which ends at the deadline; see `Kernel`."""
+        if not is_limit(deadline_ns):
+            yield self.kernel
+            return
+        usual = self._run, self._complete, self._deadline_ns
+        options = self._options = _run_options()  # of these runs alone: an alarm that comes late ends no other one
+        if self._is_cancelled:
+            options.terminate = True
+        self._deadline_ns = deadline_ns
+        try:
+            if self._order:
+                self._run = _runner(self._graph, self._binding, options)
+                self._complete = self._with_copies()
+            with ALARM_CLOCK.at(deadline_ns, partial(setattr, options, "terminate", True)):
+                yield self.kernel
+        finally:
+            self._run, self._complete, self._deadline_ns = usual
+            self._options = self._usual_options
+
+    def cancel(self) -> None:
+        """End between two nodes, and before any other run; see `Kernel`."""
+        self._is_cancelled = True
+        for options in (self._usual_options, self._options):
+            options.terminate = True
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def _run_open(self) -> ExecutionResult:
+        """Run, and tell the shapes that came out."""
+        try:
+            try:
+                self._complete()
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise self._failed(error) from None
+            if self._open:
+                self._fetch()
+        finally:
+            for output in self._open:  # or what ONNX Runtime has allocated stays, and is used again, whatever its size
+                self._binding.bind_output(output.argument.name, _CPU)
+        if self._insufficient:
+            raise OutputInsufficientSize("an output needs more room", output_shapes=self._result_shapes())
+        return ErrorStatus.NONE, self._result_shapes(), NO_TIMING
+
+    def _failed(self, error: Exception) -> NNBurstError:
+        """Return what a failure of ONNX Runtime is for the client: too little room, if a shape was said wrongly.
+
+        That is so where a file has one name for two sizes, or a wrong number. ONNX Runtime refuses to write to a region
+        of another shape than the one that comes out; a graph has no effects, so it may run again with regions of ONNX
+        Runtime's own.
+        """
+        if deadline_passed(self._deadline_ns):
+            return MissedDeadline("the run was ended at its deadline")
+        if self._is_cancelled:
+            return MissedDeadline("the run was ended, for its client has gone or closed the burst")
+        failure = GeneralFailure(f"ONNX Runtime: {error}")
+        if not self._said:
+            return failure
+        try:
+            for node, _, _ in self._said.values():
+                self._binding.bind_output(node.name, _CPU)
+            self._run()
+            values = zip(self._order, self._binding.get_outputs(), strict=True)
+            shapes = {position: tuple(value.shape()) for position, value in values}
+        except Exception as other:  # which is not of the shapes
+            return GeneralFailure(f"ONNX Runtime: {other}")
+        finally:
+            for node, dims, region in self._said.values():
+                self._binding.bind_output(node.name, _CPU, 0, node.element.number, list(dims), region.ctypes.data)
+        wrong = {i for i, (_, dims, _) in self._said.items() if shapes[i] != dims}
+        if not wrong or any(len(shape) > HIGHEST_RANK for shape in shapes.values()):
+            return failure
+        small = {o.position for o in self._open if math.prod(shapes[o.position]) * o.argument.element.itemsize > o.room}
+        real = (OutputShape(shapes.get(i, shape), i not in wrong | small) for i, shape in enumerate(self._shapes))
+        self._leave_open(wrong)
+        return OutputInsufficientSize(
+            "an output has another shape than the model or the request says", output_shapes=tuple(real)
+        )
+
+    def _result_shapes(self) -> tuple[OutputShape, ...]:
+        return tuple(OutputShape(shape, i not in self._insufficient) for i, shape in enumerate(self._shapes))
+
+    def _fetch(self) -> None:
+        """Copy the outputs that ONNX Runtime allocated, as far as there is room."""
+        values = dict(zip(self._order, self._binding.get_outputs(), strict=True))
+        self._insufficient = set(self._too_small)
+        for output in self._open:
+            value = values[output.position]
+            if not value.has_value():
+                raise GeneralFailure(f"output {output.argument.name!r} was not computed")
+            shape = tuple(value.shape())
+            if len(shape) > HIGHEST_RANK:
+                raise GeneralFailure(
+                    f"output {output.argument.name!r} has {len(shape)} dimensions; {HIGHEST_RANK} are possible"
+                )
+            nbytes = math.prod(shape) * output.argument.element.itemsize
+            self._shapes[output.position] = shape
+            if nbytes > output.room:
+                self._insufficient.add(output.position)
+            elif nbytes:
+                source = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(value.data_ptr()), np.uint8)
+                output.pool.array(np.uint8, (nbytes,), output.offset)[...] = source
+
+
+def _run_nothing() -> None:
+    """Run a graph of which only inputs are asked for."""
+
+
+def _writable(pool: MemoryLike, node: GraphArgument, nbytes: int, offset: int) -> Bytes:
+    """Return the region of an output.
+
+    Raises:
+        InvalidArgument: It cannot be written.
+    """
+    region: Bytes = pool.array(np.uint8, (nbytes,), offset)
+    if not region.flags.writeable:
+        raise InvalidArgument(f"output {node.name!r} lies in read-only memory; share it for writing")
+    return region
+
+
+class _Ending(partial[ExecutionResult | None]):
+    """A kernel that can end itself, since a method has no attributes of its own."""
+
+    until: Callable[[int], ExecutionResult | None]
+    within: Callable[[int, dict[int, int]], AbstractContextManager[Kernel]]
+    cancel: Callable[[], None]
+
+    def __new__(
+        cls,
+        run: Kernel,
+        until: Callable[[int], ExecutionResult | None],
+        within: Callable[[int, dict[int, int]], AbstractContextManager[Kernel]],
+        cancel: Callable[[], None],
+    ) -> _Ending:
+        made = super().__new__(cls, run)
+        made.until, made.within, made.cancel = until, within, cancel
+        return made
+
+
+def _run_options() -> Any:
+    """Options of runs whose failures are told by their exceptions alone: no line on stderr for each."""
+    options = onnxruntime().RunOptions()
+    options.log_severity_level = 4
+    return options
+
+
+def _runner(graph: Graph, binding: Any, options: Any) -> Callable[[], None]:
+    """Return the shortest way to run: what ``InferenceSession.run_with_iobinding`` does in the end."""
+    session = graph.session
+    try:
+        run, bound = session._sess.run_with_iobinding, binding._iobinding
+    except AttributeError:  # another version of ONNX Runtime
+        run, bound = session.run_with_iobinding, binding
+    return partial(run, bound, options)
+
+
+def _needed(node: GraphArgument, operand: OperandDesc, dims: tuple[int, ...]) -> int | None:
+    """Bytes of an argument; None if not all dimensions are known."""
+    if is_scalar(operand):
+        return node.element.itemsize
+    return math.prod(dims) * node.element.itemsize if is_fully_specified(dims) else None
+
+
+def _pool(request: Request, argument: RequestArgument) -> MemoryLike:
+    pool = request.pools[argument.location.pool_index]
+    assert not isinstance(pool, Named)  # a buffer was replaced by a view before the plan was made
+    return pool

@@ -1,0 +1,383 @@
+"""What the device keeps in a compilation cache: the optimised graph, and beside it the weights.
+
+The model blob is MessagePack: the operands of the model, the graph as ONNX Runtime optimised it, and a table of its
+large tensors. The data blob is the bytes of those tensors, each at a multiple of 64 bytes; a tensor of long runs of
+equal elements is in the table instead. A graph that is loaded uses the tensors where they lie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from ...cache import CacheReason, CacheRejected
+from ...errors import GeneralFailure
+from ...model import Model, Subgraph
+from ..common import OwnBytes
+from ..elements import element_type
+from .graph import FILES_OF_MODELS, Bytes, Graph, SessionSettings, build_session, compile_graph, open_session
+from .importer import all_tensors, parse, serialised
+from .library import onnx, onnxruntime
+
+FORMAT = 4
+"""Part of the epoch: files of another format are not even opened."""
+_ALIGNMENT = 64
+_SMALLEST = 1024
+"""Bytes from which on a tensor is kept outside of the graph."""
+_GAIN = 0.9
+"""A graph is kept if loading it takes at most this part of the time that compiling took."""
+_HIT_SECONDS = 0.001
+"""What a hit costs beside loading, more than a look-up that finds nothing: opening files, asking the trust store."""
+_SHORTEST_SECONDS = 0.004
+"""What compiles faster is not kept: looking for it takes half as long."""
+_SHORT_SECONDS = 0.03
+"""What compiles faster is measured once more: the machine may have been busy."""
+_SPARE = 16 << 20
+"""Bytes that are left free where temporary files are."""
+_RUN = 64
+"""Length of runs, on average, from which on a tensor is a list of runs."""
+_WEIGHTS = "weights.bin"
+_MATRIX_OPERATORS = {"Gemm", "MatMul"}
+_MUCH = 64 << 20
+_TRIALS = 3
+"""How often loading is tried: the first time may be slow for other reasons."""
+
+
+class _Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """A large tensor of the graph: `length` bytes at `offset` of the data blob, or `runs` of equal `elements`."""
+
+    name: str
+    element: int
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+    runs: bytes
+    elements: bytes
+
+
+class _Packed(msgspec.Struct, frozen=True):
+    version: int
+    main: Subgraph
+    prefixes: dict[str, int]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    exposed: tuple[str, ...]
+    graph: bytes
+    tensors: tuple[_Tensor, ...]
+    data_size: int
+    file_size: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Packed)
+
+
+class Packed(Struct, frozen=True):
+    """A compiled model as two blobs.
+
+    Attributes:
+        model: The graph.
+        data: The weights; at least one byte.
+        load_seconds: What loading them took.
+    """
+
+    model: bytes
+    data: Bytes
+    load_seconds: float
+
+
+class _Weights(Struct, frozen=True):
+    """Bytes of the tensors of a model: in its files, in all, and of the latter in large matrices."""
+
+    stored: int
+    all: int
+    matrices: int
+
+    @classmethod
+    def of(cls, proto: Any) -> _Weights:
+        sizes = {tensor.name: _nbytes(tensor.dims, tensor.data_type) for tensor in proto.graph.initializer}
+        stored = sum(sizes.values())
+        shapes = {t.name: onnx().numpy_helper.to_array(t) for t in proto.graph.initializer if _is_shape(t)}
+        matrices = 0
+        for node in proto.graph.node:
+            if node.op_type == "ConstantOfShape" and node.input[0] in shapes:
+                sizes[node.output[0]] = 4 * int(np.prod(shapes[node.input[0]], dtype=np.float64))
+        for node in proto.graph.node:
+            if node.op_type in _MATRIX_OPERATORS:
+                matrices += sum(sizes.get(name, 0) for name in node.input)
+        return cls(stored, sum(sizes.values()), matrices)
+
+
+def _require_long(compile_seconds: float) -> None:
+    if compile_seconds < _SHORTEST_SECONDS:
+        raise CacheRejected(CacheReason.NOT_WORTH_IT, f"compiling took {compile_seconds * 1e3:.1f} ms only")
+
+
+def _require_chance(weights: _Weights, compile_seconds: float) -> None:
+    """Refuse what cannot pay before it is tried, which takes several times as long as compiling; measuring tells more.
+
+    Where most of the weights are large matrices, what takes time is bringing these into the order that the processor
+    wants, and that has to be done again for a graph that was kept.
+
+    Raises:
+        CacheRejected: Keeping the graph would not pay.
+    """
+    if weights.matrices >= _MUCH and 2 * weights.matrices >= weights.all:
+        raise CacheRejected(CacheReason.NOT_WORTH_IT, "most weights are large matrices, which are slow to load, too")
+    seconds = _HIT_SECONDS + weights.stored * _seconds_per_byte()
+    if seconds > _GAIN * compile_seconds:
+        raise CacheRejected(
+            CacheReason.NOT_WORTH_IT,
+            f"verifying {weights.stored} bytes takes {seconds * 1e3:.1f} ms, compiling took "
+            f"{compile_seconds * 1e3:.1f} ms",
+        )
+
+
+@cache
+def _seconds_per_byte() -> float:
+    """Return how long hashing takes at least."""
+    sample = bytes(1 << 18)
+
+    def once() -> float:
+        started = time.perf_counter()
+        hashlib.sha256(sample).digest()
+        return time.perf_counter() - started
+
+    return min(once() for _ in range(4)) / len(sample)
+
+
+def _temporary_directory(nbytes: int) -> str:
+    """Return where there is room for temporary files, in memory if possible.
+
+    Raises:
+        CacheRejected: Nowhere.
+    """
+    places = ("/dev/shm", tempfile.gettempdir())
+    for place in places:
+        with contextlib.suppress(OSError):
+            status = os.statvfs(place)
+            if os.access(place, os.W_OK | os.X_OK) and status.f_bavail * status.f_frsize >= nbytes:
+                return place
+    raise CacheRejected(CacheReason.IO_ERROR, f"there is no room for {nbytes} bytes in {' or '.join(places)}")
+
+
+def _is_shape(tensor: Any) -> bool:
+    return tensor.data_type == onnx().TensorProto.INT64 and len(tensor.dims) == 1 and not tensor.external_data
+
+
+def _nbytes(dims: Any, number: int) -> int:
+    try:
+        return int(np.prod(dims, dtype=np.float64)) * element_type(int(number), "").itemsize
+    except GeneralFailure:
+        return 0
+
+
+def pack(
+    model: Model, data: bytes, files: Mapping[str, Bytes], settings: SessionSettings, compile_seconds: float | None
+) -> Packed:
+    """Optimise a model once more, take the result apart, and try it out.
+
+    Args:
+        model: As it was prepared.
+        data: The model file.
+        files: Its external files.
+        settings: As it was compiled.
+        compile_seconds: What that took; None to keep it even if it does not pay.
+
+    Raises:
+        CacheRejected: It would not pay, or there is no room for temporary files.
+        NNBurstError: It cannot be done.
+    """
+    if compile_seconds is not None:
+        _require_long(compile_seconds)
+    weights = _Weights.of(parse(data))
+    if compile_seconds is not None:
+        _require_chance(weights, compile_seconds)
+    room = _temporary_directory(2 * weights.all + _SPARE)  # constants may become more while the graph is optimised
+    with tempfile.TemporaryDirectory(prefix="nnburst-pack-", dir=room) as directory:
+        exposed, graph, tensors, blob, file_size, again = _optimised(data, files, settings, Path(directory))
+    packed = _Packed(
+        version=FORMAT,
+        main=model.main,
+        prefixes=dict(model.extension_name_to_prefix),
+        input_names=tuple(model.input_names),
+        output_names=tuple(model.output_names),
+        exposed=tuple(sorted(exposed)),
+        graph=graph,
+        tensors=tensors,
+        data_size=blob.nbytes,
+        file_size=file_size,
+    )
+    encoded = _encoder.encode(packed)
+    seconds = min(_loading(encoded, blob, settings) for _ in range(_TRIALS))
+    if compile_seconds is not None:
+        usual = min(compile_seconds, again)  # the first time in a process takes longer than it ever will again
+        if usual < _SHORT_SECONDS:
+            usual = min(usual, compile_graph(data, files, settings).seconds)
+        _require_long(usual)
+        if seconds + _HIT_SECONDS > _GAIN * usual:
+            raise CacheRejected(
+                CacheReason.NOT_WORTH_IT,
+                f"loading takes {seconds * 1e3:.1f} ms, compiling took {usual * 1e3:.1f} ms",
+            )
+    return Packed(encoded, blob, seconds)
+
+
+def _loading(encoded: bytes, blob: Bytes, settings: SessionSettings) -> float:
+    """Return the seconds that loading takes, a private copy and its digests included."""
+    started = time.perf_counter()
+    with mmap.mmap(-1, blob.nbytes) as copy:
+        with contextlib.suppress(OSError):
+            copy.madvise(mmap.MADV_HUGEPAGE)
+        copy[:] = blob.data
+    hashlib.sha256(encoded).digest()
+    hashlib.sha256(blob.data).digest()
+    load_graph(read_contents(memoryview(encoded), blob.data), blob.data, settings)
+    return time.perf_counter() - started
+
+
+def _optimised(
+    data: bytes, files: Mapping[str, Bytes], settings: SessionSettings, directory: Path
+) -> tuple[frozenset[str], OwnBytes, tuple[_Tensor, ...], Bytes, int, float]:
+    """Have ONNX Runtime write the graph that it made of a model, and take its large tensors out.
+
+    Returns:
+        The exposed arguments, the graph, the table, the tensors, the size of the file that the graph believes them to
+        be in, and the seconds that compiling took this time.
+    """
+    options = settings.options()
+    options.optimized_model_filepath = str(directory / "graph.onnx")
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(_SMALLEST))
+    started = time.perf_counter()
+    session, exposed = build_session(data, files, options)
+    seconds = time.perf_counter() - started
+    names = {argument.name for argument in session.get_inputs()}
+    del session
+    proto = parse((directory / "graph.onnx").read_bytes())
+    weights = directory / _WEIGHTS
+    raw: Bytes = np.fromfile(weights, np.uint8) if weights.exists() else np.zeros(0, np.uint8)
+    # Inputs whose initializers were folded away are still there; they can no longer be given.
+    inputs = [value for value in proto.graph.input if value.name in names]
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
+    proto.ir_version = max(proto.ir_version, 4)  # from then on an initializer needs not be an input
+    return exposed, *_take_apart(proto, raw), raw.nbytes, seconds
+
+
+def _take_apart(proto: Any, raw: Bytes) -> tuple[OwnBytes, tuple[_Tensor, ...], Bytes]:
+    tensors: list[_Tensor] = []
+    pieces: list[Bytes] = []
+    end = 0
+    for tensor, is_initializer in all_tensors(proto):
+        if tensor.data_location != onnx().TensorProto.EXTERNAL:
+            continue
+        place = {entry.key: int(entry.value) for entry in tensor.external_data if entry.key in ("offset", "length")}
+        piece = raw[place.get("offset", 0) : place.get("offset", 0) + place["length"]]
+        try:
+            row = element_type(int(tensor.data_type), tensor.name)
+        except GeneralFailure:
+            row = None
+        if not is_initializer or row is None:
+            tensor.raw_data = piece.tobytes()
+            tensor.data_location = 0
+            del tensor.external_data[:]
+            continue
+        runs, elements = _runs_of(piece.view(row.dtype))
+        stored = 0 if runs else piece.nbytes
+        tensors.append(_Tensor(tensor.name, row.number, tuple(tensor.dims), end, stored, runs, elements))
+        if stored:
+            padding = -stored % _ALIGNMENT
+            pieces += [piece, np.zeros(padding, np.uint8)]
+            end += stored + padding
+    return serialised(proto), tuple(tensors), np.concatenate(pieces) if pieces else np.zeros(1, np.uint8)
+
+
+def _runs_of(elements: np.ndarray[Any, Any]) -> tuple[bytes, bytes]:
+    """Return lengths and elements of the runs that a tensor consists of; nothing if they are many or short."""
+    bits = elements.view(f"u{elements.itemsize}")
+    for part in (bits[:_SMALLEST], bits):  # a look at the beginning is usually enough
+        ends = np.append(np.flatnonzero(part[1:] != part[:-1]), part.size - 1)
+        if len(ends) * _RUN > part.size:
+            return b"", b""
+    return np.diff(ends, prepend=-1).astype("<u8").tobytes(), elements[ends].tobytes()
+
+
+class Contents(Struct, frozen=True):
+    """A packed model that has been read, but not loaded.
+
+    Attributes:
+        model: As it was prepared, without its files.
+        packed: The rest.
+    """
+
+    model: Model
+    packed: _Packed
+
+
+def read_contents(model: memoryview, data: memoryview) -> Contents:
+    """Read what `pack` made. Both are trusted: the caller has verified that this device wrote them.
+
+    Raises:
+        CacheRejected: They are something else.
+    """
+    try:
+        packed = _decoder.decode(model)
+    except msgspec.MsgspecError as error:
+        raise CacheRejected(CacheReason.BAD_CONTENT, f"not a packed graph: {error}") from None
+    if packed.version != FORMAT or packed.data_size != data.nbytes:
+        raise CacheRejected(CacheReason.BAD_CONTENT, f"{data.nbytes} bytes of weights, not {packed.data_size}")
+    restored = Model(
+        packed.main,
+        extension_name_to_prefix=packed.prefixes,
+        input_names=packed.input_names,
+        output_names=packed.output_names,
+    )
+    return Contents(restored, packed)
+
+
+def load_graph(contents: Contents, data: memoryview, settings: SessionSettings) -> Graph:
+    """Make a session of a packed graph.
+
+    Args:
+        contents: The graph.
+        data: The weights; kept and used where they are.
+        settings: How.
+
+    Raises:
+        GeneralFailure: ONNX Runtime refuses the graph.
+        CacheRejected: There is no room for a file of holes.
+    """
+    packed, raw = contents.packed, np.frombuffer(data, np.uint8)
+    options = settings.options()
+    options.graph_optimization_level = onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
+    wrap = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
+    values = [wrap(_array(tensor, raw), tensor.element) for tensor in packed.tensors]
+    for tensor, value in zip(packed.tensors, values, strict=True):
+        options.add_initializer(tensor.name, value)  # used where it lies, and instead of what the graph says
+    with tempfile.TemporaryDirectory(prefix="nnburst-load-", dir=_temporary_directory(1 << 16)) as directory:
+        # The graph says that they are in a file, which must exist and be large enough. It is never read: it is holes.
+        with open(os.path.join(directory, _WEIGHTS), "wb") as file:
+            file.truncate(max(packed.file_size, 1))
+        options.add_session_config_entry(FILES_OF_MODELS, directory)
+        return Graph(open_session(OwnBytes(packed.graph), options), frozenset(packed.exposed), values)
+
+
+def _array(tensor: _Tensor, raw: Bytes) -> np.ndarray[Any, Any]:
+    dtype = element_type(tensor.element, tensor.name).dtype
+    if tensor.runs:
+        elements = np.frombuffer(tensor.elements, dtype)
+        return np.repeat(elements, np.frombuffer(tensor.runs, "<u8").astype(np.int64)).reshape(tensor.shape)
+    return raw[tensor.offset : tensor.offset + tensor.length].view(dtype).reshape(tensor.shape)

@@ -1,0 +1,126 @@
+"""The server's one noun: a request becomes a callable here, and the callable's outcome an answer in `failure_of`.
+
+A run of a `Plan` admits the request's driver-managed buffers, copies in what is staged, calls the device's kernel,
+copies out, and commits. Whatever fails is an exception until a client has to be answered: `execute_synchronously` and
+a burst's listener then ask `failure_of` for its status and its sentence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..burst import Kernel, WorkingMemory, called_by, present_caller, run_until
+from ..errors import ErrorStatus, ResourceExhausted
+from ..memory import BufferSet, OpenRequest, open_request
+from ..model import ExecutionResult, MeasureTiming, Request, RunOptions, Timing
+from .buffers import BoundBuffers
+
+Bind = Callable[[Request, RunOptions], Kernel]
+"""What a device implements: makes a kernel of a request that is valid and whose pools give arrays that stay where they
+are. A kernel returns None, or the shapes of its outputs if some were open; what fails it raises."""
+
+
+class Plan:
+    """One request, to be run again and again; one run at a time.
+
+    Args:
+        bind: Of the prepared model.
+        request: Valid.
+        options: How it is run.
+        buffers: The request's driver-managed buffers; None if it has none.
+
+    Attributes:
+        gate: The buffers that each run is admitted to, or None. A burst that admits a run itself calls `gate.current`
+            instead of the plan.
+
+    Raises:
+        NNBurstError: The request cannot run, or its memory can be neither mapped nor copied.
+    """
+
+    def __init__(self, bind: Bind, request: Request, options: RunOptions, buffers: BoundBuffers | None = None) -> None:
+        self._bind = bind
+        self._request = request
+        self._options = options
+        self._buffers = buffers
+        self._measures = options.measure == MeasureTiming.YES
+        self._deadline_ns = 0
+        self._caller = present_caller()
+        self._opened: OpenRequest | None = None
+        self.gate: BufferSet | None = None if buffers is None else buffers.set
+        if buffers is None:
+            self._open()
+
+    def _open(self) -> OpenRequest:
+        try:
+            with called_by(self._caller):  # which it may not be when it is opened anew
+                self._staged = WorkingMemory()
+                opened = open_request(self._request, self._staged.take)
+                self._kernel = self._bind(opened.request, self._options)
+        except MemoryError as error:
+            raise ResourceExhausted(f"no memory for this execution: {error}") from error
+        self._opened = opened
+        return opened
+
+    @property
+    def call(self) -> Kernel:
+        """The shortest way to run: the kernel alone, where nothing has to be done before or after it."""
+        direct = self._opened is not None and self._opened.is_direct and not self._measures
+        return self._kernel if direct else self
+
+    def __call__(self) -> ExecutionResult | None:
+        """Run once.
+
+        Returns:
+            None for NONE without shapes and timing.
+
+        Raises:
+            NNBurstError: The run failed.
+            Exception: Likewise; whatever a kernel meets.
+        """
+        return self._run() if self._buffers is None else self._run_admitted(self._buffers)
+
+    def until(self, deadline_ns: int) -> ExecutionResult | None:
+        """Run once, and end by a time of CLOCK_MONOTONIC in nanoseconds; as far as the kernel can be ended.
+
+        Raises:
+            MissedDeadline: It was ended.
+        """
+        self._deadline_ns = deadline_ns
+        try:
+            return self()
+        finally:
+            self._deadline_ns = 0
+
+    def _run(self) -> ExecutionResult | None:
+        opened = self._opened or self._open()
+        self._opened = None  # opened anew after a failure: memory may have been truncated and its mapping given up
+        try:
+            opened.before_run()
+            started = time.monotonic_ns()
+            result = run_until(self._kernel, self._deadline_ns)
+            ended = time.monotonic_ns()
+        except BaseException:
+            opened.after_run(False)
+            raise
+        opened.after_run(True)
+        self._opened = opened
+        if not self._measures:
+            return result
+        return ErrorStatus.NONE, () if result is None else result[1], Timing((ended - started) // 1000)
+
+    def _run_admitted(self, buffers: BoundBuffers) -> ExecutionResult | None:
+        gate = buffers.set
+        kernel: Kernel | None = gate.admit()
+        try:
+            if kernel is None:
+                with called_by(self._caller):
+                    kernel = Plan(self._bind, buffers.with_views(), self._options).call
+                gate.keep(kernel)
+            result = run_until(kernel, self._deadline_ns)
+            shapes = () if gate.fixed else buffers.written(result)
+        except BaseException:
+            gate.fail()
+            raise
+        gate.commit(shapes)
+        return result

@@ -1,0 +1,191 @@
+"""A device whose process may die: it is connected again, once, and only if it is still the same device.
+
+The rule: after a reconnection name, version, type, extensions,
+capabilities and cache files are compared with what they were. A device that changed is invalid for its holder,
+because tokens, models and decisions of the caller were made for the other one; a new object has to be made.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from ..errors import BadState, DeadObject, GeneralFailure, NNBurstError
+from ..memory import Memory
+from ..model import BufferDesc, BufferRole, DeviceStatus, ImportedModel, Model
+from .described import MOST_CACHE_FILES, DescribedDevice, DeviceInfo
+from .interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+def check_device(device: Device) -> None:
+    """Check what a device says of itself before it is offered.
+
+    Raises:
+        GeneralFailure: The counts of its cache files are out of range, or it cannot tell them.
+        DeadObject: Its process has ended.
+    """
+    try:
+        counts = device.get_number_of_cache_files_needed()
+    except DeadObject:
+        raise
+    except Exception as error:
+        raise GeneralFailure(f"{device.name} cannot tell how many cache files it needs: {error}") from error
+    if not all(isinstance(count, int) and 0 <= count <= MOST_CACHE_FILES for count in counts) or len(counts) != 2:
+        raise GeneralFailure(
+            f"{device.name} wants {counts} cache files; 0 to {MOST_CACHE_FILES} of each kind are possible"
+        )
+
+
+def checked_model(device: Device, prepared: PreparedModel | None) -> PreparedModel:
+    """Return what a device has prepared.
+
+    Raises:
+        GeneralFailure: There is none, although the device gave no error.
+    """
+    if prepared is None:
+        raise GeneralFailure(f"{device.name} gave no prepared model")
+    return prepared
+
+
+class ResilientDevice(DescribedDevice):
+    """Connects again when the device's process has died, and repeats the call that found out, once.
+
+    Prepared models and buffers of the dead process stay dead: only the device recovers. Thread safe.
+
+    Args:
+        connect: Returns the device; called again after each death.
+
+    Raises:
+        GeneralFailure: The device is not usable: see `check_device`.
+        NNBurstError: It cannot be connected.
+    """
+
+    def __init__(self, connect: Callable[[], Device]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._closed = False
+        device, info = self._connected()
+        self._device: Device | None = device
+        super().__init__(info)
+
+    # ---- recovery ------------------------------------------------------------------------------------------------
+
+    def _connected(self) -> tuple[Device, DeviceInfo]:
+        """Connect, and ask what the device is; one that cannot say is closed."""
+        device = self._connect()
+        try:
+            check_device(device)
+            return device, DeviceInfo.of(device)
+        except BaseException:
+            _close(device)
+            raise
+
+    @property
+    def current(self) -> Device:
+        """The device that answers now.
+
+        Raises:
+            GeneralFailure: It came back as another one.
+            BadState: This object is closed.
+        """
+        if self._closed:
+            raise BadState("the device is closed")
+        device = self._device
+        if device is None:
+            raise GeneralFailure(f"{self.name} came back as another device; make a new object for it")
+        return device
+
+    def recover(self, failed: Device) -> Device:
+        """Replace a device whose process has died, unless that was done already.
+
+        Raises:
+            GeneralFailure: The new connection leads to another device; this object is invalid from now on.
+            NNBurstError: It cannot be connected.
+        """
+        replaced: list[Device] = []
+        try:
+            with self._lock:
+                if self._device is failed and not self._closed:
+                    replacement, info = self._connected()
+                    same = info == self._info
+                    self._device = replacement if same else None
+                    replaced.extend((failed,) if same else (failed, replacement))
+                return self.current
+        finally:
+            for device in replaced:
+                _close(device)
+
+    def _call(self, call: Callable[[Device], _T]) -> _T:
+        device = self.current
+        try:
+            return call(device)
+        except (DeadObject, BadState) as death:
+            if isinstance(death, BadState) and self._device is device:
+                raise  # not because another thread has replaced and closed it
+            try:
+                device = self.recover(device)
+            except GeneralFailure:
+                if self._device is None:
+                    raise
+                raise death from None
+            except NNBurstError:
+                raise death from None
+            return call(device)
+
+    # ---- what the device does ------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> DeviceStatus:
+        """OFFLINE until a call finds out that the process is gone."""
+        return self.current.status
+
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        return self._call(lambda device: device.get_supported_operations(model))
+
+    def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
+        return self._call(lambda device: device.import_model(source, pools))
+
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PreparedModel:
+        return self._prepared(lambda device: device.prepare_model(model, job))
+
+    def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
+        return self._prepared(lambda device: device.prepare_model_from_cache(cache, deadline_ns))
+
+    def _prepared(self, call: Callable[[Device], PreparedModel]) -> PreparedModel:
+        return checked_model(self, self._call(call))
+
+    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
+        return self._call(lambda device: device.confirm_cache(token, generation))
+
+    def counters(self) -> Mapping[str, int]:
+        return self._call(lambda device: device.counters())
+
+    def allocate(
+        self,
+        desc: BufferDesc,
+        prepared_models: Sequence[PreparedModel],
+        input_roles: Sequence[BufferRole],
+        output_roles: Sequence[BufferRole],
+    ) -> Buffer:
+        """Not repeated after a death: the prepared models died, too."""
+        return self.current.allocate(desc, prepared_models, input_roles, output_roles)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            device, self._device = self._device, None
+        if device is not None:
+            device.close()
+
+
+def _close(device: Device) -> None:
+    """Close a device that is no longer used; that may fail, since the device is broken."""
+    try:
+        device.close()
+    except Exception as error:
+        _log.warning("a device that was replaced could not be closed: %s", error)

@@ -1,0 +1,210 @@
+"""Several steps in one request: the kernel of one step, bound to private arrays, called again and again.
+
+However many steps there are, the device binds the request once, or twice if there is state: one step reads the first
+of two private states and writes the second, the next one the other way round. Between two steps, arguments change
+places with those of all steps (``csrc/steps.c``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from .._core._nnburst import ffi, lib
+from .._core.errno import check
+from ..burst import Caller, Kernel, WorkingMemory, run_until
+from ..errors import (
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+    OutputInsufficientSize,
+    error_for,
+)
+from ..memory import Region, private_bytes
+from ..model import (
+    DataLocation,
+    ExecutionResult,
+    Named,
+    OutputShape,
+    Request,
+    RequestArgument,
+    RunOptions,
+    Steps,
+    failure_of,
+)
+from .deadline import is_limit
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def _ended() -> dict[int, NNBurstError]:
+    """Why no further step runs."""
+    return {
+        errno.EPIPE: GeneralFailure("ended before it, for its client has gone, closed the burst, or given the run up"),
+        errno.ETIMEDOUT: MissedDeadline("the deadline has passed; give it more time"),
+    }
+
+
+class SteppedKernel:
+    """Runs all steps of a request. Not for concurrent use.
+
+    Args:
+        bind: Makes the kernel of one step.
+        steps: Among the pools of the request.
+        caller: Who awaits the answer; None: one that cannot go.
+        request: Valid, on pools that give arrays.
+        options: How it is run.
+
+    Raises:
+        InvalidArgument: An output lies in memory that cannot be written.
+        NNBurstError: As `bind`.
+    """
+
+    def __init__(
+        self,
+        bind: Callable[[Request, RunOptions], Kernel],
+        steps: Steps,
+        caller: Caller | None,
+        request: Request,
+        options: RunOptions,
+    ) -> None:
+        self._count = steps.count
+        self._memory = WorkingMemory()
+        own: list[Region] = []  # the arguments of one step, as pools
+        swapped: list[Region] = []  # the same, with the two states of each pair the other way round
+        exchanged: list[list[tuple[Array, Array]]] = [[], []]
+        pairs: dict[int, tuple[Array, Array]] = {}  # by position of the output
+        self._first: list[tuple[Array, Array]] = []  # (private, buffer) of each state
+        self._last: list[tuple[tuple[Array, Array], Array]] = []  # (what even and odd steps write, buffer)
+        outputs_of = {target: output for output, target in steps.state}
+
+        def of_one_step(argument: RequestArgument, here: Array, there: Array) -> RequestArgument:
+            for pools, raw in ((own, here), (swapped, there)):
+                pools.append(Region(raw, is_private=True))
+            return replace(argument, location=DataLocation(len(own) - 1, 0, here.nbytes))
+
+        def bound(position: int, argument: RequestArgument, *, is_input: bool) -> RequestArgument:
+            if argument.has_no_value:
+                return argument
+            pool, location = request.pools[argument.location.pool_index], argument.location
+            assert not isinstance(pool, Named)
+            output = outputs_of.get(position) if is_input else position
+            if is_input and output is not None:
+                whole = pool.array(np.uint8, (pool.size,))
+                self._memory.take(2 * pool.size)
+                pair = pairs[output] = private_bytes(pool.size), private_bytes(pool.size)
+                self._first.append((pair[0], whole))
+                return of_one_step(argument, *map(_readable, pair))
+            if not is_input and position in pairs:
+                pair = pairs[position]
+                self._last.append(((pair[1], pair[0]), pool.array(np.uint8, (pair[0].nbytes,))))
+                return of_one_step(argument, pair[1], pair[0])
+            whole = pool.array(np.uint8, (location.length,), location.offset)
+            if not is_input and not whole.flags.writeable:
+                raise InvalidArgument(f"output {position} lies in read-only memory; share it for writing")
+            self._memory.take(location.length // self._count)
+            one = private_bytes(location.length // self._count)
+            exchanged[not is_input].append((one, whole))
+            seen = _readable(one) if is_input else one
+            return of_one_step(argument, seen, seen)
+
+        inputs = tuple(bound(i, argument, is_input=True) for i, argument in enumerate(request.inputs))
+        outputs = tuple(bound(i, argument, is_input=False) for i, argument in enumerate(request.outputs))
+        even = bind(Request(inputs, outputs, tuple(own)), options)
+        odd = bind(Request(inputs, outputs, tuple(swapped)), options) if steps.state else even
+        self._kernels = (even, odd) if steps.state else (even,)
+        self._dimensions = [argument.dimensions for argument in request.outputs]
+        self._exchanged = exchanged
+        rows = ffi.new("nnb_step_argument[]", max(1, len(exchanged[0]) + len(exchanged[1])))
+        for row, (one, whole) in zip(rows, (*exchanged[0], *exchanged[1]), strict=False):
+            row.one, row.all = ffi.cast("uint8_t *", one.ctypes.data), ffi.cast("uint8_t *", whole.ctypes.data)
+            row.nbytes = one.nbytes
+        self._rows = rows
+        n_inputs, n = len(exchanged[0]), len(exchanged[0]) + len(exchanged[1])
+        nbytes = sum(row.nbytes for row in rows[0:n])
+        sizes = {"n_inputs": n_inputs, "n": n, "count": self._count, "nbytes": nbytes}
+        self._caller = caller
+        who = {} if caller is None else {"gone": caller.gone, "server": caller.server}
+        self._steps = ffi.new("nnb_steps *", {"arguments": rows, "lasted_ns": 2**64 - 1, **who, **sizes})
+
+    def __call__(self) -> None:
+        """Run all steps.
+
+        Raises:
+            GeneralFailure: Between two of them, nobody awaited the answer any more.
+            NNBurstError: One failed; the message says which. Nothing is left in buffers then.
+        """
+        self.until(0)
+
+    def until(self, deadline_ns: int) -> None:
+        """Run all steps, and end between two of them, or sooner if the device can, once a deadline has passed.
+
+        A step that is short is not told of the deadline, for that would take longer than the step.
+
+        Raises:
+            MissedDeadline: It was ended.
+            NNBurstError: As a call.
+        """
+        turn, steps, kernels = lib.nnb_steps_turn, self._steps, self._kernels
+        steps.deadline_ns = deadline_ns if is_limit(deadline_ns) else 0
+        step, spent = 0, dict[int, int]()
+        try:
+            with contextlib.ExitStack() as within:
+                runs = [within.enter_context(_within(kernel, deadline_ns, spent)) for kernel in kernels]
+                even, odd = runs[0], runs[-1]
+                self._begin()
+                for step in range(self._count):
+                    code = turn(steps, step)
+                    if code == 0:
+                        result = odd() if step & 1 else even()
+                    else:
+                        if code < 0:
+                            check(code, special=_ended())
+                        result = run_until(kernels[step & (len(kernels) - 1)], deadline_ns)
+                    if result is not None:
+                        self._check(result)
+        except Exception as error:
+            raise self._failed(step, error) from error
+        self._end()
+
+    def _begin(self) -> None:
+        for private, buffer in self._first:
+            private[...] = buffer
+
+    def _end(self) -> None:
+        lib.nnb_steps_turn(self._steps, self._count)
+        for written, buffer in self._last:
+            buffer[...] = written[(self._count - 1) & 1]
+
+    def _check(self, result: ExecutionResult) -> None:
+        """Refuse shapes that are not those for which there is room: the client is not told any."""
+        shapes: tuple[OutputShape, ...] = result[1]
+        for position, (shape, dims) in enumerate(zip(shapes, self._dimensions, strict=False)):
+            if dims and shape.dimensions != dims:
+                raise GeneralFailure(f"output {position} has shape {shape.dimensions}, not {dims}")
+
+    def _failed(self, step: int, error: Exception) -> NNBurstError:
+        status, shapes, _ = failure = failure_of(error)
+        where = f"step {step} of {self._count}"
+        if isinstance(error, OutputInsufficientSize):
+            real = [shape.dimensions for shape in shapes]
+            return GeneralFailure(f"{where}: outputs have shapes {real}, for which there is no room")
+        return error_for(status, f"{where}: {failure.reason}")
+
+
+def _within(kernel: Kernel, deadline_ns: int, spent: dict[int, int]) -> AbstractContextManager[Kernel]:
+    within: Callable[[int, dict[int, int]], AbstractContextManager[Kernel]] | None = getattr(kernel, "within", None)
+    return contextlib.nullcontext(kernel) if within is None else within(deadline_ns, spent)
+
+
+def _readable(raw: Array) -> Array:
+    view = raw[:]
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,78 @@
+"""A prepared model around another one, for classes that change a little of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache
+from ..cache import SaveResult
+from ..errors import Ending
+from ..model import ExecutionResult, Request, RunOptions
+from .fence import Fence
+from .fenced import FencedExecution
+from .interfaces import PreparedModel
+
+if TYPE_CHECKING:
+    from ..fmq import MQDescriptor
+
+
+class WrappedModel(PreparedModel):
+    """Does what another model does.
+
+    Attributes:
+        inner: The other model.
+    """
+
+    def __init__(self, inner: PreparedModel) -> None:
+        self.inner = inner
+
+    @property
+    def cache_result(self) -> SaveResult | None:
+        return self.inner.cache_result
+
+    @property
+    def label(self) -> str:
+        return self.inner.label
+
+    @property
+    def ending(self) -> Ending:
+        return self.inner.ending
+
+    @property
+    def takes_steps(self) -> bool:
+        return self.inner.takes_steps
+
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
+        return self.inner.execute_synchronously(request, options)
+
+    def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
+        return self.inner.bind_fenced(request, options)
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Fence] = (),
+        options: RunOptions = RunOptions(),
+        duration_ns: int = 0,
+        on_end: Callable[[], None] | None = None,
+    ) -> FencedExecution:
+        return self.inner.execute_fenced(request, wait_for, options, duration_ns, on_end)
+
+    def configure_execution_burst(
+        self,
+        callback: BurstCallback,
+        request_channel: MQDescriptor,
+        result_channel: MQDescriptor,
+        polling_window: float | None = None,
+    ) -> BurstContext:
+        return self.inner.configure_execution_burst(callback, request_channel, result_channel, polling_window)
+
+    def burst_executor(self) -> BurstExecutorWithCache | None:
+        return self.inner.burst_executor()
+
+    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
+        return self.inner.link_to_death(on_death)
+
+    def close(self) -> None:
+        self.inner.close()

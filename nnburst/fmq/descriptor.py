@@ -1,0 +1,217 @@
+"""What a peer needs to attach to a queue: where everything is, in which files."""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import operator
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .._core._nnburst import ffi, lib
+from .._core.fds import FdSet
+from ..errors import InvalidArgument
+
+
+class Flavour(enum.IntEnum):
+    """Who may use a queue, and what happens when it is full."""
+
+    SYNCHRONIZED = lib.NNB_SYNCHRONIZED
+    """One writer, one reader; a write that does not fit fails."""
+    UNSYNCHRONIZED = lib.NNB_UNSYNCHRONIZED
+    """One writer, many readers; a write always succeeds, a slow reader loses overwritten elements."""
+
+
+class Layout(enum.IntEnum):
+    """Where a new queue puts its counters. Attaching accepts any layout."""
+
+    LINES = lib.NNB_LAYOUT_LINES
+    """Each counter and the event word on 128 bytes of its own: no false sharing."""
+    COMPAT = lib.NNB_LAYOUT_COMPAT
+    """The 16-byte header of libfmq."""
+    STAMPED = lib.NNB_LAYOUT_STAMPED
+    """As LINES, with room beside the write counter for the time of a packet (synchronized queues)."""
+
+
+class Grantor(NamedTuple):
+    """One region of a queue. The first four are: read counter, write counter, data, event word.
+
+    Attributes:
+        flags: Always 0.
+        fd_index: Which descriptor of the queue.
+        offset: Bytes from the beginning of the file.
+        extent: Bytes.
+    """
+
+    flags: int
+    fd_index: int
+    offset: int
+    extent: int
+
+
+class Dialect(enum.Enum):
+    """Binary forms of a grantor that libfmq knows; the value is its `struct` format."""
+
+    HIDL = "<IIIxxxxQ"
+    """flags, fdIndex, offset, extent: unsigned, 24 bytes."""
+    AIDL = "<iiq"
+    """fdIndex, offset, extent: signed, 16 bytes; the flags do not exist."""
+
+
+_F_SEAL_FUTURE_WRITE = 0x10  # the module has it since Python 3.13
+_LIMITS = (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
+
+
+def _grantor(index: int, parts: Sequence[int]) -> Grantor:
+    if len(parts) != len(_LIMITS):
+        raise InvalidArgument(f"grantor {index} has {len(parts)} fields; flags, fd_index, offset, extent are needed")
+    for field, value, limit in zip(Grantor._fields, parts, _LIMITS, strict=True):
+        if not 0 <= operator.index(value) <= limit:
+            raise InvalidArgument(f"grantor {index}: {field} is {value}, outside 0..{limit}")
+    return Grantor(*parts)
+
+
+def unpack_grantors(data: bytes, dialect: Dialect) -> tuple[Grantor, ...]:
+    """Read grantors from their binary form, the reverse of `MQDescriptor.pack_grantors`.
+
+    Raises:
+        InvalidArgument: The length is not a multiple of a grantor's, or a field is negative.
+    """
+    size = struct.calcsize(dialect.value)
+    if len(data) % size:
+        raise InvalidArgument(f"{len(data)} bytes are not a whole number of {size}-byte {dialect.name} grantors")
+    rows = struct.iter_unpack(dialect.value, data)
+    return tuple(_grantor(i, row if dialect is Dialect.HIDL else (0, *row)) for i, row in enumerate(rows))
+
+
+class MQDescriptor:
+    """All that a peer needs to attach to a queue. Owns its file descriptors.
+
+    Pickles into ``multiprocessing`` children under every start method; made from plain parts it travels over any
+    channel that carries descriptors (SCM_RIGHTS).
+
+    Args:
+        grantors: At least three `Grantor` or (flags, fd_index, offset, extent).
+        fds: File descriptors; this object owns them from now on, also if the arguments are refused.
+        quantum: Size of an element in bytes.
+        flags: The `Flavour`.
+        dtype: What the elements are, as far as the maker knows; a hint that never crosses a trust boundary.
+
+    Raises:
+        InvalidArgument: A number is negative or too large for the format.
+    """
+
+    __slots__ = ("_fds", "dtype", "flags", "grantors", "quantum")
+
+    grantors: tuple[Grantor, ...]
+    quantum: int
+    flags: int
+    dtype: np.dtype[Any] | None
+
+    def __init__(
+        self,
+        grantors: Iterable[Sequence[int]],
+        fds: Iterable[int] | FdSet,
+        quantum: int,
+        flags: int,
+        *,
+        dtype: npt.DTypeLike | None = None,
+    ) -> None:
+        self._fds = fds if isinstance(fds, FdSet) else FdSet(fds)
+        try:
+            self.grantors = tuple(_grantor(i, parts) for i, parts in enumerate(grantors))
+            for name, value in (("quantum", quantum), ("flags", flags)):
+                if not 0 <= operator.index(value) <= 0x7FFFFFFF:
+                    raise InvalidArgument(f"{name} is {value}, outside 0..{0x7FFFFFFF}")
+        except BaseException:
+            self._fds.close()
+            raise
+        self.quantum = quantum
+        self.flags = flags
+        self.dtype = None if dtype is None else np.dtype(dtype)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The file descriptors, still owned by this object.
+
+        Raises:
+            BadState: The descriptor is closed.
+        """
+        return self._fds.fds
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._fds.closed
+
+    def duplicate(self) -> MQDescriptor:
+        """Return a copy with file descriptors of its own."""
+        copy = FdSet.duplicate(self.fds)
+        return MQDescriptor(self.grantors, copy, self.quantum, self.flags, dtype=self.dtype)
+
+    def without_write_access(self) -> MQDescriptor:
+        """Return a copy for readers of an unsynchronized queue: the kernel grants them read-only mappings.
+
+        The memory of the queue is sealed: mappings that exist go on writing, and no new one can be made for writing.
+        Memory that cannot be sealed (``ring_fd=`` may be such) is opened for reading only; then a reader of the same
+        user could reopen it, and a libfmq reader cannot attach.
+        """
+        copies = FdSet(_without_write_access(fd) for fd in self.fds)
+        return MQDescriptor(self.grantors, copies, self.quantum, self.flags, dtype=self.dtype)
+
+    def pack_grantors(self, dialect: Dialect) -> bytes:
+        """Return the grantors in a binary form that libfmq understands.
+
+        Raises:
+            InvalidArgument: A number does not fit the dialect (AIDL is signed: offsets end at 2**31 - 1).
+        """
+        rows = (g if dialect is Dialect.HIDL else g[1:] for g in self.grantors)
+        try:
+            return b"".join(struct.pack(dialect.value, *row) for row in rows)
+        except struct.error as error:
+            raise InvalidArgument(f"the queue is too large for {dialect.name} descriptors: {error}") from error
+
+    def close(self) -> None:
+        """Close the file descriptors. Idempotent; queues that were attached stay attached."""
+        self._fds.close()
+
+    def __enter__(self) -> MQDescriptor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (tuple(map(tuple, self.grantors)), self._fds, self.quantum, self.flags, self.dtype)
+
+    def __repr__(self) -> str:
+        fds = "closed" if self.closed else list(self.fds)
+        return f"MQDescriptor(quantum={self.quantum}, flags={self.flags}, grantors={len(self.grantors)}, fds={fds})"
+
+
+def _without_write_access(fd: int) -> int:
+    """A new descriptor of the same file. Mapping it for writing fails with EPERM, which libfmq's readers look for."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+    except OSError:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+
+
+def _rebuild(
+    grantors: tuple[tuple[int, ...], ...], fds: FdSet, quantum: int, flags: int, dtype: np.dtype[Any] | None
+) -> MQDescriptor:
+    return MQDescriptor(grantors, fds, quantum, flags, dtype=dtype)
+
+
+def c_grantors(grantors: Sequence[Grantor]) -> Any:
+    """The grantors as a C array."""
+    array = ffi.new("nnb_grantor[]", max(len(grantors), 1))
+    for i, g in enumerate(grantors):
+        array[i] = tuple(g)
+    return array

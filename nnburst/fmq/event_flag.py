@@ -1,0 +1,130 @@
+"""A word of sticky notification bits that processes wake each other with."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, Protocol, runtime_checkable
+
+from .._core._nnburst import ffi, lib
+from .._core.deadline import Deadline
+from .._core.errno import check
+from ..errors import BadState, InvalidArgument
+
+NOT_FULL: int = lib.NNB_EVENT_NOT_FULL
+"""Bit that the blocking calls of a queue use for "room was made"."""
+NOT_EMPTY: int = lib.NNB_EVENT_NOT_EMPTY
+"""Bit that the blocking calls of a queue use for "data has come"."""
+
+_ALL_BITS = 0xFFFFFFFF
+
+
+@runtime_checkable
+class _HasEventWord(Protocol):
+    def _event_word(self) -> tuple[Any, object]: ...
+
+
+class EventFlag:
+    """32 sticky bits in shared memory. A bit stays set until a wait for it consumes it.
+
+    Safe to use from several threads and processes at once; with two waiters on one bit, one consumes it and the other
+    goes on waiting.
+
+    Args:
+        source: A `MessageQueue` (its own event word), or a writable buffer in shared memory.
+        offset: Where the word is in the buffer, in bytes; a multiple of 4.
+
+    Raises:
+        InvalidArgument: The queue has no event word, or the buffer is read-only, too small or misaligned.
+    """
+
+    __slots__ = ("_owner", "_word")
+
+    def __init__(self, source: Any, offset: int = 0) -> None:
+        self._word, self._owner = _find_word(source, offset)
+
+    def wake(self, mask: int) -> None:
+        """Set bits and wake all waiters for one that was not set already. No system call if all were set.
+
+        Args:
+            mask: Bits; 0 does nothing.
+        """
+        check(lib.nnb_event_wake(self._live(), _bits(mask)), "EventFlag.wake")
+
+    def wait(self, mask: int, timeout: float | None = None, retry: bool = True) -> int:
+        """Wait until one of the bits is set, and consume it.
+
+        A bit that is already set is returned at once, whatever the timeout. Signal handlers run while waiting.
+
+        Args:
+            mask: Bits, at least one.
+            timeout: Seconds; None waits without end.
+            retry: With False, one round only: give up (return 0) when any bit of the word changed or a signal came.
+
+        Returns:
+            The bits of `mask` that were set, now cleared. 0 only with ``retry=False``: look again.
+
+        Raises:
+            MissedDeadline: No bit was set in time.
+            InvalidArgument: `mask` is 0 or not 32 bits.
+            BadState: The flag is closed.
+        """
+        bits = _bits(mask)
+        if not bits:
+            raise InvalidArgument("mask is 0: nothing could ever end the wait")
+        deadline = Deadline.after(timeout).at_ns
+        state = ffi.new("uint32_t *")
+        one_round = lib.nnb_event_wait_retry if retry else lib.nnb_event_wait
+        while True:
+            # Looked up each time: close() in another thread ends the wait, and the mapping lives while C uses it.
+            word, _owner = self._live(), self._owner
+            rc = one_round(word, bits, state, deadline)
+            if rc == 0:
+                return int(state[0])
+            if rc == -errno.ERESTART:
+                continue  # back in the interpreter: signal handlers have run
+            if not retry and rc in (-errno.EAGAIN, -errno.EINTR):
+                return 0
+            check(rc, f"EventFlag.wait for bits {bits:#x}")
+
+    def close(self) -> None:
+        """Forget the word; a wait in another thread ends with BadState. Idempotent."""
+        self._word = self._owner = None
+
+    def __enter__(self) -> EventFlag:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _live(self) -> Any:
+        word = self._word
+        if word is None:
+            raise BadState("the event flag is closed")
+        return word
+
+    def _event_word(self) -> tuple[Any, object]:
+        return self._live(), self._owner
+
+
+def _bits(mask: int) -> int:
+    if not 0 <= mask <= _ALL_BITS:
+        raise InvalidArgument(f"mask is {mask:#x}; an event flag has 32 bits")
+    return mask
+
+
+def _find_word(source: Any, offset: int) -> tuple[Any, object]:
+    """The word as ``uint32_t *`` and what keeps it mapped."""
+    if isinstance(source, _HasEventWord):
+        return source._event_word()
+    if source is None:
+        raise InvalidArgument("an event flag needs a queue or a writable buffer")
+    try:
+        buffer = ffi.from_buffer("uint8_t[]", source, require_writable=True)
+    except (TypeError, ValueError, BufferError) as error:
+        raise InvalidArgument(f"an event flag needs a queue or a writable contiguous buffer: {error}") from error
+    if offset < 0 or offset + 4 > len(buffer):
+        raise InvalidArgument(f"the event word at offset {offset} is outside the buffer of {len(buffer)} bytes")
+    word = ffi.cast("uint32_t *", buffer + offset)
+    if int(ffi.cast("uintptr_t", word)) % 4:
+        raise InvalidArgument(f"the event word at offset {offset} is not aligned to 4 bytes")
+    return word, buffer

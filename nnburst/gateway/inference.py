@@ -1,0 +1,220 @@
+"""One request, whichever protocol it came in by: checked, run, and answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from ..errors import InvalidArgument
+from ..model import Priority
+from .models import Models, OpenedModel
+from .regions import RegionPart, Regions
+from .tensors import Array, bytes_of
+
+_Result = TypeVar("_Result")
+BRISK = 1 << 20
+"""Bytes of JSON, or of single elements, that the loop's own thread turns into arrays."""
+VERSION = "1"
+"""Of every model: a service has one of each name."""
+
+
+class RegionPlace(NamedTuple):
+    """Where a tensor lies in a registered region."""
+
+    region: str
+    byte_size: int
+    offset: int = 0
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any], kind: str, name: str) -> RegionPlace | None:
+        """Return what the parameters of a tensor say, None if it is not in shared memory.
+
+        Raises:
+            InvalidArgument: They make no sense.
+        """
+        region = parameters.get("shared_memory_region")
+        if region is None:
+            return None
+        size, offset = parameters.get("shared_memory_byte_size"), parameters.get("shared_memory_offset", 0)
+        if not isinstance(region, str) or type(size) is not int or type(offset) is not int:
+            raise InvalidArgument(f"{kind} {name!r}: a region needs a name and a size in bytes, got {dict(parameters)}")
+        return cls(region, size, offset)
+
+
+class InputTensor(NamedTuple):
+    """An input: its elements, or where they lie."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview | Sequence[Any] | Array | RegionPlace
+
+
+class OutputTensor(NamedTuple):
+    """An output that is asked for."""
+
+    name: str
+    place: RegionPlace | None = None
+
+
+class Terms(NamedTuple):
+    """On which a request is run.
+
+    Attributes:
+        timeout: Seconds that the run may take; None if the client does not say.
+        priority: Of the run.
+    """
+
+    timeout: float | None = None
+    priority: Priority = Priority.MEDIUM
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> Terms:
+        """Return what the parameters of a request say, in the words of the protocol's extension for schedules.
+
+        Raises:
+            InvalidArgument: They make no sense, or ask for a sequence.
+        """
+        if not parameters:
+            return _USUAL
+        for name in ("sequence_id", "sequence_start", "sequence_end"):
+            if parameters.get(name):
+                raise InvalidArgument(f"{name}: sequences are not served; send the state along as inputs and outputs")
+        timeout, priority = (parameters.get(name, 0) for name in ("timeout", "priority"))
+        for name, value in (("timeout", timeout), ("priority", priority)):
+            if type(value) is not int or not 0 <= value < 1 << 64:
+                raise InvalidArgument(f"{name} is a whole number from 0 to {(1 << 64) - 1}, 0 for none, got {value!r}")
+        return cls(timeout / 1e6 if timeout else None, _PRIORITIES.get(priority, Priority.LOW))
+
+
+_USUAL = Terms()
+_PRIORITIES = {0: Priority.MEDIUM, 1: Priority.HIGH, 2: Priority.MEDIUM}
+"""1 is the highest one; those that are missing are low ones."""
+
+
+class Inference(NamedTuple):
+    """A request to run a model.
+
+    Attributes:
+        model, version: Which.
+        inputs, outputs: No outputs: all.
+        size: In bytes, of what has to be turned into arrays element by element.
+        terms: On which it is run.
+    """
+
+    model: str
+    version: str
+    inputs: Sequence[InputTensor]
+    outputs: Sequence[OutputTensor] = ()
+    size: int = 0
+    terms: Terms = _USUAL
+
+
+def extensions(regions: Regions) -> list[str]:
+    """Return the extensions of the protocol that every way to ask has."""
+    return ["schedule_policy", "statistics", *(["system_shared_memory"] if regions.allowed else [])]
+
+
+async def elsewhere(work: Callable[[], _Result]) -> _Result:
+    """Do what takes long, or waits for the service, in another thread."""
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+Answers = list[tuple[OutputTensor, str, Array]]
+"""For each output what was asked, its datatype, and its elements; those with a place have been written there."""
+
+
+async def infer(models: Models, regions: Regions, inference: Inference, timeout: float | None = None) -> Answers:
+    """Run a request.
+
+    Args:
+        models: Those that there are.
+        regions: Likewise.
+        inference: The request.
+        timeout: Seconds that the run may take, as its call says; the request may say less.
+
+    Returns:
+        The outputs that are asked for; all, if none is.
+
+    Raises:
+        NNBurstError: It cannot be run, or failed.
+    """
+    own, priority = inference.terms
+    if own is not None:
+        timeout = own if timeout is None else min(own, timeout)
+    model = models.ready(inference.model, priority) or await models.take(inference.model, priority)
+    try:
+        check_version(inference.model, inference.version)
+        if inference.size > BRISK:
+            arrays, parts = await elsewhere(lambda: _arrays(model, regions, inference.inputs))
+        else:
+            arrays, parts = _arrays(model, regions, inference.inputs)
+        outputs = model.outputs
+        if inference.outputs:
+            _check_names(inference.outputs, outputs)
+        values = dict(zip(outputs, await model.run(arrays, timeout), strict=True))
+        for part in parts:
+            part.check()
+        answers = []
+        for output in inference.outputs or map(OutputTensor, outputs):
+            array = values[output.name]
+            if output.place is not None:
+                _put(regions, output.place, array)
+            answers.append((output, outputs[output.name].datatype, array))
+        return answers
+    finally:
+        models.give_back(model)
+
+
+def check_version(model: str, version: str) -> None:
+    """Check that a model has a version; '' is any.
+
+    Raises:
+        InvalidArgument: It has not.
+    """
+    if version not in ("", VERSION):
+        raise InvalidArgument(f"model {model!r} has the version {VERSION}, not {version!r}")
+
+
+def _check_names(wanted: Sequence[OutputTensor], outputs: Mapping[str, object]) -> None:
+    """Check that each is an output of the model, and comes once: a short request must not ask for a huge answer."""
+    seen: set[str] = set()
+    for output in wanted:
+        if output.name not in outputs:
+            raise InvalidArgument(f"output {output.name!r} is unknown; the model gives {list(outputs)}")
+        if output.name in seen:
+            raise InvalidArgument(f"output {output.name!r} is asked for twice")
+        seen.add(output.name)
+
+
+def _arrays(
+    model: OpenedModel, regions: Regions, inputs: Sequence[InputTensor]
+) -> tuple[dict[str, Array], list[RegionPart]]:
+    """Return the inputs by name, and the parts of regions that they lie in."""
+    arrays: dict[str, Array] = {}
+    parts: list[RegionPart] = []
+    for given in inputs:
+        tensor = model.inputs.get(given.name)
+        if tensor is None or given.name in arrays:
+            known = "is given twice" if tensor else f"is unknown; the model takes {list(model.inputs)}"
+            raise InvalidArgument(f"input {given.name!r} {known}")
+        data = given.data
+        if isinstance(data, RegionPlace):
+            tensor.check_size(given.datatype, given.shape, data.byte_size)
+            part = regions.part(data.region, data.offset, data.byte_size)
+            parts.append(part)
+            arrays[given.name] = part.bytes.view(tensor.dtype).reshape(given.shape)
+        else:
+            arrays[given.name] = tensor.array_of(given.datatype, given.shape, data)
+    return arrays, parts
+
+
+def _put(regions: Regions, place: RegionPlace, array: Array) -> None:
+    if array.nbytes > place.byte_size:
+        raise InvalidArgument(
+            f"an output of {array.nbytes} bytes does not fit into {place.byte_size} of region {place.region!r}"
+        )
+    part = regions.part(place.region, place.offset, place.byte_size)
+    part.bytes[: array.nbytes] = bytes_of(array)
+    part.check()

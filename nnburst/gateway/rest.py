@@ -1,0 +1,412 @@
+"""The protocol over HTTP: health, metadata, inference, regions. Tensors as JSON, or as bytes behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+
+from .. import __version__
+from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
+from .budget import FAREWELL_S, Budget, BudgetShare
+from .inference import (
+    BRISK,
+    VERSION,
+    Inference,
+    InputTensor,
+    OutputTensor,
+    RegionPlace,
+    Terms,
+    check_version,
+    elsewhere,
+    extensions,
+    infer,
+)
+from .models import Models
+from .regions import Regions
+from .sharing import share_port
+from .tensors import Array, ModelTensor, bytes_of
+
+_MOST_BYTES = 256 << 20
+_MOST_JSON = 16 << 20
+"""Bytes of JSON in a request: the interpreter does nothing else while it is read, in whatever thread."""
+_MOST_INFLATED = 16 << 20
+"""Bytes of a compressed body, once it is inflated: a thousand times what was sent, perhaps."""
+_ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
+_PATIENCE_S, _LEAST_RATE = 30.0, 1 << 16
+"""A body has so many seconds, and one more for each so many bytes: it counts as under way while it comes."""
+_MOST_NUMBERS = 1 << 20
+"""In the JSON of an answer, for the same reason."""
+_DECODER, _ENCODER = msgspec.json.Decoder(), msgspec.json.Encoder()
+_HEADER = "Inference-Header-Content-Length"
+_MOST_DIGITS = 20
+_CODES: tuple[tuple[type[NNBurstError], int], ...] = (
+    (DeviceUnavailable, 503),
+    (DeadObject, 503),
+    (MissedDeadline, 504),
+    (ResourceExhausted, 429),
+)
+
+
+def _is_of_us(record: logging.LogRecord) -> bool:
+    """Whether what aiohttp says is of this program: that a client has left, or speaks no HTTP, is no error here."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, ConnectionError | web.RequestPayloadError | HttpProcessingError)
+
+
+_log = logging.getLogger("nnburst.gateway")
+_log.addFilter(_is_of_us)
+
+
+def _status(error: NNBurstError) -> int:
+    return next((code for kind, code in _CODES if isinstance(error, kind)), 400)
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+    """An error is an object with a sentence."""
+    try:
+        return await handler(request)
+    except NNBurstError as error:
+        return web.json_response({"error": str(error)}, status=_status(error))
+    except web.HTTPException as error:
+        return web.json_response({"error": error.text or error.reason}, status=error.status)
+    except (web.RequestPayloadError, ConnectionError) as error:  # what came is none, or its sender is gone
+        return web.json_response({"error": f"the body cannot be read: {error}"}, status=400)
+
+
+class Rest:
+    """The handlers, by path."""
+
+    def __init__(self, models: Models, regions: Regions, budget: Budget) -> None:
+        self._models = models
+        self._regions = regions
+        self._budget = budget
+
+    def application(self) -> web.Application:
+        """Return what aiohttp serves."""
+        application = web.Application(middlewares=[_errors], client_max_size=_MOST_BYTES)
+        model, memory = "/v2/models/{model}", "/v2/systemsharedmemory"
+        for prefix in (model, model + "/versions/{version}"):
+            application.router.add_get(prefix, self._metadata)
+            application.router.add_get(prefix + "/ready", self._model_ready)
+            application.router.add_post(prefix + "/infer", self._infer)
+            application.router.add_get(prefix + "/stats", self._statistics)
+        application.router.add_get("/v2/models/stats", self._statistics)
+        for path in ("/v2", "/v2/"):
+            application.router.add_get(path, self._server)
+        application.router.add_get("/v2/health/live", self._live)
+        application.router.add_get("/v2/health/ready", self._ready)
+        application.router.add_post("/v2/repository/index", self._index)
+        for path in (memory, memory + "/region/{region}"):
+            application.router.add_get(path + "/status", self._regions_status)
+            application.router.add_post(path + "/unregister", self._unregister)
+        application.router.add_post(memory + "/region/{region}/register", self._register)
+        return application
+
+    # ---- health and metadata ---------------------------------------------------------------------------------
+
+    async def _live(self, request: web.Request) -> web.Response:
+        return web.json_response({"live": True})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        ready = await elsewhere(self._models.is_ready)
+        return web.json_response({"ready": ready}, status=200 if ready else 503)
+
+    async def _server(self, request: web.Request) -> web.Response:
+        offered = ["binary_tensor_data", *extensions(self._regions)]
+        return web.json_response({"name": "nnburst", "version": __version__, "extensions": offered})
+
+    async def _index(self, request: web.Request) -> web.Response:
+        return web.json_response([{"name": n, "version": VERSION, "state": "READY"} for n in self._models.names])
+
+    def _model(self, request: web.Request) -> str:
+        check_version(request.match_info["model"], request.match_info.get("version", VERSION))
+        return request.match_info["model"]
+
+    async def _model_ready(self, request: web.Request) -> web.Response:
+        name = self._model(request)
+        await elsewhere(lambda: self._models.open(name))
+        return web.json_response({"name": name, "ready": True})
+
+    async def _metadata(self, request: web.Request) -> web.Response:
+        name = self._model(request)
+        model = await elsewhere(lambda: self._models.open(name))
+
+        def metadata(tensors: Mapping[str, ModelTensor]) -> list[dict[str, Any]]:
+            return [{"name": name, "datatype": one.datatype, "shape": one.shape} for name, one in tensors.items()]
+
+        return web.json_response(
+            {
+                "name": name,
+                "versions": [VERSION],
+                "platform": model.platform,
+                "inputs": metadata(model.inputs),
+                "outputs": metadata(model.outputs),
+            }
+        )
+
+    async def _statistics(self, request: web.Request) -> web.Response:
+        name = self._model(request) if "model" in request.match_info else ""
+
+        def statistics(name: str) -> dict[str, Any]:
+            counts = self._models.counts[name]
+            success = {"count": counts.inferences, "ns": counts.success_ns}
+            return {
+                "name": name,
+                "version": VERSION,
+                "last_inference": counts.last_ms,
+                "inference_count": counts.inferences,
+                "execution_count": counts.inferences,
+                "inference_stats": {
+                    "success": success,
+                    "fail": {"count": counts.failures, "ns": counts.failure_ns},
+                },
+            }
+
+        if name and name not in self._models.names:
+            raise InvalidArgument(f"no model {name!r}")
+        return web.json_response({"model_stats": [statistics(one) for one in ([name] if name else self._models.names)]})
+
+    # ---- inference -------------------------------------------------------------------------------------------
+
+    async def _infer(self, request: web.Request) -> web.Response:
+        name = self._model(request)
+        with self._budget.request() as share:
+            body = await _body(request, share)
+            length = request.headers.get(_HEADER)
+            end = len(body) if length is None else _length(length, len(body))
+            head = await _read(body[:end])
+            number = head.get("id")
+            if number is not None and type(number) not in (str, int):
+                raise InvalidArgument(f"id is a string or a whole number, got a {type(number).__name__}")
+            inference, binary = _inference(name, head, memoryview(body)[end:], end)
+            answers = await infer(self._models, self._regions, inference)
+            size = sum(array.nbytes for wanted, _, array in answers if not binary.get(wanted.name, binary[""]))
+            if size <= BRISK:
+                return _response(name, number, answers, binary)
+            return await elsewhere(lambda: _response(name, number, answers, binary))
+
+    # ---- shared memory ---------------------------------------------------------------------------------------
+
+    async def _register(self, request: web.Request) -> web.Response:
+        with self._budget.request() as share:
+            body = await _read(await _body(request, share))
+        key, offset, size = body.get("key"), body.get("offset", 0), body.get("byte_size")
+        if not isinstance(key, str) or type(offset) is not int or type(size) is not int:
+            raise InvalidArgument("a region has a key, an offset and a byte_size")
+        self._regions.register(request.match_info["region"], key, offset, size)
+        return web.Response()
+
+    async def _unregister(self, request: web.Request) -> web.Response:
+        self._regions.unregister(request.match_info.get("region", ""))
+        return web.Response()
+
+    async def _regions_status(self, request: web.Request) -> web.Response:
+        regions = self._regions.status(request.match_info.get("region", ""))
+        return web.json_response(
+            [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in regions]
+        )
+
+
+async def _body(request: web.Request, share: BudgetShare) -> bytes:
+    """Read the body; what has come of it counts at once, and what it is when it is inflated."""
+    encoding = request.headers.get("Content-Encoding", "identity").lower()
+    if encoding not in ("identity", "gzip", "deflate"):
+        raise web.HTTPUnsupportedMediaType(
+            text=f"a body in {encoding!r} is not read; send it in gzip, deflate or plain"
+        )
+    most = _MOST_BYTES if encoding == "identity" else _MOST_INFLATED
+    loop, body = asyncio.get_running_loop(), bytearray()
+    begin = loop.time()
+    while not request.content.at_eof():
+        patience = begin + _PATIENCE_S + len(body) / _LEAST_RATE - loop.time()
+        try:
+            chunk = request.content.read_nowait() or await asyncio.wait_for(request.content.readany(), patience)
+        except asyncio.TimeoutError:
+            raise web.HTTPRequestTimeout(text=f"only {len(body)} bytes came in {loop.time() - begin:.0f} s") from None
+        share.take(len(chunk))
+        body += chunk
+        if len(body) > most:
+            raise web.HTTPRequestEntityTooLarge(most, len(body))
+    if encoding == "identity":
+        return bytes(body)
+    inflated = await elsewhere(lambda: _inflated(body))
+    share.take(len(inflated))
+    return inflated
+
+
+def _inflated(body: bytearray) -> bytes:
+    stream = zlib.decompressobj(_ZLIB_OR_GZIP)
+    try:
+        inflated = stream.decompress(body, _MOST_INFLATED + 1)
+    except zlib.error as error:
+        raise InvalidArgument(f"the body cannot be read: {error}") from None
+    if len(inflated) > _MOST_INFLATED:
+        raise InvalidArgument(f"a compressed body inflates to at most {_MOST_INFLATED} bytes: send this one as it is")
+    if not stream.eof or stream.unused_data:
+        raise InvalidArgument("the body cannot be read: it is not one whole compressed stream")
+    return inflated
+
+
+def _length(text: str, most: int) -> int:
+    """Return what a header says of the JSON's length; of many digits, only those are read that can matter."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text) <= most):
+        raise InvalidArgument(f"{_HEADER} is {text[:_MOST_DIGITS]!r}, the body has {most} bytes")
+    return int(text)
+
+
+async def _read(data: bytes) -> dict[str, Any]:
+    """Return the object that is JSON, read in another thread if it is long."""
+    if len(data) > _MOST_JSON:
+        raise InvalidArgument(f"JSON has at most {_MOST_JSON} bytes, got {len(data)}: send tensors as binary data")
+    return _object(data) if len(data) <= BRISK else await elsewhere(lambda: _object(data))
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        value = _DECODER.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidArgument(
+            f"the request is no JSON: {error}. Numbers that JSON has not, as NaN and Infinity, go as binary data"
+        ) from None
+    if not isinstance(value, dict):
+        raise InvalidArgument("the request is no JSON object")
+    return value
+
+
+def _tensors(head: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
+    tensors = head.get(kind, [])
+    if not isinstance(tensors, list) or not all(
+        isinstance(tensor, dict)
+        and isinstance(tensor.get("name"), str)
+        and isinstance(tensor.get("parameters", {}), dict)
+        for tensor in tensors
+    ):
+        raise InvalidArgument(f"{kind} is a list of objects with a name")
+    return tensors
+
+
+def _inference(name: str, head: Mapping[str, Any], data: memoryview, size: int) -> tuple[Inference, dict[str, bool]]:
+    """Return the request, and for each output that it names whether it goes back as bytes ('' for the others)."""
+    inputs = []
+    for tensor in _tensors(head, "inputs"):
+        what = f"input {tensor['name']!r}"
+        parameters = tensor.get("parameters", {})
+        shape = tensor.get("shape")
+        if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+            raise InvalidArgument(f"{what}: the shape is a list of numbers, got {shape!r}")
+        elements: Any = RegionPlace.of(parameters, "input", tensor["name"])
+        length = parameters.get("binary_data_size")
+        if elements is None and length is not None:
+            if type(length) is not int or not 0 <= length <= len(data):
+                raise InvalidArgument(f"{what}: binary_data_size is {length!r}, {len(data)} bytes are left")
+            elements, data = data[:length], data[length:]
+        if elements is not None and tensor.get("data"):
+            raise InvalidArgument(f"{what} comes twice, as data and as bytes or in a region; send it once")
+        if elements is None:
+            elements = tensor.get("data")
+            if not isinstance(elements, list):
+                raise InvalidArgument(f"{what} has no data")
+        inputs.append(InputTensor(tensor["name"], str(tensor.get("datatype", "")), tuple(shape), elements))
+    if len(data):
+        raise InvalidArgument(f"{len(data)} bytes behind the JSON belong to no input")
+    parameters = head.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InvalidArgument(f"parameters is an object, got {parameters!r}")
+    binary = {"": bool(parameters.get("binary_data_output", False))}
+    outputs = []
+    for tensor in _tensors(head, "outputs"):
+        own = tensor.get("parameters", {})
+        if own.get("classification"):
+            raise InvalidArgument(f"output {tensor['name']!r}: classification is not served; sort the scores yourself")
+        binary[tensor["name"]] = bool(own.get("binary_data", binary[""]))
+        outputs.append(OutputTensor(tensor["name"], RegionPlace.of(own, "output", tensor["name"])))
+    return Inference(name, "", inputs, outputs, size, Terms.of(parameters)), binary
+
+
+def _check_json(name: str, array: Array, left: int) -> None:
+    """Check that an output can go as JSON, where an answer takes so many elements more."""
+    if array.size > left:
+        raise InvalidArgument(
+            f"output {name!r} has {array.size} elements; the JSON of an answer has at most {_MOST_NUMBERS}, of which "
+            f"{left} are left: ask for binary data"
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise InvalidArgument(f"output {name!r} has NaN or Infinity, which JSON has not: ask for binary data")
+
+
+def _response(
+    name: str, request_id: object, answers: list[tuple[OutputTensor, str, Array]], binary: Any
+) -> web.Response:
+    outputs: list[dict[str, Any]] = []
+    parts: list[memoryview] = []
+    left = _MOST_NUMBERS
+    for wanted, datatype, array in answers:
+        output: dict[str, Any] = {"name": wanted.name, "datatype": datatype, "shape": list(array.shape)}
+        if wanted.place is not None:
+            output["parameters"] = {
+                "shared_memory_region": wanted.place.region,
+                "shared_memory_byte_size": array.nbytes,
+                "shared_memory_offset": wanted.place.offset,
+            }
+        elif binary.get(wanted.name, binary[""]):
+            output["parameters"] = {"binary_data_size": array.nbytes}
+            parts.append(bytes_of(array))
+        else:
+            _check_json(wanted.name, array, left)
+            left -= array.size
+            output["data"] = (array.astype(bool) if datatype == "BOOL" else array).ravel().tolist()
+        outputs.append(output)
+    answer: dict[str, Any] = {"model_name": name, "model_version": VERSION, "outputs": outputs}
+    if request_id is not None:
+        answer["id"] = request_id
+    head = _ENCODER.encode(answer)
+    if not parts:
+        return web.Response(body=head, content_type="application/json")
+    return web.Response(
+        body=b"".join([head, *parts]),
+        content_type="application/octet-stream",
+        headers={_HEADER: str(len(head))},
+    )
+
+
+async def serve(
+    models: Models, regions: Regions, budget: Budget, address: str, *, joins: bool = False
+) -> tuple[web.AppRunner, int]:
+    """Start to answer at ``HOST:PORT``; port 0 takes a free one.
+
+    With `joins` another process answers there, and this one from its end on.
+
+    Returns:
+        The runner and its port.
+
+    Raises:
+        DeviceUnavailable: The address cannot be had.
+    """
+    host, _, port = address.rpartition(":")
+    # Bodies that still come when it is cleaned up never get the rest: `Budget.finish` comes first.
+    runner = web.AppRunner(
+        Rest(models, regions, budget).application(),
+        access_log=None,
+        auto_decompress=False,  # it is inflated here, and counted
+        logger=_log,
+        shutdown_timeout=FAREWELL_S,
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, host.strip("[]"), int(port), reuse_port=joins)
+    try:
+        await site.start()
+        number: int = runner.addresses[0][1]
+        share_port(number, joins=joins)
+    except (OSError, DeviceUnavailable) as error:
+        await runner.cleanup()
+        raise DeviceUnavailable(f"cannot listen at {address}: {getattr(error, 'strerror', error)}") from None
+    return runner, number

@@ -1,0 +1,92 @@
+"""The gateway's process: a client of the shared service, so that what comes over the network never meets its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..errors import NNBurstError
+from .budget import FAREWELL_S, Budget
+from .inference import elsewhere
+from .models import Models
+from .regions import Regions
+
+_THREADS = 32
+"""Runs of models that may wait at once; what one run needs is short beside what it waits for."""
+_FINISHING_S = 3.0
+"""For requests that are under way when the gateway is stopped."""
+
+
+async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str | None, joins: bool) -> None:
+    from . import grpc as _grpc
+    from . import rest as _rest
+
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="nnburst-oip"))
+    ended, budget = asyncio.Event(), Budget()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+
+    def told() -> None:
+        if os.read(0, 4096):
+            loop.run_in_executor(None, models.renew)
+        else:
+            loop.remove_reader(0)
+            ended.set()
+
+    loop.add_reader(0, told)
+    async with contextlib.AsyncExitStack() as stack:
+        ports: dict[str, Any] = {}
+        if grpc is not None:
+            server, ports["grpc"] = await _grpc.serve(models, regions, budget, grpc, joins=joins)
+            stack.push_async_callback(server.stop, None)
+        if rest is not None:
+            runner, ports["rest"] = await _rest.serve(models, regions, budget, rest, joins=joins)
+            stack.push_async_callback(runner.cleanup)
+        print(json.dumps(ports), flush=True)
+        await ended.wait()
+        await budget.finish(_FINISHING_S)
+        await asyncio.gather(elsewhere(models.close), asyncio.sleep(FAREWELL_S))  # the last answers are sent
+        # Its sockets end with the process, which clients take for UNAVAILABLE. A gRPC server that stops in order says
+        # CANCELLED to what has come meanwhile, which they would take for their own doing.
+        os._exit(0)
+
+
+def run(
+    address: str, names: Sequence[str], *, grpc: str | None, rest: str | None, shared_memory: bool, joins: bool = False
+) -> int:
+    """Serve until SIGTERM, Ctrl-C or the end of standard input. Prints the ports as JSON when it is ready.
+
+    Whatever comes over standard input says that the models are new ones.
+
+    Args:
+        address: Of the service.
+        names: Of its models.
+        grpc, rest: Where to listen, ``HOST:PORT``.
+        shared_memory: Whether clients may register memory.
+        joins: Whether another process listens there, for which this one stands by.
+
+    Returns:
+        The exit status, if it could not start.
+    """
+    models, regions = Models(address, names), Regions(shared_memory)
+    with contextlib.closing(models), contextlib.closing(regions):
+        try:
+            asyncio.run(_serve(models, regions, grpc, rest, joins))
+        except NNBurstError as error:
+            print(json.dumps({"error": str(error)}), flush=True)
+            return 1
+    return 0
+
+
+def main() -> int:
+    """Run with the arguments of `run`, given as JSON."""
+    options = json.loads(sys.argv[1])
+    return run(options.pop("address"), options.pop("names"), **options)

@@ -1,0 +1,138 @@
+"""What a file descriptor names, and hence how its bytes may be reached."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from .._core._nnburst import lib
+from .._core.errno import check
+from ..errors import GeneralFailure, NNBurstError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_DMA_BUF = 0x444D4142
+_HUGETLBFS = 0x958458F6
+_UNUSABLE = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+_ANONYMOUS = 0
+"""File type of objects that lie in no directory: dma-bufs, but also eventfds, epolls and the like."""
+
+_DMA_BUF_SYNC = 0x40086200
+_SYNC_END = 4
+
+
+class MemoryObject(Struct, frozen=True):
+    """An object that holds bytes.
+
+    Attributes:
+        size: Bytes, when it was looked at.
+        fixed: The size cannot change: it may be mapped.
+        can_fail: An access may fault all the same; huge pages can run out.
+        dma_buf: CPU access must be bracketed, see `sync_dma_buf`.
+        writable: The descriptor allows a shared writable mapping.
+        appends: Every write goes to the end.
+    """
+
+    size: int
+    fixed: bool
+    can_fail: bool
+    dma_buf: bool
+    writable: bool
+    appends: bool
+
+
+def examine(fd: int) -> MemoryObject:
+    """Say what a descriptor names, without touching its bytes. Its file system is known to answer.
+
+    Raises:
+        GeneralFailure: It is not one that could be mapped.
+    """
+    try:
+        status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
+        filesystem = check(lib.nnb_fd_filesystem(fd))
+        kind = stat.S_IFMT(status.st_mode)
+        if kind in _UNUSABLE:
+            raise GeneralFailure(f"fd {fd} is {_UNUSABLE[kind]}, which cannot be mapped")
+        dma_buf = filesystem == _DMA_BUF
+        if kind == _ANONYMOUS and not dma_buf:
+            raise GeneralFailure(f"fd {fd} has no bytes that could be mapped")
+        # The seals first: once the size is fixed, later answers stay true.
+        sealed = lib.nnb_seals(fd) & lib.NNB_SEALS_FIXED_SIZE == lib.NNB_SEALS_FIXED_SIZE
+        access = flags & os.O_ACCMODE
+        if access == os.O_WRONLY or flags & getattr(os, "O_PATH", 0):
+            raise GeneralFailure(f"fd {fd} is not open for reading; memory is read even where it is written")
+        return MemoryObject(
+            size=check(lib.nnb_fd_size(fd)),
+            fixed=sealed or dma_buf,
+            can_fail=filesystem == _HUGETLBFS,
+            dma_buf=dma_buf,
+            writable=access == os.O_RDWR,
+            appends=bool(flags & os.O_APPEND),
+        )
+    except OSError as error:
+        raise GeneralFailure(f"fd {fd} cannot be used: {error.strerror}") from error
+    except GeneralFailure:
+        raise
+    except NNBurstError as error:
+        raise GeneralFailure(f"fd {fd} cannot be used: {error}") from error
+
+
+def read_into(fd: int, offset: int, target: Array) -> None:
+    """Fill a dense array of bytes from a file, by copying: never a fault.
+
+    Raises:
+        GeneralFailure: The file ends before, or cannot be read.
+    """
+    view = target.data.cast("B") if target.nbytes else memoryview(b"")
+    while view:
+        count = _retry(os.preadv, fd, [view], offset)
+        if count == 0:
+            raise GeneralFailure(f"the memory object ended at byte {offset}: it was truncated")
+        view, offset = view[count:], offset + count
+
+
+def write_from(fd: int, offset: int, source: Array) -> None:
+    """Write a dense array of bytes to a file. The caller has looked that it is long enough.
+
+    Raises:
+        GeneralFailure: The file cannot be written.
+    """
+    if not source.nbytes:
+        return
+    view = source.data.cast("B")
+    while view:
+        count = _retry(os.pwrite, fd, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def _retry(call: Any, *args: Any) -> int:
+    try:
+        return int(call(*args))  # Python itself repeats what a signal interrupted
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "?")
+        raise GeneralFailure(f"the memory object cannot be copied: {error.strerror} [{name}]") from error
+
+
+def sync_dma_buf(fd: int, *, write: bool, end: bool) -> None:
+    """Begin or end CPU access to a dma-buf.
+
+    Raises:
+        GeneralFailure: The exporter refuses.
+    """
+    flags = (3 if write else 1) | (_SYNC_END if end else 0)
+    try:
+        fcntl.ioctl(fd, _DMA_BUF_SYNC, flags.to_bytes(8, "little"))
+    except OSError as error:
+        raise GeneralFailure(f"the dma-buf cannot be synchronised: {error.strerror}") from error

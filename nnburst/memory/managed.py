@@ -1,0 +1,324 @@
+"""A driver-managed buffer: its state, its storage, and its users at the moment."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .._core._nnburst import ffi, lib
+from ..errors import GeneralFailure, InvalidArgument
+from ..model import OperandDesc, combine_dimensions, is_fully_specified, operand_info
+from .managed_gate import Outcome, Uses, gate
+from .mapping import private_bytes
+
+if TYPE_CHECKING:
+    from .memory import Memory
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Made:
+    """What was made over the bytes of the buffers of one request, by where these are."""
+
+    def __init__(self) -> None:
+        self.also_forget: Callable[[], None] = _nothing
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of all of it, because a buffer was closed and its storage is to be freed."""
+        self.current: Any = None
+        self.by_layout: dict[Hashable, Any] = {}
+        self.also_forget()
+
+
+def _nothing() -> None:
+    pass
+
+
+class RoleKey(NamedTuple):
+    """The roles in which a buffer may be used. Prepared models are numbered and numbers are never used again."""
+
+    model: int
+    is_input: bool
+    position: int
+
+
+class _Storage:
+    """Bytes that one buffer owns, or several share until one of them is written."""
+
+    __slots__ = ("bytes", "number", "owners")
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, nbytes: int) -> None:
+        self.bytes: Array = private_bytes(nbytes)
+        self.number = next(self._numbers)
+        """Never used again, as `id` would be."""
+        self.owners = 1
+
+
+class ManagedBuffer:
+    """One buffer. Its contents are undefined until it was copied to or written by an execution that succeeded.
+
+    Args:
+        operand: Type, quantisation and extra parameters of the operands it may stand for.
+        dimensions: Combined dimensions of all roles and the descriptor; 0 where open. They never change.
+        roles: Uses that are allowed.
+    """
+
+    def __init__(self, operand: OperandDesc, dimensions: tuple[int, ...], roles: frozenset[RoleKey]) -> None:
+        info = operand_info(operand.type)
+        if info.dtype is None:
+            raise GeneralFailure("a buffer needs an operand type with defined contents")
+        self.dtype = info.dtype
+        self.is_scalar = info.is_scalar
+        self.meaning = operand.type, operand.scale, operand.zero_point, operand.extra_params
+        """What two buffers must have in common for one to take the other's contents."""
+        self.initial_dimensions = dimensions
+        self.dimensions = dimensions
+        self.is_fixed = info.is_scalar or (bool(dimensions) and is_fully_specified(dimensions))
+        """Whether all dimensions were known from the beginning."""
+        self.roles = roles
+        self.handle = gate.new_buffer()
+        self._reading = Uses((self.handle,), ())
+        self._writing = Uses((), (self.handle,))
+        self._storage = _Storage(self.nbytes(dimensions) if self.is_fixed else 0)
+        self._spare: _Storage | None = None
+        self._lent: tuple[weakref.ref[ManagedBuffer], _Storage] | None = None
+        self._account: Callable[[int], None] | None = None
+        self._accounted = 0
+        self._made: weakref.WeakSet[Made] = weakref.WeakSet()
+
+    def nbytes(self, dimensions: tuple[int, ...]) -> int:
+        """Bytes that contents of these dimensions take."""
+        return math.prod(dimensions) * self.dtype.itemsize
+
+    @contextmanager
+    def used(self, *, write: bool) -> Iterator[None]:
+        """Keep writers out, or everybody, inside a with block that changes nothing. Raises as `Uses.enter`."""
+        uses = self._writing if write else self._reading
+        uses.enter()
+        try:
+            yield
+        finally:
+            uses.leave(Outcome.UNCHANGED)
+
+    def _look(self) -> Any:
+        state = ffi.new("nnb_buffer_state *")
+        lib.nnb_buffer_look(self.handle, state)
+        return state
+
+    @property
+    def initialised(self) -> bool:
+        """Whether the contents are defined."""
+        return bool(self._look().is_initialised)
+
+    @property
+    def generation(self) -> int:
+        """Counts changes of the contents."""
+        return int(self._look().generation)
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more requests are admitted."""
+        return bool(self._look().is_closed)
+
+    # -- storage ----------------------------------------------------------------------------------------------
+
+    @property
+    def storage(self) -> Array:
+        """The bytes; valid while the buffer is in use."""
+        return self._storage.bytes
+
+    @property
+    def place(self) -> int:
+        """Changes when the bytes have moved, so that views of them are those of another buffer."""
+        return self._storage.number
+
+    @property
+    def shared(self) -> bool:
+        """Whether another buffer has the same storage; then a writer takes another one first."""
+        return self._storage.owners > 1
+
+    def account_to(self, account: Callable[[int], None]) -> None:
+        """Have a function told of the bytes that the buffer takes, now and each time that it grows.
+
+        Args:
+            account: Gets the number of bytes that come on top; an exception of it keeps the buffer from growing.
+        """
+        self._account = account
+        self._reserve(self._storage.bytes.nbytes)
+
+    def _reserve(self, nbytes: int) -> None:
+        if self._account is not None and nbytes > self._accounted:
+            self._account(nbytes - self._accounted)
+            self._accounted = nbytes
+
+    def room(self, nbytes: int) -> Array:
+        """Return storage of at least that size to be overwritten as a whole. Only while writing.
+
+        Raises:
+            ResourceExhausted: There is none, or not for this client.
+        """
+        if self._storage.owners > 1 or self._storage.bytes.nbytes < nbytes:
+            self._reserve(nbytes)
+            with gate.lock:
+                spare, self._spare = self._spare, None
+            if spare is None or spare.bytes.nbytes < nbytes:
+                spare = _Storage(nbytes)
+            self._move(spare)
+        return self._storage.bytes
+
+    def _move(self, storage: _Storage) -> _Storage:
+        """Take another storage and return the old one, which another buffer may still own."""
+        with gate.lock:
+            old, self._storage = self._storage, storage
+            old.owners -= 1
+            gate.moved()
+        return old
+
+    def close(self) -> None:
+        """Admit no more requests, and give the storage back as soon as it is no longer used. Idempotent."""
+        with gate.lock:
+            if not self.closed:
+                lib.nnb_buffer_close(self.handle)
+                if not self.drop():
+                    gate.closed.append(self)
+
+    def drop(self) -> bool:
+        """Give the storage of a closed buffer back, unless it is in use. Under the gate's lock."""
+        if not self._look().is_idle:
+            return False
+        self._storage.owners -= 1
+        self._storage, self._spare = _NOTHING, None
+        borrower = self._lent and self._lent[0]()
+        if self._lent and borrower and borrower._spare is self._lent[1]:
+            borrower._spare = None  # what this buffer was accounted for goes with it
+        gate.moved()
+        for made in self._made:
+            made.forget()
+        return True
+
+    def register(self, made: Made) -> None:
+        """Forget the views over the bytes when they are given back."""
+        with gate.lock:
+            self._made.add(made)
+
+    # -- contents ---------------------------------------------------------------------------------------------
+
+    def settle(self, dimensions: tuple[int, ...]) -> None:
+        """The contents that are being written have these dimensions."""
+        if dimensions != self.dimensions:
+            self.dimensions = dimensions
+            gate.moved()
+
+    @contextmanager
+    def _replacing(self, uses: Uses) -> Iterator[None]:
+        """Whatever fails in the with block leaves the contents undefined."""
+        uses.enter()
+        outcome = Outcome.LOST
+        try:
+            yield
+            outcome = Outcome.COMMITTED
+        finally:
+            uses.leave(outcome)
+
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
+        """Take new contents. Whatever fails leaves the buffer undefined.
+
+        Args:
+            memory: Exactly as large as the contents.
+            dimensions: Of the contents; may be empty if the buffer's own are complete.
+
+        Raises:
+            InvalidArgument: Size or dimensions do not fit.
+            GeneralFailure: The memory can be neither mapped nor copied.
+            ResourceExhausted: The buffer is in use; it stays as it is.
+        """
+        with self._replacing(self._writing):
+            memory.check_usable()
+            nbytes = _contents(memory)
+            combined = self._checked(nbytes, dimensions)
+            memory.copy_out(0, self.room(nbytes)[:nbytes])
+            self.settle(combined)
+
+    def _checked(self, nbytes: int, dimensions: tuple[int, ...]) -> tuple[int, ...]:
+        if self.is_scalar:
+            if dimensions:
+                raise InvalidArgument(f"the buffer holds a scalar, which has no dimensions {list(dimensions)}")
+            combined: tuple[int, ...] = ()
+        else:
+            if not dimensions and not self.is_fixed:
+                raise InvalidArgument(
+                    f"the buffer has open dimensions {list(self.initial_dimensions)}; say those of the contents"
+                )
+            if any(size <= 0 for size in dimensions):
+                raise InvalidArgument(f"dimensions {list(dimensions)} are not all positive; those of contents are")
+            combined = combine_dimensions(self.initial_dimensions, dimensions)
+        if self.nbytes(combined) != nbytes:
+            raise InvalidArgument(f"{nbytes} bytes for a buffer whose contents take {self.nbytes(combined)}")
+        return combined
+
+    def copy_to(self, memory: Memory) -> int:
+        """Copy the contents out and return their generation.
+
+        Raises:
+            InvalidArgument: The memory has another size.
+            GeneralFailure: The contents are undefined, or the memory can be neither mapped nor copied.
+            ResourceExhausted: The buffer is being written.
+        """
+        with self.used(write=False):
+            memory.check_usable()
+            state = self._look()
+            size = self.nbytes(self.dimensions)
+            if (state.is_initialised or self.is_fixed) and _contents(memory) != size:
+                raise InvalidArgument(f"a memory of {_contents(memory)} bytes for contents of {size}")
+            if not state.is_initialised:
+                raise GeneralFailure("the buffer has no contents yet; copy to it or run an execution that writes it")
+            memory.copy_in(0, self.storage[:size])
+            return int(state.generation)
+
+    def copy_buffer(self, source: ManagedBuffer) -> None:
+        """Take the contents of another buffer, by sharing its storage until one of the two is written.
+
+        The storage that this buffer had goes to the source, which moves there when it is written next: two buffers that
+        are copied and written in turn use the same two storages for ever.
+
+        Raises:
+            InvalidArgument: The source has no contents, or other ones than this buffer takes. As after every copy that
+                fails, this buffer's contents are undefined then; only a copy onto itself changes nothing.
+            ResourceExhausted: A buffer is in use; both stay as they are.
+        """
+        if source is self:
+            return
+        with self._replacing(Uses((source.handle,), (self.handle,))):
+            if not source.initialised:
+                raise InvalidArgument("the source has no contents")
+            if source.meaning != self.meaning:
+                raise InvalidArgument("the buffers hold operands of different types or quantisations")
+            combine_dimensions(self.initial_dimensions, source.dimensions)
+            if source._storage is not self._storage:
+                self._reserve(source._storage.bytes.nbytes)
+                with gate.lock:
+                    source._storage.owners += 1
+                old = self._move(source._storage)
+                if not old.owners and source._spare is None and old.bytes.nbytes == source._storage.bytes.nbytes:
+                    with gate.lock:
+                        source._spare, old.owners = old, 1
+                        self._lent = weakref.ref(source), old
+            self.settle(source.dimensions)
+
+
+_NOTHING = _Storage(0)
+"""What a closed buffer has."""
+
+
+def _contents(memory: Memory) -> int:
+    """Bytes of a memory's contents; of an image, without what lies between its rows."""
+    return memory.size if memory.image is None else memory.image.tight_size

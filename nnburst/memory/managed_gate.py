@@ -1,0 +1,115 @@
+"""The users of each driver-managed buffer at the moment: the Python face of ``csrc/buffer_gate.c``."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from .._core._nnburst import ffi, lib
+from .._core.errno import check
+from .._core.leaving import ProcessLock
+from ..errors import InvalidArgument, ResourceExhausted
+
+_PATIENCE = 1.0
+"""Seconds that a copy or an execution waits for another that uses the buffer in a way that excludes it."""
+_SLICE_NS = 100_000_000
+"""Between two looks for signals."""
+
+
+class _Closed(Protocol):
+    """A buffer that was closed while in use."""
+
+    def drop(self) -> bool:
+        """Free it if it is no longer used, and say so."""
+
+
+class Outcome:
+    """What becomes of the contents of buffers that were written."""
+
+    UNCHANGED: int = lib.NNB_UNCHANGED
+    COMMITTED: int = lib.NNB_COMMITTED
+    LOST: int = lib.NNB_LOST
+
+
+class Gate(ProcessLock):
+    """The state of all buffers of the process, and a lock for what Python knows of their bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        out = ffi.new("nnb_gate **")
+        check(lib.nnb_gate_create(out), "cannot make the gate of the buffers")
+        self.handle = out[0]
+        """Lives as long as the process."""
+        self.closed: list[_Closed] = []
+        """Buffers to free once they are no longer used."""
+
+    @property
+    def moves(self) -> int:
+        """Changes when any buffer gets other storage, shares it, is closed, or gets contents of other dimensions."""
+        return int(lib.nnb_gate_moves(self.handle))
+
+    def moved(self) -> None:
+        """Views of buffers that exist are to be looked at again."""
+        lib.nnb_gate_moved(self.handle)
+
+    @property
+    def waiting(self) -> int:
+        """How many threads wait for buffers that others use."""
+        return int(lib.nnb_gate_waiting(self.handle))
+
+    def new_buffer(self) -> Any:
+        """Return the handle of a buffer without contents."""
+        out = ffi.new("nnb_buffer **")
+        check(lib.nnb_buffer_create(out, self.handle), "cannot make a buffer")
+        return ffi.gc(out[0], lib.nnb_buffer_destroy)
+
+
+gate = Gate()
+
+
+class Uses:
+    """The buffers of one request or copy, which are taken and given back together.
+
+    Args:
+        reading: Handles of the buffers that are read, each once.
+        writing: Handles of those that are written; none is also read.
+    """
+
+    __slots__ = ("handle",)
+
+    def __init__(self, reading: Sequence[Any], writing: Sequence[Any]) -> None:
+        out = ffi.new("nnb_uses **")
+        first, second = ffi.new("nnb_buffer *[]", list(reading)), ffi.new("nnb_buffer *[]", list(writing))
+        rc = lib.nnb_uses_create(out, gate.handle, first, len(reading), second, len(writing))
+        check(rc, "cannot note the buffers of a request")
+        self.handle = ffi.gc(out[0], lib.nnb_uses_destroy)
+
+    def enter(self) -> None:
+        """Keep writers out of those that are read and everybody out of those that are written.
+
+        Raises:
+            InvalidArgument: One of them was closed.
+            ResourceExhausted: One of them was in use for too long.
+        """
+        rc = lib.nnb_uses_enter(self.handle, 0)
+        if rc == -errno.EAGAIN:
+            end = time.monotonic_ns() + int(_PATIENCE * 1e9)
+            while rc == -errno.EAGAIN and (now := time.monotonic_ns()) < end:
+                rc = lib.nnb_uses_enter(self.handle, min(end, now + _SLICE_NS))
+        if rc < 0:
+            closed = InvalidArgument("the buffer was closed, so its token names nothing any more")
+            in_use = ResourceExhausted("the buffer is in use by another execution or copy; try again")
+            check(rc, "cannot use the buffer", {errno.ESHUTDOWN: closed, errno.EAGAIN: in_use})
+
+    def leave(self, outcome: int) -> None:
+        """End what `enter` began."""
+        if lib.nnb_uses_leave(self.handle, outcome):
+            free_closed_buffers()
+
+
+def free_closed_buffers() -> None:
+    """Free the buffers that were closed while in use and are not used any more."""
+    with gate.lock:
+        gate.closed = [buffer for buffer in gate.closed if not buffer.drop()]

@@ -1,0 +1,204 @@
+"""The regions of a request as a device may touch them: mapped with the least rights, or copied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from ..errors import BadState, GeneralFailure, InvalidArgument
+from ..model import DataLocation, MemoryLike, Named, Request, RequestArgument
+from .mapping import MemoryMapping, private_bytes
+from .memory import Memory
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def undecodable_pools(pools: Iterable[MemoryLike | Named]) -> dict[int, GeneralFailure]:
+    """Return the pools (by index) that a device can neither map nor copy, with the reason."""
+    failures: dict[int, GeneralFailure] = {}
+    for index, pool in enumerate(pools):
+        if isinstance(pool, Memory):
+            try:
+                pool.check_usable()
+            except GeneralFailure as error:
+                failures[index] = error.with_traceback(None)  # whose frames would keep the pools until a collection
+    return failures
+
+
+def check_pools(pools: Iterable[MemoryLike | Named], of_what: str) -> None:
+    """Refuse pools that a device can neither map nor copy.
+
+    Raises:
+        GeneralFailure: One of them.
+    """
+    for index, error in undecodable_pools(pools).items():
+        raise GeneralFailure(f"pool {index} of the {of_what}: {error}") from error
+
+
+def check_open(request: Request) -> None:
+    """Refuse a request one of whose memories is closed.
+
+    Raises:
+        BadState: It is the memory of that input or output.
+    """
+    for kind, arguments in (("input", request.inputs), ("output", request.outputs)):
+        for i, argument in enumerate(arguments):
+            index = argument.location.pool_index
+            # The service refuses an index that is out of range, as it has to in any case.
+            pool = request.pools[index] if not argument.has_no_value and 0 <= index < len(request.pools) else None
+            if getattr(pool, "closed", False):
+                raise BadState(f"the memory of {kind} {i} is closed: {pool!r}; keep it open until the last run")
+
+
+def read_constant(pool: MemoryLike, dtype: npt.DTypeLike, dims: tuple[int, ...], offset: int) -> Array:
+    """Return a private copy of a constant.
+
+    Raises:
+        InvalidArgument: The pool does not allow to read it.
+        GeneralFailure: It cannot be read.
+    """
+    return pool.read(dtype, dims, offset) if isinstance(pool, Memory) else pool.array(dtype, dims, offset).copy()
+
+
+class Region:
+    """One argument's bytes, as a pool of its own: what the plan of a device is bound to.
+
+    Args:
+        raw: The bytes.
+        is_private: Whether no client can change them while a kernel runs.
+    """
+
+    kind = "region"
+
+    def __init__(self, raw: Array, *, is_private: bool = False) -> None:
+        self._raw = raw
+        self.size = raw.nbytes
+        self.is_private = is_private
+
+    def array(self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0) -> Array:
+        """View part of the region."""
+        element = np.dtype(dtype)
+        nbytes = math.prod(shape) * element.itemsize
+        if offset < 0 or offset + nbytes > self.size:
+            raise InvalidArgument(f"{nbytes} bytes at offset {offset} exceed an argument of {self.size} bytes")
+        return self._raw[offset : offset + nbytes].view(element).reshape(shape)
+
+
+class OpenRequest:
+    """A request whose memory is open for one device. Made by `open_request`.
+
+    Attributes:
+        request: The same request on pools that a device may use as they are; pools that are no `Memory` are untouched.
+        is_direct: Nothing needs to be done before or after a run: all of it is mapped and cannot fail.
+    """
+
+    def __init__(self, take: Callable[[int], None]) -> None:
+        self.request = Request((), ())
+        self._take = take
+        self._inputs: list[tuple[Memory, int, Array]] = []
+        self._outputs: list[tuple[Memory, int, Array]] = []
+        self._fallible: dict[int, tuple[Memory, MemoryMapping]] = {}
+        self._bracketed: dict[int, tuple[Memory, bool]] = {}
+
+    @property
+    def is_direct(self) -> bool:
+        return not (self._inputs or self._outputs or self._fallible or self._bracketed)
+
+    def before_run(self) -> None:
+        """Fetch staged inputs.
+
+        Raises:
+            GeneralFailure: One cannot be read any more.
+        """
+        for memory, write in self._bracketed.values():
+            memory.begin_access(write=write)
+        for memory, offset, private in self._inputs:
+            memory.copy_out(offset, private)
+
+    def after_run(self, succeeded: bool) -> None:
+        """Deliver staged outputs, and find out whether anything mapped was truncated.
+
+        Args:
+            succeeded: Whether there are outputs to deliver.
+
+        Raises:
+            GeneralFailure: An output cannot be delivered, or a mapped object was truncated: the run counts as failed,
+                and the pool is mapped anew before its next use.
+        """
+        for memory, write in self._bracketed.values():
+            memory.end_access(write=write)
+        # The page that holds the new end of a truncated object does not fault: its size tells.
+        used = self._fallible.values()
+        victims = [(memory, mapping) for memory, mapping in used if mapping.faults or undecodable_pools([memory])]
+        for memory, mapping in victims:
+            memory.evict(mapping)
+        if victims:
+            raise GeneralFailure("a memory object was truncated during the execution; its results are void")
+        if succeeded:
+            for memory, offset, private in self._outputs:
+                memory.copy_in(offset, private)
+
+    def open_argument(self, memory: Memory, location: DataLocation, *, write: bool, rights: bool) -> Region:
+        """Open one argument; `rights` tells whether the request writes to the pool anywhere."""
+        if memory.image is not None:
+            private = self._private(memory.image.tight_size)
+            (self._outputs if write else self._inputs).append((memory, 0, private))
+            return Region(private, is_private=True)
+        if memory.mappable:
+            mapping = memory.map_for(writable=rights)
+            if memory.fallible:
+                self._fallible[id(memory)] = memory, mapping
+            if memory.dma_buf:
+                self._bracketed[id(memory)] = memory, rights
+            raw = mapping.bytes()[location.offset : location.offset + location.length]
+            if not write:
+                raw = raw[:]
+                raw.flags.writeable = False
+            return Region(raw)
+        private = self._private(location.length)  # a short result must not carry what lay here before
+        (self._outputs if write else self._inputs).append((memory, location.offset, private))
+        return Region(private, is_private=True)
+
+    def _private(self, nbytes: int) -> Array:
+        self._take(nbytes)
+        return private_bytes(nbytes)
+
+
+def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: None) -> OpenRequest:
+    """Open the memory of a request that `validate_request` accepted.
+
+    What cannot be truncated is mapped, read-only if the request only reads it. The rest gets private memory of the size
+    of the argument, which `OpenRequest.before_run` and `OpenRequest.after_run` exchange with the object.
+
+    Raises:
+        GeneralFailure: A pool can neither be mapped nor copied. Every listed pool is looked at.
+    """
+    check_pools(request.pools, "request")
+    opened = OpenRequest(take)
+    written = {argument.location.pool_index for argument in request.outputs if not argument.has_no_value}
+    for index in written:
+        pool = request.pools[index]
+        if isinstance(pool, Memory):
+            pool.check_writable()
+    pools: list[Any] = list(request.pools)
+
+    def redirected(arguments: tuple[RequestArgument, ...], *, write: bool) -> tuple[RequestArgument, ...]:
+        out = []
+        for argument in arguments:
+            location = argument.location
+            pool = None if argument.has_no_value else request.pools[location.pool_index]
+            if isinstance(pool, Memory):
+                region = opened.open_argument(pool, location, write=write, rights=location.pool_index in written)
+                argument = replace(argument, location=DataLocation(len(pools), 0, region.size))
+                pools.append(region)
+            out.append(argument)
+        return tuple(out)
+
+    inputs, outputs = redirected(request.inputs, write=False), redirected(request.outputs, write=True)
+    opened.request = Request(inputs, outputs, tuple(pools))
+    return opened

@@ -1,0 +1,106 @@
+"""What extensions add to models: types of their own, and models that a device reads from files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from msgspec import Struct
+
+from ..errors import InvalidArgument
+from .types import Model
+
+OpenShape = tuple[int | str | None, ...] | None
+"""Dimensions of which some are open: a symbolic name, or None without one. None as a whole if the rank is open."""
+
+_NUMBERS = "biuf"
+_LOW = 0xFFFF
+
+
+class ExtensionOperandType(Struct, frozen=True):
+    """One operand type of an extension.
+
+    Attributes:
+        type: Number within the extension, 0 … 65535.
+        is_tensor: Whether operands have dimensions.
+        byte_size: Bytes per element, 0 if values are opaque.
+        dtype: NumPy type of an element (``"<i8"``), empty if values are opaque.
+    """
+
+    type: int
+    is_tensor: bool
+    byte_size: int
+    dtype: str = ""
+
+    def element(self) -> np.dtype[np.generic]:
+        """Return the NumPy type.
+
+        Raises:
+            InvalidArgument: Values are opaque, or the description contradicts itself.
+        """
+        try:
+            dtype = np.dtype(self.dtype) if self.dtype else None
+        except TypeError:
+            dtype = None
+        if dtype is None or dtype.kind not in _NUMBERS or dtype.itemsize != self.byte_size:
+            raise InvalidArgument(
+                f"extension type {self.type} ({self.dtype!r}, {self.byte_size} bytes) has no NumPy type"
+            )
+        return dtype
+
+
+class Extension(Struct, frozen=True):
+    """An extension that a device supports, with all of its operand types.
+
+    Attributes:
+        name: Lower-case letters, digits, ``_`` and ``.``, with at least one dot.
+        operand_types: Its types.
+    """
+
+    name: str
+    operand_types: tuple[ExtensionOperandType, ...] = ()
+
+
+class ImportedModel(Struct, frozen=True):
+    """A model as a device read it from files.
+
+    Attributes:
+        model: Without pools, unless the importer attached them.
+        files: What each pool must be: the empty name is the file that was imported, the others are beside it.
+        input_shapes: One per input, with symbolic dimensions.
+        output_shapes: One per output.
+    """
+
+    model: Model
+    files: tuple[str, ...] = ()
+    input_shapes: tuple[OpenShape, ...] = ()
+    output_shapes: tuple[OpenShape, ...] = ()
+
+
+def extension_code(prefix: int, number: int) -> int:
+    """Return the operand or operation type of an extension's number under a model's prefix."""
+    return prefix << 16 | number
+
+
+def extension_prefix(model: Model, name: str) -> int:
+    """Return the prefix that a model gave an extension, 0 if it does not use it."""
+    return model.extension_name_to_prefix.get(name, 0)
+
+
+def extension_operand_type(model: Model, code: int, extensions: Iterable[Extension]) -> ExtensionOperandType:
+    """Find the description of an extension type of a model.
+
+    Args:
+        model: Says which extension a prefix stands for.
+        code: Operand type above 0xFFFF.
+        extensions: Those of the device.
+
+    Raises:
+        InvalidArgument: No extension has such a type.
+    """
+    for extension in extensions:
+        if model.extension_name_to_prefix.get(extension.name) == code >> 16:
+            for row in extension.operand_types:
+                if row.type == code & _LOW:
+                    return row
+    raise InvalidArgument(f"no extension of the device describes operand type {code:#x}")

@@ -1,0 +1,137 @@
+"""What methods of `ModelBuilder` return and take: a tensor or scalar of the model that is being built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ..errors import InvalidArgument
+from .operand_types import OPERANDS, type_name
+
+if TYPE_CHECKING:
+    from .types import OperandDesc
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class _Builder(Protocol):
+    """Where an operand belongs, and what its operators call."""
+
+    def describe(self, index: int) -> OperandDesc: ...
+    def add(self, a: Any, b: Any) -> Operand: ...
+    def sub(self, a: Any, b: Any) -> Operand: ...
+    def mul(self, a: Any, b: Any) -> Operand: ...
+    def div(self, a: Any, b: Any) -> Operand: ...
+    def neg(self, x: Any) -> Operand: ...
+
+
+class Operand:
+    """A tensor or scalar of a model that is being built: an input, a constant or what an operation makes.
+
+    Methods of a `ModelBuilder` return operands, and take those of the same builder. ``+ - * /`` and the unary ``-`` add
+    ADD, SUB, MUL, DIV and NEG; the other side may be an array, a list or a number, which then has the type of the
+    operand. Quantised results need a scale, which only the methods take: ``b.add(x, y, scale=0.5)``.
+    """
+
+    __array_ufunc__ = None  # an array on the left leaves the operator to the operand on the right
+    __slots__ = ("_builder", "_index")
+
+    def __init__(self, builder: _Builder, index: int) -> None:
+        self._builder = builder
+        self._index = index
+
+    @property
+    def type(self) -> int:
+        """Its `OperandType`, or the code of an extension's type."""
+        return self._builder.describe(self._index).type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions; 0 for one that only a run knows, ``()`` for a scalar or a rank that only a run knows."""
+        return self._builder.describe(self._index).dimensions
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """What its values are stored as; None for a model and for types of extensions."""
+        info = OPERANDS.get(self.type)
+        return None if info is None else info.dtype
+
+    @property
+    def scale(self) -> float:
+        """Of a quantised type: real value = (stored - zero point) x scale; else 0."""
+        return self._builder.describe(self._index).scale
+
+    @property
+    def zero_point(self) -> int:
+        """See `scale`."""
+        return self._builder.describe(self._index).zero_point
+
+    @property
+    def index(self) -> int:
+        """Its place among the operands of the model, for calls such as `add_operation` and for `Model`."""
+        return self._index
+
+    def index_in(self, builder: object) -> int:
+        """Return its index if it belongs to a builder.
+
+        Raises:
+            InvalidArgument: It belongs to another one.
+        """
+        if builder is not self._builder:
+            raise InvalidArgument(
+                f"{self!r} belongs to another ModelBuilder; an operand is used only where it was made: give its value"
+                " to this model as an input or a constant"
+            )
+        return self._index
+
+    def __repr__(self) -> str:
+        return f"<Operand {self._index}: {type_name(self.type)} {list(self.shape)}>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Operand):
+            return NotImplemented
+        return self._builder is other._builder and self._index == other._index
+
+    def __hash__(self) -> int:
+        return hash((id(self._builder), self._index))
+
+    def __bool__(self) -> bool:
+        raise TypeError("an Operand has no value while its model is built; branch() and select() choose in a run")
+
+    def __add__(self, other: Value) -> Operand:
+        return self._builder.add(self, other) if _is_value(other) else NotImplemented
+
+    def __radd__(self, other: Value) -> Operand:
+        return self._builder.add(other, self) if _is_value(other) else NotImplemented
+
+    def __sub__(self, other: Value) -> Operand:
+        return self._builder.sub(self, other) if _is_value(other) else NotImplemented
+
+    def __rsub__(self, other: Value) -> Operand:
+        return self._builder.sub(other, self) if _is_value(other) else NotImplemented
+
+    def __mul__(self, other: Value) -> Operand:
+        return self._builder.mul(self, other) if _is_value(other) else NotImplemented
+
+    def __rmul__(self, other: Value) -> Operand:
+        return self._builder.mul(other, self) if _is_value(other) else NotImplemented
+
+    def __truediv__(self, other: Value) -> Operand:
+        return self._builder.div(self, other) if _is_value(other) else NotImplemented
+
+    def __rtruediv__(self, other: Value) -> Operand:
+        return self._builder.div(other, self) if _is_value(other) else NotImplemented
+
+    def __neg__(self) -> Operand:
+        return self._builder.neg(self)
+
+
+Value = Operand | Array | Sequence[Any] | float
+"""What a tensor may be given as: an operand, or what becomes a constant."""
+
+
+def _is_value(value: object) -> bool:
+    kinds = (Operand, np.ndarray, np.number, list, tuple, int, float)
+    return isinstance(value, kinds) and not isinstance(value, bool)

@@ -1,0 +1,185 @@
+"""Operand types and what each of them means."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from ..errors import InvalidArgument
+from .dimensions import element_count
+
+BASE_MAXIMUM = 0xFFFF
+"""Codes above it carry an extension's prefix in their high 16 bits."""
+
+_SIZE_LIMIT = 2**32 - 1
+
+
+class HalVersion(enum.IntEnum):
+    """Version of the device interface that a model is written for."""
+
+    V1_0 = 10
+    V1_1 = 11
+    V1_2 = 12
+    V1_3 = 13
+
+
+class OperandType(enum.IntEnum):
+    """Type of an operand; the values are those of the wire."""
+
+    FLOAT32 = 0
+    INT32 = 1
+    UINT32 = 2
+    TENSOR_FLOAT32 = 3
+    TENSOR_INT32 = 4
+    TENSOR_QUANT8_ASYMM = 5
+    BOOL = 6
+    TENSOR_QUANT16_SYMM = 7
+    TENSOR_FLOAT16 = 8
+    TENSOR_BOOL8 = 9
+    FLOAT16 = 10
+    TENSOR_QUANT8_SYMM_PER_CHANNEL = 11
+    TENSOR_QUANT16_ASYMM = 12
+    TENSOR_QUANT8_SYMM = 13
+    TENSOR_QUANT8_ASYMM_SIGNED = 14
+    SUBGRAPH = 15
+    OEM = 10000
+    TENSOR_OEM_BYTE = 10001
+
+
+class OperandInfo(Struct, frozen=True):
+    """One row of the operand table.
+
+    Attributes:
+        type: The operand type.
+        short: Its name in signatures.
+        since: First HAL version that knows it.
+        dtype: NumPy type of an element in memory. Booleans are ``uint8``: any byte but 0 is true, which is not a
+            legal ``bool_`` array. None where the service defines the contents.
+        is_scalar: Rank 0, as opposed to a tensor.
+        scale: "zero", "non-negative", "positive" or "any".
+        zero_points: Smallest and largest zero point, None for any.
+    """
+
+    type: OperandType
+    short: str
+    since: HalVersion
+    dtype: np.dtype[Any] | None
+    is_scalar: bool
+    scale: str = "zero"
+    zero_points: tuple[int, int] | None = (0, 0)
+
+    @property
+    def element_size(self) -> int:
+        """Bytes per element, 0 when not defined here."""
+        return 0 if self.dtype is None else self.dtype.itemsize
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether values are (stored - zero point) x scale."""
+        return self.scale == "positive"
+
+    @property
+    def is_float(self) -> bool:
+        """Whether elements are floating point numbers."""
+        return self.dtype is not None and self.dtype.kind == "f"
+
+
+def _row(
+    type_: OperandType,
+    short: str,
+    since: HalVersion,
+    dtype: str | None,
+    scalar: bool,
+    scale: str = "zero",
+    zero_points: tuple[int, int] | None = (0, 0),
+) -> OperandInfo:
+    return OperandInfo(type_, short, since, None if dtype is None else np.dtype(dtype), scalar, scale, zero_points)
+
+
+_T, _H = OperandType, HalVersion
+
+OPERANDS: dict[int, OperandInfo] = {
+    row.type: row
+    for row in (
+        _row(_T.FLOAT32, "f32", _H.V1_0, "<f4", True),
+        _row(_T.INT32, "i32", _H.V1_0, "<i4", True),
+        _row(_T.UINT32, "u32", _H.V1_0, "<u4", True),
+        _row(_T.TENSOR_FLOAT32, "F32", _H.V1_0, "<f4", False),
+        _row(_T.TENSOR_INT32, "I32", _H.V1_0, "<i4", False, "non-negative"),
+        _row(_T.TENSOR_QUANT8_ASYMM, "Q8", _H.V1_0, "u1", False, "positive", (0, 255)),
+        _row(_T.BOOL, "bool", _H.V1_2, "u1", True),
+        _row(_T.TENSOR_QUANT16_SYMM, "Q16S", _H.V1_2, "<i2", False, "positive"),
+        _row(_T.TENSOR_FLOAT16, "F16", _H.V1_2, "<f2", False),
+        _row(_T.TENSOR_BOOL8, "B8", _H.V1_2, "u1", False),
+        _row(_T.FLOAT16, "f16", _H.V1_2, "<f2", True),
+        _row(_T.TENSOR_QUANT8_SYMM_PER_CHANNEL, "Q8C", _H.V1_2, "i1", False),
+        _row(_T.TENSOR_QUANT16_ASYMM, "Q16A", _H.V1_2, "<u2", False, "positive", (0, 65535)),
+        _row(_T.TENSOR_QUANT8_SYMM, "Q8Y", _H.V1_2, "i1", False, "positive"),
+        _row(_T.TENSOR_QUANT8_ASYMM_SIGNED, "Q8S", _H.V1_3, "i1", False, "positive", (-128, 127)),
+        _row(_T.SUBGRAPH, "sub", _H.V1_3, None, True),
+        _row(_T.OEM, "oem", _H.V1_0, None, True, "any", None),
+        _row(_T.TENSOR_OEM_BYTE, "OEM8", _H.V1_0, "u1", False, "any", None),
+    )
+}
+"""Every operand type that is not an extension's, by code."""
+
+
+def is_extension(code: int) -> bool:
+    """Whether an operand or operation code belongs to an extension."""
+    return BASE_MAXIMUM < code <= 0xFFFFFFFF
+
+
+def type_name(code: int) -> str:
+    """Return a name of an operand type for messages; never fails."""
+    info = OPERANDS.get(code)
+    if info is not None:
+        return info.type.name
+    return f"extension type {code:#x}" if is_extension(code) else f"unknown operand type {code}"
+
+
+def checked_type(type: int) -> int:
+    """Return an operand type; refuse what cannot be one.
+
+    Raises:
+        InvalidArgument: It is no number.
+    """
+    if not isinstance(type, int):
+        raise InvalidArgument(f"type={type!r}: give a member of OperandType, such as OperandType.TENSOR_FLOAT32")
+    return type
+
+
+def operand_info(code: int) -> OperandInfo:
+    """Return the row of an operand type.
+
+    Raises:
+        InvalidArgument: The code is unknown or an extension's.
+    """
+    try:
+        return OPERANDS[code]
+    except KeyError:
+        raise InvalidArgument(f"{type_name(code)} has no entry in the operand table") from None
+
+
+def operand_nbytes(code: int, dimensions: tuple[int, ...]) -> int:
+    """Return the byte size of an operand's value.
+
+    Args:
+        code: An `OperandType`.
+        dimensions: ``()`` for scalars and for tensors of unknown rank; 0 is an unknown dimension.
+
+    Returns:
+        Bytes; 0 when the size is unknown or defined elsewhere.
+
+    Raises:
+        InvalidArgument: The type is unknown, the rank too high, or the size does not fit in 32 bits.
+    """
+    info = operand_info(code)
+    if info.is_scalar:
+        return info.element_size
+    least = info.element_size * element_count([size or 1 for size in dimensions])  # what is unknown is at least 1
+    if least > _SIZE_LIMIT:
+        raise InvalidArgument(f"{info.type.name} of dimensions {list(dimensions)} is larger than 2^32-1 bytes")
+    return least if dimensions and 0 not in dimensions else 0

@@ -1,0 +1,237 @@
+"""One operation seen through the names of its signature.
+
+Validation, the builder and devices ask the same questions ("dimensions of x", "value of stride_w") at different times;
+the view answers with the values that are known at that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import Struct
+
+from ..errors import InvalidArgument
+from .operand_types import OPERANDS, HalVersion, OperandInfo, OperandType, operand_info
+from .types import Lifetime, OperandDesc, Operation, SymmPerChannelQuantParams
+
+if TYPE_CHECKING:
+    from .signature import Match, Signature
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class UnknownYet(InvalidArgument):
+    """A value or shape that the answer depends on is not known yet."""
+
+
+class OutputSpec(Struct, frozen=True):
+    """What an operation produces: None for a quantisation that the output operand chooses."""
+
+    type: OperandType
+    dimensions: tuple[int, ...]
+    scale: float | None = None
+    zero_point: int | None = None
+
+
+class OperationView:
+    """An operation with its operands by name.
+
+    Attributes:
+        operation: The operation.
+        row: Its signature.
+        match: How the inputs fill the signature.
+        partial: Whether 0 in `dims` is a dimension that is not known yet, rather than a real zero size.
+    """
+
+    def __init__(
+        self,
+        operation: Operation,
+        operands: Sequence[OperandDesc],
+        row: Signature,
+        match: Match,
+        *,
+        dims_of: Callable[[int], tuple[int, ...]] | None = None,
+        value_of: Callable[[int], Array | None] | None = None,
+        partial: bool = True,
+    ) -> None:
+        self.operation = operation
+        self.row = row
+        self.match = match
+        self.partial = partial
+        self._operands = operands
+        self._dims_of = dims_of
+        self._value_of = value_of
+
+    @property
+    def data_type(self) -> OperandType:
+        """T of the signature."""
+        return self.match.data_type
+
+    @property
+    def info(self) -> OperandInfo:
+        """Table row of `data_type`."""
+        return OPERANDS[self.match.data_type]
+
+    def index(self, name: str, which: int = 0) -> int:
+        """Return the operand index of an input."""
+        return self.operation.inputs[self.match.positions[name][which]]
+
+    def count(self, name: str) -> int:
+        """Return how many inputs have the name: 0 for an option that is not in the list."""
+        return len(self.match.positions.get(name, ()))
+
+    def operand(self, name: str, which: int = 0) -> OperandDesc:
+        """Return an input's operand."""
+        return self._operands[self.index(name, which)]
+
+    def output(self, which: int = 0) -> OperandDesc:
+        """Return an output's operand."""
+        return self._operands[self.operation.outputs[which]]
+
+    def given(self, name: str) -> bool:
+        """Whether an input is in the list and has a value."""
+        return self.count(name) > 0 and self.operand(name).lifetime != Lifetime.NO_VALUE
+
+    def dims(self, name: str, which: int = 0) -> tuple[int, ...]:
+        """Return an input's dimensions.
+
+        Raises:
+            UnknownYet: The rank is not known.
+        """
+        operand = self.operand(name, which)
+        dims = operand.dimensions if self._dims_of is None else self._dims_of(self.index(name, which))
+        if not dims and not _is_scalar(operand):
+            raise UnknownYet(f"the rank of {name} is not known")
+        return dims
+
+    def value(self, name: str) -> Array:
+        """Return the stored value of an input.
+
+        Raises:
+            UnknownYet: It is computed later, or supplied by the request.
+        """
+        value = None if self._value_of is None else self._value_of(self.index(name))
+        if value is None:
+            raise UnknownYet(f"the value of {name} is not known")
+        return value
+
+    def integer(self, name: str, default: int = 0, *, least: int | None = None) -> int:
+        """Return an integer or boolean scalar input, or the default if it is not in the list.
+
+        Raises:
+            InvalidArgument: It is smaller than `least`.
+            UnknownYet: It is not known.
+        """
+        number = int(self.value(name).reshape(-1)[0]) if self.count(name) else default
+        if least is not None and number < least:
+            raise InvalidArgument(f"{name} is {number}; it must be at least {least}")
+        return number
+
+    def integers(self, name: str) -> list[int]:
+        """Return the elements of an integer tensor."""
+        return [int(number) for number in self.value(name).reshape(-1)]
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        """Return a floating point scalar input, or the default if it is not in the list."""
+        return float(self.value(name).reshape(-1)[0]) if self.count(name) else default
+
+    def axes(self, name: str, rank: int) -> tuple[int, ...]:
+        """Return the elements of a tensor of axes, counted from the front, ascending, each once.
+
+        Raises:
+            InvalidArgument: One is not in [-rank, rank).
+        """
+        axes = self.integers(name)
+        if any(not -rank <= axis < rank for axis in axes):
+            raise InvalidArgument(f"{name} {axes} are not all axes of rank {rank}")
+        return tuple(sorted({axis % rank for axis in axes}))
+
+    def axis(self, name: str, rank: int, default: int = -1) -> int:
+        """Return an axis counted from the front.
+
+        Raises:
+            InvalidArgument: It is not in [-rank, rank).
+        """
+        axis = self.integer(name, default)
+        if not -rank <= axis < rank:
+            raise InvalidArgument(f"{name} {axis} is not an axis of rank {rank}")
+        return axis % rank
+
+    def infer(self) -> tuple[OutputSpec, ...]:
+        """Compute what the operation produces.
+
+        Raises:
+            InvalidArgument: The inputs do not fit together.
+            UnknownYet: Something that decides the shape is not known.
+        """
+        specs, count = self.row.infer(self), len(self.operation.outputs)
+        return specs[:count] if count else specs
+
+    def check_ranks(self) -> None:
+        """Check the ranks of the inputs, as far as they are known, on which `infer` relies.
+
+        Raises:
+            InvalidArgument: One is another than the operation takes.
+        """
+        for name, (least, most) in self.row.ranks.items():
+            for which in range(self.count(name)):
+                rank = len(self.operand(name, which).dimensions)
+                if rank and not least <= rank <= most:
+                    wanted = str(least) if least == most else f"{least} to {most}"
+                    raise InvalidArgument(f"{name} has rank {rank}; it must be {wanted}")
+
+    def check(self, version: HalVersion) -> None:
+        """Check ranks and quantisation (the part of V8 that concerns values of operands).
+
+        Raises:
+            InvalidArgument: A constraint is violated.
+        """
+        self.check_ranks()
+        self._check_output_quantisation()
+        if self.row.check is not None:
+            self.row.check(self, version)
+
+    def _check_output_quantisation(self) -> None:
+        rule = self.row.output_quantisation
+        out = self.output()
+        if rule is None or not operand_info(out.type).is_quantised:
+            return
+        if isinstance(rule, str):
+            source = self.operand(rule)
+            wanted = (source.scale, source.zero_point)
+        elif self.data_type not in rule:
+            return
+        else:
+            wanted = rule[self.data_type]
+        if not _same_scale(out.scale, wanted[0]) or out.zero_point != wanted[1]:
+            raise InvalidArgument(
+                f"the output has scale {out.scale:g} and zero point {out.zero_point}; "
+                f"they must be {wanted[0]:g} and {wanted[1]}"
+            )
+
+    def output_quantisation(self) -> tuple[float | None, int | None]:
+        """Return the (scale, zero point) that the operation prescribes for its output, or (None, None)."""
+        rule = self.row.output_quantisation
+        if not self.info.is_quantised:
+            return None, None
+        if isinstance(rule, str):
+            source = self.operand(rule)
+            return source.scale, source.zero_point
+        return (None, None) if rule is None else rule.get(self.data_type, (None, None))
+
+    def channel_scales(self, name: str) -> tuple[tuple[float, ...], int] | None:
+        """Return (scales, channel dimension) of a per-channel operand, else None."""
+        params = self.operand(name).extra_params
+        return (params.scales, params.channel_dim) if isinstance(params, SymmPerChannelQuantParams) else None
+
+
+def _is_scalar(operand: OperandDesc) -> bool:
+    info = OPERANDS.get(operand.type)
+    return info is not None and info.is_scalar
+
+
+def _same_scale(a: float, b: float) -> bool:
+    """Equality of two scales that may have passed through float32."""
+    return bool(np.float32(a) == np.float32(b))

@@ -1,0 +1,155 @@
+"""Cutting a model into parts for several devices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ..errors import GeneralFailure
+from .dimensions import is_fully_specified
+from .operand_types import OPERANDS, operand_info
+from .operation_types import operation_name
+from .types import Lifetime, Model, OperandDesc, Operation, Subgraph
+
+_COMPUTED = (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT)
+
+
+class Part(Struct, frozen=True):
+    """Operations of a model that one device runs, one after the other, as a model of their own.
+
+    Attributes:
+        device: Which, as the caller numbers them.
+        operations: Their indexes in the main subgraph, in the order in which they run.
+        model: The part. Its constants are where they are in the whole model.
+        inputs: Operands of the main subgraph, one per input of `model`.
+        outputs: Likewise.
+    """
+
+    device: int
+    operations: tuple[int, ...]
+    model: Model
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def cut(model: Model, chosen: Sequence[int]) -> tuple[Part, ...]:
+    """Cut a valid model into parts that run in order, as few as taking turns greedily gives.
+
+    Control flow stays whole: IF and WHILE are operations like others, with the subgraphs that they refer to.
+
+    Args:
+        model: Valid.
+        chosen: The device of each operation of the main subgraph.
+
+    Raises:
+        GeneralFailure: What one part hands to another has no known size.
+    """
+    main = model.main
+    writer = {index: n for n, operation in enumerate(main.operations) for index in operation.outputs}
+    groups: list[tuple[int, list[int]]] = []
+    waiting = list(range(len(main.operations)))
+    done: set[int] = set()
+    while waiting:
+        device = chosen[waiting[0]] if not groups else _next_device(main, writer, waiting, done, chosen)
+        group = []
+        for n in waiting:  # in execution order: what an operation needs comes before it
+            if chosen[n] == device and all(writer.get(i, n) in done for i in main.operations[n].inputs if i in writer):
+                group.append(n)
+                done.add(n)
+        waiting = [n for n in waiting if n not in done]
+        groups.append((device, group))
+    return tuple(_part(model, device, group, writer) for device, group in groups)
+
+
+def _next_device(
+    main: Subgraph, writer: dict[int, int], waiting: Sequence[int], done: set[int], chosen: Sequence[int]
+) -> int:
+    """The device of the first operation that can run now."""
+    for n in waiting:
+        if all(writer[i] in done for i in main.operations[n].inputs if i in writer):
+            return chosen[n]
+    raise AssertionError("a valid model is in execution order")
+
+
+def _part(model: Model, device: int, group: Sequence[int], writer: dict[int, int]) -> Part:
+    main, members = model.main, set(group)
+    operations = [main.operations[n] for n in group]
+    used = list(dict.fromkeys(i for operation in operations for i in (*operation.inputs, *operation.outputs)))
+    consumers = Counter(i for operation in operations for i in operation.inputs)
+    read_later = {i for n, operation in enumerate(main.operations) if n not in members for i in operation.inputs}
+    flow = any(main.operands[i].lifetime == Lifetime.SUBGRAPH for i in used)
+    pools = range(len(model.pools)) if flow else sorted(
+        {main.operands[i].location.pool_index for i in used if main.operands[i].lifetime == Lifetime.CONSTANT_REFERENCE}
+    )  # fmt: skip
+    place = {old: new for new, old in enumerate(pools)}
+    inputs, outputs, operands = [], [], []
+    for i in used:
+        operand, lifetime = main.operands[i], main.operands[i].lifetime
+        location = operand.location
+        if lifetime == Lifetime.CONSTANT_REFERENCE:
+            location = replace(location, pool_index=place[location.pool_index])
+        elif lifetime == Lifetime.SUBGRAPH_INPUT or (lifetime in _COMPUTED and writer[i] not in members):
+            lifetime = Lifetime.SUBGRAPH_INPUT
+            inputs.append(i)
+        elif lifetime == Lifetime.SUBGRAPH_OUTPUT or (lifetime in _COMPUTED and i in read_later):
+            lifetime = Lifetime.SUBGRAPH_OUTPUT
+            outputs.append(i)
+        crosses = main.operands[i].lifetime in _COMPUTED and (lifetime == Lifetime.SUBGRAPH_INPUT or i in read_later)
+        if crosses and not has_known_size(operand):
+            name = operation_name(main.operations[writer[i]].type)
+            raise GeneralFailure(
+                f"the model cannot be cut behind operation {writer[i]} ({name}): dimensions {list(operand.dimensions)} "
+                "of its result are not all known"
+            )
+        operands.append(replace(operand, lifetime=lifetime, location=location, number_of_consumers=consumers.get(i, 0)))
+    number = {old: new for new, old in enumerate(used)}
+    subgraph = Subgraph(
+        tuple(operands),
+        tuple(
+            Operation(o.type, tuple(number[i] for i in o.inputs), tuple(number[i] for i in o.outputs))
+            for o in operations
+        ),
+        tuple(number[i] for i in inputs),
+        tuple(number[i] for i in outputs),
+    )
+    part = replace(
+        model,
+        main=subgraph,
+        referenced=model.referenced if flow else (),
+        pools=tuple(model.pools[i] for i in pools),
+        input_names=(),
+        output_names=(),
+    )
+    return Part(device, tuple(group), part, tuple(inputs), tuple(outputs))
+
+
+def has_known_size(operand: OperandDesc) -> bool:
+    """Whether the bytes of an operand are known before anything runs."""
+    if operand.type not in OPERANDS or operand_info(operand.type).dtype is None:
+        return False
+    return operand_info(operand.type).is_scalar or is_fully_specified(operand.dimensions)
+
+
+def regions(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], int]:
+    """Place values in one pool so that those that live at the same time do not overlap.
+
+    Args:
+        sizes: Bytes of each.
+        lives: First and last step of each, in the order in which they begin.
+
+    Returns:
+        Offsets, multiples of 64, and the bytes that all take.
+    """
+    offsets: list[int] = []
+    for k, (first, _) in enumerate(lives):
+        taken = sorted((offsets[j], offsets[j] + sizes[j]) for j in range(k) if lives[j][1] >= first)
+        offset = 0
+        for begin, end in taken:
+            if offset + sizes[k] <= begin:
+                break
+            offset = max(offset, -(-end // 64) * 64)
+        offsets.append(offset)
+    return tuple(offsets), max((o + s for o, s in zip(offsets, sizes, strict=True)), default=0)

@@ -1,0 +1,91 @@
+"""How an execution is run, beside its arguments, and what it comes to."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Struct
+
+from ..errors import ErrorStatus, NNBurstError, OutputShape
+from .types import NO_TIMING, MeasureTiming, Timing
+
+ExecutionResult = tuple[ErrorStatus, tuple[OutputShape, ...], Timing]
+"""(status, one shape per output or empty, timing). A `Failure` says more."""
+
+Nanoseconds = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class RunOptions(Struct, frozen=True):
+    """How an execution is run. Travels to the service as it is.
+
+    Attributes:
+        measure: Whether `Timing` is filled.
+        deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
+        loop_timeout_ns: Longest duration of a WHILE loop, 0 for the default of 2 s.
+    """
+
+    measure: MeasureTiming = MeasureTiming.NO
+    deadline_ns: Nanoseconds = 0
+    loop_timeout_ns: Nanoseconds = 0
+
+
+class Failure(tuple[ErrorStatus, tuple[OutputShape, ...], Timing]):
+    """An `ExecutionResult` that says why.
+
+    Attributes:
+        reason: A sentence, for people.
+    """
+
+    reason: str
+
+    def __new__(cls, status: ErrorStatus, reason: str, output_shapes: tuple[OutputShape, ...] = ()) -> Failure:
+        made = super().__new__(cls, (status, output_shapes, NO_TIMING))
+        made.reason = reason
+        return made
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return what an exception is to a client: the only place where one becomes a status.
+
+    The status is the error's own, if that may be sent; RESOURCE_EXHAUSTED_TRANSIENT for want of memory; else
+    GENERAL_FAILURE.
+    """
+    if isinstance(error, NNBurstError):
+        return Failure(_sendable(error.status), str(error), tuple(getattr(error, "output_shapes", ())))
+    if isinstance(error, MemoryError):
+        return Failure(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, f"no memory for this execution: {error}")
+    return Failure(ErrorStatus.GENERAL_FAILURE, f"{type(error).__name__}: {error}")
+
+
+def took_too_long(reason: str, max_run: float) -> str:
+    """Return why a run failed that has taken as many seconds as its service lets one take."""
+    return f"{reason}; this service ends a run after {max_run:g} s (nnburst serve --max-run, launch(max_run=...))"
+
+
+def _sendable(status: ErrorStatus) -> ErrorStatus:
+    """A status as a client may get it: only a surviving side can say that the other is dead."""
+    return status if status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT else ErrorStatus.GENERAL_FAILURE
+
+
+def consistent_result(
+    status: ErrorStatus, shapes: tuple[OutputShape, ...], timing: Timing, reason: str = ""
+) -> ExecutionResult:
+    """Drop what a result may not carry (REQ-MODEL-077).
+
+    OUTPUT_INSUFFICIENT_SIZE without shapes is a general failure. Shapes go with other errors, times with every error
+    and when they contradict each other.
+    """
+    status = _sendable(status)
+    if status is ErrorStatus.NONE:
+        on_device, in_driver = timing.time_on_device, timing.time_in_driver
+        contradicts = on_device is not None and in_driver is not None and on_device > in_driver
+        return status, shapes, NO_TIMING if contradicts else timing
+    if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and shapes:
+        return Failure(status, reason, shapes)
+    return Failure(ErrorStatus.GENERAL_FAILURE if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE else status, reason)
+
+
+def reason_of(result: ExecutionResult) -> str:
+    """Return why an execution failed, as far as that is known; else empty."""
+    return result.reason if isinstance(result, Failure) else ""

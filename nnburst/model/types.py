@@ -1,0 +1,237 @@
+"""Enumerations and plain values of models and requests."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Struct
+
+from .memory_like import MemoryLike
+
+UINT64_MAX = 2**64 - 1
+
+
+class Lifetime(enum.IntEnum):
+    """Where an operand's value lives."""
+
+    TEMPORARY_VARIABLE = 0
+    SUBGRAPH_INPUT = 1
+    SUBGRAPH_OUTPUT = 2
+    CONSTANT_COPY = 3
+    CONSTANT_REFERENCE = 4
+    NO_VALUE = 5
+    SUBGRAPH = 6
+
+
+class ExecutionPreference(enum.IntEnum):
+    """What a compilation should be good at."""
+
+    LOW_POWER = 0
+    FAST_SINGLE_ANSWER = 1
+    SUSTAINED_SPEED = 2
+
+
+class Priority(enum.IntEnum):
+    """Relative priority of a prepared model's executions."""
+
+    LOW = 0
+    MEDIUM = 1
+    HIGH = 2
+
+
+class DeviceStatus(enum.IntEnum):
+    """Whether a device can take work now."""
+
+    AVAILABLE = 0
+    BUSY = 1
+    OFFLINE = 2
+    UNKNOWN = 3
+
+
+class DeviceType(enum.IntEnum):
+    """What a device runs on."""
+
+    OTHER = 1
+    CPU = 2
+    GPU = 3
+    ACCELERATOR = 4
+
+
+class MeasureTiming(enum.IntEnum):
+    """Whether an execution is timed."""
+
+    NO = 0
+    YES = 1
+
+
+class DataLocation(Struct, frozen=True):
+    """A region of a pool: ``offset`` and ``length`` in bytes."""
+
+    pool_index: int = 0
+    offset: int = 0
+    length: int = 0
+
+
+class SymmPerChannelQuantParams(Struct, frozen=True):
+    """Scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL operand, one per index along ``channel_dim``."""
+
+    scales: tuple[float, ...]
+    channel_dim: int
+
+
+MAX_OPERANDS = 65536
+"""Operands, operations, names or arguments in one model or request."""
+# What a message may hold is limited before it is decoded, so that a short one cannot make much of itself.
+_Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
+_Indexes = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+
+
+class OperandDesc(Struct, frozen=True):
+    """One value of a subgraph.
+
+    ``type`` is an `OperandType` value or an extension type above 0xFFFF. ``dimensions``: 0 is an unspecified
+    dimension, ``()`` on a tensor an unspecified rank. ``extra_params`` belongs to
+    TENSOR_QUANT8_SYMM_PER_CHANNEL (`SymmPerChannelQuantParams`) and to extension types (bytes).
+    """
+
+    type: int
+    dimensions: _Dimensions = ()
+    number_of_consumers: int = 0
+    scale: float = 0.0
+    zero_point: int = 0
+    lifetime: int = Lifetime.TEMPORARY_VARIABLE
+    location: DataLocation = DataLocation()
+    extra_params: SymmPerChannelQuantParams | bytes | None = None
+
+
+class Operation(Struct, frozen=True):
+    """One operation; ``inputs`` and ``outputs`` index the operands of the same subgraph."""
+
+    type: int
+    inputs: _Indexes
+    outputs: _Indexes
+
+
+class Subgraph(Struct, frozen=True):
+    """Operands, operations in execution order, and which operands enter and leave."""
+
+    operands: Annotated[tuple[OperandDesc, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    operations: Annotated[tuple[Operation, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    input_indexes: _Indexes
+    output_indexes: _Indexes
+
+
+class Model(Struct, frozen=True):
+    """A model as a device receives it (HAL 1.3 form).
+
+    ``pools`` hold CONSTANT_REFERENCE operands and are shared by all subgraphs, as is ``operand_values`` for
+    CONSTANT_COPY operands. ``input_names`` and ``output_names`` are for people: they name the arguments of
+    `Session.run` and are empty or one per main input/output.
+    """
+
+    main: Subgraph
+    referenced: tuple[Subgraph, ...] = ()
+    operand_values: bytes = b""
+    pools: tuple[MemoryLike, ...] = ()
+    relax_computation_float32_to_float16: bool = False
+    extension_name_to_prefix: Mapping[str, int] = {}
+    input_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+
+
+class RequestArgument(Struct, frozen=True):
+    """Where one input or output of a request lives; ``dimensions`` empty means "as in the model"."""
+
+    has_no_value: bool = False
+    location: DataLocation = DataLocation()
+    dimensions: _Dimensions = ()
+
+
+class BufferDesc(Struct, frozen=True):
+    """What a driver-managed buffer should look like beyond what its roles say; dimensions combine with theirs."""
+
+    dimensions: tuple[int, ...] = ()
+
+
+class BufferRole(Struct, frozen=True):
+    """One use of a driver-managed buffer: input or output ``io_index`` of a model in the list beside it.
+
+    ``frequency`` in (0, 1] is a hint for where to place the buffer.
+    """
+
+    model_index: int
+    io_index: int
+    frequency: float = 1.0
+
+
+class BufferToken(Struct, frozen=True):
+    """A driver-managed buffer as a pool of a request; used whole: offset and length of its arguments are 0."""
+
+    token: int
+
+
+MOST_STEPS = 65536
+_Position = Annotated[int, msgspec.Meta(ge=0, lt=MAX_OPERANDS)]
+
+
+class Steps(Struct, frozen=True):
+    """Stands among the pools of a request that runs its model several times, one step after the other.
+
+    The region of an argument then holds those of all steps, the first one first; its dimensions are those of one step.
+
+    Attributes:
+        count: How many.
+        state: Pairs of positions (output, input): what a step leaves in the output, the next one reads as the input.
+            Both are driver-managed buffers: the first step reads the input's, the output's gets what the last step
+            leaves, once all have succeeded. No other argument is in a buffer.
+    """
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
+    state: Annotated[tuple[tuple[_Position, _Position], ...], msgspec.Meta(max_length=MAX_OPERANDS)] = ()
+
+
+Named = BufferToken | Steps
+"""What a pool of a request, and so a slot of a burst, may be that is no memory."""
+
+
+class Request(Struct, frozen=True):
+    """Arguments of one execution, or of several steps. ``location.pool_index`` of an argument indexes ``pools``."""
+
+    inputs: tuple[RequestArgument, ...]
+    outputs: tuple[RequestArgument, ...]
+    pools: tuple[MemoryLike | Named, ...] = ()
+
+    @property
+    def steps(self) -> Steps | None:
+        """What its pools say about steps; None: the model runs once."""
+        return next((pool for pool in self.pools if isinstance(pool, Steps)), None)
+
+
+class Timing(Struct, frozen=True):
+    """Durations in microseconds; None is not known (``UINT64_MAX`` in the packets of a burst)."""
+
+    time_on_device: int | None = None
+    time_in_driver: int | None = None
+
+
+NO_TIMING = Timing()
+
+
+class PerformanceInfo(Struct, frozen=True):
+    """Cost relative to a CPU baseline of 1; smaller is better, always > 0."""
+
+    exec_time: float = 1.0
+    power_usage: float = 1.0
+
+
+class Capabilities(Struct, frozen=True):
+    """What a device claims about its speed. ``operand_performance`` is sorted by operand type."""
+
+    relaxed_scalar: PerformanceInfo = PerformanceInfo()
+    relaxed_tensor: PerformanceInfo = PerformanceInfo()
+    operand_performance: tuple[tuple[int, PerformanceInfo], ...] = ()
+    if_performance: PerformanceInfo = PerformanceInfo()
+    while_performance: PerformanceInfo = PerformanceInfo()

@@ -1,0 +1,1 @@
+"""Compiling a model, with the cache files of its compilation."""

@@ -1,0 +1,382 @@
+"""Where the files of compilations are: in a cache directory, in one as NNAPI has it, or open already.
+
+A source offers what it has, one after the other: entries to be restored, then room for a new one. It goes on only
+while nothing came of an offer, and closes the files of an offer when it goes on or is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from ..._core.deadline import Deadline
+from ...cache import (
+    PRIORITY_CODE,
+    SPOILT,
+    Cache,
+    CacheReason,
+    CacheRejected,
+    EntryInfo,
+    StagedEntry,
+    checked_token,
+    device_token_v1,
+    device_token_v2,
+    entry_name,
+    file_names,
+    model_fingerprint,
+)
+from ...devices import CacheFiles, CompileJob, Device, PreparedModel
+from ...errors import DeadObject, InvalidArgument, NNBurstError
+from ...model import Lifetime, Model
+
+_PATIENCE = 30.0
+"""Seconds to wait for another process that compiles the same."""
+_REFUSALS = (CacheReason.DECLINED, CacheReason.TOO_BIG, CacheReason.NOT_WORTH_IT)
+"""What a device says against saving a model; after a few times it is not asked again."""
+
+
+class Job(Struct, frozen=True):
+    """One compilation for one device.
+
+    Attributes:
+        device: Which.
+        model: A whole model, or the part of one that the device runs.
+        asked: How to compile.
+        part: Operations of such a part in the whole model: (subgraph, index).
+    """
+
+    device: Device
+    model: Model
+    asked: CompileJob
+    part: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Model and data files."""
+        return self.device.get_number_of_cache_files_needed()
+
+
+def _nothing() -> None:
+    pass
+
+
+class Entry(Struct, frozen=True):
+    """Files of an earlier compilation.
+
+    Attributes:
+        files: Open files.
+        generation: Which save wrote them, if the source knows.
+        close: Closes them before the source does.
+    """
+
+    files: CacheFiles
+    generation: str = ""
+    close: Callable[[], None] = _nothing
+
+
+def _said(prepared: PreparedModel, compile_ms: float) -> CacheReason:
+    """Return what the device says; one that says nothing may have saved or not."""
+    return CacheReason.DECLINED if prepared.cache_result is None else prepared.cache_result.reason
+
+
+class Room(Struct, frozen=True):
+    """Files for a new entry; the last offer of a source.
+
+    Attributes:
+        files: Open files, new or to be overwritten.
+        keep: Makes an entry of what was compiled into them, which took so many milliseconds, with the save. Returns
+            what came of it.
+    """
+
+    files: CacheFiles
+    keep: Callable[[PreparedModel, float], CacheReason] = _said
+
+
+@runtime_checkable
+class CacheSource(Protocol):
+    """Where the files of compilations are."""
+
+    def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
+        """Offer entries to be restored, the newest first, then room for a new one.
+
+        Raises:
+            CacheRejected: There is no room: compile without files.
+        """
+
+    def note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
+        """Count what came of an entry; forget one that is spoilt.
+
+        Args:
+            reason: HIT, or why it was refused.
+            entry: Which.
+            nbytes: Of its files, after a hit.
+            hit_ms: Milliseconds that restoring it took, after a hit.
+        """
+
+
+class DirectoryCache:
+    """Files in a `Cache` directory.
+
+    Args:
+        cache: The directory.
+        token: Of the application, 32 bytes; None: from the model itself, constants included.
+        always: Save also what compiles faster than it would be verified.
+    """
+
+    def __init__(self, cache: Cache, token: bytes | None, *, always: bool = False) -> None:
+        self._cache = cache
+        self._given = token
+        self._always = always
+
+    def token(self, job: Job, fingerprint: bytes) -> bytes:
+        """Return the token that the device is given."""
+        return device_token_v2(
+            self._given if self._given is not None else fingerprint,
+            device=job.device.name,
+            version=job.device.version_string,
+            epoch=job.device.cache_epoch,
+            preference=int(job.asked.preference),
+            priority=PRIORITY_CODE[job.asked.priority],
+            relaxed=job.model.relax_computation_float32_to_float16,
+            files=job.counts,
+            part=job.part,
+        )
+
+    def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
+        try:
+            fingerprint = model_fingerprint(job.model)
+        except NNBurstError as error:
+            raise CacheRejected(CacheReason.NO_INFO, f"a constant cannot be read: {error}") from error
+        token = self.token(job, fingerprint)
+        entry, seen = entry_name(token), set[str]()
+
+        def files(models: Sequence[int], data: Sequence[int], place: int) -> CacheFiles:
+            return CacheFiles(
+                tuple(models), tuple(data), token, fingerprint, staged=True, only_if_worth=not self._always,
+                place_fds=(place,),
+            )  # fmt: skip
+
+        def existing() -> Iterator[Entry]:
+            with contextlib.suppress(CacheRejected), self._cache.place() as place:
+                for opened in self._cache.look_up(entry, job.counts):
+                    with contextlib.closing(opened):
+                        if opened.generation not in seen:
+                            seen.add(opened.generation)
+                            yield Entry(
+                                files(opened.model_fds, opened.data_fds, place), opened.generation, opened.close
+                            )
+
+        yield from existing()
+        until = Deadline.after(_patience(Deadline(job.asked.deadline_ns)))
+        for last in (False, True):
+            with contextlib.closing(self._staged(entry, job, until)) as staged:
+                if staged.waited or self._cache.generations(entry) - seen:  # written meanwhile by another process
+                    if not last:  # others who waited need not wait for this process, too
+                        staged.close()
+                    yield from existing()
+                    if not last:
+                        continue
+                with self._cache.place() as place:
+                    keep = partial(self._keep, job, token, fingerprint, staged)
+                    yield Room(files(staged.model_fds, staged.data_fds, place), keep)
+                return
+
+    def _staged(self, entry: str, job: Job, until: Deadline) -> StagedEntry:
+        try:
+            return self._cache.stage(entry, job.counts, always=self._always, patience=until.left() or 0.0)
+        except CacheRejected as error:
+            if error.reason not in (CacheReason.DISABLED, *_REFUSALS):  # a refusal was counted when it was made
+                self._cache.index.count(error.reason)
+            raise
+
+    def _keep(
+        self,
+        job: Job,
+        token: bytes,
+        fingerprint: bytes,
+        staged: StagedEntry,
+        prepared: PreparedModel,
+        compile_ms: float,
+    ) -> CacheReason:
+        reason = self._published(job, token, fingerprint, staged, prepared, compile_ms)
+        self._cache.index.count(reason)
+        if reason in (CacheReason.SAVED, CacheReason.LATER):
+            self._cache.enforce_limits()
+        elif reason in _REFUSALS:
+            self._cache.index.decline(staged.entry, reason)
+        self._cache.give_up(reason)
+        return reason
+
+    def _published(
+        self,
+        job: Job,
+        token: bytes,
+        fingerprint: bytes,
+        staged: StagedEntry,
+        prepared: PreparedModel,
+        compile_ms: float,
+    ) -> CacheReason:
+        result, reason = prepared.cache_result, _said(prepared, compile_ms)
+        later = reason is CacheReason.LATER  # the device has duplicates: until it writes, it is a save that was cut off
+        if result is None or not (result.saved or later):
+            return reason
+        if _has_changed(job.model, fingerprint):
+            return CacheReason.CHANGED
+        if result.nbytes > self._cache.limits.max_entry_bytes > 0:
+            return CacheReason.TOO_BIG
+        generation = os.urandom(16) if later else result.generation
+        info = EntryInfo(
+            staged.entry, generation.hex(), job.device.name, job.device.version_string, job.device.cache_epoch.hex(),
+            sum(job.counts), result.nbytes, int(time.time()),
+            compile_ms=0.0 if later else max(0.0, compile_ms - result.seconds * 1e3),
+        )  # fmt: skip
+        try:
+            staged.publish(generation, info)
+            if not later and not job.device.confirm_cache(token, generation):
+                return CacheReason.NO_ROW  # the service has lost it; an older generation may be good
+            staged.finish()
+        except DeadObject:
+            raise
+        except (OSError, NNBurstError):
+            return CacheReason.IO_ERROR
+        return reason
+
+    def note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
+        self._cache.index.count(reason)
+        name = entry_name(entry.files.token)
+        if reason is CacheReason.HIT:
+            self._cache.index.hit(name, nbytes, hit_ms)
+        elif reason in SPOILT:  # whatever else went wrong, the entry is as good as it was
+            with contextlib.suppress(OSError, CacheRejected):
+                self._cache.remove(name, entry.generation)
+
+
+def _has_changed(model: Model, fingerprint: bytes) -> bool:
+    """Whether the memory or a file that constants refer to was written since; a device may not have looked."""
+    operands = (operand for subgraph in (model.main, *model.referenced) for operand in subgraph.operands)
+    if all(operand.lifetime != Lifetime.CONSTANT_REFERENCE for operand in operands):
+        return False
+    try:
+        return model_fingerprint(model) != fingerprint
+    except NNBurstError:
+        return True
+
+
+class FlatCache:
+    """Files as NNAPI names them, directly in a directory, written in place, nothing ever removed.
+
+    Args:
+        directory: Where; nothing is checked until a compilation needs it.
+        token: Of the application, 32 bytes.
+    """
+
+    def __init__(self, directory: str, token: bytes) -> None:
+        if "\0" in directory:
+            raise InvalidArgument(f"the cache directory {directory!r} cannot be a path: it contains a NUL")
+        self._directory = directory
+        self._given = token
+
+    @contextlib.contextmanager
+    def _open(self, job: Job, token: bytes, flags: int) -> Iterator[CacheFiles]:
+        with contextlib.ExitStack() as stack:
+
+            def opened(path: str, flags: int) -> int:
+                fd = os.open(path, os.O_CLOEXEC | flags, 0o600)
+                stack.callback(os.close, fd)
+                return fd
+
+            models, data = (
+                tuple(opened(os.path.join(self._directory, name), os.O_RDWR | os.O_NOFOLLOW | flags) for name in names)
+                for names in file_names(token, *job.counts)
+            )
+            yield CacheFiles(models, data, token, place_fds=(opened(self._directory or ".", os.O_DIRECTORY),))
+
+    def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
+        token = device_token_v1(
+            self._given,
+            job.device.name,
+            job.device.version_string,
+            int(job.asked.preference),
+            PRIORITY_CODE[job.asked.priority],
+            job.part,
+        )
+        with contextlib.suppress(OSError), self._open(job, token, 0) as files:
+            yield Entry(files)
+        try:
+            with self._open(job, token, os.O_CREAT) as files:
+                yield Room(files)
+        except OSError as error:
+            raise CacheRejected(CacheReason.IO_ERROR, f"{self._directory}: {error.strerror}") from error
+
+    def note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
+        pass
+
+
+class DescriptorCache:
+    """Files that the caller has open. They are duplicated here, and closed by `close`.
+
+    Args:
+        model_fds: One per model file of the device.
+        data_fds: One per data file.
+        token: 32 bytes; used as it is.
+
+    Raises:
+        InvalidArgument: A descriptor is not open.
+    """
+
+    def __init__(self, model_fds: Sequence[int], data_fds: Sequence[int], token: bytes) -> None:
+        self._given = token
+        self._fds: tuple[list[int], list[int]] = ([], [])
+        try:
+            for mine, given in zip(self._fds, (model_fds, data_fds), strict=True):
+                mine.extend(os.dup(fd) for fd in given)
+        except (OSError, TypeError) as error:
+            self.close()
+            raise InvalidArgument(f"a cache file descriptor cannot be used: {error}") from error
+
+    def close(self) -> None:
+        """Close the duplicates. Idempotent."""
+        for fds in self._fds:
+            while fds:
+                os.close(fds.pop())
+
+    def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
+        if job.part:
+            raise CacheRejected(CacheReason.UNSUPPORTED, "a model in parts needs a directory: each part has files")
+        models, data = map(tuple, self._fds)
+        if (len(models), len(data)) != job.counts:
+            raise CacheRejected(CacheReason.BAD_FD, "the device needs another number of files")
+        files = CacheFiles(models, data, self._given)
+        if any(os.fstat(fd).st_size for fd in (*models, *data)):
+            yield Entry(files)
+        yield Room(files)
+
+    def note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
+        pass
+
+
+def _patience(deadline: Deadline) -> float:
+    """Seconds to wait for another process: half of the remaining time, which leaves time to compile."""
+    left = deadline.left()
+    return _PATIENCE if left is None else min(_PATIENCE, left / 2)
+
+
+def cache_source(directory: str | os.PathLike[str] | None, token: bytes | None, always: bool) -> CacheSource | None:
+    """Return where a session caches, or None.
+
+    Raises:
+        InvalidArgument: The directory is no path; the token has not 32 bytes.
+    """
+    if directory is None and token is None:
+        if always:
+            raise InvalidArgument("cache_always=True, but nothing is cached: give cache_dir=, or token= as well")
+        return None
+    if directory is not None and not isinstance(directory, str | os.PathLike):
+        raise InvalidArgument(f"cache_dir is {type(directory).__name__}; give the path of a directory")
+    return DirectoryCache(Cache(directory), None if token is None else checked_token(token), always=always)

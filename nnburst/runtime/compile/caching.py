@@ -1,0 +1,192 @@
+"""The runtime's part of compilation caching: restore what a source offers, else compile into the room that it makes.
+
+Whatever a look-up brings but success,
+the model is compiled; only compiling can fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ...cache import CacheReason, CacheRejected
+from ...devices import CacheFiles, PreparedModel
+from ...errors import DeadObject, ErrorStatus, NNBurstError
+from ...model import DeviceStatus
+from .cache_sources import CacheSource, Entry, Job, Room
+
+_log = logging.getLogger("nnburst.cache")
+_MOST_COUNT = 32
+_PASSING = {
+    ErrorStatus.MISSED_DEADLINE_TRANSIENT: CacheReason.DEADLINE,
+    ErrorStatus.MISSED_DEADLINE_PERSISTENT: CacheReason.DEADLINE,
+    ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT: CacheReason.BUSY,
+    ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT: CacheReason.BUSY,
+    ErrorStatus.DEVICE_UNAVAILABLE: CacheReason.BUSY,
+}
+"""What errors of a look-up mean that say nothing about the entry."""
+
+
+class CacheReport(Struct, frozen=True):
+    """What caching did for one compilation.
+
+    Attributes:
+        outcome: ``HIT``, ``SAVED``, ``NOT_SAVED`` (compiled, nothing written), ``REJECTED`` (files were there and not
+            accepted; compiled and not saved) or ``DISABLED`` (not asked for, or the device does not cache).
+        reason: More precisely.
+        rejected: Why files that were there were not accepted; None if there were none, or they were.
+        nbytes: Of the files that were used or written.
+        lookup_ms: Milliseconds of the look-up.
+        compile_ms: Of the compilation, with the save; 0 after a hit.
+        save_ms: Of the save alone.
+    """
+
+    outcome: str
+    reason: CacheReason
+    rejected: CacheReason | None = None
+    nbytes: int = 0
+    lookup_ms: float = 0.0
+    compile_ms: float = 0.0
+    save_ms: float = 0.0
+
+
+NO_CACHE = CacheReport("DISABLED", CacheReason.NO_INFO)
+
+
+_WORST = ("REJECTED", "NOT_SAVED", "SAVED", "HIT", "DISABLED")
+
+
+def combined_report(reports: Sequence[CacheReport]) -> CacheReport:
+    """Return one report for the parts of a model: the worst outcome, and sums."""
+    worst = min(reports, key=lambda report: _WORST.index(report.outcome))
+    return replace(
+        worst,
+        nbytes=sum(report.nbytes for report in reports),
+        lookup_ms=sum(report.lookup_ms for report in reports),
+        compile_ms=sum(report.compile_ms for report in reports),
+        save_ms=sum(report.save_ms for report in reports),
+    )
+
+
+class _Attempt:
+    """One compilation with caching: what the device did with each offer of the source."""
+
+    def __init__(self, job: Job, source: CacheSource) -> None:
+        self._job, self._source = job, source
+        self.prepared: PreparedModel | None = None
+        self.nbytes = 0
+        self.rejected: CacheReason | None = None
+        self.compile_ms = 0.0
+        self.failed = False
+        """Whether compiling failed."""
+        self._suspect: Entry | None = None
+        """The entry that the device was restoring when its process ended."""
+
+    def take(self, offer: Entry | Room) -> CacheReason | None:
+        """Use an offer; return what came of it, or None if the next one is needed."""
+        if isinstance(offer, Room):
+            return offer.keep(self.compile(offer.files), self.compile_ms)
+        if self.rejected is CacheReason.DEAD_SERVICE:
+            return None
+        started = time.perf_counter()
+        refused = self._restore(offer)
+        if refused is None:
+            self.nbytes = sum(os.fstat(fd).st_size for fd in (*offer.files.model_fds, *offer.files.data_fds))
+            self._note(CacheReason.HIT, offer, self.nbytes, _since(started))
+            return CacheReason.HIT
+        self.rejected = refused
+        offer.close()  # else it could not be removed
+        if offer is not self._suspect:
+            self._note(refused, offer)
+        return None
+
+    def _restore(self, entry: Entry) -> CacheReason | None:
+        """Have the device restore an entry; return why it did not."""
+        device, deadline_ns, alive = self._job.device, self._job.asked.deadline_ns, False
+        with contextlib.suppress(Exception):  # a service that is stuck must not cost more than the deadline
+            alive = not deadline_ns and device.status is not DeviceStatus.OFFLINE
+        try:
+            files = replace(entry.files, priority=self._job.asked.priority)
+            self.prepared = device.prepare_model_from_cache(files, deadline_ns)
+        except DeadObject:
+            if not alive:  # it may have been dead before: the entry is to blame if the device works without it
+                self._suspect = entry
+            return CacheReason.DEAD_SERVICE
+        except CacheRejected as error:
+            return error.reason
+        except NNBurstError as error:
+            return _PASSING.get(error.status, CacheReason.IO_ERROR)
+        except Exception as error:
+            _log.warning("%s could not restore a compilation: %s", device.name, error)
+            return CacheReason.IO_ERROR
+        return None
+
+    def compile(self, files: CacheFiles | None) -> PreparedModel:
+        """Compile, and save if there are files; raises what the device raises."""
+        started = time.perf_counter()
+        try:
+            prepared = self._job.device.prepare_model(self._job.model, replace(self._job.asked, cache=files))
+        except BaseException:
+            self.failed = True
+            raise
+        self.prepared, self.compile_ms = prepared, _since(started)
+        if self._suspect is not None:
+            self._note(CacheReason.DEAD_SERVICE, self._suspect)
+        return prepared
+
+    def _note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
+        try:
+            self._source.note(reason, entry, nbytes, hit_ms)
+        except Exception as error:
+            _log.warning("the outcome of a look-up was not noted: %s", error)
+
+
+def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedModel, CacheReport]:
+    """Restore a compilation if that works, else compile and save if that works.
+
+    Raises:
+        NNBurstError: Compiling failed, or the process of the device ended.
+    """
+    if source is None:
+        return job.device.prepare_model(job.model, job.asked), NO_CACHE
+    if not 0 < sum(job.counts) or max(job.counts) > _MOST_COUNT:
+        return job.device.prepare_model(job.model, job.asked), replace(NO_CACHE, reason=CacheReason.UNSUPPORTED)
+    reason = CacheReason.IO_ERROR
+    attempt, started = _Attempt(job, source), time.perf_counter()
+    try:
+        with contextlib.closing(source.offers(job)) as offers:
+            for offer in offers:
+                found = attempt.take(offer)
+                if found is not None:
+                    reason = found
+                    break
+    except CacheRejected as error:
+        if attempt.failed:
+            raise
+        reason = error.reason
+    except Exception as error:
+        if attempt.failed or isinstance(error, DeadObject):
+            raise
+        _log.warning("a compilation was neither looked for nor kept: %s", error)
+    prepared = attempt.prepared or attempt.compile(None)
+    elapsed = _since(started)
+    if reason is CacheReason.HIT:
+        return prepared, CacheReport("HIT", reason, None, attempt.nbytes, elapsed)
+    result = prepared.cache_result
+    outcome = "DISABLED"
+    if reason not in (CacheReason.DISABLED, CacheReason.NO_INFO):
+        outcome = "SAVED" if reason is CacheReason.SAVED else "REJECTED" if attempt.rejected else "NOT_SAVED"
+    return prepared, CacheReport(
+        outcome, reason, attempt.rejected, result.nbytes if result and result.saved else 0,
+        elapsed - attempt.compile_ms, attempt.compile_ms, result.seconds * 1e3 if result else 0.0,
+    )  # fmt: skip
+
+
+def _since(started: float) -> float:
+    return (time.perf_counter() - started) * 1e3

@@ -1,0 +1,494 @@
+"""Compiling a model step by step: the NNAPI life cycle."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct, structs
+
+from ..._core.deadline import Deadline, checked_timeout
+from ..._core.leaving import ProcessLock
+from ..._core.one_process import OneProcess
+from ...cache import Cache, Limits, checked_token
+from ...devices import CompileJob, Device, PartitionedDevice, PartitionedModel, PreparedModel, measured_capabilities
+from ...errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, error_for
+from ...model import (
+    NEVER,
+    Capabilities,
+    ExecutionPreference,
+    ExecutionResult,
+    ImportedModel,
+    Model,
+    Part,
+    Priority,
+    Request,
+    RunOptions,
+    operation_cost,
+    operation_name,
+)
+from ..request.node_args import NodeArg, imported_arguments, model_arguments
+from ..service import Service, closes_with
+from .cache_sources import CacheSource, DescriptorCache, DirectoryCache, FlatCache, Job
+from .caching import CacheReport, combined_report, compile_with_cache
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+_FINAL = (InvalidArgument, MissedDeadline, BadState)
+"""Failures of a compilation that another device cannot mend."""
+
+
+class StepReport(Struct, frozen=True):
+    """What one device runs.
+
+    Attributes:
+        device: Its name.
+        operations: Indexes in the main subgraph, in the order in which they run.
+        cache: What caching did for them.
+    """
+
+    device: str
+    operations: tuple[int, ...]
+    cache: CacheReport
+
+
+class CompilationReport(Struct, frozen=True):
+    """Where a model runs.
+
+    Attributes:
+        steps: One, or several in the order in which they run.
+        refusals: Devices that failed to compile or to run, and why: (name, reason).
+    """
+
+    steps: tuple[StepReport, ...]
+    refusals: tuple[tuple[str, str], ...] = ()
+
+
+class Compilation(OneProcess):
+    """A model on its way to a prepared model. Set what you need, then `finish` once. Context manager.
+
+    Args:
+        model: From `ModelBuilder`, or as a device imported it.
+        devices: Where it may run, in order of preference. It is compiled for the first that supports every operation;
+            if that fails to, for the next; if there is none, it is cut into parts for several (`report`).
+            A `Service` stands for all its devices and leaves the choice to the runtime, which measures those that
+            can run the same, and may let shared memory stand in for memory of the device.
+
+    Raises:
+        InvalidArgument: The model is no `Model`; no device is given, or one twice.
+    """
+
+    model: Model
+
+    def __init__(self, model: Model | ImportedModel, devices: Sequence[Device] | Service) -> None:
+        self._imported = model if isinstance(model, ImportedModel) else None
+        if isinstance(model, ImportedModel):
+            model = model.model
+        if not isinstance(model, Model):
+            raise InvalidArgument(f"model is {type(model).__name__}; build a Model with nnburst.ModelBuilder")
+        self._names_devices = not isinstance(devices, Service)
+        listed = devices.devices if isinstance(devices, Service) else devices
+        chosen = tuple(listed) if isinstance(listed, Iterable) else (listed,)
+        if not chosen:
+            raise InvalidArgument("no device given; service.devices lists those of a service")
+        if not all(isinstance(device, Device) for device in chosen):
+            raise InvalidArgument("devices must be Device objects, for example service.devices")
+        if len({id(device) for device in chosen}) != len(chosen):
+            raise InvalidArgument("a device is given twice")
+        self.model = model
+        self._devices = chosen
+        self._preference = ExecutionPreference.FAST_SINGLE_ANSWER
+        self._priority = Priority.MEDIUM
+        self._timeout: float | None = None
+        self._finished = False
+        self._prepared: PreparedModel | None = None
+        self._refuses = False
+        self._device: Device | None = None
+        self._cache: CacheSource | None = None
+        self._report: CompilationReport | None = None
+        self._parts: tuple[Part, ...] = ()
+        self._others: list[Device] = []
+        """Those that could run the model, too, the fastest first; none unless the choice was the runtime's."""
+        self._second: PreparedModel | None = None
+        self._lock = ProcessLock()
+        self._lacks: list[str] = []
+
+    def set_preference(self, preference: str | ExecutionPreference) -> None:
+        """Say what to optimise for, by member or name.
+
+        ``LOW_POWER`` keeps both ends of a `Burst` from polling, unless it is given a window. It does nothing else, and
+        the other two do nothing yet but reach the device and the name of a cache entry.
+
+        Raises:
+            InvalidArgument: No such preference.
+            BadState: The compilation is finished.
+        """
+        self._check_open()
+        self._preference = member(ExecutionPreference, preference, "preference")
+
+    @property
+    def preference(self) -> ExecutionPreference:
+        """What `set_preference` said."""
+        return self._preference
+
+    def set_priority(self, priority: str | Priority) -> None:
+        """Say how important executions are: a shared service takes those that wait in this order.
+
+        Raises as `set_preference`.
+        """
+        self._check_open()
+        self._priority = member(Priority, priority, "priority")
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """Limit the time that `finish` may take; None removes the limit.
+
+        Raises:
+            InvalidArgument: The compilation is not for exactly one device, or the number is negative.
+            BadState: The compilation is finished.
+        """
+        self._check_open()
+        if not self.has_one_device:
+            raise InvalidArgument("a timeout needs a compilation for exactly one device")
+        self._timeout = checked_timeout(seconds)
+
+    def finish(self) -> None:
+        """Compile. The object counts as finished even if this fails.
+
+        Raises:
+            BadState: It is finished already.
+            InvalidArgument: The model breaks a rule.
+            GeneralFailure: No device supports every operation, or the compiler failed.
+            MissedDeadline: The timeout passed.
+        """
+        self._check_open()
+        self._finished = True
+        try:
+            Deadline.after(self._timeout).call(self._compile)
+        finally:
+            self._release_cache()
+
+    def _compile(self) -> None:
+        asked = CompileJob(self._preference, self._priority, Deadline.after().at_ns)
+        able, refusals, failures = self._asked(), [], []
+        while able:
+            try:
+                steps = self._steps(able)
+            except GeneralFailure as error:
+                if len(able) > 1:
+                    self._lacks.append(str(error))
+                break
+            made: list[PreparedModel] = []
+            reports: list[StepReport] = []
+            try:
+                for device, part, operations in steps:
+                    named = tuple((0, n) for n in operations) if len(steps) > 1 else ()
+                    prepared, report = compile_with_cache(Job(device, part, asked, named), self._cache)
+                    made.append(prepared)
+                    reports.append(StepReport(device.name, operations, report))
+            except BaseException as error:
+                for each in made:
+                    each.close()
+                if not isinstance(error, NNBurstError) or isinstance(error, _FINAL):
+                    raise
+                failures.append(error)
+                refusals.append((device.name, str(error)))
+                able = [(each, said) for each, said in able if each is not device]
+                continue
+            self._take(steps, made, CompilationReport(tuple(reports), tuple(refusals)))
+            return
+        if failures:
+            reasons = "; ".join([*(f"{name}: {reason}" for name, reason in refusals), *self._lacks])
+            raise (
+                failures[0]
+                if len(self._devices) == 1
+                else error_for(failures[-1].status, f"no device is left: {reasons}")
+            )
+        raise GeneralFailure(f"no device supports every operation of this model: {'; '.join(self._lacks)}")
+
+    def _asked(self) -> list[tuple[Device, Sequence[bool]]]:
+        """Ask each device what it can run, and note what it cannot."""
+        operations, answers = self.model.main.operations, list[tuple[Device, Sequence[bool]]]()
+        for device in self._devices:
+            supported: tuple[bool, ...] = ()
+            if self._imported is None:
+                supported = device.get_supported_operations(self.model)
+            missing = {operation_name(o.type) for o, known in zip(operations, supported, strict=False) if not known}
+            if missing:
+                self._lacks.append(f"{device.name} lacks {', '.join(sorted(missing))}")
+            answers.append((device, supported))
+        return answers
+
+    def _steps(self, able: Sequence[tuple[Device, Sequence[bool]]]) -> list[tuple[Device, Model, tuple[int, ...]]]:
+        """Give the model to the first device that supports all of it, else to several.
+
+        Raises:
+            GeneralFailure: They cannot run it together, either.
+        """
+        operations = self.model.main.operations
+        speeds = self._speeds(able)
+        alone = [k for k, (_, supported) in enumerate(able) if all(supported)]
+        self._others = []
+        if speeds is not None:
+            costs = [self._cost(speed) for speed in speeds]
+            alone.sort(key=costs.__getitem__)
+            self._others = [able[k][0] for k in alone[1:] if costs[k] < NEVER]
+        if alone:
+            return [(able[alone[0]][0], self.model, tuple(range(len(operations))))]
+        together = PartitionedDevice([device for device, _ in able])
+        steps = together.plan(self.model, [supported for _, supported in able], speeds)
+        self._parts = tuple(step.part for step in steps)
+        return [(step.device, step.part.model, step.part.operations) for step in steps]
+
+    def _cost(self, speed: Capabilities) -> float:
+        main = self.model.main
+        return sum(operation_cost(self.model, main, each, speed) for each in main.operations)
+
+    def _speeds(self, able: Sequence[tuple[Device, Sequence[bool]]]) -> list[Capabilities] | None:
+        """Measure the devices if the choice is the runtime's and there is one."""
+        if self._names_devices or self._imported is not None:
+            return None
+        answers = zip(*(supported for _, supported in able), strict=True)
+        if not any(sum(said) > 1 for said in answers):
+            return None
+        return [measured_capabilities(device) for device, _ in able]
+
+    def _take(
+        self,
+        steps: Sequence[tuple[Device, Model, tuple[int, ...]]],
+        made: Sequence[PreparedModel],
+        report: CompilationReport,
+    ) -> None:
+        if len(made) == 1:
+            self._prepared, self._device = made[0], steps[0][0]
+        else:
+            self._prepared = PartitionedModel(self.model, self._parts, made)
+            self._device = PartitionedDevice(tuple(dict.fromkeys(device for device, _, _ in steps)))
+        self._report = report
+        closes_with(self._device, self)
+
+    def run_elsewhere(self, request: Request, options: RunOptions, failure: NNBurstError) -> ExecutionResult | None:
+        """Run a request that has failed on the next device that can run the model; None if there is none.
+
+        Args:
+            request: Without buffers of the device.
+            options: How.
+            failure: Why it failed; goes into the report when the next device is needed first.
+        """
+        with self._lock.lock:
+            while self._second is None and self._others and self._report is not None and not self._refuses:
+                device = self._others.pop(0)
+                job = CompileJob(self._preference, self._priority, options.deadline_ns)
+                try:
+                    self._second = device.prepare_model(self.model, job)
+                    refusal = self.device.name, f"a run failed, and goes to {device.name} instead: {failure}"
+                except MissedDeadline:  # the next run that fails may have the time
+                    self._others.insert(0, device)
+                    return None
+                except NNBurstError as error:
+                    refusal = device.name, str(error)
+                self._report = structs.replace(self._report, refusals=(*self._report.refusals, refusal))
+            second = self._second
+        return None if second is None else second.execute_synchronously(request, options)
+
+    @property
+    def has_one_device(self) -> bool:
+        """Whether it is for exactly one device, as timing and deadlines require."""
+        return len(self._devices) == 1
+
+    def set_caching(
+        self,
+        directory: str | os.PathLike[str] | int,
+        token: bytes,
+        *,
+        layout: str = "native",
+        limits: Limits | None = None,
+        always: bool = False,
+    ) -> None:
+        """Keep the result of compiling in files, and restore it next time. The last call before `finish` counts.
+
+        Args:
+            directory: Path or open descriptor of a directory of this user's own.
+            token: 32 bytes that differ for models that differ. All zeros is a token like any other.
+            layout: ``native``: entries are published in one step, bounded, and evicted. ``flat``: NNAPI's names
+                directly in the directory, written in place, never removed.
+            limits: What the directory may take (native only).
+            always: Save also what compiles faster than it would be verified (native only).
+
+        Raises:
+            InvalidArgument: An argument is None or of the wrong kind; the token has not 32 bytes.
+            BadState: The compilation is finished.
+        """
+        if not isinstance(directory, str | os.PathLike | int) or isinstance(directory, bool):
+            raise InvalidArgument(f"the cache directory is {type(directory).__name__}; give a path or a descriptor")
+        checked = checked_token(token)
+        self._check_open()
+        if layout not in ("native", "flat"):
+            raise InvalidArgument(f"layout {layout!r}; choose native or flat")
+        self._release_cache()
+        if layout == "flat":
+            place = f"/proc/self/fd/{directory}" if isinstance(directory, int) else os.fspath(directory)
+            self._cache = FlatCache(place, checked)
+        else:
+            self._cache = DirectoryCache(Cache(directory, limits), checked, always=always)
+
+    def set_caching_auto(
+        self,
+        directory: str | os.PathLike[str] | int | None = None,
+        *,
+        limits: Limits | None = None,
+        always: bool = False,
+    ) -> None:
+        """As `set_caching`, with a token made from the model itself, constants included, so that none can be wrong.
+
+        Args:
+            directory: Default: ``NNBURST_CACHE_DIR``, else the user's cache home.
+            limits: As `set_caching`.
+            always: As `set_caching`.
+        """
+        self._check_open()
+        self._release_cache()
+        self._cache = DirectoryCache(Cache(directory, limits), None, always=always)
+
+    def set_cache_source(self, source: CacheSource | None) -> None:
+        """As `set_caching`, with a source that is made already; None: no caching."""
+        if not isinstance(source, CacheSource | None):
+            raise InvalidArgument(f"expected a CacheSource, got {source!r}; set_caching() takes a directory")
+        self._check_open()
+        self._release_cache()
+        self._cache = source
+
+    def set_caching_from_fds(self, model_fds: Sequence[int], data_fds: Sequence[int], token: bytes) -> None:
+        """As `set_caching`, with files that the caller has open for reading and writing.
+
+        Args:
+            model_fds: As many as the device has model files; another number: compiled without caching. Duplicated.
+            data_fds: Likewise.
+            token: 32 bytes.
+
+        Raises:
+            InvalidArgument: A descriptor is not open; the token has not 32 bytes.
+            BadState: The compilation is finished.
+        """
+        checked = checked_token(token)
+        self._check_open()
+        self._release_cache()
+        self._cache = DescriptorCache(model_fds, data_fds, checked)
+
+    @property
+    def cache_report(self) -> CacheReport:
+        """What caching did; for a model in parts, the worst outcome of a part and the sums of all.
+
+        Raises:
+            BadState: Not finished, or it failed.
+        """
+        if self._report is None:
+            raise BadState("the compilation is not finished or has failed")
+        return combined_report([step.cache for step in self._report.steps])
+
+    @property
+    def report(self) -> CompilationReport:
+        """Which devices run what, and why others do not.
+
+        Raises:
+            BadState: Not finished, or it failed.
+        """
+        if self._report is None:
+            raise BadState("the compilation is not finished or has failed")
+        return self._report
+
+    def _release_cache(self) -> None:
+        cache, self._cache = self._cache, None
+        if isinstance(cache, DescriptorCache):
+            cache.close()
+
+    @cached_property
+    def _nodes(self) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
+        extensions = self.device.get_supported_extensions() if self.model.extension_name_to_prefix else ()
+        if self._imported is not None:
+            return imported_arguments(self._imported, extensions)
+        return model_arguments(self.model, extensions)
+
+    @property
+    def inputs(self) -> tuple[NodeArg, ...]:
+        """Names, shapes and types of the inputs.
+
+        Raises:
+            BadState: Not finished, or it failed.
+            InvalidArgument: An argument's type has no NumPy type.
+        """
+        return self._nodes[0]
+
+    @property
+    def outputs(self) -> tuple[NodeArg, ...]:
+        """Names, shapes and types of the outputs; raises as `inputs`."""
+        return self._nodes[1]
+
+    @property
+    def names_devices(self) -> bool:
+        """Whether the caller chose the devices, rather than a service."""
+        return self._names_devices
+
+    @property
+    def prepared_model(self) -> PreparedModel:
+        """The result of `finish`.
+
+        Raises:
+            BadState: Not finished, or it failed, or it is closed.
+        """
+        if self._prepared is None or self._refuses:
+            raise BadState("the compilation is not finished, has failed or is closed, or its service is")
+        return self._prepared
+
+    @property
+    def device(self) -> Device:
+        """The device it was compiled for; raises as `prepared_model`."""
+        if self._device is None:
+            raise BadState("the compilation is not finished or has failed")
+        return self._device
+
+    def refuse(self) -> None:
+        """Begin nothing any more. Waits for nothing."""
+        self._refuses = True
+
+    def close(self) -> None:
+        """Release the prepared model. Idempotent."""
+        self._release_cache()
+        self._finished = True
+        for prepared in (self._prepared, self._second):
+            if prepared is not None:
+                prepared.close()
+        self._prepared = self._second = None
+        self._others.clear()
+
+    def __enter__(self) -> Compilation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._finished:
+            raise BadState("the compilation is finished; make another one")
+
+
+_Member = TypeVar("_Member", bound=enum.IntEnum)
+
+
+def member(kind: type[_Member], value: object, what: str) -> _Member:
+    """Return a member of an enumeration that is given as such, by its number, or by its name in any case.
+
+    Raises:
+        InvalidArgument: There is none; the message lists the choices.
+    """
+    try:
+        return kind[value.upper()] if isinstance(value, str) else kind(value)  # type: ignore[arg-type]
+    except (KeyError, ValueError):
+        choices = ", ".join(repr(each.name.lower()) for each in kind)
+        raise InvalidArgument(f"{what}={value!r}; choose one of {choices}") from None

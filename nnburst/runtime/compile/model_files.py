@@ -1,0 +1,189 @@
+"""Models from files and by name: which device reads them, and the files that belong to one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from ...devices import Device
+from ...errors import DeviceUnavailable, GeneralFailure, InvalidArgument
+from ...memory import PROT_READ, Memory
+from ...model import DataLocation, ImportedModel, Lifetime, Model
+from ..service import DEFAULT_DEVICES, Service
+
+_FORMATS = {".onnx": ("onnx", "nnburst-onnxruntime")}
+"""Suffix of a file: its format, and the device that reads it."""
+_IN_MEMORY = "model.onnx"
+"""What stands for a path where there are only bytes."""
+
+
+def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]:
+    """Return the devices of a service for one model.
+
+    Args:
+        model: A model, the path of a file, or its bytes.
+        device: The name of the device that is to run it, if it matters.
+
+    Raises:
+        InvalidArgument: Nothing reads such a file.
+    """
+    if device is not None and device not in DEFAULT_DEVICES:
+        return (device,)
+    if isinstance(model, Model):
+        return DEFAULT_DEVICES
+    return (device or _format(model)[1],)
+
+
+def _format(source: str | bytes) -> tuple[str, str]:
+    path = _IN_MEMORY if isinstance(source, bytes) else source
+    try:
+        return _FORMATS[Path(path).suffix.lower()]
+    except KeyError:
+        raise InvalidArgument(
+            f"no device reads {path!r} ({', '.join(_FORMATS)}); a model by its name needs service=, "
+            "such as nnburst.connect(…)"
+        ) from None
+
+
+@contextlib.contextmanager
+def imported(service: Service, name: str | None, source: str | bytes) -> Iterator[tuple[Device, ImportedModel]]:
+    """Have a device of a service read a model. Its files are open until the end of the ``with`` block.
+
+    Args:
+        service: The service.
+        name: Of the device, None for the one that reads such files (or has a model of that name).
+        source: Path of a file, if it has a suffix that says so, or its bytes; else a name.
+
+    Raises:
+        InvalidArgument: A file is missing, is none, has another suffix, or is not where it has to be; or no device has
+            a model of that name.
+        DeviceUnavailable: The service has no such device.
+        GeneralFailure: The device cannot read the file.
+    """
+    if isinstance(source, str) and Path(source).suffix.lower() not in _FORMATS:
+        yield _by_name(service, name, source)
+        return
+    form, reader = _format(source)
+    device = _reader(service, name or reader, _IN_MEMORY if isinstance(source, bytes) else source)
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_in_memory(source) if isinstance(source, bytes) else _open(source, None))
+        found = device.import_model(form, [file])
+        if isinstance(source, bytes):
+            if found.files[1:]:
+                raise InvalidArgument(
+                    f"the model has external files {list(found.files[1:])}; give its path, not its bytes"
+                )
+            directory = ""
+        else:
+            directory = os.path.dirname(os.path.abspath(source))
+        others = [stack.enter_context(_open(other, directory)) for other in found.files[1:]]
+        yield device, replace(found, model=_with_pools(found.model, (file, *others)))
+
+
+def check_source(model: object) -> None:
+    """Check what a session is asked to run.
+
+    Raises:
+        InvalidArgument: It is of another type.
+    """
+    if isinstance(model, Model | str | os.PathLike | bytes):
+        return
+    kind = type(model).__name__
+    if hasattr(model, "SerializeToString"):
+        raise InvalidArgument(f"model is a {kind}; give its bytes, model.SerializeToString(), or the path of its file")
+    if isinstance(model, bytearray | memoryview):
+        raise InvalidArgument(f"model is a {kind}; give bytes(model)")
+    raise InvalidArgument(f"expected a path, the bytes of a file, or a Model of nnburst.ModelBuilder, got {kind}")
+
+
+def _in_memory(data: bytes) -> Memory:
+    if not data:
+        raise InvalidArgument("the bytes of the model are empty")
+    memory = Memory.ashmem(len(data), "nnburst-model")
+    memory.buffer[:] = data
+    return memory
+
+
+def _reader(service: Service, name: str, source: str) -> Device:
+    try:
+        return service.device(name)
+    except DeviceUnavailable as error:
+        missing = name == "nnburst-onnxruntime" and find_spec("onnxruntime") is None
+        hint = "pip install 'nnburst[onnx]'" if missing else f"launch(devices=[{name!r}])"
+        raise DeviceUnavailable(f"{source!r} needs the device {name}: {hint} ({error})") from None
+
+
+def _by_name(service: Service, device: str | None, name: str) -> tuple[Device, ImportedModel]:
+    candidates = service.devices if device is None else (service.device(device),)
+    known = []
+    for candidate in candidates:
+        try:
+            return candidate, candidate.import_model(f"name:{name}")
+        except InvalidArgument as error:
+            known.append(str(error))
+        except GeneralFailure:
+            pass  # it has no models by name
+    if not name or os.sep in name:
+        raise InvalidArgument(f"{name!r} is no file that a device reads ({', '.join(_FORMATS)}), and no model's name")
+    where = "this service" if device is None else device
+    raise InvalidArgument(f"no model {name!r}: {'; '.join(known) or f'{where} has no models by name'}")
+
+
+def _open(path: str, directory: str | None) -> Memory:
+    """Open a file for reading only.
+
+    Args:
+        path: Of a model, or of a file with external data, relative to `directory`.
+        directory: What the file must be inside of, symbolic links resolved; None for a model.
+
+    Raises:
+        InvalidArgument: There is no such file, or it is elsewhere.
+    """
+    full = path if directory is None else os.path.join(directory, path)
+    what = f"model file {path!r}" if directory is None else f"external file {path!r} of the model in {directory!r}"
+    try:
+        fd = os.open(full, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error  # without the path a second time
+        if isinstance(error, FileNotFoundError) and (similar := _similar(full)):
+            why = f"{why}; there is {similar!r}"
+        raise InvalidArgument(f"{what} cannot be opened: {why}") from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:
+            raise InvalidArgument(f"{what} is {'empty' if stat.S_ISREG(status.st_mode) else 'no regular file'}")
+        if directory is not None:
+            inside, outside = os.path.realpath(f"/proc/self/fd/{fd}"), os.path.realpath(directory)
+            if os.path.commonpath([inside, outside]) != outside:
+                raise InvalidArgument(f"{what} is {inside!r}, which is outside of that directory; copy it there")
+        return Memory.mmap_fd(fd, status.st_size, prot=PROT_READ)
+    finally:
+        os.close(fd)
+
+
+def _similar(path: str) -> str:
+    """Return the file of that directory whose name is most like a path's; empty if there is none."""
+    directory, name = os.path.split(path)
+    try:
+        found = get_close_matches(name, os.listdir(directory or "."), n=1)
+    except (OSError, ValueError):
+        return ""
+    return os.path.join(directory, *found) if found else ""
+
+
+def _with_pools(model: Model, pools: Sequence[Memory]) -> Model:
+    """Attach the files; what a device left at length 0 is a whole file."""
+    operands = tuple(
+        replace(operand, location=DataLocation(index, 0, pools[index].size))
+        if operand.lifetime == Lifetime.CONSTANT_REFERENCE and (index := operand.location.pool_index) < len(pools)
+        else operand
+        for operand in model.main.operands
+    )
+    return replace(model, main=replace(model.main, operands=operands), pools=tuple(pools))

@@ -1,0 +1,35 @@
+"""How objects that users hold look at a prompt and in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..watch.html import table
+
+if TYPE_CHECKING:
+    from .compile.compilation import Compilation
+    from .request.node_args import NodeArg
+
+
+def described(compilation: Compilation) -> str:
+    """Return the arguments of a model in a line: ``x (1, 4) float32 → y (1, 4) float32``."""
+    return f"{_line(compilation.inputs)} → {_line(compilation.outputs)}"
+
+
+def _line(nodes: Iterable[NodeArg]) -> str:
+    return ", ".join(f"{node.name} {_shape(node)} {node.dtype}" for node in nodes)
+
+
+def _shape(node: NodeArg) -> str:
+    return "(any shape)" if node.shape is None else f"({', '.join('?' if n is None else str(n) for n in node.shape)})"
+
+
+def nodes_table(title: str, compilation: Compilation) -> str:
+    """Return the arguments of a model as a table."""
+    rows = [
+        [kind, node.name, _shape(node), node.dtype]
+        for kind, nodes in (("input", compilation.inputs), ("output", compilation.outputs))
+        for node in nodes
+    ]
+    return table(title, rows, ("", "name", "shape", "type"))

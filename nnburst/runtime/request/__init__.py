@@ -1,0 +1,1 @@
+"""What a request is made of: arguments, where they lie, state."""

@@ -1,0 +1,393 @@
+"""Memory described by what it will be used for: the NNAPI way to a memory domain."""
+
+from __future__ import annotations
+
+import math
+import operator
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from ..._core.errno import is_real
+from ..._core.leaving import Leaving
+from ..._core.one_process import OneProcess
+from ...devices import Buffer, Device
+from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
+from ...memory import Memory
+from ...model import (
+    BufferDesc,
+    BufferRole,
+    BufferToken,
+    OperandDesc,
+    combine_dimensions,
+    is_extension,
+    is_fully_specified,
+    operand_info,
+)
+from ..compile.compilation import Compilation
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ..run.burst import Burst
+
+_UINT32 = 2**32 - 1
+
+
+class _Role(Struct, frozen=True):
+    compilation: Compilation
+    kind: str
+    """``input`` or ``output``."""
+    index: int
+    frequency: float
+
+    def same_use(self, other: _Role) -> bool:
+        return self.is_use(other.compilation, other.kind, other.index)
+
+    def is_use(self, compilation: Compilation, kind: str, index: int) -> bool:
+        return self.compilation is compilation and (self.kind, self.index) == (kind, index)
+
+
+class MemoryDesc:
+    """Says what a memory will be used for, so that the device can choose where it lives.
+
+    Add roles and perhaps dimensions, `finish`, then `create_memory` as often as you like. Not for several threads at
+    once while it is being built.
+    """
+
+    def __init__(self) -> None:
+        self._roles: list[_Role] = []
+        self._operand: OperandDesc | None = None
+        self._dimensions: tuple[int, ...] = ()
+        self._finished = False
+
+    def add_input_role(self, compilation: Compilation, index: int, frequency: float = 1.0) -> None:
+        """The memory may be an input of executions of a compilation.
+
+        Args:
+            compilation: Finished.
+            index: Position among the model's inputs.
+            frequency: How likely it is used so, in (0, 1]; a hint.
+
+        Raises:
+            BadState: The description is finished.
+            InvalidArgument: The compilation is not finished or has failed; index or frequency is wrong; the role is
+                there already; type, quantisation or dimensions contradict the other roles. Nothing changes then.
+        """
+        self._add("input", compilation, index, frequency)
+
+    def add_output_role(self, compilation: Compilation, index: int, frequency: float = 1.0) -> None:
+        """The memory may be an output of executions of a compilation; as `add_input_role`."""
+        self._add("output", compilation, index, frequency)
+
+    def _add(self, kind: str, compilation: Compilation, index: int, frequency: float) -> None:
+        if not isinstance(compilation, Compilation):
+            raise InvalidArgument(f"the role needs a Compilation, not {type(compilation).__name__}")
+        self._check_open()
+        try:
+            role = _Role(compilation, kind, operator.index(index), frequency)
+        except TypeError:
+            raise InvalidArgument(f"the position of an {kind} is a whole number, not {index!r}") from None
+        place = f"{kind} {index}"
+        if any(role.same_use(other) for other in self._roles):
+            raise InvalidArgument(f"{place} of this compilation is among the roles already")
+        operand = _operand_of(role)
+        if not is_real(frequency) or not 0 < frequency <= 1:  # also refuses NaN
+            raise InvalidArgument(f"{place}: frequency {frequency} is not in (0, 1]")
+        if self._operand is not None and _meaning(operand) != _meaning(self._operand):
+            raise InvalidArgument(f"{place} differs from the roles before it in type, scale, zero point or parameters")
+        dimensions = _combined(place, operand, self._dimensions)
+        self._roles.append(role)
+        self._operand = operand if self._operand is None else self._operand
+        self._dimensions = dimensions
+
+    def set_dimensions(self, dimensions: Sequence[int]) -> None:
+        """Say dimensions that the roles leave open; 0 leaves one open. May be called again for others.
+
+        Raises:
+            BadState: The description is finished.
+            InvalidArgument: They contradict the roles or earlier dimensions, or the roles are scalars.
+        """
+        try:
+            given = tuple(operator.index(size) for size in dimensions)
+        except TypeError:
+            raise InvalidArgument(f"dimensions are a sequence of sizes, not {dimensions!r}") from None
+        self._check_open()
+        if any(not 0 <= size <= _UINT32 for size in given):
+            raise InvalidArgument(f"dimensions {list(given)} do not fit in 32 bits")
+        if self._operand is not None and given and _is_scalar(self._operand):
+            raise InvalidArgument(f"the roles are scalars, which have no dimensions {list(given)}")
+        self._dimensions = combine_dimensions(self._dimensions, given)
+
+    def finish(self) -> None:
+        """End the description.
+
+        Raises:
+            InvalidArgument: It has no role; add one.
+            BadState: It is finished already.
+        """
+        self._check_open()
+        if not self._roles:
+            raise InvalidArgument("the description has no role; add what the memory will be used for")
+        self._finished = True
+
+    def create_memory(self) -> DeviceMemory:
+        """Allocate a memory for these roles.
+
+        A device allocates it if all compilations are for that device. If it refuses, or there are several, shared
+        memory takes its place, provided that no compilation names its devices and all dimensions are known.
+
+        Raises:
+            BadState: The description is not finished, or a compilation is closed.
+            DeadObject: The service has ended.
+            NNBurstError: No device allocated it and shared memory may not stand in; the status is the device's.
+        """
+        if not self._finished:
+            raise BadState("the description is not finished; call finish()")
+        assert self._operand is not None
+        refusal: NNBurstError
+        try:
+            buffer, memory = self._allocate(), None
+        except (BadState, DeadObject, MissedDeadline):  # no device refused
+            raise
+        except NNBurstError as error:
+            refusal = error
+            buffer, memory = None, self._shared(refusal)
+        return DeviceMemory(self._roles, self._operand, self._dimensions, buffer, memory)
+
+    def _allocate(self) -> Buffer:
+        compilations = list(dict.fromkeys(role.compilation for role in self._roles))
+        device = _one_device(compilations)
+        roles = {
+            kind: [
+                BufferRole(compilations.index(role.compilation), role.index, role.frequency)
+                for role in self._roles
+                if role.kind == kind
+            ]
+            for kind in ("input", "output")
+        }
+        prepared = [compilation.prepared_model for compilation in compilations]
+        buffer = device.allocate(BufferDesc(self._dimensions), prepared, roles["input"], roles["output"])
+        if buffer is None or buffer.token <= 0:  # a device from elsewhere may answer so
+            raise GeneralFailure(f"{device.name} gave no usable buffer")
+        return buffer
+
+    def _shared(self, refusal: NNBurstError) -> Memory:
+        nbytes = _nbytes(self._operand, self._dimensions)
+        if nbytes == 0 or any(role.compilation.names_devices for role in self._roles):
+            raise refusal
+        return Memory.hardware_buffer_blob(nbytes)
+
+    def _check_open(self) -> None:
+        if self._finished:
+            raise BadState("the description is finished; make another one")
+
+
+class DeviceMemory(OneProcess):
+    """Made by `MemoryDesc.create_memory`: a buffer of a device, or shared memory in its place. Context manager.
+
+    It is used whole, and only in the roles that it was described for. Its contents are undefined until `copy_memory`
+    or an execution has filled it.
+    """
+
+    operand: OperandDesc
+
+    def __init__(
+        self,
+        roles: Sequence[_Role],
+        operand: OperandDesc,
+        dimensions: tuple[int, ...],
+        buffer: Buffer | None,
+        memory: Memory | None,
+    ) -> None:
+        """Use `MemoryDesc.create_memory`."""
+        self._roles = tuple(roles)
+        self.operand = operand
+        self._initial = dimensions
+        self._current = dimensions
+        self._buffer = buffer
+        self._memory = memory
+        self._initialised = False
+        self._closed = False
+        self._leaving = Leaving()
+        self._bursts: weakref.WeakSet[Burst] = weakref.WeakSet()
+
+    # ---- looking ---------------------------------------------------------------------------------------------
+
+    @property
+    def buffer(self) -> Buffer | None:
+        """The buffer in the device, or None where shared memory stands in."""
+        return self._buffer
+
+    @property
+    def memory(self) -> Memory | None:
+        """The shared memory that stands in, or None."""
+        return self._memory
+
+    @property
+    def initialised(self) -> bool:
+        """Whether the contents are defined."""
+        return self._initialised
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """Of the contents; 0 or () where they are not known."""
+        return self._current
+
+    @property
+    def size(self) -> int:
+        """Bytes of the contents, 0 if unknown."""
+        return _nbytes(self.operand, self._current)
+
+    @property
+    def pool(self) -> Memory | BufferToken:
+        """What stands for it in a request.
+
+        Raises:
+            BadState: It is closed.
+        """
+        self._check_open()
+        if self._memory is not None:
+            return self._memory
+        assert self._buffer is not None
+        return BufferToken(self._buffer.token)
+
+    # ---- rules of executions ---------------------------------------------------
+
+    def check_use(
+        self, compilation: Compilation, kind: str, index: int, region: tuple[int, int], dimensions: tuple[int, ...]
+    ) -> None:
+        """Check a use when it is set.
+
+        Raises:
+            InvalidArgument: Not one of the roles, not the whole memory, or other dimensions.
+            BadState: The memory is closed.
+        """
+        self._check_open()
+        if region != (0, 0):
+            raise InvalidArgument(f"{kind} {index}: memory of a device is used whole; offset and length must be 0")
+        if not any(role.is_use(compilation, kind, index) for role in self._roles):
+            raise InvalidArgument(f"{kind} {index} of this compilation is not a role of the memory")
+        try:
+            combine_dimensions(self._initial, dimensions)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{kind} {index}: the memory has other dimensions: {error}") from None
+
+    def check_readable(self, index: int, dimensions: tuple[int, ...]) -> None:
+        """Check an input when its execution starts.
+
+        Raises:
+            GeneralFailure: There are no contents, or they have other dimensions.
+            BadState: The memory is closed.
+        """
+        self._check_open()
+        if not self._initialised:
+            raise GeneralFailure(f"input {index}: the memory has no contents; copy to it or run what writes it")
+        try:
+            combine_dimensions(self._current, dimensions)
+        except InvalidArgument as error:
+            raise GeneralFailure(f"input {index}: the memory's contents have other dimensions: {error}") from None
+
+    def written(self, dimensions: tuple[int, ...] | None) -> None:
+        """An execution or a copy that wrote it has ended, with these dimensions or (None) in vain.
+
+        Raises:
+            GeneralFailure: The dimensions contradict those that it was described with; it has no contents then.
+        """
+        self._initialised = False
+        if dimensions is None:
+            return
+        try:
+            self._current = combine_dimensions(self._initial, dimensions)
+        except InvalidArgument as error:
+            raise GeneralFailure(f"the output does not fit the memory's description: {error}") from None
+        self._initialised = True
+
+    def check_source(self, other: DeviceMemory) -> None:
+        """Check that another memory's contents may be copied here.
+
+        Raises:
+            InvalidArgument: They differ in type, quantisation or dimensions.
+        """
+        if _meaning(other.operand) != _meaning(self.operand):
+            raise InvalidArgument("the memories differ in type, scale, zero point or parameters")
+        combine_dimensions(self._initial, other.dimensions)
+
+    def nbytes_of(self, dimensions: tuple[int, ...]) -> int:
+        """Bytes that contents of these dimensions, which may be () for the described ones, would take; 0 if unknown."""
+        return _nbytes(self.operand, combine_dimensions(self._initial, dimensions))
+
+    def seen_by(self, burst: Burst) -> None:
+        """The burst remembers the memory from now on, until one of the two is closed."""
+        self._bursts.add(burst)
+
+    # ---- life ------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BadState("the memory is closed")
+
+    def close(self) -> None:
+        """Give the memory back, also in the bursts that know it. Idempotent."""
+        if not self._closed:
+            pool, own = self.pool, self._buffer or self._memory
+            assert own is not None
+            self._leaving = Leaving(*(partial(burst.forget, pool) for burst in list(self._bursts)), own.close)
+            self._closed, self._initialised = True, False
+        self._leaving()
+
+    def __enter__(self) -> DeviceMemory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _operand_of(role: _Role) -> OperandDesc:
+    try:
+        role.compilation.prepared_model  # noqa: B018  # raises unless it is finished and usable
+    except BadState as error:
+        raise InvalidArgument(f"{role.kind} {role.index}: {error}") from None
+    main = role.compilation.model.main
+    indexes = main.input_indexes if role.kind == "input" else main.output_indexes
+    if not 0 <= role.index < len(indexes):
+        raise InvalidArgument(f"{role.kind} {role.index}: the model has {len(indexes)} {role.kind}s")
+    return main.operands[indexes[role.index]]
+
+
+def _one_device(compilations: Sequence[Compilation]) -> Device:
+    devices = list(dict.fromkeys(compilation.device for compilation in compilations))
+    if len(devices) != 1:
+        raise GeneralFailure("the roles are of several devices, none of which can allocate for the others")
+    return devices[0]
+
+
+def _meaning(operand: OperandDesc) -> tuple[Any, ...]:
+    return operand.type, operand.scale, operand.zero_point, operand.extra_params
+
+
+def _is_scalar(operand: OperandDesc) -> bool:
+    return not is_extension(operand.type) and operand_info(operand.type).is_scalar
+
+
+def _combined(place: str, operand: OperandDesc, dimensions: tuple[int, ...]) -> tuple[int, ...]:
+    if dimensions and _is_scalar(operand):
+        raise InvalidArgument(f"{place} is a scalar, which has no dimensions {list(dimensions)}")
+    try:
+        return combine_dimensions(dimensions, operand.dimensions)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{place}: {error}") from None
+
+
+def _nbytes(operand: OperandDesc | None, dimensions: tuple[int, ...]) -> int:
+    if operand is None or is_extension(operand.type):
+        return 0
+    info = operand_info(operand.type)
+    if not info.is_scalar and not (dimensions and is_fully_specified(dimensions)):
+        return 0
+    return math.prod(dimensions) * info.element_size

@@ -1,0 +1,299 @@
+"""What the arguments of a model look like to people, and where they lie in a pool."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ...burst import CHANNEL_LENGTH
+from ...errors import InvalidArgument
+from ...model import Extension, ImportedModel, Model, OpenShape, extension_operand_type, is_extension, operand_info
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_BITS = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
+"""Types that NumPy knows through a library only; their arrays are taken as the bits of numbers."""
+_HIGHEST_RANK = 64
+_MOST_DATUMS = 1 << 16
+"""Of a channel."""
+
+
+class NodeArg(Struct, frozen=True):
+    """One input or output of a session.
+
+    Attributes:
+        name: As given by the builder, else ``input0``, ``output0`` …
+        shape: Dimensions; where the model leaves one open, its symbolic name or None; None as a whole if it leaves
+            the rank open.
+        dtype: NumPy type of its elements.
+        type: `OperandType` value.
+        scale, zero_point: Quantisation: real value = (stored - zero_point) * scale.
+        may_be_empty: Whether an array without elements may be passed.
+    """
+
+    name: str
+    shape: OpenShape
+    dtype: np.dtype[Any]
+    type: int
+    scale: float = 0.0
+    zero_point: int = 0
+    may_be_empty: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the model does not say the shape, or says that there are no elements."""
+        return self.shape is None or any(not isinstance(size, int) or size == 0 for size in self.shape)
+
+    def admits(self, shape: Sequence[int]) -> bool:
+        """Whether arrays of this shape fit."""
+        return self.shape is None or (
+            len(shape) == len(self.shape)
+            and all(want == have or not isinstance(want, int) for want, have in zip(self.shape, shape, strict=True))
+        )
+
+    def is_empty(self, shape: Sequence[int]) -> bool:
+        """Whether arrays of a shape that fits have no elements, and may be passed so.
+
+        Raises:
+            InvalidArgument: They have none, and may not.
+        """
+        if 0 not in shape:
+            return False
+        if not self.may_be_empty:
+            raise InvalidArgument(
+                f"{self.name!r} has no elements (shape {tuple(shape)}), which this model cannot take; leave the run out"
+            )
+        return True
+
+    def check(self, value: npt.ArrayLike) -> np.ndarray[Any, np.dtype[Any]]:
+        """Return `value` as an array that fits this argument.
+
+        Raises:
+            InvalidArgument: Its dtype or shape differs; the message names the operand and the remedy.
+        """
+        if type(value) is np.ndarray and value.shape == self.shape and value.dtype == self.dtype:
+            return value  # the usual case
+        if value is None:
+            raise InvalidArgument(f"input {self.name!r} has no array, but None; give one of {self.dtype}")
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"input {self.name!r} cannot be made an array: {error}") from None
+        boolean = self.dtype == np.uint8 and array.dtype == np.bool_
+        if array.dtype.name in _BITS and array.dtype.itemsize == self.dtype.itemsize:
+            array = array.view(self.dtype)
+        elif array.dtype != self.dtype and not boolean:
+            got, remedy = str(array.dtype), f"convert it with .astype({str(self.dtype)!r})"
+            if not isinstance(value, np.ndarray | np.generic):
+                got = f"a {type(value).__name__}, which becomes an array of {got}"
+                remedy = f"give numpy.array(…, {str(self.dtype)!r})"
+            raise InvalidArgument(f"input {self.name!r} is {self.dtype}, got {got}; {remedy}")
+        if not self.admits(array.shape):
+            raise InvalidArgument(f"input {self.name!r} has shape {self.shape}, got {array.shape}; reshape it")
+        self.is_empty(array.shape)
+        return array
+
+
+def _argument(model: Model, index: int, name: str, extensions: Sequence[Extension]) -> NodeArg:
+    operand = model.main.operands[index]
+    if is_extension(operand.type):
+        described = extension_operand_type(model, operand.type, extensions)
+        dtype, is_scalar = described.element(), not described.is_tensor
+    else:
+        info = operand_info(operand.type)
+        if info.dtype is None:
+            raise InvalidArgument(f"{name!r} has operand type {operand.type}, which has no NumPy type")
+        dtype, is_scalar = info.dtype, info.is_scalar
+    shape: OpenShape = tuple(d or None for d in operand.dimensions)
+    if not shape and not is_scalar:
+        shape = None
+    return NodeArg(name, shape, dtype, int(operand.type), operand.scale, operand.zero_point)
+
+
+def model_arguments(
+    model: Model, extensions: Sequence[Extension] = ()
+) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
+    """Return (inputs, outputs) of a model's main subgraph.
+
+    Args:
+        model: The model.
+        extensions: Those of the device, if the model uses some.
+
+    Raises:
+        InvalidArgument: An argument's type has no NumPy type.
+    """
+
+    def listed(indexes: Sequence[int], names: Sequence[str], kind: str) -> tuple[NodeArg, ...]:
+        chosen = names or [f"{kind}{i}" for i in range(len(indexes))]
+        return tuple(_argument(model, i, name, extensions) for i, name in zip(indexes, chosen, strict=True))
+
+    inputs = listed(model.main.input_indexes, model.input_names, "input")
+    return inputs, listed(model.main.output_indexes, model.output_names, "output")
+
+
+def imported_arguments(
+    imported: ImportedModel, extensions: Sequence[Extension]
+) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
+    """As `model_arguments`, with the symbolic dimensions that the file has."""
+
+    def completed(arguments: Sequence[NodeArg], shapes: Sequence[OpenShape]) -> tuple[NodeArg, ...]:
+        rows = zip(arguments, shapes, strict=True)
+        return tuple(replace(argument, shape=shape, may_be_empty=True) for argument, shape in rows)
+
+    inputs, outputs = model_arguments(imported.model, extensions)
+    return completed(inputs, imported.input_shapes), completed(outputs, imported.output_shapes)
+
+
+def checked_inputs(nodes: Sequence[NodeArg], inputs: object) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    """Return what a caller gives as a dict of arrays, one for each input.
+
+    Raises:
+        InvalidArgument: It is no dict, or a name, dtype or shape is wrong.
+    """
+    if not isinstance(inputs, Mapping):
+        raise InvalidArgument(f"inputs are a dict of arrays by name, not {type(inputs).__name__}")
+    by_name = {node.name: node for node in nodes}
+    if inputs.keys() != by_name.keys():
+        missing = sorted(by_name.keys() - inputs.keys())
+        extra = sorted(str(name) for name in inputs.keys() - by_name.keys())
+        wrong = [f"no inputs {extra}"] * bool(extra) + [f"inputs {missing} are missing"] * bool(missing)
+        raise InvalidArgument(f"{'; '.join(wrong)}; this model takes {list(by_name)}")
+    return {name: node.check(inputs[name]) for name, node in by_name.items()}
+
+
+class NoSuchArray(InvalidArgument, KeyError):
+    """There is no shared array of that name."""
+
+    __str__ = Exception.__str__  # a KeyError shows its message in quotes
+
+
+class SharedArrays(dict[str, np.ndarray[Any, np.dtype[Any]]]):
+    """Arrays by name that are to be written into, not replaced: the other process reads these and no others."""
+
+    __slots__ = ()
+
+    def __setitem__(self, name: str, value: object) -> NoReturn:
+        raise InvalidArgument(
+            f"the array of {name!r} is shared with the service and cannot be replaced; write into it: [{name!r}][:] = …"
+        )
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise NoSuchArray(f"no shared array {name!r}; there are {list(self)}")
+
+    def _refuse(self, *args: object, **more: object) -> NoReturn:
+        raise InvalidArgument("these arrays are shared with the service; none can be added, replaced or removed")
+
+    __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+
+def answer_length(outputs: Sequence[NodeArg]) -> int:
+    """Return how many datums the longest answer has: two, and for each output one, and one for each dimension."""
+    ranks = (_HIGHEST_RANK if argument.shape is None else len(argument.shape) for argument in outputs)
+    return min(2 + len(outputs) + sum(ranks), _MOST_DATUMS)
+
+
+def result_channel_length(outputs: Sequence[NodeArg]) -> int:
+    """Return how many datums the result channel of a burst needs, so that the dimensions of all outputs fit.
+
+    They are told where an output's shape is known only after a run.
+    """
+    is_open = any(argument.is_open for argument in outputs)
+    return max(CHANNEL_LENGTH, answer_length(outputs)) if is_open else CHANNEL_LENGTH
+
+
+class Sizes(Struct, frozen=True):
+    """Shapes of all arguments, as far as they are known before a run.
+
+    Attributes:
+        inputs: One shape per input.
+        outputs: One per output; None where only a run tells.
+    """
+
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...] | None, ...]
+
+
+def solve_shapes(
+    inputs: Sequence[NodeArg], outputs: Sequence[NodeArg], given: Mapping[str, int | Sequence[int]]
+) -> Sizes:
+    """Complete what a model says about shapes with what the caller says.
+
+    The size of a named dimension holds for every argument that has it. Two complete shapes may disagree about a name,
+    as files often use one name for two things: then the name says nothing about other arguments.
+
+    Args:
+        inputs: Arguments of the model.
+        outputs: Likewise.
+        given: Complete shapes by name of an argument, sizes by name of a dimension.
+
+    Raises:
+        InvalidArgument: A name is unknown, a shape is missing, or the arguments contradict each other or the model.
+    """
+    every = (*inputs, *outputs)
+    shapes, said = _sorted_out(every, given)
+    sizes: dict[str, int | None] = dict(said)
+    for argument in every:
+        shape = shapes.get(argument.name)
+        if shape is None:
+            continue
+        if not argument.admits(shape) or min(shape, default=1) < 0:
+            raise InvalidArgument(f"{argument.name!r} has shape {argument.shape}, which does not admit {shape}")
+        argument.is_empty(shape)
+        for name, size in zip(argument.shape or (), shape, strict=False):
+            if isinstance(name, str):
+                if said.get(name, size) != size:
+                    raise InvalidArgument(f"{argument.name!r} of shape {shape} contradicts {name!r} = {said[name]}")
+                sizes[name] = size if sizes.get(name, size) == size else None
+
+    def known(argument: NodeArg) -> tuple[int, ...] | None:
+        if argument.name in shapes or argument.shape is None:
+            return shapes.get(argument.name)
+        found = [size if isinstance(size, int) else sizes.get(size or "") for size in argument.shape]
+        return None if None in found else tuple(size for size in found if size is not None)
+
+    complete = []
+    for argument in inputs:
+        shape = known(argument)
+        if shape is None:
+            name = next((n for n in argument.shape or () if isinstance(n, str) and n not in said), argument.name)
+            hint = f"bind(shapes={{{name!r}: …}})"
+            raise InvalidArgument(f"input {argument.name!r} has open dimensions {argument.shape}; say them with {hint}")
+        argument.is_empty(shape)
+        complete.append(shape)
+    return Sizes(tuple(complete), tuple(known(argument) for argument in outputs))
+
+
+def _sorted_out(
+    arguments: Sequence[NodeArg], given: Mapping[str, int | Sequence[int]]
+) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    """Split the given values into those for arguments and those for dimensions."""
+    names = {argument.name for argument in arguments}
+    dimensions = {size for argument in arguments for size in argument.shape or () if isinstance(size, str)}
+    shapes: dict[str, tuple[int, ...]] = {}
+    sizes: dict[str, int] = {}
+    for name, value in given.items():
+        try:
+            if name in names and not isinstance(value, str | int | np.integer):
+                shapes[name] = tuple(operator.index(size) for size in value)
+            elif name in dimensions:
+                sizes[name] = operator.index(value)  # type: ignore[arg-type]
+                if sizes[name] < 0:
+                    raise InvalidArgument(f"dimension {name!r} cannot be {sizes[name]}")
+            elif name in names:
+                raise TypeError
+            else:
+                raise InvalidArgument(
+                    f"shapes for unknown name {name!r}; the model has arguments {sorted(names)} and dimensions "
+                    f"{sorted(dimensions)}"
+                )
+        except TypeError:
+            raise InvalidArgument(
+                f"shapes[{name!r}] is {value!r}; give a tuple of sizes for an argument, one size for a dimension"
+            ) from None
+    return shapes, sizes

@@ -1,0 +1,189 @@
+"""State: an output whose value is an input of the next run, kept in the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ...devices import Buffer
+from ...errors import GeneralFailure, InvalidArgument
+from ...memory import Memory
+from ...model import MOST_STEPS, BufferDesc, BufferRole, BufferToken, Steps
+from .layout import ALIGNMENT
+from .node_args import NodeArg, Sizes
+
+if TYPE_CHECKING:
+    from ..compile.compilation import Compilation
+
+_LARGEST = 2**32
+"""Bytes: offsets and lengths in a packet are smaller."""
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class State(Struct, frozen=True):
+    """One state. A run reads one buffer and writes the other; the next run has them the other way round.
+
+    Attributes:
+        source: The output.
+        target: The input, of the same type and shape.
+        buffers: In the device: what the turns 0 and 1 read.
+    """
+
+    source: NodeArg
+    target: NodeArg
+    buffers: tuple[Buffer, Buffer]
+
+    @property
+    def tokens(self) -> tuple[BufferToken, BufferToken]:
+        """What the input is, turn by turn; the output is the other one."""
+        first, second = self.buffers
+        return BufferToken(first.token), BufferToken(second.token)
+
+    def write(self, turn: int, value: Array | None) -> None:
+        """Set what a turn reads; None for zeros."""
+        with self._memory() as memory:
+            self._view(memory)[...] = self.target.zero_point if value is None else value
+            self.buffers[turn].copy_from(memory)
+
+    def read(self, turn: int) -> Array:
+        """Return a copy of what a turn reads."""
+        with self._memory() as memory:
+            self.buffers[turn].copy_to(memory)
+            return self._view(memory).copy()
+
+    def close(self) -> None:
+        """Give the buffers back."""
+        for buffer in self.buffers:
+            buffer.close()
+
+    def _memory(self) -> Memory:
+        return Memory.ashmem(int(np.prod(_shape(self.target), dtype=np.int64)) * self.target.dtype.itemsize)
+
+    def _view(self, memory: Memory) -> Array:
+        return memory.array(self.target.dtype, _shape(self.target))
+
+
+def _shape(node: NodeArg) -> tuple[int, ...]:
+    return tuple(size for size in node.shape or () if isinstance(size, int))
+
+
+def make_states(compilation: Compilation, state: Mapping[str, str]) -> dict[str, State]:
+    """Check ``{output: input}``, and allocate the buffers of each; by name of the input.
+
+    Raises:
+        InvalidArgument: A name is unknown or given twice, or the two differ in type, shape or quantisation.
+        GeneralFailure: The device cannot keep state.
+    """
+    inputs = {node.name: (i, node) for i, node in enumerate(compilation.inputs)}
+    outputs = {node.name: (i, node) for i, node in enumerate(compilation.outputs)}
+    for output, target in state.items():
+        _check(output, target, inputs, outputs)
+    if len(set(state.values())) != len(state):
+        raise InvalidArgument("two outputs cannot be the next value of one input")
+    clash = sorted(state.keys() & set(state.values()))
+    if clash:
+        raise InvalidArgument(f"inputs and outputs of a state need names of their own, not {clash} for both")
+    states: dict[str, State] = {}
+    made: list[Buffer] = []
+    try:
+        for output, target in state.items():
+            (i, source), (j, node) = outputs[output], inputs[target]
+            for _ in range(2):
+                made.append(
+                    compilation.device.allocate(
+                        BufferDesc(), [compilation.prepared_model], [BufferRole(0, j)], [BufferRole(0, i)]
+                    )
+                )
+                made[-1].timeout = None  # those who copy say how long that may take
+            states[target] = State(source, node, (made[-2], made[-1]))
+    except BaseException:
+        for buffer in made:
+            buffer.close()
+        raise
+    return states
+
+
+def check_steps(compilation: Compilation, count: object) -> None:
+    """Check that a model can be bound with so many steps.
+
+    Raises:
+        InvalidArgument: It is no number of steps.
+        GeneralFailure: The device takes no requests of steps.
+    """
+    whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
+    if not whole or not 1 <= count <= MOST_STEPS:  # type: ignore[operator]
+        raise InvalidArgument(f"steps={count!r}; give a number from 1 to {MOST_STEPS}")
+    if not compilation.prepared_model.takes_steps:
+        raise GeneralFailure(
+            f"{compilation.device.name} runs one step at a time (the service is older, the model is in parts, "
+            "or the device is of another make); bind without steps= and run in a loop"
+        )
+
+
+def steps_of(
+    compilation: Compilation,
+    sizes: Sizes,
+    states: Mapping[str, State],
+    places: Container[str],
+    rooms: Container[str],
+    count: int,
+) -> Steps:
+    """Return what a request says of its steps.
+
+    Args:
+        compilation: Of the model.
+        sizes: Of one step.
+        states: By the name of their inputs.
+        places: Names of arguments that lie in memory of the caller's.
+        rooms: Names of outputs that have other shapes than the model says.
+        count: Of the steps.
+
+    Raises:
+        InvalidArgument: The shape of an output is not known before it is run, or the arguments are too large.
+    """
+    inputs = [node.name for node in compilation.inputs]
+    outputs = [node.name for node in compilation.outputs]
+    for name, shape in zip(outputs, sizes.outputs, strict=True):
+        if shape is None or 0 in shape or name in rooms:
+            raise InvalidArgument(
+                f"the elements of output {name!r} are not known before it is run, which they have to be with steps=; "
+                "say its dimensions with shapes="
+            )
+    elsewhere = {name for state in states.values() for name in (state.source.name, state.target.name)}
+    total, largest = 0, (0, "")
+    nodes = (*compilation.inputs, *compilation.outputs)
+    for node, shape in zip(nodes, (*sizes.inputs, *sizes.outputs), strict=True):
+        if node.name not in elsewhere:
+            nbytes = math.prod(shape or ()) * node.dtype.itemsize * int(count)
+            total += 0 if node.name in places else nbytes + ALIGNMENT
+            largest = max(largest, (nbytes, node.name), key=lambda each: each[0])
+    if max(total, largest[0]) >= _LARGEST:
+        raise InvalidArgument(
+            f"{count} steps of {largest[1]!r} take {largest[0]} bytes; the arguments of a run have less than 4 GiB "
+            "together; bind fewer steps"
+        )
+    pairs = ((outputs.index(state.source.name), inputs.index(target)) for target, state in states.items())
+    return Steps(int(count), tuple(pairs))
+
+
+def _check(
+    output: str,
+    target: str,
+    inputs: Mapping[str, tuple[int, NodeArg]],
+    outputs: Mapping[str, tuple[int, NodeArg]],
+) -> None:
+    what = f"state {output!r} → {target!r}"
+    if output not in outputs or not isinstance(target, str) or target not in inputs:
+        raise InvalidArgument(
+            f"{what}: give {{output: input}}; the model has outputs {list(outputs)} and inputs {list(inputs)}"
+        )
+    source, node = outputs[output][1], inputs[target][1]
+    if replace(source, name="") != replace(node, name=""):
+        raise InvalidArgument(f"{what}: type, shape or quantisation differ")
+    if node.is_open:
+        raise InvalidArgument(f"state {target!r} has open dimensions {node.shape}; a state needs all of them")

@@ -1,0 +1,1 @@
+"""Running requests: bursts, who may run, pipelines, event loops, recovery."""

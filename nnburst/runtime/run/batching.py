@@ -1,0 +1,350 @@
+"""Many inputs, one result each, in order: in batches if the model takes them, filled while the service runs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError
+from ..request.node_args import NodeArg, checked_inputs
+from .pipeline import LASTING
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ..execution import Execution
+    from ..session import Session
+    from .pipeline import Pipeline
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Inputs = Mapping[str, "npt.ArrayLike"]
+Outcome = list[Array] | Exception
+Row = int | NNBurstError
+"""How many rows an input has, or what was wrong with it."""
+
+_DEPTH = 4
+"""Batches under way: one runs, one waits, one is filled, one is read."""
+
+
+def run_many(
+    session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None, returns_errors: bool
+) -> Generator[Outcome, None, None]:
+    """See `Session.run_many`."""
+    index = -1
+    with contextlib.closing(_parts(session, inputs, batch, timeout)) as parts:
+        for part in parts:
+            if isinstance(part, Exception):  # of the caller's iterator
+                raise part
+            for outcome in part:
+                index += 1
+                if isinstance(outcome, NNBurstError):
+                    _name(outcome, index)
+                    if not returns_errors or isinstance(outcome, DeadObject | BadState):
+                        raise outcome
+                yield outcome
+
+
+def _name(error: NNBurstError, index: int) -> None:
+    """Have an error say which input it is of."""
+    error.args = (f"inputs[{index}]: {error}", *error.args[1:])
+
+
+def _parts(
+    session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None
+) -> Generator[Iterable[Outcome] | Exception, None, None]:
+    """Yield what comes of some inputs at a time, which costs few steps of Python's; or an error of `inputs`."""
+    if not isinstance(inputs, Iterable):
+        raise InvalidArgument(f"run_many takes an iterable of dicts of arrays, got {type(inputs).__name__}")
+    nodes, rest = session.get_inputs(), _Rest(inputs)
+    fixed = [node.name for node in nodes if not _is_batched(node)]
+    while (first := rest.first()) is not None:
+        if batch > 1 and (fixed or not nodes):
+            raise InvalidArgument(f"batch={batch} needs a symbolic first dimension of every input, also of {fixed}")
+        try:
+            arrays = checked_inputs(nodes, first)
+        except NNBurstError as error:
+            next(rest)
+            yield (error,)
+            continue
+        if batch == 1:
+            shapes = {node.name: arrays[node.name].shape for node in nodes if node.is_open}
+            with session.lent_pipeline(16, shapes, timeout) as pipeline:
+                for outcome in pipeline._outcomes(rest.alike(shapes) if shapes else rest):
+                    yield (outcome,)
+            continue
+        shapes = {node.name: (batch, *arrays[node.name].shape[1:]) for node in nodes}
+        with session.lent_pipeline(_DEPTH, shapes, timeout) as pipeline:
+            yield from _Batches(session, pipeline, shapes, timeout).outcomes(rest)
+    if rest.error is not None:
+        yield rest.error
+
+
+class _Rest:
+    """The inputs that were not taken yet. An error of their iterator ends them, and is there afterwards."""
+
+    def __init__(self, inputs: Iterable[Inputs]) -> None:
+        self._iterator = iter(inputs)
+        self._back: list[Inputs] = []
+        self.error: Exception | None = None
+        self.at_once = isinstance(inputs, list | tuple)
+        """Whether several may be taken before they are copied: else one may be filled with the next."""
+
+    def __iter__(self) -> Iterator[Inputs]:
+        return self
+
+    def __next__(self) -> Inputs:
+        if self._back:
+            return self._back.pop()
+        if self.error is not None:
+            raise StopIteration
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self.error = error
+            raise StopIteration from None
+
+    def take(self, most: int) -> list[Inputs]:
+        """Take several at once."""
+        items: list[Inputs] = []
+        while self._back and len(items) < most:
+            items.append(self._back.pop())
+        if self.error is None:
+            try:
+                items.extend(islice(self._iterator, most - len(items)))  # those before an error stay
+            except Exception as error:
+                self.error = error
+        return items
+
+    def first(self) -> Inputs | None:
+        """Return the next one, which is not taken; None if there is none."""
+        for arrays in self:
+            self.give_back([arrays])
+            return arrays
+        return None
+
+    def give_back(self, items: Sequence[Inputs]) -> None:
+        """Have some taken again."""
+        self._back.extend(reversed(items))
+
+    def alike(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Inputs]:
+        """Take those that have these shapes, up to the first one that has others."""
+        for arrays in self:
+            if isinstance(arrays, Mapping) and any(
+                name in arrays and np.shape(arrays[name]) != shape for name, shape in shapes.items()
+            ):
+                self.give_back([arrays])
+                return
+            yield arrays
+
+
+def _is_batched(node: NodeArg) -> bool:
+    return node.shape is not None and len(node.shape) > 0 and not isinstance(node.shape[0], int)
+
+
+class _Batches:
+    """The inputs of one kind, some rows at a time.
+
+    Args:
+        session: Runs what fills no batch, and the rows of a batch that has failed.
+        pipeline: For the batches.
+        shapes: Of a batch.
+        timeout: As for `Session.run`.
+    """
+
+    def __init__(
+        self, session: Session, pipeline: Pipeline, shapes: Mapping[str, tuple[int, ...]], timeout: float | None
+    ) -> None:
+        self._session = session
+        self._pipeline = pipeline
+        self._shapes = shapes
+        self._timeout = timeout
+        self._batch = next(iter(shapes.values()))[0]
+        self._waiting: deque[tuple[Execution, list[Row]]] = deque()  # in flight
+        self._rows: list[Row] = []  # of the batch that is being filled
+        self._filled = 0
+        self._goes_on = True
+
+    def outcomes(self, rest: _Rest) -> Iterator[Iterable[Outcome]]:
+        """Yield what comes of the inputs of one batch after the other; ends early if the pipeline can run no more."""
+        at_once = self._batch if rest.at_once else 1
+        while self._goes_on and (items := rest.take(min(at_once, self._batch - self._filled))):
+            counts = _copy_alike(items, self._pipeline.current.inputs, self._filled)
+            if not counts and len(items) > 1:  # from here one by one
+                rest.give_back(items)
+                at_once = 1
+                continue
+            if not counts:
+                try:
+                    count = self._copy(items[0])
+                except NNBurstError as error:
+                    self._rows.append(error)
+                    if not self._waiting and not any(isinstance(row, int) for row in self._rows):
+                        yield _wrong(self._rows)
+                        self._rows = []
+                    continue
+                if count is None:  # of the next kind
+                    rest.give_back(items)
+                    break
+                counts = [count]
+            if self._filled + sum(counts) > self._batch:  # it begins the next batch
+                rest.give_back(items)
+                yield from self._finish()
+                continue
+            self._rows += counts
+            self._filled += sum(counts)
+            if self._filled == self._batch:
+                yield from self._advance()
+        yield from self._finish()
+
+    def _copy(self, arrays: Inputs) -> int | None:
+        """Copy an input behind the rows that are filled, if it fits there.
+
+        Returns:
+            How many rows it has; None if it is of another kind.
+
+        Raises:
+            InvalidArgument: It is wrong.
+        """
+        checked = checked_inputs(self._session.get_inputs(), arrays)
+        count = _rows(checked, self._batch)
+        if any(array.shape[1:] != self._shapes[name][1:] for name, array in checked.items()):
+            return None
+        if self._filled + count <= self._batch:
+            for name, view in self._pipeline.current.inputs.items():
+                view[self._filled : self._filled + count] = checked[name]
+        return count
+
+    def _advance(self) -> Iterator[Iterable[Outcome]]:
+        """Start the batch that is full."""
+        pipeline, started = self._pipeline, self._pipeline.current
+        self._waiting.append((started, self._rows))
+        self._rows, self._filled = [], 0
+        error: NNBurstError | None = None
+        try:
+            pipeline.advance()
+        except NNBurstError as failure:
+            error = failure
+        if error is not None and pipeline.current is started:  # it was not started, or has failed elsewhere
+            _, rows = self._waiting.pop()
+            yield from self._landed()
+            yield self._alone(started, rows, error)
+        elif len(self._waiting) == pipeline.depth:
+            yield self._ended(*self._waiting.popleft(), error)
+
+    def _finish(self) -> Iterator[Iterable[Outcome]]:
+        """Wait for what is in flight, and run what does not fill a batch."""
+        yield from self._landed()
+        rows, self._rows = self._rows, []
+        if any(isinstance(row, int) for row in rows):
+            head = {name: view[: self._filled] for name, view in self._pipeline.current.inputs.items()}
+            self._filled = 0
+            try:
+                outputs = self._session.run(None, head, self._timeout)
+            except NNBurstError as error:
+                yield self._alone(self._pipeline.current, rows, error)
+            else:
+                yield _split(outputs, rows)
+        elif rows:
+            yield _wrong(rows)
+
+    def _landed(self) -> Iterator[Iterable[Outcome]]:
+        while self._waiting:
+            execution, rows = self._waiting.popleft()
+            error: NNBurstError | None = None
+            try:
+                self._pipeline.land(execution)
+            except NNBurstError as failure:
+                error = failure
+            yield self._ended(execution, rows, error)
+
+    def _ended(self, execution: Execution, rows: list[Row], error: NNBurstError | None) -> Iterable[Outcome]:
+        return _split(execution.copied(), rows) if error is None else self._alone(execution, rows, error)
+
+    def _alone(self, execution: Execution, rows: list[Row], error: NNBurstError) -> Iterator[Outcome]:
+        """Yield what comes of each input of a batch that has failed: which it was shows when each runs alone."""
+        self._goes_on = self._goes_on and not isinstance(error, LASTING)
+        at = 0
+        for row in rows:
+            if not isinstance(row, int):
+                yield row
+                continue
+            part = {name: view[at : at + row] for name, view in execution.inputs.items()}
+            at += row
+            if isinstance(error, LASTING):
+                yield _copy_of(error)
+                continue
+            try:
+                yield self._session.run(None, part, self._timeout)
+            except NNBurstError as failure:
+                yield failure
+
+
+def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) -> list[int]:
+    """Copy inputs behind the rows that are filled, without a step of Python's for each.
+
+    Returns:
+        How many rows each has. Empty if they are not dicts of arrays that fit as they are, or have too many rows.
+    """
+    if set(map(type, items)) != {dict} or set(map(len, items)) != {len(views)}:
+        return []
+    counts: list[int] = []
+    try:
+        for name, view in views.items():
+            column: list[Any] = list(map(itemgetter(name), items))
+            have = list(map(len, column))
+            if set(map(type, column)) != {np.ndarray} or 0 in have or have != (counts or have):
+                return []
+            counts = have
+            np.concatenate(column, out=view[filled : filled + sum(have)], casting="no")
+    except (KeyError, TypeError, ValueError):  # another name, dtype or shape; or one dimension too few
+        return []
+    return counts
+
+
+def _rows(arrays: Mapping[str, Array], batch: int) -> int:
+    """Return how many rows an input has."""
+    count: int = next(iter(arrays.values())).shape[0]
+    for name, array in arrays.items():
+        if array.shape[0] != count or count > batch:
+            raise InvalidArgument(
+                f"input {name!r} has shape {array.shape}; in this batch it is at most {batch} rows, as many as the "
+                "other inputs have"
+            )
+    return count
+
+
+def _wrong(rows: list[Row]) -> list[Outcome]:
+    return [row for row in rows if not isinstance(row, int)]
+
+
+def _copy_of(error: NNBurstError) -> NNBurstError:
+    """Return one for each input that it is of, as it says of which."""
+    return copy.copy(error)
+
+
+def _split(outputs: list[Array], rows: list[Row]) -> Iterable[Outcome]:
+    """Take the outputs of a batch apart; what was wrong stays where it is."""
+    good = [row for row in rows if isinstance(row, int)]
+    parts = iter(_split_good(outputs, good))
+    return parts if len(good) == len(rows) else [next(parts) if isinstance(row, int) else row for row in rows]
+
+
+def _split_good(outputs: list[Array], rows: list[int]) -> Iterable[list[Array]]:
+    total = sum(rows)
+    if any(output.ndim == 0 or output.shape[0] != total for output in outputs):
+        raise GeneralFailure(f"an output has not one row for each of {total}; this model cannot be run in batches")
+    count = rows[0]
+    if rows.count(count) == len(rows):  # no step of Python's for each
+        parts = [output.reshape(len(rows), count, *output.shape[1:]) for output in outputs]
+        return map(list, zip(*parts, strict=True))
+    ends = list(accumulate(rows))
+    return [[output[end - count : end] for output in outputs] for count, end in zip(rows, ends, strict=True)]

@@ -1,0 +1,234 @@
+"""A burst on a compilation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..._core.errno import is_real, whole
+from ..._core.one_process import OneProcess
+from ...burst import BurstStats, ExecutionBurstController
+from ...errors import InvalidArgument
+from ...memory import Memory
+from ...model import ExecutionPreference
+from ..compile.compilation import Compilation
+from ..execution import Execution
+from ..request.external_buffers import find_places, merged, of_one_step
+from ..request.node_args import result_channel_length, solve_shapes
+from ..request.state import check_steps, make_states, steps_of
+from ..service import closes_with, service_of
+from .pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import numpy.typing as npt
+
+    from ...model import Named
+    from ...watch.trace import Recording
+    from ..request.device_memory import DeviceMemory
+    from .burst_pool import Bursts
+
+
+DEEPEST = 64
+"""As many requests as a server keeps bound."""
+
+
+class Burst(OneProcess):
+    """Announces that executions will come in rapid succession. One runs at a time. Context manager.
+
+    Args:
+        compilation: Finished; must outlive the burst.
+        polling_window: Seconds that both ends poll before they sleep, 0 to never poll; None for 0 if the preference of
+            the compilation is ``LOW_POWER``, else the default (50 µs with two CPUs or more).
+        loop_timeout: Seconds that each WHILE of a run may take; None for the default of 2 s, more than 15 s is cut to
+            15. A loop that takes longer ends its run with `MissedDeadline`.
+
+    Raises:
+        InvalidArgument: `compilation` is not a `Compilation`, or the window or the time of a loop is out of range.
+        BadState: It is not finished or has failed.
+    """
+
+    compilation: Compilation
+
+    def __init__(
+        self, compilation: Compilation, *, polling_window: float | None = None, loop_timeout: float | None = None
+    ) -> None:
+        if not isinstance(compilation, Compilation):
+            raise InvalidArgument("a burst needs a Compilation")
+        self.compilation = compilation
+        if polling_window is None and compilation.preference is ExecutionPreference.LOW_POWER:
+            polling_window = 0.0
+        self._controller = ExecutionBurstController.create(
+            compilation.prepared_model,
+            polling_window=polling_window,
+            loop_timeout=loop_timeout,
+            result_channel_length=result_channel_length(compilation.outputs),
+        )
+        self._loop_timeout = loop_timeout
+        self._recording: Recording | None = None
+        if os.environ.get("NNBURST_TRACE"):
+            self._record()
+        closes_with(compilation.device, self)
+
+    def _record(self) -> None:
+        from ...watch.trace import recorder
+
+        service, compilation = service_of(self.compilation.device), self.compilation
+        names = [", ".join(node.name for node in nodes) for nodes in (compilation.inputs, compilation.outputs)]
+        label = f"{compilation.device.name}: {' → '.join(names)}"
+        of_process = recorder()
+        self._recording = of_process.follow(
+            label, (os.getpid(), "") if service is None else (service.pid, service.what)
+        )
+        self._controller.record(self._recording.pointer, of_process.every)
+
+    @property
+    def controller(self) -> ExecutionBurstController:
+        """The client's end."""
+        return self._controller
+
+    def bind(
+        self,
+        *,
+        shapes: Mapping[str, int | Sequence[int]] | None = None,
+        measure: bool = False,
+        state: Mapping[str, str] | None = None,
+        initial_state: Mapping[str, npt.ArrayLike] | None = None,
+        memory: Mapping[str, Memory | np.ndarray[Any, np.dtype[Any]]] | None = None,
+        steps: int | None = None,
+        timeout: float | None = None,
+        rooms: Mapping[str, int] | None = None,
+        keep: object = None,
+        home: Bursts | None = None,
+    ) -> Execution:
+        """Return an execution with shared input and output arrays of its own.
+
+        Args:
+            shapes: What the model leaves open: sizes by name of a dimension (``{"batch": 8}``), complete shapes by name
+                of an argument (``{"image": (8, 3, 224, 224)}``). Outputs that only have dimensions of known names get
+                their shape from them.
+            measure: Whether `Execution.timing` is filled.
+            state: ``{output: input}``: what a run leaves in the output, the next one reads as the input. It stays
+                in the device, in driver-managed buffers.
+            initial_state: Arrays by input name for the first run; default zero.
+            memory: Where inputs and outputs lie that are to lie elsewhere than in arrays of the execution's own, by
+                name: a view of shared memory (``ring.array("uint8", (480, 640, 3), offset)``), whose dtype and shape
+                are the argument's, or a `Memory`, which is used from its beginning; an image is used whole. Nothing is
+                copied. It must stay open until the first run; from then on the service has it mapped, until the last
+                execution that names it is closed.
+            steps: Run the model so many times in one run, one step after the other: arrays of inputs and outputs have
+                that leading dimension, a state goes from step to step. Shapes and types are those of one step. If a
+                step fails, the exception says which; the state is as it was before the run then, and outputs of
+                earlier steps may be there. The time limit is that of the run, and is looked at between steps.
+            timeout: Seconds that a run may take; None for no limit, 0 for an answer that is there at once.
+            rooms: Bytes by name of an output whose shape only a run tells; default 4096. A shape that is given wins.
+            keep: What the execution keeps alive.
+            home: Where the execution finds another burst when this one is busy; None: its run is refused then.
+
+        Raises:
+            InvalidArgument: A shape is missing or contradicts the model; the two ends of a state differ; a view is not
+                of shared memory, not dense, or of another dtype; with steps, the shape of an output is not known.
+            GeneralFailure: The device cannot keep state; copy it with `Session.run`. It takes no requests of steps.
+            BadState: The burst is closed.
+        """
+        for name, value in (
+            ("state", state),
+            ("shapes", shapes),
+            ("initial_state", initial_state),
+            ("memory", memory),
+            ("rooms", rooms),
+        ):
+            if value is not None and not isinstance(value, Mapping):
+                raise InvalidArgument(f"{name} is a dict by name, not {type(value).__name__}")
+        if initial_state is not None and not state:
+            raise InvalidArgument("initial_state needs state, which says what is kept")
+        compilation = self.compilation
+        if steps is not None:
+            check_steps(compilation, steps)
+        places = find_places(compilation.inputs, compilation.outputs, memory or {}, state or {})
+        viewed = of_one_step(places, steps)
+        given = merged(shapes or {}, viewed)
+        sizes = solve_shapes(compilation.inputs, compilation.outputs, given)
+        rooms = {name: _room(name, room) for name, room in (rooms or {}).items() if name not in given}
+        execution = Execution(compilation)
+        execution.timeout = timeout
+        execution.set_loop_timeout(self._loop_timeout)
+        try:
+            states = make_states(compilation, state or {})
+            stepped = None if steps is None else steps_of(compilation, sizes, states, places, rooms, steps)
+            execution.share(self, sizes, states, places, rooms, steps=stepped, measure=measure, keep=keep, home=home)
+            if states:
+                execution.start_state(initial_state)
+        except BaseException:
+            execution.forget()
+            raise
+        return execution
+
+    def pipeline(
+        self,
+        depth: int = 16,
+        *,
+        shapes: Mapping[str, int | Sequence[int]] | None = None,
+        timeout: float | None = None,
+        rooms: Mapping[str, int] | None = None,
+        keep: object = None,
+    ) -> Pipeline:
+        """Return `depth` executions that take turns, so that several are in flight; arguments and errors as `bind`."""
+        if not is_real(depth) or not 2 <= depth <= DEEPEST:
+            raise InvalidArgument(f"a pipeline has a depth of 2 to {DEEPEST}, not {depth!r}")
+        executions: list[Execution] = []
+        try:
+            for _ in range(int(depth)):
+                executions.append(self.bind(shapes=shapes, timeout=timeout, rooms=rooms, keep=keep))
+        except BaseException:
+            for execution in executions:
+                execution.forget()
+            raise
+        return Pipeline(executions)
+
+    @property
+    def stats(self) -> BurstStats:
+        """Counters of the client's end."""
+        return self._controller.stats
+
+    def free_memory(self, memory: Memory | DeviceMemory) -> bool:
+        """Forget a memory on both sides. Returns whether the burst knew it."""
+        pool = memory if isinstance(memory, Memory) else getattr(memory, "pool", None)
+        if pool is None:
+            raise InvalidArgument(f"expected a Memory, got {memory!r}")
+        return self.forget(pool)
+
+    def forget(self, pool: Memory | Named) -> bool:
+        """As `free_memory`, for what stands in requests; after `close` there is nothing to forget."""
+        return not self._controller.closed and self._controller.free_memory(pool)
+
+    def refuse(self) -> None:
+        """Run nothing any more; an execution in flight gets `BadState`. Waits for nothing."""
+        self._controller.refuse()
+
+    def close(self) -> None:
+        """End the burst; in any order relative to memories. Idempotent."""
+        try:
+            self._controller.close()
+        finally:
+            if self._recording is not None:
+                self._recording.finish()
+
+    def __enter__(self) -> Burst:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _room(name: str, nbytes: object) -> int:
+    room = whole(nbytes, f"the room of output {name!r}", " of bytes")
+    if room < 0:
+        raise InvalidArgument(f"the room of output {name!r} is {room}; give a whole number of bytes from 0")
+    return room

@@ -1,0 +1,443 @@
+"""Awaiting executions, in asyncio or Trio: the event loop watches the bell of each burst that is awaited.
+
+A run first polls for its answer, and goes on from turn to turn of the loop until its polling window is over: how long
+all runs may poll in one turn is limited, so that other tasks wait for about as long as for one window. Then its task is
+suspended until the bell rings.
+
+A run that is cancelled is given up: one that the service has not seen is taken back, another lands later, and until
+then its arrays are in use. A thread sees to that, as the loop may end first: one for each burst, which goes a second
+after the last of them has landed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Awaitable, Callable
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from ..._core.fds import FdSet
+from ...errors import BadState, ErrorStatus, ResourceExhausted
+from .deferred import aside_of
+from .futures import attend_to
+
+if TYPE_CHECKING:
+    from ...burst import BoundRequest, Flight, Flights
+    from .permits import Lane, Lanes
+
+T = TypeVar("T")
+
+_LONGEST_TURN = 30_000
+"""Nanoseconds that all runs together may poll in one turn of an event loop. With what a turn takes itself, its other
+tasks wait for some 45 µs: docs/async.md has the figures.
+"""
+
+
+class Landing(Protocol):
+    """What one task waits for."""
+
+    def set(self, flight: Flight | None = None) -> None:
+        """It has happened. From any thread, perhaps twice."""
+
+    def wait(self, timeout: float | None) -> Awaitable[bool]:
+        """Wait for it; False if the time was over first."""
+
+
+class Loop(Protocol):
+    """What is needed of an event loop that runs in this thread."""
+
+    def attend(self, flights: Flights) -> None:
+        """Watch the bell of a burst that has something in flight."""
+
+    def landing(self) -> Landing:
+        """Return one to wait for."""
+
+    def look_until(self) -> int:
+        """When polling in this turn of the loop has to end, on CLOCK_MONOTONIC in nanoseconds. The first one counts."""
+
+    def pause(self) -> Awaitable[None]:
+        """Let the loop go round once."""
+
+    def checkpoint(self) -> Awaitable[None] | None:
+        """What a run awaits that was answered at once; None: nothing."""
+
+
+def current_loop() -> Loop:
+    """Return the loop that runs the calling task.
+
+    Raises:
+        BadState: There is none.
+    """
+    if "trio" in sys.modules:
+        sniffio = sys.modules["sniffio"]  # Trio has imported it
+        with contextlib.suppress(sniffio.AsyncLibraryNotFoundError):
+            if sniffio.current_async_library() == "trio":
+                return _trio_loop()
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise BadState("there is no event loop here; await this in asyncio or Trio, or use run()") from None
+    last = _here.last
+    if last is not None and last.loop() is loop:
+        return last
+    found = _loops.get(loop)
+    if found is None:
+        found = _loops[loop] = _AsyncioLoop(loop)
+    _here.last = found
+    return found
+
+
+async def run(
+    execution: BoundRequest, timeout: float | EllipsisType | None = ..., late: Callable[[], None] | None = None
+) -> None:
+    """Run an execution as `BoundRequest.run` does, without blocking the event loop.
+
+    Args:
+        execution: Bound to a burst.
+        timeout: As for `BoundRequest.run`.
+        late: Called when a run that was given up has landed, or will not be made, in the thread that finds it.
+
+    Raises:
+        NNBurstError: As `BoundRequest.run`; `BadState` also if it is in flight.
+    """
+    if timeout is not ...:
+        with execution.limited(timeout):
+            return await run(execution, ..., late)
+    loop = current_loop()
+    if execution.concluding:
+        raise BadState("the execution is running: what a run came to that was given up is still being looked at")
+    flights = execution.flights
+    flight = execution.start(look_until=loop.look_until() if flights.polls else 0)
+    if flight.status is not None:
+        checkpoint = loop.checkpoint()
+        if checkpoint is not None:
+            await checkpoint
+    else:
+        in_time = True
+        try:
+            while flight.may_look:
+                await loop.pause()
+                flights.look(flight, loop.look_until())
+            if flight.status is None:
+                in_time = await _landed(flight, flights, loop, execution.deadline.left())
+        except BaseException:
+            _give_up(flight, flights, late)
+            raise
+        if not in_time:
+            _give_up(flight, flights, late)
+            raise execution.missed()
+    if flight.status == 0:
+        return
+    if flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # nothing has to be asked for
+        execution.conclude(flight.status)
+        return
+    execution.concluding = True
+
+    def conclude() -> None:
+        try:
+            execution.conclude(flight.status or 0)
+        finally:
+            execution.concluding = False
+
+    _, error = await aside(flights, conclude, late)
+    if error is not None:
+        raise error
+
+
+def _landed(flight: Flight, flights: Flights, loop: Loop, timeout: float | None) -> Awaitable[bool]:
+    landing = loop.landing()
+    flight.when_landed(landing.set)
+    if flights.arm():
+        loop.attend(flights)
+    return landing.wait(timeout)
+
+
+def is_busy(execution: BoundRequest) -> bool:
+    """Whether a run of an execution that was given up has not come to its end."""
+    return execution.is_in_flight or execution.concluding
+
+
+async def aside(
+    flights: Flights, step: Callable[[], T], late: Callable[[], None] | None = None
+) -> tuple[T | None, BaseException | None]:
+    """Take a step that may wait for the service, or for another one, in the burst's thread for such steps.
+
+    Args:
+        flights: Of the burst.
+        step: Goes on if the task is cancelled.
+        late: Called at its end in some thread, if the task was cancelled and so does not get the outcome.
+
+    Returns:
+        What the step has returned, and raised.
+    """
+    landing = current_loop().landing()
+    outcome: list[tuple[T | None, BaseException | None]] = []
+    awaited = [None]  # taken by the task, or by the thread
+    context = contextvars.copy_context()
+
+    def job() -> None:
+        try:
+            outcome.append((context.run(step), None))
+        except BaseException as error:
+            outcome.append((None, error))
+        landing.set()
+        try:
+            awaited.pop()
+        except IndexError:  # cancelled
+            if late is not None:
+                late()
+
+    aside_of(flights).do(job)
+    try:
+        await landing.wait(None)
+    except BaseException:
+        try:
+            awaited.pop()
+        except IndexError:  # it is over
+            if late is not None:
+                late()
+        raise
+    return outcome.pop()
+
+
+def _give_up(flight: Flight, flights: Flights, late: Callable[[], None] | None) -> None:
+    once = [late] if late is not None else []
+
+    def landed(flight: Flight) -> None:
+        with contextlib.suppress(IndexError):
+            once.pop()()
+
+    flight.when_landed(landed)
+    if not flights.give_up(flight):
+        with contextlib.suppress(ResourceExhausted):  # then the loop alone, as long as it runs
+            attend_to(flights, flight)
+
+
+async def take_lane(lanes: Lanes, timeout: float | None) -> Lane | None:
+    """Return a lane, or None if there was none within so many seconds (None: no limit)."""
+    if lanes.idle:
+        with contextlib.suppress(IndexError):  # another thread was faster
+            return lanes.idle.pop()
+    loop = current_loop()
+    landing = loop.landing()
+    offered: list[Lane] = []
+    open_to_offers = [None]
+
+    def offer(lane: Lane) -> bool:
+        offered.append(lane)
+        try:
+            open_to_offers.pop()
+        except IndexError:  # given up
+            return False
+        landing.set()
+        return True
+
+    taken = False
+    lanes.call_soon(offer)
+    try:
+        taken = await landing.wait(timeout)
+    finally:
+        if not taken:
+            try:
+                open_to_offers.pop()
+            except IndexError:  # offered at the last moment
+                lanes.give(offered[-1])
+            else:
+                with contextlib.suppress(ValueError):
+                    lanes.waiting.remove(offer)
+    return offered[-1] if taken else None
+
+
+# ---- asyncio ---------------------------------------------------------------------------------------------------------
+
+
+class _AsyncioLoop:
+    """A loop of asyncio: it has one reader for each burst that is awaited."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = weakref.ref(loop)
+        self._thread = threading.get_ident()
+        self._watched: weakref.WeakKeyDictionary[Flights, FdSet] = weakref.WeakKeyDictionary()
+        self._turn_ends = 0  # 0: no run has polled in this turn
+
+    def attend(self, flights: Flights) -> None:
+        loop = self.loop()
+        if loop is None or flights in self._watched or flights.closed:
+            return
+        own = self._watched[flights] = FdSet.duplicate([flights.fileno()])
+        (fd,) = own.fds
+        loop.add_reader(fd, self._rung, weakref.ref(flights), fd, own)
+
+    def _rung(self, reference: weakref.ref[Flights], fd: int, own: FdSet) -> None:
+        flights = reference()
+        if flights is not None:
+            flights.attend(fd)
+            if not flights.closed:
+                return
+            self._watched.pop(flights, None)
+        loop = self.loop()
+        if loop is not None:
+            loop.remove_reader(fd)
+        own.close()
+
+    def landing(self) -> Landing:
+        loop = self.loop()
+        assert loop is not None  # it runs
+        return _AsyncioLanding(loop, self._thread)
+
+    def look_until(self) -> int:
+        if not self._turn_ends:
+            loop = self.loop()
+            assert loop is not None
+            loop.call_soon(self._turn)
+            self._turn_ends = time.monotonic_ns() + _LONGEST_TURN
+        return self._turn_ends
+
+    def _turn(self) -> None:
+        self._turn_ends = 0
+
+    def pause(self) -> Awaitable[None]:
+        return asyncio.sleep(0)
+
+    def checkpoint(self) -> None:
+        return None
+
+
+class _AsyncioLanding:
+    __slots__ = ("_future", "_loop", "_thread")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
+        self._loop, self._thread = loop, thread
+        self._future: asyncio.Future[bool] = loop.create_future()
+
+    def set(self, flight: Flight | None = None) -> None:
+        if threading.get_ident() == self._thread:
+            self._end(True)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._end, True)
+
+    def _end(self, in_time: bool) -> None:
+        if not self._future.done() and not self._loop.is_closed():  # one that is closed goes on with no task
+            self._future.set_result(in_time)
+
+    def wait(self, timeout: float | None) -> Awaitable[bool]:
+        return self._future if timeout is None else self._within(timeout)
+
+    async def _within(self, timeout: float) -> bool:
+        timer = self._loop.call_later(timeout, self._end, False)
+        try:
+            return await self._future
+        finally:
+            timer.cancel()
+
+
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _AsyncioLoop] = weakref.WeakKeyDictionary()
+
+
+class _Here(threading.local):
+    last: _AsyncioLoop | None = None
+
+
+_here = _Here()
+"""The loop that has asked last in this thread: most often it asks again."""
+
+
+# ---- Trio ------------------------------------------------------------------------------------------------------------
+
+
+class _TrioLoop:
+    """Trio: a system task for each burst that is awaited. Every run is a checkpoint, as Trio's own functions are."""
+
+    def __init__(self, token: Any) -> None:
+        import trio
+
+        self._trio: Any = trio
+        self._token = weakref.ref(token)
+        self._thread = threading.get_ident()
+        self._watched: weakref.WeakSet[Flights] = weakref.WeakSet()
+        self._turn_ends = 0  # 0: no run has polled in this turn
+        self._turner: Any = None
+
+    def attend(self, flights: Flights) -> None:
+        if flights in self._watched or flights.closed:
+            return
+        own = FdSet.duplicate([flights.fileno()])  # not in the task, for which the burst may be closed already
+        self._watched.add(flights)
+        self._trio.lowlevel.spawn_system_task(self._watch, flights, own)
+
+    async def _watch(self, flights: Flights, own: FdSet) -> None:
+        (fd,) = own.fds
+        try:
+            while flights.attend(fd):
+                await self._trio.lowlevel.wait_readable(fd)
+        finally:
+            self._watched.discard(flights)
+            own.close()
+
+    def landing(self) -> Landing:
+        return _TrioLanding(self._trio, self._token(), self._thread)
+
+    def look_until(self) -> int:
+        if not self._turn_ends:
+            self._turn_ends = time.monotonic_ns() + _LONGEST_TURN
+            if self._turner is None:
+                self._turner = self._trio.lowlevel.spawn_system_task(self._turn)
+            else:
+                self._trio.lowlevel.reschedule(self._turner)
+        return self._turn_ends
+
+    async def _turn(self) -> None:
+        """Has its turn after the tasks that were to run when it was woken."""
+        try:
+            while True:
+                self._turn_ends = 0
+                await self._trio.lowlevel.wait_task_rescheduled(lambda _: self._trio.lowlevel.Abort.SUCCEEDED)
+        finally:
+            self._turner = None
+
+    def pause(self) -> Awaitable[None]:
+        checkpoint: Awaitable[None] = self._trio.lowlevel.checkpoint()
+        return checkpoint
+
+    def checkpoint(self) -> Awaitable[None]:
+        return self.pause()
+
+
+class _TrioLanding:
+    __slots__ = ("_event", "_thread", "_token", "_trio")
+
+    def __init__(self, trio: Any, token: Any, thread: int) -> None:
+        self._trio, self._token, self._thread = trio, token, thread
+        self._event = trio.Event()
+
+    def set(self, flight: Flight | None = None) -> None:
+        if threading.get_ident() == self._thread:
+            self._event.set()
+        else:
+            with contextlib.suppress(self._trio.RunFinishedError):
+                self._token.run_sync_soon(self._event.set)
+
+    async def wait(self, timeout: float | None) -> bool:
+        with self._trio.move_on_after(float("inf") if timeout is None else timeout):
+            await self._event.wait()
+        return bool(self._event.is_set())
+
+
+def _trio_loop() -> _TrioLoop:
+    import trio
+
+    token = trio.lowlevel.current_trio_token()
+    found = _trio_loops.get(token)
+    if found is None:
+        found = _trio_loops[token] = _TrioLoop(token)
+    return found
+
+
+_trio_loops: weakref.WeakKeyDictionary[Any, _TrioLoop] = weakref.WeakKeyDictionary()

@@ -1,0 +1,336 @@
+"""Several executions of a burst in flight: while the service runs one, the next ones are filled."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..._core._nnburst import ffi, lib
+from ..._core.deadline import Deadline
+from ..._core.leaving import abandon_when_forked
+from ..._core.one_process import OneProcess
+from ...errors import BadState, DeadObject, InvalidArgument, MissedDeadline, NNBurstError
+from ..execution import Execution
+from ..request.node_args import checked_inputs
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import numpy.typing as npt
+
+    from ..._core._nnburst import CData
+    from ...burst import ExecutionBurstController
+    from .burst import Burst
+    from .burst_pool import Bursts
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_EALREADY = -errno.EALREADY
+_MOST_KEPT = 4
+LASTING = (MissedDeadline, DeadObject, BadState)
+"""Errors after which a pipeline runs nothing more."""
+
+
+class Pipeline(OneProcess):
+    """Executions that take turns on one burst, so that the service always finds the next request.
+
+    Made by `Session.pipeline` and `Burst.pipeline`. Fill `current` and call `advance`, which starts it and returns the
+    next one to fill; if that was in flight, its run has ended and its outputs are there. `map` does all of this for
+    arrays. One thread at a time. Context manager.
+
+    Args:
+        executions: Two or more of one burst, which the pipeline owns from now on.
+
+    Attributes:
+        depth: How many executions there are.
+
+    Raises:
+        InvalidArgument: There are fewer than two.
+    """
+
+    __slots__ = ("__weakref__", "_advance", "_at", "_executions", "_finalizer", "_pointers", "_then", "depth")
+    __setattr__ = object.__setattr__  # type: ignore[assignment] # with slots nothing else can be set, and `advance` sets one
+
+    depth: int
+
+    def __init__(self, executions: Sequence[Execution]) -> None:
+        if len(executions) < 2:
+            raise InvalidArgument(f"a pipeline needs a depth of 2 or more, not {len(executions)}")
+        self._executions = tuple(executions)
+        self._pointers = tuple(execution.pointer for execution in executions)
+        self._at = 0  # place of `current`
+        self._advance = lib.nnb_execution_advance
+        self._then: list[Callable[[], object]] = []
+        # It must not keep the executions, which may keep what keeps the pipeline.
+        self._finalizer = weakref.finalize(self, _end, executions[0].controller, self._pointers, self._then)
+        self._finalizer.atexit = False
+        self.depth = len(executions)
+
+    def when_closed(self, call: Callable[[Burst], object], burst: Burst) -> None:
+        """Have a function called once, when the pipeline is closed or dropped."""
+        self._then.append(partial(call, burst))
+
+    @property
+    def current(self) -> Execution:
+        """The execution to fill."""
+        return self._executions[self._at]
+
+    def advance(self) -> Execution:
+        """Start `current` and return the execution that comes next, which is current from now on.
+
+        From the call number `depth` on it is one that was in flight: its run has ended.
+
+        Raises:
+            BadState: The pipeline or its burst is closed, or another thread waits in the burst; nothing has changed.
+            NNBurstError: The run that has ended failed, as `Execution.run` says. The pipeline has advanced.
+        """
+        at, pointers = self._at, self._pointers
+        following = at + 1 if at + 1 < len(pointers) else 0
+        current = self._executions[following]
+        status = 0
+        try:
+            status = self._advance(pointers[at], pointers[following])
+            if status:
+                if status == _EALREADY or not lib.nnb_execution_flies(pointers[at]):
+                    self._executions[at].conclude(status)  # it was not started, or has run elsewhere
+                else:
+                    self._at = following
+                    current.conclude(status)
+        except BaseException:
+            lib.nnb_execution_abandon(pointers[following])  # a signal handler raised
+            if status != _EALREADY and lib.nnb_execution_flies(pointers[at]):  # perhaps as soon as it was started
+                self._at = following
+            raise
+        self._at = following
+        return current
+
+    def drain(self) -> Iterator[Execution]:
+        """Wait for all that are in flight, and yield them in the order in which they were started.
+
+        Raises:
+            NNBurstError: A run failed, as `Execution.run` says; call again for those that are left.
+        """
+        for ahead in range(1, self.depth + 1):
+            execution = self._executions[(self._at + ahead) % self.depth]
+            if execution.is_in_flight:
+                self.land(execution)
+                yield execution
+
+    def land(self, execution: Execution) -> None:
+        """Wait for the run of one of its executions, if that is in flight.
+
+        Raises:
+            NNBurstError: As `drain`.
+        """
+        try:
+            execution.conclude(self._advance(ffi.NULL, execution.pointer))
+        except BaseException:
+            lib.nnb_execution_abandon(execution.pointer)
+            raise
+
+    def map(self, inputs: Iterable[Mapping[str, npt.ArrayLike]]) -> Iterator[list[Array]]:
+        """Run the model on each of many inputs; yield copies of the outputs, in order.
+
+        Args:
+            inputs: Arrays by name, as for `Session.run`; taken while the service runs those before.
+
+        Raises:
+            InvalidArgument: A name, dtype or shape is wrong. The outputs of all inputs before were yielded; what was in
+                flight behind it is dropped.
+            NNBurstError: A run failed, likewise.
+        """
+        for outcome in self._outcomes(inputs):
+            if isinstance(outcome, Exception):
+                raise outcome
+            yield outcome
+
+    def _outcomes(self, inputs: Iterable[Mapping[str, npt.ArrayLike]]) -> Iterator[list[Array] | Exception]:
+        """As `map`, but yield an error in place of the outputs that it has prevented.
+
+        The last one is that of `inputs` itself, or one after which nothing runs here: a `MissedDeadline`, whose run may
+        still use its arrays, a `DeadObject` or a `BadState`.
+        """
+        order: deque[Exception | None] = deque()  # of what was not yielded yet: an error, or None for a run in flight
+        flying = 0
+        rest = iter(inputs)
+        goes_on = True
+        try:
+            while goes_on:
+                try:
+                    arrays = next(rest)
+                except StopIteration:
+                    break
+                except Exception as failure:  # of the caller's
+                    order.append(failure)
+                    break
+                error, outcome = self._start(arrays, flying + 1 == self.depth)
+                order.append(error)
+                flying += error is None
+                if outcome is not None:
+                    order.popleft()
+                    flying -= 1
+                    yield outcome
+                goes_on = not isinstance(error or outcome, LASTING)
+                while order and (wrong := order[0]) is not None:
+                    order.popleft()
+                    yield wrong
+            for wrong in order:
+                if wrong is None:
+                    flying -= 1
+                    yield self._outcome(self._executions[(self._at - flying - 1) % self.depth])
+                else:
+                    yield wrong
+        finally:
+            self.settle()
+
+    def _start(
+        self, arrays: Mapping[str, npt.ArrayLike], is_full: bool
+    ) -> tuple[Exception | None, list[Array] | Exception | None]:
+        """Start a run. Returns what has prevented it, and what came of the one in flight whose place was needed."""
+        at = self._at
+        try:
+            fill(self.current, arrays)
+            ended = self.advance()
+            return None, ended.copied() if is_full else None
+        except NNBurstError as error:
+            return (error, None) if self._at == at else (None, error)
+
+    def _outcome(self, execution: Execution) -> list[Array] | Exception:
+        try:
+            self.land(execution)
+            return execution.copied()
+        except NNBurstError as error:
+            return error
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight on its burst, which is open."""
+        return self._executions[0].burst_is_free
+
+    def settle(self) -> None:
+        """Wait for what is in flight, whatever comes of it, and begin at the first execution again."""
+        for execution in self._executions:
+            if execution.is_in_flight:
+                with contextlib.suppress(NNBurstError):
+                    execution.conclude(self._advance(ffi.NULL, execution.pointer))
+        if not any(execution.is_in_flight for execution in self._executions):
+            self._at = 0
+
+    def forget(self) -> None:
+        """As `close`, but wait for nothing."""
+        self._finalizer()
+        for execution in self._executions:
+            execution.forget()
+
+    def close(self) -> None:
+        """Wait for what is in flight and give the memory back. Idempotent."""
+        self.settle()
+        for execution in self._executions:
+            execution.close()
+        self._finalizer()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _end(
+    controller: ExecutionBurstController, executions: Sequence[CData], then: Sequence[Callable[[], object]]
+) -> None:
+    """What is in flight is not awaited any more: its answer must not be written to an execution that is gone."""
+    controller.give_up(executions)
+    for call in then:
+        call()
+
+
+class KeptPipelines:
+    """The pipelines that were used last, for the next use like it: making one costs more than many of its runs.
+
+    Args:
+        bursts: Those of the session, which lends each pipeline one while it is used.
+    """
+
+    def __init__(self, bursts: Bursts) -> None:
+        self._bursts = bursts
+        self._kept: list[tuple[Hashable, Burst, Pipeline]] = []
+        self._closed = False
+        abandon_when_forked(self)
+
+    def abandon(self) -> None:
+        """In a forked child: have none, as their inputs are read by the parent's runs, too."""
+        self._kept = []
+
+    @contextlib.contextmanager
+    def lend(self, key: Hashable, make: Callable[[Burst], Pipeline], deadline: Deadline) -> Iterator[Pipeline]:
+        """Lend one that is like the key, or what `make` returns for a burst, by the deadline, if there is none."""
+        found = self._taken(key)
+        burst = found[1] if found else deadline.call(self._bursts.lend)
+        try:
+            pipeline = found[2] if found else deadline.call(make, burst)
+        except BaseException:
+            self._bursts.give_back(burst)
+            raise
+        try:
+            yield pipeline
+        finally:
+            try:
+                pipeline.settle()
+            finally:
+                self._put(key, burst, pipeline)
+
+    def _taken(self, key: Hashable) -> tuple[Hashable, Burst, Pipeline] | None:
+        for kept in reversed(self._kept):
+            if kept[0] == key and self._bursts.lend_again(kept[1]):
+                with contextlib.suppress(ValueError):  # it has just been dropped
+                    self._kept.remove(kept)
+                    return kept
+                self._bursts.give_back(kept[1])
+        return None
+
+    def _put(self, key: Hashable, burst: Burst, pipeline: Pipeline) -> None:
+        is_idle = pipeline.is_idle and not burst.controller.ending.reason
+        if self._bursts.give_back(burst) and is_idle:
+            self._kept.append((key, burst, pipeline))
+        else:
+            pipeline.forget()
+        self._shorten(0 if self._closed else _MOST_KEPT)
+
+    def _shorten(self, most: int) -> None:
+        with contextlib.suppress(IndexError):  # another thread was faster
+            while len(self._kept) > most:
+                self._kept.pop(0)[2].forget()
+
+    def drop(self) -> None:
+        """Keep none of those that there are. Waits for nothing."""
+        self._shorten(0)
+
+    def close(self) -> None:
+        """Keep none from now on. Waits for nothing."""
+        self._closed = True
+        self.drop()
+
+
+def fill(execution: Execution, inputs: Mapping[str, npt.ArrayLike]) -> None:
+    """Copy arrays into the inputs of an execution.
+
+    Raises:
+        InvalidArgument: A name, dtype or shape is wrong.
+    """
+    if execution.feed(inputs):
+        return
+    for name, array in checked_inputs(execution.compilation.inputs, inputs).items():
+        view = execution.inputs[name]
+        if array.shape != view.shape:
+            raise InvalidArgument(f"input {name!r} has shape {array.shape}; what is bound here runs {view.shape}")
+        view[...] = array

@@ -1,0 +1,1 @@
+"""The client's side: devices of another process with the interface of local ones."""

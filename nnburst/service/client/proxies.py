@@ -1,0 +1,495 @@
+"""A device of another process, with the interface of a local one."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from ..._core.deadline import Deadline
+from ...burst import BurstCallback, BurstContext
+from ...cache import CacheReason, CacheRejected, SaveResult, checked_token
+from ...devices import (
+    Buffer,
+    CacheFiles,
+    CompileJob,
+    DescribedDevice,
+    DeviceInfo,
+    Fence,
+    FencedExecution,
+    FencedInfo,
+    PreparedModel,
+    check_preparation,
+    checked_fences,
+)
+from ...errors import (
+    BadState,
+    DeadObject,
+    Ending,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+)
+from ...model import (
+    BufferDesc,
+    BufferRole,
+    DeviceStatus,
+    ExecutionResult,
+    Failure,
+    ImportedModel,
+    Model,
+    Request,
+    RunOptions,
+    failure_of,
+)
+from ..connection.callbacks import CallbackHolder, CallbackRegistry
+from ..connection.transport import Connection
+from ..wire import cache_messages as caching
+from ..wire import protocol as calls
+from ..wire.marshal import cache_to_wire, model_from_wire, model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
+from ..wire.values import Message
+
+if TYPE_CHECKING:
+    from ...fmq import MQDescriptor
+    from ...memory import Memory
+
+_GRACE = 0.025
+"""Seconds by which this side waits longer than the deadline that the device was given."""
+_SHORT = 10.0
+"""Seconds that a call may take which does no work worth speaking of."""
+
+
+class _Remote:
+    """A numbered object of the service, released with `close` or when it is garbage."""
+
+    def __init__(self, connection: Connection, keep: object, number: int, what: str) -> None:
+        self._connection = connection
+        self._keep = keep
+        self._number = number
+        self._what = what
+        self._finalizer = weakref.finalize(self, connection.forget, calls.Release(number))
+        self._finalizer.atexit = False  # the service goes as a whole then
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that it is reached through."""
+        return self._connection
+
+    @property
+    def number(self) -> int:
+        """Its number on the connection.
+
+        Raises:
+            BadState: Closed, or inherited by a forked child.
+            DeadObject: The service is gone.
+        """
+        if not self._finalizer.alive:
+            raise BadState(f"the {self._what} is closed")
+        self._connection.check_usable()
+        return self._number
+
+    def close(self) -> None:
+        """Release it in the service. Idempotent; does nothing once the service is gone or in a forked child."""
+        if not self._finalizer.alive:
+            return
+        try:
+            self._connection.release(calls.Release(object=self._number))
+        except (BadState, DeadObject, MissedDeadline):
+            pass  # the service has ended, or is busy and will come to it
+        except BaseException:
+            self._finalizer()  # interrupted, perhaps before it was sent; it may be sent twice
+            raise
+        self._finalizer.detach()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RemoteDevice(DescribedDevice):
+    """A `Device` in a service."""
+
+    def __init__(
+        self, connection: Connection, callbacks: CallbackRegistry, keep: object, index: int, info: DeviceInfo
+    ) -> None:
+        super().__init__(info)
+        self._connection = connection
+        self._callbacks = callbacks
+        self._keep = keep
+        self._index = index
+
+    def __repr__(self) -> str:
+        return f"<RemoteDevice {self.name}>"
+
+    @property
+    def status(self) -> DeviceStatus:
+        """Whether the device can take work now; OFFLINE once the service is gone."""
+        try:
+            reply, _ = self._connection.call(calls.GetDeviceStatus(device=self._index), timeout=_SHORT)
+        except DeadObject:
+            return DeviceStatus.OFFLINE
+        status: DeviceStatus = reply.status
+        return status
+
+    def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
+        handles, fds = pools_to_wire(pools)
+        reply, received = self._connection.call(
+            calls.ImportModel(device=self._index, source=source, pools=handles), fds
+        )
+        return ImportedModel(
+            model_from_wire(reply.model, received), reply.files, reply.input_shapes, reply.output_shapes
+        )
+
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        wire, fds = model_to_wire(model)
+        reply, _ = self._connection.call(calls.GetSupportedOperations(device=self._index, model=wire), fds)
+        supported: tuple[bool, ...] = reply.supported
+        return supported
+
+    def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> RemotePreparedModel:
+        check_preparation(replace(job, deadline_ns=0))
+        deadline = Deadline.after().sooner(Deadline(job.deadline_ns))
+        job = replace(job, deadline_ns=deadline.at_ns)
+        wire, fds = model_to_wire(model)
+        if job.cache is not None:
+            checked_token(job.cache.token)
+            cache, cache_fds = cache_to_wire(job.cache)
+            fds += cache_fds
+            job = replace(job, cache=cache)
+        reply, _ = self._connection.call(
+            caching.PrepareModel(device=self._index, model=wire, job=job),
+            fds,
+            timeout=_patience(deadline),
+            on_late=partial(_forget_late, self._connection),
+        )
+        result = reply.cache and SaveResult(
+            reply.cache.saved,
+            _reason(reply.cache.reason),
+            reply.cache.generation,
+            reply.cache.nbytes,
+            reply.cache.seconds,
+        )
+        return RemotePreparedModel(
+            self._connection, self._callbacks, self._keep, reply.prepared_model, result, takes_steps=reply.takes_steps
+        )
+
+    def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> RemotePreparedModel:
+        checked_token(cache.token)
+        deadline = Deadline.after().sooner(Deadline(deadline_ns))
+        wire, fds = cache_to_wire(cache)
+        reply, _ = self._connection.call(
+            caching.PrepareModelFromCache(device=self._index, cache=wire, deadline_ns=deadline.at_ns),
+            fds,
+            timeout=_patience(deadline),
+            on_late=partial(_forget_late, self._connection),
+        )
+        if reply.prepared_model is None:
+            raise CacheRejected(_reason(reply.reason), _without_reason(reply.message), status=ErrorStatus(reply.status))
+        return RemotePreparedModel(
+            self._connection, self._callbacks, self._keep, reply.prepared_model, takes_steps=reply.takes_steps
+        )
+
+    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
+        message = caching.ConfirmCache(device=self._index, token=token, generation=generation)
+        reply, _ = self._connection.call(message, timeout=_SHORT)
+        known: bool = reply.known
+        return known
+
+    def counters(self) -> dict[str, int]:
+        reply, _ = self._connection.call(caching.GetDeviceCounters(device=self._index), timeout=_SHORT)
+        counters: dict[str, int] = reply.counters
+        return counters
+
+    def allocate(
+        self,
+        desc: BufferDesc,
+        prepared_models: Sequence[PreparedModel],
+        input_roles: Sequence[BufferRole],
+        output_roles: Sequence[BufferRole],
+    ) -> RemoteBuffer:
+        """Have the service allocate a buffer; see `Device.allocate`."""
+        named = {role.model_index for role in (*input_roles, *output_roles)}
+        numbers = []
+        for position, prepared in enumerate(prepared_models):
+            ours = isinstance(prepared, RemotePreparedModel) and prepared.connection is self._connection
+            if position in named and not ours:
+                raise InvalidArgument(f"prepared model {position} is not one of this service")
+            numbers.append(prepared.number if isinstance(prepared, RemotePreparedModel) and ours else 0)
+        message = calls.Allocate(
+            device=self._index,
+            dimensions=_in_range(desc.dimensions),
+            prepared_models=tuple(numbers),
+            input_roles=tuple(input_roles),
+            output_roles=tuple(output_roles),
+        )
+        reply, _ = self._connection.call(message, on_late=partial(_forget_late, self._connection))
+        return RemoteBuffer(self._connection, self._keep, reply.buffer, reply.token)
+
+
+class RemoteBuffer(_Remote, Buffer):
+    """A driver-managed buffer in a service."""
+
+    def __init__(self, connection: Connection, keep: object, number: int, token: int) -> None:
+        super().__init__(connection, keep, number, "buffer")
+        self._token = token
+
+    @property
+    def token(self) -> int:
+        return self._token
+
+    def copy_to(self, memory: Memory) -> int:
+        (handle,), fds = pools_to_wire([memory])
+        reply, _ = self._connection.call(calls.CopyTo(buffer=self.number, memory=handle), fds, timeout=self.timeout)
+        generation: int = reply.generation
+        return generation
+
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
+        (handle,), fds = pools_to_wire([memory])
+        message = calls.CopyFrom(buffer=self.number, memory=handle, dimensions=_in_range(dimensions))
+        self._connection.call(message, fds, timeout=self.timeout)
+
+    def copy_buffer(self, source: Buffer) -> None:
+        if not isinstance(source, RemoteBuffer) or source._connection is not self._connection:
+            raise InvalidArgument("the source is a buffer of another device; copy through shared memory")
+        self._connection.call(calls.CopyBuffer(buffer=self.number, source=source.number), timeout=self.timeout)
+
+    def close(self) -> None:
+        """Give the buffer back. Idempotent."""
+        super().close()
+
+
+class RemotePreparedModel(_Remote, PreparedModel):
+    """A `PreparedModel` in a service."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        callbacks: CallbackRegistry,
+        keep: object,
+        number: int,
+        cache_result: SaveResult | None = None,
+        *,
+        takes_steps: bool = False,
+    ) -> None:
+        super().__init__(connection, keep, number, "prepared model")
+        self._callbacks = callbacks
+        self._cache_result = cache_result
+        self._takes_steps = takes_steps
+
+    @property
+    def cache_result(self) -> SaveResult | None:
+        return self._cache_result
+
+    @property
+    def takes_steps(self) -> bool:
+        """As the service has told."""
+        return self._takes_steps
+
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
+        """Run once, without a burst, and wait for the end.
+
+        The answer MISSED_DEADLINE_TRANSIENT may also come from this side, shortly after the deadline; the service may
+        still write to the outputs then.
+
+        Raises:
+            DeadObject: The service died.
+            BadState: The model or the connection is closed.
+        """
+        number = self.number
+        try:
+            wire, fds = request_to_wire(request)
+            message = calls.Execute(prepared_model=number, request=wire, options=options)
+            reply, _ = self._connection.call(message, fds, timeout=_patience(Deadline(options.deadline_ns)))
+        except (BadState, DeadObject):
+            raise
+        except NNBurstError as error:
+            return failure_of(error)
+        status = ErrorStatus(reply.status)
+        if status is not ErrorStatus.NONE:
+            return Failure(status, reply.reason, reply.output_shapes)
+        return status, reply.output_shapes, reply.timing
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Fence] = (),
+        options: RunOptions = RunOptions(),
+        duration_ns: int = 0,
+        on_end: Callable[[], None] | None = None,
+    ) -> RemoteFenced:
+        """Have the service wait for fences and run; see `PreparedModel.execute_fenced`.
+
+        Raises:
+            DeadObject: The service died.
+        """
+        number = self.number
+        if on_end is not None:
+            raise InvalidArgument("the end of an execution in another process is told by its fence: on_end is not used")
+        fences = checked_fences(wait_for, duration_ns)
+        wire, fds = request_to_wire(request)
+        message = calls.ExecuteFenced(number, wire, options, len(fences), duration_ns)
+        reply, received = self._connection.call(
+            message,
+            [*fds, *(fence.fileno() for fence in fences)],
+            timeout=_patience(Deadline(options.deadline_ns)),
+            on_late=partial(_forget_late, self._connection),
+        )
+        with received:
+            return RemoteFenced(self._connection, self._keep, reply.execution, Fence(received.fds[0]))
+
+    def configure_execution_burst(
+        self,
+        callback: BurstCallback,
+        request_channel: MQDescriptor,
+        result_channel: MQDescriptor,
+        polling_window: float | None = None,
+    ) -> RemoteBurstContext:
+        """Have the service serve a burst on this model.
+
+        Args:
+            callback: Asked for the memory of slots that the service does not know; called from another thread.
+            request_channel: Queue of request packets; stays the caller's, as does `result_channel`.
+            result_channel: Queue of result packets.
+            polling_window: Seconds for which the service polls before it sleeps (it has a limit of its own), None for
+                the default of the two ends' CPUs.
+
+        Raises:
+            NNBurstError: As the service answered.
+            DeadObject: The service died.
+            BadState: The model or the connection is closed.
+        """
+        number = self.number
+        holder = self._callbacks.add(callback)
+        requests, request_fds = queue_to_wire(request_channel)
+        results, result_fds = queue_to_wire(result_channel)
+        if callback.loop_timeout_ns and self._connection.peer_version < (2, 3):
+            raise GeneralFailure("the service is of an older nnburst, whose bursts have no loop timeout of their own")
+        can_ring = self._connection.peer_version >= (2, 1)
+        bells = [] if callback.bell is None or not can_ring else [callback.bell]
+        message = calls.ConfigureBurst(
+            prepared_model=number,
+            callback=holder.number,
+            request_channel=requests,
+            result_channel=results,
+            polling_window=None if polling_window is None else float(polling_window),
+            cpus=tuple(callback.cpus),
+            bell=bool(bells),
+            loop_timeout_ns=callback.loop_timeout_ns,
+        )
+        reply, _ = self._connection.call(
+            message,
+            [*request_fds, *result_fds, *bells],
+            on_late=partial(_forget_late, self._connection),
+        )
+        return RemoteBurstContext(self._connection, self._keep, reply, holder)
+
+    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_death` once, from a thread of the connection, when the service is gone (at once if it is)."""
+        return self._connection.link_to_death(on_death)
+
+    @property
+    def ending(self) -> Ending:
+        """How the service ended; see `PreparedModel.ending`."""
+        return self._connection.ending
+
+    def close(self) -> None:
+        """Release the model in the service; bursts on it go on. Idempotent."""
+        super().close()
+
+
+class RemoteFenced(_Remote, FencedExecution):
+    """A fenced execution in a service."""
+
+    def __init__(self, connection: Connection, keep: object, number: int, fence: Fence) -> None:
+        super().__init__(connection, keep, number, "fenced execution")
+        self.fence = fence
+
+    def info(self) -> FencedInfo:
+        reply, _ = self._connection.call(calls.GetFencedInfo(execution=self.number), timeout=_SHORT)
+        return FencedInfo(ErrorStatus(reply.status), reply.launched, reply.fenced, reply.reason)
+
+    def cancel(self) -> None:
+        self._connection.forget(calls.CancelFenced(execution=self.number))
+
+
+class RemoteBurstContext(_Remote, BurstContext):
+    """The `BurstContext` of a burst that a service serves."""
+
+    def __init__(
+        self, connection: Connection, keep: object, reply: calls.ConfigureBurstReply, holder: CallbackHolder
+    ) -> None:
+        super().__init__(connection, keep, reply.burst, "burst")
+        self._holder = holder
+        self._cpus = frozenset(reply.cpus)
+        self._pipelined = reply.pipelined
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """As the service has told."""
+        return self._cpus
+
+    @property
+    def pipelined(self) -> bool:
+        """As the service has told."""
+        return self._pipelined
+
+    def failure_reason(self) -> str:
+        reply, _ = self._connection.call(calls.FailureReason(burst=self.number), timeout=_SHORT)
+        reason: str = reply.reason
+        return reason
+
+    def free_memory(self, slot: int) -> None:
+        """Have the service forget a slot.
+
+        Raises:
+            DeadObject: The service died.
+            BadState: The burst or the connection is closed.
+        """
+        self._connection.release(calls.FreeMemory(burst=self.number, slot=slot))
+
+    def forget_memory(self, slot: int) -> None:
+        self._connection.forget(calls.FreeMemory(burst=self.number, slot=slot))
+
+    def hang_up(self) -> None:
+        self._finalizer()
+
+    def close(self) -> None:
+        """End the burst in the service, which waits for a running execution. Idempotent."""
+        super().close()
+
+
+def _patience(deadline: Deadline) -> float | None:
+    """Seconds to wait for an answer that the service gives by a deadline."""
+    left = deadline.left()
+    return None if left is None else left + _GRACE
+
+
+def _reason(name: str) -> CacheReason:
+    """Read a reason; one that only a newer service knows is an I/O error to us."""
+    return CacheReason(name) if name in CacheReason.__members__ else CacheReason.IO_ERROR
+
+
+def _without_reason(message: str) -> str:
+    """Cut off what `CacheRejected` adds again."""
+    return message.rsplit(" [", 1)[0]
+
+
+def _forget_late(connection: Connection, reply: Message) -> None:
+    """Let go of the object that a reply names which its caller has not waited for."""
+    for name in ("prepared_model", "burst", "buffer", "execution"):
+        if number := getattr(reply, name, None):
+            connection.forget(calls.Release(number))
+
+
+def _in_range(dimensions: Sequence[int]) -> tuple[int, ...]:
+    """Dimensions that a message can carry; a service ends the connection over others."""
+    if any(not 0 <= size < 2**32 for size in dimensions):
+        raise InvalidArgument(f"dimensions {list(dimensions)} do not fit in 32 bits")
+    return tuple(dimensions)

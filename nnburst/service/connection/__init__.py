@@ -1,0 +1,1 @@
+"""A connection: its owner thread, calls in both directions, the peer's death."""

@@ -1,0 +1,63 @@
+"""The calls that a service makes: which memory a slot of a burst names."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+
+from ...burst import BurstCallback
+from ...errors import ErrorStatus, InvalidArgument
+from ..wire.marshal import pools_to_wire
+from ..wire.packets import FdBundle
+from ..wire.protocol import Done, EndNotice, GetMemories, GetMemoriesReply
+from ..wire.values import MAX_FDS
+
+
+class CallbackRegistry:
+    """The `BurstCallback`s of one connection by number; the handler of the calls that a service makes.
+
+    Holds them weakly (their `RemoteBurstContext` holds them), so that a burst that is dropped goes away.
+    """
+
+    def __init__(self, on_ending: Callable[[str], None] = lambda reason: None) -> None:
+        """Args: on_ending: Called with the reason when the service says that it ends."""
+        self._end = on_ending
+        self._numbers = itertools.count(1)
+        self._holders: weakref.WeakValueDictionary[int, CallbackHolder] = weakref.WeakValueDictionary()
+
+    def add(self, callback: BurstCallback) -> CallbackHolder:
+        """Register a callback for as long as the returned holder lives."""
+        holder = CallbackHolder(next(self._numbers), callback)
+        self._holders[holder.number] = holder
+        return holder
+
+    def on_ending(self, message: EndNotice, fds: FdBundle) -> Done:
+        """Every later call says why."""
+        self._end(message.reason)
+        return Done()
+
+    def on_get_memories(self, message: GetMemories, fds: FdBundle) -> tuple[GetMemoriesReply, FdBundle]:
+        """Ask the callback; all or nothing."""
+        holder = self._holders.get(message.callback)
+        if holder is None:
+            return GetMemoriesReply(status=int(ErrorStatus.INVALID_ARGUMENT)), FdBundle()
+        status, memories = holder.callback.get_memories(message.slots)
+        if status is not ErrorStatus.NONE:
+            sendable = status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
+            return GetMemoriesReply(status=int(status if sendable else ErrorStatus.GENERAL_FAILURE)), FdBundle()
+        handles, borrowed = pools_to_wire(memories)
+        if len(borrowed) > MAX_FDS:
+            raise InvalidArgument(f"{len(borrowed)} descriptors do not fit into one message")
+        # Copies, because the memory may be closed before the reply is sent.
+        return GetMemoriesReply(status=0, memories=handles), FdBundle.duplicate(borrowed)
+
+
+class CallbackHolder:
+    """Keeps a callback registered."""
+
+    __slots__ = ("__weakref__", "callback", "number")
+
+    def __init__(self, number: int, callback: BurstCallback) -> None:
+        self.number = number
+        self.callback = callback

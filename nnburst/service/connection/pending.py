@@ -1,0 +1,204 @@
+"""The calls that this side makes, until they are answered.
+
+All of it belongs to the owner of the connection (see `mailbox`), but for the one step in which a caller and the owner
+agree who has the answer: `PendingCall.give_up` against `PendingCall.finish`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ...errors import MissedDeadline, NNBurstError
+from ..wire.packets import FdBundle, Kind, Outgoing
+from ..wire.protocol import CALL_BY_REQUEST
+from ..wire.values import MAX_INLINE, Message
+
+MAX_PENDING = 128
+"""Calls that one side may have under way; the other side tolerates twice as many, then drops the connection."""
+_MOST_UNATTENDED = 64
+"""Calls under way when one is added whose answer is not waited for: callers are to find room."""
+
+
+class PendingCall:
+    """A call from its beginning to its answer.
+
+    Args:
+        message: The request.
+        fds: Descriptors that go with it.
+        on_late: Called with the reply if the caller does not take it.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_arrival",
+        "_claim",
+        "body",
+        "call",
+        "fds",
+        "is_sent",
+        "message",
+        "number",
+        "on_done",
+        "on_late",
+        "outgoing",
+    )
+
+    def __init__(
+        self, message: Message, fds: FdBundle | None = None, on_late: Callable[[Message], None] | None = None
+    ) -> None:
+        self.call = CALL_BY_REQUEST[type(message)]
+        self.message = message
+        self.fds = FdBundle() if fds is None else fds
+        self.on_late = on_late
+        self.on_done: Callable[[], None] | None = None
+        """Called by the owner when the answer has come, or will not come."""
+        self.body = b""
+        """The encoded request."""
+        self.number = 0
+        """0 until there is room for it."""
+        self.outgoing: Outgoing | None = None
+        self.is_sent = False
+        self._claim = [self]
+        self._arrival = threading.Lock()  # an Event would not do: its wait does not survive Ctrl-C at every moment
+        self._arrival.acquire()
+        self._answer: tuple[Message | None, NNBurstError | None, FdBundle] = (None, None, FdBundle())
+
+    # -- the caller ----------------------------------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait for the answer; to be called once. Returns False after `timeout` seconds."""
+        return self._arrival.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
+
+    def give_up(self) -> bool:
+        """Stop to wait; False if the answer is there already, and the caller's to take."""
+        return self._claimed()
+
+    def result(self) -> tuple[Any, FdBundle]:
+        """Return what `wait` has waited for, or raise it."""
+        reply, error, fds = self._answer
+        if error is not None:
+            raise error
+        return reply, fds
+
+    def missed(self, timeout: float | None, *, has_room: bool) -> MissedDeadline:
+        """Return the exception for a caller that has waited for so long.
+
+        Args:
+            timeout: Seconds.
+            has_room: Whether it could be sent beside the calls that are under way.
+        """
+        if not self.number and not has_room:
+            return MissedDeadline(f"{self.call.name}: too many calls are under way already, or another long one")
+        if self.number and not self.is_sent:
+            return MissedDeadline(f"{self.call.name}: the peer does not read its socket")
+        return MissedDeadline(f"{self.call.name}: no answer within {timeout:.3g} s")
+
+    def discard(self) -> None:
+        """The answer is not wanted: close its descriptors and let go of the object that it names. Idempotent."""
+        (reply, _, fds), self._answer = self._answer, (None, None, FdBundle())
+        fds.close()
+        if reply is not None and self.on_late is not None:
+            self.on_late(reply)
+
+    def _claimed(self) -> bool:
+        """Decide whose the answer is: the one that comes first. Once True."""
+        try:
+            self._claim.pop()
+            return True
+        except IndexError:
+            return False
+
+    # -- the owner -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its request does not fit into one datagram."""
+        return len(self.body) > MAX_INLINE
+
+    def pack(self) -> Outgoing:
+        """Make the datagram, which owns the descriptors from now on. Raises as `Outgoing`."""
+        self.outgoing = Outgoing(Kind.REQUEST, self.number, self.body, self.fds, on_sent=self._sent)
+        return self.outgoing
+
+    def _sent(self) -> None:
+        self.is_sent = True
+
+    def finish(self, reply: Message | None, error: NNBurstError | None, fds: FdBundle) -> None:
+        """The answer is there: wake the caller or, if that gave up, let go of what came."""
+        self._answer = reply, error, fds
+        if self._claimed():
+            self._arrival.release()
+        else:
+            self.discard()
+        if self.on_done is not None:
+            self.on_done()
+
+    def fail(self, error: NNBurstError) -> None:
+        """There will be no answer."""
+        self.fds.close()
+        self.finish(None, error, FdBundle())
+
+
+class PendingCalls:
+    """All calls that were made and not answered."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._by_number: dict[int, PendingCall] = {}
+        self._long: PendingCall | None = None
+        self._attended: deque[PendingCall] = deque()
+        self._unattended: deque[PendingCall] = deque()
+
+    def add(self, pending: PendingCall, *, is_attended: bool) -> None:
+        """Queue a call until there is room for it."""
+        (self._attended if is_attended else self._unattended).append(pending)
+
+    def admit(self) -> Iterator[PendingCall]:
+        """Number the calls for which there is room now."""
+        waiting: list[PendingCall] = []
+        while self._attended and len(self._by_number) < MAX_PENDING:
+            pending = self._attended.popleft()
+            if pending.is_long and self._long is not None:
+                waiting.append(pending)
+            else:
+                yield self._enter(pending)
+        self._attended.extendleft(reversed(waiting))
+        while self._unattended and len(self._by_number) < _MOST_UNATTENDED:
+            yield self._enter(self._unattended.popleft())
+
+    def has_room_for(self, pending: PendingCall) -> bool:
+        """Whether a call could enter now. From any thread."""
+        return len(self._by_number) < MAX_PENDING and not (pending.is_long and self._long is not None)
+
+    def _enter(self, pending: PendingCall) -> PendingCall:
+        while not pending.number or pending.number in self._by_number:  # 0 means that no answer is wanted
+            pending.number = next(self._numbers) % 2**32
+        self._by_number[pending.number] = pending
+        if pending.is_long:
+            self._long = pending
+        return pending
+
+    def find(self, number: int) -> PendingCall | None:
+        """Return a call that is under way."""
+        return self._by_number.get(number)
+
+    def remove(self, pending: PendingCall) -> None:
+        """A call is not under way any more: there is room."""
+        self._by_number.pop(pending.number, None)
+        if self._long is pending:
+            self._long = None
+        for queue in (self._attended, self._unattended):
+            if not pending.number and pending in queue:
+                queue.remove(pending)
+
+    def end(self, failure: Callable[[PendingCall], NNBurstError]) -> None:
+        """Fail all."""
+        every = [*self._by_number.values(), *self._attended, *self._unattended]
+        for held in (self._by_number, self._attended, self._unattended):
+            held.clear()
+        for pending in every:
+            pending.fail(failure(pending))

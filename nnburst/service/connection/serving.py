@@ -1,0 +1,168 @@
+"""The calls of the other side: each is decoded, done in a worker thread, and answered."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ...errors import GeneralFailure, NNBurstError, ResourceExhausted
+from ..wire import protocol as calls
+from ..wire.packets import FdBundle, Kind, Outgoing, Packet
+from ..wire.values import Message
+from .mailbox import Inbox
+from .outbox import Outbox
+from .pending import MAX_PENDING
+from .workers import Workers
+
+_log = logging.getLogger(__name__)
+_MAX_QUEUED_FDS = 2048
+
+
+class ServedCalls:
+    """What the peer has under way here: bounded, so that it cannot fill this process with messages.
+
+    A call is under way until its answer is made; answers that wait to be sent are told to `enter`.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._fds = 0
+        self._has_long = False
+        self._left: deque[tuple[int, bool]] = deque()
+
+    def enter(self, n_fds: int = 0, is_long: bool = False, waiting: int = 0) -> None:
+        """Count a request that came. For the owner of the connection.
+
+        Args:
+            n_fds: Descriptors that came with it.
+            is_long: Whether it did not fit into a datagram.
+            waiting: Answers that are not sent.
+
+        Raises:
+            Malformed: No correct peer has that much under way.
+        """
+        while self._left:
+            fds, was_long = self._left.popleft()
+            self.count -= 1
+            self._fds -= fds
+            self._has_long = self._has_long and not was_long
+        if self.count + waiting >= 2 * MAX_PENDING or self._fds + n_fds > _MAX_QUEUED_FDS:
+            raise calls.Malformed("too many calls at once")
+        if is_long and self._has_long:
+            raise calls.Malformed("two long calls at once")
+        self.count += 1
+        self._fds += n_fds
+        self._has_long = self._has_long or is_long
+
+    def leave(self, n_fds: int = 0, is_long: bool = False) -> None:
+        """Its answer is made. From any thread; the next `enter` sees it."""
+        self._left.append((n_fds, is_long))
+
+
+class Serving:
+    """Serves the calls of one connection. The owner of the connection accepts them.
+
+    Args:
+        side: Which calls.
+        handler: Object with the methods that the rows of `CALLS` name for this side. If there are such methods, too:
+            `admit(call)` is called before each, `rank(message)` says which is served first of those that wait.
+        workers: Where they are served: those that compute in the second ones, the others in the first.
+        outbox: Where answers go.
+        inbox: Where the owner learns of answers that it has to send.
+        stop: Ends the connection, with the reason.
+    """
+
+    def __init__(
+        self,
+        side: calls.Side,
+        handler: object,
+        workers: Sequence[Workers],
+        outbox: Outbox,
+        inbox: Inbox,
+        stop: Callable[[str], None],
+    ) -> None:
+        self._side = side
+        self._handlers = {call: getattr(handler, call.handler) for call in calls.CALLS if call.side is side}
+        self._admit: Callable[[calls.Call], None] | None = getattr(handler, "admit", None)
+        self._rank: Callable[[Message], int] = getattr(handler, "rank", lambda message: 0)
+        self._workers = workers
+        self._outbox = outbox
+        self._inbox = inbox
+        self._stop = stop
+        self._served = ServedCalls()
+
+    # -- the owner -----------------------------------------------------------------------------------------------------
+
+    def accept(self, packet: Packet) -> None:
+        """Have a worker serve a request.
+
+        Raises:
+            Malformed: It is none, or there are too many.
+        """
+        call, message = calls.decode_request(packet.body, self._side)
+        number, fds = packet.call_id, packet.fds
+        if call.request_fds(message) != len(fds):
+            raise calls.Malformed(f"{call.name} needs {call.request_fds(message)} descriptors, {len(fds)} came")
+        n_fds, is_long = len(fds), packet.is_long
+        self._served.enter(n_fds, is_long, self._outbox.answers)
+
+        def job() -> None:
+            with fds:
+                answer = self._serve(call, message, fds)
+            self._served.leave(n_fds, is_long)  # before the peer can know and send the next
+            if answer is not None:
+                self._answer(number, *answer)
+
+        try:
+            self._workers[call.computes].submit(job, self._served.count, self._rank(message))
+        except ResourceExhausted as error:  # no thread to be had
+            fds.close()
+            self._served.leave(n_fds, is_long)
+            self._outbox.put(refusal(number, error))
+
+    def refuse(self, number: int, error: NNBurstError) -> None:
+        """Answer a request that could not be received whole."""
+        self._served.enter(waiting=self._outbox.answers)
+        self._served.leave()
+        self._outbox.put(refusal(number, error))
+
+    # -- the workers ---------------------------------------------------------------------------------------------------
+
+    def _serve(self, call: calls.Call, message: Message, received: FdBundle) -> tuple[Kind, bytes, FdBundle] | None:
+        """Return the answer with descriptors of its own; None if the connection has to end."""
+        fds = FdBundle()
+        try:
+            if self._admit is not None:
+                self._admit(call)
+            answer = self._handlers[call](message, received)
+            reply, fds = answer if isinstance(answer, tuple) else (answer, fds)
+            return Kind.REPLY, calls.encode_reply(call, reply), fds
+        except calls.Malformed as error:
+            self._stop(f"malformed message: {error}")
+            return None
+        except NNBurstError as error:
+            failure = error
+        except BaseException as error:  # also SystemExit of a user's function: the peer must not wait for ever
+            _log.exception("%s failed", call.name)
+            failure = GeneralFailure(f"{call.name} failed: {type(error).__name__}: {error}")
+        fds.close()
+        return Kind.ERROR, calls.encode(calls.error_reply(failure)), FdBundle()
+
+    def _answer(self, number: int, kind: Kind, body: bytes, fds: FdBundle) -> None:
+        """Send the answer of a call, unless none is wanted."""
+        if not number:
+            fds.close()
+            return
+        try:
+            message = Outgoing(kind, number, body, fds)
+        except NNBurstError as error:
+            message = refusal(number, error)
+        if not self._outbox.send_now(message):
+            self._inbox.post(partial(self._outbox.put, message))
+
+
+def refusal(number: int, error: NNBurstError) -> Outgoing:
+    """Return an answer that says why there is no other."""
+    return Outgoing(Kind.ERROR, number, calls.encode(calls.error_reply(error)))

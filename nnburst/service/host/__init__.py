@@ -1,0 +1,1 @@
+"""The service's side: objects, quotas and handlers of each connection."""

@@ -1,0 +1,344 @@
+"""Fault points: what a service that is launched with them does on the order of its client.
+
+The client writes orders (`Order`) to a socket, each with one end of a socket of its own. Whoever passes a point reads
+the orders that have come, so that each is in force for all that is asked of the service later, without a thread. A
+fault says on its socket that it is reached before it does anything; one byte from the client withdraws it.
+
+Nothing of this is loaded by a service without fault points.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from ..._core._nnburst import ffi, lib
+from ..._core.errno import check
+from ...burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer, Kernel
+from ...burst.server.server import executor_of
+from ...devices import PreparedModel, WrappedModel
+from ...errors import ErrorStatus, GeneralFailure
+from ...model import NO_TIMING, ExecutionResult, MeasureTiming, OutputShape, Request, RunOptions
+from ..wire.cache_messages import PrepareModel, PrepareModelFromCache
+from ..wire.protocol import Call, ConfigureBurst, GetSupportedOperations
+from ..wire.values import Message
+
+if TYPE_CHECKING:
+    from ..._core._nnburst import CData
+    from ...fmq import MQDescriptor
+    from ...memory import Memory
+
+_log = logging.getLogger("nnburst.faults")
+
+Point = Literal["supported", "prepare", "restore", "burst", "run"]
+Act = Literal["exit", "kill", "delay", "stop", "block", "spin", "packet", "counter", "shapes", "wakeup"]
+
+_LONGEST_POLL = 1e6
+_PATIENCE = 30.0
+"""Seconds that a wake-up which is to be dropped waits for its client to sleep."""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What is to happen, and when.
+
+    Attributes:
+        point: Where.
+        act: What.
+        skip: How often the point is passed before it happens.
+        number: Seconds of a delay, an exit status, or a signal.
+    """
+
+    point: Point
+    act: Act
+    skip: int = 0
+    number: float = 0.0
+
+
+_orders = msgspec.json.Decoder(Order)
+
+
+class _Armed:
+    """An order, and the socket of its client."""
+
+    def __init__(self, order: Order, sock: socket.socket) -> None:
+        self.order = order
+        self.skip = order.skip
+        self._sock = sock
+
+    def tell(self) -> None:
+        """Say that it happens now."""
+        with contextlib.suppress(OSError):  # the client has not kept the fault
+            self._sock.send(b"!", socket.MSG_NOSIGNAL)
+
+    def withdrawn(self) -> bool:
+        """Whether the client has withdrawn it, which is more than not to keep it."""
+        try:
+            return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except OSError:
+            return False
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until it is withdrawn, at most so long."""
+        end = None if seconds is None else time.monotonic() + seconds
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        poll.poll(None if seconds is None else int(min(seconds, _LONGEST_POLL) * 1000))
+        if not self.withdrawn():
+            threading.Event().wait(None if end is None else max(0.0, end - time.monotonic()))
+
+    def __del__(self) -> None:
+        self._sock.close()
+
+
+class FaultPoints:
+    """The orders of a client.
+
+    Args:
+        sock: Where they come from; owned from now on.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sock.setblocking(False)
+        self._lock = threading.Lock()
+        self._armed: list[_Armed] = []
+
+    def admit(self, call: Call) -> None:
+        """Pass the point of a call that a service is about to serve, if it has one."""
+        point = _CALLS.get(call.request)
+        if point is not None:
+            self.reach(point)
+
+    def wrap(self, prepared: PreparedModel) -> PreparedModel:
+        """Return a model that passes the point "run" around another."""
+        return FaultyModel(prepared, self)
+
+    def reach(self, point: Point, *, in_burst: bool = False) -> _Armed | None:
+        """Do what was ordered for a point. Returns what only the caller can do: to spoil the answer of a burst."""
+        with self._lock:
+            self._receive()
+            here = [armed for armed in self._armed if armed.order.point == point]
+            due = [armed for armed in here if (in_burst or armed.order.act in _ACTS) and self._is_due(armed)]
+        answer = None
+        for armed in due:
+            armed.tell()
+            _log.warning("a fault is injected at %s: %s", point, armed.order.act)
+            act = _ACTS.get(armed.order.act)
+            if act is not None:
+                act(armed)
+            else:
+                answer = armed
+        return answer
+
+    def _is_due(self, armed: _Armed) -> bool:
+        if armed.withdrawn():
+            self._armed.remove(armed)
+            return False
+        armed.skip -= 1
+        if armed.skip < 0 and armed.order.act != "delay":  # which lasts
+            self._armed.remove(armed)
+        return armed.skip < 0
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sock, 4096, 1)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            order = _orders.decode(data)
+            self._armed.append(_Armed(order, socket.socket(fileno=fds[0])))
+            _log.info("a fault is ordered at %s: %s", order.point, order.act)
+
+
+_CALLS: Mapping[type[Message], Point] = {
+    GetSupportedOperations: "supported",
+    PrepareModel: "prepare",
+    PrepareModelFromCache: "restore",
+    ConfigureBurst: "burst",
+}
+"""Executions pass a point of their own, when they run."""
+
+
+# ---- what can happen anywhere ----------------------------------------------------------------------------------------
+
+
+def _exit(armed: _Armed) -> None:
+    os._exit(int(armed.order.number))
+
+
+def _kill(armed: _Armed) -> None:
+    number = int(armed.order.number)
+    signal.pthread_kill(threading.get_ident(), number)  # as what the processor raises: in this very thread
+    time.sleep(_PATIENCE)  # for one that is delivered to the process
+
+
+def _delay(armed: _Armed) -> None:
+    armed.wait(armed.order.number)
+
+
+def _stop(armed: _Armed) -> None:
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # os.kill may stop this thread a little later
+
+
+def _block(armed: _Armed) -> None:
+    armed.wait()
+
+
+def _spin(armed: _Armed) -> None:
+    sum(range(10**15))  # one call into C that never lets go of the interpreter lock
+
+
+_ACTS: Mapping[str, Callable[[_Armed], None]] = {
+    "exit": _exit,
+    "kill": _kill,
+    "delay": _delay,
+    "stop": _stop,
+    "block": _block,
+    "spin": _spin,
+}
+
+
+# ---- what only a burst's server can do -------------------------------------------------------------------------------
+
+
+class _ResultRing:
+    """A second look at the queue that a burst's results go through."""
+
+    def __init__(self, descriptor: MQDescriptor) -> None:
+        self._maps: list[mmap.mmap] = []
+        _, writes, _, event = descriptor.grantors[:4]
+        self.written = self._map(descriptor, writes.fd_index, writes.offset, "Q")
+        self.event = self._map(descriptor, event.fd_index, event.offset, "I")
+
+    def _map(self, descriptor: MQDescriptor, index: int, offset: int, code: Literal["Q", "I"]) -> memoryview[int]:
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(descriptor.fds[index], offset - start + 8, offset=start)
+        self._maps.append(mapped)
+        return memoryview(mapped)[offset - start : offset - start + struct.calcsize(code)].cast(code)
+
+    def wake(self) -> None:
+        """Have the client look."""
+        lib.nnb_event_wake(self._word, lib.NNB_EVENT_NOT_EMPTY)
+
+    def swallow(self, armed: _Armed) -> None:
+        """Let the next wake-up be taken for one that has happened: once the client sleeps, its bit is set."""
+        end = time.monotonic() + _PATIENCE
+        while check(lib.nnb_event_sleepers(self._word)) == 0:
+            if time.monotonic() > end or armed.withdrawn():
+                raise GeneralFailure("drop_wakeup: the client polls and never sleeps; give it a polling_window=0")
+            time.sleep(0.001)
+        self.event[0] |= lib.NNB_EVENT_NOT_EMPTY
+
+    def close(self) -> None:
+        """Unmap it. Idempotent."""
+        self.written.release()
+        self.event.release()
+        for mapped in self._maps:
+            mapped.close()
+
+    @property
+    def _word(self) -> CData:
+        return ffi.from_buffer("uint32_t[]", self.event)
+
+
+class FaultyExecutor(BurstExecutorWithCache):
+    """Passes the point "run" before each run of another executor's plans.
+
+    A plan of its own has no `gate`: each run admits itself to driver-managed buffers.
+    """
+
+    def __init__(self, inner: BurstExecutorWithCache, points: FaultPoints, ring: _ResultRing) -> None:
+        self._inner = inner
+        self._points = points
+        self._ring = ring
+        self.server: ExecutionBurstServer | None = None
+
+    def is_cache_entry_present(self, slot: int) -> bool:
+        return self._inner.is_cache_entry_present(slot)
+
+    def add_cache_entry(self, memory: Memory, slot: int) -> None:  # type: ignore[override]
+        self._inner.add_cache_entry(memory, slot)
+
+    def remove_cache_entry(self, slot: int) -> None:
+        self._inner.remove_cache_entry(slot)
+
+    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
+        self._inner.loop_timeout_ns = self.loop_timeout_ns
+        kernel = self._inner.bind(request, slots, measure)
+
+        def run() -> ExecutionResult | None:
+            spoilt = self._points.reach("run", in_burst=True)
+            result = kernel()
+            return result if spoilt is None else self._spoil(spoilt, len(request.outputs))
+
+        return run
+
+    def _spoil(self, armed: _Armed, outputs: int) -> ExecutionResult | None:
+        act = armed.order.act
+        if act == "shapes":
+            return ErrorStatus.NONE, (OutputShape((7, 7, 7, 7, 7), True),) * outputs, NO_TIMING
+        assert self.server is not None
+        if act == "packet":
+            self.server.set_answer(b"\xff" * (2 * lib.NNB_DATUM_SIZE))
+        elif act == "counter":
+            self.server.set_answer(b"")  # which would put the counter right
+            self._ring.written[0] += 1 << 40
+            self._ring.wake()
+        else:
+            self._ring.swallow(armed)
+        return None
+
+    def close(self) -> None:
+        self._inner.close()
+        self._ring.close()
+        self.server = None
+
+
+class FaultyModel(WrappedModel):
+    """Another model, as a service with fault points runs it: passes the point "run"."""
+
+    def __init__(self, inner: PreparedModel, points: FaultPoints) -> None:
+        super().__init__(inner)
+        self._points = points
+
+    execute_fenced = PreparedModel.execute_fenced  # which runs what `bind_fenced` returns
+
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
+        self._points.reach("run")
+        return self.inner.execute_synchronously(request, options)
+
+    def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
+        bound = self.inner.bind_fenced(request, options)
+
+        def run(final: RunOptions) -> ExecutionResult:
+            self._points.reach("run")
+            return bound(final)
+
+        return run
+
+    def configure_execution_burst(
+        self,
+        callback: BurstCallback,
+        request_channel: MQDescriptor,
+        result_channel: MQDescriptor,
+        polling_window: float | None = None,
+    ) -> BurstContext:
+        inner = self.inner.burst_executor() or executor_of(self.inner)
+        executor = FaultyExecutor(inner, self._points, _ResultRing(result_channel))
+        server = ExecutionBurstServer.create(callback, request_channel, result_channel, executor, polling_window)
+        executor.server = server
+        return server

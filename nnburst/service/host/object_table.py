@@ -1,0 +1,160 @@
+"""What one connection owns in a service: its objects by number."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from ...burst import Account, Caller
+from ...errors import DeadObject, InvalidArgument
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class _Entry:
+    __slots__ = ("dispose", "hang_up", "leave", "users", "value")
+
+    def __init__(
+        self,
+        value: object,
+        dispose: Callable[[], None],
+        hang_up: Callable[[], None] | None,
+        leave: Callable[[], None] | None,
+    ) -> None:
+        self.value = value
+        self.dispose = dispose
+        self.hang_up = hang_up
+        self.leave = leave
+        self.users = 1  # the table itself
+
+
+class ObjectTable:
+    """Objects by number. An object is disposed of once it is removed *and* no longer used.
+
+    Numbers are never used again. Nothing is called under the lock.
+
+    Args:
+        account: Where working memory of its client's requests counts; None: nowhere.
+
+    Attributes:
+        caller: The connection's client, until it has left.
+    """
+
+    def __init__(self, account: Account | None = None) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[int, _Entry] = {}
+        self._numbers = itertools.count(1)
+        self._closed = False
+        self._kept: set[_Entry] = set()  # also those that are just being disposed of
+        self.caller = Caller(account=account)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(
+        self,
+        value: object,
+        dispose: Callable[[], None],
+        hang_up: Callable[[], None] | None = None,
+        leave: Callable[[], None] | None = None,
+    ) -> int:
+        """Own an object and return its number.
+
+        Args:
+            value: The object.
+            dispose: Called once when it is to go.
+            hang_up: Called first if the connection ends, so that threads inside the object come back.
+            leave: Called first if the client awaits nothing of it any more: it has gone, or dropped the object.
+
+        Raises:
+            DeadObject: The connection has ended meanwhile; the object has been disposed of.
+        """
+        with self._lock:
+            closed = self._closed
+            number = next(self._numbers)
+            if not closed:
+                entry = self._entries[number] = _Entry(value, dispose, hang_up, leave)
+                self._kept.add(entry)
+        if closed:
+            dispose()
+            raise DeadObject("the connection has ended")
+        return number
+
+    def find(self, number: int, kind: type[T]) -> T | None:
+        """Return an object, to look at only, since it may go at any time; None if there is no such one."""
+        entry = self._entries.get(number)
+        return entry.value if entry is not None and isinstance(entry.value, kind) else None
+
+    @contextmanager
+    def lease(self, number: int, kind: type[T], what: str) -> Iterator[T]:
+        """Use an object inside a with block, which may end in another thread.
+
+        Raises:
+            InvalidArgument: There is no such object, or it is of another kind.
+            DeadObject: There is none any more.
+        """
+        with self._lock:
+            entry = self._entries.get(number)
+            if entry is None and self._closed:
+                raise DeadObject("the connection has ended")
+            if entry is None or not isinstance(entry.value, kind):
+                raise InvalidArgument(f"there is no {what} {number} on this connection")
+            entry.users += 1
+        try:
+            yield entry.value
+        finally:
+            self._let_go(entry)
+
+    def all_of(self, kind: type[T]) -> list[T]:
+        """Return the objects of a kind, to look at only, since each may go at any time. Takes no lock."""
+        return [entry.value for entry in tuple(self._entries.values()) if isinstance(entry.value, kind)]
+
+    def remove(self, number: int) -> None:
+        """Drop an object; an unknown number is ignored."""
+        with self._lock:
+            entry = self._entries.pop(number, None)
+        if entry is not None:
+            if entry.leave is not None:
+                entry.leave()
+            self._let_go(entry)
+
+    def leave(self) -> None:
+        """The client has gone: what runs for it may end."""
+        self.caller.leave()
+        for entry in tuple(self._kept):
+            if entry.leave is not None:
+                entry.leave()
+
+    def hang_up(self) -> None:
+        """Accept nothing more, and have the threads inside the objects come back once what they run is over."""
+        with self._lock:
+            self._closed = True
+            entries = list(self._entries.values())
+        for entry in entries:
+            if entry.hang_up is not None:
+                entry.hang_up()
+
+    def close(self) -> None:
+        """Drop everything and accept nothing more. Idempotent."""
+        self.hang_up()
+        with self._lock:
+            entries = list(self._entries.values())
+            self._entries.clear()
+        for entry in reversed(entries):
+            self._let_go(entry)
+
+    def _let_go(self, entry: _Entry) -> None:
+        with self._lock:
+            entry.users -= 1
+            unused = entry.users == 0
+        if unused:
+            try:
+                entry.dispose()
+            except Exception:
+                _log.exception("releasing %r failed", entry.value)
+            self._kept.discard(entry)

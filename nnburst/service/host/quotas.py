@@ -1,0 +1,140 @@
+"""How much of everything one connection, and one user, may have in a service at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import fields
+
+from ...errors import InvalidArgument, ResourceExhausted
+
+
+class Quotas(Struct, frozen=True):
+    """The most that one connection, or one user with all of its connections, may have at a time.
+
+    Attributes:
+        connections: Of a user.
+        models, bursts, buffers: Numbers of them.
+        buffer_bytes: What driver-managed buffers take.
+        mapped_bytes: Every pool and queue that was handed over.
+        fds: Descriptors that were handed over.
+        requests: Executions without a burst that are under way, each in a thread; a fenced one counts until its client
+            has let go of it, too.
+        working_bytes: What bound requests and their runs take beside the memory of the requests.
+    """
+
+    connections: int = 1
+    models: int = 64
+    bursts: int = 64
+    buffers: int = 1024
+    buffer_bytes: int = 4 << 30
+    mapped_bytes: int = 16 << 30
+    fds: int = 1024
+    requests: int = 64
+    working_bytes: int = 2 << 30
+
+    def changed(self, values: Mapping[str, int], option: str = "quotas", *, of_user: bool = False) -> Quotas:
+        """Return these quotas with some of them replaced.
+
+        Args:
+            values: By name.
+            option: What the caller calls them.
+            of_user: They are a user's: a connection has no quota of connections.
+
+        Raises:
+            InvalidArgument: There is no such quota, or its value is no whole number.
+        """
+        if not isinstance(values, Mapping):
+            raise InvalidArgument(f"{option}={values!r}: give a dict of numbers by the names of quotas")
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        names = [name for name in known if of_user or name != "connections"]
+        for name, value in values.items():
+            if name not in names or not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise InvalidArgument(f"{option}: {name}={value!r}: give a whole number for one of {', '.join(names)}")
+        return Quotas(**{**known, **values})
+
+
+PER_USER = Quotas(256, 512, 1024, 8192, 8 << 30, 32 << 30, 16384, 512, 8 << 30)
+"""Of a service that programs share, unless it was started with others."""
+
+
+class Charge:
+    """A part of a quota that is in use. Context manager, at whose end it is released. `release` is idempotent."""
+
+    __slots__ = ("_above", "_amounts", "_ledger")
+
+    def __init__(self, ledger: Ledger, amounts: dict[str, int], above: Charge | None) -> None:
+        self._ledger = ledger
+        self._amounts = amounts
+        self._above = above
+
+    def release(self) -> None:
+        """Give it back."""
+        amounts, self._amounts = self._amounts, {}
+        self._ledger.refund(amounts)
+        if self._above is not None:
+            self._above.release()
+
+    def __enter__(self) -> Charge:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+class Ledger:
+    """Counts against `Quotas`.
+
+    Args:
+        quotas: The limits.
+        owner: Whose they are, for messages.
+        above: Everything counts there, too.
+    """
+
+    def __init__(self, quotas: Quotas, owner: str = "this connection", above: Ledger | None = None) -> None:
+        self._limits = {field.name: int(getattr(quotas, field.name)) for field in fields(quotas)}
+        self._used = dict.fromkeys(self._limits, 0)
+        self._lock = threading.RLock()  # what is garbage gives back, which may be in the middle of a charge
+        self._owner = owner
+        self._prefix = "" if owner == "this connection" else "user."
+        self._above = above
+
+    @property
+    def used(self) -> dict[str, int]:
+        """What is in use now, by name of the quota."""
+        with self._lock:
+            return dict(self._used)
+
+    def charge(self, **amounts: int) -> Charge:
+        """Take from the quotas; all or nothing.
+
+        Raises:
+            ResourceExhausted: One would be exceeded (RESOURCE_EXHAUSTED_TRANSIENT).
+        """
+        self._take(amounts)
+        try:
+            return Charge(self, amounts, None if self._above is None else self._above.charge(**amounts))
+        except ResourceExhausted:
+            self.refund(amounts)
+            raise
+
+    def _take(self, amounts: dict[str, int]) -> None:
+        with self._lock:
+            for name, amount in amounts.items():
+                if self._used[name] + amount > self._limits[name]:
+                    launched = "" if self._prefix else f", launch(quotas={{{name!r}: N}})"
+                    raise ResourceExhausted(
+                        f"{self._owner} may have {self._limits[name]} {name}, has {self._used[name]} and wants "
+                        f"{amount} more: close what is not needed, or raise the service's quota (nnburst serve --quota "
+                        f"{self._prefix}{name}=N{launched})"
+                    )
+            for name, amount in amounts.items():
+                self._used[name] += amount
+
+    def refund(self, amounts: dict[str, int]) -> None:
+        """Give back what `charge` took."""
+        with self._lock:
+            for name, amount in amounts.items():
+                self._used[name] -= amount

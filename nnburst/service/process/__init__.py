@@ -1,0 +1,1 @@
+"""Processes: how services start, where they are found, how they are scheduled."""

@@ -1,0 +1,41 @@
+"""The file that a process of this package runs: it decides where modules come from, before it imports any.
+
+Its first argument names the module whose `main` is called. It runs by its own path, not as ``python -m``, which would
+look for modules in the working directory first. That directory belongs to whatever the client works on, and may hold
+any file beside a downloaded model.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def _start() -> int:
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.10 puts the directory of this file first
+        del sys.path[0]
+
+    import gc
+    import os
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    gc.disable()  # imports leave next to nothing to collect
+    # The package that the client uses, even if another is installed; its libraries are looked for as usual.
+    root = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
+    spec = PathFinder.find_spec("nnburst", [root])
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["nnburst"] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["nnburst"])
+
+    from importlib import import_module
+
+    main = import_module(sys.argv.pop(1)).main
+    gc.freeze()  # what was imported stays: no later collection looks at it
+    gc.enable()
+    status: int = main()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(_start())

@@ -1,0 +1,104 @@
+"""What a child service does."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from ..._core._nnburst import lib
+from ..._core.errno import check, name_process
+from ...devices import LocalDevice, create_device
+from ...errors import NNBurstError
+from ...watch import Page
+from ..host.host import ServiceHost
+from ..host.quotas import Quotas
+from .limited_log import LimitedHandler
+from .scheduling import Scheduling
+
+_MOST_FDS = 65536
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve one client over an inherited socket until it goes.
+
+    Started by `start_child` through `bootstrap`; there is no use for it by hand.
+    """
+    parser = argparse.ArgumentParser(prog="nnburst service")
+    parser.add_argument("--socket", type=int, required=True, help="inherited end of a socketpair")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the client")
+    parser.add_argument("--stderr", type=int, default=-1, help="becomes stderr once all is well")
+    parser.add_argument("--log-level", type=int, default=logging.WARNING, help="a number of `logging`")
+    parser.add_argument("--quota", action="append", default=[], help="NAME=NUMBER of `Quotas`")
+    parser.add_argument("--max-run", type=float, default=None, help="seconds that a run may take")
+    parser.add_argument("--path", action="append", default=[], help="where the client's program finds its modules")
+    parser.add_argument("--faults", type=int, default=-1, help="where orders of faults come from")
+    parser.add_argument("--scheduler", default=None, help="POLICY:PRIORITY")
+    parser.add_argument("--affinity", default=None, help="numbers of CPUs")
+    parser.add_argument("--spare", action="store_true", help="load at once what the first model will need")
+    parser.add_argument("devices", nargs="+", metavar="DEVICE")
+    options = parser.parse_args(arguments)
+
+    name_process("the service")
+    sock = socket.socket(fileno=options.socket)
+    sock.set_inheritable(False)
+    if options.stderr >= 0:
+        os.set_inheritable(options.stderr, False)
+    # The parent may have died before the pidfd existed, and its number may be another process by now: a child of a dead
+    # parent has a new one.
+    pidfd = os.pidfd_open(options.parent) if os.getppid() == options.parent else -1
+    if pidfd < 0:
+        return 0
+    try:
+        Scheduling.parse(options.scheduler, options.affinity).apply(
+            lambda: check(lib.nnb_exit_when_dead(pidfd, sock.fileno()), "watching the client")
+        )
+    except NNBurstError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if os.getppid() != options.parent:  # it has died before the kernel was asked to tell
+        return 0
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client decides what Ctrl-C ends
+    faulthandler.enable()
+    # Each pool of a client takes a descriptor here, and the usual limit of 1024 is for programs that use select().
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, min(most, _MOST_FDS)), most))
+    logging.basicConfig(
+        level=options.log_level,
+        format="nnburst service %(process)d: %(levelname)s: %(message)s",
+        handlers=[LimitedHandler()],
+    )
+
+    if options.path:
+        sys.path[:] = dict.fromkeys([*options.path, *sys.path])
+    try:
+        given = {name: int(number) for name, _, number in (text.partition("=") for text in options.quota)}
+        quotas = Quotas().changed(given)  # the only connection is all that its user has
+        devices = list(map(create_device, options.devices))
+        for device in devices if options.spare else ():
+            if isinstance(device, LocalDevice):
+                device.load_libraries()
+        faults = None
+        if options.faults >= 0:
+            from ..host.faults import FaultPoints
+
+            faults = FaultPoints(socket.socket(fileno=options.faults))
+        host = ServiceHost(
+            devices, quotas=quotas, user_quotas=quotas, page=Page(), max_run=options.max_run, faults=faults
+        )
+    except NNBurstError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.stderr >= 0:
+        os.dup2(options.stderr, 2, inheritable=True)
+        os.close(options.stderr)
+    client = host.serve(sock, peer_pidfd=pidfd)
+    client.wait_ended()
+    host.close()
+    return 0

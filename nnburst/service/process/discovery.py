@@ -1,0 +1,424 @@
+"""Where a shared service is found: a socket in the runtime directory, and the lock that says who owns its name.
+
+The owner of a name holds a lock on ``NAME.lock`` that belongs to its open file, so the kernel drops it with the
+process, however that ends. A socket whose lock is free was left behind, and the next owner may replace it. The lock
+file carries the owner's process id, for people and for `nnburst ls`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import socket
+import stat
+import struct
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from ..._core.deadline import Deadline
+from ..._core.errno import meaning
+from ...errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
+
+RUNTIME_VARIABLE = "NNBURST_RUNTIME_DIR"
+SYSTEM_DIRECTORY = Path("/run/nnburst")
+"""Where a service of the system puts its socket; looked into after the user's own directory."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PREFIX = "unix:"
+_LONGEST_PATH = 107  # of sockaddr_un.sun_path, without its terminating zero
+_BACKLOG = 64
+_RETRY = 0.005
+_SO_PEERGROUPS = 59
+_SO_PEERPIDFD = 77  # Linux 6.5
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock where off_t has 64 bits
+_WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+# ---- names ----------------------------------------------------------------------------------------------------
+
+
+def runtime_directory() -> Path:
+    """Return where this user's sockets are: ``NNBURST_RUNTIME_DIR``, else a place in ``XDG_RUNTIME_DIR`` or /tmp."""
+    chosen = os.environ.get(RUNTIME_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(session, "nnburst") if session else Path(f"/tmp/nnburst-{os.geteuid()}")
+
+
+def socket_path(address: str) -> Path:
+    """Return the path that an address names for a service that starts.
+
+    Args:
+        address: A name of letters, digits, ``.``, ``_`` and ``-``, or ``unix:`` and a path.
+
+    Raises:
+        InvalidArgument: It is neither, or the path is too long for a socket.
+    """
+    if not isinstance(address, str):
+        raise InvalidArgument(f"expected the name of a service or 'unix:PATH', got {type(address).__name__}")
+    if address.startswith(_PREFIX):
+        path = Path(address.removeprefix(_PREFIX)).absolute()
+        if path.is_dir():  # or no path at all
+            raise InvalidArgument(f"{address!r} is a directory: give 'unix:' and the path of a socket")
+    elif _NAME.fullmatch(address):
+        path = runtime_directory() / f"{address}.sock"
+    else:
+        raise InvalidArgument(
+            f"{address!r} is not the name of a service: use letters, digits, '.', '_' and '-', or give 'unix:PATH'"
+        )
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise InvalidArgument(
+            f"the path of the socket, {str(path)!r}, is longer than {_LONGEST_PATH} bytes: set {RUNTIME_VARIABLE} to a "
+            f"shorter directory, or give 'unix:PATH'"
+        )
+    return path
+
+
+def _lock_path(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(".sock") + ".lock")
+
+
+def _own_directory(directory: Path, wider: bool) -> None:
+    """Create the runtime directory, or refuse one that another user could change.
+
+    Args:
+        directory: Made with mode 0700.
+        wider: Let other users pass through it, though not list it.
+
+    Raises:
+        BadState: It is a link, somebody else's, or open to writers.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        raise BadState(f"the runtime directory {str(directory)!r} cannot be used: {error.strerror}") from error
+    if not _is_of(found, {os.geteuid()}):
+        raise BadState(
+            f"the runtime directory {str(directory)!r} must be a directory of user {os.geteuid()} that no other user "
+            f"can write: remove it, or set {RUNTIME_VARIABLE}"
+        )
+    if wider and found.st_mode & 0o011 != 0o011:
+        directory.chmod(stat.S_IMODE(found.st_mode) | 0o011)
+
+
+def _is_of(found: os.stat_result, uids: Collection[int]) -> bool:
+    """Whether something is a directory, no link, of one of some users that nobody else can write."""
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in uids and not found.st_mode & 0o022
+
+
+def trusted_uids(more: int | Collection[int] = ()) -> frozenset[int]:
+    """Return the users whose services this process uses: its own, root, and more.
+
+    Raises:
+        InvalidArgument: These are no user ids.
+    """
+    uids = more if isinstance(more, Collection) else (more,)
+    if isinstance(more, str | bytes) or not all(isinstance(uid, int) and not isinstance(uid, bool) for uid in uids):
+        raise InvalidArgument(f"trust_uid={more!r}: give a user id, or several; pwd.getpwnam(NAME).pw_uid is one")
+    return frozenset({os.geteuid(), 0, *uids})
+
+
+def _distrusted(directory: Path, trusted: Collection[int]) -> str:
+    """Say why a runtime directory may hold what another user has put there; empty if it is not there or does not."""
+    try:
+        found = directory.lstat()
+    except OSError:
+        return ""
+    if _is_of(found, trusted):
+        return ""
+    what = f"is of user {found.st_uid}" if stat.S_ISDIR(found.st_mode) else "is not a directory"
+    if found.st_uid in trusted and stat.S_ISDIR(found.st_mode):
+        what = "can be written by other users"
+    return (
+        f"the runtime directory {str(directory)!r} {what}, so a service in it may be anybody's: remove it, set "
+        f"{RUNTIME_VARIABLE}, or, if you trust that user, connect(..., trust_uid={found.st_uid})"
+    )
+
+
+# ---- serving --------------------------------------------------------------------------------------------------
+
+
+class Claim:
+    """A name that this process owns, and the socket that listens there. `close` gives both back."""
+
+    def __init__(self, path: Path, listener: socket.socket, lock: int) -> None:
+        self.path = path
+        self.listener = listener
+        self._lock = lock
+
+    def close(self) -> None:
+        """Stop to listen, remove the socket and let go of the name. Idempotent."""
+        self.listener.close()
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            with contextlib.suppress(OSError):  # while it is held: the next owner finds no file or a new one
+                _lock_path(self.path).unlink()
+            os.close(lock)
+
+
+def claim(address: str, *, wider: bool = False) -> Claim:
+    """Own a name and listen there; a socket that a dead service left is replaced.
+
+    Args:
+        address: As for `socket_path`.
+        wider: Whether users other than this one may reach the socket.
+
+    Raises:
+        BadState: Another process serves there (the message has its pid), or the place cannot be used.
+        InvalidArgument: The address is malformed, or the path is taken by a file that is not a socket.
+    """
+    path = socket_path(address)
+    if not address.startswith(_PREFIX):
+        _own_directory(path.parent, wider)
+    lock = _take_lock(_lock_path(path), address)
+    try:
+        return Claim(path, _listen(path, wider), lock)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            _lock_path(path).unlink()
+        os.close(lock)
+        raise
+
+
+def _take_lock(path: Path, address: str) -> int:
+    while True:
+        try:
+            fd = _open_lock(path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise BadState(f"the lock file {str(path)!r} cannot be used: {error.strerror}") from error
+        try:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+        except (BlockingIOError, PermissionError):
+            pid = _read_pid(fd)
+            os.close(fd)
+            owner = f"process {pid}" if pid else "another process"
+            raise BadState(
+                f"{address!r} is served by {owner} already: stop that one (nnburst stop), or choose another name"
+            ) from None
+        if _is_file(fd, path):  # else its last owner removed it between our open and our lock
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            return fd
+        os.close(fd)
+
+
+def _open_lock(path: Path, flags: int) -> int:
+    """Open a lock file without waiting, whatever is there in its place.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file; remove it, or choose another name")
+    return fd
+
+
+def _is_file(fd: int, path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    ours = os.fstat(fd)
+    return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def _read_pid(fd: int) -> int:
+    text = os.pread(fd, 32, 0).strip()
+    return int(text) if text.isdigit() else 0
+
+
+def _listen(path: Path, wider: bool) -> socket.socket:
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise InvalidArgument(f"{str(path)!r} exists and is not a socket: choose another path")
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        os.fchmod(listener.fileno(), 0o600)  # so that bind creates it like that, whatever the umask
+        listener.bind(os.fspath(path))
+        if wider:
+            path.chmod(0o666)
+        listener.listen(_BACKLOG)
+        return listener
+    except OSError as error:
+        listener.close()
+        raise BadState(f"the service cannot listen at {str(path)!r}: {error.strerror}") from error
+
+
+# ---- connecting -----------------------------------------------------------------------------------------------
+
+
+class Peer(Struct, frozen=True):
+    """Who made the other end of a connected socket, as the kernel says it.
+
+    Attributes:
+        pid: 0 if the process is not in this process's pid namespace.
+        uid: User.
+        groups: Its group and the supplementary ones.
+    """
+
+    pid: int
+    uid: int
+    groups: frozenset[int]
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """Return the credentials of the other end."""
+    pid, uid, gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII")))
+    try:
+        packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * 1024)
+    except OSError:  # more groups than that: the first one decides
+        packed = b""
+    return Peer(pid, uid, frozenset({gid, *struct.unpack(f"{len(packed) // 4}I", packed)}))
+
+
+def peer_pidfd(sock: socket.socket) -> int | None:
+    """Return a pidfd of the process at the other end, None if the kernel cannot say which that is."""
+    with contextlib.suppress(OSError):
+        return int(sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
+    pid = peer_of(sock).pid
+    with contextlib.suppress(OSError):
+        return os.pidfd_open(pid) if pid > 0 else None
+    return None
+
+
+def _find(address: str, trusted: Collection[int]) -> Path:
+    """Return the path of a socket: in the directory of this user, or, where it has none of the name, in the system's.
+
+    Raises:
+        DeviceUnavailable: The directory may hold what another user has put there.
+    """
+    path = socket_path(address)
+    if address.startswith(_PREFIX):
+        return path
+    shared, why = SYSTEM_DIRECTORY / path.name, _distrusted(path.parent, trusted)
+    if (why or not os.path.exists(path)) and os.path.exists(shared):
+        path, why = shared, _distrusted(SYSTEM_DIRECTORY, trusted)
+    if why:
+        raise DeviceUnavailable(why)
+    return path
+
+
+def _check_peer(sock: socket.socket, path: Path, trusted: Collection[int]) -> None:
+    uid = peer_of(sock).uid
+    if uid not in trusted:
+        raise DeviceUnavailable(
+            f"the service at {str(path)!r} is of user {uid}, and this process trusts those of user {os.geteuid()} and "
+            f"of root: if you trust that user with what models get and give, connect(..., trust_uid={uid})"
+        )
+
+
+def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] = ()) -> socket.socket:
+    """Connect to a running service.
+
+    Args:
+        address: As for `socket_path`; a name is looked for in the user's directory, then in /run/nnburst.
+        timeout: Seconds to wait for room in its backlog; None for no limit.
+        trust_uid: Users whose services are used, beside this one and root.
+
+    Raises:
+        DeviceUnavailable: No service runs there, it may not be reached by this user, or it is one of a user who is not
+            trusted.
+        MissedDeadline: The service does not take connections.
+        InvalidArgument: The address is malformed.
+    """
+    trusted = trusted_uids(trust_uid)
+    path = _find(address, trusted)
+    deadline = Deadline.after(timeout)
+    limit = deadline.left()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        while True:
+            try:
+                sock.connect(os.fspath(path))
+                _check_peer(sock, path, trusted)
+                return sock
+            except BlockingIOError:  # its backlog is full, for which a Unix socket cannot be polled
+                if deadline.left() == 0:
+                    raise MissedDeadline(
+                        f"the service at {str(path)!r} took no connection within {limit:.3g} s"
+                    ) from None
+                time.sleep(_RETRY)
+    except OSError as error:
+        sock.close()
+        raise error if isinstance(error, NNBurstError) else _unreachable(address, path, error) from None
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _unreachable(address: str, path: Path, error: OSError) -> DeviceUnavailable | ResourceExhausted:
+    option = f"--socket {path}" if address.startswith(_PREFIX) else f"--name {address}"
+    start = f"start one with: nnburst serve {option}"
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+        return ResourceExhausted(f"no connection to {str(path)!r}: {meaning(error.errno)}")
+    reason = {
+        errno.ENOENT: f"no service runs at {str(path)!r}: {start}",
+        errno.ENOTDIR: f"no service runs at {str(path)!r}: {start}",
+        errno.ECONNREFUSED: f"the service at {str(path)!r} has ended and left its socket: {start}",
+        errno.EACCES: f"user {os.geteuid()} may not reach {str(path)!r}: its owner has to start the service with "
+        f"--allow-uid {os.geteuid()}",
+        errno.EPROTOTYPE: f"{str(path)!r} is a socket of another kind of program",
+        errno.ENOTSOCK: f"{str(path)!r} is not a socket",
+    }.get(error.errno or 0, f"{str(path)!r} cannot be reached: {error.strerror}")
+    return DeviceUnavailable(reason)
+
+
+# ---- looking around -------------------------------------------------------------------------------------------
+
+
+class FoundService(Struct, frozen=True):
+    """A name in a runtime directory.
+
+    Attributes:
+        name: As given to ``nnburst serve --name``.
+        path: Of its socket.
+        pid: Of its owner; 0 if that is gone.
+    """
+
+    name: str
+    path: Path
+    pid: int
+
+
+def running_services() -> Iterator[FoundService]:
+    """Yield the services of this user and of the system, dead ones too, without connecting to any.
+
+    A directory that another user has made, or can write, holds none.
+    """
+    seen, trusted = set(), trusted_uids()
+    for directory in (runtime_directory(), SYSTEM_DIRECTORY):
+        is_used = directory.is_dir() and not _distrusted(directory, trusted)
+        for path in sorted(directory.glob("*.sock")) if is_used else ():
+            if path.name not in seen:
+                seen.add(path.name)
+                yield FoundService(path.name.removesuffix(".sock"), path, _owner(_lock_path(path)))
+
+
+def owner_of(address: str) -> int:
+    """Return the pid of the process that owns a name, 0 if none can be seen to do so. It is not asked itself."""
+    return _owner(_lock_path(socket_path(address)))
+
+
+def _owner(lock: Path) -> int:
+    try:
+        fd = _open_lock(lock, os.O_RDONLY)
+    except OSError:
+        return 0
+    try:
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE)  # asks without taking it: a service may be starting
+        return _read_pid(fd) if _FLOCK.unpack(found)[0] != fcntl.F_UNLCK else 0
+    finally:
+        os.close(fd)

@@ -1,0 +1,258 @@
+"""Start a service as a child process, and take it down again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+
+from ... import _safe_path
+from ..._core.deadline import Deadline, checked_timeout
+from ..._core.errno import meaning, system
+from ...devices.registry import checked_names
+from ...errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
+from ..client.connection import ServiceConnection
+from ..host.quotas import Quotas
+from .scheduling import Scheduling
+
+_DEFAULTS = {
+    # Large blocks go back to the system when they are freed: glibc raises this by itself, up to 32 MiB, and keeps more.
+    "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
+    "ORT_DISABLE_TELEMETRY": "1",
+}
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")
+_FUNCTIONS = "nnburst-function"
+
+
+def safe_command(module: str) -> list[str]:
+    """Return the beginning of a command that runs a module of this package, and takes none from where it is run.
+
+    Args:
+        module: Its name; its `main` reads the rest of the command. It needs a PYTHONPATH of `absolute_entries`.
+
+    Raises:
+        DeviceUnavailable: There is no interpreter that could run it.
+    """
+    if not sys.executable:
+        raise DeviceUnavailable(
+            "no service process: sys.executable does not name an interpreter that could run it; use in_process()"
+        )
+    return [sys.executable, *_flags(), _BOOTSTRAP, module]
+
+
+def start_child(
+    devices: Sequence[str] = ("nnburst-reference",),
+    *,
+    timeout: float | None = 60.0,
+    env: Mapping[str, str] | None = None,
+    log_level: str | int = "warning",
+    log: str | os.PathLike[str] | None = None,
+    quotas: Mapping[str, int] | None = None,
+    max_run: float | None = None,
+    faults: bool = False,
+    scheduler: tuple[str, int] | None = None,
+    affinity: Collection[int] | None = None,
+    spare: bool = False,
+) -> ServiceConnection:
+    """Start a service process for this process alone and connect to it.
+
+    The child gets one end of a socketpair. It ends when this process ends, however that happens, and also when the
+    connection is closed. It is in a session of its own, so Ctrl-C in a terminal reaches only the client.
+
+    Unless one of OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS is set, all are set to 1 in the child: BLAS
+    threads that spin for work cost more than they bring to small models. Unless ORT_DISABLE_TELEMETRY is set, it is set
+    to 1: ONNX Runtime neither sends telemetry nor writes an identifier into the user's cache directory.
+
+    The child takes no modules from the working directory, nor from relative entries of PYTHONPATH. A function device
+    runs code of this program: for one the child looks for modules where this program does.
+
+    Args:
+        devices: Names of the devices that the service offers (`nnburst.devices.device_names`).
+        timeout: Seconds that the child may take to start; None for no limit.
+        env: Environment of the child, None for a copy of this one's.
+        log_level: Least level of what the child logs: ``"debug"``, ``"info"``, ``"warning"``, ``"error"``,
+            ``"critical"``, or a number of `logging`.
+        log: File that its stderr is appended to, logs and messages of libraries alike; None for this one's stderr.
+        quotas: What this connection may own, by name of `Quotas`; None for the defaults.
+        max_run: Seconds that a run may take; None for no limit.
+        faults: Whether the child has fault points, for `nnburst.testing.inject`.
+        scheduler: Real-time policy and priority of all its threads, such as ``("fifo", 20)``; None for the usual one.
+        affinity: CPUs that it may use; None for those of this process.
+        spare: Whether it loads at once what its devices would load for their first model.
+
+    Raises:
+        InvalidArgument: No device is named, the level is unknown, the file cannot be written, the longest run is no
+            time, or policy, priority or CPUs are none.
+        DeviceUnavailable: The child ended before it could serve, or is refused the policy or a CPU; the message carries
+            its error output.
+        MissedDeadline: It did not start in time.
+        ResourceExhausted: There are no descriptors, processes or threads for it.
+    """
+    limit = checked_timeout(timeout)
+    names = checked_names(devices)
+    quotas = {} if quotas is None else quotas
+    Quotas().changed(quotas)
+    options = [f"--log-level={_level(log_level)}", *(f"--quota={name}={n}" for name, n in quotas.items())]
+    if max_run is not None:
+        longest = checked_timeout(max_run)
+        if not longest:
+            raise InvalidArgument(f"max_run={max_run!r}: give the seconds that a run may take, above 0, or None")
+        options.append(f"--max-run={longest}")
+    options += Scheduling.of(scheduler, affinity).options() + ["--spare"] * spare
+    try:
+        with _stderr(log) as stderr:
+            return _start(names, limit, dict(os.environ if env is None else env), options, stderr, faults)
+    except NNBurstError:  # some of which are OSErrors, too
+        raise
+    except (OSError, MemoryError) as error:
+        why = meaning(error.errno) if isinstance(error, OSError) and error.errno else "out of memory"
+        raise ResourceExhausted(f"the service process cannot be started: {why}") from error
+
+
+def _start(
+    names: Sequence[str],
+    timeout: float | None,
+    env: dict[str, str],
+    options: Sequence[str],
+    stderr: int,
+    faults: bool,
+) -> ServiceConnection:
+    timeout = Deadline.after(timeout).left()
+    errors = system(os.memfd_create, "nnburst-child-stderr", os.MFD_CLOEXEC)
+    orders: tuple[socket.socket, ...] = ()
+    try:
+        if faults:
+            orders = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        ours, theirs = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        passed = {"socket": theirs.fileno(), "stderr": stderr, "faults": orders[1].fileno() if orders else -1}
+        child = _Child(partial(_spawn, names, passed, errors, env, options))
+        try:
+            with theirs:
+                connection = ServiceConnection(
+                    ours, launch=partial(child.start, theirs), timeout=timeout, on_end=child.reap, kill=child.kill
+                )
+            if faults:
+                connection.faults = orders[0]
+                connection.link_to_death(orders[0].close)
+            return connection
+        except DeadObject as error:
+            how = str(error).partition(": ")[2] or error
+            raise DeviceUnavailable(f"no service for {', '.join(names)}: {how}{_said(errors)}") from error
+        except MissedDeadline as error:
+            raise MissedDeadline(f"the service process did not start within {timeout:.3g} s{_said(errors)}") from error
+    except BaseException:
+        for end in orders:
+            end.close()
+        raise
+    finally:
+        os.close(errors)
+        for end in orders[1:]:
+            end.close()
+
+
+def _spawn(
+    names: Sequence[str], passed: Mapping[str, int], errors: int, env: dict[str, str], options: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    env = service_environment(env)
+    env["PYTHONPATH"] = _safe_path.absolute_entries(env.get("PYTHONPATH", ""))
+    numbers = {**passed, "parent": os.getpid()}
+    command = [*safe_command(f"{__package__}.child"), *(f"--{name}={number}" for name, number in numbers.items())]
+    command += options
+    if any(name.partition(":")[0] == _FUNCTIONS for name in names):
+        command += [f"--path={os.path.abspath(entry)}" for entry in sys.path if isinstance(entry, str)]
+    return subprocess.Popen(
+        [*command, *names],
+        stdin=subprocess.DEVNULL,
+        stderr=errors,
+        pass_fds=[fd for fd in passed.values() if fd >= 0],
+        start_new_session=True,
+        env=env,
+    )
+
+
+def service_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return `env` with defaults for what the libraries of a process that serves read when they are loaded."""
+    threads = {} if any(name in env for name in _THREAD_VARIABLES) else dict.fromkeys(_THREAD_VARIABLES, "1")
+    return {**_DEFAULTS, **threads, **env}
+
+
+def _level(level: str | int) -> int:
+    """Return a level of `logging` by name or number."""
+    number = logging.getLevelName(level.upper()) if isinstance(level, str) else level
+    if not isinstance(number, int) or not 0 <= number <= logging.CRITICAL:
+        raise InvalidArgument(
+            f"log_level={level!r}; choose 'debug', 'info', 'warning', 'error', 'critical' or a number up to 50"
+        )
+    return number
+
+
+@contextlib.contextmanager
+def _stderr(log: str | os.PathLike[str] | None) -> Iterator[int]:
+    """Open what becomes the child's stderr once it serves; -1 if this process has none."""
+    fd = -1
+    if log is None:
+        with contextlib.suppress(OSError):  # the child's errors then go on into the memfd
+            fd = os.dup(2)
+    else:
+        try:
+            fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except (OSError, TypeError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidArgument(f"log={log!r} cannot be written: {reason}; give the path of a file") from error
+    try:
+        yield fd
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _flags() -> list[str]:
+    """Options of the child's interpreter: no directory before the libraries, and what this one must not look at."""
+    safe = ["-P"] if sys.version_info >= (3, 11) else []  # before that `bootstrap` sees to it
+    return [*safe, *["-E"] * sys.flags.ignore_environment, *["-s"] * sys.flags.no_user_site]
+
+
+class _Child:
+    """The process, once it is started."""
+
+    def __init__(self, spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
+        self._spawn = spawn
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, theirs: socket.socket) -> int:
+        """Start it, close its end of the socket here, and return a pidfd of it."""
+        with theirs:
+            self._process = self._spawn()
+        try:
+            return system(os.pidfd_open, self._process.pid)
+        except BaseException:
+            self._process.kill()
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+
+    def reap(self, seconds: float) -> None:
+        """Wait for it when its socket is closed; it ends by itself unless something is badly wrong."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _said(errors: int) -> str:
+    """The end of what the child wrote to its stderr while it started."""
+    size = os.fstat(errors).st_size
+    text = os.pread(errors, 8192, max(0, size - 8192)).decode(errors="replace").strip()
+    return f":\n{text}" if text else ""

@@ -1,0 +1,145 @@
+"""When and where the threads of a service run: a real-time policy and a set of CPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from ...errors import DeviceUnavailable, InvalidArgument
+
+POLICIES = {"fifo": os.SCHED_FIFO, "rr": os.SCHED_RR}
+_PRIORITIES = range(1, 100)
+_CPUS = range(8192)
+"""Numbers that a CPU can have: no Linux is built for more."""
+_DIGITS = 9
+_REMEDY = (
+    "allow it with `ulimit -r {0}` (`rtprio {0}` in /etc/security/limits.conf, LimitRTPRIO={0} in a systemd unit, "
+    "the limit rtprio of a container) or give the process CAP_SYS_NICE"
+)
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """How a service is scheduled; the default leaves it as it was started.
+
+    Attributes:
+        policy: Of `POLICIES`; empty for the usual one.
+        priority: 1 to 99 with a policy.
+        cpus: Where it may run; empty for where the process that starts it may.
+
+    Raises:
+        InvalidArgument: The policy, the priority or a CPU cannot be.
+    """
+
+    policy: str = ""
+    priority: int = 0
+    cpus: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.policy and (self.policy not in POLICIES or self.priority not in _PRIORITIES):
+            raise InvalidArgument(
+                f"scheduler {self.policy}:{self.priority}: the policy is 'fifo' or 'rr', the priority 1 to 99"
+            )
+        for cpu in self.cpus:
+            if type(cpu) is not int or cpu not in _CPUS:
+                raise InvalidArgument(
+                    f"affinity: the numbers of CPUs are 0 to {_CPUS[-1]}, and {cpu!r} is none of them"
+                )
+
+    @classmethod
+    def of(cls, scheduler: tuple[str, int] | None, affinity: Collection[int] | None) -> Scheduling:
+        """Take the arguments of `launch`."""
+        policy, priority = "", 0
+        if scheduler is not None:
+            try:
+                policy, priority = scheduler
+            except (TypeError, ValueError):
+                raise InvalidArgument(
+                    f'scheduler={scheduler!r}; give policy and priority, as in ("fifo", 20)'
+                ) from None
+            if not policy or not isinstance(policy, str) or type(priority) is not int:
+                raise InvalidArgument(f'scheduler={scheduler!r}; give policy and priority, as in ("fifo", 20)')
+        cpus: frozenset[int] = frozenset()
+        if affinity is not None:
+            with contextlib.suppress(TypeError):
+                cpus = frozenset(affinity)
+            if not cpus:
+                raise InvalidArgument(f"affinity={affinity!r}; give the numbers of CPUs, as in {{1}}")
+        return cls(policy, priority, cpus)
+
+    @classmethod
+    def parse(cls, scheduler: str | None, affinity: str | None) -> Scheduling:
+        """Take the texts of command lines: ``fifo:20``, and ``1`` or ``0,2-3``."""
+        given: tuple[str, int] | None = None
+        if scheduler is not None:
+            policy, _, priority = scheduler.partition(":")
+            if not _is_number(priority):
+                raise InvalidArgument(f"--scheduler {scheduler}: write it as POLICY:PRIORITY, such as fifo:20")
+            given = policy, int(priority)
+        return cls.of(given, None if affinity is None else set(_cpus(affinity)))
+
+    def options(self) -> list[str]:
+        """Return it as a command line takes it."""
+        options = [f"--scheduler={self.policy}:{self.priority}"] if self.policy else []
+        return options + ([f"--affinity={_text(self.cpus)}"] if self.cpus else [])
+
+    def apply(self, watcher: Callable[[], object] = lambda: None) -> None:
+        """Take it on for this thread, and so for those that it starts.
+
+        Args:
+            watcher: Starts a thread that ends this process if need be. It runs one step above the others, so that a
+                device that never gives up its CPU cannot keep it from that; where that is refused, as usual threads do.
+
+        Raises:
+            InvalidArgument: There is no such CPU for this process.
+            DeviceUnavailable: The system refuses; the message says what allows it.
+        """
+        if self.cpus:
+            try:
+                os.sched_setaffinity(0, self.cpus)
+            except OSError as error:
+                raise InvalidArgument(f"affinity {_text(self.cpus)} is refused: {_here(error)}") from None
+            missing = self.cpus - os.sched_getaffinity(0)
+            if missing:
+                raise InvalidArgument(f"affinity {_text(self.cpus)}: no CPU {_text(missing)} for this process")
+        if self.policy:
+            with contextlib.suppress(OSError):
+                self._set(self.priority + 1)
+        watcher()
+        if self.policy:
+            try:
+                self._set(self.priority)
+            except OSError as error:
+                raise DeviceUnavailable(
+                    f"scheduler {self.policy}:{self.priority} is refused: {error.strerror}; "
+                    + _REMEDY.format(self.priority)
+                ) from None
+
+    def _set(self, priority: int) -> None:
+        os.sched_setscheduler(0, POLICIES[self.policy], os.sched_param(priority))
+
+
+def _here(error: OSError) -> str:
+    with contextlib.suppress(OSError):
+        return f"this process may run on CPU {_text(os.sched_getaffinity(0))}"
+    return error.strerror or str(error)
+
+
+def _text(cpus: Iterable[int]) -> str:
+    return ",".join(map(str, sorted(cpus)))
+
+
+def _cpus(text: str) -> Iterator[int]:
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not _is_number(first) or not _is_number(last) or int(first) > int(last):
+            raise InvalidArgument(f"--affinity {text}: write the numbers of CPUs, such as 1 or 0,2-3")
+        yield int(last)  # which is out of range if one of them is
+        yield from range(int(first), min(int(last), len(_CPUS)))
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _DIGITS

@@ -1,0 +1,168 @@
+"""Models, requests, pools and queues ↔ what stands for them in a message."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import cast
+
+import msgspec
+from msgspec.structs import asdict
+
+from ...devices import CacheFiles
+from ...errors import InvalidArgument
+from ...fmq import MQDescriptor
+from ...memory import Memory, MemoryHandle, check_layout
+from ...model import BufferToken, MemoryLike, Model, Named, Request, Steps
+from .packets import FdBundle
+from .values import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest, referenced_from_wire
+
+
+def pools_to_wire(pools: Iterable[MemoryLike | Named]) -> tuple[tuple[WireMemory, ...], list[int]]:
+    """Return handles and descriptors (borrowed, in order) of what requests name."""
+    handles: list[WireMemory] = []
+    fds: list[int] = []
+    for pool in pools:
+        if isinstance(pool, BufferToken):
+            handles.append(WireMemory(kind="", size=0, prot=0, offset=0, n_fds=0, token=pool.token))
+            continue
+        if isinstance(pool, Steps):
+            handles.append(WireMemory(kind="", size=0, prot=0, offset=0, n_fds=0, steps=pool))
+            continue
+        memory = cast(Memory, pool)
+        handles.append(WireMemory(**asdict(memory.handle), n_fds=len(memory.fds)))
+        fds += memory.fds
+    return tuple(handles), fds
+
+
+def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direct: bool = False) -> tuple[Memory, ...]:
+    """Build memories from handles; all or none. Whether they can be used turns out when they are.
+
+    Args:
+        handles: What the peer said.
+        fds: What came with it.
+        allow_direct: Whether the peer may ask to have memory mapped that it could truncate.
+
+    Raises:
+        InvalidArgument: A handle is malformed.
+    """
+    memories: list[Memory] = []
+    try:
+        for wire in handles:
+            if wire.token:
+                raise InvalidArgument("a driver-managed buffer cannot be used here; share memory instead")
+            if wire.steps is not None:
+                raise InvalidArgument("a number of steps is no memory; only requests have it")
+            handle = MemoryHandle(*(getattr(wire, name) for name in MemoryHandle.__struct_fields__))
+            memories.append(Memory.from_handle(handle, fds.take(wire.n_fds), allow_direct=allow_direct))
+    except BaseException:
+        for memory in memories:
+            memory.close()
+        raise
+    return tuple(memories)
+
+
+def pools_from_wire(
+    handles: Sequence[WireMemory], fds: FdBundle, owned: Container[int], allow_direct: bool
+) -> tuple[Memory | Named, ...]:
+    """Build the pools of a request: memories, buffers whose tokens are in `owned`, and numbers of steps.
+
+    Raises:
+        InvalidArgument: As `memories_from_wire`, or a token belongs to another connection.
+    """
+    for wire in handles:
+        if wire.token and wire.token not in owned:
+            raise InvalidArgument(f"no buffer of this connection has token {wire.token}")
+    shared = [wire for wire in handles if not wire.token and wire.steps is None]
+    memories = iter(memories_from_wire(shared, fds, allow_direct))
+    return tuple(
+        BufferToken(wire.token) if wire.token else next(memories) if wire.steps is None else wire.steps
+        for wire in handles
+    )
+
+
+def total_size(handles: Iterable[WireMemory]) -> int:
+    """Bytes that mapping or copying all of these takes.
+
+    Raises:
+        InvalidArgument: The layout of an image contradicts itself.
+    """
+    return sum(_size(handle) for handle in handles)
+
+
+def _size(handle: WireMemory) -> int:
+    if handle.image is None:
+        return handle.size
+    check_layout(handle.image)  # before anything is computed from it
+    return handle.image.span
+
+
+def model_to_wire(model: Model) -> tuple[WireModel, list[int]]:
+    """Return a model with handles in place of pools, and the descriptors of these (borrowed)."""
+    handles, fds = pools_to_wire(model.pools)
+    wire = WireModel(
+        main=model.main,
+        referenced=cast("tuple[msgspec.Raw, ...]", model.referenced),  # each is encoded where it stands
+        operand_values=model.operand_values,
+        pools=handles,
+        relax_computation_float32_to_float16=model.relax_computation_float32_to_float16,
+        extension_name_to_prefix=dict(model.extension_name_to_prefix),
+        input_names=model.input_names,
+        output_names=model.output_names,
+    )
+    return wire, fds
+
+
+def model_from_wire(wire: WireModel, fds: FdBundle, allow_direct: bool = False) -> Model:
+    """Inverse of `model_to_wire`. The pools belong to the caller. Raises as `memories_from_wire`."""
+    return Model(
+        main=wire.main,
+        referenced=referenced_from_wire(wire.referenced),
+        operand_values=wire.operand_values,
+        pools=memories_from_wire(wire.pools, fds, allow_direct),
+        relax_computation_float32_to_float16=wire.relax_computation_float32_to_float16,
+        extension_name_to_prefix=wire.extension_name_to_prefix,
+        input_names=wire.input_names,
+        output_names=wire.output_names,
+    )
+
+
+def request_to_wire(request: Request) -> tuple[WireRequest, list[int]]:
+    """Return a request with handles in place of pools, and the descriptors of these (borrowed)."""
+    handles, fds = pools_to_wire(request.pools)
+    return WireRequest(inputs=request.inputs, outputs=request.outputs, pools=handles), fds
+
+
+def request_from_wire(wire: WireRequest, fds: FdBundle, owned: Container[int], allow_direct: bool) -> Request:
+    """Inverse of `request_to_wire`. The pools belong to the caller. Raises as `pools_from_wire`."""
+    pools = pools_from_wire(wire.pools, fds, owned, allow_direct)
+    return Request(inputs=wire.inputs, outputs=wire.outputs, pools=pools)
+
+
+def cache_to_wire(files: CacheFiles) -> tuple[CacheFiles, list[int]]:
+    """Return cache files with places among the descriptors of a message, and the descriptors (borrowed)."""
+    fds = list(files.fds)
+    return files.with_fds(range(len(fds))), fds
+
+
+def cache_from_wire(wire: CacheFiles, fds: FdBundle) -> CacheFiles:
+    """Inverse of `cache_to_wire`. The descriptors belong to the caller."""
+    return wire.with_fds(fds.take(len(wire.fds)))
+
+
+def queue_to_wire(queue: MQDescriptor) -> tuple[WireQueue, list[int]]:
+    """Return a queue descriptor's numbers and its descriptors (borrowed)."""
+    fds = list(queue.fds)
+    grantors = tuple(
+        WireGrantor(flags=g.flags, fd_index=g.fd_index, offset=g.offset, extent=g.extent) for g in queue.grantors
+    )
+    return WireQueue(grantors=grantors, quantum=queue.quantum, flags=int(queue.flags), n_fds=len(fds)), fds
+
+
+def descriptor_from_wire(wire: WireQueue, fds: FdBundle) -> MQDescriptor:
+    """Inverse of `queue_to_wire`; the result owns its descriptors.
+
+    Raises:
+        InvalidArgument: A number is outside the format.
+    """
+    grantors = [(g.flags, g.fd_index, g.offset, g.extent) for g in wire.grantors]
+    return MQDescriptor(grantors, fds.take(wire.n_fds), wire.quantum, wire.flags)

@@ -1,0 +1,284 @@
+"""One message as one datagram: header, body, descriptors.
+
+    0        1        2          4            8
+    | kind   | flags  | n_fds    | call id    | body (MessagePack)                      |   little-endian
+
+kind 0 = request, 1 = reply, 2 = error reply. Call id 0 = no answer wanted. flags bit 0 = the body is in a sealed memfd,
+which is the last descriptor, and the eight bytes after the header are the body's length. Descriptors travel by
+SCM_RIGHTS; n_fds does not count that memfd.
+"""
+
+from __future__ import annotations
+
+import array
+import enum
+import errno
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterable
+from types import TracebackType
+
+from msgspec import Struct
+
+from ..._core.errno import system
+from ..._core.fds import FdSet, close_fds
+from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
+from .protocol import Malformed
+from .values import MAX_BODY, MAX_FDS, MAX_INLINE
+
+_HEADER = struct.Struct("<BBHI")
+_SEND_FLAGS = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+_LENGTH = struct.Struct("<Q")
+_SPILLED = 1
+_MAX_DATAGRAM = _HEADER.size + MAX_INLINE
+_ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+class EndOfStream(Exception):
+    """The peer closed its end."""
+
+
+class DescriptorsLost(Exception):
+    """A message came without all of its descriptors, because this process may not have more."""
+
+    def __init__(self, kind: Kind, call_id: int) -> None:
+        super().__init__(kind, call_id)
+        self.kind = kind
+        self.call_id = call_id
+
+
+class Kind(enum.IntEnum):
+    """What a datagram is."""
+
+    REQUEST = 0
+    REPLY = 1
+    ERROR = 2
+
+
+class FdBundle(FdSet):
+    """Descriptors that belong to a message. A handler owns those that it takes; the others are closed with the bundle.
+
+    Also a bundle that is closed may be asked; it is empty.
+    """
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return len(self._owned)
+
+    def take(self, count: int) -> tuple[int, ...]:
+        """Remove and return the next `count` descriptors.
+
+        Raises:
+            InvalidArgument: There are fewer.
+        """
+        if count > len(self):
+            raise InvalidArgument(f"{count} descriptors wanted, {len(self)} left in the message")
+        return self.disown(slice(count))
+
+    def take_last(self) -> int:
+        """Remove and return the last descriptor."""
+        return self.disown(slice(-1, None))[0]
+
+    def __enter__(self) -> FdBundle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Packet(Struct, frozen=True):
+    """A received datagram."""
+
+    kind: Kind
+    call_id: int
+    body: bytes
+    fds: FdBundle
+    is_long: bool = False
+    """Whether the body did not fit into the datagram."""
+
+
+def _spill(body: bytes) -> int:
+    """Return a memfd that holds `body` and can never change again."""
+    fd = system(os.memfd_create, "nnburst-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(body)
+        while view:
+            view = view[os.write(fd, view) :]
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        os.close(fd)
+        raise ResourceExhausted(f"no memory for a message of {len(body)} bytes: {error.strerror}") from error
+    return fd
+
+
+def _unspill(fd: int, length: int) -> bytes:
+    """Return a private copy of a spilled body; closes `fd`."""
+    try:
+        if length > MAX_BODY:
+            raise Malformed(f"a body of {length} bytes is longer than {MAX_BODY}")
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        except OSError:
+            seals = 0  # not a memfd at all
+        if seals & _SEALS != _SEALS:
+            raise Malformed("a spilled body is not in a sealed memfd")
+        if os.fstat(fd).st_size != length:
+            raise Malformed(f"a spilled body has {os.fstat(fd).st_size} bytes, not the {length} announced")
+        parts = bytearray()
+        while len(parts) < length:
+            part = os.pread(fd, length - len(parts), len(parts))
+            if not part:
+                raise Malformed("a spilled body ends early")
+            parts += part
+        return bytes(parts)
+    except OSError as error:
+        raise Malformed(f"a spilled body cannot be read: {error}") from None
+    finally:
+        close_fds([fd])
+
+
+class Outgoing:
+    """A message that is ready to be sent, as often as it takes. It owns its descriptors until `close`.
+
+    Args:
+        kind: What it is.
+        number: Of the call.
+        body: The encoded message.
+        fds: At most 253 descriptors, 252 when the body is longer than 64 KiB.
+        on_sent: For its sender, who calls it.
+
+    Raises:
+        InvalidArgument: Too many descriptors.
+        ResourceExhausted: The body is too long, or the process has no descriptor or memory for a long one.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        number: int,
+        body: bytes,
+        fds: FdBundle | None = None,
+        on_sent: Callable[[], None] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.number = number
+        self.on_sent = on_sent
+        self.is_long = len(body) > MAX_INLINE
+        self._fds = FdBundle() if fds is None else fds
+        n_fds = len(self._fds)
+        try:
+            if len(body) > MAX_BODY:
+                raise ResourceExhausted(
+                    f"a message of {len(body)} bytes is longer than {MAX_BODY}: put constants into a pool"
+                )
+            if n_fds + self.is_long > MAX_FDS:
+                raise InvalidArgument(
+                    f"{n_fds} descriptors do not fit into one message (at most {MAX_FDS - self.is_long}): "
+                    "use fewer, larger pools"
+                )
+            header = _HEADER.pack(kind, _SPILLED if self.is_long else 0, n_fds, number)
+            self._data = (header, _LENGTH.pack(len(body)) if self.is_long else body)
+            passed = [*self._fds.fds, *([self._fds.add(_spill(body))] if self.is_long else ())]
+        except BaseException:
+            self.close()
+            raise
+        self._ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
+
+    def close(self) -> None:
+        """Close its descriptors. Idempotent."""
+        self._fds.close()
+
+    def try_send(self, sock: socket.socket) -> None:
+        """Send it as one datagram, without waiting.
+
+        Raises:
+            BlockingIOError: The socket is full; nothing was sent.
+            ResourceExhausted: No more descriptors may be in flight.
+            ConnectionError: The peer is gone.
+        """
+        try:
+            sock.sendmsg(self._data, self._ancillary, _SEND_FLAGS)
+        except (BlockingIOError, ConnectionError):
+            raise
+        except OSError as error:
+            if error.errno == errno.ENOTCONN:
+                raise BrokenPipeError(errno.EPIPE, "the connection is closed") from error
+            if error.errno in (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM):
+                raise ResourceExhausted(f"the message cannot be queued: {error}") from error
+            raise GeneralFailure(f"the message cannot be sent: {error}") from error
+
+
+def receive(sock: socket.socket) -> Packet:
+    """Receive one message. Received descriptors are close-on-exec and are closed if anything is wrong.
+
+    Raises:
+        BlockingIOError: Nothing there.
+        EndOfStream: The peer closed its end, or the connection broke.
+        DescriptorsLost: This process may not have as many as came.
+        Malformed: The datagram breaks the format.
+    """
+    try:
+        data, ancillary, flags, _ = sock.recvmsg(
+            _MAX_DATAGRAM, _ANCILLARY, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+        )
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise EndOfStream(f"the connection broke: {error.strerror}") from None
+    bundle = FdBundle(_descriptors(ancillary))
+    try:
+        if flags & socket.MSG_TRUNC:
+            raise Malformed(f"a datagram is longer than {_MAX_DATAGRAM} bytes")
+        if not data and not bundle:
+            raise EndOfStream("the other process closed the connection")
+        if len(data) < _HEADER.size:
+            raise Malformed(f"a datagram of {len(data)} bytes has no header")
+        kind, spilled, n_fds, call_id = _HEADER.unpack_from(data)
+        if kind not in Kind.__members__.values() or spilled > _SPILLED:
+            raise Malformed(f"a datagram of unknown kind {kind} or flags {spilled:#x}")
+        if flags & socket.MSG_CTRUNC and len(bundle) < n_fds + spilled <= MAX_FDS:
+            raise DescriptorsLost(Kind(kind), call_id)
+        if n_fds + spilled != len(bundle):
+            raise Malformed(f"{len(bundle)} descriptors came, {n_fds + spilled} were announced")
+        body = data[_HEADER.size :]
+        if spilled:
+            if len(body) != _LENGTH.size:
+                raise Malformed("a spilled body without its length")
+            body = _unspill(bundle.take_last(), *_LENGTH.unpack(body))
+        return Packet(Kind(kind), call_id, body, bundle, bool(spilled))
+    except BaseException:
+        bundle.close()
+        raise
+
+
+def receive_number(sock: socket.socket) -> int:
+    """Receive a message for its call id alone. One with descriptors stays where it is: none is received.
+
+    Raises:
+        BlockingIOError: Nothing there.
+        EndOfStream: The peer closed its end.
+        Malformed: The message has no header, or has descriptors.
+    """
+    _, _, flags, _ = sock.recvmsg(_HEADER.size, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    if flags & socket.MSG_CTRUNC:
+        raise Malformed("a message has descriptors before its sender is served")
+    data = sock.recv(_HEADER.size, socket.MSG_DONTWAIT)  # unread, it would reset the connection, with our answer
+    if not data:
+        raise EndOfStream("the other process closed the connection")
+    if len(data) < _HEADER.size:
+        raise Malformed(f"a datagram of {len(data)} bytes has no header")
+    return int(_HEADER.unpack(data)[3])
+
+
+def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds.tolist()

@@ -1,0 +1,514 @@
+"""The calls of the control plane: ONE table of typed messages (`CALLS`, at the end).
+
+A message is a msgspec struct, encoded as MessagePack and tagged with its name. Adding a call is adding its two structs
+and one row; the transport, the host and the proxies look everything else up in the row. Decoding is strict: unknown
+names, wrong types, unknown fields and counts beyond the limits below are `Malformed`, which ends the connection.
+
+Bytes of tensors never travel in a message. A pool is a `WireMemory` plus its descriptors; only constants of at most
+128 bytes are inline, in `WireModel.operand_values`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from ...devices import CacheFiles, DeviceInfo
+from ...errors import GeneralFailure, InvalidArgument, NNBurstError
+from ...model import MAX_OPERANDS, BufferRole, DeviceStatus, RunOptions, Timing, failure_of
+from .cache_messages import (
+    ConfirmCache,
+    ConfirmCacheReply,
+    GetDeviceCounters,
+    GetDeviceCountersReply,
+    PrepareModel,
+    PrepareModelFromCache,
+    PrepareModelFromCacheReply,
+    PrepareModelReply,
+)
+from .values import (
+    MAX_FDS,
+    ArgumentName,
+    Cpus,
+    FdCount,
+    Id,
+    Message,
+    Name,
+    OpenShapes,
+    Pools,
+    Shapes,
+    Slot,
+    Text,
+    Unsigned64,
+    WireMemory,
+    WireModel,
+    WireQueue,
+    WireRequest,
+)
+
+VERSION = (2, 3)
+"""Version of this table. Another major number is refused at hello; the minor one counts additions."""
+
+_MAX_TEXT = 4096
+
+
+class Malformed(Exception):
+    """The peer sent something that no correct peer sends. Ends the connection, nothing else."""
+
+
+class Side(enum.Enum):
+    """Which end of a connection serves a call."""
+
+    SERVICE = "service"
+    CLIENT = "client"
+
+
+# -- messages --------------------------------------------------------------------------------------------------------
+
+
+class Done(Message, tag="done", frozen=True):
+    """The reply that says nothing more."""
+
+
+class ErrorReply(Message, tag="error", frozen=True):
+    """Any call may be answered with this instead; it comes back as the exception of `errors.py`."""
+
+    status: Annotated[int, msgspec.Meta(ge=1, le=8)]
+    message: Text
+    output_shapes: Shapes = ()
+
+
+class Hello(Message, tag="hello", frozen=True):
+    """The first call on a connection."""
+
+    version: tuple[Id, Id]
+    pid: Id
+    package_version: Name = ""
+
+
+class HelloReply(Message, tag="hello.reply", frozen=True):
+    version: tuple[Id, Id]
+    pid: Id
+    package_version: Name = ""
+
+
+class ListDevices(Message, tag="list_devices", frozen=True):
+    pass
+
+
+class ListDevicesReply(Message, tag="list_devices.reply", frozen=True):
+    devices: Annotated[tuple[DeviceInfo, ...], msgspec.Meta(max_length=256)]
+
+
+class GetDeviceStatus(Message, tag="get_device_status", frozen=True):
+    device: Id
+
+
+class GetDeviceStatusReply(Message, tag="get_device_status.reply", frozen=True):
+    status: DeviceStatus
+
+
+class GetSupportedOperations(Message, tag="get_supported_operations", frozen=True):
+    device: Id
+    model: WireModel
+
+
+class GetSupportedOperationsReply(Message, tag="get_supported_operations.reply", frozen=True):
+    supported: Annotated[tuple[bool, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+
+
+class ImportModel(Message, tag="import_model", frozen=True):
+    """Has a device read a model from a file, or look one up by name. Descriptors: those of the pools."""
+
+    device: Id
+    source: ArgumentName
+    pools: Pools = ()
+
+
+class ImportModelReply(Message, tag="import_model.reply", frozen=True):
+    """`model` has no pools; `files` says what each of them must be."""
+
+    model: WireModel
+    files: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=MAX_FDS)]
+    input_shapes: OpenShapes
+    output_shapes: OpenShapes
+
+
+class Execute(Message, tag="execute", frozen=True):
+    """An execution without a burst."""
+
+    prepared_model: Id
+    request: WireRequest
+    options: RunOptions
+
+
+class ExecuteReply(Message, tag="execute.reply", frozen=True):
+    status: Annotated[int, msgspec.Meta(ge=0, le=8)]
+    output_shapes: Shapes
+    timing: Timing
+    reason: Text = ""
+
+
+class ExecuteFenced(Message, tag="execute_fenced", frozen=True):
+    """Launches an execution that waits for fences. Descriptors: those of the pools, then one for each fence."""
+
+    prepared_model: Id
+    request: WireRequest
+    options: RunOptions
+    fences: FdCount = 0
+    duration_ns: Unsigned64 = 0
+
+
+class ExecuteFencedReply(Message, tag="execute_fenced.reply", frozen=True):
+    """Descriptor: the fence that the execution will signal."""
+
+    execution: Id
+
+
+class GetFencedInfo(Message, tag="get_fenced_info", frozen=True):
+    """How a fenced execution ended."""
+
+    execution: Id
+
+
+class GetFencedInfoReply(Message, tag="get_fenced_info.reply", frozen=True):
+    status: Annotated[int, msgspec.Meta(ge=0, le=8)]
+    launched: Timing
+    fenced: Timing
+    reason: Text = ""
+
+
+class CancelFenced(Message, tag="cancel_fenced", frozen=True):
+    """Has a fenced execution not begin, unless it has."""
+
+    execution: Id
+
+
+Roles = Annotated[tuple[BufferRole, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+Dimensions = Annotated[tuple[Id, ...], msgspec.Meta(max_length=64)]
+
+
+class Allocate(Message, tag="allocate", frozen=True):
+    """A driver-managed buffer; roles index `prepared_models`, which are numbers of this connection."""
+
+    device: Id
+    dimensions: Dimensions
+    prepared_models: Annotated[tuple[Id, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    input_roles: Roles
+    output_roles: Roles
+
+
+class AllocateReply(Message, tag="allocate.reply", frozen=True):
+    buffer: Id
+    token: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+class CopyTo(Message, tag="copy_to", frozen=True):
+    """Out of a buffer into a memory."""
+
+    buffer: Id
+    memory: WireMemory
+
+
+class CopyToReply(Message, tag="copy_to.reply", frozen=True):
+    generation: Unsigned64
+
+
+class CopyFrom(Message, tag="copy_from", frozen=True):
+    """Into a buffer out of a memory."""
+
+    buffer: Id
+    memory: WireMemory
+    dimensions: Dimensions = ()
+
+
+class CopyBuffer(Message, tag="copy_buffer", frozen=True):
+    """From buffer to buffer, inside the device."""
+
+    buffer: Id
+    source: Id
+
+
+class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit_defaults=True):
+    """`callback` is the client's number for its `BurstCallback`; `polling_window` in seconds, None = default; `cpus`:
+    where the client may run; `loop_timeout_ns`, since 2.3: of each WHILE, 0 = default.
+
+    Descriptors: those of the request channel, then those of the result channel, then the bell if there is one (since
+    2.1: a socket, see docs/WIRE.md).
+    """
+
+    prepared_model: Id
+    callback: Id
+    request_channel: WireQueue
+    result_channel: WireQueue
+    polling_window: Annotated[float, msgspec.Meta(ge=0, le=60)] | None = None
+    cpus: Cpus = ()
+    bell: bool = False
+    loop_timeout_ns: Unsigned64 = 0
+
+
+class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen=True, omit_defaults=True):
+    burst: Id
+    cpus: Cpus = ()  # where the listener may run
+    pipelined: bool = False  # several requests may wait, and the bell is rung; only if there is one
+
+
+class GetMemories(Message, tag="get_memories", frozen=True):
+    """Service to client. The client answers all or nothing."""
+
+    callback: Id
+    slots: Annotated[tuple[Slot, ...], msgspec.Meta(min_length=1, max_length=MAX_FDS)]
+
+
+class GetMemoriesReply(Message, tag="get_memories.reply", frozen=True):
+    status: Annotated[int, msgspec.Meta(ge=0, le=8)]
+    memories: Pools = ()
+
+
+class FailureReason(Message, tag="failure_reason", frozen=True):
+    """Why the last execution of a burst failed that did: a packet has no room for a sentence."""
+
+    burst: Id
+
+
+class FailureReasonReply(Message, tag="failure_reason.reply", frozen=True):
+    reason: Text
+
+
+class EndNotice(Message, tag="ending", frozen=True):
+    """Service to client: the service ends, and why."""
+
+    reason: Text
+
+
+class FreeMemory(Message, tag="free_memory", frozen=True):
+    burst: Id
+    slot: Slot
+
+
+class Release(Message, tag="release", frozen=True):
+    """Lets go of a prepared model, a burst or a buffer. An unknown number is not an error: release is idempotent."""
+
+    object: Id
+
+
+class EndClients(Message, tag="end_clients", frozen=True):
+    """Ends all connections of a process, and what runs for them. For the user who runs the service, and root."""
+
+    pid: Id
+
+
+class EndClientsReply(Message, tag="end_clients.reply", frozen=True):
+    """How many connections the process had."""
+
+    connections: Id
+
+
+class Goodbye(Message, tag="goodbye", frozen=True):
+    """The last call: everything that the connection owns is released before the answer."""
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def _none(message: Any) -> int:
+    return 0
+
+
+def _of_pools(pools: tuple[WireMemory, ...]) -> int:
+    return sum(pool.n_fds for pool in pools)
+
+
+def _of_cache(files: CacheFiles | None) -> int:
+    return 0 if files is None else len(files.fds)
+
+
+class Call(Struct, frozen=True):
+    """One row: a call, who serves it, and how many descriptors its messages carry.
+
+    Attributes:
+        computes: Whether a device computes. No other call waits for those.
+    """
+
+    request: type[Message]
+    reply: type[Message]
+    side: Side = Side.SERVICE
+    computes: bool = False
+    request_fds: Callable[[Any], int] = _none
+    reply_fds: Callable[[Any], int] = _none
+
+    @property
+    def name(self) -> str:
+        """The tag of the request."""
+        return str(self.request.__struct_config__.tag)
+
+    @property
+    def handler(self) -> str:
+        """The method of the serving side: it takes (request, fds) and returns the reply, or (reply, fds)."""
+        return f"on_{self.name}"
+
+
+CALLS: tuple[Call, ...] = (
+    Call(Hello, HelloReply),
+    Call(ListDevices, ListDevicesReply),
+    Call(GetDeviceStatus, GetDeviceStatusReply),
+    Call(
+        GetSupportedOperations,
+        GetSupportedOperationsReply,
+        computes=True,
+        request_fds=lambda m: _of_pools(m.model.pools),
+    ),
+    Call(ImportModel, ImportModelReply, computes=True, request_fds=lambda m: _of_pools(m.pools)),
+    Call(
+        PrepareModel,
+        PrepareModelReply,
+        computes=True,
+        request_fds=lambda m: _of_pools(m.model.pools) + _of_cache(m.job.cache),
+    ),
+    Call(PrepareModelFromCache, PrepareModelFromCacheReply, computes=True, request_fds=lambda m: _of_cache(m.cache)),
+    Call(ConfirmCache, ConfirmCacheReply),
+    Call(GetDeviceCounters, GetDeviceCountersReply),
+    Call(Execute, ExecuteReply, computes=True, request_fds=lambda m: _of_pools(m.request.pools)),
+    Call(
+        ExecuteFenced,
+        ExecuteFencedReply,
+        request_fds=lambda m: _of_pools(m.request.pools) + m.fences,
+        reply_fds=lambda m: 1,
+    ),
+    Call(GetFencedInfo, GetFencedInfoReply),
+    Call(CancelFenced, Done),
+    Call(
+        ConfigureBurst,
+        ConfigureBurstReply,
+        request_fds=lambda m: m.request_channel.n_fds + m.result_channel.n_fds + m.bell,
+    ),
+    Call(GetMemories, GetMemoriesReply, side=Side.CLIENT, reply_fds=lambda m: _of_pools(m.memories)),
+    Call(FailureReason, FailureReasonReply),
+    Call(EndNotice, Done, side=Side.CLIENT),
+    Call(FreeMemory, Done),
+    Call(Allocate, AllocateReply),
+    Call(CopyTo, CopyToReply, request_fds=lambda m: m.memory.n_fds),
+    Call(CopyFrom, Done, request_fds=lambda m: m.memory.n_fds),
+    Call(CopyBuffer, Done),
+    Call(EndClients, EndClientsReply),
+    Call(Release, Done),
+    Call(Goodbye, Done),
+)
+
+CALL_BY_REQUEST: Mapping[type[Message], Call] = {call.request: call for call in CALLS}
+
+
+def _encodable(value: Any) -> Any:
+    """Let NumPy scalars and mappings that crept into a model through."""
+    if isinstance(value, np.integer):
+        return int(value)
+    if isinstance(value, np.floating):
+        return float(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be sent")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encodable)
+_requests: Any = CALLS[0].request
+for _call in CALLS[1:]:
+    _requests = _requests | _call.request
+_request_decoder = msgspec.msgpack.Decoder(_requests)
+_error_decoder = msgspec.msgpack.Decoder(ErrorReply)
+_reply_decoders = {call.request: msgspec.msgpack.Decoder(call.reply) for call in CALLS}
+
+
+def encode(message: Message) -> bytes:
+    """Return the body of a message.
+
+    Raises:
+        TypeError: A field holds something that is not a plain value.
+        ValueError, OverflowError: An integer needs more than 64 bits.
+    """
+    return _encoder.encode(message)
+
+
+def encode_request(message: Message) -> bytes:
+    """Encode a request that the other side will be able to read.
+
+    Raises:
+        InvalidArgument: It would not; the message names the field.
+    """
+    name = CALL_BY_REQUEST[type(message)].name
+    try:
+        body = encode(message)
+        _request_decoder.decode(body)
+    except Exception as error:
+        raise InvalidArgument(f"{name} cannot be sent: {error}") from error
+    return body
+
+
+def encode_reply(call: Call, message: Message) -> bytes:
+    """Encode a reply that the other side will be able to read.
+
+    Raises:
+        GeneralFailure: It would not; the message names the field.
+    """
+    try:
+        body = encode(message)
+        _reply_decoders[call.request].decode(body)
+    except Exception as error:
+        raise GeneralFailure(f"the answer to {call.name} cannot be sent: {error}") from error
+    return body
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except Exception as error:  # whatever goes wrong while decoding is the sender's doing
+        raise Malformed(f"undecodable message: {type(error).__name__}: {error}") from None
+
+
+def decode_request(body: bytes, side: Side) -> tuple[Call, Message]:
+    """Decode a request that `side` serves.
+
+    Raises:
+        Malformed: It is no request, or one that the other side serves.
+    """
+    message: Message = _decode(_request_decoder, body)
+    call = CALL_BY_REQUEST[type(message)]
+    if call.side is not side:
+        raise Malformed(f"{call.name} is not a call to the {side.value}")
+    return call, message
+
+
+def decode_reply(call: Call, body: bytes) -> Message:
+    """Decode the reply to `call`.
+
+    Raises:
+        Malformed: It is something else.
+    """
+    message: Message = _decode(_reply_decoders[call.request], body)
+    return message
+
+
+def decode_error(body: bytes) -> ErrorReply:
+    """Decode an error reply.
+
+    Raises:
+        Malformed: It is something else.
+    """
+    message: ErrorReply = _decode(_error_decoder, body)
+    return message
+
+
+def error_reply(error: NNBurstError) -> ErrorReply:
+    """Return what stands for an exception on the wire; statuses that are never sent become GENERAL_FAILURE."""
+    failure = failure_of(error)
+    return ErrorReply(status=int(failure[0]), message=sendable(failure.reason), output_shapes=failure[1])
+
+
+def sendable(text: str) -> str:
+    """Return a sentence that a message can carry: not too long, and without what UTF-8 cannot carry."""
+    text = text.encode(errors="backslashreplace").decode()  # a file name may hold such things
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"

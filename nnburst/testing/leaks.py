@@ -1,0 +1,115 @@
+"""What a program has more of than before: descriptors, threads, processes, mappings, shared memory, files."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from ..memory.named import made
+
+_PATIENCE = 5.0
+_LASTING = {"nnburst-alarm"}
+"""Threads of the process, which stay once they are needed."""
+
+
+class Snapshot:
+    """What this process has of what can be left behind, as it is made.
+
+    Args:
+        directories: Whose entries count, too.
+    """
+
+    def __init__(self, directories: Iterable[str | os.PathLike[str]] = ()) -> None:
+        self.fds = _descriptors()
+        self.threads = set(threading.enumerate())
+        self.children = _children()
+        self.mappings = _mappings()
+        self.files = _files(directories)
+
+    def extra(self, before: Snapshot) -> list[str]:
+        """Name what is here and was not there."""
+        out: list[str] = []
+        if len(self.fds) > len(before.fds):  # a number that names something else than before is no leak by itself
+            out += [f"fd {fd} -> {what}" for fd, what in self.fds.items() if before.fds.get(fd) != what]
+        # A connection that was there before starts its workers when it needs them.
+        connected = any(thread.name.startswith("nnburst-client") for thread in before.threads)
+        for name in sorted(thread.name for thread in self.threads - before.threads):
+            if name not in _LASTING and not (connected and name.startswith("nnburst-client-worker")):
+                out.append(f"thread {name}")
+        out += [f"child {pid}" for pid in self.children - before.children]
+        out += [f"mapping of {name}" for name in (self.mappings - before.mappings).elements()]
+        out += [f"file {path}" for path in self.files - before.files]
+        return out
+
+
+@contextlib.contextmanager
+def assert_nothing_left(
+    directories: Iterable[str | os.PathLike[str]] = (), *, timeout: float = _PATIENCE
+) -> Iterator[None]:
+    """Fail if the block leaves something behind: compare before and after.
+
+    Descriptors, threads, child processes (also ended ones that were not waited for), and what nnburst shares: mappings
+    of its memory, and names in ``/dev/shm`` that this process has made with it. What leaves by itself is given time:
+    nothing sleeps if all is well.
+
+    An array in shared memory keeps that mapped, also one of a session that is closed: let variables of the block go
+    before its end, or have it call a function.
+
+    Args:
+        directories: Whose entries count, too, such as that of temporary files if no other program uses it meanwhile.
+        timeout: Seconds that threads and processes may take to end.
+
+    Raises:
+        AssertionError: It names what is left.
+    """
+    given = tuple(directories)
+    before = Snapshot(given)
+    yield
+    deadline = time.monotonic() + timeout
+    while rest := Snapshot(given).extra(before):
+        if time.monotonic() > deadline:
+            raise AssertionError("left behind: " + ", ".join(rest))
+        gc.collect()  # reference cycles are no leaks
+        time.sleep(0.005)
+
+
+def _descriptors() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that listed the directory
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+    return found
+
+
+def _children() -> set[str]:
+    children: set[str] = set()
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError):  # a thread that ended meanwhile
+            with open(f"/proc/self/task/{task}/children") as file:
+                children.update(file.read().split())
+    return children
+
+
+def _mappings() -> Counter[str]:
+    """Shared memory of nnburst by name, and how often it is mapped."""
+    names: Counter[str] = Counter()
+    with open("/proc/self/maps") as file:
+        for line in file:
+            fields = line.split(maxsplit=5)
+            if len(fields) > 5 and "s" in fields[1] and "nnburst" in fields[5]:
+                names[fields[5].strip()] += 1
+    return names
+
+
+def _files(directories: Iterable[str | os.PathLike[str]]) -> set[str]:
+    """What is in the directories, and shared memory under names of this process: others make and remove theirs."""
+    found: set[str] = set()
+    for directory in directories:
+        found.update(os.path.join(directory, name) for name in os.listdir(directory))
+    found.update(path for path in (f"/dev/shm{name}" for name in tuple(made)) if os.path.exists(path))
+    return found

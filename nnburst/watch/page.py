@@ -1,0 +1,205 @@
+"""The page of a service: its memory, and who has which row."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import mmap
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from .._core import check, close_fds, ffi, lib
+from ..errors import DeviceUnavailable
+from .stats import COUNTERS, HISTOGRAMS, RowKind, RowStats, row_stats
+
+if TYPE_CHECKING:
+    from .._core._nnburst import CData
+
+MEMORY_NAME = "nnburst-watch"
+MAGIC = b"nnbwatch"
+_F_SEAL_FUTURE_WRITE = 0x10  # the module has it since Python 3.13
+_F_SEAL_SEAL = 0x1
+MOST_ROWS = 2048
+"""Of a page; as many bursts and models as two users may have."""
+_MOST_BUCKETS = 1 << 18
+"""That are filled in one page: a row has 2112, of which those of a real service fill a few dozen."""
+
+
+def stride() -> int:
+    """Bytes from one row to the next."""
+    return -(-ffi.sizeof("nnb_row") // 64) * 64
+
+
+def mapped(fd: int, size: int, protection: int) -> CData:
+    """Map a page; it is unmapped when the returned ``nnb_mapping *`` is dropped."""
+    mapping = ffi.gc(ffi.new("nnb_mapping *"), lib.nnb_unmap)
+    check(lib.nnb_map(mapping, fd, 0, size, protection), "a statistics page")
+    return mapping
+
+
+class Row:
+    """A row that its owner writes, until `close` adds it to the one above.
+
+    Attributes:
+        pointer: The ``nnb_row *``.
+    """
+
+    def __init__(self, pointer: CData, page: Page | None = None, parent: Row | None = None) -> None:
+        """Use `Page.open` or `private_row`."""
+        self.pointer = pointer
+        self._page = page
+        self._keep = None if page is None else page.memory
+        self._parent = parent
+
+    def count(self, name: str, n: int = 1) -> None:
+        """Add to a counter, from any thread of the service but one that serves a burst."""
+        page = self._page
+        if page is not None:
+            with page.lock:
+                lib.nnb_row_count(self.pointer, COUNTERS[name], n)
+
+    def time_execution(self, ns: int) -> None:
+        """Note an execution that did not come through a burst."""
+        page = self._page
+        if page is not None:
+            with page.lock:
+                lib.nnb_histogram_add(ffi.addressof(self.pointer.histograms, lib.NNB_EXECUTION), ns, 1)
+
+    def leave(self) -> None:
+        """Its client awaits nothing of it any more: what keeps it from being closed is a run that has not ended."""
+        page = self._page
+        if page is not None:
+            with page.lock:
+                self.pointer.has_left = self._page is not None
+
+    def close(self) -> None:
+        """Free the row; its numbers go to the one above. Nothing may write it any more. Idempotent."""
+        page, self._page = self._page, None
+        if page is not None:
+            page.free(self, self._parent)
+
+
+def private_row() -> Row:
+    """Return a row of this process alone, for an end of a burst that no page is about."""
+    pointer = ffi.new("nnb_row *")
+    pointer.number = 1
+    pointer.kind = RowKind.BURST
+    return Row(pointer)
+
+
+class Page:
+    """Rows in shared memory that only this process can write: others find it by its name in ``/proc/PID/fd``.
+
+    A row that is closed is used again. All are given out by one lock and written by one thread at a time each.
+
+    Args:
+        name: Of a shared service; empty for a child.
+        rows: How many there are, at most `MOST_ROWS`; memory is taken for those that are used.
+
+    Raises:
+        ResourceExhausted: There is no descriptor or memory for it.
+    """
+
+    def __init__(self, name: str = "", rows: int = 256) -> None:
+        self.lock = threading.RLock()  # a signal handler may open a model over a thread that does
+        size = lib.NNB_PAGE_HEADER + rows * stride()
+        self._fd = check(lib.nnb_memfd_create(MEMORY_NAME.encode(), size, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW))
+        try:
+            self.memory = mapped(self._fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
+            with contextlib.suppress(OSError):  # before Linux 5.1 programs of this user could write it, too
+                fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | _F_SEAL_SEAL)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._memory = self.memory.addr
+        self._numbers = itertools.count(1)
+        self._free = list(range(rows - 1, -1, -1))
+        self._header = ffi.cast("nnb_page *", self._memory)
+        header = self._header
+        header.version, header.row_bytes, header.n_rows = lib.NNB_PAGE_VERSION, stride(), rows
+        header.pid, header.since_ns = os.getpid(), lib.nnb_now_ns()
+        _set_text(header.name, name)
+        service = self.open(RowKind.SERVICE, name)
+        assert service is not None
+        self.service = service
+        ffi.memmove(header.magic, MAGIC, len(MAGIC))
+
+    @property
+    def fd(self) -> int:
+        """Of its memory, which processes that inherit it can only read."""
+        return self._fd
+
+    def open(
+        self, kind: RowKind, label: str, parent: Row | None = None, client: tuple[int, int] = (0, 0)
+    ) -> Row | None:
+        """Take a row; None if none is free, which is counted.
+
+        Args:
+            kind: What it is about.
+            label: For people; cut to 71 bytes.
+            parent: The row that it is added to when it is closed.
+            client: Process and user that it belongs to.
+        """
+        with self.lock:
+            if not self._free or self._fd < 0:
+                self._header.unwatched += 1
+                return None
+            index = self._free.pop()
+            self._header.n_used = max(self._header.n_used, index + 1)
+            place = lib.NNB_PAGE_HEADER + index * stride()
+            row = ffi.cast("nnb_row *", self._memory + place)
+            head = ffi.new("nnb_row *")
+            head.parent = 0 if parent is None else parent.pointer.number
+            head.since_ns, head.kind = lib.nnb_now_ns(), kind
+            head.client_pid, head.client_uid = client
+            _set_text(head.label, label)
+            lib.nnb_row_open(row, head, next(self._numbers))
+            return Row(row, self, parent)
+
+    def free(self, row: Row, parent: Row | None) -> None:
+        """Called by `Row.close`."""
+        pointer = row.pointer
+        with self.lock:
+            above = ffi.NULL
+            if parent is not None and pointer.number:
+                above = (self.service if parent._page is None else parent).pointer  # whose end was not waited for
+            lib.nnb_row_close(pointer, above)
+            place = int(ffi.cast("uintptr_t", pointer)) - int(ffi.cast("uintptr_t", self._memory))
+            self._free.append((place - lib.NNB_PAGE_HEADER) // stride())
+
+    def look(self) -> tuple[RowStats, ...]:
+        """Take one look at all rows, as any other process could."""
+        return look_at_rows(self.memory)
+
+    def close(self) -> None:
+        """Be found no more. The memory stays until the last row is dropped. Idempotent."""
+        with self.lock:
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            close_fds([fd])
+
+
+def look_at_rows(mapping: CData) -> tuple[RowStats, ...]:
+    """Take one look at each row in use of a mapped page, by number. The writer of the page need not be honest.
+
+    Raises:
+        DeviceUnavailable: There is more in it than a service writes.
+    """
+    used = min(ffi.cast("nnb_page *", mapping.addr).n_used, (mapping.size - lib.NNB_PAGE_HEADER) // stride())
+    found: dict[int, RowStats] = {}
+    buckets = 0
+    for place in range(lib.NNB_PAGE_HEADER, lib.NNB_PAGE_HEADER + used * stride(), stride()):
+        row = row_stats(ffi.cast("nnb_row *", mapping.addr + place))
+        if row is not None:
+            buckets += sum(len(getattr(row, name).buckets) for name in HISTOGRAMS)
+            if buckets > _MOST_BUCKETS:
+                raise DeviceUnavailable("its statistics page has more in it than a service writes")
+            found[row.number] = row
+    return tuple(found[number] for number in sorted(found))
+
+
+def _set_text(field: CData, text: str) -> None:
+    raw = text.encode(errors="replace")[: lib.NNB_LABEL - 1]
+    ffi.memmove(field, raw.ljust(lib.NNB_LABEL, b"\0"), lib.NNB_LABEL)

@@ -1,0 +1,111 @@
+"""Finding pages of running services and looking at them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from .._core import ffi, lib
+from ..errors import DeviceUnavailable
+from .page import MAGIC, MEMORY_NAME, MOST_ROWS, look_at_rows, mapped, stride
+from .stats import ServiceStats, text_of
+
+_LINK = f"/memfd:{MEMORY_NAME} (deleted)"
+
+
+class FoundPage(Struct, frozen=True):
+    """A service that can be watched.
+
+    Attributes:
+        pid: Of its process.
+        path: Of its page, as long as that process lives.
+    """
+
+    pid: int
+    path: str
+
+
+def find_services(pid: int | None = None, *, every_user: bool = False) -> Iterator[FoundPage]:
+    """Yield the services of this user. None is disturbed.
+
+    Args:
+        pid: Look at this process only, of whatever user.
+        every_user: Look at those of other users, too, which only root may; they may write anything into their pages.
+    """
+    is_asked = pid is not None or every_user
+    for number in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))) if pid is None else (pid,):
+        directory = f"/proc/{number}/fd"
+        try:
+            names = os.listdir(directory)
+        except OSError:  # another user's, or gone
+            continue
+        for name in names:
+            try:
+                path = f"{directory}/{name}"
+                if os.readlink(path) == _LINK and (is_asked or os.stat(path).st_uid == os.geteuid()):
+                    yield FoundPage(number, path)
+                    break  # a service has one
+            except OSError:
+                continue
+
+
+class Viewer:
+    """A page that is looked at again and again.
+
+    Attributes:
+        pid: Of the process that has it.
+        name: Of a shared service, as the page has it; empty for a child.
+
+    Raises:
+        DeviceUnavailable: It is gone, or of another version of this package; or there is more in it than a service
+            writes, also of `look`.
+    """
+
+    def __init__(self, found: FoundPage) -> None:
+        self.pid = found.pid
+        try:
+            fd = os.open(found.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DeviceUnavailable(f"process {found.pid} cannot be watched: {error.strerror}") from error
+        try:
+            status = os.fstat(fd)
+            if status.st_size < lib.NNB_PAGE_HEADER or not lib.nnb_seals(fd) & 0x2:  # it could be truncated below us
+                raise DeviceUnavailable(f"process {found.pid} has no statistics page that can be read")
+            self._uid = status.st_uid
+            most = lib.NNB_PAGE_HEADER + MOST_ROWS * stride()
+            self._mapping = mapped(fd, min(status.st_size, most), mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        header = self._header = ffi.cast("nnb_page *", self._mapping.addr)
+        fits = (
+            bytes(ffi.buffer(header.magic, len(MAGIC))) == MAGIC
+            and header.version == lib.NNB_PAGE_VERSION
+            and header.row_bytes == stride()
+            and lib.NNB_PAGE_HEADER + header.n_rows * stride() <= self._mapping.size
+        )
+        if not fits:
+            raise DeviceUnavailable(
+                f"process {found.pid} writes its statistics in another form: run the nnburst that it runs"
+            )
+
+    @property
+    def name(self) -> str:
+        return text_of(self._header.name)
+
+    def look(self) -> ServiceStats:
+        """Take one look."""
+        header, rows = self._header, look_at_rows(self._mapping)
+        now = lib.nnb_now_ns()
+        return ServiceStats(self.name, self.pid, self._uid, header.since_ns, now, header.unwatched, rows)
+
+
+def look(found: FoundPage) -> ServiceStats:
+    """Take one look at a service.
+
+    Raises:
+        DeviceUnavailable: As `Viewer`.
+    """
+    return Viewer(found).look()

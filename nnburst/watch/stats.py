@@ -1,0 +1,267 @@
+"""What one look at a row or a page gives."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from .._core import ffi, lib
+from .html import table
+
+if TYPE_CHECKING:
+    from .._core._nnburst import CData
+
+COUNTERS: Mapping[str, int] = {
+    name: getattr(lib, f"NNB_{name.upper()}")
+    for name in (
+        "requests", "results", "failures", "sleeps", "wakes", "malformed", "dropped", "plan_hits", "plan_misses",
+        "slot_misses", "fallbacks", "compiled", "restored", "saved", "rejected", "models", "bursts",
+    )
+}  # fmt: skip
+"""Place of each counter in a row."""
+
+HISTOGRAMS: Mapping[str, int] = {
+    name: getattr(lib, f"NNB_{name.upper()}") for name in ("queue_wait", "execution", "spin", "round_trip")
+}
+
+
+class RowKind(enum.IntEnum):
+    """What a row is about. What ends is added to the row above it, so that nothing is lost of the sums."""
+
+    SERVICE = 1
+    """The service itself; also the sum of the models that are closed."""
+    MODEL = 2
+    """A prepared model; also the sum of its bursts that have ended."""
+    BURST = 3
+
+
+@cache
+def _starts() -> tuple[int, ...]:
+    return tuple(lib.nnb_bucket_start(i) for i in range(lib.NNB_BUCKETS + 1))
+
+
+class Histogram(Struct, frozen=True):
+    """Durations in nanoseconds, each known to a sixteenth.
+
+    Attributes:
+        count: Events. Not each is timed: one stands for others.
+        sum_ns: Of all.
+        max_ns: The longest that was timed.
+        buckets: (start of a bucket in ns, events in it) for those that have any, ascending.
+    """
+
+    count: int = 0
+    sum_ns: int = 0
+    max_ns: int = 0
+    buckets: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def mean_ns(self) -> float:
+        """0 if there was no event."""
+        return self.sum_ns / self.count if self.count else 0.0
+
+    def percentile_ns(self, percent: float) -> float:
+        """Return the duration that `percent` of the events did not exceed; 0 if there was none."""
+        total = sum(n for _, n in self.buckets)
+        below, left = 0, total * percent / 100
+        for start, n in self.buckets:
+            below += n
+            if below >= left:
+                width = max(start // 16, 1) if start >= 16 else 1
+                inside = 1 - (below - left) / n
+                return float(min(start + width * inside, self.max_ns))
+        return 0.0
+
+    def since(self, before: Histogram) -> Histogram:
+        """Return what was added after another look. The longest is that of all time."""
+        old = dict(before.buckets)
+        grown = ((start, n - old.get(start, 0)) for start, n in self.buckets)
+        return Histogram(
+            self.count - before.count,
+            self.sum_ns - before.sum_ns,
+            self.max_ns,
+            tuple((start, n) for start, n in grown if n > 0),
+        )
+
+    def __add__(self, other: Histogram) -> Histogram:
+        sums = dict(self.buckets)
+        for start, n in other.buckets:
+            sums[start] = sums.get(start, 0) + n
+        return Histogram(
+            self.count + other.count,
+            self.sum_ns + other.sum_ns,
+            max(self.max_ns, other.max_ns),
+            tuple(sorted(sums.items())),
+        )
+
+    def summary(self) -> dict[str, float]:
+        """Return count, and mean, p50, p99 and max in microseconds."""
+        return {
+            "count": self.count,
+            "mean_us": round(self.mean_ns / 1e3, 3),
+            "p50_us": round(self.percentile_ns(50) / 1e3, 3),
+            "p99_us": round(self.percentile_ns(99) / 1e3, 3),
+            "max_us": round(self.max_ns / 1e3, 3),
+        }
+
+
+class Latency(Struct, frozen=True):
+    """How long the runs of a session took. Not each is timed: in a fast loop one of many, all that were slow.
+
+    Attributes:
+        round_trip: From sending a request until its answer was here.
+        queue_wait: The part of it until a thread of the service had the request.
+        execution: The part of it that the service worked.
+    """
+
+    round_trip: Histogram
+    queue_wait: Histogram
+    execution: Histogram
+
+    @property
+    def count(self) -> int:
+        """Runs that the numbers are about."""
+        return self.round_trip.count
+
+    @property
+    def p50(self) -> float:
+        """Seconds that half of the runs took at most; 0 if there was none."""
+        return self.round_trip.percentile_ns(50) / 1e9
+
+    @property
+    def p99(self) -> float:
+        """Seconds that 99 of 100 runs took at most; 0 if there was none."""
+        return self.round_trip.percentile_ns(99) / 1e9
+
+    @property
+    def max(self) -> float:
+        """Seconds that the slowest run took."""
+        return self.round_trip.max_ns / 1e9
+
+    def __add__(self, other: Latency) -> Latency:
+        return Latency(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))
+
+    def __repr__(self) -> str:
+        if not self.count:
+            return "<Latency: no runs>"
+        times = ", ".join(f"{name} {duration(getattr(self, name))}" for name in ("p50", "p99", "max"))
+        return f"<Latency of {self.count:,} runs: {times}>"
+
+    def _repr_html_(self) -> str:
+        parts = {"run": self.round_trip, "queue": self.queue_wait, "execution": self.execution}
+        rows = [
+            [name, *(duration(ns / 1e9) for ns in (h.percentile_ns(50), h.percentile_ns(99), h.max_ns))]
+            for name, h in parts.items()
+        ]
+        return table(f"{self.count:,} runs", rows, ("", "p50", "p99", "max"))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in the unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+class RowStats(Struct, frozen=True):
+    """One row, as it was found.
+
+    Attributes:
+        number: Of the row, never used again in its service.
+        parent: Number of the row above it; 0 for a service's.
+        kind: What it is about.
+        label: Name of the model, or what tells it apart.
+        client_pid: Process that the burst or model belongs to; 0 if none or not known.
+        client_uid: Its user.
+        has_left: Whether the client has gone or dropped it: what still runs, nobody awaits.
+        since_ns: When it began, on CLOCK_MONOTONIC.
+        counters: By name of `COUNTERS`.
+        queue_wait: From the client's send until a thread of the service took the request.
+        execution: From there until the answer.
+        spin: How long the thread polled before the next request, or before it slept.
+        round_trip: As the client sees it; only in rows of clients.
+    """
+
+    number: int
+    parent: int
+    kind: RowKind
+    label: str
+    client_pid: int
+    client_uid: int
+    has_left: bool
+    since_ns: int
+    counters: Mapping[str, int]
+    queue_wait: Histogram = Histogram()
+    execution: Histogram = Histogram()
+    spin: Histogram = Histogram()
+    round_trip: Histogram = Histogram()
+
+
+class ServiceStats(Struct, frozen=True):
+    """One look at a service.
+
+    Attributes:
+        name: That of a shared service; empty for a child.
+        pid: Of its process.
+        uid: Of its user.
+        since_ns: When it began, on CLOCK_MONOTONIC.
+        taken_ns: When this look was taken, likewise.
+        unwatched: Bursts and models for which there was no row: they are in no number here.
+        rows: The service first.
+    """
+
+    name: str
+    pid: int
+    uid: int
+    since_ns: int
+    taken_ns: int
+    unwatched: int
+    rows: tuple[RowStats, ...]
+
+    def of(self, kind: RowKind) -> list[RowStats]:
+        """Return the rows of a kind."""
+        return [row for row in self.rows if row.kind is kind]
+
+
+def row_stats(row: CData) -> RowStats | None:
+    """Take one look at a row; None if it is free or was changing hands."""
+    copy = ffi.new("nnb_row *")
+    if not lib.nnb_row_look(copy, row):
+        return None
+    try:
+        kind = RowKind(copy.kind)
+    except ValueError:  # of another version
+        return None
+    values: Any = ffi.unpack(copy.counters, lib.NNB_COUNTERS)
+    histograms = {name: _histogram(copy.histograms[i]) for name, i in HISTOGRAMS.items()}
+    return RowStats(
+        copy.number,
+        copy.parent,
+        kind,
+        text_of(copy.label),
+        copy.client_pid,
+        copy.client_uid,
+        bool(copy.has_left),
+        copy.since_ns,
+        {name: values[i] for name, i in COUNTERS.items()},
+        **histograms,
+    )
+
+
+def text_of(field: CData) -> str:
+    """Return a text that another process has written, without what a terminal would obey."""
+    text = ffi.string(field, len(field)).decode(errors="replace")
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _histogram(raw: CData) -> Histogram:
+    if not raw.count:
+        return Histogram()
+    counts: Any = ffi.unpack(raw.buckets, lib.NNB_BUCKETS)
+    starts = _starts()
+    return Histogram(raw.count, raw.sum, raw.max, tuple((starts[i], n) for i, n in enumerate(counts) if n))
