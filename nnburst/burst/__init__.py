@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from ..model import ExecutionResult
 from .cancellation import Account, Caller, WorkingMemory, called_by, present_caller
-from .client.controller import BoundRequest, ExecutionBurstController
+from .client.client_end import ClientEnd, MemoryUse
+from .client.controller import ExecutionBurstController
 from .client.in_flight import Flight, Flights
+from .client.request import BoundRequest
 from .client.slots import SlotTable
-from .interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, Kernel, SupportsExecute, run_until
+from .interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, SupportsExecute
+from .kernel import Kernel, run_until
 from .polling import CHANNEL_LENGTH, DATUM, default_polling_window, loop_timeout_ns
 from .server.group import ListenerGroup, Seat
 from .server.server import ExecutionBurstServer
@@ -24,6 +27,7 @@ __all__ = [
     "BurstExecutorWithCache",
     "BurstStats",
     "Caller",
+    "ClientEnd",
     "ExecutionBurstController",
     "ExecutionBurstServer",
     "ExecutionResult",
@@ -31,6 +35,7 @@ __all__ = [
     "Flights",
     "Kernel",
     "ListenerGroup",
+    "MemoryUse",
     "Seat",
     "ServerStats",
     "SlotExecutor",

@@ -18,7 +18,7 @@ from .._core._nnburst import ffi, lib
 
 if TYPE_CHECKING:
     from .._core._nnburst import CData
-    from .interfaces import Kernel
+    from .kernel import Kernel
 
 _NUMBERS = itertools.count()
 

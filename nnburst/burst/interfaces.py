@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ErrorStatus
@@ -21,32 +21,8 @@ if TYPE_CHECKING:
     from ..memory import Memory
     from ..watch import Row
     from .cancellation import Account
+    from .kernel import Kernel
     from .server.group import Seat
-
-Kernel = Callable[[], ExecutionResult | None]
-"""Runs a request that is decoded, checked and bound to arrays. ``None`` means: NONE, no shapes, no timing.
-
-What fails it may be raised. A kernel with an attribute `gate`, a `BufferSet`, admits itself to driver-managed buffers
-and commits; a burst does both in C, and calls `gate.current` in between, once nothing has to be checked or made anew.
-One with a method ``until(deadline_ns)`` can end itself: it is called instead for a run that has a deadline.
-One with a method ``within(deadline_ns, spent)``, a context manager, is run several times by what that gives: the
-shortest way to run once, until the context is left. It ends between two calls at the deadline (0: none) if it is not
-ended in them. `spent` is a dict of nanoseconds, where it keeps what has a limit for all of these runs together.
-One with a method ``cancel()`` ends soon once that is called, from any thread and without waiting, and never runs again:
-nobody awaits what it computes.
-What it keeps in memory beside the memory of the request, it takes as `WorkingMemory`, which it holds.
-"""
-
-
-def run_until(kernel: Kernel, deadline_ns: int) -> ExecutionResult | None:
-    """Call a kernel; have it end by a time of CLOCK_MONOTONIC in nanoseconds (0: none), if it knows how to.
-
-    Raises:
-        MissedDeadline: It has ended itself.
-        Exception: Whatever the kernel meets.
-    """
-    until: Callable[[int], ExecutionResult | None] | None = getattr(kernel, "until", None) if deadline_ns else None
-    return kernel() if until is None else until(deadline_ns)
 
 
 class BurstCallback(abc.ABC):

@@ -21,8 +21,7 @@ from .._core._nnburst import lib
 from .._core.deadline import Deadline, checked_timeout, limit_ns
 from .._core.errno import flag, is_real, whole
 from .._core.leaving import Leaving, ProcessLock
-from ..burst import BoundRequest, ExecutionBurstController, loop_timeout_ns
-from ..burst.client.controller import MemoryUse
+from ..burst import BoundRequest, ClientEnd, MemoryUse, loop_timeout_ns
 from ..devices import Fence, FencedExecution
 from ..errors import (
     BadState,
@@ -195,8 +194,8 @@ class Execution(BoundRequest):
         self._loop_timeout_ns = 0
         self._at: Burst | None = None
         self._initial: Mapping[str, Array] = {}
-        self._uses: dict[ExecutionBurstController, list[MemoryUse]] = {}  # of memory of the caller's
-        self._known: dict[ExecutionBurstController, list[Memory | Named]] = {}  # what each burst has slots for
+        self._uses: dict[ClientEnd, list[MemoryUse]] = {}  # of memory of the caller's
+        self._known: dict[ClientEnd, list[Memory | Named]] = {}  # what each burst has slots for
         self._finalizer = weakref.finalize(self, _drop, self._known)
         self._finalizer.atexit = False
         self._leaving: Leaving | None = None
@@ -295,7 +294,7 @@ class Execution(BoundRequest):
             with contextlib.suppress(InvalidArgument, GeneralFailure):  # what this process may not look at
                 place.view = place.look(node, whole, length)
 
-    def _bind(self, controller: ExecutionBurstController) -> None:
+    def _bind(self, controller: ClientEnd) -> None:
         layout = self._laid_out()
         if self._is_shared:
             named = [place for rows in self._arguments.values() for a in rows.values() for place in a.memories]
@@ -1050,13 +1049,13 @@ class Execution(BoundRequest):
 
     def close(self) -> None:
         """Give the memory and the state back on both sides; arrays that you still hold stay readable. Idempotent."""
-        self._end(ExecutionBurstController.free_memory)
+        self._end(ClientEnd.free_memory)
 
     def forget(self) -> None:
         """As `close`, but do not wait for the service."""
-        self._end(ExecutionBurstController.forget)
+        self._end(ClientEnd.forget)
 
-    def _end(self, give_back: Callable[[ExecutionBurstController, Memory | Named], object]) -> None:
+    def _end(self, give_back: Callable[[ClientEnd, Memory | Named], object]) -> None:
         if self._leaving is None:
             known = [(controller, pool) for controller, pools in self._known.items() for pool in pools]
             own = [] if self._layout is None or self._layout.memory is None else [self._layout.memory.close]
@@ -1072,7 +1071,7 @@ class Execution(BoundRequest):
         """Give back what a run needed, as the arrays are the caller's."""
         self._run = _not_shared
         layout, self._layout = self._layout, None
-        _drop(self._known, ExecutionBurstController.forget)
+        _drop(self._known, ClientEnd.forget)
         if layout is not None and layout.memory is not None:
             layout.memory.close()
 
@@ -1095,8 +1094,8 @@ class Execution(BoundRequest):
 
 
 def _drop(
-    known: dict[ExecutionBurstController, list[Memory | Named]],
-    give_back: Callable[[ExecutionBurstController, Memory | Named], object] = ExecutionBurstController.forget_soon,
+    known: dict[ClientEnd, list[Memory | Named]],
+    give_back: Callable[[ClientEnd, Memory | Named], object] = ClientEnd.forget_soon,
 ) -> None:
     """For an execution that was not closed; buffers go with the last reference to them."""
     while known:

@@ -307,13 +307,13 @@ def test_priority_of_a_model_reaches_its_seat_also_from_cache_files(
     shared: Callable[..., Shared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Priority] = []
-    seat = ListenerGroup.seat
+    add = ListenerGroup.add
 
-    def recorded(group: ListenerGroup, place: Seat, *rest: Any) -> Any:
-        seen.append(place.priority)
-        return seat(group, place, *rest)
+    def recorded(group: ListenerGroup, burst: Any, seat: Seat, endpoint: Any) -> None:
+        seen.append(seat.priority)
+        add(group, burst, seat, endpoint)
 
-    monkeypatch.setattr(ListenerGroup, "seat", recorded)
+    monkeypatch.setattr(ListenerGroup, "add", recorded)
     device = shared().connect().device("nnburst-reference")
     with contextlib.ExitStack() as stack:
         models, data = device.get_number_of_cache_files_needed()

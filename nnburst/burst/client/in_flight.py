@@ -13,7 +13,7 @@ import itertools
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..._core._nnburst import lib
 from ..._core.errno import system
@@ -22,7 +22,6 @@ from ...errors import BadState
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
-    from .controller import BoundRequest
 
 _AGAIN = -errno.EAGAIN
 _BUSY = -errno.EBUSY
@@ -41,6 +40,12 @@ class Bell:
         self.watched, self.rung = FdSet([watched.detach()]), FdSet([rung.detach()])
 
 
+class Startable(Protocol):
+    """What `Flights` need of a `BoundRequest`."""
+
+    _pointer: CData
+
+
 class Flight:
     """One started execution.
 
@@ -53,7 +58,7 @@ class Flight:
 
     __slots__ = ("_then", "may_look", "request", "status", "tag")
 
-    def __init__(self, request: BoundRequest, tag: int) -> None:
+    def __init__(self, request: Startable, tag: int) -> None:
         self.request = request
         self.tag = tag
         self.status: int | None = None
@@ -123,7 +128,7 @@ class Flights:
         """
         return self._watched.fds[0]
 
-    def start(self, request: BoundRequest, *, look_until: int = 0) -> Flight:
+    def start(self, request: Startable, *, look_until: int = 0) -> Flight:
         """Start an execution. If it does not land at once, `look`, `arm` or `attend` afterwards.
 
         Args:

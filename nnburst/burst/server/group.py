@@ -9,22 +9,39 @@ import logging
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..._core._nnburst import ffi, lib
 from ..._core.deadline import Deadline
 from ..._core.errno import check
 from ...errors import BadState, ResourceExhausted
 from ...model import Priority
-from ..interfaces import BurstCallback, BurstExecutorWithCache, Kernel
 from ..polling import allowed_cpus
-from .server_end import MAX_PLANS, Served, serve
+from .loop import Answering, serve
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
+    from ..kernel import Kernel
 
 _log = logging.getLogger("nnburst.burst")
 _RANKS = {Priority.HIGH: 0, Priority.MEDIUM: 1, Priority.LOW: 2}
+
+
+class Member(Answering, Protocol):
+    """What a group asks of a burst that it serves; see `ServerEnd`."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    def take_places(self, plans: list[Kernel], first: int) -> None: ...
+
+    def end(self, number: int) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def hang_up(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class ListenerGroup:
@@ -44,35 +61,19 @@ class ListenerGroup:
         self._handle = ffi.gc(out[0], lib.nnb_group_destroy)
         self._lock = threading.RLock()
         self._plans: list[Kernel] = []
-        self._bursts: list[SeatedBurst | None] = []
+        self._bursts: list[Member | None] = []
         self._threads: set[threading.Thread] = set()
         self._numbers = itertools.count(1)
         self._closed = False
         _GROUPS.add(self)
 
-    def seat(
-        self,
-        seat: Seat,
-        callback: BurstCallback,
-        executor: BurstExecutorWithCache,
-        endpoint: CData,
-    ) -> SeatedBurst:
+    def add(self, burst: Member, seat: Seat, endpoint: CData) -> None:
         """Serve one more burst.
 
         Raises:
             BadState: The group is closed.
             ResourceExhausted: The system has no thread for it.
         """
-        burst = SeatedBurst(self, callback, executor, endpoint)
-        try:
-            self._add(burst, seat, endpoint)
-        except BaseException:
-            ffi.release(endpoint)
-            burst.close_row()
-            raise
-        return burst
-
-    def _add(self, burst: SeatedBurst, seat: Seat, endpoint: CData) -> None:
         with self._lock:  # before this is released, no worker finds the burst of a number
             if self._closed:
                 raise BadState("the listener group is closed")
@@ -83,7 +84,7 @@ class ListenerGroup:
             while len(self._bursts) <= number:
                 self._bursts.append(None)
             self._bursts[number] = burst
-            burst.take_places(self._plans, number * MAX_PLANS)
+            burst.take_places(self._plans, number * lib.NNB_SEAT_PLANS)
 
     def _ensure_threads(self) -> None:
         """One for the first burst; with others, one that is there if a run of the first one does not end."""
@@ -135,9 +136,9 @@ class ListenerGroup:
             else:
                 return  # the group is closed, or has threads enough
 
-    def _burst_of(self, plan: int) -> SeatedBurst:
+    def _burst_of(self, plan: int) -> Member:
         with self._lock:
-            burst = self._bursts[plan // MAX_PLANS]
+            burst = self._bursts[plan // lib.NNB_SEAT_PLANS]
         assert burst is not None
         return burst
 
@@ -205,41 +206,6 @@ class Seat:
 
     client: Client
     priority: Priority = Priority.MEDIUM
-
-
-class SeatedBurst(Served):
-    """A burst that a `ListenerGroup` serves."""
-
-    def __init__(
-        self, group: ListenerGroup, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData
-    ) -> None:
-        super().__init__(callback, executor, endpoint)
-        self._group = group
-        self._ended = threading.Event()
-
-    def end(self, number: int) -> None:
-        try:
-            super().end(number)
-        except Exception:  # also of a device of the user's: its thread goes on with the other bursts
-            _log.exception("giving back a burst failed")
-        finally:
-            self._ended.set()
-
-    def hang_up(self) -> None:
-        endpoint = self._endpoint
-        if endpoint:
-            lib.nnb_server_hang_up(endpoint)
-            self._group.stir()
-
-    def close(self) -> None:
-        if self._group.serves_here():
-            raise BadState("a burst cannot be closed by a listener thread; close it from another one")
-        self.hang_up()
-        self._ended.wait(Deadline.after().left())
-
-    @property
-    def alive(self) -> bool:
-        return not self._ended.is_set()
 
 
 _GROUPS: weakref.WeakSet[ListenerGroup] = weakref.WeakSet()

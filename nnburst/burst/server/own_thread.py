@@ -10,7 +10,8 @@ from ..._core._nnburst import ffi, lib
 from ..._core.deadline import Deadline
 from ...errors import BadState, ResourceExhausted
 from ..interfaces import BurstCallback, BurstExecutorWithCache
-from .server_end import Served, serve
+from .loop import serve
+from .server_end import Served
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData

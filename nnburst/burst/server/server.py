@@ -12,8 +12,10 @@ from ...errors import InvalidArgument
 from ...model import ExecutionResult, Request, RunOptions
 from ..cancellation import called_by, present_caller
 from ..endpoint import open_channel
-from ..interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, Kernel, implements
+from ..interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, implements
+from ..kernel import Kernel
 from ..polling import window_ns
+from .group_server import SeatedBurst
 from .own_thread import Listener
 from .server_end import MAX_PLANS, Served
 from .slot_executor import SlotExecutor
@@ -80,7 +82,7 @@ class ExecutionBurstServer(BurstContext):
             lib.nnb_server_set_bell(endpoint, system(os.dup, callback.bell))
         if seat is None:
             return cls(Listener(callback, executor, endpoint))
-        return cls(seat.client.group.seat(seat, callback, executor, endpoint))
+        return cls(SeatedBurst(seat, callback, executor, endpoint))
 
     def __init__(self, listener: Served) -> None:
         """Use `create`."""

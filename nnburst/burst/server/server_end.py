@@ -13,57 +13,24 @@ from typing import TYPE_CHECKING
 
 from ..._core._nnburst import ffi, lib
 from ...errors import ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError
-from ...memory import BufferSet, free_closed_buffers
-from ...model import ExecutionResult, MeasureTiming, failure_of, reason_of, took_too_long
+from ...memory import BufferSet
+from ...model import ExecutionResult, MeasureTiming, reason_of, took_too_long
 from ...watch import private_row
 from ..cancellation import Caller, called_by
 from ..endpoint import c_result, python_request
-from ..interfaces import BurstCallback, BurstExecutorWithCache, Kernel, implements, run_until
+from ..interfaces import BurstCallback, BurstExecutorWithCache, implements
+from ..kernel import Kernel, run_until
 from ..stats import ServerStats, server_stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from ..._core._nnburst import CData
     from ...model import Request
 
 _log = logging.getLogger("nnburst.burst")
 
-_RESTART = -errno.ERESTART
 MAX_PLANS: int = lib.NNB_SEAT_PLANS
-
-
-def serve(
-    following: Callable[[CData], int], source: CData, plans: list[Kernel], burst_of: Callable[[int], Served]
-) -> int:
-    """Run what comes until there is nothing to run for a plan's id; return what came instead.
-
-    Args:
-        following: Sends the last answer and returns the id of the next request's plan.
-        source: Its argument.
-        plans: By id.
-        burst_of: Returns the burst that an id belongs to.
-    """
-    new, ended = lib.NNB_PLAN_NEW, lib.NNB_BURST_ENDED
-    while True:
-        try:
-            # The hot loop: one C call per execution, which sends the last answer and takes the next request.
-            while 0 <= (plan := following(source)) < new:
-                result = plans[plan]()
-                if result is not None:
-                    burst_of(plan).answer(result)
-            if 0 < plan < ended:
-                burst_of(plan & (new - 1)).attend(plan)
-            elif plan == _RESTART:
-                free_closed_buffers()
-            else:
-                return plan
-        except NNBurstError as error:
-            _log.info("an execution failed: %s", error)
-            burst_of(plan & (new - 1)).answer(failure_of(error))
-        except BaseException as error:  # also SystemExit: a client must not wait for a thread that has left
-            _log.exception("an execution failed")
-            burst_of(plan & (new - 1)).answer(failure_of(error))
 
 
 class Served(abc.ABC):

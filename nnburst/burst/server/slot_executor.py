@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from ...errors import InvalidArgument
 from ...model import MeasureTiming, Named, Request, RunOptions
-from ..interfaces import BurstExecutorWithCache, Kernel
+from ..interfaces import BurstExecutorWithCache
+from ..kernel import Kernel
 
 if TYPE_CHECKING:
     from ...memory import Memory

@@ -1,0 +1,398 @@
+"""A request that is bound to a burst, and what becomes of its runs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator
+from types import EllipsisType
+from typing import TYPE_CHECKING
+
+from ..._core._nnburst import ffi, lib
+from ..._core.deadline import Deadline, checked_timeout, limit_ns
+from ..._core.errno import check
+from ..._core.one_process import OneProcess
+from ...errors import BadState, ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError, error_for
+from ...memory import check_open
+from ...model import NO_TIMING, ExecutionResult, Failure, consistent_result, reason_of
+from ..endpoint import c_request, python_result
+
+if TYPE_CHECKING:
+    from ..._core._nnburst import CData
+    from ...model import OutputShape, Request, Timing
+    from .client_end import ClientEnd
+    from .in_flight import Flight, Flights
+
+_RESTART = -errno.ERESTART
+_NO_ROOM = -errno.ENOBUFS
+_DIED = -errno.EPIPE
+_NOT_BEGUN = frozenset((-errno.EBUSY, -errno.ESTALE, -errno.ENOTCONN, -errno.ESHUTDOWN))
+"""The burst is busy, no longer this execution's, or ended before anything was sent: another burst may run it."""
+_LEFT = -errno.ESTALE
+_LONGEST_ASKING = 1.0
+"""Seconds to wait for the reason of a failure."""
+_MOST_WINDOWS = 64
+"""A run is polled for a window for each of its steps, but for no more than these."""
+_REMEDY = "Give more time (timeout=) or look at what the service is doing"
+_REFUSALS = {
+    ErrorStatus.INVALID_ARGUMENT: (
+        "the service refused the request (INVALID_ARGUMENT): an argument contradicts the model, or a memory it uses "
+        "was freed"
+    ),
+    ErrorStatus.MISSED_DEADLINE_TRANSIENT: ("no answer {in_time}: the service dropped or ended the run. " + _REMEDY),
+    ErrorStatus.OUTPUT_INSUFFICIENT_SIZE: "an output region is too small; .output_shapes of the error tells the sizes",
+}
+
+
+def _inherited() -> BadState:
+    return BadState(
+        "the burst was inherited through fork() and belongs to the parent process; open a session, on a service of its "
+        "own, in the child"
+    )
+
+
+def _not_bound(pointer: object) -> int:
+    raise BadState("the execution is not bound to a burst; use compute() or burst_compute()")
+
+
+class BoundRequest(OneProcess):
+    """A request that is bound to a burst; `run` as often as you like. Made by `ExecutionBurstController.bind`."""
+
+    __slots__ = ("_burst", "_elsewhere", "_measure", "_pointer", "_run", "_timeout", "concluding", "limit", "requests")
+
+    def __init__(self) -> None:
+        """Bound to nothing yet; see `bind_to`."""
+        self._run: Callable[[CData], int] = _not_bound
+        self._pointer: CData = ffi.NULL
+        self._burst: ClientEnd | None = None
+        self._elsewhere: ExecutionResult | None = None  # of the last run, if that did not go through the channel
+        self._timeout: float | None = None
+        self.limit: float | None = None  # seconds that a run which begins now may take
+        self._measure = False
+        self.concluding = False  # a thread looks at what a run came to, see `runtime._async`
+        self.requests: tuple[Request, ...] = ()
+
+    def bind_to(
+        self,
+        burst: ClientEnd,
+        requests: tuple[Request, ...],
+        *,
+        measure: bool,
+        answer_length: int | None = None,
+    ) -> None:
+        """Serialise one request, or two that take turns (`turn`), for a burst.
+
+        Args:
+            burst: The burst.
+            requests: One, or two of the same form.
+            measure: Whether results carry `Timing`.
+            answer_length: How many datums a result may have, so that others may be in flight beside it; None if that is
+                not known.
+
+        Raises:
+            BadState: The burst is closed, or a memory.
+            InvalidArgument: A number does not fit the wire format.
+        """
+        out, turn = ffi.new("nnb_execution **"), self.turn
+        for i, request in enumerate(requests):
+            check_open(request)
+            raw, keep_alive = c_request(request, burst.slots_for(request.pools), measure=measure)  # type: ignore[arg-type]
+            if i == 0:
+                check(lib.nnb_execution_create(out, burst._endpoint, raw), "bind", {errno.ECHILD: _inherited()})
+                pointer = ffi.gc(out[0], lib.nnb_execution_destroy)
+                if answer_length is not None:
+                    lib.nnb_execution_set_answer(pointer, answer_length)
+                if request.steps is not None:
+                    lib.nnb_execution_set_windows(pointer, min(request.steps.count, _MOST_WINDOWS))
+            else:
+                check(lib.nnb_execution_alternate(pointer, raw), "bind")
+            del keep_alive
+        if turn:
+            lib.nnb_execution_ran_elsewhere(pointer, 0)
+        self.requests, self._measure, self._burst, self._pointer = requests, measure, burst, pointer
+        self._allow(self.limit)
+        self._run = lib.nnb_execution_run
+
+    def _find_way(self, number: int, deadline: Deadline) -> Deadline | None:
+        """Find another burst when a run could not begin, for that errno.
+
+        Returns:
+            The deadline of the run from now on: what is set up meanwhile is not the run's time. None if there is none.
+        """
+        return None
+
+    @property
+    def repeats(self) -> int:
+        """How often a run is repeated that the death of the service has ended."""
+        return 0
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether a run starts the service again that has died before it."""
+        return False
+
+    @property
+    def turn(self) -> int:
+        """Index of the request that the next run sends. A run that ends with NONE passes the turn."""
+        return lib.nnb_execution_turn(self._pointer) if self._burst is not None else 0
+
+    def run(self, timeout: float | EllipsisType | None = ...) -> None:
+        """Run once and wait for the end; the outputs are then in their memory, until the next run writes there.
+
+        Args:
+            timeout: Seconds that this run may take; None for no limit. By default those that it was bound with.
+
+        Raises:
+            DeadObject: The service died, or the burst was closed meanwhile.
+            MissedDeadline: The time was over. The service may still be writing outputs.
+            BadState: The burst is closed, or runs another execution now.
+            OutputInsufficientSize: An output region is too small.
+            NNBurstError: The service answered another error status.
+        """
+        if timeout is not ...:
+            with self.limited(timeout):
+                return self.run()
+        try:
+            status = self._run(self._pointer)
+            if status:
+                self._settle(status)
+        except BadState:  # not run at all, perhaps because this very execution is in flight below a signal handler
+            raise
+        except BaseException:
+            # Does nothing, unless a signal handler raised while the answer was still on its way.
+            lib.nnb_execution_abandon(self._pointer)
+            raise
+
+    def start(self, *, look_until: int = 0) -> Flight:
+        """Start a run that is not waited for here; `look_until` as for `Flights.start`. `conclude` tells how it ended.
+
+        Raises:
+            BadState: It is closed, or not bound to a burst.
+            GeneralFailure: The server of this burst takes one request at a time.
+        """
+        if self._run is not lib.nnb_execution_run:
+            self._run(self._pointer)
+        while (flight := self.flights.start(self, look_until=look_until)).status == _LEFT:
+            pass  # another thread has moved it to another burst
+        return flight
+
+    def conclude(self, status: int) -> None:
+        """Raise what `run` would have raised.
+
+        Args:
+            status: Of a `Flight` of this execution that has landed, or what the C core returned for it.
+        """
+        try:
+            if status:
+                self._settle(status)
+        except BadState:
+            raise
+        except BaseException:
+            lib.nnb_execution_abandon(self._pointer)
+            raise
+
+    @property
+    def pointer(self) -> CData:
+        """The execution in the C core."""
+        return self._pointer
+
+    @property
+    def controller(self) -> ClientEnd:
+        """This end of its burst.
+
+        Raises:
+            BadState: It is bound to none.
+        """
+        if self._burst is None:
+            _not_bound(None)
+        assert self._burst is not None
+        return self._burst
+
+    @property
+    def flights(self) -> Flights:
+        """Those of its burst.
+
+        Raises:
+            BadState: It is bound to none.
+            GeneralFailure: The server of the burst takes one request at a time.
+        """
+        return self.controller.flights
+
+    @property
+    def burst_is_free(self) -> bool:
+        """Whether its burst runs nothing now. It may be otherwise a moment later."""
+        return self._burst is not None and self._burst.is_free
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether it was started and its end was not told."""
+        return bool(lib.nnb_execution_flies(self._pointer)) if self._burst is not None else False
+
+    def execute(self) -> ExecutionResult:
+        """As `run`, but return (status, output shapes, timing) instead of raising for an error status."""
+        try:
+            self._wait(self._run(self._pointer))
+        except BadState:
+            raise
+        except BaseException:
+            lib.nnb_execution_abandon(self._pointer)
+            raise
+        return self._explained(self.result)
+
+    def _wait(self, status: int) -> int:
+        """Wait for the end and return the status, or raise."""
+        repeats, deadline = 0, None
+        while status < 0:
+            if status == _RESTART:  # signal handlers run between two calls
+                status = lib.nnb_execution_resume(self._pointer)
+            elif status == _NO_ROOM:
+                assert self._burst is not None
+                request = self.requests[self.turn]
+                return self._ran_elsewhere(self._burst._run_without_burst(request, self._measure, self.limit))
+            elif status in _NOT_BEGUN or (status == _DIED and repeats < self.repeats):
+                repeats += status == _DIED
+                begun = self.deadline if status == _DIED else Deadline.after(self.limit)
+                deadline = self._find_way(-status, deadline or begun)
+                if deadline is None:
+                    self._fail(-status)
+                else:
+                    status = self._run_until(deadline)
+            else:
+                self._fail(-status)
+        return status
+
+    def _run_until(self, deadline: Deadline) -> int:
+        """Go on with a run that could not begin, or that is repeated."""
+        try:
+            self._limit(deadline.left())
+            return self._run(self._pointer)
+        finally:
+            self._limit(self.limit)
+
+    def _ran_elsewhere(self, result: ExecutionResult) -> int:
+        """Take the result of a run that did not go through the channel for that of the last run."""
+        self._elsewhere = result = consistent_result(*result, reason_of(result))
+        if self._burst is not None:
+            lib.nnb_execution_ran_elsewhere(self._pointer, int(result[0]))
+        return int(result[0])
+
+    def _settle(self, status: int) -> None:
+        if self._wait(status):
+            for request in self.requests:
+                check_open(request)  # the service could not fetch what was closed before the first run
+            result = self._explained(self.result)
+            final, shapes, _ = result
+            reason = reason_of(result)
+            refusal = "the execution failed with {name}; launch(log_level='info') logs why"
+            message = _REFUSALS.get(final, refusal).format(name=final.name, in_time=self.in_time)
+            if reason and final is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+                message = f"the execution failed with {final.name}: {reason}"
+            raise error_for(final, message, shapes)
+
+    def _explained(self, result: ExecutionResult) -> ExecutionResult:
+        """Ask the server why an execution failed: a packet has no room for a sentence."""
+        status, shapes, _ = result
+        told = status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) or result is self._elsewhere
+        if told or self._burst is None:
+            return result
+        limit = _LONGEST_ASKING if self.limit is None else min(self.limit, _LONGEST_ASKING)
+        try:
+            return Failure(status, Deadline.after(limit).call(self._burst._context.failure_reason), shapes)
+        except NNBurstError:  # the status has to do
+            return result
+
+    def _fail(self, number: int) -> None:
+        self._elsewhere = None
+        assert self._burst is not None
+        ending = self._burst._prepared_model.ending
+        how = ending.reason or "the other process has ended"
+        then = "the next run opens the session again" if self.comes_back else "open another session"
+        gone = ending.error(f"the service that holds the model is gone: {how}; {then}")
+        closed = BadState("the burst is closed; open another session")
+        special = {
+            errno.ETIMEDOUT: self.missed(),
+            errno.ECANCELED: MissedDeadline(
+                f"not started {self.in_time}: the service has not come yet to the runs that were given up before. "
+                f"{_REMEDY}"
+            ),
+            errno.EPIPE: BadState("the burst was closed while this execution ran") if self._burst.closed else gone,
+            errno.ENOTCONN: closed if self._burst.closed else gone,
+            errno.EBUSY: BadState(
+                "the burst is running another execution; a burst runs one at a time, open one per thread"
+            ),
+            errno.EALREADY: BadState(
+                "the execution is running, or a run that was given up has not landed; bind one for each thread"
+            ),
+            errno.ESHUTDOWN: closed,
+            errno.ECHILD: _inherited(),
+            errno.EBADMSG: GeneralFailure("the service corrupted the channel; the burst is dead, open another session"),
+        }
+        check(-number, "run", special)
+
+    @property
+    def result(self) -> ExecutionResult:
+        """(status, output shapes, timing) of the last run. Not to be read while another thread runs it.
+
+        Raises:
+            BadState: There was none.
+        """
+        raw = lib.nnb_execution_result(self._pointer) if self._burst is not None else None
+        if raw is not None and raw.status >= 0:
+            return python_result(raw)
+        if self._elsewhere is None:
+            raise BadState("the execution has not run yet, or its last run gave no answer")
+        return self._elsewhere
+
+    @property
+    def output_shapes(self) -> tuple[OutputShape, ...]:
+        """Shapes of the last run; empty if the service had none to tell (all outputs are fully specified)."""
+        return self.result[1]
+
+    @property
+    def timing(self) -> Timing:
+        """Durations of the last run, in microseconds, if it was bound with ``measure=True``."""
+        return self.result[2] if self._measure else NO_TIMING
+
+    @property
+    def in_time(self) -> str:
+        """How long a run may take that begins now, in words."""
+        return "in time" if self.limit is None else f"within {self.limit:.3g} s"
+
+    def missed(self) -> MissedDeadline:
+        """Return the exception for a run that has not ended in time."""
+        return MissedDeadline(f"no answer {self.in_time}; a late one will be dropped. {_REMEDY}")
+
+    @contextlib.contextmanager
+    def limited(self, timeout: float | EllipsisType | None) -> Iterator[None]:
+        """Let runs that begin meanwhile take so many seconds; ``...`` for `timeout`."""
+        if timeout is ...:
+            yield
+            return
+        self._allow(checked_timeout(timeout))
+        try:
+            yield
+        finally:
+            self._allow(self._timeout)
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that a run may take which is given no others; None for no limit."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float | None) -> None:
+        self._timeout = checked_timeout(seconds)
+        self._allow(self._timeout)
+
+    @property
+    def deadline(self) -> Deadline:
+        """Of the run that was started last."""
+        return Deadline(lib.nnb_execution_deadline(self._pointer) if self._burst is not None else 0)
+
+    def _allow(self, seconds: float | None) -> None:
+        self.limit = seconds
+        self._limit(seconds)
+
+    def _limit(self, seconds: float | None) -> None:
+        if self._burst is not None:
+            lib.nnb_execution_set_timeout(self._pointer, limit_ns(seconds))

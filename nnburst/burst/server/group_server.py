@@ -1,0 +1,62 @@
+"""A burst that is served together with others."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from ..._core._nnburst import ffi, lib
+from ..._core.deadline import Deadline
+from ...errors import BadState
+from ..interfaces import BurstCallback, BurstExecutorWithCache
+from .server_end import Served
+
+if TYPE_CHECKING:
+    from ..._core._nnburst import CData
+    from .group import Seat
+
+_log = logging.getLogger("nnburst.burst")
+
+
+class SeatedBurst(Served):
+    """A burst that a `ListenerGroup` serves.
+
+    Raises:
+        BadState, ResourceExhausted: As `ListenerGroup.add`.
+    """
+
+    def __init__(self, seat: Seat, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
+        super().__init__(callback, executor, endpoint)
+        self._group = seat.client.group
+        self._ended = threading.Event()
+        try:
+            self._group.add(self, seat, endpoint)
+        except BaseException:
+            ffi.release(endpoint)
+            self.close_row()
+            raise
+
+    def end(self, number: int) -> None:
+        try:
+            super().end(number)
+        except Exception:  # also of a device of the user's: its thread goes on with the other bursts
+            _log.exception("giving back a burst failed")
+        finally:
+            self._ended.set()
+
+    def hang_up(self) -> None:
+        endpoint = self._endpoint
+        if endpoint:
+            lib.nnb_server_hang_up(endpoint)
+            self._group.stir()
+
+    def close(self) -> None:
+        if self._group.serves_here():
+            raise BadState("a burst cannot be closed by a listener thread; close it from another one")
+        self.hang_up()
+        self._ended.wait(Deadline.after().left())
+
+    @property
+    def alive(self) -> bool:
+        return not self._ended.is_set()

@@ -1,0 +1,61 @@
+"""The loop of a thread that serves bursts."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from ..._core._nnburst import lib
+from ...errors import NNBurstError
+from ...memory import free_closed_buffers
+from ...model import ExecutionResult, failure_of
+
+if TYPE_CHECKING:
+    from ..._core._nnburst import CData
+    from ..kernel import Kernel
+
+_log = logging.getLogger("nnburst.burst")
+_RESTART = -errno.ERESTART
+
+
+class Answering(Protocol):
+    """What the loop asks of a burst; see `ServerEnd`."""
+
+    def attend(self, plan: int) -> None: ...
+
+    def answer(self, result: ExecutionResult) -> None: ...
+
+
+def serve(
+    following: Callable[[CData], int], source: CData, plans: list[Kernel], burst_of: Callable[[int], Answering]
+) -> int:
+    """Run what comes until there is nothing to run for a plan's id; return what came instead.
+
+    Args:
+        following: Sends the last answer and returns the id of the next request's plan.
+        source: Its argument.
+        plans: By id.
+        burst_of: Returns the burst that an id belongs to.
+    """
+    new, ended = lib.NNB_PLAN_NEW, lib.NNB_BURST_ENDED
+    while True:
+        try:
+            # The hot loop: one C call per execution, which sends the last answer and takes the next request.
+            while 0 <= (plan := following(source)) < new:
+                result = plans[plan]()
+                if result is not None:
+                    burst_of(plan).answer(result)
+            if 0 < plan < ended:
+                burst_of(plan & (new - 1)).attend(plan)
+            elif plan == _RESTART:
+                free_closed_buffers()
+            else:
+                return plan
+        except NNBurstError as error:
+            _log.info("an execution failed: %s", error)
+            burst_of(plan & (new - 1)).answer(failure_of(error))
+        except BaseException as error:  # also SystemExit: a client must not wait for a thread that has left
+            _log.exception("an execution failed")
+            burst_of(plan & (new - 1)).answer(failure_of(error))
