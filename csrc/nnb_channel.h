@@ -8,8 +8,8 @@
 #include "nnb_internal.h"
 
 #define NNB_EVENT_AWAITED 0x4u        /* the reader sleeps in an event loop, not here: ring its bell */
-#define NNB_TOLD 2                    /* word of a stamp of results: what nnb_tell_client says, and 0 nothing */
-#define NNB_TELLING(what) ((uint64_t)((what) + 1))
+#define NNB_HINT 2                    /* word of a stamp of results: what nnb_set_hint says, and 0 nothing */
+#define NNB_HINT_WORD(what) ((uint64_t)((what) + 1))
 #define NNB_EVENT_HANG_UP 0x80000000u /* wakes our own waiters; the private flag says whether it is true */
 
 typedef struct nnb_channel {
@@ -76,12 +76,12 @@ void nnb_note_wake(uint64_t began_ns);
  * for the next request of a client that it wakes, or else: */
 #define NNB_NOTHING (-1)
 #define NNB_REST (-2) /* there is no answer for a while: do not poll for it */
-void nnb_tell_client(const nnb_channel *results, int what);
+void nnb_set_hint(const nnb_channel *results, int what);
 /* The client polls in vain after it was woken: moves it if it is on that processor. */
 void nnb_part_from_listener(const nnb_channel *results);
 static inline int nnb_channel_is_to_rest(const nnb_channel *ch)
 {
-    return ch->packets == NNB_RESULTS && ch->mq->stamp && nnb_load_relaxed(&ch->mq->stamp[NNB_TOLD]) == NNB_TELLING(NNB_REST);
+    return ch->packets == NNB_RESULTS && ch->mq->stamp && nnb_load_relaxed(&ch->mq->stamp[NNB_HINT]) == NNB_HINT_WORD(NNB_REST);
 }
 
 /* watch.c. Puts times beside W for the packet of n datums that is sent next. */

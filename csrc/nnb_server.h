@@ -1,4 +1,4 @@
-/* What burst_group.c needs of a burst's server; private to those two files.
+/* What a group needs of a burst's server; private to burst_server.c and group*.c.
  *
  * SPDX-License-Identifier: Apache-2.0
  */

@@ -552,16 +552,16 @@ void nnb_server_count(nnb_server *s, uint32_t which, uint64_t n);
 uint32_t nnb_execution_spins(const nnb_execution *e);
 uint32_t nnb_server_spins(const nnb_server *s);
 
-/* ---- burst_group.c: several threads serve the bursts of many clients ---------------------------------------------
+/* ---- group.c: several threads serve the bursts of many clients ---------------------------------------------------
  *
  * A worker is what one thread has of a group; the functions on it are for that thread. The rest: any thread. */
 typedef struct nnb_group nnb_group;
 typedef struct nnb_worker nnb_worker;
 
-#define NNB_SEAT_PLANS 64   /* plans that a server in a group may have at most */
-#define NNB_MAX_SEATS 65536
+#define NNB_BURST_PLANS 64   /* plans that a server in a group may have at most */
+#define NNB_MAX_BURSTS 65536
 #define NNB_PRIORITIES 3    /* 0 is the highest */
-#define NNB_BURST_ENDED 0x8000000 /* added to the first id of a seat whose burst is over */
+#define NNB_BURST_ENDED 0x8000000 /* added to the first id of a burst whose burst is over */
 
 /* cpus: runs that may be under way at a time. most_words: queues that a thread sleeps on at a time, as far as the kernel
  * allows (127). -ENOMEM. */
@@ -571,13 +571,13 @@ void nnb_group_close(nnb_group *g);
 /* After all workers are destroyed. Harmless in a forked child. */
 void nnb_group_destroy(nnb_group *g);
 /* From now on the workers serve a burst; they have it until nnb_group_next returned its NNB_BURST_ENDED and was called
- * once more. Requests of one client share what it gets, until it leaves. Returns the seat's number: its plans have the ids
- * from number * NNB_SEAT_PLANS on. -ENOMEM, -EMFILE: too many, -ESHUTDOWN: closed. */
+ * once more. Requests of one client share what it gets, until it leaves. Returns its number: its plans have the ids
+ * from number * NNB_BURST_PLANS on. -ENOMEM, -EMFILE: too many, -ESHUTDOWN: closed. */
 int nnb_group_add(nnb_group *g, nnb_server *s, uint64_t client, uint32_t priority);
 /* The client opens no other burst. What it has had is forgotten with its last one. */
 void nnb_group_leave(nnb_group *g, uint64_t client);
 /* After nnb_server_hang_up: has the workers look. */
-void nnb_group_stir(nnb_group *g);
+void nnb_group_wake_all(nnb_group *g);
 uint32_t nnb_group_workers(nnb_group *g); /* that have not been told to end */
 
 int nnb_worker_create(nnb_worker **out, nnb_group *g);

@@ -94,16 +94,16 @@ void nnb_ask_for_short_slices(void)
     syscall(SYS_sched_setattr, 0, &a, 0); /* not allowed: it runs as others do */
 }
 
-void nnb_tell_client(const nnb_channel *results, int what)
+void nnb_set_hint(const nnb_channel *results, int what)
 {
     if (results->mq->stamp)
-        nnb_store_relaxed(&results->mq->stamp[NNB_TOLD], NNB_TELLING(what));
+        nnb_store_relaxed(&results->mq->stamp[NNB_HINT], NNB_HINT_WORD(what));
 }
 
 void nnb_part_from_listener(const nnb_channel *results)
 {
     const nnb_a64 *stamp = results->mq->stamp;
-    uint64_t told = stamp ? nnb_load_relaxed(&stamp[NNB_TOLD]) : 0;
-    if (told && told == NNB_TELLING(sched_getcpu()))
+    uint64_t told = stamp ? nnb_load_relaxed(&stamp[NNB_HINT]) : 0;
+    if (told && told == NNB_HINT_WORD(sched_getcpu()))
         move(nnb_now_ns());
 }

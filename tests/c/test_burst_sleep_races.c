@@ -249,20 +249,20 @@ int main(void)
     p = new_pair_as(NNB_LAYOUT_STAMPED, 32, 200000, 200000);
     e = new_execution(p.client, 1);
     moves = 0;
-    nnb_tell_client(nnb_server_outbox(p.server), 1);
+    nnb_set_hint(nnb_server_outbox(p.server), 1);
     polled_for(e, answer_now);
     CHECK_EQ(moves, 0); /* it was not woken before */
     polled_for(e, answer_now);
     CHECK_EQ(moves, 2);
     const int others[] = {0, 2, NNB_NOTHING};
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        nnb_tell_client(nnb_server_outbox(p.server), others[i]);
+        nnb_set_hint(nnb_server_outbox(p.server), others[i]);
         polled_for(e, answer_now);
         CHECK_EQ(moves, 2);
     }
     /* one that is told to rest does not poll */
     CHECK(polled_for(e, answer_now) > 10000);
-    nnb_tell_client(nnb_server_outbox(p.server), NNB_REST);
+    nnb_set_hint(nnb_server_outbox(p.server), NNB_REST);
     CHECK(polled_for(e, answer_now) < 10000);
     nnb_execution_destroy(e);
     end_pair(&p);

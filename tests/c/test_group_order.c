@@ -53,12 +53,12 @@ static int next_event(void)
 static int burst_of(int event)
 {
     CHECK(event >= 0 && event < NNB_BURST_ENDED);
-    int number = event % NNB_PLAN_NEW / NNB_SEAT_PLANS;
+    int number = event % NNB_PLAN_NEW / NNB_BURST_PLANS;
     for (int i = 0; i < MOST; i++)
         if (is_open[i] && seats[i] == number) {
             if (event & NNB_PLAN_NEW) {
                 nnb_server_request(pairs[i].server);
-                CHECK_EQ(nnb_server_keep_plan(pairs[i].server, (uint32_t)event % NNB_SEAT_PLANS), 0);
+                CHECK_EQ(nnb_server_keep_plan(pairs[i].server, (uint32_t)event % NNB_BURST_PLANS), 0);
             }
             return i;
         }
@@ -97,7 +97,7 @@ static void close_all(void)
     for (int i = 0; i < MOST; i++)
         if (is_open[i])
             nnb_server_hang_up(pairs[i].server);
-    nnb_group_stir(group);
+    nnb_group_wake_all(group);
     for (int i = 0; i < MOST; i++) {
         if (!is_open[i])
             continue;
@@ -284,25 +284,25 @@ static void client_that_polls_has_a_turn(void)
 }
 
 /* One that does not fall asleep after its turn, and then one that does not come when its turn has begun. */
-static uint64_t told(int i) { return nnb_load_relaxed(&pairs[i].result->stamp[NNB_TOLD]); }
+static uint64_t told(int i) { return nnb_load_relaxed(&pairs[i].result->stamp[NNB_HINT]); }
 
 static void client_whose_turn_is_over_is_told_to_rest(void)
 {
     begin_turn_beside_a_sleeper();
-    CHECK(told(0) != NNB_TELLING(NNB_REST));
+    CHECK(told(0) != NNB_HINT_WORD(NNB_REST));
     last_for(2);
     send(0);
     CHECK_EQ(next_burst(), 1);
-    CHECK_EQ(told(0), NNB_TELLING(NNB_REST));
+    CHECK_EQ(told(0), NNB_HINT_WORD(NNB_REST));
     for (int i = 0; i < 20; i++) {
         send(1);
         CHECK_EQ(next_burst(), 1);
-        CHECK_EQ(told(1), NNB_TELLING(sched_getcpu())); /* it was woken in its turn, and is to leave that to the leader */
+        CHECK_EQ(told(1), NNB_HINT_WORD(sched_getcpu())); /* it was woken in its turn, and is to leave that to the leader */
     }
     last_for(2);
     CHECK_EQ(next_burst(), 0);
     answer();
-    CHECK(told(0) != NNB_TELLING(NNB_REST));
+    CHECK(told(0) != NNB_HINT_WORD(NNB_REST));
     close_all();
 }
 
@@ -426,8 +426,8 @@ static void ended_burst_has_no_turn(void)
     }
     answer();
     nnb_server_hang_up(pairs[0].server);
-    nnb_group_stir(group);
-    CHECK_EQ(next_event(), NNB_BURST_ENDED + seats[0] * NNB_SEAT_PLANS);
+    nnb_group_wake_all(group);
+    CHECK_EQ(next_event(), NNB_BURST_ENDED + seats[0] * NNB_BURST_PLANS);
     is_open[0] = 0;
     end_pair(&pairs[0]);
     nnb_worker *first = worker;
@@ -452,9 +452,9 @@ static void ended_burst_leaves_the_others(void)
     send(0);
     send(1);
     nnb_server_hang_up(pairs[0].server);
-    nnb_group_stir(group);
+    nnb_group_wake_all(group);
     int event = next_event();
-    CHECK_EQ(event, NNB_BURST_ENDED + seats[0] * NNB_SEAT_PLANS);
+    CHECK_EQ(event, NNB_BURST_ENDED + seats[0] * NNB_BURST_PLANS);
     CHECK_EQ(next_burst(), 1);
     is_open[0] = 0;
     end_pair(&pairs[0]);
@@ -468,8 +468,8 @@ static void ended_burst_leaves_the_others(void)
 static void end_burst(int i)
 {
     nnb_server_hang_up(pairs[i].server);
-    nnb_group_stir(group);
-    CHECK_EQ(next_event(), NNB_BURST_ENDED + seats[i] * NNB_SEAT_PLANS);
+    nnb_group_wake_all(group);
+    CHECK_EQ(next_event(), NNB_BURST_ENDED + seats[i] * NNB_BURST_PLANS);
     is_open[i] = 0;
     CHECK_EQ(nnb_group_answer(worker), 0);
     end_pair(&pairs[i]);
@@ -571,7 +571,7 @@ static void client_does_not_poll_while_runs_have_the_processors(void)
     send(0);
     CHECK_EQ(next_burst(), 0);
     answer();
-    CHECK_EQ(told(0), NNB_TELLING(NNB_REST));
+    CHECK_EQ(told(0), NNB_HINT_WORD(NNB_REST));
     end_low_beside_high();
     CHECK_EQ(next_burst(), 3);
     answer();
@@ -579,7 +579,7 @@ static void client_does_not_poll_while_runs_have_the_processors(void)
         send(0);
         CHECK_EQ(next_burst(), 0);
         answer();
-        CHECK(told(0) != NNB_TELLING(NNB_REST));
+        CHECK(told(0) != NNB_HINT_WORD(NNB_REST));
     }
     close_all();
 }

@@ -69,11 +69,11 @@ static void *work(void *argument)
             nnb_worker_destroy(w);
             return NULL;
         } else if (event < NNB_BURST_ENDED) {
-            run(event % NNB_PLAN_NEW / NNB_SEAT_PLANS, event >= NNB_PLAN_NEW, (uint32_t)event % NNB_SEAT_PLANS);
+            run(event % NNB_PLAN_NEW / NNB_BURST_PLANS, event >= NNB_PLAN_NEW, (uint32_t)event % NNB_BURST_PLANS);
         } else {
             CHECK_EQ(nnb_worker_ending(w), -EPIPE);
             pthread_mutex_lock(&lock);
-            seats[(event - NNB_BURST_ENDED) / NNB_SEAT_PLANS].has_ended = 1;
+            seats[(event - NNB_BURST_ENDED) / NNB_BURST_PLANS].has_ended = 1;
             pthread_cond_broadcast(&changed);
             pthread_mutex_unlock(&lock);
         }
@@ -95,7 +95,7 @@ static int join(burst_pair *p, uint64_t client, uint32_t priority, uint64_t wind
 static void leave(burst_pair *p, int number)
 {
     nnb_server_hang_up(p->server);
-    nnb_group_stir(group);
+    nnb_group_wake_all(group);
     pthread_mutex_lock(&lock);
     while (!seats[number].has_ended)
         pthread_cond_wait(&changed, &lock);

@@ -53,7 +53,7 @@ static void *work(void *argument)
             nnb_worker_destroy(w);
             return NULL;
         } else if (event < NNB_BURST_ENDED) {
-            run(event % NNB_PLAN_NEW / NNB_SEAT_PLANS, event >= NNB_PLAN_NEW, (uint32_t)event % NNB_SEAT_PLANS);
+            run(event % NNB_PLAN_NEW / NNB_BURST_PLANS, event >= NNB_PLAN_NEW, (uint32_t)event % NNB_BURST_PLANS);
         }
     }
 }

@@ -79,10 +79,10 @@ static int next_burst(nnb_worker *w)
         asked++;
     if (event < 0 || event >= NNB_BURST_ENDED)
         return event;
-    int i = event % NNB_PLAN_NEW / NNB_SEAT_PLANS;
+    int i = event % NNB_PLAN_NEW / NNB_BURST_PLANS;
     if (event & NNB_PLAN_NEW) {
         nnb_server_request(pairs[i].server);
-        CHECK_EQ(nnb_server_keep_plan(pairs[i].server, (uint32_t)event % NNB_SEAT_PLANS), 0);
+        CHECK_EQ(nnb_server_keep_plan(pairs[i].server, (uint32_t)event % NNB_BURST_PLANS), 0);
     }
     return i;
 }
@@ -107,7 +107,7 @@ static void end_all(nnb_worker *w, int n)
 {
     for (int i = 0; i < n; i++)
         nnb_server_hang_up(pairs[i].server);
-    nnb_group_stir(group);
+    nnb_group_wake_all(group);
     for (int i = 0; i < n; i++)
         CHECK(next_burst(w) >= NNB_BURST_ENDED);
     CHECK_EQ(nnb_group_answer(w), 0);

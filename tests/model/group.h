@@ -1,8 +1,8 @@
-/* What the programs over burst_group.c share: servers that only take and answer, and a group that is set up by hand.
+/* What the programs over the files of a group share: servers that only take and answer, and a group that is set up by hand.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Time stands still here, too: a parked watchman does not tick by itself, so what only a tick would mend is an error.
+ * Time stands still here, too: a parked monitor does not tick by itself, so what only a tick would mend is an error.
  */
 #ifndef GROUP_H
 #define GROUP_H
@@ -17,11 +17,11 @@ void nnb_mq_close(nnb_mq *q) { (void)q; }
 struct nnb_server {
     nnb_channel inbox, outbox;
     int is_new;   /* its requests have to be bound first */
-    int answered; /* plain memory, as all of it: whose seat it is has it for itself */
+    int answered; /* plain memory, as all of it: whose burst it is has it for itself */
 };
 
 nnb_channel *nnb_server_inbox(nnb_server *s) { return &s->inbox; }
-nnb_channel *nnb_server_outbox(nnb_server *s) { return &s->outbox; } /* without a window no client has a turn */
+nnb_channel *nnb_server_outbox(nnb_server *s) { return &s->outbox; } /* without a window no queue is in service */
 void nnb_ask_for_short_slices(void) {}
 void nnb_server_share_thread(nnb_server *s) { (void)s; }
 
@@ -38,37 +38,9 @@ int nnb_server_reply(nnb_server *s)
     return 0;
 }
 
-#define SEATS 2
-#define WORKERS 2
-static ring rings[SEATS], answers[SEATS]; /* clients sleep: nobody clears their bits or looks at their answers */
-static nnb_mq sending[SEATS], receiving[SEATS], answering[SEATS];
-static nnb_channel senders[SEATS];
-static nnb_server servers[SEATS];
-static uint64_t counters[2 * SEATS][NNB_COUNTERS];
-static const uint8_t request[2 * NNB_DATUM_SIZE] = {[8] = 2, [24] = 1};
-static nnb_group *group;
-static nnb_worker *workers[WORKERS];
-
-static void send(int seat) { assert(nnb_channel_send(&senders[seat], request, 2) == 0); }
-
-static void set_up(uint32_t n_workers)
-{
-    assert(nnb_group_create(&group, 2, 16) == 0);
-    for (int i = 0; i < SEATS; i++) {
-        attach(&sending[i], &rings[i], NNB_DATUM_SIZE, 4, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
-        attach(&receiving[i], &rings[i], NNB_DATUM_SIZE, 4, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
-        assert(nnb_channel_init(&senders[i], &sending[i], 8, 0, counters[2 * i]) == 0);
-        assert(nnb_channel_init(&servers[i].inbox, &receiving[i], 8, 0, counters[2 * i + 1]) == 0);
-        attach(&answering[i], &answers[i], NNB_DATUM_SIZE, 4, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
-        servers[i].outbox.mq = &answering[i];
-        assert(nnb_group_add(group, &servers[i], (uint64_t)i + 1, 0) == i);
-    }
-    for (uint32_t i = 0; i < n_workers; i++)
-        assert(nnb_worker_create(&workers[i], group) == 0);
-}
-
+#define BURSTS 2
 /* Waits for all words at once, as for one: see model_futex_wait. */
-#define MOST_WORDS (SEATS + 1)
+#define MOST_WORDS (BURSTS + 1)
 static long model_SYS_futex_waitv(const struct futex_waitv *words, uint32_t n, int flags, const void *t, int clock)
 {
     if (!n) {
@@ -104,9 +76,48 @@ typedef int sigset_t;
 #define sigfillset(set) (*(set) = 0)
 #define pthread_sigmask(how, set, old) ((void)(old))
 
-/* Names that burst_group.c has in common with files before it. */
-#undef CLOCK_EVERY
-#define ring ring_bell
+/* A name that these files have in common with files before them. */
 #define take take_request
+
+#include "schedule.c"
+
+#include "group_look.c"
+
+#include "group_sleep.c"
+
+#include "group_lead.c"
+
+#include "group.c"
+
+#include "group_run.c"
+
+#define WORKERS 2
+static ring rings[BURSTS], answers[BURSTS]; /* clients sleep: nobody clears their bits or looks at their answers */
+static nnb_mq sending[BURSTS], receiving[BURSTS], answering[BURSTS];
+static nnb_channel senders[BURSTS];
+static nnb_server servers[BURSTS];
+static uint64_t counters[2 * BURSTS][NNB_COUNTERS];
+static const uint8_t request[2 * NNB_DATUM_SIZE] = {[8] = 2, [24] = 1};
+static nnb_group *group;
+static nnb_worker *workers[WORKERS];
+
+static void send(int burst) { assert(nnb_channel_send(&senders[burst], request, 2) == 0); }
+
+static void set_up(uint32_t n_workers)
+{
+    assert(nnb_group_create(&group, 2, 16) == 0);
+    for (int i = 0; i < BURSTS; i++) {
+        attach(&sending[i], &rings[i], NNB_DATUM_SIZE, 4, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
+        attach(&receiving[i], &rings[i], NNB_DATUM_SIZE, 4, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
+        assert(nnb_channel_init(&senders[i], &sending[i], 8, 0, counters[2 * i]) == 0);
+        assert(nnb_channel_init(&servers[i].inbox, &receiving[i], 8, 0, counters[2 * i + 1]) == 0);
+        attach(&answering[i], &answers[i], NNB_DATUM_SIZE, 4, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
+        servers[i].outbox.mq = &answering[i];
+        assert(nnb_group_add(group, &servers[i], (uint64_t)i + 1, 0) == i);
+    }
+    for (uint32_t i = 0; i < n_workers; i++)
+        assert(nnb_worker_create(&workers[i], group) == 0);
+}
+
 
 #endif

@@ -13,22 +13,20 @@
 
 #include "group.h"
 
-#include "burst_group.c"
-
 static void run_next(nnb_worker *w)
 {
-    look_at_all(group);
-    seat *m = pick(group);
-    assert(m && m->number == 1 && take(w, m) >= 0);
-    assert(nnb_server_reply(m->server) == 0);
+    nnb_look_at_all(group);
+    nnb_burst *next = pick(group);
+    assert(next && next->number == 1 && take(w, next) >= 0);
+    assert(nnb_server_reply(next->server) == 0);
 }
 
 static void *run_new(void *unused)
 {
     nnb_worker *w = workers[0];
-    assert(begin(w) >= 0 && w->role == DETACHED);
+    assert(begin(w) >= 0 && w->role == NNB_DETACHED);
     assert(nnb_group_answer(w) == 0);
-    if (w->role == LEADS) {
+    if (w->role == NNB_LEADS) {
         run_next(w);
         nnb_group_close(group);
     }
@@ -37,8 +35,8 @@ static void *run_new(void *unused)
 
 static void *come(void *unused)
 {
-    int rc = park(workers[1]);
-    assert(rc == 0 || (rc == -EPIPE && workers[0]->role == LEADS));
+    int rc = nnb_worker_park(workers[1]);
+    assert(rc == 0 || (rc == -EPIPE && workers[0]->role == NNB_LEADS));
     if (rc == 0)
         run_next(workers[1]);
     return unused;
@@ -48,11 +46,11 @@ int main(void)
 {
     set_up(2);
     servers[0].is_new = 1;
-    workers[0]->role = LEADS;
-    nnb_store_relaxed(&group->lead, word_of(workers[0], LOOKING));
+    workers[0]->role = NNB_LEADS;
+    nnb_store_relaxed(&group->lead, nnb_lead_word(workers[0], NNB_LEAD_LOOKING));
     send(0);
-    refresh(group);
-    look_at_all(group);
+    nnb_look_refresh(group);
+    nnb_look_at_all(group);
     send(1);
     group->asked_ns = nnb_now_ns(); /* for the one that comes */
     pthread_t a, b;

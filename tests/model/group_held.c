@@ -13,20 +13,18 @@
 
 #include "group.h"
 
-#include "burst_group.c"
-
 static void *lead_on(void *unused)
 {
-    seat *m;
-    while (!(m = pick(group)))
-        sleep_on_all(group);
-    assert(take(workers[0], m) >= 0 && m->number == 0);
+    nnb_burst *next;
+    while (!(next = pick(group)))
+        nnb_sleep_on_all(group);
+    assert(take(workers[0], next) >= 0 && next->number == 0);
     return unused;
 }
 
 static void *end_run(void *unused)
 {
-    assert(nnb_group_answer(workers[1]) == 0 && workers[1]->role == NONE);
+    assert(nnb_group_answer(workers[1]) == 0 && workers[1]->role == NNB_NO_ROLE);
     return unused;
 }
 
@@ -34,21 +32,21 @@ int main(void)
 {
     set_up(2);
     nnb_store32_relaxed(&group->ticking, 1);
-    refresh(group);
+    nnb_look_refresh(group);
     send(1);
-    workers[1]->role = LEADS;
-    look_at_all(group);
-    nnb_store_relaxed(&group->lead, word_of(workers[1], LOOKING));
-    seat *m = pick(group);
-    nnb_store32_relaxed(&m->taken, 1);
-    assert(m->number == 1 && take(workers[1], m) >= 0);
-    detach(workers[1]);
-    count_up(&group->n_runs[0]); /* another one, so that there is no processor */
-    workers[0]->role = LEADS;
-    nnb_store_relaxed(&group->lead, word_of(workers[0], LOOKING));
+    workers[1]->role = NNB_LEADS;
+    nnb_look_at_all(group);
+    nnb_store_relaxed(&group->lead, nnb_lead_word(workers[1], NNB_LEAD_LOOKING));
+    nnb_burst *next = pick(group);
+    nnb_store32_relaxed(&next->taken, 1);
+    assert(next->number == 1 && take(workers[1], next) >= 0);
+    nnb_lead_detach(workers[1]);
+    nnb_count_up(&group->n_runs[0]); /* another one, so that there is no processor */
+    workers[0]->role = NNB_LEADS;
+    nnb_store_relaxed(&group->lead, nnb_lead_word(workers[0], NNB_LEAD_LOOKING));
     send(0);
-    look_at_all(group);
-    assert(!may_pick(group));
+    nnb_look_at_all(group);
+    assert(!pick(group));
     pthread_t a, b;
     pthread_create(&a, NULL, lead_on, NULL);
     pthread_create(&b, NULL, end_run, NULL);

@@ -236,7 +236,7 @@ static long model_futex_wait(nnb_a32 *word, uint32_t value, uint32_t mask)
 #define nnb_beat_leave(sleeper) ((void)0)
 
 #define nnb_note_wake(began) ((void)(began)) /* on which processor a thread runs makes no difference here */
-#define nnb_tell_client(results, what) ((void)(results))
+#define nnb_set_hint(results, what) ((void)(results))
 #define nnb_part_from_listener(results) ((void)(results))
 
 /* Bells: what the kernel sends along with a byte is seen by who receives it. */

@@ -20,21 +20,8 @@ import checker
 
 TABLE = checker.HERE / "mutants.md"
 LEAST_CAUGHT = 0.95
-QUICK = (
-    *(
-        "row",
-        "wander",
-        "adopt",
-        "stamps",
-        "hang_up",
-        "guard",
-        "unsynchronized",
-        "wanted",
-        "group_rest",
-        "group_hand_over",
-    ),
-    *("bell", "abandon", "group_take_over", "group_watcher", "flights", "move", "blocking", "plans", "channel", "full"),
-)
+QUICK = """row wander adopt stamps hang_up guard unsynchronized wanted group_rest group_hand_over bell abandon group_take_over
+group_sleeper_thread flights move blocking plans channel full""".split()
 
 # Order of each word of nnb_atomic.h -> the weaker ones to try. "" is a fence that is not there.
 WEAKER = {
@@ -122,17 +109,17 @@ def make(mutant: Mutant, source: Path, core: Path) -> None:
 
 
 def includes(program: str) -> set[str]:
-    """The files that a program includes, itself or through another program."""
-    names = set(re.findall(r'#include "(\w+\.[ch])"', (checker.HERE / f"{program}.c").read_text(encoding="utf-8")))
-    for other in names & {f"{name}.c" for name in checker.PROGRAMS}:
-        names |= includes(other.removesuffix(".c"))
+    """The files that a program includes, itself or through another file here."""
+    names = set(re.findall(r'#include "(\w+\.[ch])"', (checker.HERE / program).read_text(encoding="utf-8")))
+    for other in names & {path.name for path in checker.HERE.glob("*.[ch]")}:
+        names |= includes(other)
     return names
 
 
 def programs_for(file: str) -> list[str]:
     """The programs that a mutant in that file is shown to, the quick ones first."""
     names = sorted(checker.PROGRAMS, key=lambda name: QUICK.index(name) if name in QUICK else len(QUICK))
-    return [name for name in names if file.endswith(".h") or file in includes(name)]
+    return [name for name in names if file.endswith(".h") or file in includes(f"{name}.c")]
 
 
 def hunt(mutant: Mutant, source: Path, timeout: float) -> tuple[str, str]:

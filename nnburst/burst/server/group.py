@@ -48,7 +48,8 @@ class ListenerGroup:
     """Listener threads, about as many as there are processors, that share the bursts of a service.
 
     The next request is that of the highest priority, then that of the client whose runs took the least time so far.
-    How threads wait, poll and make room for each other is in ``csrc/burst_group.c``.
+    Who is next is decided in ``csrc/schedule.c``; how threads wait, poll and make room for each other is in
+    ``csrc/nnb_group.h``.
 
     Args:
         runs: Executions that may run at the same time; None for the processors that this process may use.
@@ -79,12 +80,12 @@ class ListenerGroup:
                 raise BadState("the listener group is closed")
             self._ensure_threads()
             client, rank = seat.client.number, _RANKS[seat.priority]
-            full = {errno.EMFILE: ResourceExhausted(f"a service has {lib.NNB_MAX_SEATS:,} bursts at most")}
+            full = {errno.EMFILE: ResourceExhausted(f"a service has {lib.NNB_MAX_BURSTS:,} bursts at most")}
             number = check(lib.nnb_group_add(self._handle, endpoint, client, rank), "burst", full)
             while len(self._bursts) <= number:
                 self._bursts.append(None)
             self._bursts[number] = burst
-            burst.take_places(self._plans, number * lib.NNB_SEAT_PLANS)
+            burst.take_places(self._plans, number * lib.NNB_BURST_PLANS)
 
     def _ensure_threads(self) -> None:
         """One for the first burst; with others, one that is there if a run of the first one does not end."""
@@ -138,7 +139,7 @@ class ListenerGroup:
 
     def _burst_of(self, plan: int) -> Member:
         with self._lock:
-            burst = self._bursts[plan // lib.NNB_SEAT_PLANS]
+            burst = self._bursts[plan // lib.NNB_BURST_PLANS]
         assert burst is not None
         return burst
 
@@ -153,7 +154,7 @@ class ListenerGroup:
 
     def stir(self) -> None:
         """Have the threads look at what has been hung up."""
-        lib.nnb_group_stir(self._handle)
+        lib.nnb_group_wake_all(self._handle)
 
     def client(self) -> Client:
         """Return whose share the bursts of one client get."""

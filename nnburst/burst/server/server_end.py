@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("nnburst.burst")
 
-MAX_PLANS: int = lib.NNB_SEAT_PLANS
+MAX_PLANS: int = lib.NNB_BURST_PLANS
 
 
 class Served(abc.ABC):

@@ -13,26 +13,24 @@
 
 #include "group.h"
 
-#include "burst_group.c"
-
 static void serve(int requests)
 {
     while (requests) {
-        look_at_all(group);
-        seat *m = pick(group);
-        if (!m) {
-            sleep_on_all(group);
+        nnb_look_at_all(group);
+        nnb_burst *next = pick(group);
+        if (!next) {
+            nnb_sleep_on_all(group);
             continue;
         }
-        assert(take(workers[0], m) >= 0);
-        assert(nnb_server_reply(m->server) == 0);
+        assert(take(workers[0], next) >= 0);
+        assert(nnb_server_reply(next->server) == 0);
         requests--;
     }
 }
 
 static void *lead_on(void *unused)
 {
-    serve(SEATS);
+    serve(BURSTS);
     assert(servers[0].answered == 2 && servers[1].answered == 1);
     return unused;
 }
@@ -43,9 +41,9 @@ static void *send_second(void *unused) { return send(1), unused; }
 int main(void)
 {
     set_up(1);
-    workers[0]->role = LEADS;
-    nnb_store_relaxed(&group->lead, word_of(workers[0], LOOKING));
-    refresh(group);
+    workers[0]->role = NNB_LEADS;
+    nnb_store_relaxed(&group->lead, nnb_lead_word(workers[0], NNB_LEAD_LOOKING));
+    nnb_look_refresh(group);
     send(0);
     serve(1);
     pthread_t a, b, c;

@@ -1,0 +1,171 @@
+/* Which queues the leader of a group looks at, and when: see nnb_group.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A queue that was used lately is hot, and looked at before each request that is run, or after some of them where there
+ * are many; the others are looked at now and then. Those in service are looked at in every round.
+ */
+#include <stdlib.h>
+
+#include "nnb_group.h"
+
+#define COLD_NS 2000000u     /* a queue without packets for so long is looked at now and then only */
+#define FEW 16u              /* hot queues are looked at before each pick if they are so few */
+#define PICKS_BEFORE_HOT 8u  /* ... else after so many */
+#define PICKS_BEFORE_ALL 32u /* and all others after so many */
+
+static int grow_lists(nnb_group *g, uint32_t n)
+{
+    if (nnb_schedule_reserve(&g->schedule, n) < 0)
+        return -ENOMEM;
+    if (n <= g->mine_room)
+        return 0;
+    nnb_burst **mine = realloc(g->mine, n * sizeof(*mine));
+    if (mine)
+        g->mine = mine;
+    nnb_burst **hot = realloc(g->hot, n * sizeof(*hot));
+    if (hot)
+        g->hot = hot;
+    if (!mine || !hot)
+        return -ENOMEM;
+    g->mine_room = n;
+    return 0;
+}
+
+void nnb_look_refresh(nnb_group *g)
+{
+    pthread_mutex_lock(&g->lock);
+    nnb_and32_acquire(&g->changed, 0); /* SYNC POINT: give_back <-> take_up: what was changed before it was set */
+    if (grow_lists(g, g->room) < 0) {
+        nnb_store32_relaxed(&g->changed, 1); /* those that came have to wait */
+        pthread_mutex_unlock(&g->lock);
+        return;
+    }
+    g->n_mine = g->n_hot = 0;
+    for (uint32_t i = 0; i < g->room; i++) {
+        nnb_burst *b = g->bursts[i];
+        if (!b || nnb_load32_acquire(&b->away)) /* SYNC POINT: give_back <-> take_up */
+            continue;
+        g->mine[g->n_mine++] = b;
+        if (b->is_hot)
+            g->hot[g->n_hot++] = b;
+    }
+    while (g->dead) {
+        nnb_burst *b = g->dead;
+        g->dead = b->next_dead;
+        free(b);
+    }
+    pthread_mutex_unlock(&g->lock);
+}
+
+void nnb_look_heat(nnb_group *g, nnb_burst *b)
+{
+    b->used_ns = g->now_ns;
+    if (!b->is_hot) {
+        b->is_hot = 1;
+        g->hot[g->n_hot++] = b;
+    }
+}
+
+static void cool(nnb_group *g)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < g->n_hot; i++) {
+        nnb_burst *b = g->hot[i];
+        b->is_hot = b->queue.is_ready || nnb_load32_relaxed(&b->taken) || g->now_ns - b->used_ns < COLD_NS;
+        if (b->is_hot)
+            g->hot[n++] = b;
+    }
+    g->n_hot = n;
+}
+
+int nnb_burst_is_free(const nnb_burst *b)
+{
+    return !b->queue.is_ready && !nnb_load32_acquire(&b->taken); /* SYNC POINT: give_back <-> take_up */
+}
+
+int nnb_burst_has_news(nnb_burst *b) { return nnb_mq_poll(b->inbox->mq) != 0 || nnb_burst_is_over(b); }
+
+void nnb_group_enqueue(nnb_group *g, nnb_burst *b)
+{
+    b->queue.is_over = nnb_burst_is_over(b);
+    nnb_schedule_enqueue(&g->schedule, &b->queue, g->now_ns);
+}
+
+static int look_at(nnb_group *g, nnb_burst *b)
+{
+    if (!nnb_burst_is_free(b) || nnb_mq_poll(b->inbox->mq) == 0)
+        return 0;
+    nnb_group_enqueue(g, b);
+    return 1;
+}
+
+/* Whether one of those in service is ready now. */
+int nnb_look_at_slots(nnb_group *g)
+{
+    int found = 0;
+    for (uint32_t i = 0; i < g->schedule.n_slots; i++)
+        found |= look_at(g, (nnb_burst *)g->schedule.slots[i]);
+    return found;
+}
+
+void nnb_look_at_all(nnb_group *g)
+{
+    g->picks_hot = g->picks_all = 0;
+    g->is_slow = 0;
+    for (uint32_t i = 0; i < g->n_mine; i++) {
+        nnb_burst *b = g->mine[i];
+        if (nnb_burst_is_free(b) && nnb_burst_has_news(b)) {
+            nnb_group_enqueue(g, b);
+            nnb_look_heat(g, b);
+        } else if (b->queue.is_ready) {
+            b->queue.is_over = nnb_burst_is_over(b);
+        }
+    }
+}
+
+/* What is due before the next pick. */
+void nnb_look_around(nnb_group *g)
+{
+    if (g->is_slow || g->picks_all >= PICKS_BEFORE_ALL) {
+        nnb_look_at_all(g);
+    } else if (!g->schedule.n_ready || g->picks_hot >= (g->n_hot > FEW ? PICKS_BEFORE_HOT : 1)) {
+        g->picks_hot = 0;
+        for (uint32_t i = 0; i < g->n_hot; i++)
+            look_at(g, g->hot[i]);
+    }
+}
+
+uint64_t nnb_look_window(const nnb_group *g)
+{
+    uint64_t window = 0;
+    if (!nnb_group_may_poll(g))
+        return 0;
+    for (uint32_t i = 0; i < g->n_hot; i++)
+        if (g->hot[i]->window_ns > window && !nnb_load32_relaxed(&g->hot[i]->taken))
+            window = g->hot[i]->window_ns;
+    return window;
+}
+
+void nnb_look_idle(nnb_group *g)
+{
+    g->now_ns = nnb_now_ns();
+    nnb_look_at_all(g);
+    nnb_group_load(g, &g->schedule.load);
+    if (g->schedule.n_ready && nnb_schedule_may_pick(&g->schedule))
+        return;
+    if (!g->idle_since)
+        g->idle_since = g->now_ns;
+    uint64_t window = nnb_look_window(g);
+    if (window)
+        window = nnb_window(window, g->fruitless);
+    if (g->now_ns - g->idle_since < window)
+        return;
+    if (window)
+        g->fruitless++;
+    nnb_sleep_on_all(g);
+    g->has_slept = 1;
+    cool(g);
+    nnb_look_at_all(g);
+    g->idle_since = 0;
+}

@@ -1,0 +1,323 @@
+/* What a worker of a group does: looks for a request, takes it, runs it inline or detached, answers; see nnb_group.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+
+#include "nnb_group.h"
+
+#define SPINS 128u
+#define LONG_NS 100000u   /* a run that is expected to last longer is detached */
+#define SLOW_NS 20000u    /* after such a run every queue is looked at */
+#define WAIT_ROUNDS 8u    /* rounds between two looks at the clock while the leader waits for a client */
+#define MEASURE_EVERY 16u /* runs, while one client is served and no flow has to be fair */
+
+/* ---- taking a request ------------------------------------------------------------------------------------------- */
+
+/* Takes the request of a burst that the leader or its own worker has. >= 0: run it; -EAGAIN: there was none. */
+static int take(nnb_worker *w, nnb_burst *b)
+{
+    int id = nnb_server_try(b->server, 1);
+    if (w->burst != b) /* that of a detached worker is read by others */
+        w->burst = b;
+    w->ended = id < 0 && id != -EAGAIN ? id : 0;
+    if (id == -EAGAIN)
+        return id;
+    b->futile = 0;
+    w->is_new = id >= 0 && id & NNB_PLAN_NEW;
+    w->is_first = nnb_queue_begin(&b->queue);
+    nnb_store_relaxed(&w->runs, (nnb_load_relaxed(&w->runs) + 1) | 1);
+    return (int)(b->number * NNB_BURST_PLANS) + (w->ended ? NNB_BURST_ENDED : id);
+}
+
+static int must_measure(const nnb_worker *w) { return nnb_load_relaxed(&w->runs) / 2 % MEASURE_EVERY == 0; }
+
+/* Whether its client sleeps, and has to be woken for the answer. */
+static int is_asleep(const nnb_burst *b)
+{
+    return !(nnb_load32_relaxed((nnb_a32 *)(void *)nnb_server_outbox(b->server)->mq->event) & NNB_EVENT_NOT_EMPTY);
+}
+
+static void set_hint(nnb_burst *b, int hint)
+{
+    b->hint = hint;
+    nnb_set_hint(nnb_server_outbox(b->server), hint);
+}
+
+/* The queue that is served next, by the leader. NULL: none now. */
+static nnb_burst *pick(nnb_group *g)
+{
+    nnb_schedule *s = &g->schedule;
+    nnb_group_load(g, &s->load);
+    for (uint32_t i = 0; i < s->n_slots; i++)
+        s->slots[i]->is_asleep = is_asleep((nnb_burst *)s->slots[i]);
+    nnb_queue *q = nnb_schedule_next(s, g->now_ns);
+    for (uint32_t i = 0; i < s->n_slots; i++) {
+        nnb_burst *b = (nnb_burst *)s->slots[i];
+        if (b->queue.is_to_rest && b->hint != NNB_REST)
+            set_hint(b, NNB_REST);
+    }
+    return (nnb_burst *)q;
+}
+
+/* Begins the next request of the ready ones. -EAGAIN: none may run now, or the lead is gone; -EUSERS. */
+static int begin(nnb_worker *w)
+{
+    nnb_group *g = w->group;
+    int has_others = nnb_load32_relaxed(&g->n_live) > 1;
+    if (has_others && (!nnb_load32_relaxed(&g->n_parked) || nnb_group_is_saturated(g))) {
+        pthread_mutex_lock(&g->lock);
+        int rc = nnb_group_wants_worker(g);
+        if (!rc && nnb_group_is_saturated(g)) { /* saturated: the one that ends first leads */
+            nnb_store32_relaxed(&g->waiting, 1);
+            nnb_lead_release(w);
+            rc = -EAGAIN;
+        }
+        pthread_mutex_unlock(&g->lock);
+        if (rc)
+            return rc;
+    }
+    /* A few rounds old; these count as time of the client that is waited for, anyway. */
+    int knows_time = g->schedule.awaited != NULL;
+    nnb_burst *b = pick(g);
+    if (!b)
+        return -EAGAIN;
+    g->picks_hot++;
+    g->picks_all++;
+    nnb_store32_relaxed(&b->taken, 1);
+    int id = take(w, b);
+    if (id == -EAGAIN) { /* it was ill-formed, and has been answered */
+        b->queue.flow->spent += NNB_REQUEST_NS;
+        nnb_store32_relaxed(&b->taken, 0);
+        w->burst = NULL;
+        return id;
+    }
+    if (!g->has_slept)
+        g->fruitless = 0;
+    g->idle_since = g->has_slept = 0;
+    nnb_look_heat(g, b);
+    int is_long = w->ended || (has_others && (w->is_new || b->queue.average_ns > LONG_NS));
+    w->in_service = b->queue.turn_until != 0;
+    w->started_ns = 0;
+    if (has_others && (is_long || g->n_hot > 1 || must_measure(w))) {
+        if (!knows_time || !w->in_service)
+            g->now_ns = nnb_now_ns();
+        w->started_ns = g->now_ns;
+    }
+    if (is_long)
+        nnb_lead_detach(w);
+    else
+        nnb_lead_busy(w, has_others);
+    return id;
+}
+
+/* ---- answering -------------------------------------------------------------------------------------------------- */
+
+/* A run is over. What it took is charged by the leader: now, or once its worker has given the burst back. `ended_ns`: before
+ * the answer went out, if that woke a client, which may take this processor. */
+static void account(nnb_worker *w, nnb_burst *b, uint64_t ended_ns)
+{
+    nnb_queue_measure(&b->queue, w->started_ns ? ended_ns - w->started_ns : 0, w->is_new, w->is_first, &w->usage);
+    if (w->role != NNB_LEADS)
+        return;
+    nnb_flow_charge(b->queue.flow, &w->usage);
+    nnb_usage_clear(&w->usage);
+    if (w->started_ns)
+        w->group->now_ns = ended_ns;
+}
+
+/* Whether other runs have the processors, so that neither the client nor a worker can poll. */
+static int is_crowded(const nnb_worker *w)
+{
+    nnb_load load;
+    nnb_group_load(w->group, &load);
+    return !nnb_load_has_two(&load, load.n_detached - (w->role == NNB_DETACHED));
+}
+
+/* What the client is to do when it waits the next time. One that is woken in its turn may be put on the leader's processor,
+ * where neither can poll for the other. It leaves, so that the leader stays where it is and clients where it is not. If it
+ * cannot, and has to be woken again, the leader does: see processor.c. While other runs have the processors that they would
+ * move to, both stay, and the client does not poll. */
+static void advise(const nnb_worker *w, nnb_burst *b)
+{
+    int rests = is_crowded(w);
+    b->queue.is_to_rest = rests;
+    set_hint(b, rests ? NNB_REST : w->in_service ? sched_getcpu() : NNB_NOTHING);
+    nnb_server_outbox(b->server)->is_listeners = !rests && (!w->in_service || b->queue.sleeps_in_turn);
+}
+
+/* Answers the request at hand. 0, NNB_BURST_ENDED | ..., or -ERESTART. */
+static int conclude(nnb_worker *w)
+{
+    nnb_group *g = w->group;
+    nnb_burst *b = w->burst;
+    if (w->ended) { /* its burst is over, and the caller has given back what was its */
+        nnb_worker_give_back(w);
+        return 0;
+    }
+    int was_asleep = is_asleep(b);
+    if (was_asleep || b->queue.is_to_rest || is_crowded(w))
+        advise(w, b);
+    uint64_t ended_ns = w->started_ns && was_asleep ? nnb_now_ns() : 0;
+    int rc = nnb_server_reply(b->server);
+    if (w->started_ns && !was_asleep)
+        ended_ns = nnb_now_ns();
+    w->ended = rc < 0 && rc != -ERESTART ? rc : 0;
+    int leads = nnb_lead_resume(w);
+    account(w, b, ended_ns);
+    if (leads) {
+        if (w->ended)
+            nnb_lead_detach(w);
+        g->is_slow |= b->queue.average_ns > SLOW_NS;
+    }
+    if (w->ended)
+        return NNB_BURST_ENDED + (int)(b->number * NNB_BURST_PLANS);
+    if (leads) {
+        if (b->queue.turn_until)
+            nnb_schedule_answered(&g->schedule, &b->queue, was_asleep ? nnb_now_ns() : g->now_ns, was_asleep);
+        nnb_store32_relaxed(&b->taken, 0);
+        w->burst = NULL;
+    } else if (b->window_ns && nnb_load32_relaxed(&g->asleep) && !nnb_load32_relaxed(&g->waiting) && nnb_worker_stay(w)) {
+        w->role = NNB_ATTACHED;
+        w->poll_until = 0;
+    } else {
+        nnb_worker_give_back(w);
+    }
+    return rc < 0 ? rc : 0;
+}
+
+/* ---- looking for a request -------------------------------------------------------------------------------------- */
+
+/* Leads until a request is to be run. -EAGAIN: after `limit` rounds (0: never), or the lead is gone. */
+static int lead(nnb_worker *w, uint32_t limit)
+{
+    nnb_group *g = w->group;
+    int polls = nnb_look_window(g) != 0;
+    for (uint32_t round = 1;; round++) {
+        if (nnb_load32_relaxed(&g->changed))
+            nnb_look_refresh(g);
+        if (nnb_load32_relaxed(&g->is_owed))
+            nnb_group_settle(g);
+        nnb_look_around(g);
+        int found = nnb_look_at_slots(g), waits = g->schedule.awaited != NULL;
+        if (g->schedule.n_ready && (found || !waits || round % WAIT_ROUNDS == 0)) {
+            if (waits && !found)
+                g->now_ns = nnb_now_ns();
+            int rc = begin(w);
+            if (rc != -EAGAIN || w->role != NNB_LEADS)
+                return rc;
+        }
+        if (limit && round >= limit)
+            return -EAGAIN;
+        if (nnb_load32_relaxed(&g->closing)) {
+            pthread_mutex_lock(&g->lock);
+            nnb_lead_release(w);
+            pthread_mutex_unlock(&g->lock);
+            return -EAGAIN;
+        }
+        if (!limit && (!polls || round % NNB_LOOKS_PER_CLOCK == 0)) {
+            nnb_look_idle(g);
+            polls = nnb_look_window(g) != 0;
+        } else {
+            nnb_pause();
+        }
+    }
+}
+
+/* Polls the queue of the burst that this worker has just served, as long as the leader sleeps. As `lead`. */
+static int poll_own_queue(nnb_worker *w, uint32_t limit)
+{
+    nnb_group *g = w->group;
+    nnb_burst *b = w->burst;
+    for (uint32_t round = 1;; round++) {
+        if (!nnb_load32_relaxed(&g->asleep) || nnb_load32_relaxed(&g->waiting)) {
+            nnb_worker_give_back(w);
+            return -EAGAIN;
+        }
+        int looks_up = round % NNB_LOOKS_PER_CLOCK == 0;
+        if (nnb_mq_poll(b->inbox->mq) != 0 || (looks_up && nnb_burst_is_over(b))) {
+            int id = take(w, b);
+            if (id == -EAGAIN)
+                continue;
+            w->role = NNB_DETACHED;
+            w->in_service = 0;
+            w->started_ns = must_measure(w) ? nnb_now_ns() : 0;
+            return id;
+        }
+        if (limit && round >= limit)
+            return -EAGAIN;
+        if (looks_up) {
+            uint64_t now = nnb_now_ns();
+            if (!w->poll_until)
+                w->poll_until = now + b->window_ns;
+            else if (now >= w->poll_until) {
+                nnb_worker_give_back(w);
+                return -EAGAIN;
+            }
+        }
+        nnb_pause();
+    }
+}
+
+/* ---- the loop's steps ------------------------------------------------------------------------------------------- */
+
+void nnb_worker_destroy(nnb_worker *w)
+{
+    nnb_group *g = w->group;
+    if (g->magic != NNB_GROUP_MAGIC)
+        return;
+    if (w->burst && w->role != NNB_ATTACHED && !w->ended) {
+        nnb_server_set_result(w->burst->server, &(nnb_result){.status = -1}); /* no status: a general failure */
+        if (conclude(w) >= NNB_BURST_ENDED) {
+            w->ended = 0; /* the caller does not know: another worker finds it */
+            nnb_server_hang_up(w->burst->server);
+        }
+    }
+    if (w->burst)
+        nnb_worker_give_back(w);
+    pthread_mutex_lock(&g->lock);
+    if (w->role == NNB_LEADS)
+        nnb_lead_hand_on(g);
+    nnb_worker_retire(w);
+    pthread_mutex_unlock(&g->lock);
+    free(w);
+}
+
+int nnb_worker_ending(const nnb_worker *w) { return w->ended; }
+
+int nnb_group_ran_long(const nnb_worker *w) { return w->role == NNB_DETACHED; }
+
+uint32_t nnb_group_spins(const nnb_worker *w)
+{
+    return w->role == NNB_ATTACHED || (w->role == NNB_LEADS && nnb_look_window(w->group)) ? SPINS : 0;
+}
+
+int nnb_group_answer(nnb_worker *w)
+{
+    if (w->group->magic != NNB_GROUP_MAGIC)
+        return -ECHILD;
+    return w->burst && w->role != NNB_ATTACHED ? conclude(w) : 0;
+}
+
+int nnb_group_try(nnb_worker *w, uint32_t spins)
+{
+    return w->role == NNB_ATTACHED ? poll_own_queue(w, spins) : w->role == NNB_LEADS ? lead(w, spins) : -EAGAIN;
+}
+
+int nnb_group_next(nnb_worker *w)
+{
+    int rc = nnb_group_answer(w);
+    while (!rc) {
+        if (w->role == NNB_NO_ROLE && (rc = nnb_worker_park(w)) < 0)
+            return rc;
+        rc = nnb_group_try(w, 0);
+        if (rc == -EAGAIN)
+            rc = 0;
+        else
+            return rc;
+    }
+    return rc;
+}

@@ -1,0 +1,201 @@
+/* Several threads serve the bursts of many clients; private to group*.c. Who is served next is in schedule.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Each thread is a worker. At any time one worker at most *leads*: it looks at the queues of all bursts that no other worker
+ * has taken, polls for a while, then sleeps on all of them, and takes the request that the schedule names. The others
+ * follow, parked, until they are promoted (Leader/Followers: Schmidt et al., "Leader/Followers", PLoP 2000).
+ *
+ *   inline     A run that will be short, by its queue's history, is run by the leader, who stays leader ("busy"). No other
+ *              worker is disturbed. A parked worker is the monitor: while there are other bursts it wakes every
+ *              millisecond, and takes the lead from a leader who is busy with one run all that time. It stops after
+ *              some ticks without a run, so an idle service sets no timer.
+ *   detached   Before a run that will be long, or whose request has to be bound first, the leader hands the lead to a
+ *              parked worker. After it, if the new leader is asleep, the worker stays with its burst and polls that
+ *              alone: so a client that runs long models by itself is served as by a thread of its own.
+ *   saturated  As many runs are under way as there are processors, and another request waits. Nobody leads; the worker
+ *              that ends first takes the lead and picks. The monitor counts runs that last too long as stuck, and
+ *              starts others beside them; then one more worker is asked for (-EUSERS). A client may have a few
+ *              runs under way, so that its own that hang take no more. Its other requests wait for one of those.
+ *   held       The same, but a burst of a higher priority is open, whose runs do not wait for those: there is a leader,
+ *              who sleeps until that burst has a request, or a run ends, and wakes every millisecond to count the stuck.
+ *
+ * A run of a higher priority shares the processors with those that it did not wait for, as the kernel divides them. So that
+ * it does so at once, workers ask for short slices: then whoever is woken, be it a worker or a client, comes before a run
+ * that has had its slice. That holds for who is woken, not for a client that polls and has lost its processor. So while
+ * runs have the processors clients are told not to poll.
+ *
+ * The word `lead` says who leads: FREE, LOOKING, or BUSY with which run of which worker. What is "the leader's" below is
+ * touched by the leader alone; `lead` itself, or `lock`, hands it on.
+ *
+ *   SYNC POINT hand_over <-> take_over   (lead)
+ *     The leader stores BUSY with release; who takes the lead from it swaps it with acquire, and so sees what the last
+ *     leader did. All other changes, from and to FREE and to another worker, are made under `lock`.
+ *   SYNC POINT give_back <-> take_up   (burst.taken)
+ *     A worker stores 0 with release when it is done with a burst; the leader loads it with acquire before it looks.
+ *   SYNC POINT arm <-> rest   (a Dekker pair)
+ *     The leader stores BUSY; fence; loads `ticking`. The monitor clears `ticking`; fence; loads `lead`. At least one of
+ *     them sees the other: a run is never without a monitor.
+ *   SYNC POINT publish <-> sleep
+ *     As in a channel, for all queues at once: clear the bits; one fence; look at each W.
+ */
+#ifndef NNB_GROUP_H
+#define NNB_GROUP_H
+
+#include <pthread.h>
+
+#include "nnb_server.h"
+#include "schedule.h"
+
+#define NNB_GROUP_MAGIC 0x6e6e6267u
+#define NNB_LOOKS_PER_CLOCK 32u /* looks at queues between two looks at the clock */
+#define NNB_TICK_NS 1000000u    /* of the monitor */
+#define NNB_WAITV_WORDS 127u    /* and a bell: what the kernel waits for at a time */
+
+enum { NNB_LEAD_FREE, NNB_LEAD_LOOKING, NNB_LEAD_BUSY };
+#define NNB_LEAD_STATE(x) ((x) & 3u)
+
+#define NNB_STUCK (1ull << 63) /* in `runs`: the run counts as stuck. Set under lock, and only while the run is under way */
+
+typedef struct nnb_sleeper_thread nnb_sleeper_thread;
+
+/* A client of the group. */
+typedef struct nnb_member {
+    nnb_flow flow; /* the first, so that either is the other */
+    uint64_t number;
+    /* under lock */
+    uint32_t n_users; /* its bursts, and the client itself until it leaves */
+    uint32_t n_ended; /* detached runs that are over and are not charged yet, */
+    nnb_usage usage;  /* what they come to, */
+    int is_charged;   /* and whether there are any */
+    struct nnb_member *next, *next_charged;
+} nnb_member;
+
+/* A burst that the group serves. */
+typedef struct nnb_burst {
+    nnb_queue queue; /* the first, so that either is the other */
+    nnb_server *server;
+    nnb_channel *inbox;
+    uint32_t number;
+    uint64_t window_ns;
+    nnb_a32 taken; /* a worker has it, and nobody else may touch the server */
+    nnb_a32 away;  /* a sleeper thread has it, likewise */
+    /* leader only */
+    int is_hot;
+    uint64_t used_ns;
+    uint32_t expected; /* the event word as it was when we slept on it */
+    uint32_t futile;   /* times that it has woken us for nothing, in a row */
+    int hint;          /* what its client was told last */
+    struct nnb_burst *next_dead;
+} nnb_burst;
+
+enum nnb_role { NNB_NO_ROLE, NNB_LEADS, NNB_INLINE, NNB_DETACHED, NNB_ATTACHED };
+
+struct nnb_worker {
+    nnb_group *group;
+    uint32_t number;
+    enum nnb_role role; /* under lock while it is parked */
+    nnb_burst *burst;   /* of the request at hand, or the one that it polls (ATTACHED) */
+    int in_service;     /* its queue is */
+    int is_new;         /* the request at hand has to be bound first */
+    int ended;          /* what ended the burst, 0: it goes on */
+    int is_first;       /* of its client's first */
+    uint64_t started_ns; /* 0: not measured */
+    nnb_usage usage;     /* of runs that are over and have not been given back */
+    uint64_t poll_until;
+    nnb_a64 runs; /* those that have begun, in steps of 2; odd: one is under way, or none was watched since; | STUCK */
+    uint64_t busy_word;
+    /* under lock */
+    int is_fresh, is_detached;
+    uint64_t seen_runs, seen_ns;
+    nnb_worker *next_parked, *next;
+    nnb_a32 bell;
+    /* monitor */
+    uint64_t seen_lead;
+    int idle_ticks;
+};
+
+struct nnb_group {
+    uint32_t magic;
+    uint32_t cpus;
+    uint32_t words; /* that the kernel waits for at a time, without the bell */
+
+    _Alignas(NNB_CACHE_LINE) nnb_a64 lead;
+    nnb_a32 ticking; /* there is a monitor */
+
+    _Alignas(NNB_CACHE_LINE) nnb_a32 changed; /* the leader must look at `bursts` again */
+    nnb_a32 is_owed;                          /* ... and at `charged` */
+    nnb_a32 bell, asleep, waiting, n_live, n_parked, n_detached, n_stuck, closing;
+    nnb_a32 n_bursts[NNB_PRIORITIES]; /* changed under lock */
+    nnb_a32 n_runs[NNB_PRIORITIES];   /* that are detached and not stuck; likewise */
+
+    pthread_mutex_t lock;
+    /* under lock */
+    nnb_burst **bursts;
+    uint32_t room;
+    nnb_member *members, *charged;
+    nnb_burst *dead; /* the leader may still know them */
+    nnb_worker *workers, *parked, *monitor;
+    uint32_t n_workers, next_worker;
+    uint64_t asked_ns; /* when the worker was asked for that has not come yet; 0: none is due */
+    nnb_sleeper_thread *sleepers;
+
+    /* leader only */
+    nnb_schedule schedule;
+    nnb_burst **mine, **hot;
+    uint32_t n_mine, n_hot, mine_room;
+    uint64_t now_ns, idle_since;
+    uint32_t picks_hot, picks_all;
+    int is_slow;
+    int has_slept;
+    uint32_t fruitless; /* as in a channel */
+};
+
+static inline nnb_member *nnb_member_of(const nnb_burst *b) { return (nnb_member *)b->queue.flow; }
+static inline void nnb_ring(nnb_a32 *bell) { nnb_event_wake((uint32_t *)(void *)bell, 1); }
+static inline void nnb_count_up(nnb_a32 *n) { nnb_store32_relaxed(n, nnb_load32_relaxed(n) + 1); } /* under lock */
+static inline void nnb_count_down(nnb_a32 *n) { nnb_store32_relaxed(n, nnb_load32_relaxed(n) - 1); }
+
+/* group.c, under lock. */
+void nnb_group_bury(nnb_group *g, nnb_burst *b); /* it is over */
+void nnb_worker_retire(nnb_worker *w);           /* it takes part no more */
+
+/* group_lead.c. */
+void nnb_group_load(const nnb_group *g, nnb_load *load);
+int nnb_group_is_saturated(const nnb_group *g);  /* no run may begin, of any priority that a burst has */
+int nnb_group_may_poll(const nnb_group *g);
+uint64_t nnb_lead_word(const nnb_worker *w, uint32_t state);
+void nnb_group_arm(nnb_group *g);              /* under lock: has a monitor, if one is needed and parked */
+int nnb_group_wants_worker(nnb_group *g);      /* under lock: -EUSERS once if the group is short of workers */
+void nnb_group_count_stuck(nnb_group *g, uint64_t now); /* under lock: runs that have lasted for long do not count */
+void nnb_group_settle(nnb_group *g);           /* by the leader: charges the runs that others have given back */
+void nnb_lead_hand_on(nnb_group *g);          /* under lock: another one leads */
+void nnb_lead_release(nnb_worker *w);          /* under lock: nobody leads */
+void nnb_lead_detach(nnb_worker *w);           /* goes on with a burst of its own, and another worker leads */
+void nnb_lead_busy(nnb_worker *w, int has_others); /* runs a request inline; with others somebody looks after it */
+int nnb_lead_resume(nnb_worker *w);            /* the run is over: whether its worker leads */
+void nnb_worker_give_back(nnb_worker *w);      /* a detached run is over: its worker leads if nobody does */
+int nnb_worker_stay(nnb_worker *w);            /* ... or stays with its burst: 1, unless the run counts as stuck */
+int nnb_worker_park(nnb_worker *w); /* waits until it leads: 0. -EPIPE: closed; -ESHUTDOWN: there are enough others */
+
+/* group_look.c. */
+static inline int nnb_burst_is_over(const nnb_burst *b) { return nnb_load32_relaxed(&b->inbox->hung_up) != 0; } /* a hint */
+int nnb_burst_is_free(const nnb_burst *b);
+int nnb_burst_has_news(nnb_burst *b);
+void nnb_group_enqueue(nnb_group *g, nnb_burst *b);
+void nnb_look_heat(nnb_group *g, nnb_burst *b); /* its queue was used */
+void nnb_look_refresh(nnb_group *g); /* bursts have come, gone, or been handed back by a sleeper thread */
+int nnb_look_at_slots(nnb_group *g);
+void nnb_look_around(nnb_group *g);
+void nnb_look_at_all(nnb_group *g);
+uint64_t nnb_look_window(const nnb_group *g); /* how long to poll; 0: not at all */
+void nnb_look_idle(nnb_group *g);             /* nothing was found for some rounds: go on polling, or sleep */
+
+/* group_sleep.c. */
+uint32_t nnb_sleep_words(uint32_t most); /* that the kernel waits for at a time */
+void nnb_sleep_on_all(nnb_group *g);     /* the leader sleeps until any queue has news or the bell rings */
+void nnb_sleepers_wake(nnb_group *g);
+void nnb_sleepers_end(nnb_group *g);
+int nnb_sleep_on_bell(nnb_a32 *bell, uint64_t ns); /* 1: it has not rung for so long; 0 ns: however long it takes */
+
+#endif

@@ -1,0 +1,120 @@
+/* Who is served next: the policy of a group's leader, without threads.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Nothing here touches an atomic, a lock, the clock or the kernel. `now` is a parameter, so that a simulator can run it
+ * (tests/c/test_schedule_sim.c). All of it belongs to the leader, except what a queue says of its runs: that belongs to
+ * whoever has taken the queue.
+ */
+#ifndef NNB_SCHEDULE_H
+#define NNB_SCHEDULE_H
+
+#include "nnburst.h"
+
+#define NNB_MOST_SLOTS 16u
+#define NNB_REQUEST_NS 500u /* what a request costs at least */
+
+typedef struct nnb_flow nnb_flow;
+typedef struct nnb_queue nnb_queue;
+
+/* What one client gets. */
+struct nnb_flow {
+    uint64_t spent;   /* ns of all its runs, moved up when it comes back from idleness */
+    uint64_t credit;  /* ns of its next runs that need not count, should they be interrupted */
+    uint32_t n_busy;  /* its runs that are detached */
+    uint32_t n_first; /* of its queues have had a run, that many at least */
+    uint32_t n_ready, ready_at; /* its queues; its place among the ready flows */
+    uint32_t n_slots;           /* of its queues */
+    nnb_queue *first[NNB_PRIORITIES], *last[NNB_PRIORITIES];
+};
+
+/* The requests of one burst. */
+struct nnb_queue {
+    nnb_flow *flow;
+    uint32_t priority;
+    int polls; /* its client does, for answers */
+    nnb_queue *next; /* ready after it */
+    int is_ready;
+    int is_over;   /* as far as is known */
+    int is_asleep; /* its client has to be woken for an answer; known while the queue is in service */
+    uint64_t turn_until, awaited_until; /* 0: it is not in service */
+    uint32_t sleeps_in_turn, awake_in_turn; /* answers while its client slept, in a row; others */
+    int is_to_rest;                         /* its turn is over: its client is told to sleep */
+    uint32_t turnless, turnless_next; /* requests that have no turn: still; when it has lost its next turn */
+    /* who has it */
+    int has_run;
+    uint64_t average_ns; /* of its runs */
+};
+
+/* Runs that are under way beside the leader. */
+typedef struct nnb_load {
+    uint32_t cpus;
+    uint32_t n_detached;             /* all of them */
+    uint32_t n_runs[NNB_PRIORITIES]; /* without those that are stuck */
+} nnb_load;
+
+typedef struct nnb_schedule {
+    nnb_load load;
+    nnb_flow **ready;
+    uint32_t n_ready, room;
+    nnb_queue *slots[NNB_MOST_SLOTS]; /* the queues that are in service */
+    uint32_t n_slots, most_slots;
+    nnb_queue *awaited; /* one of them, while others are ready */
+    /* The next in order of the ready flows that are not in service, as far as is known. */
+    int rival_priority, rival_needs_turn;
+    uint64_t rival_spent, reviewed_ns; /* 0: it has to look again */
+    uint64_t awaited_since, floor_ns;
+} nnb_schedule;
+
+/* What runs come to, before they are charged. */
+typedef struct nnb_usage {
+    uint64_t took_ns, excess_ns; /* all; what was unusual of that */
+    uint64_t first_ns;           /* of first runs: neither forgiven nor a reason to forgive */
+} nnb_usage;
+
+void nnb_schedule_init(nnb_schedule *s, uint32_t cpus);
+int nnb_schedule_reserve(nnb_schedule *s, uint32_t flows); /* 0 or -ENOMEM */
+void nnb_schedule_fini(nnb_schedule *s);
+
+/* A request is there, or the burst is over. */
+void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now);
+/* Takes the next queue out. NULL: those that are ready may not run, or, with `awaited`, the leader waits. */
+nnb_queue *nnb_schedule_next(nnb_schedule *s, uint64_t now);
+/* The queue's client has its answer, and the leader waits for its next request. */
+void nnb_schedule_answered(nnb_schedule *s, nnb_queue *q, uint64_t now, int was_asleep);
+/* It is in service no more. */
+void nnb_schedule_leave(nnb_schedule *s, nnb_queue *q);
+
+/* Whether a run of the flow's first queue may begin. */
+int nnb_schedule_may_run(const nnb_schedule *s, const nnb_flow *f);
+/* Whether some ready flow's may. */
+int nnb_schedule_may_pick(const nnb_schedule *s);
+int nnb_flow_priority(const nnb_flow *f); /* of its first queue; NNB_PRIORITIES: none is ready */
+
+/* Whether there is a processor for one more run of a priority: it does not wait for those of a lower one. */
+static inline int nnb_load_has_processor(const nnb_load *load, int priority)
+{
+    uint32_t n = 0;
+    for (int p = 0; p <= priority; p++)
+        n += load->n_runs[p];
+    return n < load->cpus;
+}
+
+/* Whether there are processors for a worker and a client that poll for each other, beside so many other runs. */
+static inline int nnb_load_has_two(const nnb_load *load, uint32_t others) { return !others || others + 2 <= load->cpus; }
+
+/* A run begins. Whether it counts as one of its client's first. */
+int nnb_queue_begin(nnb_queue *q);
+/* A run is over; `took_ns` 0: it was not measured. */
+void nnb_queue_measure(nnb_queue *q, uint64_t took_ns, int is_new, int is_first, nnb_usage *sum);
+void nnb_flow_charge(nnb_flow *f, const nnb_usage *usage);
+static inline void nnb_usage_clear(nnb_usage *u) { u->took_ns = u->excess_ns = u->first_ns = 0; }
+static inline void nnb_usage_move(nnb_usage *to, nnb_usage *from)
+{
+    to->took_ns += from->took_ns;
+    to->excess_ns += from->excess_ns;
+    to->first_ns += from->first_ns;
+    nnb_usage_clear(from);
+}
+
+#endif
