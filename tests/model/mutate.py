@@ -20,8 +20,8 @@ import checker
 
 TABLE = checker.HERE / "mutants.md"
 LEAST_CAUGHT = 0.95
-QUICK = """row wander adopt stamps hang_up guard unsynchronized wanted group_rest group_hand_over bell abandon group_take_over
-group_sleeper_thread flights move blocking plans channel full""".split()
+QUICK = """row wander adopt stamps hang_up guard unsynchronized wanted group_rest group_hand_over bell abandon
+group_take_over group_sleeper_thread flights move blocking plans channel full""".split()
 
 # Order of each word of nnb_atomic.h -> the weaker ones to try. "" is a fence that is not there.
 WEAKER = {
