@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..model import ExecutionResult
-from .cancellation import Account, Caller, WorkingMemory, called_by, present_caller
+from .cancellation import Account, CancelToken, WorkingMemory, present_token, under_token
 from .client.client_end import ClientEnd, MemoryUse
 from .client.controller import ExecutionBurstController
 from .client.in_flight import Flight, Flights
@@ -26,7 +26,7 @@ __all__ = [
     "BurstContext",
     "BurstExecutorWithCache",
     "BurstStats",
-    "Caller",
+    "CancelToken",
     "ClientEnd",
     "ExecutionBurstController",
     "ExecutionBurstServer",
@@ -42,9 +42,9 @@ __all__ = [
     "SlotTable",
     "SupportsExecute",
     "WorkingMemory",
-    "called_by",
     "default_polling_window",
     "loop_timeout_ns",
-    "present_caller",
+    "present_token",
     "run_until",
+    "under_token",
 ]

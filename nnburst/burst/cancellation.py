@@ -1,8 +1,7 @@
-"""Who awaits the answer of a request: once nobody does, what runs for long ends; what is kept for it is counted.
+"""Cancellation of requests whose answers nobody awaits, and the count of what is kept in memory for them.
 
-What serves requests binds them as `called_by` one; what takes long asks for the `present_caller` while it
-is bound. Then it looks at its word now and then, or has itself cancelled. What keeps memory takes it as
-`WorkingMemory`.
+What serves requests binds them `under_token`; what takes long asks for the `present_token` while it is bound. Then it
+looks at its word now and then, or has itself cancelled. What keeps memory takes it as `WorkingMemory`.
 """
 
 from __future__ import annotations
@@ -31,38 +30,38 @@ _LEAST_CHARGE = 1 << 16
 """Bytes that are counted at a time at least."""
 
 
-class Caller:
-    """One that may go.
+class CancelToken:
+    """The cancellation token of a client's requests: cancelled once it awaits no answer any more.
 
     Attributes:
-        gone: A word in C, not 0 once it has gone.
-        server: Its end of a burst, where it can give up the request that is run; NULL: there is none.
+        cancelled: A word in C, not 0 once it is.
+        server: End of a burst, where the client can give up the request that is run; NULL: there is none.
         account: Where working memory counts; None: nowhere.
     """
 
-    __slots__ = ("_kernels", "account", "gone", "server")
+    __slots__ = ("_kernels", "account", "cancelled", "server")
 
     def __init__(self, server: CData = ffi.NULL, account: Account | None = None) -> None:
-        self.gone: CData = ffi.new("uint32_t *")
+        self.cancelled: CData = ffi.new("uint32_t *")
         self.server = server
         self.account = account
         self._kernels: dict[int, weakref.ref[Kernel]] = {}  # each use of it is one step of the interpreter
 
-    def awaits(self, kernel: Kernel) -> None:
-        """Have a kernel cancelled once nothing is awaited any more, if it knows how to; see `Kernel`."""
+    def add(self, kernel: Kernel) -> None:
+        """Have a kernel cancelled with the token, if it knows how to; see `Kernel`."""
         if getattr(kernel, "cancel", None) is None:
             return
         kernels, number = self._kernels, next(_NUMBERS)
         kernels[number] = weakref.ref(kernel, lambda _: kernels.pop(number, None))
-        if self.gone[0]:
-            self._cancel()
+        if self.cancelled[0]:
+            self._cancel_kernels()
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """Nothing is awaited any more. Any thread; takes no lock."""
-        lib.nnb_word_raise(self.gone)
-        self._cancel()
+        lib.nnb_word_raise(self.cancelled)
+        self._cancel_kernels()
 
-    def _cancel(self) -> None:
+    def _cancel_kernels(self) -> None:
         for reference in list(self._kernels.values()):
             kernel = reference()
             if kernel is not None:
@@ -70,29 +69,29 @@ class Caller:
 
 
 class _Present(threading.local):
-    caller: Caller | None = None
+    token: CancelToken | None = None
 
 
 _PRESENT = _Present()
 
 
 @contextlib.contextmanager
-def called_by(caller: Caller | None) -> Iterator[None]:
-    """What this thread does in the with block is done for a caller; None: for one that cannot go."""
-    before, _PRESENT.caller = _PRESENT.caller, caller
+def under_token(token: CancelToken | None) -> Iterator[None]:
+    """What this thread does in the with block may be cancelled so; None: not at all."""
+    before, _PRESENT.token = _PRESENT.token, token
     try:
         yield
     finally:
-        _PRESENT.caller = before
+        _PRESENT.token = before
 
 
-def present_caller() -> Caller | None:
-    """Return the caller that this thread works for; None if it cannot go."""
-    return _PRESENT.caller
+def present_token() -> CancelToken | None:
+    """Return the token that this thread works under; None if there is none."""
+    return _PRESENT.token
 
 
 class WorkingMemory:
-    """What a bound request, and its runs, keep in memory beside the memory of the request: counted for its caller.
+    """What a bound request, and its runs, keep in memory beside the memory of the request: counted for its client.
 
     Made while a request is bound, and kept with the arrays that it counts: what is not given back counts until this
     object is garbage. One thread at a time.
@@ -101,8 +100,8 @@ class WorkingMemory:
     __slots__ = ("_account", "_charged", "_releases", "_taken")
 
     def __init__(self) -> None:
-        caller = present_caller()
-        self._account = None if caller is None else caller.account
+        token = present_token()
+        self._account = None if token is None else token.account
         self._taken = self._charged = 0
         self._releases: list[Callable[[], None]] = []
 
@@ -110,7 +109,7 @@ class WorkingMemory:
         """Count so many bytes more; before they are allocated.
 
         Raises:
-            ResourceExhausted: The caller's quota of `working_bytes` is used up.
+            ResourceExhausted: The client's quota of `working_bytes` is used up.
         """
         missing = self._taken + nbytes - self._charged
         if missing > 0 and self._account is not None:

@@ -9,7 +9,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from ..burst import Caller, Kernel, SlotExecutor, called_by, present_caller, run_until
+from ..burst import CancelToken, Kernel, SlotExecutor, present_token, run_until, under_token
 from ..cache import SaveResult, checked_token
 from ..errors import BadState, ErrorStatus, GeneralFailure
 from ..memory import BufferTracker, check_pools
@@ -184,14 +184,14 @@ class LocalModel(PreparedModel):
             raise BadState("the prepared model is closed")
         validate_request(self.model, request, allow_unspecified_output=not fenced)
         steps = request.steps
-        caller = present_caller()
-        one = self.bind if caller is None else partial(self._bind_for, caller)
-        bind = one if steps is None else partial(SteppedKernel, one, steps, caller)
+        token = present_token()
+        one = self.bind if token is None else partial(self._bind_for, token)
+        bind = one if steps is None else partial(SteppedKernel, one, steps, token)
         return Plan(bind, request, options, bind_buffers(self, request))
 
-    def _bind_for(self, caller: Caller, request: Request, options: RunOptions) -> Kernel:
+    def _bind_for(self, token: CancelToken, request: Request, options: RunOptions) -> Kernel:
         kernel = self.bind(request, options)
-        caller.awaits(kernel)
+        token.add(kernel)
         return kernel
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
@@ -206,12 +206,12 @@ class LocalModel(PreparedModel):
 
     def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
         """Plan; see `PreparedModel.bind_fenced`. Contents of buffers are looked at when it runs."""
-        plan, caller = self.plan(request, options, fenced=True), present_caller()
+        plan, token = self.plan(request, options, fenced=True), present_token()
 
         def run(final: RunOptions) -> ExecutionResult:
             if final == options:
                 return _run(plan, final)
-            with called_by(caller):
+            with under_token(token):
                 return self.execute_synchronously(request, final)
 
         return run

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..burst import Kernel, WorkingMemory, called_by, present_caller, run_until
+from ..burst import Kernel, WorkingMemory, present_token, run_until, under_token
 from ..errors import ErrorStatus, ResourceExhausted
 from ..memory import BufferSet, OpenRequest, open_request
 from ..model import ExecutionResult, MeasureTiming, Request, RunOptions, Timing
@@ -45,7 +45,7 @@ class Plan:
         self._buffers = buffers
         self._measures = options.measure == MeasureTiming.YES
         self._deadline_ns = 0
-        self._caller = present_caller()
+        self._token = present_token()
         self._opened: OpenRequest | None = None
         self.gate: BufferSet | None = None if buffers is None else buffers.set
         if buffers is None:
@@ -53,7 +53,7 @@ class Plan:
 
     def _open(self) -> OpenRequest:
         try:
-            with called_by(self._caller):  # which it may not be when it is opened anew
+            with under_token(self._token):  # which it may not be when it is opened anew
                 self._staged = WorkingMemory()
                 opened = open_request(self._request, self._staged.take)
                 self._kernel = self._bind(opened.request, self._options)
@@ -114,7 +114,7 @@ class Plan:
         kernel: Kernel | None = gate.admit()
         try:
             if kernel is None:
-                with called_by(self._caller):
+                with under_token(self._token):
                     kernel = Plan(self._bind, buffers.with_views(), self._options).call
                 gate.keep(kernel)
             result = run_until(kernel, self._deadline_ns)

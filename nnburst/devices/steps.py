@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from .._core._nnburst import ffi, lib
 from .._core.errno import check
-from ..burst import Caller, Kernel, WorkingMemory, run_until
+from ..burst import CancelToken, Kernel, WorkingMemory, run_until
 from ..errors import (
     GeneralFailure,
     InvalidArgument,
@@ -58,7 +58,7 @@ class SteppedKernel:
     Args:
         bind: Makes the kernel of one step.
         steps: Among the pools of the request.
-        caller: Who awaits the answer; None: one that cannot go.
+        token: Cancelled once nobody awaits the answer; None: it never is.
         request: Valid, on pools that give arrays.
         options: How it is run.
 
@@ -71,7 +71,7 @@ class SteppedKernel:
         self,
         bind: Callable[[Request, RunOptions], Kernel],
         steps: Steps,
-        caller: Caller | None,
+        token: CancelToken | None,
         request: Request,
         options: RunOptions,
     ) -> None:
@@ -130,8 +130,8 @@ class SteppedKernel:
         n_inputs, n = len(exchanged[0]), len(exchanged[0]) + len(exchanged[1])
         nbytes = sum(row.nbytes for row in rows[0:n])
         sizes = {"n_inputs": n_inputs, "n": n, "count": self._count, "nbytes": nbytes}
-        self._caller = caller
-        who = {} if caller is None else {"gone": caller.gone, "server": caller.server}
+        self._token = token
+        who = {} if token is None else {"gone": token.cancelled, "server": token.server}
         self._steps = ffi.new("nnb_steps *", {"arguments": rows, "lasted_ns": 2**64 - 1, **who, **sizes})
 
     def __call__(self) -> None:

@@ -16,7 +16,7 @@ from onnx_support import FLOAT, RNG, TensorProto, graph, helper, in_process, nod
 
 import nnburst
 from nnburst import GeneralFailure, InvalidArgument
-from nnburst.burst import Caller, called_by
+from nnburst.burst import CancelToken, under_token
 from nnburst.devices.onnxruntime import OnnxRuntimeDevice
 from nnburst.devices.onnxruntime.graph import SessionSettings, compile_graph
 from nnburst.devices.onnxruntime.importer import import_graph
@@ -359,7 +359,7 @@ def test_copies_of_arguments_count_as_working_memory_and_results_of_open_shape_a
             pool.array(np.int64, (n,))[...] = 1
             places = [RequestArgument(False, DataLocation(0, 8 * n * i, 8 * n)) for i in range(3)]
             opened = open_request(Request((places[0],), tuple(places[1:]), (pool,)))
-            with called_by(Caller(account=account)):
+            with under_token(CancelToken(account=account)):
                 plan = BoundGraph(prepared.graph, prepared.model, opened.request, lambda outputs: None)
             assert 2 * 8 * n <= sum(taken) < 2 * 8 * n + (1 << 17)
             for _ in range(runs):

@@ -20,7 +20,7 @@ from test_control_flow import counting_model
 from test_session_state import UNITS, cell, expected
 
 import nnburst
-from nnburst.burst import Caller, Kernel, ListenerGroup, called_by, present_caller
+from nnburst.burst import CancelToken, Kernel, ListenerGroup, present_token, under_token
 from nnburst.devices import create_device, local
 from nnburst.devices.function import FunctionDevice, FunctionModel, Tensor, declare
 from nnburst.devices.reference import control
@@ -218,14 +218,14 @@ def test_client_that_is_gone_has_no_more_steps_run(
     rig: tuple[Service, Accumulator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, device = rig
-    callers: list[Caller | None] = []
+    tokens: list[CancelToken | None] = []
     seen, begun, go_on = held(device)
 
-    def noting() -> Caller | None:
-        callers.append(present_caller())
-        return callers[-1]
+    def noting() -> CancelToken | None:
+        tokens.append(present_token())
+        return tokens[-1]
 
-    monkeypatch.setattr(local, "present_caller", noting)
+    monkeypatch.setattr(local, "present_token", noting)
     with service.session("add") as session, session.bind(steps=4096, state=STATE) as execution:
         future = execution.submit()
         assert begun.wait(WATCHDOG)
@@ -233,7 +233,7 @@ def test_client_that_is_gone_has_no_more_steps_run(
         closing = threading.Thread(target=device.host.close)
         closing.start()
         limit = time.monotonic() + WATCHDOG
-        while not any(caller and caller.gone[0] for caller in callers) and time.monotonic() < limit:
+        while not any(token and token.cancelled[0] for token in tokens) and time.monotonic() < limit:
             time.sleep(0.001)
         go_on.set()
         with pytest.raises(NNBurstError):
@@ -297,7 +297,7 @@ def test_run_of_steps_is_polled_for_a_window_for_each_step(rig: tuple[Service, A
 
 def test_connection_that_has_ended_has_no_more_steps_run_without_a_burst() -> None:
     device, table = create_device("nnburst-reference"), ObjectTable()
-    with Memory.ashmem(4096) as memory, called_by(table.caller):
+    with Memory.ashmem(4096) as memory, under_token(table.token):
         request = Request((at(0, 64),), (at(2048, 64),), (memory, Steps(4)))
         prepared = device.prepare_model(_relu())
         assert prepared.execute_synchronously(request)[0] is nnburst.ErrorStatus.NONE
@@ -306,7 +306,7 @@ def test_connection_that_has_ended_has_no_more_steps_run_without_a_burst() -> No
         table.leave()
         ended = prepared.execute_synchronously(request)
         assert "its client has gone" in ended.reason  # type: ignore[attr-defined]
-        with called_by(None):
+        with under_token(None):
             assert prepared.execute_synchronously(request)[0] is nnburst.ErrorStatus.NONE
         prepared.close()
 

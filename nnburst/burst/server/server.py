@@ -10,7 +10,7 @@ from ..._core._nnburst import ffi, lib
 from ..._core.errno import check, system
 from ...errors import InvalidArgument
 from ...model import ExecutionResult, Request, RunOptions
-from ..cancellation import called_by, present_caller
+from ..cancellation import present_token, under_token
 from ..endpoint import open_channel
 from ..interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, implements
 from ..kernel import Kernel
@@ -134,10 +134,10 @@ def executor_of(prepared_model: SupportsExecute) -> SlotExecutor:
     """Return an executor that has each request run by `execute_synchronously`."""
 
     def bind(request: Request, options: RunOptions) -> Kernel:
-        caller = present_caller()
+        token = present_token()
 
         def run() -> ExecutionResult:
-            with called_by(caller):
+            with under_token(token):
                 return prepared_model.execute_synchronously(request, options)
 
         return run

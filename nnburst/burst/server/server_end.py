@@ -16,7 +16,7 @@ from ...errors import ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError
 from ...memory import BufferSet
 from ...model import ExecutionResult, MeasureTiming, reason_of, took_too_long
 from ...watch import private_row
-from ..cancellation import Caller, called_by
+from ..cancellation import CancelToken, under_token
 from ..endpoint import c_result, python_request
 from ..interfaces import BurstCallback, BurstExecutorWithCache, implements
 from ..kernel import Kernel, run_until
@@ -46,7 +46,7 @@ class Served(abc.ABC):
         self._executor = executor
         self._executes = implements(executor, "execute")
         self._endpoint = endpoint
-        self._caller = Caller(endpoint, callback.account)
+        self._token = CancelToken(endpoint, callback.account)
         self._plans: list[Kernel] = []
         self._base = 0  # index of the first of this burst's plans
         self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
@@ -95,7 +95,7 @@ class Served(abc.ABC):
         if number != -errno.EPIPE:
             _log.error("burst ended: %s", _ENDINGS.get(-number, errno.errorcode.get(-number, str(number))))
         self._final_stats = server_stats(self._endpoint)
-        self._endpoint = self._caller.server = ffi.NULL  # destroyed with the last reference
+        self._endpoint = self._token.server = ffi.NULL  # destroyed with the last reference
         plans, self._plans, self._gated = self._plans, [], {}
         plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
         self.close_row()
@@ -108,7 +108,7 @@ class Served(abc.ABC):
     def answer(self, result: ExecutionResult) -> None:
         if result[0] is not ErrorStatus.NONE:
             self._reason = reason_of(result)
-            if self._caller.gone[0]:
+            if self._token.cancelled[0]:
                 lib.nnb_server_keep_failures(self._endpoint)
         raw, keep_alive = c_result(result)
         lib.nnb_server_set_result(self._endpoint, raw)
@@ -172,7 +172,7 @@ class Served(abc.ABC):
     def _bind_request(self) -> Kernel:
         request, slots, measure = python_request(lib.nnb_server_request(self._endpoint))
         self._ensure_present(slots)
-        with called_by(self._caller):
+        with under_token(self._token):
             return self._bind(request, slots, MeasureTiming.YES if measure else MeasureTiming.NO)
 
     def _bind(self, request: Request, slots: list[int], measure: MeasureTiming) -> Kernel:
@@ -188,7 +188,7 @@ class Served(abc.ABC):
         return executor.bind(request, slots, measure)
 
     def _execute(self, request: Request, slots: list[int], measure: MeasureTiming) -> ExecutionResult:
-        with called_by(self._caller):
+        with under_token(self._token):
             return self._executor.execute(request, slots, measure)
 
     def _ensure_present(self, slots: Iterable[int]) -> None:
@@ -245,7 +245,7 @@ class Served(abc.ABC):
 
     def leave(self) -> None:
         """Its answers are not awaited any more. Takes no lock."""
-        self._caller.leave()
+        self._token.cancel()
 
     @abc.abstractmethod
     def hang_up(self) -> None:

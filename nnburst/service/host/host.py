@@ -18,7 +18,7 @@ from ..._core._nnburst import lib
 from ..._core.deadline import Deadline, limit_ns
 from ..._core.errno import check
 from ..._core.leaving import LEAVING
-from ...burst import ListenerGroup, Seat, called_by
+from ...burst import ListenerGroup, Seat, under_token
 from ...cache import CacheRejected, SaveResult, check_fd, checked_token
 from ...devices import Buffer, Device, DeviceInfo, Fence, PreparedModel, check_device, checked_model
 from ...devices.deadline import earlier
@@ -413,7 +413,7 @@ class HostedConnection:
             started = time.monotonic_ns()
             limit = Deadline.after(self._host.max_run).at_ns
             options = replace(message.options, deadline_ns=earlier(message.options.deadline_ns, limit))
-            with called_by(self.objects.caller):
+            with under_token(self.objects.token):
                 result = model.served.execute_synchronously(request, options)
             if model.row is not None:
                 model.row.count("fallbacks")
@@ -445,7 +445,7 @@ class HostedConnection:
             on_end = running.pop_all().close
             try:
                 duration_ns = earlier(message.duration_ns, limit_ns(self._host.max_run))
-                with called_by(self.objects.caller):
+                with under_token(self.objects.token):
                     run = model.served.execute_fenced(request, wait_for, message.options, duration_ns, on_end)
             except BaseException:
                 on_end()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ...burst import Account, Caller
+from ...burst import Account, CancelToken
 from ...errors import DeadObject, InvalidArgument
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class ObjectTable:
         account: Where working memory of its client's requests counts; None: nowhere.
 
     Attributes:
-        caller: The connection's client, until it has left.
+        token: Cancelled when the client has left.
     """
 
     def __init__(self, account: Account | None = None) -> None:
@@ -51,7 +51,7 @@ class ObjectTable:
         self._numbers = itertools.count(1)
         self._closed = False
         self._kept: set[_Entry] = set()  # also those that are just being disposed of
-        self.caller = Caller(account=account)
+        self.token = CancelToken(account=account)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -125,7 +125,7 @@ class ObjectTable:
 
     def leave(self) -> None:
         """The client has gone: what runs for it may end."""
-        self.caller.leave()
+        self.token.cancel()
         for entry in tuple(self._kept):
             if entry.leave is not None:
                 entry.leave()
