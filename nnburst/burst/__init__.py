@@ -6,7 +6,7 @@ from ..model import ExecutionResult
 from .cancellation import Account, CancelToken, WorkingMemory, present_token, under_token
 from .client.client_end import ClientEnd, MemoryUse
 from .client.controller import ExecutionBurstController
-from .client.in_flight import Flight, Flights
+from .client.in_flight import InFlight, InFlightRuns
 from .client.request import BoundRequest
 from .client.slots import SlotTable
 from .interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, SupportsExecute
@@ -31,8 +31,8 @@ __all__ = [
     "ExecutionBurstController",
     "ExecutionBurstServer",
     "ExecutionResult",
-    "Flight",
-    "Flights",
+    "InFlight",
+    "InFlightRuns",
     "Kernel",
     "ListenerGroup",
     "MemoryUse",

@@ -471,8 +471,8 @@ def test_task_that_is_dropped_with_its_closed_burst_leaves_the_burst_alone(
     session.close()
     monkeypatch.setattr(in_flight, "lib", None)  # what it would be asked about may be freed
     given_up: list[bool] = []
-    give_up = in_flight.Flights.give_up
-    monkeypatch.setattr(in_flight.Flights, "give_up", lambda *flight: given_up.append(give_up(*flight)))
+    give_up = in_flight.InFlightRuns.give_up
+    monkeypatch.setattr(in_flight.InFlightRuns, "give_up", lambda *flight: given_up.append(give_up(*flight)))
     loop.close()
     del loop, session
     gc.collect()

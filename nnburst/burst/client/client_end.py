@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...memory import Memory
     from ...model import ExecutionResult, Request, Steps
     from ..interfaces import BurstCallback, BurstContext
-    from .in_flight import Flights
+    from .in_flight import InFlightRuns
 
 
 class BurstCapable(Protocol):
@@ -59,7 +59,7 @@ class ClientEnd(OneProcess):
         context: BurstContext,
         slots: SlotTable,
         endpoint: CData,
-        flights: Flights | None,
+        flights: InFlightRuns | None,
     ) -> None:
         """Use `ExecutionBurstController.create`."""
         self._flights = flights
@@ -94,7 +94,7 @@ class ClientEnd(OneProcess):
         lib.nnb_client_trace(self._endpoint, trace, every)
 
     @property
-    def flights(self) -> Flights:
+    def flights(self) -> InFlightRuns:
         """The executions that were started and are not waited for.
 
         Raises:

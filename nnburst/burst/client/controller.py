@@ -13,7 +13,7 @@ from ...fmq import Layout, MessageQueue
 from ..endpoint import open_channel
 from ..polling import CHANNEL_LENGTH, DATUM, loop_timeout_ns, window_ns
 from .client_end import ClientEnd
-from .in_flight import Bell, Flights
+from .in_flight import Bell, InFlightRuns
 from .request import BoundRequest
 from .slots import SlotTable
 
@@ -78,7 +78,7 @@ class ExecutionBurstController(ClientEnd):
                 flights = None
                 if context.pipelined:
                     lib.nnb_client_set_pipelined(endpoint, system(os.dup, bell.rung.fds[0]))
-                    flights = Flights(endpoint, bell.watched, polls=window > 0)
+                    flights = InFlightRuns(endpoint, bell.watched, polls=window > 0)
             except BaseException:
                 context.close()
                 raise

@@ -1,6 +1,6 @@
 """Executions that were started and that no caller waits for: an event loop, or a thread for all of them, does.
 
-The service rings the burst's bell, a socket, at the next answer after `Flights.attend` or `Flights.arm` found none. So
+The service rings the burst's bell, a socket, at the next answer after `InFlightRuns.attend` or `arm` found none. So
 whatever can watch a descriptor can wait for a burst. Several may watch: each attends when the bell rings, and one of
 them takes what is there.
 """
@@ -41,19 +41,19 @@ class Bell:
 
 
 class Startable(Protocol):
-    """What `Flights` need of a `BoundRequest`."""
+    """What `InFlightRuns` needs of a `BoundRequest`."""
 
     _pointer: CData
 
 
-class Flight:
+class InFlight:
     """One started execution.
 
     Attributes:
         request: Kept alive until it lands, for the service writes to its outputs.
         status: None until it has landed; then the status of its result, or the negative errno that `BoundRequest.run`
             would have had.
-        may_look: Whether polling for it was cut short: `Flights.look` goes on.
+        may_look: Whether polling for it was cut short: `InFlightRuns.look` goes on.
     """
 
     __slots__ = ("_then", "may_look", "request", "status", "tag")
@@ -63,9 +63,9 @@ class Flight:
         self.tag = tag
         self.status: int | None = None
         self.may_look = False
-        self._then: Callable[[Flight], None] | None = None
+        self._then: Callable[[InFlight], None] | None = None
 
-    def when_landed(self, then: Callable[[Flight], None]) -> None:
+    def when_landed(self, then: Callable[[InFlight], None]) -> None:
         """Call `then`, in place of what was to be called before, when it has landed; at once if it has.
 
         It is called in the thread that attends, perhaps twice, and must not wait.
@@ -75,13 +75,13 @@ class Flight:
             then(self)
 
     def land(self, status: int) -> None:
-        """Called by `Flights`."""
+        """Called by `InFlightRuns`."""
         self.status = status
         if self._then is not None:
             self._then(self)
 
 
-class Flights:
+class InFlightRuns:
     """The started executions of one burst. Any thread.
 
     Attributes:
@@ -93,9 +93,9 @@ class Flights:
         self._watched = watched
         self.polls = polls
         self._tags = itertools.count(1)
-        self._flying: dict[int, Flight] = {}
+        self._flying: dict[int, InFlight] = {}
         self._alone: set[int] = set()  # tags of those that need a thread to land
-        self._kept_out: deque[Flight] = deque()  # to be started when the thread that waits in the burst has left
+        self._kept_out: deque[InFlight] = deque()  # to be started when the thread that waits in the burst has left
 
     @property
     def count(self) -> int:
@@ -107,7 +107,7 @@ class Flights:
         """Whether there are some for which `leave_to_thread` was called and that have not landed."""
         return bool(self._alone)
 
-    def leave_to_thread(self, flight: Flight) -> bool:
+    def leave_to_thread(self, flight: InFlight) -> bool:
         """Say that a flight needs a thread to attend to it, as no event loop may be left; False if it has landed."""
         self._alone.add(flight.tag)
         if flight.tag not in self._flying:
@@ -128,7 +128,7 @@ class Flights:
         """
         return self._watched.fds[0]
 
-    def start(self, request: Startable, *, look_until: int = 0) -> Flight:
+    def start(self, request: Startable, *, look_until: int = 0) -> InFlight:
         """Start an execution. If it does not land at once, `look`, `arm` or `attend` afterwards.
 
         Args:
@@ -137,7 +137,7 @@ class Flights:
                 nanoseconds of CLOCK_MONOTONIC; 0: not at all.
         """
         tag = next(self._tags)
-        flight = self._flying[tag] = Flight(request, tag)
+        flight = self._flying[tag] = InFlight(request, tag)
         if self._kept_out:
             self._keep_out(flight)
             return flight
@@ -151,7 +151,7 @@ class Flights:
             flight.status = status
         return flight
 
-    def look(self, flight: Flight, until: int) -> None:
+    def look(self, flight: InFlight, until: int) -> None:
         """Go on polling for an execution that was started so, as `start` does."""
         flight.may_look = False
         if flight.status is not None or len(self._flying) > 1:
@@ -162,7 +162,7 @@ class Flights:
         elif status not in (_AGAIN, _BUSY, _NOT_FLYING):
             self._land(flight.tag, status)
 
-    def _keep_out(self, flight: Flight) -> None:
+    def _keep_out(self, flight: InFlight) -> None:
         self._kept_out.append(flight)
         self._start_kept_out()
 
@@ -179,7 +179,7 @@ class Flights:
             if status != _AGAIN:
                 self._land(flight.tag, status)
 
-    def give_up(self, flight: Flight) -> bool:
+    def give_up(self, flight: InFlight) -> bool:
         """Take an execution back that has not reached the service; False if it has to land."""
         if flight.status is not None:  # perhaps long ago: a task is dropped together with a burst that is closed
             return True

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..._core._nnburst import CData
     from ...model import OutputShape, Request, Timing
     from .client_end import ClientEnd
-    from .in_flight import Flight, Flights
+    from .in_flight import InFlight, InFlightRuns
 
 _RESTART = -errno.ERESTART
 _NO_ROOM = -errno.ENOBUFS
@@ -163,8 +163,8 @@ class BoundRequest(OneProcess):
             lib.nnb_execution_abandon(self._pointer)
             raise
 
-    def start(self, *, look_until: int = 0) -> Flight:
-        """Start a run that is not waited for here; `look_until` as for `Flights.start`. `conclude` tells how it ended.
+    def start(self, *, look_until: int = 0) -> InFlight:
+        """Start a run that is not waited for here; `conclude` tells how it ended. Arguments as `InFlightRuns.start`.
 
         Raises:
             BadState: It is closed, or not bound to a burst.
@@ -180,7 +180,7 @@ class BoundRequest(OneProcess):
         """Raise what `run` would have raised.
 
         Args:
-            status: Of a `Flight` of this execution that has landed, or what the C core returned for it.
+            status: Of an `InFlight` of this execution that has landed, or what the C core returned for it.
         """
         try:
             if status:
@@ -209,7 +209,7 @@ class BoundRequest(OneProcess):
         return self._burst
 
     @property
-    def flights(self) -> Flights:
+    def flights(self) -> InFlightRuns:
         """Those of its burst.
 
         Raises:

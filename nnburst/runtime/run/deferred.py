@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..._core.leaving import ProcessLock, abandon_when_forked
 
 if TYPE_CHECKING:
-    from ...burst import Flights
+    from ...burst import InFlightRuns
 
 _log = logging.getLogger("nnburst.runtime")
 _LINGER = 1.0
@@ -93,10 +93,10 @@ class Aside:
 
 
 _homes = ProcessLock()
-_asides: weakref.WeakKeyDictionary[Flights, Aside] = weakref.WeakKeyDictionary()
+_asides: weakref.WeakKeyDictionary[InFlightRuns, Aside] = weakref.WeakKeyDictionary()
 
 
-def aside_of(flights: Flights) -> Aside:
+def aside_of(flights: InFlightRuns) -> Aside:
     """Return that of a burst."""
     with _homes.lock:
         found = _asides.get(flights)

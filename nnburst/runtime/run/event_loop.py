@@ -28,7 +28,7 @@ from .deferred import aside_of
 from .futures import attend_to
 
 if TYPE_CHECKING:
-    from ...burst import BoundRequest, Flight, Flights
+    from ...burst import BoundRequest, InFlight, InFlightRuns
     from .permits import Lane, Lanes
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ tasks wait for some 45 µs: docs/async.md has the figures.
 class Landing(Protocol):
     """What one task waits for."""
 
-    def set(self, flight: Flight | None = None) -> None:
+    def set(self, flight: InFlight | None = None) -> None:
         """It has happened. From any thread, perhaps twice."""
 
     def wait(self, timeout: float | None) -> Awaitable[bool]:
@@ -52,7 +52,7 @@ class Landing(Protocol):
 class Loop(Protocol):
     """What is needed of an event loop that runs in this thread."""
 
-    def attend(self, flights: Flights) -> None:
+    def attend(self, flights: InFlightRuns) -> None:
         """Watch the bell of a burst that has something in flight."""
 
     def landing(self) -> Landing:
@@ -150,7 +150,7 @@ async def run(
         raise error
 
 
-def _landed(flight: Flight, flights: Flights, loop: Loop, timeout: float | None) -> Awaitable[bool]:
+def _landed(flight: InFlight, flights: InFlightRuns, loop: Loop, timeout: float | None) -> Awaitable[bool]:
     landing = loop.landing()
     flight.when_landed(landing.set)
     if flights.arm():
@@ -164,7 +164,7 @@ def is_busy(execution: BoundRequest) -> bool:
 
 
 async def aside(
-    flights: Flights, step: Callable[[], T], late: Callable[[], None] | None = None
+    flights: InFlightRuns, step: Callable[[], T], late: Callable[[], None] | None = None
 ) -> tuple[T | None, BaseException | None]:
     """Take a step that may wait for the service, or for another one, in the burst's thread for such steps.
 
@@ -206,10 +206,10 @@ async def aside(
     return outcome.pop()
 
 
-def _give_up(flight: Flight, flights: Flights, late: Callable[[], None] | None) -> None:
+def _give_up(flight: InFlight, flights: InFlightRuns, late: Callable[[], None] | None) -> None:
     once = [late] if late is not None else []
 
-    def landed(flight: Flight) -> None:
+    def landed(flight: InFlight) -> None:
         with contextlib.suppress(IndexError):
             once.pop()()
 
@@ -263,10 +263,10 @@ class _AsyncioLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = weakref.ref(loop)
         self._thread = threading.get_ident()
-        self._watched: weakref.WeakKeyDictionary[Flights, FdSet] = weakref.WeakKeyDictionary()
+        self._watched: weakref.WeakKeyDictionary[InFlightRuns, FdSet] = weakref.WeakKeyDictionary()
         self._turn_ends = 0  # 0: no run has polled in this turn
 
-    def attend(self, flights: Flights) -> None:
+    def attend(self, flights: InFlightRuns) -> None:
         loop = self.loop()
         if loop is None or flights in self._watched or flights.closed:
             return
@@ -274,7 +274,7 @@ class _AsyncioLoop:
         (fd,) = own.fds
         loop.add_reader(fd, self._rung, weakref.ref(flights), fd, own)
 
-    def _rung(self, reference: weakref.ref[Flights], fd: int, own: FdSet) -> None:
+    def _rung(self, reference: weakref.ref[InFlightRuns], fd: int, own: FdSet) -> None:
         flights = reference()
         if flights is not None:
             flights.attend(fd)
@@ -316,7 +316,7 @@ class _AsyncioLanding:
         self._loop, self._thread = loop, thread
         self._future: asyncio.Future[bool] = loop.create_future()
 
-    def set(self, flight: Flight | None = None) -> None:
+    def set(self, flight: InFlight | None = None) -> None:
         if threading.get_ident() == self._thread:
             self._end(True)
         else:
@@ -361,18 +361,18 @@ class _TrioLoop:
         self._trio: Any = trio
         self._token = weakref.ref(token)
         self._thread = threading.get_ident()
-        self._watched: weakref.WeakSet[Flights] = weakref.WeakSet()
+        self._watched: weakref.WeakSet[InFlightRuns] = weakref.WeakSet()
         self._turn_ends = 0  # 0: no run has polled in this turn
         self._turner: Any = None
 
-    def attend(self, flights: Flights) -> None:
+    def attend(self, flights: InFlightRuns) -> None:
         if flights in self._watched or flights.closed:
             return
         own = FdSet.duplicate([flights.fileno()])  # not in the task, for which the burst may be closed already
         self._watched.add(flights)
         self._trio.lowlevel.spawn_system_task(self._watch, flights, own)
 
-    async def _watch(self, flights: Flights, own: FdSet) -> None:
+    async def _watch(self, flights: InFlightRuns, own: FdSet) -> None:
         (fd,) = own.fds
         try:
             while flights.attend(fd):
@@ -417,7 +417,7 @@ class _TrioLanding:
         self._trio, self._token, self._thread = trio, token, thread
         self._event = trio.Event()
 
-    def set(self, flight: Flight | None = None) -> None:
+    def set(self, flight: InFlight | None = None) -> None:
         if threading.get_ident() == self._thread:
             self._event.set()
         else:

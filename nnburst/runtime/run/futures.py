@@ -17,7 +17,7 @@ from ...errors import BadState, ResourceExhausted
 from .deferred import aside_of
 
 if TYPE_CHECKING:
-    from ...burst import BoundRequest, Flight, Flights
+    from ...burst import BoundRequest, InFlight, InFlightRuns
 
     E = TypeVar("E", bound=BoundRequest)
 
@@ -44,7 +44,7 @@ def submit(execution: E) -> Future[E]:
     once = [future]
     limits: list[Callable[[], None]] = []
 
-    def landed(flight: Flight) -> None:
+    def landed(flight: InFlight) -> None:
         with contextlib.suppress(IndexError):  # another thread has found it landed, too, or its time was over
             future = once.pop()
             for forget in limits:
@@ -72,10 +72,10 @@ def submit(execution: E) -> Future[E]:
 
 
 _attendants = ProcessLock()
-_threads: weakref.WeakKeyDictionary[Flights, threading.Thread] = weakref.WeakKeyDictionary()
+_threads: weakref.WeakKeyDictionary[InFlightRuns, threading.Thread] = weakref.WeakKeyDictionary()
 
 
-def attend_to(flights: Flights, flight: Flight) -> None:
+def attend_to(flights: InFlightRuns, flight: InFlight) -> None:
     """See to it that a thread attends to these flights until this one has landed.
 
     Raises:
@@ -102,7 +102,7 @@ def attend_to(flights: Flights, flight: Flight) -> None:
             raise ResourceExhausted(f"what is in flight needs a thread: {error}") from error
 
 
-def _attend(reference: weakref.ref[Flights], fd: FdSet) -> None:
+def _attend(reference: weakref.ref[InFlightRuns], fd: FdSet) -> None:
     poll = select.poll()
     poll.register(fd.fds[0], select.POLLIN)
     end = 0.0  # of lingering; 0: it is needed
@@ -127,7 +127,7 @@ def _attend(reference: weakref.ref[Flights], fd: FdSet) -> None:
         fd.close()
 
 
-def _leave(reference: weakref.ref[Flights]) -> bool:
+def _leave(reference: weakref.ref[InFlightRuns]) -> bool:
     """Whether the thread of these flights may end: then it is not theirs any more."""
     with _attendants.lock:
         flights = reference()
