@@ -955,7 +955,7 @@ def test_both_ends_poll_if_they_are_pinned_apart(memory: Memory, apart: bool) ->
     os.sched_setaffinity(0, {first})
     try:
         with ExecutionBurstController.create(model) as controller:
-            assert bool(lib.nnb_server_spins(model.server._listener._endpoint)) is apart
+            assert bool(lib.nnb_server_spins(model.server._end._endpoint)) is apart
             assert bool(lib.nnb_execution_spins(controller.bind(adder_request(memory))._pointer)) is apart
     finally:
         os.sched_setaffinity(0, allowed)

@@ -140,7 +140,7 @@ def test_closed_buffer_is_freed_although_its_slot_is_not(rig: Rig) -> None:
 def test_buffer_that_is_closed_during_a_run_is_freed_after_it(rig: Rig) -> None:
     rig.round()
     rig.round()
-    plans, running, closed = rig.server._listener._plans, threading.Event(), threading.Event()
+    plans, running, closed = rig.server._end._plans, threading.Event(), threading.Event()
 
     def held(run: Any) -> Any:
         def hold() -> Any:
@@ -170,7 +170,7 @@ def test_plan_that_is_dropped_between_look_up_and_call_is_bound_again(rig: Rig) 
     rig.round()
     before = rig.careful
     server = rig.server
-    listener = server._listener
+    listener = server._end
     listener._plans[:] = [listener._rebind] * len(listener._plans)
     rig.round()
     assert rig.careful == before + 2
@@ -292,7 +292,7 @@ def test_forked_child_has_the_buffers_that_were_in_use(rig: Rig) -> None:
     """The thread that used them is not there."""
     rig.round()
     rig.round()
-    plans, running, forked = rig.server._listener._plans, threading.Event(), threading.Event()
+    plans, running, forked = rig.server._end._plans, threading.Event(), threading.Event()
 
     def held(run: Any) -> Any:
         def hold() -> Any:

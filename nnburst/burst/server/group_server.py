@@ -10,7 +10,7 @@ from ..._core._nnburst import ffi, lib
 from ..._core.deadline import Deadline
 from ...errors import BadState
 from ..interfaces import BurstCallback, BurstExecutorWithCache
-from .server_end import Served
+from .server_end import ServerEnd
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("nnburst.burst")
 
 
-class SeatedBurst(Served):
+class GroupServer(ServerEnd):
     """A burst that a `ListenerGroup` serves.
 
     Raises:

@@ -11,13 +11,13 @@ from ..._core.deadline import Deadline
 from ...errors import BadState, ResourceExhausted
 from ..interfaces import BurstCallback, BurstExecutorWithCache
 from .loop import serve
-from .server_end import Served
+from .server_end import ServerEnd
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
 
 
-class Listener(Served):
+class OwnThreadServer(ServerEnd):
     """Serves one burst from a thread of its own.
 
     Raises:
@@ -28,11 +28,11 @@ class Listener(Served):
         super().__init__(callback, executor, endpoint)
         self.take_places([], 0)
         self._thread = threading.Thread(target=self._run, name="nnburst-listener", daemon=True)
-        _LISTENERS.add(self)
+        _SERVERS.add(self)
         try:
             self._thread.start()
         except RuntimeError as error:
-            _LISTENERS.discard(self)
+            _SERVERS.discard(self)
             ffi.release(endpoint)
             self.close_row()
             raise ResourceExhausted(f"a burst needs a thread: {error}") from error
@@ -42,7 +42,7 @@ class Listener(Served):
         try:
             ending = serve(lib.nnb_server_next, self._endpoint, self._plans, lambda plan: self)
         finally:
-            _LISTENERS.discard(self)
+            _SERVERS.discard(self)
             self.end(ending)
 
     def hang_up(self) -> None:
@@ -61,14 +61,14 @@ class Listener(Served):
         return self._thread.is_alive()
 
 
-_LISTENERS: set[Listener] = set()
+_SERVERS: set[OwnThreadServer] = set()
 
 
 def _close_all() -> None:
     """At interpreter exit: a listener must not be inside C while the interpreter is taken down."""
-    for listener in tuple(_LISTENERS):
-        listener.leave()
-        listener.close()
+    for server in tuple(_SERVERS):
+        server.leave()
+        server.close()
 
 
 atexit.register(_close_all)

@@ -15,9 +15,9 @@ from ..endpoint import open_channel
 from ..interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, implements
 from ..kernel import Kernel
 from ..polling import window_ns
-from .group_server import SeatedBurst
-from .own_thread import Listener
-from .server_end import MAX_PLANS, Served
+from .group_server import GroupServer
+from .own_thread import OwnThreadServer
+from .server_end import MAX_PLANS, ServerEnd
 from .slot_executor import SlotExecutor
 
 if TYPE_CHECKING:
@@ -81,17 +81,17 @@ class ExecutionBurstServer(BurstContext):
         if callback.bell is not None:
             lib.nnb_server_set_bell(endpoint, system(os.dup, callback.bell))
         if seat is None:
-            return cls(Listener(callback, executor, endpoint))
-        return cls(SeatedBurst(seat, callback, executor, endpoint))
+            return cls(OwnThreadServer(callback, executor, endpoint))
+        return cls(GroupServer(seat, callback, executor, endpoint))
 
-    def __init__(self, listener: Served) -> None:
+    def __init__(self, end: ServerEnd) -> None:
         """Use `create`."""
-        self._listener = listener
-        for end in (listener.hang_up, listener.leave):
-            weakref.finalize(self, end).atexit = False  # dropped: the burst ends all the same
+        self._end = end
+        for last in (end.hang_up, end.leave):
+            weakref.finalize(self, last).atexit = False  # dropped: the burst ends all the same
 
     def failure_reason(self) -> str:
-        return self._listener.take_reason()
+        return self._end.take_reason()
 
     @property
     def pipelined(self) -> bool:
@@ -99,35 +99,35 @@ class ExecutionBurstServer(BurstContext):
         return True
 
     def free_memory(self, slot: int) -> None:
-        self._listener.free_memory(slot)
+        self._end.free_memory(slot)
 
     def forget_plans(self) -> None:
-        self._listener.forget_plans()
+        self._end.forget_plans()
 
     def leave(self) -> None:
-        self._listener.leave()
+        self._end.leave()
 
     def hang_up(self) -> None:
-        self._listener.hang_up()
+        self._end.hang_up()
 
     def close(self) -> None:
         """End the burst. An execution that is running finishes first."""
-        self._listener.close()
+        self._end.close()
 
     def set_answer(self, datums: bytes) -> None:
         """Answer the request at hand with these datums, packet or not; none: not at all. For tests of clients."""
         n = len(datums) // lib.NNB_DATUM_SIZE
-        check(lib.nnb_server_set_answer(self._listener._endpoint, ffi.from_buffer("uint8_t[]", datums), n), "answer")
+        check(lib.nnb_server_set_answer(self._end._endpoint, ffi.from_buffer("uint8_t[]", datums), n), "answer")
 
     @property
     def stats(self) -> ServerStats:
         """Counters since `create`."""
-        return self._listener.stats
+        return self._end.stats
 
     @property
     def alive(self) -> bool:
         """Whether requests are still served."""
-        return self._listener.alive
+        return self._end.alive
 
 
 def executor_of(prepared_model: SupportsExecute) -> SlotExecutor:

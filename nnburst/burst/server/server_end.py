@@ -33,7 +33,7 @@ _log = logging.getLogger("nnburst.burst")
 MAX_PLANS: int = lib.NNB_BURST_PLANS
 
 
-class Served(abc.ABC):
+class ServerEnd(abc.ABC):
     """One burst. It knows nothing of the `ExecutionBurstServer` that its user may drop.
 
     Once the burst has ended, whatever ended it, all that it held is given back.
@@ -130,10 +130,10 @@ class Served(abc.ABC):
         self._run_gated(plan_id, plan, deadline_ns)
 
     def _guard(self, plan_id: int, plan: Kernel, gate: BufferSet) -> None:
-        listener, guarded = weakref.ref(self), weakref.ref(gate)
+        end, guarded = weakref.ref(self), weakref.ref(gate)
 
         def forget() -> None:
-            this = listener()
+            this = end()
             # Another plan may have the id by now.
             if this is not None and plan_id in this._gated and this._gated[plan_id][1] is guarded():
                 this._plans[this._base + plan_id] = this._rebind
