@@ -172,9 +172,9 @@ def test_call_that_is_interrupted_leaves_the_connection_usable(
     """The reply of a call that was interrupted is expected, and what it names is let go of."""
     late: list[object] = []
     may_answer, came = threading.Event(), threading.Event()
-    post, wait = mailbox.Inbox.post, pending.PendingCall.wait
+    post, wait = mailbox.Mailbox.post, pending.PendingCall.wait
 
-    def posting(self: mailbox.Inbox, job: Any) -> None:
+    def posting(self: mailbox.Mailbox, job: Any) -> None:
         if threading.current_thread() is not threading.main_thread() or interrupts.pop(0) is None:
             return post(self, job)
         if moment == "after it was posted":
@@ -199,7 +199,7 @@ def test_call_that_is_interrupted_leaves_the_connection_usable(
     with connected(service=Answers(on_hello=answer, on_execute=answer)) as (client, _):
         with monkeypatch.context() as patched:
             if moment.endswith("posted"):
-                patched.setattr(mailbox.Inbox, "post", posting)
+                patched.setattr(mailbox.Mailbox, "post", posting)
             else:
                 patched.setattr(pending.PendingCall, "wait", waiting)
             with pytest.raises(KeyboardInterrupt):
@@ -378,7 +378,7 @@ def test_what_a_full_socket_keeps_back_goes_out_later_and_nobody_spins(monkeypat
                 before = polls
                 time.sleep(0.05)
             if is_dropped:
-                end._inbox.post(end._outbox.clear)
+                end._mailbox.post(end._outbox.clear)
             seen = []
             with contextlib.suppress(BlockingIOError):
                 while True:
@@ -543,7 +543,7 @@ def test_close_says_that_a_handler_is_still_busy() -> None:
 
 def test_forked_child_has_no_descriptor_of_a_connection() -> None:
     with connected() as (client, service):
-        numbers = [client._sock.fileno(), service._sock.fileno(), client._inbox.fileno(), service._inbox.fileno()]
+        numbers = [client._sock.fileno(), service._sock.fileno(), client._mailbox.fileno(), service._mailbox.fileno()]
         pid = os.fork()
         if pid == 0:
             os._exit(bool(set(numbers) & open_fds()))

@@ -27,8 +27,8 @@ from ..._core.fds import FdSet
 Job = Callable[[], None]
 
 
-class Inbox:
-    """Jobs for an owner."""
+class Mailbox:
+    """Jobs for the owner of a connection."""
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()

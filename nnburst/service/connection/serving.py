@@ -11,7 +11,7 @@ from ...errors import GeneralFailure, NNBurstError, ResourceExhausted
 from ..wire import protocol as calls
 from ..wire.packets import FdBundle, Kind, Outgoing, Packet
 from ..wire.values import Message
-from .mailbox import Inbox
+from .mailbox import Mailbox
 from .outbox import Outbox
 from .pending import MAX_PENDING
 from .workers import Workers
@@ -70,7 +70,7 @@ class Serving:
             `admit(call)` is called before each, `rank(message)` says which is served first of those that wait.
         workers: Where they are served: those that compute in the second ones, the others in the first.
         outbox: Where answers go.
-        inbox: Where the owner learns of answers that it has to send.
+        mailbox: Where the owner learns of answers that it has to send.
         stop: Ends the connection, with the reason.
     """
 
@@ -80,7 +80,7 @@ class Serving:
         handler: object,
         workers: Sequence[Workers],
         outbox: Outbox,
-        inbox: Inbox,
+        mailbox: Mailbox,
         stop: Callable[[str], None],
     ) -> None:
         self._side = side
@@ -89,7 +89,7 @@ class Serving:
         self._rank: Callable[[Message], int] = getattr(handler, "rank", lambda message: 0)
         self._workers = workers
         self._outbox = outbox
-        self._inbox = inbox
+        self._mailbox = mailbox
         self._stop = stop
         self._served = ServedCalls()
 
@@ -160,7 +160,7 @@ class Serving:
         except NNBurstError as error:
             message = refusal(number, error)
         if not self._outbox.send_now(message):
-            self._inbox.post(partial(self._outbox.put, message))
+            self._mailbox.post(partial(self._outbox.put, message))
 
 
 def refusal(number: int, error: NNBurstError) -> Outgoing:

@@ -31,7 +31,7 @@ from ...errors import BadState, Ending, ErrorStatus, NNBurstError, ResourceExhau
 from ..wire import protocol as calls
 from ..wire.packets import DescriptorsLost, EndOfStream, FdBundle, Kind, Outgoing, Packet, receive
 from ..wire.values import Message
-from .mailbox import Inbox
+from .mailbox import Mailbox
 from .outbox import Outbox
 from .pending import PendingCall, PendingCalls
 from .serving import Serving, refusal
@@ -99,10 +99,10 @@ class Connection:
         self._pidfd = FdSet(() if peer_pidfd is None else (peer_pidfd,))  # owned also if this fails
         sock.setblocking(False)
         self._sock = sock
-        self._inbox = Inbox()
+        self._mailbox = Mailbox()
         self._outbox = Outbox(sock, send_timeout)
         self._workers = tuple(Workers(workers, f"{name}-{kind}") for kind in ("worker", "computing"))
-        self._serving = Serving(side, handler, self._workers, self._outbox, self._inbox, self.stop)
+        self._serving = Serving(side, handler, self._workers, self._outbox, self._mailbox, self.stop)
         self.peer_version = (0, 0)
         """What it said at hello."""
         self._on_end = on_end
@@ -163,7 +163,7 @@ class Connection:
 
     def stop(self, reason: str) -> None:
         """End the connection without waiting. The first reason counts."""
-        self._inbox.post(partial(self._note, reason))
+        self._mailbox.post(partial(self._note, reason))
 
     def hang_up(self, farewell: Message | None = None) -> None:
         """End the connection from anywhere, without waiting; nothing can be called from now on.
@@ -173,7 +173,7 @@ class Connection:
         """
         if not self._abandoned:
             self._closed = True
-            self._inbox.post(partial(self._leave, farewell))
+            self._mailbox.post(partial(self._leave, farewell))
 
     def close(self, timeout: float | None = None, farewell: Message | None = None) -> bool:
         """`hang_up`, and wait for the threads. Idempotent. An interrupt ends the waiting, not the leaving.
@@ -200,7 +200,7 @@ class Connection:
     def abandon(self) -> None:
         """In a forked child: close the copies of the descriptors; the connection is the parent's and goes on."""
         self._abandoned = True
-        self._inbox.abandon()
+        self._mailbox.abandon()
         self._pidfd.close()
         self._sock.close()
 
@@ -229,12 +229,12 @@ class Connection:
         if self._abandoned:
             self.check_usable()
         entry = [listener]
-        self._inbox.post(partial(self._link, entry))
+        self._mailbox.post(partial(self._link, entry))
 
         def unlink() -> None:
             entry.clear()
             if not self._abandoned:
-                self._inbox.post(partial(self._unlink, entry))
+                self._mailbox.post(partial(self._unlink, entry))
 
         return unlink
 
@@ -270,7 +270,7 @@ class Connection:
         limit = Deadline.after(timeout).left()
         pending = PendingCall(message, FdBundle.duplicate(fds), on_late)
         try:
-            self._inbox.post(partial(self._begin, pending))
+            self._mailbox.post(partial(self._begin, pending))
             answered = pending.wait(limit)
         except BaseException:  # of a signal handler: the reply has no taker now
             if not self._give_up(pending):
@@ -283,7 +283,7 @@ class Connection:
     def _give_up(self, pending: PendingCall) -> bool:
         given_up = pending.give_up()
         if given_up:
-            self._inbox.post(partial(self._withdraw, pending))
+            self._mailbox.post(partial(self._withdraw, pending))
         return given_up
 
     def release(self, message: Message) -> None:
@@ -294,7 +294,7 @@ class Connection:
         self.check_usable()
         pending = PendingCall(message)
         limit = Deadline.after(max(0.0, min(LEAVING, self._leave_by - time.monotonic()))).left()
-        self._inbox.post(partial(self._release, pending))
+        self._mailbox.post(partial(self._release, pending))
         if not pending.wait(limit) and pending.give_up():
             raise pending.missed(limit, has_room=self._calls.has_room_for(pending))
         pending.result()
@@ -304,7 +304,7 @@ class Connection:
         if self.alive:
             pending = PendingCall(message)
             pending.give_up()
-            self._inbox.post(partial(self._begin, pending, is_attended=False))
+            self._mailbox.post(partial(self._begin, pending, is_attended=False))
 
     # -- the owner: its loop -----------------------------------------------------------------------------------------
 
@@ -340,13 +340,13 @@ class Connection:
 
     def _serve_until_end(self) -> None:
         poll = select.poll()
-        for fd in (self._sock.fileno(), self._inbox.fileno(), *self._pidfd.fds):
+        for fd in (self._sock.fileno(), self._mailbox.fileno(), *self._pidfd.fds):
             poll.register(fd, select.POLLIN)
         was_full = False
         while not self._stop_reason:
             ready = {fd for fd, _ in poll.poll(self._milliseconds())}
-            if self._inbox.fileno() in ready:
-                self._inbox.do_all()
+            if self._mailbox.fileno() in ready:
+                self._mailbox.do_all()
             if self._sock.fileno() in ready:
                 with contextlib.suppress(BlockingIOError):
                     self._receive()
@@ -393,7 +393,7 @@ class Connection:
             workers.stop()
         self._outbox.end()
         self._calls.end(self._failure)
-        self._inbox.end()
+        self._mailbox.end()
         while self._listeners:
             self._tell(self._listeners.popitem()[1])
         if self._on_end is not None:
