@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..watch import Row
     from .cancellation import Account
     from .kernel import Kernel
-    from .server.group import Seat
+    from .server.group import FlowQueue
 
 
 class BurstCallback(abc.ABC):
@@ -42,7 +42,7 @@ class BurstCallback(abc.ABC):
         return None
 
     @property
-    def seat(self) -> Seat | None:
+    def flow_queue(self) -> FlowQueue | None:
         """Where the burst is served; None for a listener thread of its own."""
         return None
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from service_support import WATCHDOG, socket_pair, tiny_model
 
-from nnburst.burst import ExecutionBurstController, ListenerGroup, Seat
+from nnburst.burst import ExecutionBurstController, FlowQueue, ListenerGroup
 from nnburst.devices import CacheFiles, CompileJob, create_device
 from nnburst.devices.function import FunctionDevice, Tensor, declare
 from nnburst.errors import GeneralFailure, ResourceExhausted
@@ -303,15 +303,15 @@ def test_failures_and_buffers_pass_through_a_group(shared: Callable[..., Shared]
 
 
 @pytest.mark.leaks("the trust store of a process stays open")
-def test_priority_of_a_model_reaches_its_seat_also_from_cache_files(
+def test_priority_of_a_model_reaches_its_queue_also_from_cache_files(
     shared: Callable[..., Shared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Priority] = []
     add = ListenerGroup.add
 
-    def recorded(group: ListenerGroup, burst: Any, seat: Seat, endpoint: Any) -> None:
-        seen.append(seat.priority)
-        add(group, burst, seat, endpoint)
+    def recorded(group: ListenerGroup, burst: Any, flow_queue: FlowQueue, endpoint: Any) -> None:
+        seen.append(flow_queue.priority)
+        add(group, burst, flow_queue, endpoint)
 
     monkeypatch.setattr(ListenerGroup, "add", recorded)
     device = shared().connect().device("nnburst-reference")

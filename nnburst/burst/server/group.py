@@ -68,7 +68,7 @@ class ListenerGroup:
         self._closed = False
         _GROUPS.add(self)
 
-    def add(self, burst: Member, seat: Seat, endpoint: CData) -> None:
+    def add(self, burst: Member, queue: FlowQueue, endpoint: CData) -> None:
         """Serve one more burst.
 
         Raises:
@@ -79,9 +79,9 @@ class ListenerGroup:
             if self._closed:
                 raise BadState("the listener group is closed")
             self._ensure_threads()
-            client, rank = seat.client.number, _RANKS[seat.priority]
+            flow, rank = queue.flow.number, _RANKS[queue.priority]
             full = {errno.EMFILE: ResourceExhausted(f"a service has {lib.NNB_MAX_BURSTS:,} bursts at most")}
-            number = check(lib.nnb_group_add(self._handle, endpoint, client, rank), "burst", full)
+            number = check(lib.nnb_group_add(self._handle, endpoint, flow, rank), "burst", full)
             while len(self._bursts) <= number:
                 self._bursts.append(None)
             self._bursts[number] = burst
@@ -156,11 +156,11 @@ class ListenerGroup:
         """Have the threads look at what has been hung up."""
         lib.nnb_group_wake_all(self._handle)
 
-    def client(self) -> Client:
-        """Return whose share the bursts of one client get."""
-        client = Client(self, next(self._numbers))
-        weakref.finalize(client, lib.nnb_group_leave, self._handle, client.number).atexit = False
-        return client
+    def flow(self) -> Flow:
+        """Return a flow for the bursts of one more client."""
+        flow = Flow(self, next(self._numbers))
+        weakref.finalize(flow, lib.nnb_group_leave, self._handle, flow.number).atexit = False
+        return flow
 
     def leave(self) -> None:
         """No answer is awaited any more."""
@@ -184,12 +184,14 @@ class ListenerGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class Client:
-    """What a client has had of a group, also by bursts that it has closed. Forgotten with this object.
+class Flow:
+    """The requests of one client to a group: all count together, also those of bursts that it has closed.
+
+    Forgotten with this object.
 
     Attributes:
         group: Serves its bursts.
-        number: Of this client in the group.
+        number: Of this flow in the group.
     """
 
     group: ListenerGroup
@@ -197,15 +199,15 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Where a burst is served, if not by a thread of its own.
+class FlowQueue:
+    """The queue of a burst that a group serves.
 
     Attributes:
-        client: Whose burst it is: all of one client share what it gets.
+        flow: All queues of one flow share what it gets.
         priority: Of its requests among those that wait.
     """
 
-    client: Client
+    flow: Flow
     priority: Priority = Priority.MEDIUM
 
 

@@ -14,7 +14,7 @@ from .server_end import ServerEnd
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
-    from .group import Seat
+    from .group import FlowQueue
 
 _log = logging.getLogger("nnburst.burst")
 
@@ -26,12 +26,14 @@ class GroupServer(ServerEnd):
         BadState, ResourceExhausted: As `ListenerGroup.add`.
     """
 
-    def __init__(self, seat: Seat, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
+    def __init__(
+        self, queue: FlowQueue, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData
+    ) -> None:
         super().__init__(callback, executor, endpoint)
-        self._group = seat.client.group
+        self._group = queue.flow.group
         self._ended = threading.Event()
         try:
-            self._group.add(self, seat, endpoint)
+            self._group.add(self, queue, endpoint)
         except BaseException:
             ffi.release(endpoint)
             self.close_row()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 class ExecutionBurstServer(BurstContext):
     """Serves one burst from `create` until `close`, or until it is dropped: from a thread of its own, unless its
-    callback has a `seat`.
+    callback has a `flow_queue`.
 
     The client holds it as its `BurstContext`. `free_memory`, `hang_up` and `close` may be called from any thread.
     """
@@ -75,14 +75,14 @@ class ExecutionBurstServer(BurstContext):
             raise
         out = ffi.new("nnb_server **")
         check(lib.nnb_server_create(out, request, result, window, MAX_PLANS), "burst channels")
-        endpoint, seat = ffi.gc(out[0], lib.nnb_server_destroy), callback.seat
+        endpoint, flow_queue = ffi.gc(out[0], lib.nnb_server_destroy), callback.flow_queue
         if callback.max_run is not None:
             lib.nnb_server_limit_runs(endpoint, max(1, int(callback.max_run * 1e9)))
         if callback.bell is not None:
             lib.nnb_server_set_bell(endpoint, system(os.dup, callback.bell))
-        if seat is None:
+        if flow_queue is None:
             return cls(OwnThreadServer(callback, executor, endpoint))
-        return cls(GroupServer(seat, callback, executor, endpoint))
+        return cls(GroupServer(flow_queue, callback, executor, endpoint))
 
     def __init__(self, end: ServerEnd) -> None:
         """Use `create`."""

@@ -18,7 +18,7 @@ from ..._core._nnburst import lib
 from ..._core.deadline import Deadline, limit_ns
 from ..._core.errno import check
 from ..._core.leaving import LEAVING
-from ...burst import ListenerGroup, Seat, under_token
+from ...burst import FlowQueue, ListenerGroup, under_token
 from ...cache import CacheRejected, SaveResult, check_fd, checked_token
 from ...devices import Buffer, Device, DeviceInfo, Fence, PreparedModel, check_device, checked_model
 from ...devices.deadline import earlier
@@ -224,7 +224,7 @@ class HostedConnection:
         """Tokens of the buffers that this connection owns: it may name no others."""
         self._fenced: set[HostedFenced] = set()
         """Those that have not ended."""
-        self._group_client = None if host.listeners is None else host.listeners.client()
+        self._flow = None if host.listeners is None else host.listeners.flow()
         self._greeted = False
         peer = peer_of(sock)
         self._client = peer.pid, peer.uid
@@ -265,7 +265,7 @@ class HostedConnection:
         for hosted in self._fenced.copy():
             hosted.cancel()
         self._charge.release()
-        self._group_client = None
+        self._flow = None
         self._host.forget(self)
 
     # -- serving -------------------------------------------------------------------------------------------------------
@@ -482,7 +482,7 @@ class HostedConnection:
             bell = call.enter_context(FdBundle([fds.take_last()])) if message.bell else None
             if bell is not None:
                 check(lib.nnb_bell_check(bell.fds[0]), "bell")
-            group_client = self._group_client  # once: the connection may end meanwhile
+            flow = self._flow  # once: the connection may end meanwhile
             callback = SlotMemories(
                 self.connection,
                 self.ledger,
@@ -492,7 +492,7 @@ class HostedConnection:
                 self._same_user,
                 message.cpus,
                 row,
-                None if group_client is None else Seat(group_client, model.priority),
+                None if flow is None else FlowQueue(flow, model.priority),
                 None if bell is None else bell.fds[0],
                 self._host.max_run,
                 message.loop_timeout_ns,

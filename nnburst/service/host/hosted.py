@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ...burst import Account, BurstCallback, BurstContext, Seat
+from ...burst import Account, BurstCallback, BurstContext, FlowQueue
 from ...devices import Buffer, FencedExecution, PreparedModel
 from ...errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError
 from ...memory import Memory, check_pools
@@ -143,14 +143,14 @@ class SlotMemories(BurstCallback):
         allow_direct: bool,
         cpus: Iterable[int],
         row: Row | None = None,
-        seat: Seat | None = None,
+        flow_queue: FlowQueue | None = None,
         bell: int | None = None,
         max_run: float | None = None,
         loop_timeout_ns: int = 0,
     ) -> None:
         self._cpus = frozenset(cpus)
         self._row = row
-        self._seat = seat
+        self._flow_queue = flow_queue
         self._bell = bell
         self._max_run = max_run
         self._loop_timeout_ns = loop_timeout_ns
@@ -173,9 +173,9 @@ class SlotMemories(BurstCallback):
         return self._row
 
     @property
-    def seat(self) -> Seat | None:
+    def flow_queue(self) -> FlowQueue | None:
         """As the host has it."""
-        return self._seat
+        return self._flow_queue
 
     @property
     def loop_timeout_ns(self) -> int:
