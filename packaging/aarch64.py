@@ -24,7 +24,7 @@ SUITE, VERSION = "trixie", "3.13"
 PACKAGES = (f"python{VERSION}", "libstdc++6")
 LIMIT = 1200
 """Seconds that a test may take: an emulator is ten to fifty times slower. Within a test all waits may take three
-quarters of that (`tests/unit/patience.py`)."""
+quarters of that (`tests/support/waiting.py`)."""
 UNLIKE = (
     # A SIGBUS that a handler leaves to the default, or sends again, ends the emulator in another way than a process.
     "tests/unit/test_memory_pools.py::test_fault_outside_of_guarded_memory_still_ends_the_process",

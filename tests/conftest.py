@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+pytest.register_assert_rewrite("support")
 pytest_plugins = ["nnburst.testing.pytest_plugin"]
 
 # What a user has set for Python or for this package says how to run programs, not how to test them: a test sets what it

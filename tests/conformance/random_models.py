@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from model_mutations import MUTATIONS
-from model_support import Array, O, T
 from msgspec.structs import fields, replace
 
 from nnburst.model import (
@@ -19,6 +17,8 @@ from nnburst.model import (
     Subgraph,
     operand_info,
 )
+from support.mutations import MUTATIONS
+from support.samples import Array, O, T
 
 L = Lifetime
 F32, I32, B8, Q8 = T.TENSOR_FLOAT32, T.TENSOR_INT32, T.TENSOR_BOOL8, T.TENSOR_QUANT8_ASYMM

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from burst_support import add_model, open_model
 
 import nnburst
 from nnburst import BadState, InvalidArgument, MissedDeadline
@@ -20,6 +19,7 @@ from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError
 from nnburst.memory import Memory
 from nnburst.model import Capabilities, Model, OutputShape, Request, RunOptions, Timing
 from nnburst.runtime import Burst, Compilation, Duration, Event, Execution
+from support.models import add_model, open_model
 
 X = np.array([1, 2, 3, 4], np.float32)
 Y = X + X

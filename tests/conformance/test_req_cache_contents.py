@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_support import SAMPLES, make_request
 from msgspec.structs import replace
 
 import nnburst
@@ -21,6 +20,7 @@ from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
 from nnburst.model import Model, ModelBuilder, OperandType
 from nnburst.runtime.compile import cache_sources
+from support.samples import SAMPLES, make_request
 
 R = CacheReason
 SIZE = 100

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_support import SAMPLES, Sample, check_outputs, run
 
 import nnburst
 from nnburst.cache import CacheReason, CacheRejected
@@ -21,6 +20,7 @@ from nnburst.devices import CacheFiles, CompileJob, Device, DeviceCacheHome, Pre
 from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError, ResourceExhausted
 from nnburst.model import ModelBuilder, OperandType, OperationType
 from nnburst.service import Quotas, ServiceConnection, ServiceHost
+from support.samples import SAMPLES, Sample, check_outputs, run
 
 TOKEN = bytes(range(32))
 COUNTS = (1, 1)

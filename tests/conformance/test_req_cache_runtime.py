@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_support import SAMPLES
 from msgspec.structs import replace
 
 import nnburst
@@ -36,6 +35,7 @@ from nnburst.errors import (
 )
 from nnburst.model import Model, ModelBuilder, OperandType
 from nnburst.runtime.compile import caching
+from support.samples import SAMPLES
 
 TOKEN = bytes(32)
 CONTENT = b"what a device saves"

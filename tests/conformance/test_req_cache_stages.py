@@ -19,11 +19,11 @@ from nnburst.devices import CacheFiles, CompileJob, Device, DeviceCacheHome, cre
 from nnburst.devices.deferred_save import LateSave
 from nnburst.errors import DeviceUnavailable, InvalidArgument
 from nnburst.model import Model, ModelBuilder, OperandType
+from support.waiting import PATIENCE
 
 SIZE = 200
 WEIGHTS = np.random.default_rng(3).normal(size=(SIZE, SIZE)).astype(np.float32)
 X = np.linspace(-1, 1, SIZE, dtype=np.float32)[None]
-PATIENCE = 30.0
 
 pytestmark = pytest.mark.leaks("the trust store of a process stays open")
 

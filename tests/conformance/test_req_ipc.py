@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from queue_peer import PeerError, QueuePeer, wait_until_asleep
 
 from nnburst._core._nnburst import ffi, lib
 from nnburst.errors import GeneralFailure, InvalidArgument
 from nnburst.fmq import MessageQueue, QueueError
+from support.queue_peer import PeerError, QueuePeer, wait_until_asleep
 
 PAGE = resource.getpagesize()
 CAPACITY = (PAGE - 16) // 4

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from memory_support import KINDS
 
 import nnburst
 from nnburst.errors import BadState, InvalidArgument
@@ -24,6 +23,7 @@ from nnburst.model import (
     operand_nbytes,
 )
 from nnburst.runtime import Service
+from support.memory_kinds import KINDS
 
 T, Op = OperandType, OperationType
 ROWS, COLUMNS = 48, 64

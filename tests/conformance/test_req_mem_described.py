@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_support import SAMPLES, Sample, with_unspecified_outputs
 
 import nnburst
 from nnburst import Burst, Compilation, DeviceMemory, Execution, Memory, MemoryDesc, copy_memory
@@ -26,6 +25,7 @@ from nnburst.errors import (
 )
 from nnburst.model import BufferToken, Model, ModelBuilder, OperandType, OperationType, operand_info
 from nnburst.runtime import Service
+from support.samples import SAMPLES, Sample, with_unspecified_outputs
 
 T, Op = OperandType, OperationType
 SHAPE = (2, 3)

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memory_support import ADDEND, COUNT, KINDS, NBYTES, argument, sum_model, sum_request
-from model_support import WAYS, T, execute
 from msgspec.structs import replace
 
 from nnburst.burst import ExecutionBurstController
@@ -20,6 +18,8 @@ from nnburst.devices import Device
 from nnburst.errors import ErrorStatus, InvalidArgument
 from nnburst.memory import PROT_READ, PROT_WRITE, Memory
 from nnburst.model import DataLocation, Model, ModelBuilder, Request
+from support.memory_kinds import ADDEND, COUNT, KINDS, NBYTES, argument, sum_model, sum_request
+from support.samples import WAYS, T, execute
 
 pytestmark = pytest.mark.parametrize("way", WAYS)
 

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from burst_support import AddRequest, RawBurst, add_model, pool_identifier, sealed_size
-from memory_support import NBYTES, argument, sum_model, sum_request
-from model_mutations import MUTATIONS
-from model_support import SAMPLES, WAYS, Outcome, T, execute, with_unspecified_outputs
 from msgspec.structs import replace
 
 from nnburst.burst import ExecutionBurstController
@@ -26,6 +22,11 @@ from nnburst.model import (
     operand_info,
     operand_nbytes,
 )
+from support.memory_kinds import NBYTES, argument, sum_model, sum_request
+from support.models import add_model
+from support.mutations import MUTATIONS
+from support.raw_burst import AddRequest, RawBurst, pool_identifier, sealed_size
+from support.samples import SAMPLES, WAYS, Outcome, T, execute, with_unspecified_outputs
 
 both_ways = pytest.mark.parametrize("way", WAYS)
 

@@ -7,7 +7,6 @@ import time
 
 import numpy as np
 import pytest
-from model_support import SAMPLES, O, T, check_outputs, run
 from msgspec.structs import replace
 
 from nnburst.devices import CompileJob, Device, create_device, device_names
@@ -23,6 +22,7 @@ from nnburst.model import (
     Priority,
     Subgraph,
 )
+from support.samples import SAMPLES, O, T, check_outputs, run
 
 _END_OF_TIME = 2**64 - 1
 

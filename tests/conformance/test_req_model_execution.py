@@ -9,20 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from model_support import (
-    ALL_WAYS,
-    SAMPLES,
-    WAYS,
-    O,
-    Sample,
-    T,
-    check_outputs,
-    execute,
-    make_request,
-    quant_chain,
-    run,
-    with_unspecified_outputs,
-)
 from msgspec.structs import replace
 
 from nnburst.burst import ExecutionBurstController
@@ -38,6 +24,20 @@ from nnburst.model import (
     Request,
     RequestArgument,
     operand_info,
+)
+from support.samples import (
+    ALL_WAYS,
+    SAMPLES,
+    WAYS,
+    O,
+    Sample,
+    T,
+    check_outputs,
+    execute,
+    make_request,
+    quant_chain,
+    run,
+    with_unspecified_outputs,
 )
 
 every_sample = pytest.mark.parametrize("name", SAMPLES)

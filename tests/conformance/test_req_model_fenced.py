@@ -9,16 +9,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from model_support import SAMPLES, T, check_outputs, execute, make_request, run, with_unspecified_outputs
 from msgspec.structs import replace
-from patience import PATIENCE
 
 from nnburst.devices import Device, Fence, FenceSignal, FenceState, PreparedModel
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.memory import Memory
 from nnburst.model import MeasureTiming, Model, ModelBuilder, Request, RunOptions
+from support.samples import SAMPLES, T, check_outputs, execute, make_request, run, with_unspecified_outputs
+from support.waiting import PATIENCE
 
-WATCHDOG = PATIENCE
 FIXED = [name for name in SAMPLES if name != "unknown_batch"]
 
 
@@ -76,9 +75,9 @@ def test_REQ_MODEL_060_REQ_MEM_035_fences_are_waited_for_and_become_readable(
         assert not poll.poll(0)
         assert value(chain, 1) == [0] * 4
         gate.set()
-        assert poll.poll(WATCHDOG * 1000)
+        assert poll.poll(PATIENCE * 1000)
     for fence in fences:
-        fence.wait(WATCHDOG)
+        fence.wait(PATIENCE)
         fence.close()
     assert value(chain, 7) == [7] * 4
 
@@ -91,7 +90,7 @@ def test_REQ_MODEL_060_all_fences_are_waited_for(prepared: PreparedModel, chain:
             with pytest.raises(MissedDeadline):
                 fence.wait(0.05)
             other.set()
-            fence.wait(WATCHDOG)
+            fence.wait(PATIENCE)
     assert value(chain, 1) == [1] * 4
 
 
@@ -104,7 +103,7 @@ def test_REQ_MODEL_061_asked_too_early_it_cannot_tell(prepared: PreparedModel, c
             execution.fence.wait(0.05)
         gate.set()
         with execution.fence as fence:
-            fence.wait(WATCHDOG)
+            fence.wait(PATIENCE)
     info = execution.info()
     assert info.status is ErrorStatus.NONE
     launched, fenced = info.launched.time_in_driver, info.fenced.time_in_driver
@@ -129,7 +128,7 @@ def test_REQ_MODEL_062_an_error_goes_down_the_chain(prepared: PreparedModel, cha
         gate.fail()
         for execution in (second, first):
             with execution.fence as fence, pytest.raises(GeneralFailure):
-                fence.wait(WATCHDOG)
+                fence.wait(PATIENCE)
             assert fence_error(execution) is ErrorStatus.GENERAL_FAILURE
             assert "went into error" in execution.info().reason
     assert value(chain, 1) == value(chain, 2) == [0] * 4
@@ -191,7 +190,7 @@ def test_REQ_MODEL_073_a_fence_that_is_never_signalled_ends_with_the_deadline(
         options = RunOptions(deadline_ns=time.monotonic_ns() + 50_000_000)
         execution = prepared.execute_fenced(chain[0], [never.fence], options)
         with execution.fence as fence, pytest.raises(GeneralFailure):
-            fence.wait(WATCHDOG)
+            fence.wait(PATIENCE)
         assert time.monotonic_ns() >= options.deadline_ns
         assert fence_error(execution) is ErrorStatus.MISSED_DEADLINE_TRANSIENT
         with pytest.raises(MissedDeadline):
@@ -206,10 +205,10 @@ def test_a_duration_counts_from_the_last_fence(prepared: PreparedModel, chain: l
             short.fence.wait(0.02)  # the waiting does not count
         gate.set()
         with short.fence as fence, pytest.raises(GeneralFailure):
-            fence.wait(WATCHDOG)
+            fence.wait(PATIENCE)
         assert fence_error(short) is ErrorStatus.MISSED_DEADLINE_TRANSIENT
         with enough.fence as fence:
-            fence.wait(WATCHDOG)
+            fence.wait(PATIENCE)
         with pytest.raises(InvalidArgument):
             prepared.execute_fenced(chain[0], duration_ns=-1)
 
@@ -219,7 +218,7 @@ def test_what_is_cancelled_does_not_begin(prepared: PreparedModel, chain: list[R
         execution = prepared.execute_fenced(chain[0], [gate.fence])
         execution.cancel()
         with execution.fence as fence, pytest.raises(GeneralFailure):
-            fence.wait(WATCHDOG)
+            fence.wait(PATIENCE)
         assert "cancelled" in execution.info().reason
         gate.set()
     assert value(chain, 1) == [0] * 4
@@ -231,7 +230,7 @@ def test_what_is_dropped_runs_on(prepared: PreparedModel, chain: list[Request]) 
             last = prepared.execute_fenced(chain[1], [middle])
         gate.set()
         with last.fence as fence:
-            fence.wait(WATCHDOG)
+            fence.wait(PATIENCE)
     assert value(chain, 2) == [2] * 4
 
 
@@ -247,7 +246,7 @@ def test_fences_of_other_makers(prepared: PreparedModel, chain: list[Request]) -
             assert execution.fence.state is FenceState.ACTIVE
             os.eventfd_write(event, 1)
             with execution.fence as fence:
-                fence.wait(WATCHDOG)
+                fence.wait(PATIENCE)
     finally:
         for fd in (reader, writer, event):
             os.close(fd)

@@ -6,8 +6,6 @@ import re
 
 import numpy as np
 import pytest
-from model_mutations import MUTATIONS, RULES, with_operand, with_operation
-from model_support import SAMPLES, O, T, check_outputs, run
 from msgspec.structs import replace
 
 from nnburst.devices import CompileJob, Device
@@ -24,6 +22,8 @@ from nnburst.model import (
     Subgraph,
     validate_model,
 )
+from support.mutations import MUTATIONS, RULES, with_operand, with_operation
+from support.samples import SAMPLES, O, T, check_outputs, run
 
 
 def accepts(device: Device, model: Model) -> list[str]:

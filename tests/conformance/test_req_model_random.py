@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from model_support import run
 from random_models import Author, changed
 
 from nnburst.devices import Device, create_device
 from nnburst.errors import ErrorStatus, NNBurstError
 from nnburst.model import DeviceStatus
 from nnburst.service import start_child
+from support.samples import run
 
 _SOAK = [pytest.mark.soak, pytest.mark.timeout(0)]
 DRAWS = pytest.mark.parametrize(

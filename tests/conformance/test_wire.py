@@ -8,26 +8,25 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from burst_support import (
-    PATIENCE,
-    UINT64_MAX,
-    AddRequest,
-    RawBurst,
-    add_model,
-    dimension,
-    measure_timing,
-    open_model,
-    operand,
-    packet_information,
-    pool_identifier,
-    sealed_size,
-)
 
 import nnburst
 from nnburst.devices import PreparedModel
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
 from nnburst.model import Model
+from support.models import add_model, open_model
+from support.raw_burst import (
+    UINT64_MAX,
+    AddRequest,
+    RawBurst,
+    dimension,
+    measure_timing,
+    operand,
+    packet_information,
+    pool_identifier,
+    sealed_size,
+)
+from support.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module", params=["in_process", "child"])

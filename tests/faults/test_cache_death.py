@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from fault_support import Background, tiny_model
 
 from nnburst.devices import CacheFiles, CompileJob, Device, PreparedModel
 from nnburst.errors import DeadObject, ErrorStatus
 from nnburst.service import start_child
 from nnburst.testing import inject
+from support.models import tiny_model
+from support.waiting import Background
 
 Call = Callable[[Device, CacheFiles], PreparedModel]
 CALLS: dict[str, tuple[str, Call]] = {
-    "REQ_CACHE_065_prepare_model": ("prepare", lambda device, files: device.prepare_model(tiny_model())),
+    "REQ_CACHE_065_prepare_model": ("prepare", lambda device, files: device.prepare_model(tiny_model(256))),
     "REQ_CACHE_072_from_cache": ("restore", lambda device, files: device.prepare_model_from_cache(files)),
     "REQ_CACHE_079_with_files": (
         "prepare",
-        lambda device, files: device.prepare_model(tiny_model(), CompileJob(cache=files)),
+        lambda device, files: device.prepare_model(tiny_model(256), CompileJob(cache=files)),
     ),
 }
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_worker import build, compile_once
 
 from nnburst.cache import Cache, CacheReason, CacheRejected, EntryInfo, Limits, TrustStore, entry_name, prune
 from nnburst.devices import CompileJob, create_device
 from nnburst.runtime.compile.cache_sources import DirectoryCache, Job
 from nnburst.runtime.compile.caching import compile_with_cache
+from support import ROOT
+from support.cache_worker import build, compile_once
 
-HERE = Path(__file__).resolve().parent
 COUNTS = (1, 1)
 R = CacheReason
 
@@ -34,9 +34,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def worker(directory: Path, step: str = "-", what: str = "-", rounds: int = 1) -> subprocess.Popen[str]:
-    path = os.pathsep.join((str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")))
+    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
     return subprocess.Popen(
-        [sys.executable, str(HERE / "cache_worker.py"), str(directory), step, what, str(rounds)],
+        [sys.executable, str(ROOT / "tests" / "support" / "cache_worker.py"), str(directory), step, what, str(rounds)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

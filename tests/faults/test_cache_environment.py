@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_worker import build, compile_once
 from click.testing import CliRunner
 from test_cache_directory import COUNTS, fill, name
 
@@ -35,6 +34,7 @@ from nnburst.cache import directory as _directory
 from nnburst.cache.files import lock
 from nnburst.cli import main
 from nnburst.errors import InvalidArgument
+from support.cache_worker import build, compile_once
 
 R = CacheReason
 FREE = Limits(min_free=0)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_worker import build
 
 import nnburst
 from nnburst.cache import Cache, CacheReason, CacheRejected
@@ -29,6 +28,7 @@ from nnburst.errors import (
 from nnburst.model import DeviceStatus
 from nnburst.runtime.compile.cache_sources import DirectoryCache, Job
 from nnburst.runtime.compile.caching import compile_with_cache
+from support.cache_worker import build
 
 R = CacheReason
 

@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from fault_support import WATCHDOG, request_on, tiny_model
 
 from nnburst.devices import Device, Fence, FenceSignal, FenceState
 from nnburst.errors import DeadObject, ErrorStatus, GeneralFailure, ResourceExhausted
 from nnburst.memory import Memory
 from nnburst.service import Quotas, ServiceConnection, start_child
 from nnburst.service.host.host import ServiceHost
+from support.models import request_on, tiny_model
+from support.waiting import PATIENCE
 
 MANY = 24
 """More than the calls that a connection serves at a time."""
@@ -44,24 +45,24 @@ def waiters() -> int:
 
 
 def test_executions_that_wait_keep_no_call_from_being_served(device: Device, gate: FenceSignal) -> None:
-    with device.prepare_model(tiny_model()) as prepared, Memory.ashmem(512) as pool:
+    with device.prepare_model(tiny_model(256)) as prepared, Memory.ashmem(512) as pool:
         fences = [prepared.execute_fenced(request_on(pool), [gate.fence]).fence for _ in range(MANY)]
         assert prepared.execute_synchronously(request_on(pool))[0] is ErrorStatus.NONE
-        device.prepare_model(tiny_model()).close()
+        device.prepare_model(tiny_model(256)).close()
         assert {fence.state for fence in fences} == {FenceState.ACTIVE}
         gate.set()
         for fence in fences:
-            fence.wait(WATCHDOG)
+            fence.wait(PATIENCE)
             fence.close()
 
 
 def test_a_model_that_is_released_serves_what_waits_for_it(device: Device, gate: FenceSignal) -> None:
     with Memory.ashmem(512) as pool:
-        with device.prepare_model(tiny_model()) as prepared:
+        with device.prepare_model(tiny_model(256)) as prepared:
             execution = prepared.execute_fenced(request_on(pool), [gate.fence])
         gate.set()
         with execution.fence as fence:
-            fence.wait(WATCHDOG)
+            fence.wait(PATIENCE)
         assert execution.info().status is ErrorStatus.NONE
 
 
@@ -69,28 +70,27 @@ def test_a_service_that_dies_puts_its_fences_in_error(connection: ServiceConnect
     with (
         start_child(devices=("nnburst-reference",)) as other,
         Memory.ashmem(512) as pool,
-        connection.devices[0].prepare_model(tiny_model()) as first,
-        other.devices[0].prepare_model(tiny_model()) as second,
+        connection.devices[0].prepare_model(tiny_model(256)) as first,
+        other.devices[0].prepare_model(tiny_model(256)) as second,
     ):
         dead = first.execute_fenced(request_on(pool), [gate.fence])
         waiting = second.execute_fenced(request_on(pool), [dead.fence])
         os.kill(connection.pid, signal.SIGKILL)
         with waiting.fence as fence, pytest.raises(GeneralFailure):
-            fence.wait(WATCHDOG)
+            fence.wait(PATIENCE)
         assert waiting.info().status is ErrorStatus.GENERAL_FAILURE
         with dead.fence as fence:
             assert fence.state is FenceState.ERROR
         with pytest.raises(DeadObject):
             dead.info()
         with second.execute_fenced(request_on(pool)).fence as fence:
-            fence.wait(WATCHDOG)
+            fence.wait(PATIENCE)
 
 
 @contextlib.contextmanager
 def hosted(**quotas: int) -> Iterator[tuple[ServiceConnection, ServiceHost]]:
-    from service_support import in_process
-
     from nnburst.devices import ReferenceDevice
+    from support.services import in_process
 
     with in_process([ReferenceDevice()], quotas=Quotas(**quotas)) as pair:
         yield pair
@@ -98,19 +98,19 @@ def hosted(**quotas: int) -> Iterator[tuple[ServiceConnection, ServiceHost]]:
 
 def test_a_client_that_goes_takes_along_what_waits_for_it(gate: FenceSignal) -> None:
     with hosted() as (client, _), Memory.ashmem(512) as pool:
-        prepared = client.devices[0].prepare_model(tiny_model())
+        prepared = client.devices[0].prepare_model(tiny_model(256))
         fences = [prepared.execute_fenced(request_on(pool), [gate.fence]).fence.duplicate() for _ in range(3)]
         assert waiters() == 3
         client.close()
         for fence in fences:
             with fence, pytest.raises(GeneralFailure):
-                fence.wait(WATCHDOG)
+                fence.wait(PATIENCE)
     # and the threads are gone: every test checks that
 
 
 def test_there_is_a_limit_to_what_waits(gate: FenceSignal) -> None:
     with hosted(requests=2) as (client, host), Memory.ashmem(512) as pool:
-        prepared = client.devices[0].prepare_model(tiny_model())
+        prepared = client.devices[0].prepare_model(tiny_model(256))
         two = [prepared.execute_fenced(request_on(pool), [gate.fence]) for _ in range(2)]
         with pytest.raises(ResourceExhausted, match="requests=N"):
             prepared.execute_fenced(request_on(pool), [gate.fence])
@@ -119,14 +119,14 @@ def test_there_is_a_limit_to_what_waits(gate: FenceSignal) -> None:
         gate.set()
         for execution in two:
             with execution.fence as fence:
-                fence.wait(WATCHDOG)
+                fence.wait(PATIENCE)
             execution.close()  # type: ignore[attr-defined]
-        prepared.execute_fenced(request_on(pool)).fence.wait(WATCHDOG)
+        prepared.execute_fenced(request_on(pool)).fence.wait(PATIENCE)
         prepared.close()
         client.close()
-        assert connection.wait_ended(WATCHDOG)
+        assert connection.wait_ended(PATIENCE)
         assert before["requests"] == 2
-        deadline = time.monotonic() + WATCHDOG  # a fence tells of the end before the execution has let go of all
+        deadline = time.monotonic() + PATIENCE  # a fence tells of the end before the execution has let go of all
         while any(connection.ledger.used.values()) and time.monotonic() < deadline:
             time.sleep(0.001)
         assert not any(connection.ledger.used.values())
@@ -135,7 +135,7 @@ def test_there_is_a_limit_to_what_waits(gate: FenceSignal) -> None:
 @pytest.mark.parametrize("closed", [False, True], ids=["waiting", "closed"])
 def test_a_refused_request_leaves_nothing_behind(gate: FenceSignal, closed: bool) -> None:
     with hosted() as (client, host), Memory.ashmem(512) as pool:
-        prepared = client.devices[0].prepare_model(tiny_model())
+        prepared = client.devices[0].prepare_model(tiny_model(256))
         (connection,) = host.connections
         used = connection.ledger.used
         if closed:

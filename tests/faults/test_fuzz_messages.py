@@ -14,9 +14,6 @@ import msgspec
 import msgspec.inspect
 import numpy as np
 import pytest
-from fault_support import WATCHDOG, request_on, tiny_model
-from fuzz_support import Descriptors, Values, encoded, mutated
-from shared_support import Honest, RawConnection, Shared, header, plain, shared_service
 
 import nnburst
 from nnburst.errors import ErrorStatus
@@ -28,6 +25,10 @@ from nnburst.service.wire import protocol
 from nnburst.service.wire.packets import FdBundle, Kind, Outgoing
 from nnburst.service.wire.protocol import CALLS, Call, Malformed, Side, decode_request
 from nnburst.service.wire.values import MAX_INLINE
+from support.hostile import Descriptors, Values, encoded, mutated
+from support.models import request_on, tiny_model
+from support.services import Honest, RawConnection, Shared, header, plain, shared_service
+from support.waiting import PATIENCE
 
 SERVED = [call for call in CALLS if call.side is Side.SERVICE]
 TYPES = {call: msgspec.inspect.type_info(call.request) for call in CALLS}
@@ -70,7 +71,7 @@ def recorded(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[R
 def do_a_little_of_everything(address: str) -> None:
     with nnburst.connect(address) as service, Memory.ashmem(512) as pool:
         device = service.devices[0]
-        model = tiny_model()
+        model = tiny_model(256)
         device.get_supported_operations(model)
         prepared = device.prepare_model(model)
         assert prepared.execute_synchronously(request_on(pool))[0] is ErrorStatus.NONE
@@ -80,7 +81,7 @@ def do_a_little_of_everything(address: str) -> None:
                 other.copy_buffer(buffer)
                 other.copy_to(memory)
         fenced = prepared.execute_fenced(request_on(pool), [])
-        fenced.fence.wait(WATCHDOG)
+        fenced.fence.wait(PATIENCE)
         fenced.info()
         fenced.cancel()
         with service.session(model) as session:
@@ -236,7 +237,10 @@ def test_honest_clients_notice_nothing_of_wrong_answers_to_the_service(
     monkeypatch.setattr(CallbackRegistry, "on_get_memories", wrong_fds)
     try:
         for i in range(rounds):
-            with nnburst.connect(shared.address) as service, service.session(tiny_model(), timeout=WATCHDOG) as session:
+            with (
+                nnburst.connect(shared.address) as service,
+                service.session(tiny_model(256), timeout=PATIENCE) as session,
+            ):
                 try:
                     session.run(None, {session.get_inputs()[0].name: np.full(64, i, np.float32)})
                     outcomes["answered"] += 1

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_support import WATCHDOG, Background, request_on
 
 import nnburst
 from nnburst import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, OperandType, Service, Session
@@ -21,6 +20,8 @@ from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
 from nnburst.service.host.faults import FaultPoints
 from nnburst.testing import assert_nothing_left, inject
+from support.models import request_on
+from support.waiting import PATIENCE, Background
 
 ONES = {"x": np.ones((1, 4), np.float32)}
 Launch = Callable[..., Service]
@@ -90,7 +91,7 @@ def test_delay_lasts_until_it_is_withdrawn(service: Service, session: Session) -
 def test_delay_beyond_the_timeout_is_a_missed_deadline_and_the_late_answer_is_dropped(service: Service) -> None:
     with service.session(relu(), timeout=0.05) as session, session.bind() as execution:
         execution.run()
-        with inject(service, delay=WATCHDOG) as fault:
+        with inject(service, delay=PATIENCE) as fault:
             with pytest.raises(MissedDeadline):
                 execution.run()
             fault.wait()
@@ -200,7 +201,7 @@ def test_points_of_the_control_plane_are_passed_before_the_device_is_asked(servi
     }.items():
         with inject(service, at=point, freeze="call") as fault:  # type: ignore[arg-type]
             call = Background(use)
-            fault.wait(WATCHDOG)
+            fault.wait(PATIENCE)
         assert not isinstance(call.result(), Exception)
 
 
@@ -244,7 +245,7 @@ def test_fault_that_does_not_happen_is_waited_for_no_longer_than_asked(service: 
 def test_each_process_of_a_program_has_faults_of_its_own(nnburst_start_method: BaseContext) -> None:
     process = nnburst_start_method.Process(target=_crash_and_go_on)  # type: ignore[attr-defined]
     process.start()
-    process.join(WATCHDOG)
+    process.join(PATIENCE)
     assert process.exitcode == 0
     process.close()
 

@@ -17,7 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fault_support import ROOT, WATCHDOG
+
+from support import ROOT
+from support.waiting import PATIENCE
 
 CLIENT = """
 import collections, json, sys, threading, time
@@ -111,7 +113,7 @@ if session is not None:
     service.close()
 report.note("left")
 """
-LIMIT = 1.0 + WATCHDOG
+LIMIT = 1.0 + PATIENCE
 """Seconds that a call may take: its deadline, and a watchdog's patience."""
 
 
@@ -161,7 +163,7 @@ class Participant:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
-            self.process.wait(2 * WATCHDOG)
+            self.process.wait(2 * PATIENCE)
         finally:
             self.process.kill()
             self.process.wait()
@@ -190,7 +192,7 @@ def processes_with(mark: str) -> list[int]:
     return found
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = WATCHDOG) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -252,7 +254,7 @@ class Storm:
                 ending.callback(self.service.send_signal, signal.SIGTERM)
                 for client in self.clients:
                     ending.callback(client.end)
-            self.service.wait(WATCHDOG)
+            self.service.wait(PATIENCE)
         finally:
             self.kill()
 
@@ -280,7 +282,7 @@ def test_storm_of_kills_leaves_right_results_typed_errors_and_nothing_else(
         try:
             begin = time.monotonic()
             while time.monotonic() < begin + seconds or min(storm.killed.values()) == 0:
-                assert time.monotonic() < begin + seconds + 4 * WATCHDOG, storm.killed
+                assert time.monotonic() < begin + seconds + 4 * PATIENCE, storm.killed
                 time.sleep(pause)
                 storm.strike()
             storm.calm()
@@ -298,7 +300,7 @@ def test_storm_of_kills_leaves_right_results_typed_errors_and_nothing_else(
         assert service.stdout is not None
         ready = service.stdout.readline()
         service.terminate()
-        service.communicate(timeout=WATCHDOG)
+        service.communicate(timeout=PATIENCE)
         assert ready
         assert service.returncode == 0
         assert list(Path(directory).iterdir()) == []

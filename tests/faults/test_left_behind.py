@@ -15,19 +15,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_support import ROOT, WATCHDOG, tiny_model
-from shared_support import COMMAND, Shared, line_of, shared_service
 
 import nnburst
 from nnburst.errors import InvalidArgument, MissedDeadline
 from nnburst.watch import RowKind, RowStats, find_services, look
+from support import ROOT
+from support.models import tiny_model
+from support.processes import line_of
+from support.services import COMMAND, Shared, shared_service
+from support.waiting import PATIENCE
 
 CLIENT = """
 import sys
 sys.path.insert(0, sys.argv[3])
 import numpy as np
 import nnburst
-from endless_support import doubling_model
+from support.models import doubling_model
 
 how = sys.argv[2]
 
@@ -94,7 +97,7 @@ for line in sys.stdin:
 def endless_client(shared: Shared, how: str) -> Iterator[subprocess.Popen[str]]:
     """A client with a run under way that does not end by itself."""
     client = subprocess.Popen(
-        [sys.executable, "-c", CLIENT, shared.address, how, str(ROOT / "tests" / "unit")],
+        [sys.executable, "-c", CLIENT, shared.address, how, str(ROOT / "tests")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -116,7 +119,7 @@ def says(client: subprocess.Popen[str], order: str) -> str:
 
 
 def until(holds: Callable[[], bool], what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WATCHDOG
+    deadline = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < deadline, what()
         time.sleep(0.02)
@@ -133,7 +136,7 @@ def threads(shared: Shared) -> int:
 
 def run_once(shared: Shared) -> None:
     """An honest client that comes and goes."""
-    with nnburst.connect(shared.address) as service, service.session(tiny_model(), timeout=WATCHDOG) as session:
+    with nnburst.connect(shared.address) as service, service.session(tiny_model(256), timeout=PATIENCE) as session:
         (y,) = session.run(None, {"x": np.zeros(64, np.float32)})
         np.testing.assert_array_equal(y, np.arange(64))
 
@@ -211,7 +214,7 @@ def test_two_that_leave_endless_runs_slow_nobody_afterwards(shared: Shared, give
 
 def kick(shared: Shared, pid: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, "kick", shared.address, str(pid)], capture_output=True, text=True, timeout=WATCHDOG
+        [*COMMAND, "kick", shared.address, str(pid)], capture_output=True, text=True, timeout=PATIENCE
     )
 
 
@@ -290,7 +293,7 @@ def test_top_shows_a_run_without_a_client_until_it_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["burst", "without a burst"])
 def test_run_that_takes_longer_than_the_service_allows_is_ended(how: str) -> None:
-    from endless_support import doubling_model
+    from support.models import doubling_model
 
     inputs = {"c": np.uint8([1]), "x": np.float32([1])}
     with nnburst.launch(max_run=0.2) as service, service.session(doubling_model()) as session:
@@ -303,7 +306,7 @@ def test_run_that_takes_longer_than_the_service_allows_is_ended(how: str) -> Non
                     execution.inputs[name][:] = value
                 with pytest.raises(MissedDeadline, match=r"a run after 0.2 s \(nnburst serve --max-run"):
                     execution.compute()
-        with service.session(tiny_model()) as other:
+        with service.session(tiny_model(256)) as other:
             (y,) = other.run(None, {"x": np.zeros(64, np.float32)})
             np.testing.assert_array_equal(y, np.arange(64))
 

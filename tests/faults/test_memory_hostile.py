@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_support import WATCHDOG
 
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Device, create_device
@@ -21,6 +20,7 @@ from nnburst.errors import BadState, ErrorStatus, NNBurstError
 from nnburst.memory import Memory
 from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, Request, RequestArgument
 from nnburst.service import ServiceConnection, start_child
+from support.waiting import PATIENCE
 
 COUNT = 1 << 16
 NBYTES = 4 * COUNT
@@ -137,7 +137,7 @@ def test_REQ_MEM_102_truncated_during_runs(device: Device, way: str, direct: boo
                         assert works(bystander, calm)
             finally:
                 stop.set()
-                attacker.join(WATCHDOG)
+                attacker.join(PATIENCE)
             assert seen <= {ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE}
             os.ftruncate(fd, 2 * NBYTES)
             with contextlib.suppress(NNBurstError):
@@ -193,7 +193,7 @@ def test_REQ_MEM_114_control_values_rewritten_during_runs(device: Device, way: s
             seen = {run() for _ in range(400)}
         finally:
             stop.set()
-            attacker.join(WATCHDOG)
+            attacker.join(PATIENCE)
         assert seen <= {
             ErrorStatus.NONE,
             ErrorStatus.GENERAL_FAILURE,
@@ -299,7 +299,7 @@ def test_REQ_MEM_115_descriptors_and_mappings_return_to_where_they_were(
         for i in range(rounds):
             cycle(burst if i % 2 else None)
         gc.collect()
-        deadline = time.monotonic() + WATCHDOG
+        deadline = time.monotonic() + PATIENCE
         while _exceeds((_usage("self"), _usage(service.pid)), before):  # a service answers first, then closes
             assert time.monotonic() < deadline, "descriptors or mappings are left"
             time.sleep(0.005)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from fault_support import WATCHDOG
 
 import nnburst
 from nnburst.burst import ExecutionBurstController
@@ -27,6 +26,7 @@ from nnburst.model import (
     Request,
     RequestArgument,
 )
+from support.waiting import PATIENCE
 
 SHAPE = (16, 64)
 NBYTES = 4096
@@ -152,7 +152,7 @@ def test_REQ_MEM_115_many_rounds_leave_nothing_on_either_side(rig: Rig, what: st
     for _ in range(rounds):
         ROUND[what](rig)
     gc.collect()
-    deadline = time.monotonic() + WATCHDOG
+    deadline = time.monotonic() + PATIENCE
     while more := growth(before, [usage(pid) for pid in both]):  # a service answers first, then closes
         assert time.monotonic() < deadline, more
         time.sleep(0.01)

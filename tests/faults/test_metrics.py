@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fault_support import WATCHDOG
-from shared_support import Shared, shared_service
 
 import nnburst
 from nnburst.watch import find_services
 from nnburst.watch.metrics import MetricsServer
+from support.services import Shared, shared_service
+from support.waiting import PATIENCE
 
 pytest.importorskip("prometheus_client", reason="needs the extra nnburst[metrics]")
 
@@ -41,10 +41,10 @@ def any_model() -> nnburst.Model:
 
 def scraped(shared: Shared) -> str:
     """What a scrape gives; one that is turned away is repeated."""
-    deadline = time.monotonic() + WATCHDOG
+    deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            with urllib.request.urlopen(shared.ready["metrics"], timeout=WATCHDOG) as answer:
+            with urllib.request.urlopen(shared.ready["metrics"], timeout=PATIENCE) as answer:
                 return str(answer.read().decode())
         except OSError:
             assert time.monotonic() < deadline, "no scrape succeeds"
@@ -71,7 +71,7 @@ def test_idle_connections_to_the_metrics_port_take_nothing_of_the_service(served
     before = threads(served.pid), served.descriptors()
     with contextlib.ExitStack() as stack:
         for _ in range(CONNECTIONS):
-            stack.enter_context(socket.create_connection(address(served), WATCHDOG))
+            stack.enter_context(socket.create_connection(address(served), PATIENCE))
         assert "nnburst_open_models 0.0" in scraped(served)
         assert (threads(served.pid), served.descriptors()) == before
         (exporter,) = children(served.pid)
@@ -85,8 +85,8 @@ def test_idle_connections_to_the_metrics_port_take_nothing_of_the_service(served
 def test_process_that_serves_metrics_is_started_again_and_what_came_meanwhile_is_answered(served: Shared) -> None:
     (first,) = children(served.pid)
     os.kill(first, signal.SIGKILL)
-    with socket.create_connection(address(served), WATCHDOG) as sock:  # before there is another one
-        sock.settimeout(WATCHDOG)
+    with socket.create_connection(address(served), PATIENCE) as sock:  # before there is another one
+        sock.settimeout(PATIENCE)
         sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert sock.makefile("rb").readline() == b"HTTP/1.1 200 OK\r\n"
     (second,) = children(served.pid)

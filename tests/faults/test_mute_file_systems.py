@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_support import HERE, WATCHDOG, Background, request_on, tiny_model
 
 from nnburst.cache import CacheReason, CacheRejected
 from nnburst.devices import CacheFiles, CompileJob, Device, create_device
@@ -22,6 +21,8 @@ from nnburst.model import DataLocation, Request, RequestArgument, RunOptions
 from nnburst.service import RemotePreparedModel, ServiceHost, start_child
 from nnburst.service.wire.marshal import request_to_wire
 from nnburst.service.wire.protocol import ExecuteFenced
+from support.models import request_on, tiny_model
+from support.waiting import PATIENCE, Background
 
 TOKEN = bytes(32)
 
@@ -34,13 +35,13 @@ def fds(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[int]]:
     """
     ours, theirs = socket.socketpair()
     server = subprocess.Popen(
-        ["unshare", "-Urm", sys.executable, str(HERE / "mute_file_system.py"), str(theirs.fileno()), str(tmp_path),
-         "512", request.param],
+        ["unshare", "-Urm", sys.executable, str(Path(__file__).with_name("mute_file_system.py")), str(theirs.fileno()),
+         str(tmp_path), "512", request.param],
         pass_fds=[theirs.fileno()],
         stderr=subprocess.PIPE,
     )  # fmt: skip
     theirs.close()
-    ours.settimeout(WATCHDOG)
+    ours.settimeout(PATIENCE)
     found: list[int] = []
     try:
         said, found, _, _ = socket.recv_fds(ours, 1, 4)
@@ -50,7 +51,7 @@ def fds(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[int]]:
         yield found
     finally:
         ours.close()
-        server.communicate(timeout=WATCHDOG)
+        server.communicate(timeout=PATIENCE)
         for fd in found:  # nothing waits any more; the kernel says that the server is gone
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -64,7 +65,7 @@ def device() -> Iterator[Device]:
 
 @pytest.mark.parametrize("where", [0, 1], ids=["fuse", "overlay"])
 def test_pool_on_a_mute_file_system_fails_and_blocks_no_worker(device: Device, fds: list[int], where: int) -> None:
-    prepared = device.prepare_model(tiny_model())
+    prepared = device.prepare_model(tiny_model(256))
     with Memory.mmap_fd(fds[where], 256, prot=PROT_READ) as slow, Memory.ashmem(512) as pool:
         inputs = (RequestArgument(location=DataLocation(0, 0, 256)),)
         outputs = (RequestArgument(location=DataLocation(1, 256, 256)),)
@@ -80,7 +81,7 @@ def test_cache_files_on_a_mute_file_system_are_neither_written_nor_read(
     device: Device, fds: list[int], where: int
 ) -> None:
     files = CacheFiles((fds[where],), (fds[where],), TOKEN)
-    save = Background(lambda: device.prepare_model(tiny_model(), CompileJob(cache=files)))
+    save = Background(lambda: device.prepare_model(tiny_model(256), CompileJob(cache=files)))
     prepared = save.result()
     assert prepared.cache_result.reason is CacheReason.REMOTE_FILES
     prepared.close()
@@ -98,7 +99,7 @@ def test_connection_that_sends_nonsense_on_a_mute_file_system_ends(fds: list[int
         # kind, flags, descriptors, call id; a body in a descriptor has its length behind
         nonsense = struct.pack("<BBHIQ", 0, 1, 0, 1, 512) if is_spilled else struct.pack("<BBHI", 0, 0, 0, 1)
         socket.send_fds(ours, [nonsense], [fds[0]])
-        assert connection.wait_ended(WATCHDOG)
+        assert connection.wait_ended(PATIENCE)
         host.close()
     finally:
         ours.close()
@@ -108,13 +109,13 @@ def test_connection_that_sends_nonsense_on_a_mute_file_system_ends(fds: list[int
 def test_fence_on_a_mute_file_system_is_refused_without_a_look_at_it(
     device: Device, fds: list[int], where: int
 ) -> None:
-    prepared = device.prepare_model(tiny_model())
+    prepared = device.prepare_model(tiny_model(256))
     assert isinstance(prepared, RemotePreparedModel)
     with Memory.ashmem(512) as pool:
         wire, pool_fds = request_to_wire(request_on(pool))
         for _ in range(8):  # more than there are workers
             message = ExecuteFenced(prepared.number, wire, RunOptions(), 1)
             with pytest.raises(InvalidArgument, match="is not a fence"):
-                prepared.connection.call(message, [*pool_fds, fds[where]], timeout=WATCHDOG)
+                prepared.connection.call(message, [*pool_fds, fds[where]], timeout=PATIENCE)
         assert prepared.execute_synchronously(request_on(pool))[0] is ErrorStatus.NONE
     prepared.close()

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_support import ROOT, WATCHDOG
-from shared_support import line_of, shared_service
 
 import nnburst
+from support import ROOT
+from support.processes import line_of
+from support.services import shared_service
+from support.waiting import PATIENCE
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 SERVICE, CLIENT = 65533, 65534
@@ -78,7 +80,7 @@ def test_client_in_a_mount_namespace_needs_the_socket_alone(tmp_path: Path) -> N
             ["unshare", "-m", "--propagation", "private", "sh", "-c", ENCLOSE, "sh", str(run), str(inside), *program],
             capture_output=True,
             text=True,
-            timeout=2 * WATCHDOG,
+            timeout=2 * PATIENCE,
             cwd=ROOT,
             check=False,
         )
@@ -204,7 +206,7 @@ def test_service_of_another_account_believes_only_what_it_wrote_itself(public: P
              str(SERVICE)],
             capture_output=True,
             text=True,
-            timeout=2 * WATCHDOG,
+            timeout=2 * PATIENCE,
             cwd="/",
             env=environment,
             check=False,
@@ -216,7 +218,7 @@ def test_service_of_another_account_believes_only_what_it_wrote_itself(public: P
         assert os.listdir(state), "the service has kept its key elsewhere"
         assert {entry.stat().st_uid for entry in state.rglob("*")} == {SERVICE}
         service.terminate()
-        assert service.wait(WATCHDOG) == 0
+        assert service.wait(PATIENCE) == 0
     finally:
         service.kill()
         service.wait()
@@ -301,7 +303,7 @@ def test_service_that_another_account_has_planted_is_not_used(
         [sys.executable, "-c", PLANTED, *arguments],
         capture_output=True,
         text=True,
-        timeout=WATCHDOG,
+        timeout=PATIENCE,
         cwd=ROOT,
         check=False,
     )

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_support import ROOT, WATCHDOG, Background
 
 import nnburst
 from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
 from nnburst.model import Model, ModelBuilder, OperandType
+from support import ROOT
+from support.waiting import PATIENCE, Background
 
 F = OperandType.TENSOR_FLOAT32
 ONE = np.ones(4, np.float32)
@@ -141,7 +142,7 @@ def test_wrong_wishes_are_refused(service: nnburst.Service) -> None:
 
 
 def test_session_and_bound_executions_go_on_with_their_arrays(service: nnburst.Service) -> None:
-    with service.session("fragile", on_death="restart", timeout=WATCHDOG) as session, session.bind() as execution:
+    with service.session("fragile", on_death="restart", timeout=PATIENCE) as session, session.bind() as execution:
         inputs, outputs = execution.inputs["x"], execution.outputs["y"]
         for round in range(3):
             inputs[:] = round
@@ -153,7 +154,7 @@ def test_session_and_bound_executions_go_on_with_their_arrays(service: nnburst.S
         assert execution.outputs["y"] is outputs
         assert [restart.signal for restart in session.restarts] == [signal.SIGKILL] * 2
         assert session.compilation is execution.compilation
-        assert execution.timeout == WATCHDOG
+        assert execution.timeout == PATIENCE
 
 
 def test_service_of_a_sessions_own_is_started_again(place: Path) -> None:
@@ -194,7 +195,7 @@ def test_retry_repeats_as_often_as_it_says(service: nnburst.Service, place: Path
 
 
 def test_retry_answers_when_the_next_try_works(service: nnburst.Service, place: Path) -> None:
-    with service.session("fragile", on_death="restart", retry=1, timeout=WATCHDOG) as session:
+    with service.session("fragile", on_death="restart", retry=1, timeout=PATIENCE) as session:
         assert session.run(None, full(6))[0].tolist() == [7] * 4
         assert runs(place) == [6] * 2
 
@@ -247,7 +248,7 @@ def test_caller_with_little_time_does_not_wait_for_the_start(service: nnburst.Se
             with pytest.raises(MissedDeadline, match="started again"):
                 session.run(None, full(1))
         (place / "slow").unlink()
-        deadline = time.monotonic() + WATCHDOG
+        deadline = time.monotonic() + PATIENCE
         while not session.restarts and time.monotonic() < deadline:
             time.sleep(0.01)
         assert session.run(None, full(1))[0].tolist() == [2] * 4
@@ -341,7 +342,7 @@ def serve(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[],
         finally:
             for process in started:
                 process.kill()
-                process.communicate(timeout=WATCHDOG)
+                process.communicate(timeout=PATIENCE)
 
 
 def test_session_on_a_shared_service_connects_again(serve: Callable[[], subprocess.Popen[str]]) -> None:
@@ -349,7 +350,7 @@ def test_session_on_a_shared_service_connects_again(serve: Callable[[], subproce
     with nnburst.connect("shared") as service:
         with pytest.raises(BadState, match="nnburst stop --kill"):
             service.kill()
-        with service.session(counter(), on_death="restart", retry=1, open_timeout=WATCHDOG) as session:
+        with service.session(counter(), on_death="restart", retry=1, open_timeout=PATIENCE) as session:
             session.run(None, {"t": ONE})
             first.kill()
             first.wait()

@@ -12,9 +12,10 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from fault_support import ROOT, WATCHDOG
 
 from nnburst.service import safe_command, start_child
+from support import ROOT
+from support.waiting import PATIENCE
 
 # Without `open`: a module that stands for `encodings` is imported before there is one.
 EVIL = """
@@ -84,7 +85,7 @@ def run(hostile: Path, *command: str, env: dict[str, str] | None = None) -> set[
         capture_output=True,
         input="",
         text=True,
-        timeout=2 * WATCHDOG,
+        timeout=2 * PATIENCE,
         check=False,
     )
     executed = set(witness.read_text().split()) if witness.exists() else set()

@@ -19,12 +19,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_support import ROOT, WATCHDOG, Background, tiny_model, wait_gone
-from shared_support import save_scaling
 
 import nnburst
 from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from nnburst.service import dial
+from support import ROOT
+from support.models import tiny_model
+from support.processes import wait_gone
+from support.services import save_scaling
+from support.waiting import PATIENCE, Background
 
 pytest.importorskip("onnx", reason="named models are read from ONNX files here")
 pytest.importorskip("onnxruntime", reason="named models are read from ONNX files here")
@@ -47,14 +50,14 @@ class Served:
 
     def ended(self) -> int:
         """Wait for its end; returns the exit status."""
-        return self.process.wait(WATCHDOG)
+        return self.process.wait(PATIENCE)
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
-    assert poll.poll(WATCHDOG * 1000), "the service said nothing"
+    assert poll.poll(PATIENCE * 1000), "the service said nothing"
     return process.stdout.readline()
 
 
@@ -76,14 +79,14 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         started.append(process)
         line = line_of(process)
         if not line:
-            _, said = process.communicate(timeout=WATCHDOG)
+            _, said = process.communicate(timeout=PATIENCE)
             raise AssertionError(said)
         return Served(process, json.loads(line))
 
     yield run
     for process in started:
         process.kill()
-        process.communicate(timeout=WATCHDOG)
+        process.communicate(timeout=PATIENCE)
 
 
 @pytest.fixture
@@ -106,7 +109,7 @@ def test_programs_share_a_named_model(start: Callable[..., Served], scaling: str
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(3)
     ]
     for client in clients:
-        out, _ = client.communicate(timeout=WATCHDOG)
+        out, _ = client.communicate(timeout=PATIENCE)
         assert out.split() == [str(served.process.pid), "120.0"]
 
 
@@ -185,7 +188,7 @@ def test_killed_client_disturbs_no_other(start: Callable[..., Served], scaling: 
             client = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
             assert line_of(client) == "running\n"
             client.kill()
-            client.communicate(timeout=WATCHDOG)
+            client.communicate(timeout=PATIENCE)
             np.testing.assert_array_equal(session.run(None, {"x": X})[0], 2 * X)
 
 
@@ -367,7 +370,7 @@ def test_signal_while_it_starts_ends_it_in_order(number: str, scaling: str, tmp_
         [*COMMAND, "serve", "--name", "vision", "--model", f"scale={scaling}", *devices],
         capture_output=True,
         text=True,
-        timeout=WATCHDOG,
+        timeout=PATIENCE,
         env=env,
         check=False,
     )
@@ -408,7 +411,7 @@ def test_idle_service_uses_no_processor(
         session.run(None, {"x": X})
         if not connected:
             stack.close()
-        before, deadline = activity(served.process.pid), time.monotonic() + WATCHDOG
+        before, deadline = activity(served.process.pid), time.monotonic() + PATIENCE
         while True:  # what was under way ends
             with contextlib.suppress(subprocess.TimeoutExpired):
                 served.process.wait(0.2)
@@ -467,7 +470,7 @@ def test_quota_is_named_in_the_error(start: Callable[..., Served], scaling: str)
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=WATCHDOG, cwd=ROOT)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
 
 
 def test_ls_shows_what_runs_and_stop_ends_it(start: Callable[..., Served]) -> None:
@@ -514,7 +517,7 @@ def test_service_manager_is_told_and_its_socket_is_used(start: Callable[..., Ser
         listener.bind(str(path))
         listener.listen()
         manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(WATCHDOG)
+        manager.settimeout(PATIENCE)
         # The socket becomes descriptor 3 of the process whose number LISTEN_PID has, as a service manager does it.
         launcher = (
             "import os, sys\n"
@@ -539,11 +542,11 @@ def test_service_manager_is_told_and_its_socket_is_used(start: Callable[..., Ser
                 assert refused.returncode == 1
                 assert "service manager" in refused.stderr
             process.terminate()
-            assert process.wait(WATCHDOG) == 0
+            assert process.wait(PATIENCE) == 0
             assert path.exists()  # its socket is the manager's
         finally:
             process.kill()
-            process.communicate(timeout=WATCHDOG)
+            process.communicate(timeout=PATIENCE)
 
 
 # ---- who is served ---------------------------------------------------------------------------------------------
@@ -653,7 +656,7 @@ def test_quota_of_a_user_counts_all_connections(start: Callable[..., Served], sc
 
 
 def test_quotas_of_a_child_are_options_of_launch() -> None:
-    built = tiny_model()
+    built = tiny_model(256)
     with nnburst.launch(quotas={"models": 1}) as service, service.session(built):
         with pytest.raises(nnburst.ResourceExhausted, match=r"launch\(quotas=\{'models': N\}\)"):
             service.session(built)

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_support import ROOT, WATCHDOG, Client, request_on, tiny_model, wait_gone
 
 import nnburst
 from nnburst.errors import (
@@ -33,6 +32,10 @@ from nnburst.memory import Memory
 from nnburst.service import ServiceConnection, start_child
 from nnburst.service.process import launch
 from nnburst.testing import inject
+from support import ROOT
+from support.models import request_on, tiny_model
+from support.processes import Client, wait_gone
+from support.waiting import PATIENCE
 
 
 def test_a_child_runs_a_model_and_is_reaped() -> None:
@@ -42,7 +45,7 @@ def test_a_child_runs_a_model_and_is_reaped() -> None:
         assert service.alive
         assert [device.name for device in service.devices] == ["nnburst-reference"]
         device = service.devices[0]
-        model = tiny_model()
+        model = tiny_model(256)
         assert device.get_supported_operations(model) == (True,)
         pool.array(np.float32, (64,))[:] = 1
         with device.prepare_model(model) as prepared:  # type: ignore[attr-defined]
@@ -61,7 +64,7 @@ def test_several_children_are_independent() -> None:
         assert a.pid != b.pid
         assert len(b.devices) == 2
         a.close()
-        b.devices[0].prepare_model(tiny_model())
+        b.devices[0].prepare_model(tiny_model(256))
 
 
 def test_an_unknown_device_is_said_with_the_child_s_own_words() -> None:
@@ -93,7 +96,7 @@ def test_exit_status_of_a_service_is_said() -> None:
     with start_child(["nnburst-noop"], faults=True) as service:
         inject(service, at="prepare", exit_on=1, exit_status=7)
         with pytest.raises(DeadObject, match="prepare_model was not answered: the other process ended with status 7"):
-            service.devices[0].prepare_model(tiny_model())
+            service.devices[0].prepare_model(tiny_model(256))
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -115,7 +118,7 @@ INFO = "INFO: a fault is ordered at prepare: delay"
 def make_it_log(service: ServiceConnection) -> None:
     """A line at each of two levels."""
     inject(service, at="prepare", delay=0.0)
-    service.devices[0].prepare_model(tiny_model())
+    service.devices[0].prepare_model(tiny_model(256))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_child() -> None:
     with start_child(["nnburst-noop"]) as service:
         assert os.getsid(service.pid) != os.getsid(0)
         os.kill(service.pid, signal.SIGINT)
-        service.devices[0].prepare_model(tiny_model())
+        service.devices[0].prepare_model(tiny_model(256))
 
 
 def test_the_child_inherits_nothing_but_its_socket() -> None:
@@ -191,7 +194,7 @@ def test_a_service_closed_in_a_forked_child_goes_on_in_the_parent() -> None:
             status = 1
             try:
                 with pytest.raises(BadState, match="fork"):
-                    service.devices[0].prepare_model(tiny_model())
+                    service.devices[0].prepare_model(tiny_model(256))
                 assert not service.alive
                 service.close()
                 del service
@@ -201,7 +204,7 @@ def test_a_service_closed_in_a_forked_child_goes_on_in_the_parent() -> None:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert service.alive
-        service.devices[0].prepare_model(tiny_model())
+        service.devices[0].prepare_model(tiny_model(256))
 
 
 LEAVES = {
@@ -210,7 +213,7 @@ LEAVES = {
     "in a forked child first": "import os\nif os.fork() == 0: raise SystemExit(0)\nos.wait()",
     "with a waiting thread": (
         "import threading\n"
-        "threading.Thread(target=service.devices[0].prepare_model, args=(tiny_model(),), daemon=True).start()\n"
+        "threading.Thread(target=service.devices[0].prepare_model, args=(tiny_model(256),), daemon=True).start()\n"
         "fault.wait()"
     ),
 }
@@ -219,7 +222,7 @@ LEAVES = {
 @pytest.mark.parametrize("how", LEAVES)
 def test_a_client_that_just_ends_takes_its_service_along(how: str) -> None:
     program = (
-        "import sys\nfrom fault_support import tiny_model\nfrom nnburst.service import start_child\n"
+        "import sys\nfrom support.models import tiny_model\nfrom nnburst.service import start_child\n"
         "from nnburst.testing import inject\n"
         "service = start_child(['nnburst-noop'], faults=True)\n"
         "fault = inject(service, at='prepare', freeze='call')\n"
@@ -244,11 +247,11 @@ def test_a_child_that_is_stopped_goes_with_its_client_that_is_killed(starter: st
             "import nnburst, time\n"
             "service = nnburst.launch(devices=['nnburst-noop'], restart=True, spare=True)\n"
             "service.kill()\n"
-            "service.session(tiny_model()).close()"  # the second one, which a thread has started that ended then
+            "service.session(tiny_model(256)).close()"  # the second one, which a thread has started that ended then
         ),
     }[starter]
     program = (
-        "import sys\nfrom fault_support import tiny_model\nfrom nnburst.service import start_child\n"
+        "import sys\nfrom support.models import tiny_model\nfrom nnburst.service import start_child\n"
         f"{start}\nprint(service.pid, flush=True)\n"
         "for line in sys.stdin: print(service.devices[0].status.name, flush=True)\n"
     )
@@ -259,7 +262,7 @@ def test_a_child_that_is_stopped_goes_with_its_client_that_is_killed(starter: st
     client.process.stdin.flush()
     assert client.process.stdout.readline() == "AVAILABLE\n"
     os.kill(client.pids[0], signal.SIGSTOP)
-    deadline = time.monotonic() + WATCHDOG
+    deadline = time.monotonic() + PATIENCE
     while not all_stand_still(client.pids[0]):
         assert time.monotonic() < deadline
     client.process.kill()
@@ -288,7 +291,7 @@ def test_a_child_whose_parent_is_another_process_does_not_serve() -> None:
             "nnburst-noop",
         ]
         done = subprocess.run(
-            command, pass_fds=[b.fileno()], timeout=WATCHDOG, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
+            command, pass_fds=[b.fileno()], timeout=PATIENCE, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
         )
     assert done.returncode == 0
 
@@ -318,10 +321,10 @@ REMEDY = r"RLIMIT_NOFILE where it is started: `ulimit -n`, LimitNOFILE="
 
 @pytest.mark.parametrize("side", ["this process", "the service"])
 def test_limit_on_open_files_says_whose_it_is_and_how_to_raise_it(side: str) -> None:
-    with nnburst.launch() as service, service.session(tiny_model()):
+    with nnburst.launch() as service, service.session(tiny_model(256)):
         pid = {"this process": os.getpid(), "the service": service.pid}[side]
         with no_more_files(pid), pytest.raises(ResourceExhausted, match=rf"{side} \(pid {pid}\) has .*{REMEDY}"):
-            service.session(tiny_model())
+            service.session(tiny_model(256))
 
 
 def test_limit_on_open_files_of_a_process_that_cannot_start_a_service_is_said() -> None:

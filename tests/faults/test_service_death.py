@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from fault_support import WATCHDOG, Background, Client, request_on, tiny_model, wait_gone
-from service_support import stop
 
 from nnburst.burst import BurstCallback, ExecutionBurstController
 from nnburst.errors import DeadObject
@@ -18,6 +16,9 @@ from nnburst.memory import Memory
 from nnburst.model import DeviceStatus
 from nnburst.service import ServiceConnection, start_child
 from nnburst.testing import inject
+from support.models import request_on, tiny_model
+from support.processes import Client, stop, wait_gone
+from support.waiting import PATIENCE, Background
 
 
 class Unused(BurstCallback):
@@ -26,11 +27,11 @@ class Unused(BurstCallback):
 
 
 def prepare(service: ServiceConnection, pool: Memory) -> Any:
-    return service.devices[0].prepare_model(tiny_model())
+    return service.devices[0].prepare_model(tiny_model(256))
 
 
 def supported(service: ServiceConnection, pool: Memory) -> Any:
-    return service.devices[0].get_supported_operations(tiny_model())
+    return service.devices[0].get_supported_operations(tiny_model(256))
 
 
 def execute(service: ServiceConnection, pool: Memory) -> Any:
@@ -79,12 +80,12 @@ def test_REQ_MODEL_078_a_killed_service_ends_every_wait(
         result = call.result()
         assert isinstance(result, DeadObject), result
         assert "was killed by SIGKILL" in str(result)
-        assert service._connection.wait_ended(WATCHDOG)
+        assert service._connection.wait_ended(PATIENCE)
         assert deaths == [1]
         assert not service.alive
         assert service.devices[0].status is DeviceStatus.OFFLINE
         with pytest.raises(DeadObject, match="was killed by SIGKILL"):
-            service.devices[0].prepare_model(tiny_model())
+            service.devices[0].prepare_model(tiny_model(256))
         with pytest.raises(ChildProcessError):  # reaped although nobody called close
             os.waitpid(service.pid, os.WNOHANG)
         service.link_to_death(lambda: deaths.append(2))
@@ -114,7 +115,7 @@ def test_a_burst_outlives_its_service_as_an_error() -> None:
         with ExecutionBurstController.create(model) as controller:
             controller.compute(request_on(pool))
             os.kill(service.pid, signal.SIGKILL)
-            assert service._connection.wait_ended(WATCHDOG)
+            assert service._connection.wait_ended(PATIENCE)
             for _ in range(2):
                 with pytest.raises(DeadObject):
                     controller.compute(request_on(pool))
@@ -125,7 +126,8 @@ def test_a_burst_outlives_its_service_as_an_error() -> None:
 
 PRELUDE = """
 import os, sys, threading
-from fault_support import *
+from support.models import *
+from support.processes import *
 from nnburst.burst import ExecutionBurstController
 from nnburst.service import start_child
 from nnburst.testing import inject
@@ -143,14 +145,16 @@ def freeze(at, how, *pids):
 
 BUSY = {
     "idle": "print(service.pid, flush=True); sys.stdin.read()",
-    "preparing": "freeze('prepare', 'call'); service.devices[0].prepare_model(tiny_model())",
-    "holding the interpreter lock": "freeze('prepare', 'interpreter'); service.devices[0].prepare_model(tiny_model())",
+    "preparing": "freeze('prepare', 'call'); service.devices[0].prepare_model(tiny_model(256))",
+    "holding the interpreter lock": (
+        "freeze('prepare', 'interpreter'); service.devices[0].prepare_model(tiny_model(256))"
+    ),
     "executing": (
-        "m = service.devices[0].prepare_model(tiny_model())\n"
+        "m = service.devices[0].prepare_model(tiny_model(256))\n"
         "freeze('run', 'interpreter'); m.execute_synchronously(request_on(pool))"
     ),
     "in a burst": (
-        "c = ExecutionBurstController.create(service.devices[0].prepare_model(tiny_model()), polling_window=30.0)\n"
+        "c = ExecutionBurstController.create(service.devices[0].prepare_model(tiny_model(256)), polling_window=30.0)\n"
         "freeze('run', 'interpreter'); c.compute(request_on(pool))"
     ),
 }
@@ -169,12 +173,12 @@ def test_a_forked_child_of_the_client_with_copies_of_everything_keeps_no_service
     program = PRELUDE + (
         "pid = os.fork()\n"
         "if pid == 0:\n    import signal; signal.pause()\n"
-        f"freeze('prepare', '{how}', pid); service.devices[0].prepare_model(tiny_model())"
+        f"freeze('prepare', '{how}', pid); service.devices[0].prepare_model(tiny_model(256))"
     )
     client = Client(program)
     client.process.kill()
     try:
-        client.process.wait(WATCHDOG)
+        client.process.wait(PATIENCE)
         wait_gone(client.pidfds[0])
     finally:
         signal.pidfd_send_signal(client.pidfds[1], signal.SIGKILL)

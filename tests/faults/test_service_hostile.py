@@ -15,8 +15,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from fault_support import WATCHDOG, Background, request_on, tiny_model
-from service_support import stopped
 
 import nnburst
 from nnburst.devices import CompileJob, create_device
@@ -29,6 +27,9 @@ from nnburst.service.wire.marshal import model_to_wire
 from nnburst.service.wire.protocol import CALLS, VERSION, Execute, Hello, ListDevices, encode
 from nnburst.service.wire.values import Message, WireMemory, WireRequest
 from nnburst.testing import inject
+from support.models import request_on, tiny_model
+from support.processes import stopped
+from support.waiting import PATIENCE, Background
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -40,7 +41,7 @@ class RawClient:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        sock.settimeout(WATCHDOG)
+        sock.settimeout(PATIENCE)
 
     def send(self, message: Message | bytes, fds: list[int] | None = None, call_id: int = 1) -> None:
         body = message if isinstance(message, bytes) else encode(message)
@@ -58,7 +59,7 @@ class RawClient:
         assert b"hello.reply" in self.receive()
 
     def prepare(self) -> None:
-        model = tiny_model()  # owns the descriptors
+        model = tiny_model(256)  # owns the descriptors
         wire, fds = model_to_wire(model)
         self.send(PrepareModel(0, wire, CompileJob(ExecutionPreference.LOW_POWER, Priority.LOW)), fds)
         assert b"prepare_model.reply" in self.receive()
@@ -84,7 +85,7 @@ def check_service(host: ServiceHost) -> None:
     a, b = socket_pair()
     host.serve(b)
     with ServiceConnection(a) as client, Memory.ashmem(512) as pool:
-        model = client.devices[0].prepare_model(tiny_model())
+        model = client.devices[0].prepare_model(tiny_model(256))
         assert model.execute_synchronously(request_on(pool))[0] is ErrorStatus.NONE
         model.close()
 
@@ -93,13 +94,13 @@ def test_a_malformed_message_releases_what_its_client_owned_and_disturbs_no_othe
     a, b = socket_pair()
     host.serve(b)
     with ServiceConnection(a) as bystander, raw_client(host) as (client, hosted), Memory.ashmem(512) as pool:
-        model = bystander.devices[0].prepare_model(tiny_model())
+        model = bystander.devices[0].prepare_model(tiny_model(256))
         client.greet()
         client.prepare()
         assert hosted.ledger.used["models"] == 1
         client.send(b"\xc1")
         assert client.receive() == b""
-        assert hosted.wait_ended(WATCHDOG)
+        assert hosted.wait_ended(PATIENCE)
         assert hosted.ledger.used == dict.fromkeys(hosted.ledger.used, 0)
         assert model.execute_synchronously(request_on(pool))[0] is ErrorStatus.NONE
         model.close()
@@ -113,13 +114,13 @@ def test_each_call_with_missing_and_surplus_descriptors(call: object, host: Serv
         body = struct.pack("B", 0x81) + b"\xa4call" + struct.pack("B", 0xA0 | len(name)) + name.encode()
         with contextlib.suppress(ConnectionError):
             client.send(body, [pool.fds[0]] * 3)
-        assert hosted.wait_ended(WATCHDOG)
+        assert hosted.wait_ended(PATIENCE)
     check_service(host)
 
 
 def test_random_datagrams_never_hurt_the_service(host: ServiceHost) -> None:
     dice = random.Random(20)
-    wire, _ = model_to_wire(tiny_model())
+    wire, _ = model_to_wire(tiny_model(256))
     seeds = [
         encode(Hello(VERSION, 1)),
         encode(ListDevices()),
@@ -139,7 +140,7 @@ def test_random_datagrams_never_hurt_the_service(host: ServiceHost) -> None:
                 os.close(fd)
             client.receive()  # an answer or the end, never silence
             client.sock.close()
-            assert hosted.wait_ended(WATCHDOG)
+            assert hosted.wait_ended(PATIENCE)
     check_service(host)
 
 
@@ -150,7 +151,7 @@ def test_a_client_that_never_reads_its_replies_is_dropped(host: ServiceHost, mon
         with contextlib.suppress(ConnectionError):
             while hosted.connection.alive:
                 client.send(ListDevices())
-        assert hosted.wait_ended(WATCHDOG)
+        assert hosted.wait_ended(PATIENCE)
     check_service(host)
 
 
@@ -163,7 +164,7 @@ def test_descriptors_that_the_service_cannot_take_are_refused() -> None:
         before = limit - 4
         for _ in range(3):
             with pytest.raises(ResourceExhausted, match="ulimit"):
-                service._connection.call(message, pool.fds * 200, timeout=WATCHDOG)
+                service._connection.call(message, pool.fds * 200, timeout=PATIENCE)
         assert service.devices[0].status is DeviceStatus.AVAILABLE
         assert len(os.listdir(f"/proc/{service.pid}/fd")) <= before
 
@@ -178,9 +179,9 @@ def state_model() -> nnburst.Model:
 def test_a_stopped_service_cannot_block_its_client_for_ever() -> None:
     with start_child(["nnburst-noop"], faults=True) as service:
         fault = inject(service, at="prepare", freeze="interpreter")
-        stuck = Background(lambda: service.devices[0].prepare_model(tiny_model()))
+        stuck = Background(lambda: service.devices[0].prepare_model(tiny_model(256)))
         fault.wait()  # now nothing in the service reads its socket
-        model = tiny_model()  # owns the descriptors
+        model = tiny_model(256)  # owns the descriptors
         wire, fds = model_to_wire(model)
         errors = set()
         for _ in range(5000):

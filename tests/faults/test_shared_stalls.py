@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_support import ROOT, WATCHDOG
-from fuzz_support import Descriptors
-from service_support import stopped
-from shared_support import Honest, RawConnection, Shared, header, line_of, shared_service
 
 from nnburst.service.process.limited_log import LINES
 from nnburst.service.wire.protocol import ListDevices, encode
+from support import ROOT
+from support.hostile import Descriptors
+from support.processes import line_of, stopped
+from support.services import Honest, RawConnection, Shared, header, shared_service
+from support.waiting import PATIENCE
 
 PROGRAM = """
 import itertools, os, signal, sys
@@ -135,7 +136,7 @@ def test_forked_children_of_a_client_that_is_gone_keep_nothing_open(
 ) -> None:
     before = shared.descriptors()
     with stalled(shared, "forked") as client:
-        client.wait(WATCHDOG)
+        client.wait(PATIENCE)
         honest.goes_on()
         shared.gives_back(before)  # though ten processes have copies of the socket
 

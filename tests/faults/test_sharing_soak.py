@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fault_support import ROOT
+
+from support import ROOT
 
 
 @pytest.mark.soak

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fault_support import HERE, ROOT, WATCHDOG
-from shared_support import save_scaling, shared_service
 from under_systemd import settings
 
 import nnburst
 from nnburst.model import Model, ModelBuilder, OperandType
+from support import ROOT
+from support.services import save_scaling, shared_service
+from support.waiting import PATIENCE
 
 UNITS = ROOT / "contrib" / "systemd"
 SERVICE, NETWORK = UNITS / "nnburst.service", UNITS / "network.conf"
@@ -74,7 +75,7 @@ def test_exposure_is_small(files: tuple[Path, ...], tmp_path: Path) -> None:
         folder.mkdir()
         shutil.copy(more, folder)
     done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", unit], capture_output=True, text=True, timeout=WATCHDOG
+        ["systemd-analyze", "security", "--offline=true", unit], capture_output=True, text=True, timeout=PATIENCE
     )
     overall = done.stdout.partition("Overall exposure level for nnburst.service: ")[2].split()
     assert overall, done.stdout + done.stderr
@@ -100,7 +101,7 @@ def needs(**extras: str) -> None:
 
 def under(*units: Path) -> list[str]:
     """The beginning of a command that runs under what they say of system calls."""
-    return [sys.executable, str(HERE / "under_systemd.py"), *map(str, units), "--"]
+    return [sys.executable, str(Path(__file__).with_name("under_systemd.py")), *map(str, units), "--"]
 
 
 def doubling() -> Model:
@@ -127,7 +128,7 @@ def status_of(pid: int) -> dict[str, str]:
 )
 def test_what_the_unit_denies_is_refused(program: str, error: str) -> None:
     command = [*under(SERVICE), sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
     assert error in done.stderr
 
@@ -168,9 +169,9 @@ def test_gateway_and_metrics_work_where_the_network_is_allowed(tmp_path: Path) -
     with shared_service(tmp_path, *options, under=under(SERVICE, NETWORK)) as confined:
         tensor = {"name": "x", "shape": [3, 4], "datatype": "FP32", "data": [1.0] * 12}
         url = f"http://127.0.0.1:{confined.ready['oip']['rest']}/v2/models/double/infer"
-        with urllib.request.urlopen(url, json.dumps({"inputs": [tensor]}).encode(), timeout=WATCHDOG) as answer:
+        with urllib.request.urlopen(url, json.dumps({"inputs": [tensor]}).encode(), timeout=PATIENCE) as answer:
             assert json.load(answer)["outputs"][0]["data"] == [2.0] * 12
-        with urllib.request.urlopen(confined.ready["metrics"], timeout=WATCHDOG) as answer:
+        with urllib.request.urlopen(confined.ready["metrics"], timeout=PATIENCE) as answer:
             assert b"nnburst_" in answer.read()
         with triton.InferenceServerClient(f"127.0.0.1:{confined.ready['oip']['grpc']}") as client:
             given = triton.InferInput("x", [3, 4], "FP32")

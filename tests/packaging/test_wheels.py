@@ -12,9 +12,10 @@ import pytest
 from installed import PYTHONS, interpreter
 from wheels import EXTENSION
 
+from support import ROOT
+
 pytest.importorskip("ziglang", reason="needs what `make wheels` installs")
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import numpy as np, nnburst
 x = np.arange(4, dtype=np.float32)

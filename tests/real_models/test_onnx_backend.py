@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx_suite import Outcome, compare
-from onnx_support import RNG, in_process, mlp, save
 
 from nnburst import GeneralFailure, InvalidArgument, onnx_backend
+from support.onnx_models import RNG, in_process, mlp, save
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from onnx_support import FLOAT, RNG, graph, in_process, mlp, node, onnx, save
 
 import nnburst
 from nnburst.cache import Cache, CacheReason, CacheRejected, model_fingerprint
@@ -20,6 +19,7 @@ from nnburst.devices import CacheFiles, CompileJob, create_device
 from nnburst.devices.onnxruntime import device as _device
 from nnburst.errors import GeneralFailure
 from nnburst.memory import Memory
+from support.onnx_models import FLOAT, RNG, graph, in_process, mlp, node, onnx, save
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 DEVICE = "nnburst-onnxruntime:threads=1"

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from onnx_support import FLOAT, RNG, TensorProto, graph, in_process, mlp, node, save
 
 from nnburst.cli import main
+from support.onnx_models import FLOAT, RNG, TensorProto, graph, in_process, mlp, node, save
 
 BITS = TensorProto.BFLOAT16
 """A type that InferenceSession.run takes no arrays of."""

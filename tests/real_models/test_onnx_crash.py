@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_support import mlp, save
 
 import nnburst
 from nnburst import BadState, DeadObject
 from nnburst.testing import inject
+from support.onnx_models import mlp, save
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGKILL, signal.SIGUSR1])

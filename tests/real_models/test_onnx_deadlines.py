@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_support import FLOAT, TensorProto, graph, node, onnx
-from service_support import WATCHDOG, Ended
 
 import nnburst
 from nnburst.devices.onnxruntime.kernel import BoundGraph
 from nnburst.errors import GeneralFailure, MissedDeadline
+from support.doubles import Ended
+from support.onnx_models import FLOAT, TensorProto, graph, node, onnx
+from support.waiting import PATIENCE
 
 
 @pytest.mark.parametrize("rows", [256, "rows"], ids=["fixed shape", "open shape"])
@@ -34,7 +35,7 @@ def test_run_ends_at_its_deadline_and_the_next_one_runs(
         with pytest.raises(MissedDeadline):
             execution.run()
         assert isinstance(ended.first(), MissedDeadline)
-        execution.timeout = WATCHDOG
+        execution.timeout = PATIENCE
         execution.run()
         assert not execution.outputs["y"].any()
 

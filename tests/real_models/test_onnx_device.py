@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from onnx_support import FLOAT, RNG, TensorProto, graph, in_process, mlp, node, onnx
 
 import nnburst
 from nnburst.devices import CompileJob, Device, create_device
@@ -27,6 +26,7 @@ from nnburst.model import (
     RunOptions,
 )
 from nnburst.service import start_child
+from support.onnx_models import FLOAT, RNG, TensorProto, graph, in_process, mlp, node, onnx
 
 
 @pytest.fixture(scope="module", params=["in_process", "service"])

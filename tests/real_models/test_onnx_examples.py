@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from support import ROOT
+
 pytest.importorskip("onnxruntime", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 
-ROOT = Path(__file__).resolve().parents[2]
 LIVE = ROOT / "examples" / "live"
 
 

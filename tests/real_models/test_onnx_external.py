@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_support import FLOAT, TensorProto, graph, helper, node, numpy_helper, onnx, save
 
 import nnburst
 from nnburst import GeneralFailure, InvalidArgument
 from nnburst.devices.onnxruntime.graph import SessionSettings, open_session
+from support.onnx_models import FLOAT, TensorProto, graph, helper, node, numpy_helper, onnx, save
 
 OURS = np.float32([7, 8, 9, 10])
 THEIRS = np.float32([1000, 1001, 1002, 1003])

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from onnx_fuzz import example
-from onnx_support import ort
 
 import nnburst
 from nnburst import NNBurstError
+from support.onnx_models import ort
 
 LISTED = re.compile(r"do not fit together|over a dimension of 0")
 """What docs/onnx.md says fails here: ONNX Runtime returns memory that it never wrote."""

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from onnx_support import FLOAT, RNG, TensorProto, graph, helper, in_process, node, onnx, ort
 
 import nnburst
 from nnburst import GeneralFailure, InvalidArgument
@@ -25,6 +24,7 @@ from nnburst.devices.onnxruntime.packed import load_graph, pack, read_contents
 from nnburst.devices.onnxruntime.snapshots import exposed_arguments
 from nnburst.memory import Memory, open_request
 from nnburst.model import DataLocation, Request, RequestArgument
+from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, in_process, node, onnx, ort
 
 INT64, BOOL, UINT8, INT8 = TensorProto.INT64, TensorProto.BOOL, TensorProto.UINT8, TensorProto.INT8
 N = 200_000

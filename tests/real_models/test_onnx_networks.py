@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_support import RNG, graph, in_process, node, onnx, ort, save
 
 import nnburst
+from support.onnx_models import RNG, graph, in_process, node, onnx, ort, save
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 SMALL = ("densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet")

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_support import FLOAT, RNG, TensorProto, graph, helper, mlp, node, onnx
 
 from nnburst.cache import CacheReason, CacheRejected
 from nnburst.devices.onnxruntime import packed as _packed
@@ -15,6 +14,7 @@ from nnburst.devices.onnxruntime.graph import SessionSettings, compile_graph
 from nnburst.devices.onnxruntime.importer import import_graph
 from nnburst.devices.onnxruntime.packed import Packed, load_graph, pack, read_contents
 from nnburst.errors import GeneralFailure
+from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, mlp, node, onnx
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 ONE = SessionSettings(threads=1)

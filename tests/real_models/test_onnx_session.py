@@ -10,22 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_support import (
-    FLOAT,
-    RNG,
-    TensorProto,
-    graph,
-    helper,
-    in_process,
-    mlp,
-    node,
-    onnx,
-    save,
-    save_external,
-)
 
 import nnburst
 from nnburst import BadState, DeviceUnavailable, GeneralFailure, InvalidArgument, OutputInsufficientSize
+from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, in_process, mlp, node, onnx, save, save_external
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_support import FLOAT, TensorProto, graph, helper, node
 from onnx_zero_sized import compare, made
 
 import nnburst
 from nnburst import GeneralFailure
 from nnburst.devices.onnxruntime.unwritten import write_all
+from support.onnx_models import FLOAT, TensorProto, graph, helper, node
 
 NOT_WRITTEN = (
     "plain,in_if,in_loop,in_function,added,new_axis,matmulinteger,qlinearmatmul,concat_2d,convinteger,lstm_,gru_,"

@@ -21,8 +21,8 @@ import nnburst
 from nnburst.burst.client import in_flight
 from nnburst.runtime.run import event_loop
 from nnburst.service.client.proxies import RemoteBurstContext
+from support.waiting import PATIENCE
 
-PATIENCE = 20.0
 Main = Callable[[], Awaitable[Any]]
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import PATIENCE
 
 from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
 from nnburst._core._nnburst import lib
@@ -40,6 +39,7 @@ from nnburst.errors import Ending, ErrorStatus, GeneralFailure, NNBurstError, Re
 from nnburst.fmq import Flavour, MessageQueue, MQDescriptor
 from nnburst.memory import Memory
 from nnburst.model import DataLocation, MeasureTiming, OutputShape, Request, RequestArgument, RunOptions, Timing
+from support.waiting import PATIENCE
 
 WINDOWS = pytest.mark.parametrize("window", [0.0, 50e-6, 0.5], ids=["futex", "short", "polling"])
 
@@ -995,7 +995,7 @@ def test_ctrl_c_interrupts_a_run_and_its_result_is_dropped(window: str) -> None:
     script = textwrap.dedent(
         f"""
         import sys, threading
-        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        sys.path[:0] = {sys.path!r}
         from test_burst import *
         model = LocalModel()
         memory = Memory.ashmem(4096)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import PATIENCE
 
 from nnburst.burst import ExecutionBurstController, ExecutionBurstServer
 from nnburst.devices import Buffer, Plan, ReferencePreparedModel, create_device
@@ -27,6 +26,7 @@ from nnburst.model import (
     Request,
     RequestArgument,
 )
+from support.waiting import PATIENCE
 
 SHAPE = (2, 8)
 NBYTES = math.prod(SHAPE) * 4

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_support import DATA, EPOCH, FINGERPRINT, MODEL, NEXT_EPOCH, OTHER, TOKEN, Rig, contents
 
 from nnburst.cache import CacheReason, CacheRejected, TrustStore, device_cache, trust_store
 from nnburst.cache.container import HEADER_SIZE
+from support.caches import DATA, EPOCH, FINGERPRINT, MODEL, NEXT_EPOCH, OTHER, TOKEN, Rig, contents
 
 R = CacheReason
 
@@ -372,7 +372,7 @@ def test_THR_20_file_that_may_not_grow(rig: Rig) -> None:
         import resource, signal, sys
         sys.path[:0] = {sys.path!r}
         from pathlib import Path
-        from cache_support import Rig
+        from support.caches import Rig
         rig = Rig(Path({str(rig.directory)!r}))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
@@ -394,7 +394,7 @@ def test_THR_22_killed_at_a_step_of_a_save(rig: Rig, step: str, earlier: bool) -
         import os, signal, sys
         sys.path[:0] = {sys.path!r}
         from pathlib import Path
-        from cache_support import Rig
+        from support.caches import Rig
         rig = Rig(Path({str(rig.directory)!r}))
         rig.hook = lambda step: step == {step!r} and os.kill(os.getpid(), signal.SIGKILL)
         rig.save()

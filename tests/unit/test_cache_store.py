@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_support import DATA, FINGERPRINT, MODEL, TOKEN, Rig, contents
 from msgspec.structs import replace
-from patience import PATIENCE
 
 from nnburst.cache import CacheReason, CacheRejected, TrustStore, device_cache, place_of, sealed_copy
 from nnburst.cache.trust_store import EntryRecord
 from nnburst.devices import DeviceCacheHome, caching
+from support.caches import DATA, FINGERPRINT, MODEL, TOKEN, Rig, contents
+from support.waiting import PATIENCE
 
 R = CacheReason
 DEVICE = "test-device"

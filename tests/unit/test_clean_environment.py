@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from patience import PATIENCE
 
-ROOT = Path(__file__).resolve().parents[2]
+from support import ROOT
+from support.waiting import PATIENCE
+
 SET = {"NNBURST_RUNTIME_DIR": "/nowhere", "NNBURST_CACHE": "0", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 

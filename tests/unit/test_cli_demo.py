@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -18,8 +17,8 @@ from click.testing import CliRunner
 from nnburst.cli import main
 from nnburst.cli.demo import contenders as _contenders
 from nnburst.cli.demo import network, race
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 LAST_LINE = re.compile(
     r"demo: accuracy=(0\.\d{4}|1\.0000) p50_us=\d+\.\d p99_us=\d+\.\d transport_p50_us=\d+\.\d pipe_p50_us=\d+\.\d"
 )

@@ -18,8 +18,7 @@ from nnburst.cli import main
 from nnburst.cli._main import COMMANDS
 from nnburst.cli.doctor import CHECKS, Finding, Level, all_checks, checks
 from nnburst.devices import device_names
-
-ROOT = Path(__file__).resolve().parents[2]
+from support import ROOT
 
 
 def test_help_lists_every_command_without_importing_any() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from operation_support import B8, F32, I32, Array, O, T, run_model
 
 import nnburst
 from nnburst.burst import ExecutionBurstController
@@ -29,6 +28,7 @@ from nnburst.model import (
     Subgraph,
 )
 from nnburst.service import start_child
+from support.operations import B8, F32, I32, Array, O, T, run_model
 
 L = Lifetime
 

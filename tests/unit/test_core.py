@@ -21,8 +21,8 @@ from nnburst._core.deadline import Deadline
 from nnburst._core.errno import check, header_digest
 from nnburst._core.fds import FdSet, close_fds
 from nnburst.fmq import MessageQueue
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 CORE = Path(inspect.getfile(nnburst._core)).parent
 
 

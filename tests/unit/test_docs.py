@@ -18,14 +18,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from operation_support import FLOATS, Case, O, rng
 
 from nnburst.cli import main
 from nnburst.devices.reference.call import KernelCall
 from nnburst.devices.reference.kernels import KERNELS
 from nnburst.model.rows import ROWS, activation
+from support import ROOT
+from support.operations import FLOATS, Case, O, rng
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *(path for part in ("docs", "examples", "nnburst", "tests") for path in sorted((ROOT / part).rglob("*.md"))),

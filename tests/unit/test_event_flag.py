@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import PATIENCE
 
 from nnburst.errors import BadState, InvalidArgument, MissedDeadline
 from nnburst.fmq import EventFlag, MessageQueue
 from nnburst.memory import Memory
+from support.waiting import PATIENCE
 
 
 @pytest.fixture

@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import PATIENCE
 
 import nnburst
 from nnburst import Compilation, Execution, InvalidArgument, Memory, MemoryDesc, MissedDeadline, ModelBuilder
 from nnburst.errors import BadState, DeadObject, GeneralFailure
 from nnburst.model import Model, OperandType, OperationType
 from nnburst.runtime import Duration, Event, Service
+from support.waiting import PATIENCE
 
 T, Op = OperandType, OperationType
-WATCHDOG = PATIENCE
 
 
 def increment(dims: tuple[int, ...] = (4,)) -> Model:
@@ -89,11 +88,11 @@ def test_arrays_are_copied_when_it_is_launched_and_when_it_is_waited_for(executi
     with pytest.raises(BadState, match="running"):
         run.compute()
     gate.open()
-    event.wait(WATCHDOG)
+    event.wait(PATIENCE)
     event.wait()
     assert event.done
     assert y.tolist() == [1, 2, 3, 4]
-    run.start_compute_with_dependencies().wait(WATCHDOG)
+    run.start_compute_with_dependencies().wait(PATIENCE)
     assert y.tolist() == [100] * 4
 
 
@@ -106,10 +105,10 @@ def test_services_wait_for_each_other_without_the_client(service: Service, execu
             run.set_output_from_memory(0, memory, 64 * (i + 1), 16)
             events.append(run.start_compute_with_dependencies([events[-1]]))
         gate.open()
-        events[-1].fence.wait(WATCHDOG)  # nothing but the last fence is looked at
+        events[-1].fence.wait(PATIENCE)  # nothing but the last fence is looked at
         assert memory.array(np.float32, (4,), 64 * 5).tolist() == [5] * 4
         for event in events:
-            event.wait(WATCHDOG)
+            event.wait(PATIENCE)
 
 
 def test_buffers_of_the_device_are_handed_on(execution: Make, gate: Gate) -> None:
@@ -127,8 +126,8 @@ def test_buffers_of_the_device_are_handed_on(execution: Make, gate: Gate) -> Non
         one = first.start_compute_with_dependencies([gate.event])
         two = second.start_compute_with_dependencies([one])
         gate.open()
-        two.wait(WATCHDOG)
-        one.wait(WATCHDOG)
+        two.wait(PATIENCE)
+        one.wait(PATIENCE)
     assert result.tolist() == [7] * 4
 
 
@@ -141,10 +140,10 @@ def test_a_failure_goes_down_the_chain_and_says_why(execution: Make, gate: Gate)
     one = runs[0].start_compute_with_dependencies([gate.event])
     two = runs[1].start_compute_with_dependencies([one])
     with pytest.raises(GeneralFailure, match=r"wait_for\[0\] went into error"):
-        two.wait(WATCHDOG)
+        two.wait(PATIENCE)
     for _ in range(2):
         with pytest.raises(MissedDeadline, match=r"before wait_for\[0\] was signalled"):
-            one.wait(WATCHDOG)
+            one.wait(PATIENCE)
     with pytest.raises(InvalidArgument, match="is in error"):
         execution_with_arrays(execution).start_compute_with_dependencies([one])
 
@@ -167,7 +166,7 @@ def test_durations_with_and_without_the_waiting(execution: Make, gate: Gate) -> 
     with pytest.raises(BadState):
         run.get_duration(Duration.IN_DRIVER)
     gate.open()
-    event.wait(WATCHDOG)
+    event.wait(PATIENCE)
     whole, fenced = run.get_duration(Duration.IN_DRIVER), run.get_duration(Duration.FENCED_IN_DRIVER)
     assert whole is not None
     assert fenced is not None
@@ -186,7 +185,7 @@ def test_REQ_MODEL_057_079_what_is_refused_at_the_launch(execution: Make, servic
             run.start_compute_with_dependencies([bad])  # type: ignore[list-item]
     with pytest.raises(InvalidArgument, match="timeout=-1"):
         run.start_compute_with_dependencies(duration=-1)
-    run.start_compute_with_dependencies().wait(WATCHDOG)  # what was refused has not used it up
+    run.start_compute_with_dependencies().wait(PATIENCE)  # what was refused has not used it up
     with pytest.raises(BadState, match="has run"):
         run.start_compute_with_dependencies()
     open_ended = execution(model=increment((0,)))
@@ -202,7 +201,7 @@ def test_REQ_MODEL_057_079_what_is_refused_at_the_launch(execution: Make, servic
         if not compilation.has_one_device:
             with pytest.raises(InvalidArgument, match="exactly one device"):
                 anywhere.start_compute_with_dependencies(duration=1.0)
-        anywhere.start_compute_with_dependencies().wait(WATCHDOG)
+        anywhere.start_compute_with_dependencies().wait(PATIENCE)
         anywhere.close()
 
 
@@ -217,7 +216,7 @@ def test_REQ_MODEL_079_events_of_descriptors() -> None:
     os.close(copy)
     os.close(writer)
     with pytest.raises(GeneralFailure):
-        event.wait(WATCHDOG)
+        event.wait(PATIENCE)
     event.fence.close()
     os.close(reader)
 
@@ -225,7 +224,7 @@ def test_REQ_MODEL_079_events_of_descriptors() -> None:
 def test_an_execution_that_was_started_can_be_depended_on(execution: Make) -> None:
     one, two = execution_with_arrays(execution), execution_with_arrays(execution)
     first = one.start_compute()
-    two.start_compute_with_dependencies([first]).wait(WATCHDOG)
+    two.start_compute_with_dependencies([first]).wait(PATIENCE)
     assert first.done
     first.wait()
 
@@ -236,7 +235,7 @@ def test_an_event_wakes_an_event_loop(execution: Make, gate: Gate) -> None:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(event, over.set)
         loop.call_soon(gate.open)
-        await asyncio.wait_for(over.wait(), WATCHDOG)
+        await asyncio.wait_for(over.wait(), PATIENCE)
         loop.remove_reader(event)
         event.wait(0)
 
@@ -252,4 +251,4 @@ def test_a_service_that_dies_ends_the_wait(gate: Gate) -> None:
             event = run.start_compute_with_dependencies([gate.event])
             os.kill(service.pid, 9)
             with pytest.raises(DeadObject):
-                event.wait(WATCHDOG)
+                event.wait(PATIENCE)

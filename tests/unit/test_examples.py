@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support import ROOT
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

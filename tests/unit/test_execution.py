@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from service_support import stopped
-from small_models import relu
 
 import nnburst
 from nnburst import (
@@ -52,8 +50,10 @@ from nnburst.model import (
 from nnburst.runtime import MemoryDesc, Service
 from nnburst.runtime.compile.model_files import _with_pools
 from nnburst.runtime.service import _LocalBackend
+from support.models import relu
+from support.processes import stopped
+from support.waiting import PATIENCE
 
-PATIENCE = 30.0
 F = OperandType.TENSOR_FLOAT32
 ONE = np.ones(4, np.float32)
 

@@ -11,21 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from patience import PATIENCE
 
 import nnburst
 from nnburst import BadState, InvalidArgument, MissedDeadline
 from nnburst.testing import FakeClock, assert_nothing_left, inject
+from support import ROOT
+from support.waiting import PATIENCE
 
 ONES = {"x": np.ones((1, 4), np.float32)}
 AN_HOUR = 3600.0
-WATCHDOG = PATIENCE
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +146,7 @@ class Orders:
 def wait_for_clocks() -> None:
     for thread in threading.enumerate():
         if thread.name == "nnburst-fake-clock":
-            thread.join(WATCHDOG)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
 
 
@@ -210,4 +208,4 @@ def test_clock_that_is_not_closed_does_not_keep_the_program() -> None:
         "fault, clock = inject(Orders, crash_on=1), FakeClock()\n"
         "clock.advance(1, when=fault)\n"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=WATCHDOG, check=True)
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=PATIENCE, check=True)

@@ -10,12 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE
 
 from nnburst.devices import Fence, FenceSignal, FenceState
 from nnburst.errors import GeneralFailure, InvalidArgument, MissedDeadline
-
-WATCHDOG = PATIENCE
+from support.waiting import PATIENCE
 
 
 def events(fence: Fence) -> int:
@@ -73,7 +71,7 @@ def test_a_process_that_ends_has_put_its_fences_in_error() -> None:
         text, (fd,), _, _ = socket.recv_fds(ours, 32, 1)
         try:
             with Fence(fd) as fence, pytest.raises(GeneralFailure):
-                fence.wait(WATCHDOG)
+                fence.wait(PATIENCE)
         finally:
             os.close(fd)
             process.wait()

@@ -14,9 +14,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from patience import PATIENCE
-from service_support import in_process, stopped
-from small_models import relu
 
 import nnburst
 from nnburst import ModelBuilder, OperandType
@@ -28,6 +25,10 @@ from nnburst.runtime.run.burst_pool import Bursts
 from nnburst.runtime.run.pipeline import Pipeline
 from nnburst.service.wire import protocol
 from nnburst.watch import find_services, look
+from support.models import relu
+from support.processes import stopped
+from support.services import in_process
+from support.waiting import PATIENCE
 
 FUNCTIONS = """
 import time

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import PATIENCE
 
 from nnburst.errors import BadState, GeneralFailure
 from nnburst.fmq import MessageQueue, MQDescriptor
+from support.waiting import PATIENCE
 
 METHODS = ("fork", "spawn", "forkserver")
 

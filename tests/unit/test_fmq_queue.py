@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import PATIENCE
 
 from nnburst._core._nnburst import lib
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.fmq import Flavour, Grantor, MessageQueue, MQDescriptor
+from support.waiting import PATIENCE
 
 
 def maps() -> int:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support import ROOT
+
 PACKAGE = ROOT / "nnburst"
 
 ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what users call

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_support import stop, stopped
-from small_models import relu
 
 import nnburst
 from nnburst._core.deadline import Deadline
@@ -30,6 +28,8 @@ from nnburst.service.connection.pending import PendingCall
 from nnburst.service.process import launch
 from nnburst.service.wire.protocol import ListDevices
 from nnburst.testing import assert_nothing_left
+from support.models import relu
+from support.processes import stop, stopped
 
 ONE = np.ones(4, np.float32)
 PACKAGE = str(Path(nnburst.__file__).parent)

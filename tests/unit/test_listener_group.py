@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_support import WATCHDOG, socket_pair, tiny_model
 
 from nnburst.burst import ExecutionBurstController, FlowQueue, ListenerGroup
 from nnburst.devices import CacheFiles, CompileJob, create_device
@@ -22,6 +21,9 @@ from nnburst.errors import GeneralFailure, ResourceExhausted
 from nnburst.model import Priority
 from nnburst.runtime import Service
 from nnburst.service import ServiceConnection, ServiceHost
+from support.connections import socket_pair
+from support.models import tiny_model
+from support.waiting import PATIENCE
 
 ONES = np.ones(4, np.float32)
 
@@ -100,7 +102,7 @@ def hangs_on_zero() -> tuple[Callable[[Any], Any], threading.Semaphore, threadin
     def function(x: Any) -> Any:
         if x[0] == 0:
             inside.release()
-            assert released.wait(WATCHDOG)
+            assert released.wait(PATIENCE)
         return np.array(x)
 
     return function, inside, released
@@ -117,7 +119,7 @@ def test_run_that_hangs_delays_no_other_client(shared: Callable[..., Shared]) ->
         thread.start()
     try:
         for _ in range(2):
-            assert inside.acquire(timeout=WATCHDOG)
+            assert inside.acquire(timeout=PATIENCE)
         for _ in range(50):  # none of these returns before the others are released
             for session in honest:
                 assert run(session)[0] == 1
@@ -126,7 +128,7 @@ def test_run_that_hangs_delays_no_other_client(shared: Callable[..., Shared]) ->
     finally:
         released.set()
         for thread in threads:
-            thread.join(WATCHDOG)
+            thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in threads)
 
 
@@ -143,7 +145,7 @@ def test_runs_of_all_priorities_that_hang_delay_no_other_client(shared: Callable
     try:
         for thread in threads:
             thread.start()
-            assert inside.acquire(timeout=WATCHDOG)
+            assert inside.acquire(timeout=PATIENCE)
         for _ in range(20):  # none of these returns before the others are released
             for session in good:
                 assert run(session)[0] == 1
@@ -151,7 +153,7 @@ def test_runs_of_all_priorities_that_hang_delay_no_other_client(shared: Callable
         released.set()
         for thread in threads:
             if thread.ident:
-                thread.join(WATCHDOG)
+                thread.join(PATIENCE)
 
 
 def test_high_priority_goes_before_low_that_has_had_less(shared: Callable[..., Shared]) -> None:
@@ -187,7 +189,7 @@ def test_high_priority_goes_before_low_that_has_had_less(shared: Callable[..., S
     finally:
         stop.set()
         for thread in threads:
-            thread.join(WATCHDOG)
+            thread.join(PATIENCE)
     assert begun > 30
     assert sorted(waited)[15] <= 8, "by time alone it would have waited for some twenty runs"
 
@@ -200,7 +202,7 @@ def test_runs_of_one_client_that_repeat_leave_room_for_its_others(shared: Callab
         begun.append(float(x[0]))
         if x[0] == 0:
             inside.release()
-            assert released.wait(WATCHDOG)
+            assert released.wait(PATIENCE)
         return np.array(x)
 
     service = shared(function, runs=2)
@@ -220,10 +222,10 @@ def test_runs_of_one_client_that_repeat_leave_room_for_its_others(shared: Callab
     threads.append(threading.Thread(target=run, args=(third, 2)))
     for thread in threads[:2]:
         thread.start()
-        assert inside.acquire(timeout=WATCHDOG)
+        assert inside.acquire(timeout=PATIENCE)
     threads[2].start()
     try:
-        deadline = time.monotonic() + WATCHDOG
+        deadline = time.monotonic() + PATIENCE
         while third.stats.sent < 2:
             assert time.monotonic() < deadline
             time.sleep(0.001)
@@ -231,7 +233,7 @@ def test_runs_of_one_client_that_repeat_leave_room_for_its_others(shared: Callab
     finally:
         released.set()
         for thread in threads:
-            thread.join(WATCHDOG)
+            thread.join(PATIENCE)
     followed = begun[: begun.index(2)].count(3)  # a turn or two of theirs may come first
     assert followed < 500, "the third waited for what followed the others"
 
@@ -337,7 +339,7 @@ def test_client_that_dies_leaves_no_burst(shared: Callable[..., Shared]) -> None
     run(session)
     run(other)
     gone._backend._connection._sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
-    assert hosted.wait_ended(WATCHDOG)
+    assert hosted.wait_ended(PATIENCE)
     assert hosted.ledger.used["bursts"] == 0
     assert run(other)[0] == 1
 

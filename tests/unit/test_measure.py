@@ -9,8 +9,6 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from endless_support import doubling_model
-from small_models import relu
 from test_control_flow import counting_model, if_model
 from test_partition import O, Only, T
 
@@ -29,6 +27,7 @@ from nnburst.model import (
     RunOptions,
     operation_cost,
 )
+from support.models import doubling_model, relu
 
 pytestmark = pytest.mark.leaks("the trust store of a process stays open")
 

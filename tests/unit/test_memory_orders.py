@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support import ROOT
+
 MODEL = ROOT / "tests" / "model"
 sys.path.insert(0, str(MODEL))
 

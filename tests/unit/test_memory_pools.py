@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from patience import PATIENCE
 
 from nnburst._core import file_system
 from nnburst._core.file_system import REMOTE_FILES, check_file_system
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, ResourceExhausted
 from nnburst.memory import PROT_READ, PROT_WRITE, Arena, Memory, MemoryHandle
+from support.waiting import PATIENCE
 
 F_GET_SEALS = 1034
 PAGE = mmap.PAGESIZE

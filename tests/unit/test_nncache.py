@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE
 
 from nnburst.blobs import NNCache, nncache
+from support.waiting import PATIENCE
 
 
 def opened(path: Path) -> NNCache:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from operation_support import F16, F32, I32, Q8, run_model
 
 import nnburst
 from nnburst import ErrorStatus, InvalidArgument, ModelBuilder, Operand, OperandType, OperationType
 from nnburst.devices import ReferenceDevice
 from nnburst.model import GraphBuilder, Model
+from support.operations import F16, F32, I32, Q8, run_model
 
 X = np.array([[1, -2, 4], [3, 5, -6]], np.float32)
 ROW = np.array([2, 4, 8], np.float32)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from operation_support import F16, F32, FLOATS, I32, QUANTS, REALS, Array, Box, Case, Fx, O, T, Typed, rng, run_model
 
 from nnburst.errors import ErrorStatus
 from nnburst.model import ModelBuilder
+from support.operations import F16, F32, FLOATS, I32, QUANTS, REALS, Array, Box, Case, Fx, O, T, Typed, rng, run_model
 
 X = rng(1).normal(size=(2, 8, 10, 3))
 REGIONS = np.array([[0.0, 0, 20, 16], [3.5, 2, 9.25, 11], [8, 8, 8, 8], [1, 0.5, 6, 15.5]])

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from operation_support import B8, F16, F32, FLOATS, I32, QUANTS, REALS, Array, Case, Fx, O, T, Typed, rng
 
 from nnburst.errors import ErrorStatus
+from support.operations import B8, F16, F32, FLOATS, I32, QUANTS, REALS, Array, Case, Fx, O, T, Typed, rng
 
 X = rng(1).uniform(0.2, 3, (2, 3, 4, 5))
 Y = rng(2).uniform(-2, 2, (2, 3, 4, 5))
@@ -99,9 +99,8 @@ def test_comparisons_of_real_values(operation: O) -> None:
 
 def test_comparison_of_different_quantisations() -> None:
     """0 … 255 in halves against bytes: 100 halves are 50."""
-    from operation_support import Q8, run_model
-
     from nnburst.model import ModelBuilder
+    from support.operations import Q8, run_model
 
     b = ModelBuilder()
     x = b.input("x", Q8, (3,), scale=0.5, zero_point=0)
@@ -134,9 +133,8 @@ CASTS = (F32, F16, I32, T.TENSOR_QUANT8_ASYMM)
 @pytest.mark.parametrize("source", CASTS, ids=lambda t: t.name)
 @pytest.mark.parametrize("target", CASTS, ids=lambda t: t.name)
 def test_cast_drops_fractions_and_saturates(source: T, target: T) -> None:
-    from operation_support import run_model
-
     from nnburst.model import ModelBuilder, operand_info
+    from support.operations import run_model
 
     values = np.array([-300.7, -1.5, 0, 2.5, 254.9, 255, 300.7, 1000])
     info, into = operand_info(source), operand_info(target)

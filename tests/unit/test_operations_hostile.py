@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from operation_support import Array, O, T, rng, run_model
 
 import nnburst
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument
 from nnburst.model import OPERANDS, OPERATIONS, ModelBuilder
 from nnburst.model.signature import Param, types_of
+from support.operations import Array, O, T, rng, run_model
 
 SENSIBLE, HOSTILE = [0, 1, 1, 2, 2, 3], [-(2**31), -1, 0, 1, 4, 7, 65536, 2**31 - 1]
 REALS = [0.0, 1.0, -1.0, 0.5, 2.0, 1e30, np.inf, np.nan, 1e-30]

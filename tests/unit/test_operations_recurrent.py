@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from operation_support import F32, FLOATS, I32, Q8, Q8S, Array, Case, Fx, O, rng, run_model
 
 from nnburst.devices.reference.kernels import fixed_point
 from nnburst.errors import ErrorStatus
 from nnburst.model import ModelBuilder, OperandType
+from support.operations import F32, FLOATS, I32, Q8, Q8S, Array, Case, Fx, O, rng, run_model
 
 T = OperandType
 

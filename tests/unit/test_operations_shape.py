@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from operation_support import B8, F16, F32, FLOATS, I32, Q8, REALS, Array, Case, Fx, O, T, Typed, rng, run_model
 
 from nnburst.errors import ErrorStatus
 from nnburst.model import ModelBuilder
+from support.operations import B8, F16, F32, FLOATS, I32, Q8, REALS, Array, Case, Fx, O, T, Typed, rng, run_model
 
 X = rng(1).uniform(-2, 2, (2, 3, 4, 5))
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from operation_support import F16, F32, I32, Q8, O, T, run_model
 
 from nnburst.cli import main
 from nnburst.cli.ops import operation_rows, render_page
@@ -18,8 +16,8 @@ from nnburst.devices.reference import RUNS
 from nnburst.errors import ErrorStatus, InvalidArgument
 from nnburst.model import METHODS, OPERATIONS, ModelBuilder
 from nnburst.model.methods import render_stub
-
-ROOT = Path(__file__).resolve().parents[2]
+from support import ROOT
+from support.operations import F16, F32, I32, Q8, O, T, run_model
 
 
 def test_every_operation_of_the_table_runs() -> None:

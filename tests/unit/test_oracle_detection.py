@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
-from operation_support import F32, I32, REALS, Array, Box, Case, Fx, O, T, Typed, run_model
-from oracle_support import Dice, by_onnx, drawn, to_nchw, to_nhwc
 
 from nnburst.errors import ErrorStatus
 from nnburst.model import ModelBuilder
+from support.operations import F32, I32, REALS, Array, Box, Case, Fx, O, T, Typed, run_model
+from support.oracles import Dice, by_onnx, drawn, to_nchw, to_nhwc
 
 
 def eighths(dice: Dice, count: int, height: float, width: float) -> Array:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from operation_support import B8, F16, F32, FLOATS, I32, QUANTS, REALS, Array, Case, Fx, O, Typed
-from oracle_support import Dice, by_onnx, drawn, to_nchw, to_nhwc
+
+from support.operations import B8, F16, F32, FLOATS, I32, QUANTS, REALS, Array, Case, Fx, O, Typed
+from support.oracles import Dice, by_onnx, drawn, to_nchw, to_nhwc
 
 ONE: dict[O, tuple[Callable[[float], float], float, float, Any]] = {
     O.ABS: (abs, -9, 9, FLOATS),

@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
-from operation_support import FLOATS, I32, Q8, Array, Case, Fx, O, T, run_model
-from oracle_support import Dice, by_onnx, drawn
 
 from nnburst.errors import ErrorStatus
 from nnburst.model import Model, ModelBuilder
+from support.operations import FLOATS, I32, Q8, Array, Case, Fx, O, T, run_model
+from support.oracles import Dice, by_onnx, drawn
 
 GATES = ("in", "forget", "cell", "out")
 ONNX_ORDER = ("in", "out", "forget", "cell")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from operation_support import F32, FLOATS, I32, REALS, Array, Case, O, Typed
-from oracle_support import Dice, by_onnx, drawn, to_nchw, to_nhwc
+
+from support.operations import F32, FLOATS, I32, REALS, Array, Case, O, Typed
+from support.oracles import Dice, by_onnx, drawn, to_nchw, to_nhwc
 
 
 def ints(*numbers: int) -> Array:

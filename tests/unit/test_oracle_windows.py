@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from operation_support import F16, F32, FLOATS, Q8, Q8S, REALS, Array, Case, O, T, decoded, run_model
-from oracle_support import Dice, by_onnx, drawn, to_nchw, to_nhwc
 
 from nnburst.errors import ErrorStatus
 from nnburst.model import ModelBuilder
+from support.operations import F16, F32, FLOATS, Q8, Q8S, REALS, Array, Case, O, T, decoded, run_model
+from support.oracles import Dice, by_onnx, drawn, to_nchw, to_nhwc
 
 LIMITS: dict[int, Callable[[Array], Array]] = {
     0: lambda x: x,

@@ -17,13 +17,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from small_models import relu
 
 from nnburst import Session
 from nnburst.errors import BadState, DeadObject, DeviceUnavailable, MissedDeadline
 from nnburst.scale.pair import Pair
-
-PATIENCE = 60.0
+from support.models import relu
+from support.waiting import PATIENCE
 
 
 class Peer:

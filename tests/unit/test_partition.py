@@ -15,8 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from patience import PATIENCE
-from service_support import in_process
 from test_control_flow import COUNT as TIMES
 from test_control_flow import ONE, PAIR, TRUTH, Values, counting_model, graph, sub
 
@@ -50,11 +48,12 @@ from nnburst.model import (
     validate_model,
 )
 from nnburst.runtime import Duration
+from support.services import in_process
+from support.waiting import PATIENCE
 
 O, T = OperationType, OperandType  # noqa: E741 - short, for tables
 COUNT = 64
 C = np.arange(COUNT, dtype=np.float32)
-WATCHDOG = PATIENCE
 
 
 class Only(ReferenceDevice):
@@ -131,9 +130,9 @@ def test_parts_give_what_the_whole_gives(devices: list[Device], way: str) -> Non
                 if way == "compute":
                     execution.compute()
                 elif way == "start":
-                    execution.start_compute().wait(WATCHDOG)
+                    execution.start_compute().wait(PATIENCE)
                 elif way == "fenced":
-                    execution.start_compute_with_dependencies().wait(WATCHDOG)
+                    execution.start_compute_with_dependencies().wait(PATIENCE)
                 elif way == "burst":
                     execution.burst_compute(burst)
                 else:

@@ -15,9 +15,9 @@ import nnburst
 from nnburst import BadState, InvalidArgument, Memory
 from nnburst.memory import PROT_READ
 from nnburst.model import Model, ModelBuilder, OperandType
+from support.waiting import PATIENCE
 
 F = OperandType.TENSOR_FLOAT32
-PATIENCE = 20.0
 
 
 def doubling() -> Model:

@@ -14,8 +14,7 @@ from types import ModuleType
 import pytest
 
 import nnburst
-
-ROOT = Path(__file__).resolve().parents[2]
+from support import ROOT
 
 
 def module_names() -> list[str]:

@@ -9,14 +9,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 import nnburst
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "recipes"
 NO_CONTAINERS = 77
 COMMANDS = {

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support import ROOT
+
 PAGES = sorted((ROOT / "docs" / "requirements").glob("*.md"))
 ROW = re.compile(r"^- \*\*(REQ-[A-Z]+-\d{3})\*\* (.+?) Tests: (.+)$", re.MULTILINE)
 NAMED = re.compile(r"REQ_([A-Z]+)((?:_(?:to_)?\d{3})+)(?!\d)")

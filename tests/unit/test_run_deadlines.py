@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_support import WATCHDOG, Ended, socket_pair
 from test_control_flow import counting_model
 
 from nnburst.burst import ListenerGroup
@@ -20,6 +19,9 @@ from nnburst.devices.reference.program import Program
 from nnburst.errors import MissedDeadline
 from nnburst.runtime import Service
 from nnburst.service import ServiceConnection, ServiceHost
+from support.connections import socket_pair
+from support.doubles import Ended
+from support.waiting import PATIENCE
 
 ONES = np.ones(4, np.float32)
 SHORT = 0.02
@@ -39,7 +41,7 @@ class Recorded(FunctionDevice):
         self.seen.append(float(x[0]))
         if x[0] == 0:
             self.inside.set()
-            assert self.released.wait(WATCHDOG)
+            assert self.released.wait(PATIENCE)
         return np.array(x)
 
 
@@ -66,13 +68,13 @@ def test_request_that_has_not_begun_by_its_deadline_is_dropped(rig: tuple[Servic
     execution.inputs["x"][:] = 0
     with pytest.raises(MissedDeadline):
         execution.run()
-    assert device.inside.wait(WATCHDOG)
+    assert device.inside.wait(PATIENCE)
     execution.inputs["x"][:] = 7
     for _ in range(3):  # these never leave the ring in time
         with pytest.raises(MissedDeadline):
             execution.run()
     device.released.set()
-    execution.timeout = WATCHDOG
+    execution.timeout = PATIENCE
     execution.inputs["x"][:] = 5
     execution.run()
     assert execution.outputs["y"].tolist() == [5] * 4
@@ -92,7 +94,7 @@ def test_loop_ends_at_the_deadline_of_its_run(rig: tuple[Service, Recorded], mon
     assert isinstance(ended.first(), MissedDeadline)
     for array in execution.inputs.values():
         array[...] = 5
-    execution.timeout = WATCHDOG
+    execution.timeout = PATIENCE
     execution.run()
 
 
@@ -100,7 +102,7 @@ def test_alarm_clock_calls_what_is_due_and_nothing_else() -> None:
     clock, called = AlarmClock(), threading.Event()
     with clock.at(time.monotonic_ns() + 3600 * 10**9, lambda: pytest.fail("not due")):
         with clock.at(time.monotonic_ns() + 10**7, called.set):
-            assert called.wait(WATCHDOG)
+            assert called.wait(PATIENCE)
         with clock.at(time.monotonic_ns() - 1, called.set):
             pass
     assert not clock._alarms
@@ -116,8 +118,8 @@ def test_call_that_raises_keeps_no_later_deadline_from_being_held(
         raise error("on purpose")
 
     with clock.at(time.monotonic_ns() - 1, fail), clock.at(time.monotonic_ns() - 1, called.set):
-        assert called.wait(WATCHDOG)
+        assert called.wait(PATIENCE)
     called.clear()
     with clock.at(time.monotonic_ns() + 10**6, called.set):
-        assert called.wait(WATCHDOG)
+        assert called.wait(PATIENCE)
     assert "ending a run at its deadline failed" in caplog.text

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import PATIENCE
-from service_support import stopped
 
 import nnburst
 from nnburst import ModelBuilder, OperandType
+from support.processes import stopped
+from support.waiting import PATIENCE
 
 Inputs = dict[str, np.ndarray]
 BAD: Inputs = {"x": np.zeros((1, 3), np.float32)}

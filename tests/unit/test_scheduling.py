@@ -19,8 +19,8 @@ import nnburst
 from nnburst.burst.polling import window_ns
 from nnburst.errors import DeviceUnavailable, InvalidArgument
 from nnburst.service.process.scheduling import POLICIES, Scheduling
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 CPUS = sorted(os.sched_getaffinity(0))
 
 

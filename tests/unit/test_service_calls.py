@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, send, settled_fds
-from small_models import relu
 
 import nnburst
 from nnburst.errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
@@ -28,6 +26,10 @@ from nnburst.service.wire import protocol
 from nnburst.service.wire.packets import FdBundle, Kind, receive
 from nnburst.service.wire.protocol import Side
 from nnburst.testing import assert_nothing_left
+from support.connections import Answers, connected, raw_peer, send
+from support.models import relu
+from support.processes import open_fds, settled_fds
+from support.waiting import PATIENCE
 
 GOODBYE = protocol.encode(protocol.Goodbye())
 LONG = protocol.Execute(
@@ -41,7 +43,7 @@ def test_too_many_calls_at_once_close_the_connection() -> None:
     go_on = threading.Event()
 
     def slow(message: object, fds: FdBundle) -> protocol.Done:
-        go_on.wait(WATCHDOG)
+        go_on.wait(PATIENCE)
         return protocol.Done()
 
     with raw_peer(Side.SERVICE, Answers(on_goodbye=slow)) as (end, sock):
@@ -51,7 +53,7 @@ def test_too_many_calls_at_once_close_the_connection() -> None:
         except ConnectionError:
             pass
         go_on.set()
-        assert end.wait_ended(WATCHDOG)
+        assert end.wait_ended(PATIENCE)
         assert "too many calls" in end.end_reason
 
 
@@ -60,7 +62,7 @@ def test_one_side_never_has_more_calls_under_way_than_the_other_takes() -> None:
 
     def call() -> None:
         try:
-            end.call(protocol.Goodbye(), timeout=WATCHDOG)
+            end.call(protocol.Goodbye(), timeout=PATIENCE)
         except BadState as error:
             answers.append(type(error).__name__)
 
@@ -73,7 +75,7 @@ def test_one_side_never_has_more_calls_under_way_than_the_other_takes() -> None:
             end.call(protocol.Goodbye(), timeout=0.01)
         end.hang_up()
         for thread in threads:
-            thread.join(WATCHDOG)
+            thread.join(PATIENCE)
     assert answers == ["BadState"] * pending.MAX_PENDING
 
 
@@ -81,13 +83,13 @@ def test_second_long_call_while_one_is_served_closes_the_connection() -> None:
     go_on = threading.Event()
 
     def slow(message: object, fds: FdBundle) -> protocol.ExecuteReply:
-        go_on.wait(WATCHDOG)
+        go_on.wait(PATIENCE)
         return protocol.ExecuteReply(0, (), protocol.Timing())
 
     with raw_peer(Side.SERVICE, Answers(on_execute=slow)) as (end, sock):
         for number in (1, 2):
             send(sock, Kind.REQUEST, number, protocol.encode(LONG), (), None)
-        assert end.wait_ended(WATCHDOG)
+        assert end.wait_ended(PATIENCE)
         go_on.set()
         assert "two long calls" in end.end_reason
 
@@ -103,7 +105,7 @@ def test_threads_with_long_calls_take_turns() -> None:
         with lock:
             at_once += 1
             most = max(most, at_once)
-        assert short_done.wait(WATCHDOG)
+        assert short_done.wait(PATIENCE)
         with lock:
             at_once -= 1
         return protocol.ExecuteReply(0, (), protocol.Timing())
@@ -112,10 +114,10 @@ def test_threads_with_long_calls_take_turns() -> None:
         threads = [threading.Thread(target=client.call, args=(LONG,)) for _ in range(4)]
         for thread in threads:
             thread.start()
-        client.call(protocol.Goodbye(), timeout=WATCHDOG)
+        client.call(protocol.Goodbye(), timeout=PATIENCE)
         short_done.set()
         for thread in threads:
-            thread.join(WATCHDOG)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
         assert client.alive
         assert service.alive
@@ -130,8 +132,8 @@ def test_handler_that_wants_to_leave_is_answered_and_its_thread_serves_on(error:
     with connected(service=Answers(on_goodbye=leave), workers=1) as (client, _):
         for _ in range(3):
             with pytest.raises(GeneralFailure, match=error.__name__):
-                client.call(protocol.Goodbye(), timeout=WATCHDOG)
-        client.call(protocol.FreeMemory(1, 1), timeout=WATCHDOG)
+                client.call(protocol.Goodbye(), timeout=PATIENCE)
+        client.call(protocol.FreeMemory(1, 1), timeout=PATIENCE)
 
 
 def test_error_whose_text_cannot_be_sent_is_answered(caplog: pytest.LogCaptureFixture) -> None:
@@ -142,7 +144,7 @@ def test_error_whose_text_cannot_be_sent_is_answered(caplog: pytest.LogCaptureFi
 
     with connected(service=Answers(on_goodbye=fail)) as (client, _):
         with pytest.raises(GeneralFailure, match=r"caf\\udce9\.bin"):
-            client.call(protocol.Goodbye(), timeout=WATCHDOG)
+            client.call(protocol.Goodbye(), timeout=PATIENCE)
 
 
 def test_call_for_which_there_is_no_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,8 +159,8 @@ def test_call_for_which_there_is_no_thread_is_refused(monkeypatch: pytest.Monkey
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", failing)
             with pytest.raises(ResourceExhausted, match="thread"):
-                client.call(protocol.Goodbye(), timeout=WATCHDOG)
-        client.call(protocol.Goodbye(), timeout=WATCHDOG)
+                client.call(protocol.Goodbye(), timeout=PATIENCE)
+        client.call(protocol.Goodbye(), timeout=PATIENCE)
 
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------------------------
@@ -179,19 +181,19 @@ def test_call_that_is_interrupted_leaves_the_connection_usable(
             return post(self, job)
         if moment == "after it was posted":
             post(self, job)
-            assert came.wait(WATCHDOG)
+            assert came.wait(PATIENCE)
         raise KeyboardInterrupt
 
     def waiting(self: pending.PendingCall, timeout: float | None) -> bool:
-        assert came.wait(WATCHDOG)
+        assert came.wait(PATIENCE)
         if moment == "when answered":
             may_answer.set()
-            assert wait(self, WATCHDOG)
+            assert wait(self, PATIENCE)
         raise KeyboardInterrupt
 
     def answer(message: object, fds: FdBundle) -> protocol.Message:
         came.set()
-        assert may_answer.wait(WATCHDOG)
+        assert may_answer.wait(PATIENCE)
         is_execute = isinstance(message, protocol.Execute)
         return protocol.ExecuteReply(0, (), protocol.Timing()) if is_execute else protocol.HelloReply((1, 0), 7)
 
@@ -206,12 +208,12 @@ def test_call_that_is_interrupted_leaves_the_connection_usable(
                 client.call(LONG if is_long else protocol.Hello((1, 0), 1), on_late=late.append)
         may_answer.set()
         for _ in range(2 * pending.MAX_PENDING):
-            client.call(protocol.Goodbye(), timeout=WATCHDOG)
-        deadline = time.monotonic() + WATCHDOG
+            client.call(protocol.Goodbye(), timeout=PATIENCE)
+        deadline = time.monotonic() + PATIENCE
         while not late and moment != "before it is posted" and time.monotonic() < deadline:
             time.sleep(0.001)
         assert len(late) == (moment != "before it is posted")
-        client.call(LONG, timeout=WATCHDOG)
+        client.call(LONG, timeout=PATIENCE)
 
 
 def test_exception_of_a_signal_handler_while_a_call_is_encoded_is_not_the_message_s_fault(
@@ -231,9 +233,9 @@ def test_exception_of_a_signal_handler_while_a_call_is_encoded_is_not_the_messag
     try:
         with connected() as (client, _):
             with pytest.raises(TimeoutError, match="of the handler"):
-                client.call(LONG, timeout=WATCHDOG)
+                client.call(LONG, timeout=PATIENCE)
             monkeypatch.undo()
-            client.call(protocol.Goodbye(), timeout=WATCHDOG)
+            client.call(protocol.Goodbye(), timeout=PATIENCE)
     finally:
         signal.signal(signal.SIGALRM, old)
 
@@ -337,7 +339,7 @@ def test_thread_that_cannot_be_started_leaves_nothing_behind(name: str, monkeypa
 def test_what_finalisers_leave_is_sent_without_another_call() -> None:
     with raw_peer(Side.CLIENT) as (end, sock):
         end.forget(protocol.Release(7))
-        _wait_readable(sock, WATCHDOG)
+        _wait_readable(sock, PATIENCE)
         assert protocol.decode_request(receive(sock).body, Side.SERVICE)[1] == protocol.Release(7)
 
 
@@ -397,8 +399,8 @@ def test_any_number_of_things_may_be_dropped_at_once() -> None:
     with connected(service=(service := Answers())) as (client, _):
         for number in range(count):
             client.forget(protocol.Release(number))
-        client.call(protocol.Goodbye(), timeout=WATCHDOG)
-        deadline = time.monotonic() + WATCHDOG
+        client.call(protocol.Goodbye(), timeout=PATIENCE)
+        deadline = time.monotonic() + PATIENCE
         while len(service.seen) <= count and time.monotonic() < deadline:
             time.sleep(0.01)
         assert {m.object for m in service.seen if isinstance(m, protocol.Release)} == set(range(count))
@@ -414,7 +416,7 @@ def test_releases_leave_room_for_calls_and_keep_to_the_limit_of_the_other_side()
         threads = [threading.Thread(target=_call_quietly, args=(end,)) for _ in range(100)]
         for thread in threads:
             thread.start()
-        sock.settimeout(WATCHDOG)
+        sock.settimeout(PATIENCE)
         for _ in threads:
             sock.recv(1000)
         for number in range(300):
@@ -424,12 +426,12 @@ def test_releases_leave_room_for_calls_and_keep_to_the_limit_of_the_other_side()
             sock.recv(1000)
         end.hang_up()
         for thread in threads:
-            thread.join(WATCHDOG)
+            thread.join(PATIENCE)
 
 
 def _call_quietly(end: Any) -> None:
     with contextlib.suppress(BadState):
-        end.call(protocol.Goodbye(), timeout=WATCHDOG)
+        end.call(protocol.Goodbye(), timeout=PATIENCE)
 
 
 def test_call_is_over_when_its_answer_is_sent_so_that_another_long_one_may_follow(
@@ -450,7 +452,7 @@ def test_call_is_over_when_its_answer_is_sent_so_that_another_long_one_may_follo
             return send_now(self, message)
 
         monkeypatch.setattr(outbox.Outbox, "send_now", noted)
-        client.call(LONG, timeout=WATCHDOG)
+        client.call(LONG, timeout=PATIENCE)
     assert over == [1]
 
 
@@ -460,10 +462,10 @@ def test_answer_that_the_socket_does_not_take_is_left_to_the_owner() -> None:
     body = protocol.encode(protocol.FailureReason(1))
     with raw_peer(Side.SERVICE, Answers(on_failure_reason=lambda message, fds: reply)) as (_, sock):
         for number in range(1, 101):
-            send(sock, Kind.REQUEST, number, body, (), time.monotonic() + WATCHDOG)
+            send(sock, Kind.REQUEST, number, body, (), time.monotonic() + PATIENCE)
         answered = []
         for _ in range(100):
-            assert select.select([sock], [], [], WATCHDOG)[0]
+            assert select.select([sock], [], [], PATIENCE)[0]
             answered.append(receive(sock).call_id)
     assert sorted(answered) == list(range(1, 101))
 
@@ -498,12 +500,12 @@ def test_answer_that_comes_as_the_deadline_passes_is_taken(monkeypatch: pytest.M
     wait = pending.PendingCall.wait
 
     def late(self: pending.PendingCall, timeout: float | None) -> bool:
-        assert wait(self, WATCHDOG)
+        assert wait(self, PATIENCE)
         return False
 
     with connected() as (client, _):
         monkeypatch.setattr(pending.PendingCall, "wait", late)
-        assert client.call(protocol.Goodbye(), timeout=WATCHDOG)[0] == protocol.Done()
+        assert client.call(protocol.Goodbye(), timeout=PATIENCE)[0] == protocol.Done()
 
 
 def test_requests_that_a_busy_peer_does_not_read_do_not_end_the_connection() -> None:
@@ -517,7 +519,7 @@ def test_requests_that_a_busy_peer_does_not_read_do_not_end_the_connection() -> 
         with pytest.raises(MissedDeadline, match="does not read"):
             end.call(protocol.Goodbye(), timeout=0.3)
         assert end.alive
-        sock.settimeout(WATCHDOG)
+        sock.settimeout(PATIENCE)
         while (data := sock.recv(2000)) == junk:
             pass
         assert protocol.decode_request(data[8:], Side.SERVICE)[1] == protocol.Release(7)
@@ -528,17 +530,17 @@ def test_close_says_that_a_handler_is_still_busy() -> None:
 
     def stuck(message: object, fds: FdBundle) -> protocol.Done:
         entered.set()
-        go_on.wait(WATCHDOG)
+        go_on.wait(PATIENCE)
         return protocol.Done()
 
     with connected(service=Answers(on_goodbye=stuck)) as (client, service):
         thread = threading.Thread(target=_call_quietly, args=(client,))
         thread.start()
-        assert entered.wait(WATCHDOG)
+        assert entered.wait(PATIENCE)
         client.hang_up()
         assert not service.close(1.5)
         go_on.set()
-        thread.join(WATCHDOG)
+        thread.join(PATIENCE)
 
 
 def test_forked_child_has_no_descriptor_of_a_connection() -> None:
@@ -549,7 +551,7 @@ def test_forked_child_has_no_descriptor_of_a_connection() -> None:
             os._exit(bool(set(numbers) & open_fds()))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert set(numbers) <= open_fds()
-        client.call(protocol.Goodbye(), timeout=WATCHDOG)
+        client.call(protocol.Goodbye(), timeout=PATIENCE)
 
 
 def test_object_whose_end_fails_keeps_no_other_from_its_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -580,11 +582,11 @@ def test_long_message_for_which_there_is_no_memory_is_refused(monkeypatch: pytes
         return protocol.ExecuteReply(0, (), protocol.Timing())
 
     with connected(service=Answers(on_execute=answer)) as (client, _):
-        client.call(LONG, timeout=WATCHDOG)
+        client.call(LONG, timeout=PATIENCE)
         before = open_fds()
         with monkeypatch.context() as patched:
             patched.setattr(os, "write", full)
             with pytest.raises(ResourceExhausted, match="No space"):
-                client.call(LONG, timeout=WATCHDOG)
+                client.call(LONG, timeout=PATIENCE)
         assert settled_fds(before) == before
-        client.call(LONG, timeout=WATCHDOG)
+        client.call(LONG, timeout=PATIENCE)

@@ -17,17 +17,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from service_support import (
-    WATCHDOG,
-    Answers,
-    FakeDevice,
-    in_process,
-    open_fds,
-    raw_peer,
-    settled_fds,
-    socket_pair,
-    tiny_model,
-)
 
 from nnburst._core.deadline import Deadline
 from nnburst.burst import BurstCallback, ExecutionBurstController, Kernel
@@ -68,6 +57,12 @@ from nnburst.service.wire.marshal import memories_from_wire, model_to_wire
 from nnburst.service.wire.packets import FdBundle
 from nnburst.service.wire.protocol import Side
 from nnburst.testing import Snapshot
+from support.connections import Answers, raw_peer, socket_pair
+from support.doubles import FakeDevice
+from support.models import tiny_model
+from support.processes import open_fds, settled_fds
+from support.services import in_process
+from support.waiting import PATIENCE
 
 
 def queues() -> tuple[MessageQueue, MessageQueue]:
@@ -168,13 +163,13 @@ def test_a_device_that_is_not_there_is_unavailable() -> None:
 
 def test_a_deadline_ends_the_wait_for_a_model_which_is_released_when_it_comes() -> None:
     go_on = threading.Event()
-    device = FakeDevice(prepare=lambda _: go_on.wait(WATCHDOG))
+    device = FakeDevice(prepare=lambda _: go_on.wait(PATIENCE))
     with in_process([device]) as (client, host):
         with pytest.raises(MissedDeadline):
             client.devices[0].prepare_model(tiny_model(), CompileJob(deadline_ns=time.monotonic_ns() + 10_000_000))
         go_on.set()
         (hosted,) = host.connections
-        deadline = time.monotonic() + WATCHDOG
+        deadline = time.monotonic() + PATIENCE
         while not (device.models and device.models[0].closed) and time.monotonic() < deadline:
             time.sleep(0.001)
         assert device.models[0].closed == 1
@@ -188,7 +183,7 @@ def test_calls_that_wait_for_a_thread_are_served_by_priority() -> None:
     def supported(_: object) -> None:
         if not began.is_set():
             began.set()
-            go_on.wait(WATCHDOG)
+            go_on.wait(PATIENCE)
         else:
             served.append("no priority")
 
@@ -203,12 +198,12 @@ def test_calls_that_wait_for_a_thread_are_served_by_priority() -> None:
         served.clear()
         (hosted,) = host.connections
         calls = [threads.submit(remote.get_supported_operations, tiny_model())]
-        assert began.wait(WATCHDOG)
+        assert began.wait(PATIENCE)
 
         def call(function: Any, *arguments: Any) -> None:
             """Have one more call wait."""
             calls.append(threads.submit(function, *arguments))
-            end = time.monotonic() + WATCHDOG
+            end = time.monotonic() + PATIENCE
             while hosted.connection._serving._served.count < len(calls) and time.monotonic() < end:
                 time.sleep(0.001)
 
@@ -221,7 +216,7 @@ def test_calls_that_wait_for_a_thread_are_served_by_priority() -> None:
             call(remote.get_supported_operations, tiny_model())
             go_on.set()
             for each in calls:
-                each.result(WATCHDOG)
+                each.result(PATIENCE)
     expected = ["no priority", "execute 3", "compile 10", "execute 2", "compile 9", "execute 1", "compile 8"]
     assert served == expected
 
@@ -232,14 +227,14 @@ def test_a_compilation_that_does_not_end_keeps_no_call_waiting_that_computes_not
     def prepare(_: object) -> None:
         if device.models:
             began.set()
-            go_on.wait(WATCHDOG)
+            go_on.wait(PATIENCE)
 
     device = FakeDevice(prepare=prepare)
     with in_process([device], workers=1) as (client, _), ThreadPoolExecutor(1) as thread:
         remote = client.devices[0]
         model = remote.prepare_model(tiny_model())
         hangs = thread.submit(remote.prepare_model, tiny_model())
-        assert began.wait(WATCHDOG)
+        assert began.wait(PATIENCE)
         try:
             assert remote.status is DeviceStatus.AVAILABLE
             configure(model, Callback()).close()
@@ -247,7 +242,7 @@ def test_a_compilation_that_does_not_end_keeps_no_call_waiting_that_computes_not
             assert device.models[0].closed
         finally:
             go_on.set()
-        hangs.result(WATCHDOG)
+        hangs.result(PATIENCE)
 
 
 # -- executions without a burst ----------------------------------------------------------------------------------------
@@ -308,7 +303,7 @@ def test_the_result_of_an_execution_is_a_status_never_an_exception(
 
 def test_an_execution_gives_up_after_its_deadline() -> None:
     go_on = threading.Event()
-    with in_process([FakeDevice(execute=lambda _: go_on.wait(WATCHDOG))]) as (client, _), Memory.ashmem(64) as pool:
+    with in_process([FakeDevice(execute=lambda _: go_on.wait(PATIENCE))]) as (client, _), Memory.ashmem(64) as pool:
         model = client.devices[0].prepare_model(tiny_model())
         status, _, _ = model.execute_synchronously(a_request(pool), RunOptions(deadline_ns=time.monotonic_ns()))
         assert status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
@@ -569,7 +564,7 @@ def test_the_end_of_a_connection_releases_all_it_owned() -> None:
     unused = client.devices[0].prepare_model(tiny_model())
     device.contexts[0].callback.get_memories([1, 2])
     client._connection.close()  # without goodbye, as if the client had died
-    assert hosted.wait_ended(WATCHDOG)
+    assert hosted.wait_ended(PATIENCE)
     assert device.contexts[0].log == ["hang_up", "close"]
     assert [model.closed for model in device.models] == [1, 1]
     assert set(hosted.ledger.used.values()) == {0}
@@ -587,10 +582,10 @@ def test_what_is_dropped_is_released() -> None:
         burst = configure(model, Callback())
         del burst, model
         gc.collect()
-        assert device.contexts[0].gone.wait(WATCHDOG)
+        assert device.contexts[0].gone.wait(PATIENCE)
         client.devices[0].status  # noqa: B018 - a call that comes after both releases
         (hosted,) = host.connections
-        deadline = time.monotonic() + WATCHDOG
+        deadline = time.monotonic() + PATIENCE
         while len(hosted.objects) and time.monotonic() < deadline:
             time.sleep(0.001)
         assert len(hosted.objects) == 0
@@ -602,7 +597,7 @@ def test_a_model_that_is_prepared_after_the_client_left_is_released() -> None:
 
     def slow(_: object) -> None:
         entered.set()
-        assert go_on.wait(WATCHDOG)
+        assert go_on.wait(PATIENCE)
 
     device = FakeDevice(prepare=slow)
     a, b = socket_pair()
@@ -619,15 +614,15 @@ def test_a_model_that_is_prepared_after_the_client_left_is_released() -> None:
 
     thread = threading.Thread(target=prepare)
     thread.start()
-    assert entered.wait(WATCHDOG)
+    assert entered.wait(PATIENCE)
     client._connection.close()
-    thread.join(WATCHDOG)
+    thread.join(PATIENCE)
     assert isinstance(failures[0], BadState)
-    assert hosted.wait_ended(WATCHDOG)
+    assert hosted.wait_ended(PATIENCE)
     go_on.set()
     host.close()
     client.close()
-    deadline = time.monotonic() + WATCHDOG
+    deadline = time.monotonic() + PATIENCE
     while not (device.models and device.models[0].closed) and time.monotonic() < deadline:
         time.sleep(0.001)
     assert device.models[0].closed == 1
@@ -641,7 +636,7 @@ def test_connection_that_does_not_say_hello_in_time_ends_and_no_other() -> None:
         greeted = host.serve(b, hello_timeout=2.0)
         with ServiceConnection(a) as client, c:
             silent = host.serve(d, hello_timeout=0.05)
-            assert silent.wait_ended(WATCHDOG)
+            assert silent.wait_ended(PATIENCE)
             assert silent.connection.end_reason == "the peer has not said hello"
             assert not greeted.wait_ended(2.0)
             assert client.devices[0].status is DeviceStatus.AVAILABLE
@@ -657,7 +652,7 @@ def test_only_the_user_of_the_service_and_root_end_clients(monkeypatch: pytest.M
         assert client.alive
         assert host.end_clients(1, "nobody") == 0
         assert host.end_clients(4711, "enough") == 1
-        deadline = time.monotonic() + WATCHDOG
+        deadline = time.monotonic() + PATIENCE
         while client.alive:  # until it has read that its connection has ended
             assert time.monotonic() < deadline
             time.sleep(0.001)
@@ -670,7 +665,7 @@ def test_closing_a_host_waits_for_connections_that_are_just_ending() -> None:
 
     def stuck(_: object) -> None:
         entered.set()
-        assert go_on.wait(WATCHDOG)
+        assert go_on.wait(PATIENCE)
 
     a, b = socket_pair()
     host = ServiceHost([FakeDevice(supported=stuck)])
@@ -681,8 +676,8 @@ def test_closing_a_host_waits_for_connections_that_are_just_ending() -> None:
         a.send(b"\0\0\0\0\1\0\0\0" + protocol.encode(protocol.Hello(protocol.VERSION, 1)))
         a.recv(1000)
         a.send(b"\0\0\0\0\2\0\0\0" + protocol.encode(protocol.GetSupportedOperations(0, wire)))
-        assert entered.wait(WATCHDOG)
-    assert released.wait(WATCHDOG)  # now the connection is ending, and waits for its handler a little
+        assert entered.wait(PATIENCE)
+    assert released.wait(PATIENCE)  # now the connection is ending, and waits for its handler a little
     host.close()
     assert hosted.wait_ended(0)
     go_on.set()
@@ -714,7 +709,7 @@ def test_dropping_every_reference_ends_the_connection() -> None:
     assert device.status is DeviceStatus.AVAILABLE  # a proxy keeps the connection
     del device
     gc.collect()
-    assert hosted.wait_ended(WATCHDOG)
+    assert hosted.wait_ended(PATIENCE)
     host.close()
 
 
@@ -773,7 +768,7 @@ def test_quota_of_requests_counts_executions_without_a_burst_until_they_end(way:
 
     def block(request: Request) -> None:
         begun.release()
-        assert go_on.wait(WATCHDOG)
+        assert go_on.wait(PATIENCE)
 
     few = Quotas(requests=2)
     options = {"quotas": few} if owner == "connection" else {"user_quotas": PER_USER.changed({"requests": 2})}
@@ -788,7 +783,7 @@ def test_quota_of_requests_counts_executions_without_a_burst_until_they_end(way:
             same = model if owner == "connection" else other.devices[0].prepare_model(tiny_model())
             under_way = [threads.submit(model.execute_synchronously, a_request(pool)) for _ in range(2)]
             try:
-                assert all(begun.acquire(timeout=WATCHDOG) for _ in under_way)
+                assert all(begun.acquire(timeout=PATIENCE) for _ in under_way)
                 if way == "fenced":
                     with pytest.raises(ResourceExhausted, match=knob):
                         same.execute_fenced(a_request(pool))
@@ -856,7 +851,7 @@ def test_a_call_before_hello_closes_the_connection() -> None:
     hosted = host.serve(b)
     with a:
         a.send(b"\0\0\0\0\1\0\0\0" + protocol.encode(protocol.ListDevices()))
-        assert hosted.wait_ended(WATCHDOG)
+        assert hosted.wait_ended(PATIENCE)
         assert "before hello" in hosted.connection.end_reason
     host.close()
 

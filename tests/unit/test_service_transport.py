@@ -15,7 +15,6 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from service_support import WATCHDOG, Answers, connected, open_fds, raw_peer, send, settled_fds, socket_pair
 
 from nnburst.errors import (
     BadState,
@@ -33,6 +32,9 @@ from nnburst.model import OutputShape
 from nnburst.service.wire import packets, protocol, values
 from nnburst.service.wire.packets import DescriptorsLost, EndOfStream, FdBundle, Kind, receive
 from nnburst.service.wire.protocol import Malformed, Side
+from support.connections import Answers, connected, raw_peer, send, socket_pair
+from support.processes import open_fds, settled_fds
+from support.waiting import PATIENCE
 
 HELLO = protocol.Hello((1, 0), 1)
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -287,7 +289,7 @@ def test_a_long_call_delays_no_other() -> None:
 
     def slow(message: object, fds: FdBundle) -> protocol.Done:
         entered.set()
-        assert go_on.wait(WATCHDOG)
+        assert go_on.wait(PATIENCE)
         return protocol.Done()
 
     client = Answers(on_get_memories=lambda m, fds: protocol.GetMemoriesReply(4))
@@ -295,12 +297,12 @@ def test_a_long_call_delays_no_other() -> None:
         result: list[object] = []
         thread = threading.Thread(target=lambda: result.append(a.call(protocol.Release(1))[0]))
         thread.start()
-        assert entered.wait(WATCHDOG)
-        assert b.call(protocol.GetMemories(1, (0,)), timeout=WATCHDOG)[0].status == 4
-        a.call(protocol.Goodbye(), timeout=WATCHDOG)
+        assert entered.wait(PATIENCE)
+        assert b.call(protocol.GetMemories(1, (0,)), timeout=PATIENCE)[0].status == 4
+        a.call(protocol.Goodbye(), timeout=PATIENCE)
         assert result == []
         go_on.set()
-        thread.join(WATCHDOG)
+        thread.join(PATIENCE)
         assert result == [protocol.Done()]
 
 
@@ -309,7 +311,7 @@ def test_a_call_that_is_not_answered_in_time_gives_up_and_the_late_reply_is_hand
     seen: list[object] = []
 
     def slow(message: object, fds: FdBundle) -> protocol.HelloReply:
-        assert go_on.wait(WATCHDOG)
+        assert go_on.wait(PATIENCE)
         return protocol.HelloReply((1, 0), 3)
 
     def on_late(reply: object) -> None:
@@ -320,9 +322,9 @@ def test_a_call_that_is_not_answered_in_time_gives_up_and_the_late_reply_is_hand
         with pytest.raises(MissedDeadline):
             a.call(HELLO, timeout=0.02, on_late=on_late)
         go_on.set()
-        assert late.wait(WATCHDOG)
+        assert late.wait(PATIENCE)
         assert seen == [protocol.HelloReply((1, 0), 3)]
-        a.call(protocol.Goodbye(), timeout=WATCHDOG)
+        a.call(protocol.Goodbye(), timeout=PATIENCE)
 
 
 def test_a_message_that_cannot_be_encoded_is_an_invalid_argument() -> None:
@@ -340,14 +342,14 @@ def test_many_threads_may_call_at_once() -> None:
 
         def work(base: int) -> None:
             for i in range(base, base + 50):
-                if a.call(protocol.Hello((1, 0), i), timeout=WATCHDOG)[0].pid != i:
+                if a.call(protocol.Hello((1, 0), i), timeout=PATIENCE)[0].pid != i:
                     wrong.append(i)
 
         threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(WATCHDOG)
+            thread.join(PATIENCE)
         assert wrong == []
         assert len(service.seen) == 400
 
@@ -363,13 +365,13 @@ def test_releases_of_finalisers_need_no_answer() -> None:
     service = Answers(on_release=release)
     with connected(service=service) as (a, _):
         a.forget(protocol.Release(1))
-        a.call(protocol.Goodbye(), timeout=WATCHDOG)  # whoever sends next takes it along
-        deadline = time.monotonic() + WATCHDOG
+        a.call(protocol.Goodbye(), timeout=PATIENCE)  # whoever sends next takes it along
+        deadline = time.monotonic() + PATIENCE
         while protocol.Release(1) not in service.seen and time.monotonic() < deadline:
             time.sleep(0.001)
         assert protocol.Release(1) in service.seen
         a.forget(protocol.Release(2))
-        assert done.wait(WATCHDOG)
+        assert done.wait(PATIENCE)
         assert {m.object for m in service.seen if isinstance(m, protocol.Release)} == {1, 2}
 
 
@@ -396,7 +398,7 @@ def test_a_malformed_message_closes_its_connection_and_nothing_else(name: str) -
         raw_send(sock, data, fds)
         for fd in fds:
             os.close(fd)
-        assert end.wait_ended(WATCHDOG)
+        assert end.wait_ended(PATIENCE)
         assert next_datagram(sock) == b""
         assert end.end_reason.startswith("malformed")
         other.call(protocol.Goodbye())
@@ -406,7 +408,7 @@ def test_a_malformed_message_closes_its_connection_and_nothing_else(name: str) -
 @given(st.binary(max_size=200))
 def test_any_datagram_leaves_the_connection_usable_or_closed(body: bytes) -> None:
     with raw_peer(Side.SERVICE) as (end, sock):
-        sock.settimeout(WATCHDOG)
+        sock.settimeout(PATIENCE)
         raw_send(sock, header() + body)
         try:
             raw_send(sock, header(call_id=9) + protocol.encode(protocol.Goodbye()))
@@ -416,7 +418,7 @@ def test_any_datagram_leaves_the_connection_usable_or_closed(body: bytes) -> Non
             if struct.unpack_from("<BBHI", reply)[3] == 9:
                 break
         else:
-            assert end.wait_ended(WATCHDOG)
+            assert end.wait_ended(PATIENCE)
 
 
 def test_a_reply_of_another_type_closes_the_connection() -> None:
@@ -429,22 +431,22 @@ def test_a_reply_of_another_type_closes_the_connection() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(DeadObject, match="malformed"):
-            end.call(HELLO, timeout=WATCHDOG)
-        thread.join(WATCHDOG)
+            end.call(HELLO, timeout=PATIENCE)
+        thread.join(PATIENCE)
 
 
 def test_REQ_MODEL_076_second_answer_to_a_call_closes_the_connection() -> None:
     with raw_peer(Side.CLIENT) as (end, sock):
         answers = []
-        caller = threading.Thread(target=lambda: answers.append(end.call(protocol.Goodbye(), timeout=WATCHDOG)))
+        caller = threading.Thread(target=lambda: answers.append(end.call(protocol.Goodbye(), timeout=PATIENCE)))
         caller.start()
         call_id = struct.unpack_from("<BBHI", sock.recv(1000))[3]
         reply = header(kind=1, call_id=call_id) + protocol.encode(protocol.Done())
         raw_send(sock, reply)
-        caller.join(WATCHDOG)
+        caller.join(PATIENCE)
         assert [answer for answer, _ in answers] == [protocol.Done()]
         raw_send(sock, reply)
-        assert end.wait_ended(WATCHDOG)
+        assert end.wait_ended(PATIENCE)
         assert end.end_reason.startswith("malformed")
 
 
@@ -484,9 +486,9 @@ def test_wrong_reply_ends_the_connection_and_its_descriptors_are_closed(what: st
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(DeadObject, match="malformed"):
-            end.call(protocol.GetMemories(1, (1,)), timeout=WATCHDOG)
-        thread.join(WATCHDOG)
-        assert end.wait_ended(WATCHDOG)
+            end.call(protocol.GetMemories(1, (1,)), timeout=PATIENCE)
+        thread.join(PATIENCE)
+        assert end.wait_ended(PATIENCE)
         assert not settled_fds(before) - before
 
 
@@ -494,14 +496,14 @@ def test_a_peer_that_does_not_read_replies_is_dropped() -> None:
     answer = Answers(on_hello=lambda m, fds: protocol.HelloReply((1, 0), 1, "x" * 256))
     with raw_peer(Side.SERVICE, answer, send_timeout=0.05) as (end, sock):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.settimeout(WATCHDOG)
+        sock.settimeout(PATIENCE)
         request = header() + protocol.encode(HELLO)
         try:
             while end.alive:
                 raw_send(sock, request)
         except ConnectionError:
             pass
-        assert end.wait_ended(WATCHDOG)
+        assert end.wait_ended(PATIENCE)
         assert "read" in end.end_reason or "too many calls" in end.end_reason
 
 
@@ -526,7 +528,7 @@ def test_REQ_MODEL_078_the_end_fails_every_pending_call(how: str) -> None:
         else:
             end.close()
         for thread in threads:
-            thread.join(WATCHDOG)
+            thread.join(PATIENCE)
         expected = DeadObject if how == "peer closes" else BadState
         assert [type(error) for error in results] == [expected] * 5
         with pytest.raises(expected):
@@ -541,7 +543,7 @@ def test_each_death_listener_is_called_exactly_once() -> None:
         end.link_to_death(lambda: calls.append("unlinked"))()
         unlink = end.link_to_death(lambda: calls.append("second"))
         sock.close()
-        assert end.wait_ended(WATCHDOG)
+        assert end.wait_ended(PATIENCE)
         assert sorted(calls) == ["early", "second"]
         end.link_to_death(lambda: calls.append("late"))
         assert calls[-1] == "late"
@@ -564,8 +566,8 @@ def test_registering_while_the_peer_dies_calls_every_listener_once() -> None:
                 if i == 100:
                     closer.start()
                 end.link_to_death(functools.partial(_count, counts, i))
-            closer.join(WATCHDOG)
-            assert end.wait_ended(WATCHDOG)
+            closer.join(PATIENCE)
+            assert end.wait_ended(PATIENCE)
             assert counts == [1] * 200
 
 
@@ -573,7 +575,7 @@ def test_a_listener_may_close_the_connection() -> None:
     with raw_peer(Side.CLIENT) as (end, sock):
         end.link_to_death(end.close)
         sock.close()
-        assert end.wait_ended(WATCHDOG)
+        assert end.wait_ended(PATIENCE)
 
 
 def test_a_dead_process_ends_the_connection_although_its_socket_is_still_open() -> None:
@@ -585,7 +587,7 @@ def test_a_dead_process_ends_the_connection_although_its_socket_is_still_open() 
         send(sock, Kind.REQUEST, 0, protocol.encode(protocol.GetMemories(1, (1,))), (), None)
         os.kill(pid, 9)
         os.waitpid(pid, 0)
-        assert end.wait_ended(WATCHDOG)
+        assert end.wait_ended(PATIENCE)
         assert end.end_reason.startswith("the other process")
         with pytest.raises(DeadObject):
             end.call(protocol.Goodbye())
@@ -594,7 +596,7 @@ def test_a_dead_process_ends_the_connection_although_its_socket_is_still_open() 
 def test_closing_ends_the_peer_s_connection_although_a_copy_of_the_socket_is_open() -> None:
     with connected() as (a, b), a._sock.dup():
         a.close()
-        assert b.wait_ended(WATCHDOG)
+        assert b.wait_ended(PATIENCE)
 
 
 def test_use_in_a_forked_child_is_a_bad_state_and_does_not_disturb_the_parent() -> None:
@@ -614,7 +616,7 @@ def test_use_in_a_forked_child_is_a_bad_state_and_does_not_disturb_the_parent() 
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        a.call(protocol.Goodbye(), timeout=WATCHDOG)
+        a.call(protocol.Goodbye(), timeout=PATIENCE)
 
 
 def test_no_thread_is_left() -> None:

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_support import stopped
-from small_models import relu
 
 import nnburst
 from nnburst import BadState, MissedDeadline
@@ -34,8 +32,10 @@ from nnburst.model import (
     RequestArgument,
 )
 from nnburst.service.wire.protocol import ListDevices
+from support.models import relu
+from support.processes import stopped
+from support.waiting import PATIENCE
 
-PATIENCE = 20.0
 ONE = {"x": np.ones(4, np.float32)}
 FUNCTIONS = """
 import time

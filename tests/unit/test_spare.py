@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_models import relu
 
 import nnburst
 from nnburst.errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
 from nnburst.runtime import spare as _spare
 from nnburst.runtime.spare import Spare
-
-PATIENCE = 60.0
+from support.models import relu
+from support.waiting import PATIENCE
 
 
 class Process:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_support import WATCHDOG, socket_pair
 from test_control_flow import counting_model
 from test_session_state import UNITS, cell, expected
 
@@ -41,6 +40,8 @@ from nnburst.runtime import Service
 from nnburst.service import ServiceConnection, ServiceHost
 from nnburst.service.client.proxies import RemotePreparedModel
 from nnburst.service.host.object_table import ObjectTable
+from support.connections import socket_pair
+from support.waiting import PATIENCE
 
 RNG = np.random.default_rng(7)
 STATE = {"h_out": "h_in"}
@@ -160,7 +161,7 @@ def held(device: Accumulator) -> tuple[list[float], threading.Event, threading.E
     def wait(x: np.ndarray) -> None:
         seen.append(x[0])
         begun.set()
-        assert go_on.wait(WATCHDOG)
+        assert go_on.wait(PATIENCE)
 
     device.hook = wait
     return seen, begun, go_on
@@ -182,7 +183,7 @@ def test_deadline_is_kept_between_steps(rig: tuple[Service, Accumulator]) -> Non
         with pytest.raises(MissedDeadline):
             execution.run()
         device.hook = lambda x: None
-        execution.timeout = WATCHDOG
+        execution.timeout = PATIENCE
         execution.inputs["x"][:] = 1
         execution.run()
         assert execution.outputs["y"][:, 0].tolist() == [2.0 * (k + 1) for k in range(50)]
@@ -202,9 +203,9 @@ def test_awaited_run_that_is_cancelled_has_no_more_steps_run(rig: tuple[Service,
             with pytest.raises(asyncio.CancelledError):
                 await task
 
-        asyncio.run(asyncio.wait_for(cancelled(), WATCHDOG))
+        asyncio.run(asyncio.wait_for(cancelled(), PATIENCE))
         go_on.set()
-        limit = time.monotonic() + WATCHDOG
+        limit = time.monotonic() + PATIENCE
         while execution.is_in_flight and time.monotonic() < limit:
             time.sleep(0.001)
         assert len(seen) == 1
@@ -228,17 +229,17 @@ def test_client_that_is_gone_has_no_more_steps_run(
     monkeypatch.setattr(local, "present_token", noting)
     with service.session("add") as session, session.bind(steps=4096, state=STATE) as execution:
         future = execution.submit()
-        assert begun.wait(WATCHDOG)
+        assert begun.wait(PATIENCE)
         assert device.host is not None
         closing = threading.Thread(target=device.host.close)
         closing.start()
-        limit = time.monotonic() + WATCHDOG
+        limit = time.monotonic() + PATIENCE
         while not any(token and token.cancelled[0] for token in tokens) and time.monotonic() < limit:
             time.sleep(0.001)
         go_on.set()
         with pytest.raises(NNBurstError):
-            future.result(WATCHDOG)
-        closing.join(WATCHDOG)
+            future.result(PATIENCE)
+        closing.join(PATIENCE)
         assert not closing.is_alive()
     assert len(seen) == 1
 
@@ -249,13 +250,13 @@ def test_run_that_the_end_of_the_service_cuts_off_is_not_said_to_have_failed(rig
     with service.session("add") as session, session.bind(steps=4096, state=STATE) as execution:
         execution.timeout = 1.0
         future = execution.submit()
-        assert begun.wait(WATCHDOG)
+        assert begun.wait(PATIENCE)
         assert device.host is not None
         (hosted,) = device.host._connections
         hosted.objects.leave()  # as at its end; but here the client does not hear of that
         go_on.set()
         with pytest.raises(MissedDeadline):
-            future.result(WATCHDOG)
+            future.result(PATIENCE)
 
 
 def test_service_that_is_stopped_finishes_all_steps(
@@ -272,14 +273,14 @@ def test_service_that_is_stopped_finishes_all_steps(
     monkeypatch.setattr(ObjectTable, "hang_up", telling)
     with service.session("add") as session, session.bind(steps=8, state=STATE) as execution:
         future = execution.submit()
-        assert begun.wait(WATCHDOG)
+        assert begun.wait(PATIENCE)
         assert device.host is not None
         closing = threading.Thread(target=device.host.close, args=["it was told to stop"])
         closing.start()
-        assert told.wait(WATCHDOG)
+        assert told.wait(PATIENCE)
         go_on.set()
-        assert future.result(WATCHDOG) is execution
-        closing.join(WATCHDOG)
+        assert future.result(PATIENCE) is execution
+        closing.join(PATIENCE)
         assert not closing.is_alive()
     assert len(seen) == 8
 
@@ -331,7 +332,7 @@ def test_device_is_told_of_a_deadline_only_where_steps_are_long(rig: tuple[Servi
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(FunctionModel, "bind", telling)
-        with service.session("add", timeout=WATCHDOG) as session, session.bind(steps=500, state=STATE) as execution:
+        with service.session("add", timeout=PATIENCE) as session, session.bind(steps=500, state=STATE) as execution:
             device.hook = lambda x: time.sleep(0.002 if x[0] == 7 else 0)
             execution.inputs["x"][:] = np.arange(500)[:, None]
             execution.run()
@@ -402,7 +403,7 @@ def test_restarted_service_that_takes_no_steps_says_so() -> None:
 
 def test_steps_of_a_run_that_was_given_a_timeout_are_those_of_others(rig: tuple[Service, Accumulator]) -> None:
     service, _ = rig
-    with service.session(cell(), timeout=WATCHDOG) as session, session.bind(steps=4, state=STATE) as execution:
+    with service.session(cell(), timeout=PATIENCE) as session, session.bind(steps=4, state=STATE) as execution:
         xs = execution.inputs["x"][:] = RNG.normal(size=(4, 1, 3)).astype(np.float32)
         execution.run()
         execution.reset_state()

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import PATIENCE
-from service_support import stopped
 
 import nnburst
 from nnburst import Execution, ModelBuilder, OperandType
 from nnburst.service.wire.protocol import ListDevices
+from support.processes import stopped
+from support.waiting import PATIENCE
 
 X = np.ones(4, np.float32)
 TINY = 1e-6

@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from service_support import stop, stopped
 
 import nnburst
 from nnburst._core import ffi, lib
@@ -40,6 +39,7 @@ from nnburst.watch import (
     look,
 )
 from nnburst.watch.metrics import MetricsServer, application
+from support.processes import stop, stopped
 
 RUNS = 3000
 

@@ -12,9 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import PATIENCE
-from service_support import in_process
-from small_models import relu
 from test_control_flow import B8, ONE, TRUTH, O, Values, graph, sub
 
 from nnburst.burst import BurstExecutorWithCache, ExecutionBurstController, Kernel, SlotExecutor
@@ -47,6 +44,9 @@ from nnburst.model import (
     reason_of,
 )
 from nnburst.service import PER_USER, Quotas, ServiceHost
+from support.models import relu
+from support.services import in_process
+from support.waiting import PATIENCE
 
 F32 = OperandType.TENSOR_FLOAT32
 MIB = 1 << 20

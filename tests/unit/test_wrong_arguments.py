@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_models import relu
 
 import nnburst
 from nnburst import BadState, InvalidArgument, ModelBuilder, OperandType, OperationType
@@ -27,6 +26,7 @@ from nnburst.model import (
 )
 from nnburst.runtime import Burst
 from nnburst.service import ServiceConnection, start_child
+from support.models import relu
 
 X = np.ones(4, np.float32)
 FLOATS = OperandType.TENSOR_FLOAT32

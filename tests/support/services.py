@@ -1,11 +1,10 @@
-"""A shared service, and honest clients that say whether they noticed anything."""
+"""Services: in this process, and shared ones with honest clients that say whether they noticed anything."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -17,11 +16,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from fault_support import ROOT, WATCHDOG
 
+from nnburst.devices import Device
+from nnburst.service import ServiceConnection, ServiceHost
 from nnburst.service.wire.protocol import VERSION, Hello, encode
+from support import ROOT
+from support.connections import socket_pair
+from support.processes import line_of
+from support.waiting import PATIENCE
 
 COMMAND = [sys.executable, "-c", "from nnburst.cli import main; main()"]
+
 
 HONEST = """
 import collections, json, sys, threading, time
@@ -78,13 +83,18 @@ thread.join()
 """
 
 
-def line_of(process: subprocess.Popen[str]) -> str:
-    """Return the next line that a process says."""
-    assert process.stdout is not None
-    poll = select.poll()
-    poll.register(process.stdout, select.POLLIN)
-    assert poll.poll(WATCHDOG * 1000), "the process said nothing"
-    return process.stdout.readline()
+@contextlib.contextmanager
+def in_process(devices: Sequence[Device], **options: Any) -> Iterator[tuple[ServiceConnection, ServiceHost]]:
+    """A client and a host in this process."""
+    a, b = socket_pair()
+    host = ServiceHost(devices, **options)
+    host.serve(b)
+    client = ServiceConnection(a)
+    try:
+        yield client, host
+    finally:
+        client.close()
+        host.close()
 
 
 class Honest:
@@ -92,7 +102,7 @@ class Honest:
 
     def __init__(self, address: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", HONEST, address, str(WATCHDOG)],
+            [sys.executable, "-c", HONEST, address, str(PATIENCE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -132,7 +142,7 @@ class Honest:
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
-            self.process.wait(WATCHDOG)
+            self.process.wait(PATIENCE)
         finally:
             self.process.kill()
             self.process.wait()
@@ -187,7 +197,7 @@ class Shared:
 
     def gives_back(self, before: int) -> None:
         """Wait until it has no more descriptors than before. A few more are an honest client's that is coming."""
-        deadline = time.monotonic() + WATCHDOG
+        deadline = time.monotonic() + PATIENCE
         while self.descriptors() > before + 10:
             assert time.monotonic() < deadline, f"{before} descriptors before, now {self.descriptors()}"
             time.sleep(0.02)
@@ -202,7 +212,7 @@ class Shared:
         try:
             assert self.process.poll() is None, self.log.read_text()
             self.process.send_signal(signal.SIGTERM)
-            assert self.process.wait(WATCHDOG) == 0
+            assert self.process.wait(PATIENCE) == 0
         finally:
             self.process.kill()
             self.process.wait()
@@ -224,7 +234,7 @@ class RawConnection:
 
     def __init__(self, shared: Shared) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        self.sock.settimeout(WATCHDOG)
+        self.sock.settimeout(PATIENCE)
         self.sock.connect(str(shared.path))
 
     def send(self, header: bytes, body: bytes, fds: list[int]) -> None:

@@ -1,17 +1,62 @@
-"""Models that run for longer than any test waits."""
+"""Models that tests of many files run, and requests on them."""
 
 from __future__ import annotations
 
+import numpy as np
+
+from nnburst.memory import Memory
 from nnburst.model import (
     DataLocation,
     Lifetime,
     Model,
+    ModelBuilder,
     OperandDesc,
     OperandType,
     Operation,
     OperationType,
+    Request,
+    RequestArgument,
     Subgraph,
 )
+
+
+def relu(shape: tuple[int, ...] = (4,)) -> Model:
+    """y = max(x, 0) of floats."""
+    b = ModelBuilder()
+    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, shape)))
+    return b.build()
+
+
+def tiny_model(constant_bytes: int = 16) -> Model:
+    """y = x + constant, of floats; a constant of more than 128 bytes is a pool of its own."""
+    builder = ModelBuilder()
+    n = constant_bytes // 4
+    x = builder.input("x", OperandType.TENSOR_FLOAT32, (n,))
+    c = builder.constant(np.arange(n, dtype=np.float32))
+    builder.output("y", builder.add(x, c))
+    return builder.build()
+
+
+def request_on(pool: Memory, nbytes: int = 256) -> Request:
+    inputs = (RequestArgument(location=DataLocation(0, 0, nbytes)),)
+    outputs = (RequestArgument(location=DataLocation(0, 256, nbytes)),)
+    return Request(inputs, outputs, (pool,))
+
+
+def add_model() -> Model:
+    """y = x + [1, 2, 3, 4]."""
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (4,))
+    b.output("y", b.add(x, np.array([1, 2, 3, 4], np.float32)))
+    return b.build()
+
+
+def open_model() -> Model:
+    """y = x + 1 with an open first dimension."""
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (0, 2))
+    b.output("y", b.add(x, np.ones((1, 2), np.float32)))
+    return b.build()
 
 
 def doubling_model(levels: int = 40) -> Model:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from operation_support import Array
+
+from support.operations import Array
 
 onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 ort = pytest.importorskip("onnxruntime", reason="needs the extra nnburst[onnx]")

@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 import msgspec.inspect as types
-from fault_support import WATCHDOG
+
+from support.waiting import PATIENCE
 
 SCALARS: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 7, 127, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1,
@@ -167,7 +168,7 @@ class Descriptors:
         for sock in (*self._kept, *self._full):
             sock.close()
         for closer in self._closers:
-            closer.join(WATCHDOG)
+            closer.join(PATIENCE)
             assert not closer.is_alive()
 
     def _make_pipe(self) -> int:

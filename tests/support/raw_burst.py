@@ -13,14 +13,11 @@ from nnburst.devices import PreparedModel
 from nnburst.errors import ErrorStatus
 from nnburst.fmq import NOT_EMPTY, MessageQueue
 from nnburst.memory import Memory
-from nnburst.model import Model, ModelBuilder, OperandType
+from support.waiting import PATIENCE
 
 UINT64_MAX = 2**64 - 1
 Datum = bytes
 """24 bytes."""
-
-PATIENCE = 20.0
-"""Seconds after which a test gives up; reached only when something hangs."""
 
 
 def packet_information(size: int, inputs: int, outputs: int, pools: int) -> Datum:
@@ -142,22 +139,6 @@ class RawBurst:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def add_model() -> Model:
-    """y = x + [1, 2, 3, 4]."""
-    b = ModelBuilder()
-    x = b.input("x", OperandType.TENSOR_FLOAT32, (4,))
-    b.output("y", b.add(x, np.array([1, 2, 3, 4], np.float32)))
-    return b.build()
-
-
-def open_model() -> Model:
-    """y = x + 1 with an open first dimension."""
-    b = ModelBuilder()
-    x = b.input("x", OperandType.TENSOR_FLOAT32, (0, 2))
-    b.output("y", b.add(x, np.ones((1, 2), np.float32)))
-    return b.build()
 
 
 class AddRequest:

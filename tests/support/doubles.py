@@ -1,0 +1,122 @@
+"""A device with hooks, and what became of runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from nnburst.burst import BurstCallback, BurstContext
+from nnburst.devices import Device, PreparedModel
+from nnburst.errors import ErrorStatus
+from nnburst.model import NO_TIMING, Capabilities, Model, Request
+from support.waiting import PATIENCE
+
+
+class Ended:
+    """What became of the runs of a class of kernels that had a deadline."""
+
+    def __init__(self, monkeypatch: Any, kind: Any) -> None:
+        self.errors: list[BaseException | None] = []
+        self.changed = threading.Condition()
+        until = kind.until
+
+        def recorded(this: Any, deadline_ns: int) -> Any:
+            error = None
+            try:
+                return until(this, deadline_ns)
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                with self.changed:
+                    self.errors.append(error)
+                    self.changed.notify()
+
+        monkeypatch.setattr(kind, "until", recorded)
+
+    def first(self) -> BaseException | None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.errors, PATIENCE)
+            return self.errors[0]
+
+
+class FakeModel(PreparedModel):
+    """Calls the device's hook; reports what becomes of it."""
+
+    def __init__(self, device: FakeDevice, model: Model) -> None:
+        self.device = device
+        self.model = model
+        self.closed = 0
+
+    def execute_synchronously(self, request: Request, options: Any = None) -> Any:
+        self.device.hook("execute", request)
+        return ErrorStatus.NONE, (), NO_TIMING
+
+    def configure_execution_burst(
+        self, callback: BurstCallback, request_channel: Any, result_channel: Any, polling_window: float | None = None
+    ) -> BurstContext:
+        context = FakeContext(self.device, callback, polling_window)
+        self.device.contexts.append(context)
+        self.device.hook("burst", context)
+        return context
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class FakeContext(BurstContext):
+    def __init__(self, device: FakeDevice, callback: BurstCallback, polling_window: float | None) -> None:
+        self.device = device
+        self.callback = callback
+        self.polling_window = polling_window
+        self.freed: list[int] = []
+        self.log: list[str] = []
+        self.gone = threading.Event()
+
+    def free_memory(self, slot: int) -> None:
+        self.freed.append(slot)
+
+    def hang_up(self) -> None:
+        self.log.append("hang_up")
+
+    def close(self) -> None:
+        self.log.append("close")
+        self.gone.set()
+
+
+class FakeDevice(Device):
+    """Accepts everything. `hooks` maps "prepare", "execute", "supported", "burst" to functions called on the way."""
+
+    def __init__(self, **hooks: Callable[[Any], Any]) -> None:
+        self.hooks = hooks
+        self.models: list[FakeModel] = []
+        self.contexts: list[FakeContext] = []
+        self.closed = False
+
+    def hook(self, name: str, argument: Any) -> Any:
+        return self.hooks[name](argument) if name in self.hooks else None
+
+    @property
+    def name(self) -> str:
+        return "test-fake"
+
+    @property
+    def version_string(self) -> str:
+        return "1"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        self.hook("supported", model)
+        return (True,) * len(model.main.operations)
+
+    def prepare_model(self, model: Model, *_: Any) -> PreparedModel:
+        self.hook("prepare", model)
+        self.models.append(FakeModel(self, model))
+        return self.models[-1]
+
+    def close(self) -> None:
+        self.closed = True

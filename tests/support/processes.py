@@ -1,0 +1,97 @@
+"""Other processes: to stop, to wait for, to listen to; and the descriptors of this one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from support import ROOT
+from support.waiting import PATIENCE
+
+
+def stop(pid: int) -> None:
+    """Stop a child process, and wait until none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Have a child process stand still in the block."""
+    stop(pid)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def wait_gone(pidfd: int) -> None:
+    """Wait until the process of a pidfd has ended; closes it."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    gone = poll.poll(PATIENCE * 1000)
+    if not gone:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)
+    assert gone, "the process is still there"
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a process says."""
+    assert process.stdout is not None
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    assert poll.poll(PATIENCE * 1000), "the process said nothing"
+    return process.stdout.readline()
+
+
+class Client:
+    """A client program in a process of its own. It prints one line of process ids when it is where it should be."""
+
+    def __init__(self, program: str) -> None:
+        path = os.pathsep.join((str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")))
+        env = {**os.environ, "PYTHONPATH": path}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.kill()
+            self.finish()
+            raise AssertionError("the client failed")
+        self.pids = [int(word) for word in line.split()]
+        self.pidfds = [os.pidfd_open(pid) for pid in self.pids]
+
+    def finish(self) -> int:
+        """Reap the client; returns its status."""
+        status = self.process.wait(PATIENCE)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+        return status
+
+
+def open_fds() -> set[int]:
+    """Descriptors of this process, without the one that lists them."""
+    fds = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            os.readlink(f"/proc/self/fd/{name}")
+            fds.add(int(name))
+    return fds
+
+
+def settled_fds(before: set[int]) -> set[int]:
+    """Descriptors of this process, once threads have closed what was not there before; after a while all the same."""
+    deadline = time.monotonic() + PATIENCE
+    while (now := open_fds()) - before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return now

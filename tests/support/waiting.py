@@ -1,0 +1,32 @@
+"""How long tests wait for what must come. It ends a hang and judges no speed, so a slow machine may have more."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE = float(os.environ.get("NNBURST_TEST_PATIENCE", "30"))
+"""Seconds. `make test-aarch64` sets the variable, since an emulator is slow and may be stopped for minutes. The C tests
+know it, too (`tests/c/check.h`)."""
+
+
+class Background:
+    """A call in a thread; `result` waits for what it returned or raised."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._outcome: list[Any] = []
+        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        self._thread.start()
+
+    def _run(self, call: Callable[[], Any]) -> None:
+        try:
+            self._outcome.append(call())
+        except Exception as error:
+            self._outcome.append(error)
+
+    def result(self) -> Any:
+        self._thread.join(PATIENCE)
+        assert self._outcome, "the call did not come back"
+        return self._outcome[0]
