@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from .._core.leaving import abandon_when_forked
-from ..errors import ResourceExhausted
+from .._core.threads import start_daemon
 
 _log = logging.getLogger(__name__)
 
@@ -48,13 +48,11 @@ class AlarmClock:
             number = next(self._numbers)
             self._alarms[number] = deadline_ns, call
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="nnburst-alarm", daemon=True)
                 try:
-                    thread.start()
-                except RuntimeError as error:
+                    self._thread = start_daemon(self._run, name="nnburst-alarm", what="a deadline")
+                except BaseException:
                     del self._alarms[number]
-                    raise ResourceExhausted(f"a deadline needs a thread: {error}") from error
-                self._thread = thread
+                    raise
             elif not 0 < self._sleeps_until <= deadline_ns:
                 self._changed.notify()
         try:

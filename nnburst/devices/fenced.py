@@ -11,7 +11,6 @@ import abc
 import logging
 import os
 import select
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from .._core.fds import FdSet
+from .._core.threads import start_daemon
 from ..errors import (
     ErrorStatus,
     GeneralFailure,
@@ -132,10 +132,7 @@ class LocalFenced(FencedExecution):
             ResourceExhausted: The system has no thread for it.
         """
         self._on_end = on_end
-        try:
-            threading.Thread(target=self._own, name="nnburst-fenced", daemon=True).start()
-        except RuntimeError as error:
-            raise ResourceExhausted(f"a fenced execution needs a thread: {error}") from error
+        start_daemon(self._own, name="nnburst-fenced", what="a fenced execution")
         return self
 
     def info(self) -> FencedInfo:

@@ -55,7 +55,7 @@ from ..model import (
 from .compile.compilation import Compilation, member
 from .display import described, nodes_table
 from .request.device_memory import DeviceMemory
-from .request.external_buffers import Place
+from .request.external_buffers import ExternalBuffer
 from .request.layout import ALIGNMENT, Argument, ArgumentLayout, lay_out
 from .request.node_args import NodeArg, SharedArrays, Sizes, answer_length
 from .request.state import State, check_steps, make_states
@@ -207,7 +207,7 @@ class Execution(BoundRequest):
         burst: Burst,
         sizes: Sizes,
         states: Mapping[str, State],
-        places: Mapping[str, Place],
+        places: Mapping[str, ExternalBuffer],
         rooms: Mapping[str, int],
         *,
         steps: Steps | None,
@@ -276,7 +276,9 @@ class Execution(BoundRequest):
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "outputs", outputs)
 
-    def _place(self, kind: str, index: int, node: NodeArg, shape: tuple[int, ...] | None, place: Place) -> None:
+    def _place(
+        self, kind: str, index: int, node: NodeArg, shape: tuple[int, ...] | None, place: ExternalBuffer
+    ) -> None:
         """Let an argument lie in memory of the caller's."""
         whole = shape if shape is None or self._steps is None else (self._steps.count, *shape)
         if place.memory.image is not None:

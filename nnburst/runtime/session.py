@@ -47,7 +47,7 @@ from .request.node_args import NodeArg, checked_inputs
 from .run import event_loop
 from .run.batching import run_many
 from .run.burst_pool import Bursts
-from .run.permits import Lane, Lanes
+from .run.permits import Permit, Permits
 from .run.pipeline import KeptPipelines, Pipeline
 from .run.recovery import Recovery, Restart
 from .service import Service, launch
@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 _OPENING = 60.0
 """Seconds for opening a session whose runs have a limit, if the caller names no other."""
 _KEPT = 8
-"""Executions for different shapes that a lane keeps."""
-_MOST_LANES = 4096
+"""Executions for different shapes that a permit keeps."""
+_MOST_PERMITS = 4096
 _MOST_RERUNS = 8
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
@@ -148,8 +148,8 @@ class Session(OneProcess):
             raise InvalidArgument(
                 "spare=True needs on_death='restart', and a service of the session's own: no service="
             )
-        if concurrency is not None and (not isinstance(concurrency, int) or not 1 <= concurrency <= _MOST_LANES):
-            raise InvalidArgument(f"concurrency={concurrency!r}; give a number from 1 to {_MOST_LANES}")
+        if concurrency is not None and (not isinstance(concurrency, int) or not 1 <= concurrency <= _MOST_PERMITS):
+            raise InvalidArgument(f"concurrency={concurrency!r}; give a number from 1 to {_MOST_PERMITS}")
         wish = member(ExecutionPreference, preference, "preference")
         rank = member(Priority, priority, "priority")
         self._timeout = checked_timeout(timeout)
@@ -168,9 +168,9 @@ class Session(OneProcess):
             self._bursts.recovery = Recovery(lambda: _open_again(this()), limit or _OPENING)
             self._bursts.retry = retry
         self._leaving: Leaving | None = None
-        self._lanes = Lanes(concurrency or len(self._bursts.first.controller.cpus))
-        self._bursts.most_at_home = self._lanes.number
-        self._idle, self._waiting = self._lanes.idle, self._lanes.waiting
+        self._permits = Permits(concurrency or len(self._bursts.first.controller.cpus))
+        self._bursts.most_at_home = self._permits.number
+        self._idle, self._waiting = self._permits.idle, self._permits.waiting
         self._rooms: dict[str, int] = {}
         self._pipelines = KeptPipelines(self._bursts)
         self._output_indexes = {node.name: i for i, node in enumerate(self._compilation.outputs)}
@@ -248,13 +248,13 @@ class Session(OneProcess):
         wanted = None if output_names is None else self._checked_outputs(output_names)
         limit = self._timeout if timeout is ... else checked_timeout(timeout)
         try:
-            lane = self._idle.pop()
+            permit = self._idle.pop()
         except IndexError:
-            lane, limit = self._waited_for(limit)
+            permit, limit = self._waited_for(limit)
         try:
-            execution = lane.execution
+            execution = permit.execution
             if execution is None or not execution.feed(inputs):
-                execution = setting_up(self._open_timeout, limit).call(self._fed, lane, inputs)
+                execution = setting_up(self._open_timeout, limit).call(self._fed, permit, inputs)
             try:
                 if limit is self._timeout:
                     execution.run()
@@ -262,11 +262,11 @@ class Session(OneProcess):
                     execution.run(limit)
                 outputs = execution.copied()
             except OutputInsufficientSize as error:
-                outputs = self._with_more_room(lane, execution, error, limit)
+                outputs = self._with_more_room(permit, execution, error, limit)
         finally:
-            self._idle.append(lane)
+            self._idle.append(permit)
             if self._waiting:
-                self._lanes.hand_over()
+                self._permits.hand_over()
         return outputs if wanted is None else [outputs[i] for i in wanted]
 
     async def arun(
@@ -287,15 +287,15 @@ class Session(OneProcess):
         wanted = None if output_names is None else self._checked_outputs(output_names)
         limit = self._timeout if timeout is ... else checked_timeout(timeout)
         deadline = Deadline.after(limit)
-        lane = await event_loop.take_lane(self._lanes, deadline.left())
-        if lane is None:
+        permit = await self._permits.atake(deadline.left())
+        if permit is None:
             raise self._not_started(limit)
-        lane.loop_thread = threading.get_ident()
-        held = [lane]
+        permit.loop_thread = threading.get_ident()
+        held = [permit]
 
         def give() -> None:
             with contextlib.suppress(IndexError):  # it was given back
-                self._lanes.give(held.pop())
+                self._permits.give(held.pop())
 
         async def patiently(step: Callable[[], T]) -> T:
             """Take a step that waits for the service if no burst is free, for another service if this one has died."""
@@ -306,9 +306,9 @@ class Session(OneProcess):
                 result = opening.call(step)
             else:
                 landed, error = await event_loop.aside(
-                    first.flights, lambda: opening.call(step), partial(self._lanes.give, held.pop())
+                    first.flights, lambda: opening.call(step), partial(self._permits.give, held.pop())
                 )
-                held.append(lane)
+                held.append(permit)
                 if error is not None:
                     raise error
                 result = cast(T, landed)
@@ -317,9 +317,9 @@ class Session(OneProcess):
 
         execution: Execution | None = None
         try:
-            execution = lane.execution
+            execution = permit.execution
             if execution is None or not execution.feed(inputs):
-                execution = await patiently(lambda: self._fed(lane, inputs))
+                execution = await patiently(lambda: self._fed(permit, inputs))
             for _ in range(_MOST_RERUNS):
                 if not execution.burst_is_free:
                     with contextlib.suppress(ResourceExhausted):  # then it shares the burst
@@ -327,14 +327,14 @@ class Session(OneProcess):
                 try:
                     await event_loop.run(execution, ... if limit is self._timeout is None else deadline.left(), give)
                 except OutputInsufficientSize as error:
-                    execution = await patiently(partial(self._larger, lane, execution, error))
+                    execution = await patiently(partial(self._larger, permit, execution, error))
                 else:
                     outputs = execution.copied()
                     break
             else:
                 raise GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
         finally:
-            lane.loop_thread = 0
+            permit.loop_thread = 0
             if execution is None or not event_loop.is_busy(execution):  # else when what was given up has ended
                 give()
         return outputs if wanted is None else [outputs[i] for i in wanted]
@@ -342,14 +342,14 @@ class Session(OneProcess):
     def _not_started(self, limit: float | None) -> MissedDeadline:
         within = "" if limit is None else f" within {limit:.3g} s"
         return MissedDeadline(
-            f"not started{within}: {self._lanes.number} runs were under way. Give more time (timeout=), or let more of "
-            "them run at once (concurrency=)"
+            f"not started{within}: {self._permits.number} runs were under way. Give more time (timeout=), or let more "
+            "of them run at once (concurrency=)"
         )
 
-    def _waited_for(self, limit: float | None) -> tuple[Lane, float | None]:
-        """Wait for a lane. Returns it and the time that is then left for the run."""
-        number = self._lanes.number
-        below, awaited = _runs_below(self), self._lanes.awaited_in(threading.get_ident())
+    def _waited_for(self, limit: float | None) -> tuple[Permit, float | None]:
+        """Wait for a permit. Returns it and the time that is then left for the run."""
+        number = self._permits.number
+        below, awaited = _runs_below(self), self._permits.awaited_in(threading.get_ident())
         if below + awaited >= number:
             who = "tasks of this thread's event loop have" if awaited else "this is a signal handler over"
             raise BadState(
@@ -357,28 +357,28 @@ class Session(OneProcess):
                 f"higher concurrency{', or await arun()' if awaited else ''}"
             )
         deadline = Deadline.after(limit)
-        lane = self._lanes.take(deadline.left())
-        if lane is None:
+        permit = self._permits.take(deadline.left())
+        if permit is None:
             raise self._not_started(limit)
-        return lane, deadline.left()
+        return permit, deadline.left()
 
-    def _fed(self, lane: Lane, inputs: object) -> Execution:
+    def _fed(self, permit: Permit, inputs: object) -> Execution:
         """Return an execution for the shapes of these inputs, filled with them."""
         arrays = self._checked_inputs(inputs)
-        if lane.execution is not None:
-            lane.others.append(lane.execution)
-            lane.execution = None
-        for execution in reversed(lane.others):
+        if permit.execution is not None:
+            permit.others.append(permit.execution)
+            permit.execution = None
+        for execution in reversed(permit.others):
             if all(execution.inputs[name].shape == array.shape for name, array in arrays.items()):
-                lane.others.remove(execution)
+                permit.others.remove(execution)
                 break
         else:
-            while len(lane.others) >= _KEPT:
-                lane.others.pop(0).forget()
+            while len(permit.others) >= _KEPT:
+                permit.others.pop(0).forget()
             execution = self._kept(
                 {node.name: arrays[node.name].shape for node in self._compilation.inputs if node.is_open}
             )
-        lane.execution = execution
+        permit.execution = execution
         for name, array in arrays.items():
             execution.inputs[name][...] = array
         return execution
@@ -387,12 +387,12 @@ class Session(OneProcess):
         return self._bursts.spare().bind(shapes=shapes, timeout=self._timeout, rooms=self._rooms, home=self._bursts)
 
     def _with_more_room(
-        self, lane: Lane, small: Execution, error: OutputInsufficientSize, limit: float | None
+        self, permit: Permit, small: Execution, error: OutputInsufficientSize, limit: float | None
     ) -> list[Array]:
-        """Make room for what the last run needed, forget the lane's executions, which have less, and run again."""
+        """Make room for what the last run needed, forget the permit's executions, which have less, and run again."""
         for _ in range(_MOST_RERUNS):
             left = small.deadline.left()
-            larger = setting_up(self._open_timeout, limit).call(self._larger, lane, small, error)
+            larger = setting_up(self._open_timeout, limit).call(self._larger, permit, small, error)
             try:
                 larger.run(left)
                 return larger.copied()
@@ -400,10 +400,10 @@ class Session(OneProcess):
                 small, error = larger, more
         raise GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
 
-    def _larger(self, lane: Lane, small: Execution, error: OutputInsufficientSize) -> Execution:
+    def _larger(self, permit: Permit, small: Execution, error: OutputInsufficientSize) -> Execution:
         larger = self.with_more_room(small, error, self._kept)
-        lane.forget()
-        lane.execution = larger
+        permit.forget()
+        permit.execution = larger
         return larger
 
     def with_more_room(
@@ -666,7 +666,7 @@ class Session(OneProcess):
             self._owned.close if self._owned is not None else lambda: None,
             self._bursts.close,
             lambda: self._compilation.close(),  # the one that a restart has just made, too
-            self._lanes.forget,
+            self._permits.forget,
             self._pipelines.close,
             self._finalizer.detach,
         )

@@ -10,7 +10,8 @@ from typing import Generic, Protocol, TypeVar
 
 from .._core.deadline import Deadline
 from .._core.leaving import LEAVING, ProcessLock
-from ..errors import BadState, MissedDeadline
+from .._core.threads import start_daemon
+from ..errors import BadState, MissedDeadline, ResourceExhausted
 
 _log = logging.getLogger("nnburst.runtime")
 _PAUSE = 1.0
@@ -81,14 +82,11 @@ class Spare(Generic[B]):
     def _begin(self) -> None:
         spare: Future[B] = Future()
         self._next, self._hurry = spare, threading.Event()
-        thread = threading.Thread(
-            target=_start_later, args=(self._start, spare, self._hurry), name="nnburst-spare", daemon=True
-        )
         try:
-            thread.start()
-        except RuntimeError as error:
+            start_daemon(_start_later, self._start, spare, self._hurry, name="nnburst-spare", what="a spare service")
+        except ResourceExhausted as error:
             self._next = None
-            _log.warning("no thread to start a spare service in: %s", error)
+            _log.warning("%s", error)
 
     def close(self) -> None:
         """End the one that stands by; one that is just being started, when it serves. Idempotent."""

@@ -11,7 +11,8 @@ from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from .._core.deadline import Deadline
-from ..errors import BadState, DeadObject, MissedDeadline, ResourceExhausted
+from .._core.threads import start_daemon
+from ..errors import BadState, DeadObject, MissedDeadline
 from ..runtime import Session
 
 T = TypeVar("T")
@@ -70,10 +71,7 @@ class Pair:
             except Exception as error:  # raised where it is waited for
                 opening.set_exception(error)
 
-        try:
-            threading.Thread(target=open_it, name="nnburst-standby", daemon=True).start()
-        except RuntimeError as error:
-            raise ResourceExhausted(f"a session that stands by is opened in a thread: {error}") from error
+        start_daemon(open_it, name="nnburst-standby", what="a session that stands by")
         return opening
 
     def in_use(self, dead: Future[Session] | None = None) -> Future[Session]:

@@ -116,7 +116,7 @@ def test_thousand_awaited_at_once_finish_without_threads_of_their_own(session: n
     in_asyncio(main)
     made = [thread.name for thread in set(threading.enumerate()) - threads]
     made = [name for name in made if not name.startswith("nnburst-client")]
-    assert made in ([], ["nnburst-aside"])  # which opened the second burst
+    assert made in ([], ["nnburst-jobs"])  # which opened the second burst
 
 
 def test_other_tasks_run_between_runs_that_are_answered_at_once(session: nnburst.Session) -> None:

@@ -297,7 +297,7 @@ def test_those_who_wait_are_served_in_order_and_have_what_is_left_of_their_time(
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_run_below_a_run_of_the_same_thread_has_a_lane_of_its_own_or_is_told(
+def test_run_below_a_run_of_the_same_thread_has_a_permit_of_its_own_or_is_told(
     service: nnburst.Service, concurrency: int
 ) -> None:
     """As of a signal handler, here in the middle of copying the inputs."""
@@ -320,15 +320,15 @@ def test_run_below_a_run_of_the_same_thread_has_a_lane_of_its_own_or_is_told(
     assert ("signal handler over 1 runs" if concurrency == 1 else str([2.0] * 4)) in inner[0]
 
 
-def test_lane_that_an_interrupt_loses_comes_back(service: nnburst.Service) -> None:
+def test_permit_that_an_interrupt_loses_comes_back(service: nnburst.Service) -> None:
     with service.session(add_model(), concurrency=1) as session:
         session._idle.pop()  # and no more
         waiting = _Catching(lambda: session.run(None, {"x": ONE, "y": ONE}))
-        lane = session._idle.pop()
+        permit = session._idle.pop()
         waiting.start()
         while not session._waiting:
             time.sleep(0.0005)
-        del lane
+        del permit
         waiting.join()
         assert waiting.error is None
         assert len(session._idle) == 1

@@ -589,7 +589,7 @@ def test_rest_of_many_inputs_can_be_given_up(session: nnburst.Session) -> None:
 def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Session) -> None:
     session.run(None, filled(1))
     list(session.run_many([filled(1)] * 20))
-    executions = [*session._lanes.idle[-1:], session._pipelines._kept[0][2]._executions[0]]
+    executions = [*session._permits.idle[-1:], session._pipelines._kept[0][2]._executions[0]]
     inputs = [getattr(each, "execution", each).inputs["x"] for each in executions]
     pid = os.fork()
     if pid == 0:
@@ -607,7 +607,7 @@ def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Ses
 
 def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service) -> None:
     with service.session(relu()) as session, session.bind() as execution:
-        lanes = [session._lanes.take(0) for _ in range(session._lanes.number)]
+        permits = [session._permits.take(0) for _ in range(session._permits.number)]
         burst, held, release = session._bursts.first.controller, threading.Event(), threading.Event()
         locks = [burst._lock, execution._lock, session._bursts._adding, service._reviving, interop._lock]
 
@@ -641,8 +641,8 @@ def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service
         release.set()
         thread.join()
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
-        for lane in lanes:
-            session._lanes.give(lane)
+        for permit in permits:
+            session._permits.give(permit)
         assert session.run(None, filled(2))[0].tolist() == [2.0] * 4
 
 

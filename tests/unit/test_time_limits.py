@@ -148,11 +148,11 @@ def test_too_many_calls_are_said_to_be_under_way_only_if_they_are(service: nnbur
 def test_message_of_a_missed_deadline_has_the_limit_as_people_write_it_and_a_remedy(service: nnburst.Service) -> None:
     with service.session(model(), concurrency=1) as session:
         session.run(None, {"t": X})
-        lane = session._lanes.take(0)
-        assert lane is not None
+        permit = session._permits.take(0)
+        assert permit is not None
         with pytest.raises(nnburst.MissedDeadline, match=r"within 0\.0667 s.*concurrency="):
             asyncio.run(session.arun(None, {"t": X}, timeout=0.2 / 3))
-        session._lanes.give(lane)
+        session._permits.give(permit)
     with service.session(model()) as session:
         one, two = session.bind(), session.bind()
         with stopped(service.pid):

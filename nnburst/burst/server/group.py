@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..._core._nnburst import ffi, lib
 from ..._core.deadline import Deadline
 from ..._core.errno import check
+from ..._core.threads import start
 from ...errors import BadState, ResourceExhausted
 from ...model import Priority
 from ..polling import allowed_cpus
@@ -106,11 +107,11 @@ class ListenerGroup:
         thread = threading.Thread(target=self._run, args=(out[0],), name="nnburst-listener", daemon=True)
         self._threads.add(thread)
         try:
-            thread.start()
-        except (RuntimeError, MemoryError) as error:
+            start(thread, "another listener")
+        except ResourceExhausted as error:
             self._threads.discard(thread)
             lib.nnb_worker_destroy(out[0])
-            _log.warning("no thread for another listener: %s", error)
+            _log.warning("%s", error)
             return False
         return True
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..._core._nnburst import ffi, lib
 from ..._core.deadline import Deadline
+from ..._core.threads import start
 from ...errors import BadState, ResourceExhausted
 from ..interfaces import BurstCallback, BurstExecutorWithCache
 from .loop import serve
@@ -30,12 +31,12 @@ class OwnThreadServer(ServerEnd):
         self._thread = threading.Thread(target=self._run, name="nnburst-listener", daemon=True)
         _SERVERS.add(self)
         try:
-            self._thread.start()
-        except RuntimeError as error:
+            start(self._thread, "a burst")
+        except ResourceExhausted:
             _SERVERS.discard(self)
             ffi.release(endpoint)
             self.close_row()
-            raise ResourceExhausted(f"a burst needs a thread: {error}") from error
+            raise
 
     def _run(self) -> None:
         ending = 0

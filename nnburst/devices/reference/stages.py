@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from ..._core.threads import start_daemon
 from ...burst import Kernel
 from ...cache import CacheReason, SaveResult, VerifiedEntry
 from ...errors import InvalidArgument
@@ -162,8 +163,7 @@ class LaterStage:
         if next(self._runs) == self._after:
             with self._lock:
                 if not self._ended:
-                    self._thread = threading.Thread(target=self._work, name="nnburst-later-stage", daemon=True)
-                    self._thread.start()
+                    self._thread = start_daemon(self._work, name="nnburst-later-stage", what="a later stage")
 
     def close(self) -> None:
         """Begin nothing any more, and wait for what has begun. Idempotent."""

@@ -17,7 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(slots=True)
-class Place:
+class ExternalBuffer:
     """Where one argument lies.
 
     Attributes:
@@ -39,12 +39,12 @@ class Place:
         return self.memory.array(np.uint8, (length,)) if shape is None else self.memory.array(node.dtype, shape)
 
 
-def find_places(
+def find_buffers(
     inputs: Sequence[NodeArg],
     outputs: Sequence[NodeArg],
     given: Mapping[str, Memory | Array],
     state: Mapping[str, str],
-) -> dict[str, Place]:
+) -> dict[str, ExternalBuffer]:
     """Find the pools behind what `Burst.bind` was given.
 
     Raises:
@@ -66,9 +66,9 @@ def find_places(
     return places
 
 
-def _place(node: NodeArg, value: Memory | Array) -> Place:
+def _place(node: NodeArg, value: Memory | Array) -> ExternalBuffer:
     if isinstance(value, Memory):
-        return Place(value, 0, value.size, None, None)
+        return ExternalBuffer(value, 0, value.size, None, None)
     if not isinstance(value, np.ndarray):
         raise InvalidArgument(f"memory of {node.name!r}: expected a Memory or a view of one, got {value!r}")
     if value.dtype != node.dtype:
@@ -87,7 +87,7 @@ def _place(node: NodeArg, value: Memory | Array) -> Place:
         memory, offset = locate_view(value)
     except InvalidArgument as error:
         raise InvalidArgument(f"memory of {node.name!r}: {error}") from None
-    return Place(memory, offset, value.nbytes, value.shape, value)
+    return ExternalBuffer(memory, offset, value.nbytes, value.shape, value)
 
 
 def merged(
@@ -105,7 +105,7 @@ def merged(
     return {**shapes, **viewed}
 
 
-def of_one_step(places: Mapping[str, Place], steps: int | None) -> dict[str, tuple[int, ...]]:
+def of_one_step(places: Mapping[str, ExternalBuffer], steps: int | None) -> dict[str, tuple[int, ...]]:
     """Return the shapes of views, without their leading dimension if they hold the arguments of several steps.
 
     Raises:

@@ -16,7 +16,7 @@ from ...memory import Memory
 from ...model import ExecutionPreference
 from ..compile.compilation import Compilation
 from ..execution import Execution
-from ..request.external_buffers import find_places, merged, of_one_step
+from ..request.external_buffers import find_buffers, merged, of_one_step
 from ..request.node_args import result_channel_length, solve_shapes
 from ..request.state import check_steps, make_states, steps_of
 from ..service import closes_with, service_of
@@ -149,7 +149,7 @@ class Burst(OneProcess):
         compilation = self.compilation
         if steps is not None:
             check_steps(compilation, steps)
-        places = find_places(compilation.inputs, compilation.outputs, memory or {}, state or {})
+        places = find_buffers(compilation.inputs, compilation.outputs, memory or {}, state or {})
         viewed = of_one_step(places, steps)
         given = merged(shapes or {}, viewed)
         sizes = solve_shapes(compilation.inputs, compilation.outputs, given)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 
 from ..._core.leaving import ProcessLock
+from ..._core.threads import start_daemon
 from ...devices import Fence, FenceSignal, FenceState
-from ...errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
+from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
 
 
 class Event:
@@ -56,11 +56,7 @@ class Event:
             if failures:
                 raise failures[0]
 
-        thread = threading.Thread(target=run, name="nnburst-compute", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            raise ResourceExhausted(f"the execution was not started: {error}") from error
+        thread = start_daemon(run, name="nnburst-compute", what="an execution in the background")
         return cls(signal.fence, settle)
 
     @classmethod

@@ -23,13 +23,13 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..._core.fds import FdSet
+from ..._core.once import Once
 from ...errors import BadState, ErrorStatus, ResourceExhausted
-from .deferred import aside_of
+from .deferred import jobs_of
 from .futures import attend_to
 
 if TYPE_CHECKING:
     from ...burst import BoundRequest, InFlight, InFlightRuns
-    from .permits import Lane, Lanes
 
 T = TypeVar("T")
 
@@ -39,11 +39,11 @@ tasks wait for some 45 µs: docs/async.md has the figures.
 """
 
 
-class Landing(Protocol):
+class Waiter(Protocol):
     """What one task waits for."""
 
     def set(self, flight: InFlight | None = None) -> None:
-        """It has happened. From any thread, perhaps twice."""
+        """Wake the task. From any thread, perhaps twice."""
 
     def wait(self, timeout: float | None) -> Awaitable[bool]:
         """Wait for it; False if the time was over first."""
@@ -55,7 +55,7 @@ class Loop(Protocol):
     def attend(self, flights: InFlightRuns) -> None:
         """Watch the bell of a burst that has something in flight."""
 
-    def landing(self) -> Landing:
+    def waiter(self) -> Waiter:
         """Return one to wait for."""
 
     def look_until(self) -> int:
@@ -151,11 +151,11 @@ async def run(
 
 
 def _landed(flight: InFlight, flights: InFlightRuns, loop: Loop, timeout: float | None) -> Awaitable[bool]:
-    landing = loop.landing()
-    flight.when_landed(landing.set)
+    waiter = loop.waiter()
+    flight.when_landed(waiter.set)
     if flights.arm():
         loop.attend(flights)
-    return landing.wait(timeout)
+    return waiter.wait(timeout)
 
 
 def is_busy(execution: BoundRequest) -> bool:
@@ -176,9 +176,9 @@ async def aside(
     Returns:
         What the step has returned, and raised.
     """
-    landing = current_loop().landing()
+    waiter = current_loop().waiter()
     outcome: list[tuple[T | None, BaseException | None]] = []
-    awaited = [None]  # taken by the task, or by the thread
+    first = Once()  # the task or the thread: the second one finds the outcome unwanted
     context = contextvars.copy_context()
 
     def job() -> None:
@@ -186,72 +186,31 @@ async def aside(
             outcome.append((context.run(step), None))
         except BaseException as error:
             outcome.append((None, error))
-        landing.set()
-        try:
-            awaited.pop()
-        except IndexError:  # cancelled
-            if late is not None:
-                late()
+        waiter.set()
+        if not first.take() and late is not None:  # cancelled
+            late()
 
-    aside_of(flights).do(job)
+    jobs_of(flights).do(job)
     try:
-        await landing.wait(None)
+        await waiter.wait(None)
     except BaseException:
-        try:
-            awaited.pop()
-        except IndexError:  # it is over
-            if late is not None:
-                late()
+        if not first.take() and late is not None:  # it is over
+            late()
         raise
     return outcome.pop()
 
 
 def _give_up(flight: InFlight, flights: InFlightRuns, late: Callable[[], None] | None) -> None:
-    once = [late] if late is not None else []
+    once = Once()
 
     def landed(flight: InFlight) -> None:
-        with contextlib.suppress(IndexError):
-            once.pop()()
+        if once.take() and late is not None:
+            late()
 
     flight.when_landed(landed)
     if not flights.give_up(flight):
         with contextlib.suppress(ResourceExhausted):  # then the loop alone, as long as it runs
             attend_to(flights, flight)
-
-
-async def take_lane(lanes: Lanes, timeout: float | None) -> Lane | None:
-    """Return a lane, or None if there was none within so many seconds (None: no limit)."""
-    if lanes.idle:
-        with contextlib.suppress(IndexError):  # another thread was faster
-            return lanes.idle.pop()
-    loop = current_loop()
-    landing = loop.landing()
-    offered: list[Lane] = []
-    open_to_offers = [None]
-
-    def offer(lane: Lane) -> bool:
-        offered.append(lane)
-        try:
-            open_to_offers.pop()
-        except IndexError:  # given up
-            return False
-        landing.set()
-        return True
-
-    taken = False
-    lanes.call_soon(offer)
-    try:
-        taken = await landing.wait(timeout)
-    finally:
-        if not taken:
-            try:
-                open_to_offers.pop()
-            except IndexError:  # offered at the last moment
-                lanes.give(offered[-1])
-            else:
-                with contextlib.suppress(ValueError):
-                    lanes.waiting.remove(offer)
-    return offered[-1] if taken else None
 
 
 # ---- asyncio ---------------------------------------------------------------------------------------------------------
@@ -286,10 +245,10 @@ class _AsyncioLoop:
             loop.remove_reader(fd)
         own.close()
 
-    def landing(self) -> Landing:
+    def waiter(self) -> Waiter:
         loop = self.loop()
         assert loop is not None  # it runs
-        return _AsyncioLanding(loop, self._thread)
+        return _AsyncioWaiter(loop, self._thread)
 
     def look_until(self) -> int:
         if not self._turn_ends:
@@ -309,7 +268,7 @@ class _AsyncioLoop:
         return None
 
 
-class _AsyncioLanding:
+class _AsyncioWaiter:
     __slots__ = ("_future", "_loop", "_thread")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
@@ -381,8 +340,8 @@ class _TrioLoop:
             self._watched.discard(flights)
             own.close()
 
-    def landing(self) -> Landing:
-        return _TrioLanding(self._trio, self._token(), self._thread)
+    def waiter(self) -> Waiter:
+        return _TrioWaiter(self._trio, self._token(), self._thread)
 
     def look_until(self) -> int:
         if not self._turn_ends:
@@ -410,7 +369,7 @@ class _TrioLoop:
         return self.pause()
 
 
-class _TrioLanding:
+class _TrioWaiter:
     __slots__ = ("_event", "_thread", "_token", "_trio")
 
     def __init__(self, trio: Any, token: Any, thread: int) -> None:

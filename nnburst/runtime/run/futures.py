@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import select
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
+from ..._core.deadline import Deadline
 from ..._core.fds import FdSet
 from ..._core.leaving import ProcessLock
+from ..._core.once import Once
+from ..._core.threads import start
 from ...errors import BadState, ResourceExhausted
-from .deferred import aside_of
+from .deferred import jobs_of
 
 if TYPE_CHECKING:
     from ...burst import BoundRequest, InFlight, InFlightRuns
@@ -41,31 +42,27 @@ def submit(execution: E) -> Future[E]:
         flights.give_up(flight)
         raise
     future.set_running_or_notify_cancel()
-    once = [future]
-    limits: list[Callable[[], None]] = []
+    once, limits = Once(), list[Callable[[], None]]()
 
     def landed(flight: InFlight) -> None:
-        with contextlib.suppress(IndexError):  # another thread has found it landed, too, or its time was over
-            future = once.pop()
-            for forget in limits:
-                forget()
-            try:
-                execution.conclude(flight.status or 0)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(execution)
+        if not once.take():  # another thread has found it landed, too, or its time was over
+            return
+        for forget in limits:
+            forget()
+        try:
+            execution.conclude(flight.status or 0)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(execution)
 
     def expire() -> None:
-        if flights.give_up(flight):  # then it has landed
-            return
-        with contextlib.suppress(IndexError):
-            future = once.pop()
+        if not flights.give_up(flight) and once.take():  # else it has landed
             future.set_exception(missed)
 
-    left, missed = execution.deadline.left(), execution.missed()
-    if left is not None and flight.status is None:
-        limits.append(aside_of(flights).do(expire, time.monotonic() + left))
+    due, missed = execution.deadline, execution.missed()
+    if due.at_ns and flight.status is None:
+        limits.append(jobs_of(flights).do(expire, due))
     flight.when_landed(landed)
     flights.arm()
     return future
@@ -96,16 +93,16 @@ def attend_to(flights: InFlightRuns, flight: InFlight) -> None:
         )
         _threads[flights] = thread
         try:
-            thread.start()
-        except RuntimeError as error:
+            start(thread, "what is in flight")
+        except ResourceExhausted:
             del _threads[flights]
-            raise ResourceExhausted(f"what is in flight needs a thread: {error}") from error
+            raise
 
 
 def _attend(reference: weakref.ref[InFlightRuns], fd: FdSet) -> None:
     poll = select.poll()
     poll.register(fd.fds[0], select.POLLIN)
-    end = 0.0  # of lingering; 0: it is needed
+    end = Deadline.never  # of lingering
     try:
         while True:
             flights = reference()
@@ -115,13 +112,12 @@ def _attend(reference: weakref.ref[InFlightRuns], fd: FdSet) -> None:
             if flights.closed:
                 return
             if flights.need_thread:
-                end = 0.0
+                end = Deadline.never
                 poll.poll()
             else:
                 del flights
-                end = end or time.monotonic() + _LINGER
-                left = end - time.monotonic()
-                if (left <= 0 or not poll.poll(left * 1000)) and _leave(reference):
+                end = Deadline.after(_LINGER).sooner(end)
+                if not poll.poll((end.left() or 0.0) * 1000) and _leave(reference):
                     return
     finally:
         fd.close()

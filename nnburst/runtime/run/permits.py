@@ -1,4 +1,4 @@
-"""Which threads may run a session now, and which wait."""
+"""Which callers may run a session now, and which wait."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..._core.leaving import abandon_when_forked
+from ..._core.once import Once
+from .event_loop import current_loop
 
 if TYPE_CHECKING:
     from ..execution import Execution
 
 
-class Lane:
+class Permit:
     """Leave to run, with the executions of earlier runs: the last one used, and others for other shapes.
 
-    A lane that is dropped, because a signal handler raised between two steps, goes back to where it came from.
+    A permit that is dropped, because a signal handler raised between two steps, goes back to where it came from.
 
     Attributes:
         loop_thread: The thread whose event loop has to go on before it comes back; 0: none has.
@@ -26,7 +28,7 @@ class Lane:
 
     __slots__ = ("__weakref__", "_home", "execution", "loop_thread", "others")
 
-    def __init__(self, home: Lanes) -> None:
+    def __init__(self, home: Permits) -> None:
         self._home = weakref.ref(home)
         self.execution: Execution | None = None
         self.others: list[Execution] = []
@@ -45,120 +47,126 @@ class Lane:
             home.replace()
 
 
-class Lanes:
-    """A fixed number of lanes. The one that was given back last is taken first, as its burst still polls.
+class _Request:
+    """One that waits: it is either given a permit or withdrawn, which the token decides."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self.open = Once()
+        self.permit: Permit | None = None
+
+    def grant(self, permit: Permit) -> bool:
+        """Give it a permit; False if it was withdrawn."""
+        self.permit = permit
+        if not self.open.take():
+            return False
+        self._wake()
+        return True
+
+
+class Permits:
+    """A fixed number of permits. The one that was given back last is taken first, as its burst still polls.
 
     Nothing here takes a lock: a signal handler or a finaliser may come between any two steps.
 
     Attributes:
         idle: Those that are free; `take` and `give` in full, for callers that count nanoseconds, are
-            ``idle.pop()``, and ``idle.append(lane)`` followed by ``if waiting: hand_over()``.
-        waiting: What takes the next one, in order.
+            ``idle.pop()``, and ``idle.append(permit)`` followed by ``if waiting: hand_over()``.
+        waiting: Who takes the next one, in order.
         all: Those that are idle and those that are not.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.all: list[weakref.ref[Lane]] = []
-        self.idle = [Lane(self) for _ in range(number)]
-        self.waiting: deque[Callable[[Lane], bool]] = deque()
+        self.all: list[weakref.ref[Permit]] = []
+        self.idle = [Permit(self) for _ in range(number)]
+        self.waiting: deque[_Request] = deque()
         abandon_when_forked(self)
 
     def abandon(self) -> None:
         """In a forked child: have no executions, whose inputs the parent's runs read, too, and wait for no thread."""
-        for lane in self.idle:
-            lane.execution, lane.others = None, []
-        self.idle.extend(Lane(self) for _ in range(self.number - len(self.idle)))
+        for permit in self.idle:
+            permit.execution, permit.others = None, []
+        self.idle.extend(Permit(self) for _ in range(self.number - len(self.idle)))
         self.waiting.clear()
 
-    def take(self, timeout: float | None) -> Lane | None:
-        """Return a lane, or None if there was none within so many seconds (None: no limit)."""
-        try:
+    def take(self, timeout: float | None) -> Permit | None:
+        """Return a permit, or None if there was none within so many seconds (None: no limit)."""
+        with contextlib.suppress(IndexError):
             return self.idle.pop()
-        except IndexError:
-            return None if timeout == 0 else self._wait(timeout)
+        if timeout == 0:
+            return None
+        arrival = threading.Lock()
+        arrival.acquire()
+        request = _Request(arrival.release)
+        try:
+            self._ask(request)
+            arrival.acquire(timeout=-1 if timeout is None else timeout)
+        except BaseException:
+            self._give_up(request)
+            raise
+        return self._end(request)
 
-    def give(self, lane: Lane) -> None:
-        """Give a lane back."""
-        self.idle.append(lane)
+    async def atake(self, timeout: float | None) -> Permit | None:
+        """As `take`, awaited."""
+        with contextlib.suppress(IndexError):
+            return self.idle.pop()
+        waiter = current_loop().waiter()
+        request = _Request(waiter.set)
+        try:
+            self._ask(request)
+            await waiter.wait(timeout)
+        except BaseException:
+            self._give_up(request)
+            raise
+        return self._end(request)
+
+    def _ask(self, request: _Request) -> None:
+        self.waiting.append(request)
+        self.hand_over()  # one may have come back before it waited
+
+    def _end(self, request: _Request) -> Permit | None:
+        """Return what a request was given, perhaps at the last moment; else withdraw it."""
+        if not request.open.take():
+            return request.permit
+        with contextlib.suppress(ValueError):  # it is just about to be given one, and will refuse
+            self.waiting.remove(request)
+        return None
+
+    def _give_up(self, request: _Request) -> None:
+        if (permit := self._end(request)) is not None:
+            self.give(permit)
+
+    def give(self, permit: Permit) -> None:
+        """Give a permit back."""
+        self.idle.append(permit)
         if self.waiting:
             self.hand_over()
-
-    def awaited_in(self, thread: int) -> int:
-        """How many come back only when the event loop of a thread goes on."""
-        return sum(lane is not None and lane.loop_thread == thread for lane in (ref() for ref in self.all))
-
-    def replace(self) -> None:
-        """Give another lane for one that was lost."""
-        self.give(Lane(self))
-
-    def forget(self) -> None:
-        """Let go of the executions of all idle lanes."""
-        for lane in self.idle:
-            lane.forget()
-
-    def call_soon(self, taker: Callable[[Lane], bool]) -> None:
-        """Have `taker` called with the next lane that is free, perhaps at once, in the thread that gives it.
-
-        If it returns False the lane goes to the next one.
-        """
-        self.waiting.append(taker)
-        self.hand_over()  # one may have come back before it waited
 
     def hand_over(self) -> None:
         """Give what is idle to those who wait."""
         while self.waiting and self.idle:
             try:
-                taker = self.waiting.popleft()
+                request = self.waiting.popleft()
             except IndexError:  # another thread was faster
                 continue
             try:
-                lane = self.idle.pop()
+                permit = self.idle.pop()
             except IndexError:
-                self.waiting.appendleft(taker)
+                self.waiting.appendleft(request)
                 continue
-            if not taker(lane):
-                self.idle.append(lane)
+            if not request.grant(permit):
+                self.idle.append(permit)
 
-    def _wait(self, timeout: float | None) -> Lane | None:
-        thread = _Waiter()
-        try:
-            self.call_soon(thread.offer)
-            thread.arrival.acquire(timeout=-1 if timeout is None else timeout)
-            if not thread.give_up():
-                return thread.lane
-            with contextlib.suppress(ValueError):  # it was just about to be asked, and will refuse
-                self.waiting.remove(thread.offer)
-            return None
-        except BaseException:
-            if not thread.give_up() and thread.lane is not None:
-                self.give(thread.lane)
-            raise
+    def awaited_in(self, thread: int) -> int:
+        """How many come back only when the event loop of a thread goes on."""
+        return sum(permit is not None and permit.loop_thread == thread for permit in (ref() for ref in self.all))
 
+    def replace(self) -> None:
+        """Give another permit for one that was lost."""
+        self.give(Permit(self))
 
-class _Waiter:
-    """A thread that waits. Either it gives up or it is offered a lane: one of the two takes the only token."""
-
-    def __init__(self) -> None:
-        self.arrival = threading.Lock()
-        self.arrival.acquire()
-        self.lane: Lane | None = None
-        self._token = [None]
-
-    def offer(self, lane: Lane) -> bool:
-        self.lane = lane
-        if not self._decides():
-            self.lane = None
-            return False
-        self.arrival.release()
-        return True
-
-    def give_up(self) -> bool:
-        return self._decides()
-
-    def _decides(self) -> bool:
-        try:
-            self._token.pop()
-        except IndexError:
-            return False
-        return True
+    def forget(self) -> None:
+        """Let go of the executions of all idle permits."""
+        for permit in self.idle:
+            permit.forget()

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..._core.once import Once
 from ...errors import MissedDeadline, NNBurstError
 from ..wire.packets import FdBundle, Kind, Outgoing
 from ..wire.protocol import CALL_BY_REQUEST
@@ -62,7 +63,7 @@ class PendingCall:
         """0 until there is room for it."""
         self.outgoing: Outgoing | None = None
         self.is_sent = False
-        self._claim = [self]
+        self._claim = Once()
         self._arrival = threading.Lock()  # an Event would not do: its wait does not survive Ctrl-C at every moment
         self._arrival.acquire()
         self._answer: tuple[Message | None, NNBurstError | None, FdBundle] = (None, None, FdBundle())
@@ -75,7 +76,7 @@ class PendingCall:
 
     def give_up(self) -> bool:
         """Stop to wait; False if the answer is there already, and the caller's to take."""
-        return self._claimed()
+        return self._claim.take()
 
     def result(self) -> tuple[Any, FdBundle]:
         """Return what `wait` has waited for, or raise it."""
@@ -104,14 +105,6 @@ class PendingCall:
         if reply is not None and self.on_late is not None:
             self.on_late(reply)
 
-    def _claimed(self) -> bool:
-        """Decide whose the answer is: the one that comes first. Once True."""
-        try:
-            self._claim.pop()
-            return True
-        except IndexError:
-            return False
-
     # -- the owner -----------------------------------------------------------------------------------------------------
 
     @property
@@ -130,7 +123,7 @@ class PendingCall:
     def finish(self, reply: Message | None, error: NNBurstError | None, fds: FdBundle) -> None:
         """The answer is there: wake the caller or, if that gave up, let go of what came."""
         self._answer = reply, error, fds
-        if self._claimed():
+        if self._claim.take():
             self._arrival.release()
         else:
             self.discard()

@@ -27,6 +27,7 @@ from ..._core.deadline import Deadline
 from ..._core.errno import meaning
 from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING, abandon_when_forked
+from ..._core.threads import start
 from ...errors import BadState, Ending, ErrorStatus, NNBurstError, ResourceExhausted, error_for
 from ..wire import protocol as calls
 from ..wire.packets import DescriptorsLost, EndOfStream, FdBundle, Kind, Outgoing, Packet, receive
@@ -134,10 +135,7 @@ class Connection:
             ResourceExhausted: The system has no thread for it; the connection is to be closed.
             Exception: What `launch` raised; likewise.
         """
-        try:
-            self._owner.start()
-        except RuntimeError as error:
-            raise ResourceExhausted(f"a connection needs a thread: {error}") from error
+        start(self._owner, "a connection")
         if self._launch is not None:
             self._launched.result()
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 from ..._core.deadline import Deadline
+from ..._core.threads import start_daemon
 from ...errors import ResourceExhausted
 
 _log = logging.getLogger(__name__)
@@ -44,13 +45,11 @@ class Workers:
             ResourceExhausted: The system has no thread, and there is none yet; the job is dropped.
         """
         if len(self._threads) < min(under_way, self._limit):
-            thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
             try:
-                thread.start()
-                self._threads.append(thread)
-            except RuntimeError as error:  # those that are there will come to the job
+                self._threads.append(start_daemon(self._run, name=f"{self._name}-{len(self._threads)}", what="a call"))
+            except ResourceExhausted:  # those that are there will come to the job
                 if not self._threads:
-                    raise ResourceExhausted(f"{self._name}: {error}") from error
+                    raise
         self._put(rank, job)
 
     def stop(self) -> None:
