@@ -8,6 +8,7 @@
 #   make sanitize  the C tests under ASan+UBSan and TSan
 #   make prove     the C core under the model checkers that are on the PATH (GenMC, Spin); ARGS: names of programs
 #   make prove-mutants  the same over a core with every memory order weakened in turn
+#   make tables    the tables of the documentation that follow from the sources and from stored runs
 #   make docs      the site, into docs/_build/html; a warning is an error
 #   make wheels    sdist and one wheel for each platform, into dist/; ARGS: --only TAG
 #   make test-wheel    the unit and fault tests on the installed wheel, under each CPython on the PATH; PYTHONS: these
@@ -25,7 +26,7 @@ SOURCES := $(wildcard csrc/*.c csrc/*.h nnburst/_core/*.h) packaging/extension.p
 # --no-build-isolation: the build uses the setuptools and cffi of the environment, so a rebuild downloads nothing.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable
 
-.PHONY: demo test bench regress conformance-onnx lint sanitize prove prove-mutants docs wheels test-wheel test-aarch64 test-musl ext clean
+.PHONY: demo test bench regress conformance-onnx lint sanitize prove prove-mutants tables docs wheels test-wheel test-aarch64 test-musl ext clean
 
 demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
@@ -56,6 +57,9 @@ prove:
 
 prove-mutants:
 	$(PYTHON) tests/model/mutate.py $(ARGS)
+
+tables: $(VENV)/.stamp-ext
+	$(BIN)/python docs/tables.py $(ARGS)
 
 docs: $(VENV)/.stamp-ext $(VENV)/.stamp-docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html $(ARGS)

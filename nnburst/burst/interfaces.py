@@ -61,7 +61,7 @@ class BurstCallback(abc.ABC):
         """A socket of the callback's, to be rung for answers that the client awaits in an event loop; None: it cannot.
 
         To ring is to send one byte without waiting (``MSG_DONTWAIT``) when the event word of the result channel says
-        so (docs/WIRE.md).
+        so (docs/internals/WIRE.md).
         """
         return None
 

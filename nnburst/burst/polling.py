@@ -15,7 +15,7 @@ CHANNEL_LENGTH = 1024
 """Datums in each channel unless asked otherwise."""
 
 DATUM = np.dtype((np.void, 24))
-"""One element of a burst channel: a 24-byte FmqRequestDatum or FmqResultDatum (docs/WIRE.md)."""
+"""One element of a burst channel: a 24-byte FmqRequestDatum or FmqResultDatum (docs/internals/WIRE.md)."""
 
 WINDOW_VARIABLE = "NNBURST_POLLING_WINDOW_US"
 _DEFAULT_WINDOW = 50e-6

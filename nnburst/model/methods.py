@@ -243,10 +243,10 @@ from typing import TypedDict
 
 from typing_extensions import Unpack
 
-from ._constants import ConstantBuilder
-from ._operand import Operand, Value
-from ._operand_types import OperandType
-from ._operation_types import OperationType
+from .constants import ConstantBuilder
+from .operand import Operand, Value
+from .operand_types import OperandType
+from .operation_types import OperationType
 
 class Method:
     operation: OperationType

@@ -1,6 +1,6 @@
 """The process boundary: a service that hosts devices, and clients that see them as if they were local.
 
-`start_child` is what most programs need. See ``docs/service.md`` for the protocol.
+`start_child` is what most programs need. The protocol: docs/internals/protocol.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -137,7 +137,7 @@ def test_python_of_a_page_runs_as_written(page: Path, vision: dict[str, str], tm
 
 
 def test_an_operation_is_added_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "internals" / "operations.md").read_text(encoding="utf-8")
     row, kernel = map(textwrap.dedent, re.findall(r"^   ```python\n(.*?)^   ```$", text, re.DOTALL | re.MULTILINE))
     assert eval(f"{{{row}}}", vars(activation).copy()) == {O.EXP: ROWS[O.EXP]}
     names: dict[str, Any] = {"np": np, "KernelCall": KernelCall}
@@ -234,3 +234,47 @@ def test_sources_cite_pages_that_exist() -> None:
         cited = set(re.findall(r"\b\w[\w-]*\.md\b", text)) - {"table.md", "bench.md"}  # files that a command writes
         assert cited <= names, f"{path.relative_to(ROOT)} cites {cited - names}"
         assert not re.search("§ ?[0-9]", text), f"{path.relative_to(ROOT)} cites a numbered section; no page has them"
+
+
+@pytest.fixture(scope="module")
+def tables() -> Any:
+    """The program that makes tables (docs/tables.py), as a module."""
+    spec = spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_are_those_that_sources_and_stored_runs_make(tables: Any) -> None:
+    files = [*tables.pages(), *(ROOT / name for name in tables.WHOLE)]
+    late = [path.name for path in files if tables.made(path) != path.read_text(encoding="utf-8")]
+    assert late == [], "make tables"
+    text = "\n".join(path.read_text(encoding="utf-8") for path in tables.pages())
+    assert {maker for _, maker, _, _ in tables.MADE.findall(text)} == tables.MAKERS.keys()
+
+
+def test_measured_figures_of_a_page_are_in_the_run_that_they_name(tables: Any) -> None:
+    assert {path.name: wrong for path in tables.pages() if (wrong := list(tables.quoted(path)))} == {}
+
+
+def test_a_stored_run_is_quoted_somewhere(tables: Any) -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in tables.pages())
+    assert set(re.findall(r"<!-- (?:figures:|made: (?:run|round-trips)) (\S+) -->", text)) == tables.stored().keys()
+
+
+def test_figures_of_no_run_are_found(tables: Any, tmp_path: Path) -> None:
+    page = tmp_path / "scale.md"
+    page.write_text("A run takes 1.23 ms under CPython 3.11.\n\n<!-- figures: states -->\nIt takes 4.58 µs or 4.59.\n")
+    assert list(tables.quoted(page)) == [
+        "no run is named beside ['1.23']: A run takes 1.23 ms under CPython 3.11.",
+        "the run states has no ['4.59']",
+    ]
+
+
+def test_markdown_of_a_run_is_stored_and_shown_as_it_was(tables: Any) -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    (shown,) = (match.group() for match in tables.MADE.finditer(page) if match.group(3) == "round-trips")
+    run = tables.stored()["round-trips"]
+    assert tables.parse(shown) == {"tables": run["tables"], "conditions": run["conditions"]}

@@ -1,4 +1,4 @@
-"""The operation table as people see it: methods of the builder, their stub, the page, the command."""
+"""The operation table as people see it: methods of the builder, the command. Stub and page: test_docs.py."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from nnburst.cli import main
-from nnburst.cli.ops import operation_rows, render_page
+from nnburst.cli.ops import operation_rows
 from nnburst.devices.reference import RUNS
 from nnburst.errors import ErrorStatus, InvalidArgument
 from nnburst.model import METHODS, OPERATIONS, ModelBuilder
-from nnburst.model.methods import render_stub
-from support import ROOT
 from support.operations import F16, F32, I32, Q8, O, T, run_model
 
 
@@ -26,16 +24,6 @@ def test_every_operation_of_the_table_runs() -> None:
 
 def test_every_operation_has_a_method() -> None:
     assert all(row.method and hasattr(ModelBuilder, row.method) for row in operation_rows())
-
-
-def test_the_stub_is_that_of_the_table() -> None:
-    """`python -c "from nnburst.model.methods import *; print(render_stub(), end='')"` makes it again."""
-    assert (ROOT / "nnburst/model/methods.pyi").read_text(encoding="utf-8") == render_stub()
-
-
-def test_the_page_is_that_of_the_table() -> None:
-    """`nnburst ops --markdown > docs/operations.md` makes it again."""
-    assert (ROOT / "docs/operations.md").read_text(encoding="utf-8") == render_page()
 
 
 def test_the_command_lists_every_operation() -> None:

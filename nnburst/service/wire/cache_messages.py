@@ -25,7 +25,7 @@ class CacheOutcome(Value, frozen=True):
 
 
 class PrepareModel(Message, tag="prepare_model", frozen=True):
-    """Descriptors: those of the pools, then the model cache files, the data cache files, and their directory."""
+    """Compiles a model. Descriptors: of the pools, the model cache files, the data cache files, their directory."""
 
     device: Id
     model: WireModel
@@ -41,7 +41,7 @@ class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True, omit_de
 
 
 class PrepareModelFromCache(Message, tag="prepare_model_from_cache", frozen=True):
-    """Descriptors: the model cache files, the data cache files, and their directory."""
+    """Restores a model. Descriptors: the model cache files, the data cache files, and their directory."""
 
     device: Id
     cache: CacheFiles
@@ -59,6 +59,8 @@ class PrepareModelFromCacheReply(Message, tag="prepare_model_from_cache.reply", 
 
 
 class ConfirmCache(Message, tag="confirm_cache", frozen=True):
+    """Says that a saved entry has been published."""
+
     device: Id
     token: Bytes32
     generation: Generation
@@ -69,6 +71,8 @@ class ConfirmCacheReply(Message, tag="confirm_cache.reply", frozen=True):
 
 
 class GetDeviceCounters(Message, tag="get_device_counters", frozen=True):
+    """Reads a device's counters."""
+
     device: Id
 
 

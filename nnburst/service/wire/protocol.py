@@ -84,7 +84,7 @@ class ErrorReply(Message, tag="error", frozen=True):
 
 
 class Hello(Message, tag="hello", frozen=True):
-    """The first call on a connection."""
+    """Opens a connection. The first call."""
 
     version: tuple[Id, Id]
     pid: Id
@@ -98,7 +98,7 @@ class HelloReply(Message, tag="hello.reply", frozen=True):
 
 
 class ListDevices(Message, tag="list_devices", frozen=True):
-    pass
+    """Lists the devices of the service."""
 
 
 class ListDevicesReply(Message, tag="list_devices.reply", frozen=True):
@@ -106,6 +106,8 @@ class ListDevicesReply(Message, tag="list_devices.reply", frozen=True):
 
 
 class GetDeviceStatus(Message, tag="get_device_status", frozen=True):
+    """Tells whether a device is available, busy or offline."""
+
     device: Id
 
 
@@ -114,6 +116,8 @@ class GetDeviceStatusReply(Message, tag="get_device_status.reply", frozen=True):
 
 
 class GetSupportedOperations(Message, tag="get_supported_operations", frozen=True):
+    """Tells which operations of a model a device runs. Descriptors: those of the pools."""
+
     device: Id
     model: WireModel
 
@@ -123,7 +127,7 @@ class GetSupportedOperationsReply(Message, tag="get_supported_operations.reply",
 
 
 class ImportModel(Message, tag="import_model", frozen=True):
-    """Has a device read a model from a file, or look one up by name. Descriptors: those of the pools."""
+    """Reads a model from a file, or looks one up by name. Descriptors: those of the pools."""
 
     device: Id
     source: ArgumentName
@@ -140,7 +144,7 @@ class ImportModelReply(Message, tag="import_model.reply", frozen=True):
 
 
 class Execute(Message, tag="execute", frozen=True):
-    """An execution without a burst."""
+    """Runs an execution without a burst. Descriptors: those of the pools."""
 
     prepared_model: Id
     request: WireRequest
@@ -171,7 +175,7 @@ class ExecuteFencedReply(Message, tag="execute_fenced.reply", frozen=True):
 
 
 class GetFencedInfo(Message, tag="get_fenced_info", frozen=True):
-    """How a fenced execution ended."""
+    """Tells how a fenced execution ended."""
 
     execution: Id
 
@@ -184,7 +188,7 @@ class GetFencedInfoReply(Message, tag="get_fenced_info.reply", frozen=True):
 
 
 class CancelFenced(Message, tag="cancel_fenced", frozen=True):
-    """Has a fenced execution not begin, unless it has."""
+    """Cancels a fenced execution that has not begun."""
 
     execution: Id
 
@@ -194,7 +198,7 @@ Dimensions = Annotated[tuple[Id, ...], msgspec.Meta(max_length=64)]
 
 
 class Allocate(Message, tag="allocate", frozen=True):
-    """A driver-managed buffer; roles index `prepared_models`, which are numbers of this connection."""
+    """Allocates a driver-managed buffer. Roles index `prepared_models`, which are numbers of this connection."""
 
     device: Id
     dimensions: Dimensions
@@ -209,7 +213,7 @@ class AllocateReply(Message, tag="allocate.reply", frozen=True):
 
 
 class CopyTo(Message, tag="copy_to", frozen=True):
-    """Out of a buffer into a memory."""
+    """Copies out of a buffer into a memory. Descriptors: those of the memory."""
 
     buffer: Id
     memory: WireMemory
@@ -220,7 +224,7 @@ class CopyToReply(Message, tag="copy_to.reply", frozen=True):
 
 
 class CopyFrom(Message, tag="copy_from", frozen=True):
-    """Into a buffer out of a memory."""
+    """Copies into a buffer out of a memory. Descriptors: those of the memory."""
 
     buffer: Id
     memory: WireMemory
@@ -228,18 +232,18 @@ class CopyFrom(Message, tag="copy_from", frozen=True):
 
 
 class CopyBuffer(Message, tag="copy_buffer", frozen=True):
-    """From buffer to buffer, inside the device."""
+    """Copies from buffer to buffer, inside the device."""
 
     buffer: Id
     source: Id
 
 
 class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit_defaults=True):
-    """`callback` is the client's number for its `BurstCallback`; `polling_window` in seconds, None = default; `cpus`:
-    where the client may run; `loop_timeout_ns`, since 2.3: of each WHILE, 0 = default.
+    """Opens a burst. `callback` is the client's number for its `BurstCallback`; `polling_window` in seconds, None =
+    default; `cpus`: where the client may run; `loop_timeout_ns`, since 2.3: of each WHILE, 0 = default.
 
     Descriptors: those of the request channel, then those of the result channel, then the bell if there is one (since
-    2.1: a socket, see docs/WIRE.md).
+    2.1: a socket, see docs/internals/WIRE.md).
     """
 
     prepared_model: Id
@@ -259,7 +263,7 @@ class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen
 
 
 class GetMemories(Message, tag="get_memories", frozen=True):
-    """Service to client. The client answers all or nothing."""
+    """Fetches the memories behind slots. The client answers all or nothing; descriptors: with the reply."""
 
     callback: Id
     slots: Annotated[tuple[Slot, ...], msgspec.Meta(min_length=1, max_length=MAX_FDS)]
@@ -271,7 +275,7 @@ class GetMemoriesReply(Message, tag="get_memories.reply", frozen=True):
 
 
 class FailureReason(Message, tag="failure_reason", frozen=True):
-    """Why the last execution of a burst failed that did: a packet has no room for a sentence."""
+    """Fetches the sentence of a burst's last failure. A packet has no room for it."""
 
     burst: Id
 
@@ -281,12 +285,14 @@ class FailureReasonReply(Message, tag="failure_reason.reply", frozen=True):
 
 
 class EndNotice(Message, tag="ending", frozen=True):
-    """Service to client: the service ends, and why."""
+    """Says that the service ends, and why."""
 
     reason: Text
 
 
 class FreeMemory(Message, tag="free_memory", frozen=True):
+    """Forgets the memory behind a slot."""
+
     burst: Id
     slot: Slot
 
@@ -298,7 +304,7 @@ class Release(Message, tag="release", frozen=True):
 
 
 class EndClients(Message, tag="end_clients", frozen=True):
-    """Ends all connections of a process, and what runs for them. For the user who runs the service, and root."""
+    """Ends all connections of a process, and their runs. For the user who runs the service, and root."""
 
     pid: Id
 
@@ -310,7 +316,7 @@ class EndClientsReply(Message, tag="end_clients.reply", frozen=True):
 
 
 class Goodbye(Message, tag="goodbye", frozen=True):
-    """The last call: everything that the connection owns is released before the answer."""
+    """Releases all that the connection owns, before the answer. The last call."""
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,275 @@
+"""Writes the tables of the documentation that follow from the sources and from stored runs: `make tables`.
+
+    python docs/tables.py                                # write them
+    python docs/tables.py --check                        # fail if one is not up to date
+    python docs/tables.py --store round-trips table.md   # what `nnburst bench --markdown table.md` has written
+
+A page says where a table goes: `<!-- made: NAME -->`, the table, `<!-- end -->`. Two files are made as a whole.
+
+Figures that were measured are in `docs/figures.json`: for each run its command, its conditions, and its figures. A
+paragraph, list or table that quotes a run says which, on the line before: `<!-- figures: ENTRY -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import click  # noqa: E402
+
+from nnburst.cli import main as nnburst  # noqa: E402
+from nnburst.cli.ops import render_page  # noqa: E402
+from nnburst.model.methods import render_stub  # noqa: E402
+from nnburst.service.wire.protocol import CALLS, Call, Side  # noqa: E402
+
+WIDTH = 119
+FIGURES = ROOT / "docs" / "figures.json"
+MADE = re.compile(r"(<!-- made: (\S+)(?: (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(?:^\*\*(.+)\*\*\n\n)?^\|(.+)\|\n\|([-:|]+)\|\n((?:\|.*\|\n)+)", re.MULTILINE)
+STRINGS = re.compile(r'\[\s*"(?:[^"\\]|\\.)*"(?:,\s*"(?:[^"\\]|\\.)*")*\s*\]')
+VERSION = re.compile(r"(?:CPython|Linux|Runtime|ONNX|DLPack|GenMC\S*|HAL|Python)[\s≥]+[\d.]+")
+QUOTING = (
+    "README.md",
+    "async.md",
+    "benchmarks.md",
+    "comparison.md",
+    "memory.md",
+    "scale.md",
+    "sharing.md",
+    "watching.md",
+)
+"""Pages whose figures all come from stored runs."""
+WHOLE: dict[str, Callable[[], str]] = {"docs/operations.md": render_page, "nnburst/model/methods.pyi": render_stub}
+REQUIREMENT = re.compile(r"^- \*\*(REQ-[A-Z]+)-\d{3}\*\* (?:\*(\w+)\.\*)?", re.MULTILINE)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; a header that ends with a colon is that of a column of numbers."""
+    rule = "".join("|--:" if name.endswith(":") else "|---" for name in header) + "|"
+    lines: list[Sequence[str]] = [[name.removesuffix(":") for name in header], *rows]
+    first, *others = (f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join([first, rule, *others])
+
+
+def first_sentence(text: str | None) -> str:
+    """Return the first sentence of a docstring."""
+    return re.split(r"(?<=\.)\s", " ".join((text or "").split()), maxsplit=1)[0]
+
+
+# -- from the sources --------------------------------------------------------------------------------------------------
+
+
+def calls() -> str:
+    """The calls of the control plane."""
+
+    def row(call: Call) -> tuple[str, ...]:
+        side = "**client**" if call.side is Side.CLIENT else "service"
+        return f"`{call.name}`", side, "yes" if call.computes else "", first_sentence(call.request.__dict__["__doc__"])
+
+    return table(("call", "served by", "computes", ""), map(row, CALLS))
+
+
+def commands() -> str:
+    """The commands, their arguments and their options."""
+    context = click.Context(nnburst, info_name="nnburst")
+    parts = []
+    for path, command, inner in walk(nnburst, context):
+        if isinstance(command, click.Group):
+            continue
+        usage = " ".join(command.collect_usage_pieces(inner)).replace("[OPTIONS]", "").strip()
+        call = f"nnburst {path} {usage}".strip()
+        parts.append(f"## {path}\n\n" + textwrap.fill(f"`{call}`: {first_sentence(command.help)}", WIDTH) + "\n")
+        records = [option.get_help_record(inner) for option in command.params if isinstance(option, click.Option)]
+        parts.append("".join(item(f"`{names}`: {text}") for names, text in filter(None, records)))
+    return "\n".join(filter(None, parts)).rstrip()
+
+
+def item(text: str) -> str:
+    """Return an item of a list, in lines that end before the margin."""
+    return textwrap.fill(" ".join(text.split()), WIDTH, initial_indent="- ", subsequent_indent="  ") + "\n"
+
+
+def walk(
+    group: click.Group, context: click.Context, before: str = ""
+) -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Yield all commands below a group: name, command, context."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        inner = click.Context(command, info_name=name, parent=context)
+        yield f"{before}{name}", command, inner
+        if isinstance(command, click.Group):
+            yield from walk(command, inner, f"{before}{name} ")
+
+
+def requirements() -> str:
+    """How many requirements are met, deviate and are absent, by area."""
+    found: Counter[tuple[str, str]] = Counter()
+    for page in sorted((ROOT / "docs" / "requirements").glob("*.md")):
+        for area, status in REQUIREMENT.findall(page.read_text("utf-8")):
+            found[area, status.lower() or "met"] += 1
+    states = ("met", "deviates", "absent")
+    areas = [[area, *(str(found[area, state]) for state in states)] for area in sorted({area for area, _ in found})]
+    total = ["**all**", *(str(sum(n for (_, of), n in found.items() if of == state)) for state in states)]
+    return table(("area", *(f"{state}:" for state in states)), [*areas, total])
+
+
+# -- from stored runs --------------------------------------------------------------------------------------------------
+
+
+def stored() -> dict[str, Any]:
+    """Return the runs, by name."""
+    runs = json.loads(FIGURES.read_text("utf-8"))
+    assert isinstance(runs, dict)
+    return runs
+
+
+def dump(runs: dict[str, Any]) -> str:
+    """Return the store's text: a row of a table is a line."""
+    text = json.dumps(runs, indent=1, ensure_ascii=False)
+    return STRINGS.sub(lambda match: json.dumps(json.loads(match.group()), ensure_ascii=False), text) + "\n"
+
+
+def run_tables(name: str) -> str:
+    """All tables of a run, and its conditions."""
+    run = stored()[name]
+    parts = [textwrap.fill(f"`{run['command']}`. {run['machine']}.", WIDTH) + "\n"]
+    for part in run["tables"]:
+        parts += [f"**{part['title']}**\n"] if part["title"] else []
+        parts.append(table(part["header"], part["rows"]) + "\n")
+    if run.get("conditions"):
+        parts.append("Conditions:\n")
+        parts.append("".join(map(item, run["conditions"])))
+    return "\n".join(parts).rstrip()
+
+
+ROUND_TRIPS = (
+    ("L: one cache line there and back, C threads", "L: one cache line, C", "poll", "apart"),
+    ("**burst `Execution.run()`**", "burst Execution.run()", "poll", "apart"),
+    ("burst, 16 MiB tensor in a pool", "burst, pool, 16 MiB", "poll", "apart"),
+    ("iceoryx2 request-response", "iceoryx2 request-response", "poll", "apart"),
+    ("faster-fifo", "faster-fifo, bytes", "poll", "apart"),
+    ("**burst `Execution.run()`**, both on one core", "burst Execution.run()", "block", "one core"),
+    ("Unix `SOCK_SEQPACKET`, both on one core", "Unix SOCK_SEQPACKET", "block", "one core"),
+    ("**burst `Execution.run()`**, a core each", "burst Execution.run()", "block", "apart"),
+    ("Unix `SOCK_SEQPACKET`, a core each", "Unix SOCK_SEQPACKET", "block", "apart"),
+    ("`multiprocessing.Pipe`, bytes", "multiprocessing.Pipe, bytes", "block", "apart"),
+    ("`multiprocessing.Queue`", "multiprocessing.Queue", "block", "apart"),
+    ("pyzmq `ipc://`", "pyzmq ipc:// REQ/REP", "block", "apart"),
+    ("pynng `ipc://`", "pynng ipc:// req/rep", "block", "apart"),
+    ("`Pipe.send_bytes`, 16 MiB", "Pipe.send_bytes, 16 MiB", "block", "apart"),
+)
+"""The rows of a run of `nnburst bench` that the README shows: its words, and the row's title, wait and placement."""
+
+
+def round_trips(name: str) -> str:
+    """The README's table."""
+    found = {tuple(row[:3]): row for part in stored()[name]["tables"] for row in part["rows"]}
+    rows = []
+    for label, *key in ROUND_TRIPS:
+        _, wait, _, _, p50, _, p99, _, _, ratio, _ = found[tuple(key)]
+        rows.append((label, "sleep" if wait == "block" else wait, f"**{p50}**" if "**" in label else p50, p99, ratio))
+    return table(("µs", "waiting", "p50:", "p99:", "p50 / L:"), rows)
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Return the tables and the conditions of Markdown that `nnburst bench` has written."""
+    tables: list[dict[str, Any]] = []
+    listed = re.search(r"^Conditions:\n\n((?:- .*\n(?:  .*\n)*)+)", text, re.MULTILINE)
+    conditions = re.findall(r"^- (.*(?:\n  .*)*)", listed.group(1), re.MULTILINE) if listed else []
+    for title, head, rule, body in TABLE.findall(text):
+        names = [cell.strip() for cell in head.split("|")]
+        header = [name + ":" * right.endswith(":") for name, right in zip(names, rule.split("|"), strict=True)]
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines()]
+        tables.append({"title": title, "header": header, "rows": rows})
+    return {"tables": tables, "conditions": [" ".join(line.split()) for line in conditions]}
+
+
+def numbers(text: str) -> set[str]:
+    """Return the measured numbers of a text: those with a point that are no versions and not in code."""
+    plain = VERSION.sub("", re.sub(r"`[^`]*`|\]\([^)]*\)", "", text))
+    return set(re.findall(r"(?<![\w.-])\d[\d,]*\.\d+(?!\d|\.\d)", plain))
+
+
+def quoted(path: Path) -> Iterator[str]:
+    """Yield what is wrong with the figures of a page: runs and figures that are not in the store, figures of no run."""
+    text = re.sub(r"^```.*?^```$", "", MADE.sub("", path.read_text("utf-8")), flags=re.DOTALL | re.MULTILINE)
+    runs = stored()
+    for block in re.split(r"\n\s*\n", text):
+        named = re.search(r"<!-- figures: (\S+) -->", block)
+        if named is None:
+            if path.name in QUOTING and numbers(block):
+                yield f"no run is named beside {sorted(numbers(block))}: {block.strip()[:60]}"
+        elif named.group(1) not in runs:
+            yield f"no such run: {named.group(1)}"
+        elif missing := numbers(block) - numbers(json.dumps(runs[named.group(1)], ensure_ascii=False)):
+            yield f"the run {named.group(1)} has no {sorted(missing)}"
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+MAKERS: dict[str, Callable[..., str]] = {
+    "calls": calls,
+    "commands": commands,
+    "requirements": requirements,
+    "run": run_tables,
+    "round-trips": round_trips,
+}
+
+
+def pages() -> list[Path]:
+    """Return the pages that may have tables."""
+    built = ROOT / "docs" / "_build"
+    return [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").rglob("*.md")) if built not in path.parents)]
+
+
+def made(path: Path) -> str:
+    """Return a file as it has to be."""
+    name = str(path.relative_to(ROOT))
+    if name in WHOLE:
+        return WHOLE[name]()
+
+    def fill(match: re.Match[str]) -> str:
+        begin, maker, argument, end = match.groups()
+        return f"{begin}\n{MAKERS[maker](*filter(None, [argument]))}\n\n{end}"
+
+    return MADE.sub(fill, path.read_text("utf-8"))
+
+
+def main() -> int:
+    """Write, check or store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; fail if a table is not up to date, or a figure of no run"
+    )
+    parser.add_argument("--store", nargs=2, metavar=("ENTRY", "FILE"), help="put the tables of a run into the store")
+    options = parser.parse_args()
+    if options.store:
+        name, file = options.store
+        runs = stored()
+        runs[name] = runs.get(name, {"command": "", "machine": ""}) | parse(Path(file).read_text("utf-8"))
+        FIGURES.write_text(dump(runs), "utf-8")
+    late = []
+    for path in [*pages(), *(ROOT / name for name in WHOLE)]:
+        text = made(path)
+        if text != path.read_text("utf-8"):
+            late.append(str(path.relative_to(ROOT)))
+            if not options.check:
+                path.write_text(text, "utf-8")
+    wrong = [f"{path.relative_to(ROOT)}: {problem}" for path in pages() for problem in quoted(path)]
+    print("\n".join(late + wrong))
+    return int(bool(wrong) or (options.check and bool(late)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
