@@ -402,7 +402,7 @@ def test_damaged_messages_decode_or_are_malformed(data: st.DataObject) -> None:
 FIRST_USE = """
 import sys, threading
 import msgspec
-from nnburst.service import protocol
+from nnburst.service.wire import protocol
 
 sys.setswitchinterval(1e-6)
 bodies = {call: msgspec.msgpack.encode(dict.fromkeys(call.reply.__struct_encode_fields__)) for call in protocol.CALLS}
