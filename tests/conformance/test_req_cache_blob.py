@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import random
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnburst.blobs import BlobCache, BlobFileError, Capacity, NNCache, Policy, Select, nncache
+from support.waiting import until
 
 MAX_KEY, MAX_VALUE, MAX_TOTAL = 6, 8, 13
 POLICIES = [Policy(*pair) for pair in itertools.product(Select, Capacity)]
@@ -346,9 +346,7 @@ def test_saved_by_itself_after_a_while(tmp_path: Path, monkeypatch: pytest.Monke
     cache.set_cache_filename(tmp_path / "blobs")
     cache.initialize(MAX_KEY, MAX_VALUE, 100)
     cache.set_blob(b"abcd", b"efgh")
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "blobs").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: (tmp_path / "blobs").exists())
     other = NNCache()
     other.set_cache_filename(tmp_path / "blobs")
     other.initialize(MAX_KEY, MAX_VALUE, 100)

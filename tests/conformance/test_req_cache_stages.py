@@ -19,7 +19,7 @@ from nnburst.devices import CacheFiles, CompileJob, Device, DeviceCacheHome, cre
 from nnburst.devices.deferred_save import LateSave
 from nnburst.errors import DeviceUnavailable, InvalidArgument
 from nnburst.model import Model, ModelBuilder, OperandType
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 SIZE = 200
 WEIGHTS = np.random.default_rng(3).normal(size=(SIZE, SIZE)).astype(np.float32)
@@ -55,11 +55,9 @@ def run(session: nnburst.Session, times: int = 1) -> None:
         np.testing.assert_allclose(session.run(None, {"x": X})[0], X @ WEIGHTS.T, atol=1e-4)
 
 
-def until(device: Device, **wanted: int) -> dict[str, int]:
-    deadline = time.monotonic() + PATIENCE
-    while any(device.counters()[name] < number for name, number in wanted.items()):
-        assert time.monotonic() < deadline, device.counters()
-        time.sleep(0.01)
+def counted(device: Device, **wanted: int) -> dict[str, int]:
+    """Wait until there are so many, and return all that is counted."""
+    until(lambda: all(device.counters()[name] >= number for name, number in wanted.items()), device.counters)
     return dict(device.counters())
 
 
@@ -75,7 +73,7 @@ def test_jit_compiles_and_saves_with_the_first_execution(start: Any, tmp_path: P
         assert session.device.counters()["lowerings"] == 0
         assert data_file(directory).stat().st_size == 0
         run(session)
-        assert until(session.device, saves=1)["lowerings"] == 1
+        assert counted(session.device, saves=1)["lowerings"] == 1
         run(session, 3)
         assert session.device.counters()["saves"] == 1
     with start("compilation=jit") as service, open_session(service, directory) as session:
@@ -100,7 +98,7 @@ def test_multistage_saves_at_once_and_better_later(start: Any, tmp_path: Path) -
         run(session, 3)
         assert session.device.counters()["saves"] == 1
         run(session)
-        until(session.device, saves=2)
+        counted(session.device, saves=2)
         assert data_file(directory).read_bytes() != first  # in place of the old generation
     with start("compilation=multistage,after=4") as service, open_session(service, directory) as session:
         assert session.cache_report.outcome == "HIT"
@@ -115,7 +113,7 @@ def test_restored_early_stage_goes_on(start: Any, tmp_path: Path) -> None:
     with start("compilation=multistage,after=2") as service, open_session(service, directory) as session:
         assert session.cache_report.outcome == "HIT"
         run(session, 2)
-        counters = until(session.device, saves=1)
+        counters = counted(session.device, saves=1)
         assert (counters["loads"], counters["validations"]) == (1, 0)
 
 
@@ -134,9 +132,7 @@ def test_entry_that_was_removed_meanwhile_is_left_alone(start: Any, tmp_path: Pa
         for path in directory.glob("objects/*/*/*"):
             path.unlink()
         run(session)
-        deadline = time.monotonic() + PATIENCE
-        while session.device.counters()["lowerings"] == 0 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: session.device.counters()["lowerings"])
         assert session.device.counters()["saves"] == 0
         run(session)
 

@@ -14,7 +14,7 @@ import pytest
 from nnburst.errors import MissedDeadline
 from nnburst.fmq import NOT_EMPTY, NOT_FULL, EventFlag, MessageQueue
 from nnburst.memory import Memory
-from support.queue_peer import wait_until_asleep
+from support.processes import wait_until_asleep
 
 LONG = 5.0
 SHORT = 1e-9

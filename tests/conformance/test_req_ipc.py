@@ -15,7 +15,8 @@ import pytest
 from nnburst._core._nnburst import ffi, lib
 from nnburst.errors import GeneralFailure, InvalidArgument
 from nnburst.fmq import MessageQueue, QueueError
-from support.queue_peer import PeerError, QueuePeer, wait_until_asleep
+from support.processes import wait_until_asleep
+from support.queue_peer import PeerError, QueuePeer
 
 PAGE = resource.getpagesize()
 CAPACITY = (PAGE - 16) // 4

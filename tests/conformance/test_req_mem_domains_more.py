@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +42,7 @@ from nnburst.model import (
     RequestArgument,
 )
 from nnburst.service import Quotas, ServiceConnection, ServiceHost
+from support.waiting import until
 
 T = OperandType
 SHAPE = (2, 8)
@@ -415,9 +415,7 @@ def test_REQ_MEM_112_who_waits_goes_on_as_soon_as_the_buffer_is_free(
 
     def until_it_waits() -> None:
         waiting.start()
-        deadline = time.monotonic() + 10
-        while not managed_gate.gate.waiting and time.monotonic() < deadline:
-            time.sleep(0)
+        until(lambda: managed_gate.gate.waiting)
 
     if first == "copy":
         with buffer.used(write=False):
@@ -522,13 +520,13 @@ def test_quota_of_bytes_counts_what_buffers_grow_to(hosted: tuple[ServiceHost, D
 
 _CLIENT = """
 import os, socket, sys
-sys.path.insert(0, sys.argv[2])
-import test_req_mem_domains_more as support
+sys.path[:0] = sys.argv[2].split(os.pathsep)
+import test_req_mem_domains_more as tests
 from nnburst.devices import Device
 from nnburst.service import ServiceConnection
 device = ServiceConnection(socket.socket(fileno=int(sys.argv[1]))).devices[0]
-prepared = device.prepare_model(support.relu_model())
-kept = [support.in_out(device, prepared) for _ in range(2)]
+prepared = device.prepare_model(tests.relu_model())
+kept = [tests.in_out(device, prepared) for _ in range(2)]
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -541,7 +539,7 @@ def test_REQ_MEM_109_death_of_a_client_frees_its_buffers() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     host.serve(ours)
     with subprocess.Popen(
-        [sys.executable, "-c", _CLIENT, str(theirs.fileno()), os.path.dirname(__file__)],
+        [sys.executable, "-c", _CLIENT, str(theirs.fileno()), os.pathsep.join(sys.path)],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -552,10 +550,7 @@ def test_REQ_MEM_109_death_of_a_client_frees_its_buffers() -> None:
         assert len(tracker) == 2
         buffers = list(tracker._buffers.values())
         client.send_signal(signal.SIGKILL)
-        deadline = time.monotonic() + 30
-        while len(tracker) and time.monotonic() < deadline:
-            time.sleep(0.002)
-    assert len(tracker) == 0
+        until(lambda: len(tracker) == 0)
     assert all(buffer.storage.nbytes == 0 for buffer in buffers)
     host.close()
 

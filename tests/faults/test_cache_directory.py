@@ -22,6 +22,7 @@ from nnburst.runtime.compile.cache_sources import DirectoryCache, Job
 from nnburst.runtime.compile.caching import compile_with_cache
 from support import ROOT
 from support.cache_worker import build, compile_once
+from support.waiting import PATIENCE, until
 
 COUNTS = (1, 1)
 R = CacheReason
@@ -81,10 +82,7 @@ def test_THR_27_second_process_waits_and_loads(tmp_path: Path) -> None:
     directory = tmp_path / "c"
 
     def wait_for(step: str) -> None:
-        deadline = time.monotonic() + 60
-        while not Path(f"{directory}.{step}").exists():
-            assert time.monotonic() < deadline, step
-            time.sleep(0.005)
+        until(lambda: Path(f"{directory}.{step}").exists(), step, 2 * PATIENCE)
 
     first = worker(directory, "staged", "hold")
     wait_for("staged")  # it has compiled, and nobody sees it yet

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +16,7 @@ from nnburst.memory import Memory
 from nnburst.service import Quotas, ServiceConnection, start_child
 from nnburst.service.host.host import ServiceHost
 from support.models import request_on, tiny_model
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 MANY = 24
 """More than the calls that a connection serves at a time."""
@@ -126,10 +125,8 @@ def test_there_is_a_limit_to_what_waits(gate: FenceSignal) -> None:
         client.close()
         assert connection.wait_ended(PATIENCE)
         assert before["requests"] == 2
-        deadline = time.monotonic() + PATIENCE  # a fence tells of the end before the execution has let go of all
-        while any(connection.ledger.used.values()) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert not any(connection.ledger.used.values())
+        # A fence tells of the end before the execution has let go of all.
+        until(lambda: not any(connection.ledger.used.values()), lambda: connection.ledger.used)
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["waiting", "closed"])

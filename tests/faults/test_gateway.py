@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 import zlib
@@ -28,6 +27,8 @@ from typing import Any
 import numpy as np
 import posix_ipc
 import pytest
+
+from support.waiting import PATIENCE, until
 
 onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
@@ -1328,13 +1329,14 @@ def test_gateway_that_was_killed_has_one_that_answers_at_once_and_another_stands
         assert client.infer("relu", sent).as_numpy("y").tobytes() == Y.tobytes()
         client.close()
 
+    def both() -> list[int]:
+        processes = gateway_processes(gateway)
+        return processes if len(processes) > 1 and all(map(listens, processes)) else []
+
     try:
         seen: set[int] = set()
         for _ in range(2):
-            deadline = time.monotonic() + 60
-            while len(processes := gateway_processes(gateway)) < 2 or not all(map(listens, processes)):
-                assert time.monotonic() < deadline, "no other gateway stands by"
-                time.sleep(0.02)
+            processes = until(both, "no other gateway stands by", 2 * PATIENCE)
             seen.update(processes)
             for protocol in PROTOCOLS:
                 infer(protocol)
@@ -1368,10 +1370,7 @@ def test_connections_go_to_the_gateway_that_has_listened_longer(gateway: Gateway
         for port in gateway.ports.values():
             for _ in range(16):
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), 60))
-        deadline = time.monotonic() + 60
-        while connections(first) < before[0] + 32:
-            assert time.monotonic() < deadline, "connections went elsewhere"
-            time.sleep(0.01)
+        until(lambda: connections(first) >= before[0] + 32, "connections went elsewhere", 2 * PATIENCE)
         assert connections(second) == before[1]
 
 
@@ -1427,10 +1426,11 @@ def test_model_that_was_loaded_again_is_served_by_the_gateway_that_runs(tmp_path
         value = [onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in ("x", "y")]
         model(tmp_path / "relu.onnx", [("Abs", ["x"], ["y"])], value[:1], value[1:])
         gateway.process.send_signal(signal.SIGHUP)
-        deadline = time.monotonic() + 60
-        while client.infer("relu", [tensor(triton_grpc, "x", X)]).as_numpy("y").tobytes() != np.abs(X).tobytes():
-            assert time.monotonic() < deadline, "the old model is still served"
-            time.sleep(0.02)
+        until(
+            lambda: client.infer("relu", [tensor(triton_grpc, "x", X)]).as_numpy("y").tobytes() == np.abs(X).tobytes(),
+            "the old model is still served",
+            2 * PATIENCE,
+        )
         client.close()
         assert gateway_processes(gateway) == processes
     finally:
@@ -1470,10 +1470,7 @@ def test_gateway_is_started_again_whatever_a_start_met(commands: queue.Queue[Any
             commands.put(what)
         commands.put((SPEAKS, PORTS))
         os.kill(first, signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while not commands.empty():
-            assert time.monotonic() < deadline, "no more gateways are started"
-            time.sleep(0.01)
+        until(commands.empty, "no more gateways are started", 2 * PATIENCE)
     finally:
         process.close()
     assert not process._watcher.is_alive()

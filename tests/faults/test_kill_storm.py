@@ -13,13 +13,12 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from support import ROOT
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 CLIENT = """
 import collections, json, sys, threading, time
@@ -192,13 +191,6 @@ def processes_with(mark: str) -> list[int]:
     return found
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition(), what
-
-
 class Storm:
     """A shared service, clients of it, a client with a service of its own, and who was killed of them."""
 
@@ -240,11 +232,11 @@ class Storm:
         """Wait until each client is served again: by the service that there is now, or by a child that lives."""
         *sharing, owner = self.clients
         for client in sharing:
-            wait_until(lambda client=client: client.lately == self.service.pid, "a client was not served again")  # type: ignore[misc]
+            until(lambda client=client: client.lately == self.service.pid, "a client was not served again")  # type: ignore[misc]
         for client in self.clients:
             client.lately = 0
         for client in self.clients:
-            wait_until(lambda client=client: client.lately > 0, "a client was not served again")  # type: ignore[misc]
+            until(lambda client=client: client.lately > 0, "a client was not served again")  # type: ignore[misc]
         os.kill(owner.lately, 0)
 
     def end(self) -> None:
@@ -295,7 +287,7 @@ def test_storm_of_kills_leaves_right_results_typed_errors_and_nothing_else(
             assert not [said for said in client.outcomes if said.startswith(("WRONG", "UNTYPED"))], client.outcomes
             assert client.worst < LIMIT, client.outcomes
         assert all(client.outcomes["right"] and client.outcomes["left"] for client in storm.clients)
-        wait_until(lambda: not processes_with(mark), "processes are left")
+        until(lambda: not processes_with(mark), "processes are left")
         service = serve(subprocess.PIPE)  # takes over what a killed one has left, and clears it away
         assert service.stdout is not None
         ready = service.stdout.readline()

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from support import ROOT
 from support.models import tiny_model
 from support.processes import line_of
 from support.services import COMMAND, Shared, shared_service
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 CLIENT = """
 import sys
@@ -118,13 +118,6 @@ def says(client: subprocess.Popen[str], order: str) -> str:
     return line_of(client)
 
 
-def until(holds: Callable[[], bool], what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.02)
-
-
 def rows_of(shared: Shared, pid: int) -> list[RowStats]:
     (page,) = find_services(shared.pid)
     return [row for row in look(page).rows if row.client_pid == pid]
@@ -171,14 +164,14 @@ def gives_all_back(shared: Shared) -> Iterator[None]:
     def quiet() -> bool:
         return not is_busy(shared)
 
-    until(quiet, lambda: "it does not come to rest")
+    until(quiet, "it does not come to rest")
     before, most = shared.descriptors(), threads(shared) + 2 * (os.cpu_count() or 1)
     yield
     until(
         lambda: shared.descriptors() <= before and threads(shared) <= most,
         lambda: (before, shared.descriptors(), most, threads(shared)),
     )
-    until(quiet, lambda: "something still runs")
+    until(quiet, "something still runs")
 
 
 @pytest.mark.parametrize("how", ["burst", "without a burst", "fenced", "chain", "onnx"])
@@ -186,7 +179,7 @@ def test_runs_of_a_client_that_is_killed_end(shared: Shared, gives_all_back: Non
     if how == "onnx":
         pytest.importorskip("onnxruntime")
     with endless_client(shared, how) as client:
-        until(lambda: is_busy(shared), lambda: "the run does not begin")
+        until(lambda: is_busy(shared), "the run does not begin")
         run_once(shared)
         client.send_signal(signal.SIGKILL)
         client.wait()
@@ -196,7 +189,7 @@ def test_runs_of_a_client_that_is_killed_end(shared: Shared, gives_all_back: Non
 
 def test_run_of_a_burst_that_is_dropped_ends(shared: Shared, gives_all_back: None) -> None:
     with endless_client(shared, "burst") as client:
-        until(lambda: is_busy(shared), lambda: "the run does not begin")
+        until(lambda: is_busy(shared), "the run does not begin")
         assert says(client, "drop") == "dropped\n"
         until(lambda: not rows_of(shared, client.pid), lambda: rows_of(shared, client.pid))
 
@@ -220,7 +213,7 @@ def kick(shared: Shared, pid: int) -> subprocess.CompletedProcess[str]:
 
 def test_client_that_is_kicked_is_told_and_its_run_ends(shared: Shared, gives_all_back: None) -> None:
     with endless_client(shared, "burst") as client:
-        until(lambda: is_busy(shared), lambda: "the run does not begin")
+        until(lambda: is_busy(shared), "the run does not begin")
         done = kick(shared, client.pid)
         assert done.stdout == f"ended 1 connection of process {client.pid} to {shared.address}\n", done.stderr
         said = says(client, "result")
@@ -271,7 +264,7 @@ def test_top_shows_a_run_without_a_client_until_it_ends(tmp_path: Path) -> None:
             assert line_of(client) == "begun\n"
             bursts = [row for row in rows_of(shared, client.pid) if row.kind is RowKind.BURST]
             assert [row.has_left for row in bursts] == [False]
-            until((tmp_path / "begun").exists, lambda: "the run does not begin")
+            until((tmp_path / "begun").exists, "the run does not begin")
         finally:
             client.kill()
             client.communicate()

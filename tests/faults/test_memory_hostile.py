@@ -7,7 +7,6 @@ import gc
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from nnburst.errors import BadState, ErrorStatus, NNBurstError
 from nnburst.memory import Memory
 from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, Request, RequestArgument
 from nnburst.service import ServiceConnection, start_child
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 COUNT = 1 << 16
 NBYTES = 4 * COUNT
@@ -299,10 +298,8 @@ def test_REQ_MEM_115_descriptors_and_mappings_return_to_where_they_were(
         for i in range(rounds):
             cycle(burst if i % 2 else None)
         gc.collect()
-        deadline = time.monotonic() + PATIENCE
-        while _exceeds((_usage("self"), _usage(service.pid)), before):  # a service answers first, then closes
-            assert time.monotonic() < deadline, "descriptors or mappings are left"
-            time.sleep(0.005)
+        left = "descriptors or mappings are left"  # a service answers first, then closes
+        until(lambda: not _exceeds((_usage("self"), _usage(service.pid)), before), left)
     prepared.close()
 
 

@@ -20,7 +20,7 @@ import nnburst
 from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
 from nnburst.model import Model, ModelBuilder, OperandType
 from support import ROOT
-from support.waiting import PATIENCE, Background
+from support.waiting import PATIENCE, Background, until
 
 F = OperandType.TENSOR_FLOAT32
 ONE = np.ones(4, np.float32)
@@ -248,9 +248,7 @@ def test_caller_with_little_time_does_not_wait_for_the_start(service: nnburst.Se
             with pytest.raises(MissedDeadline, match="started again"):
                 session.run(None, full(1))
         (place / "slow").unlink()
-        deadline = time.monotonic() + PATIENCE
-        while not session.restarts and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: session.restarts, "the service is not started again")
         assert session.run(None, full(1))[0].tolist() == [2] * 4
         assert len(session.restarts) == 1
 

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from nnburst.testing import inject
 from support import ROOT
 from support.models import request_on, tiny_model
 from support.processes import Client, wait_gone
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 
 def test_a_child_runs_a_model_and_is_reaped() -> None:
@@ -262,9 +261,7 @@ def test_a_child_that_is_stopped_goes_with_its_client_that_is_killed(starter: st
     client.process.stdin.flush()
     assert client.process.stdout.readline() == "AVAILABLE\n"
     os.kill(client.pids[0], signal.SIGSTOP)
-    deadline = time.monotonic() + PATIENCE
-    while not all_stand_still(client.pids[0]):
-        assert time.monotonic() < deadline
+    until(lambda: all_stand_still(client.pids[0]))
     client.process.kill()
     client.finish()
     wait_gone(client.pidfds[0])

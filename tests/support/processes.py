@@ -8,11 +8,13 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from support import ROOT
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
+
+_FUTEX_WAIT_BITSET = 9  # without FUTEX_PRIVATE_FLAG, which the waits of the interpreter's own locks have
 
 
 def stop(pid: int) -> None:
@@ -51,6 +53,24 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
+def sleeps_on_an_event_word(pid: int) -> bool:
+    """Whether a thread of a process is inside the kernel, waiting for an event flag.
+
+    Raises:
+        OSError: The kernel does not tell.
+    """
+    for task in os.listdir(f"/proc/{pid}/task"):
+        call = Path(f"/proc/{pid}/task/{task}/syscall").read_text().split()
+        if len(call) > 2 and call[0] != "-1" and int(call[2], 16) == _FUTEX_WAIT_BITSET:
+            return True
+    return False
+
+
+def wait_until_asleep(pid: int) -> None:
+    """Wait until a thread of a process sleeps on an event flag."""
+    until(lambda: sleeps_on_an_event_word(pid), "the reader never slept")
+
+
 class Client:
     """A client program in a process of its own. It prints one line of process ids when it is where it should be."""
 
@@ -87,11 +107,3 @@ def open_fds() -> set[int]:
             os.readlink(f"/proc/self/fd/{name}")
             fds.add(int(name))
     return fds
-
-
-def settled_fds(before: set[int]) -> set[int]:
-    """Descriptors of this process, once threads have closed what was not there before; after a while all the same."""
-    deadline = time.monotonic() + PATIENCE
-    while (now := open_fds()) - before and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return now

@@ -7,12 +7,10 @@ socket; a descriptor travels as plain parts plus SCM_RIGHTS, as it does between 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -120,30 +118,6 @@ def serve(sock: socket.socket) -> None:
         except NNBurstError as error:
             answer = {"error": type(error).__name__, "message": str(error)}
         sock.send(json.dumps(answer).encode())
-
-
-_FUTEX_WAIT_BITSET = 9  # without FUTEX_PRIVATE_FLAG, which the waits of the interpreter's own locks have
-
-
-def sleeps_on_an_event_word(pid: int) -> bool:
-    """Whether a thread of a process is inside the kernel, waiting for an event flag.
-
-    Raises:
-        OSError: The kernel does not tell.
-    """
-    for task in os.listdir(f"/proc/{pid}/task"):
-        call = Path(f"/proc/{pid}/task/{task}/syscall").read_text().split()
-        if len(call) > 2 and call[0] != "-1" and int(call[2], 16) == _FUTEX_WAIT_BITSET:
-            return True
-    return False
-
-
-def wait_until_asleep(pid: int) -> None:
-    """Wait until a thread of a process sleeps on an event flag."""
-    deadline = time.monotonic() + 30
-    while not sleeps_on_an_event_word(pid):
-        assert time.monotonic() < deadline, "the reader never slept"
-        time.sleep(0.001)
 
 
 class PeerError(Exception):

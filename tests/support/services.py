@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from nnburst.service.wire.protocol import VERSION, Hello, encode
 from support import ROOT
 from support.connections import socket_pair
 from support.processes import line_of
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 COMMAND = [sys.executable, "-c", "from nnburst.cli import main; main()"]
 
@@ -197,10 +196,9 @@ class Shared:
 
     def gives_back(self, before: int) -> None:
         """Wait until it has no more descriptors than before. A few more are an honest client's that is coming."""
-        deadline = time.monotonic() + PATIENCE
-        while self.descriptors() > before + 10:
-            assert time.monotonic() < deadline, f"{before} descriptors before, now {self.descriptors()}"
-            time.sleep(0.02)
+        until(
+            lambda: self.descriptors() <= before + 10, lambda: f"{before} descriptors before, now {self.descriptors()}"
+        )
 
     def resident(self) -> int:
         """Bytes."""

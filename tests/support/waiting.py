@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 PATIENCE = float(os.environ.get("NNBURST_TEST_PATIENCE", "30"))
 """Seconds. `make test-aarch64` sets the variable, since an emulator is slow and may be stopped for minutes. The C tests
 know it, too (`tests/c/check.h`)."""
+
+
+def until(holds: Callable[[], Any], what: str | Callable[[], object] = "", seconds: float = PATIENCE) -> Any:
+    """Poll until something holds, and return it.
+
+    Args:
+        holds: Gives something true once there is nothing to wait for any more.
+        what: What the test says if that does not come, or a function that tells then.
+        seconds: How long to wait.
+    """
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, what() if callable(what) else what or "what is awaited does not come"
+        time.sleep(0.001)
+    return found
 
 
 class Background:

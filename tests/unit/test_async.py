@@ -21,7 +21,7 @@ import nnburst
 from nnburst.burst.client import in_flight
 from nnburst.runtime.run import event_loop
 from nnburst.service.client.proxies import RemoteBurstContext
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 Main = Callable[[], Awaitable[Any]]
 
@@ -351,10 +351,7 @@ def test_start_of_another_service_does_not_hold_up_the_loop(function: str) -> No
 
 def end(service: nnburst.Service) -> None:
     os.kill(service.pid, signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE
-    while service.alive:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: not service.alive)
 
 
 def test_reason_of_a_failure_is_awaited_too(slow: nnburst.Session, monkeypatch: pytest.MonkeyPatch) -> None:

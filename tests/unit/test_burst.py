@@ -39,7 +39,7 @@ from nnburst.errors import Ending, ErrorStatus, GeneralFailure, NNBurstError, Re
 from nnburst.fmq import Flavour, MessageQueue, MQDescriptor
 from nnburst.memory import Memory
 from nnburst.model import DataLocation, MeasureTiming, OutputShape, Request, RequestArgument, RunOptions, Timing
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 WINDOWS = pytest.mark.parametrize("window", [0.0, 50e-6, 0.5], ids=["futex", "short", "polling"])
 
@@ -620,11 +620,11 @@ class BareServer:
         """Send an ill-formed packet, which is answered with two datums, and wait until the server has taken it."""
         assert self.requests.write(np.zeros(2, DATUM))
         self.requests.event_flag.wake(2)
-        assert wait_until(lambda: not self.server.alive or not self.requests.available_to_read)
+        until(lambda: not self.server.alive or not self.requests.available_to_read)
 
     def has_ended(self) -> bool:
         """Whether the listener has ended and given everything back, by itself."""
-        return wait_until(lambda: not self.server.alive) and self.executor_closed.is_set()
+        return until(lambda: not self.server.alive) and self.executor_closed.is_set()
 
     def __enter__(self) -> BareServer:
         return self
@@ -643,7 +643,7 @@ def test_request_counter_that_a_client_forges_ends_the_listener(
 ) -> None:
     with BareServer(window) as bare:
         bare.ask()
-        assert wait_until(lambda: bare.results.available_to_read == 2)
+        until(lambda: bare.results.available_to_read == 2)
         if whose == "the client's":
             lib.nnb_mq_write_counter(bare.requests.handle)[0] = forged
             bare.requests.event_flag.wake(2)
@@ -660,7 +660,7 @@ def test_request_counter_that_a_client_forges_ends_the_listener(
 def test_result_counter_that_a_client_forges_ends_the_listener(window: float, whose: str) -> None:
     with BareServer(window, result_length=4) as bare:
         bare.ask()
-        assert wait_until(lambda: bare.results.available_to_read == 2)
+        until(lambda: bare.results.available_to_read == 2)
         counter = lib.nnb_mq_read_counter if whose == "the client's" else lib.nnb_mq_write_counter
         counter(bare.results.handle)[0] = 24 * 7
         bare.ask()
@@ -673,7 +673,7 @@ def test_client_that_takes_no_answers_ends_the_listener(window: float, caplog: p
     with BareServer(window, result_length=4) as bare:
         for answers in (2, 4):
             bare.ask()
-            assert wait_until(lambda answers=answers: bare.results.available_to_read == answers)
+            until(lambda answers=answers: bare.results.available_to_read == answers)
             assert bare.server.alive
         bare.ask()
         assert bare.has_ended()
@@ -1065,13 +1065,6 @@ def listeners() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "nnburst-listener"}
 
 
-def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return condition()
-
-
 def queues_mapped() -> int:
     with open("/proc/self/maps") as maps:
         return sum("memfd:MessageQueue" in line for line in maps)
@@ -1102,7 +1095,7 @@ def test_burst_that_is_dropped_gives_everything_back(held: str, window: float) -
             del execution
         model.server = None
         assert server() is None
-        assert wait_until(lambda: listeners() <= before)
+        until(lambda: listeners() <= before)
         assert closed.is_set()
         executor.memories.clear()
         if held == "server":
@@ -1128,7 +1121,7 @@ def test_server_that_is_dropped_finishes_what_it_runs(model: LocalModel, memory:
     go.set()
     runner.join(PATIENCE)
     assert memory.array(np.float32, (4,), 64).tolist() == [2, 3, 4, 5]
-    assert wait_until(lambda: listeners() <= before)
+    until(lambda: listeners() <= before)
 
 
 def test_controller_that_is_dropped_is_not_kept_by_its_death_listener(model: LocalModel) -> None:

@@ -8,7 +8,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -28,7 +27,7 @@ from nnburst.watch import find_services, look
 from support.models import relu
 from support.processes import stopped
 from support.services import in_process
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 FUNCTIONS = """
 import time
@@ -89,13 +88,6 @@ def mortal(function: str) -> Iterator[nnburst.Session]:
         yield session
 
 
-def wait_until(condition: object) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 # ---- futures ---------------------------------------------------------------------------------------------------------
 
 
@@ -120,7 +112,7 @@ def test_submitting_starts_one_thread_for_a_burst_which_ends_when_there_is_nothi
     for future in [execution.submit() for execution in executions]:
         future.result(PATIENCE)
         assert len(attendants()) <= 1
-    wait_until(lambda: not attendants())
+    until(lambda: not attendants())
     executions[0].submit().result(PATIENCE)  # and another one starts
 
 
@@ -151,7 +143,7 @@ def test_futures_of_a_burst_in_which_a_thread_waits_begin_when_it_has_left(slow:
         execution.inputs["x"][:] = 0.1
     thread = threading.Thread(target=waited.run)
     thread.start()
-    wait_until(lambda: not slow.burst.controller.is_free)
+    until(lambda: not slow.burst.controller.is_free)
     futures = [execution.submit() for execution in submitted]
     assert not slow.burst.controller.is_free  # the thread has held it all the time
     for execution, future in zip(submitted, futures, strict=True):
@@ -183,7 +175,7 @@ def test_future_has_the_time_limit_of_its_execution(mortal: nnburst.Session) -> 
                 future.result(PATIENCE)
         with pytest.raises(nnburst.BadState):
             late.submit().result(PATIENCE)
-    wait_until(lambda: not late.is_in_flight and not queued.is_in_flight)
+    until(lambda: not late.is_in_flight and not queued.is_in_flight)
     late.timeout = PATIENCE
     assert late.submit().result(PATIENCE) is late
 
@@ -324,7 +316,7 @@ def test_threads_that_run_find_another_burst_than_that_of_a_pipeline(
         others.append(threading.Thread(target=slow.run, args=(None, filled(0.3))))
         others[-1].start()  # before anything of the pipeline is in flight
         controllers = slow.burst.controller, burst.controller
-        wait_until(lambda: not all(one.is_free for one in controllers) or not others[-1].is_alive())
+        until(lambda: not all(one.is_free for one in controllers) or not others[-1].is_alive())
         return made
 
     monkeypatch.setattr(Burst, "pipeline", pipeline)
@@ -376,7 +368,7 @@ def test_pipeline_that_is_dropped_while_another_thread_waits_in_its_burst(slow: 
     start_three(pipeline)
     waiting = threading.Thread(target=lambda: list(other.map([filled(0.1)] * 3)))
     waiting.start()
-    wait_until(lambda: other.current.is_in_flight or not waiting.is_alive())
+    until(lambda: other.current.is_in_flight or not waiting.is_alive())
     del pipeline
     waiting.join(PATIENCE)
     assert not waiting.is_alive()

@@ -30,6 +30,7 @@ from nnburst.service.wire.protocol import ListDevices
 from nnburst.testing import assert_nothing_left
 from support.models import relu
 from support.processes import stop, stopped
+from support.waiting import until
 
 ONE = np.ones(4, np.float32)
 PACKAGE = str(Path(nnburst.__file__).parent)
@@ -242,11 +243,8 @@ def test_things_of_a_service_that_does_not_answer_are_closed_within_one_budget(
     # It has come to all of them, and is waited for again.
     again = service.session(relu())
     waits.seconds.clear()
-    deadline = time.monotonic() + 20
     connection = service.devices[0]._connection  # type: ignore[attr-defined]
-    while connection._releases and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert not connection._releases
+    until(lambda: not connection._releases)
     again.close()
     assert service.device("nnburst-reference").status is DeviceStatus.AVAILABLE
 
@@ -343,10 +341,7 @@ def test_session_whose_close_is_interrupted_at_any_line_leaves_nothing(where: st
 
         with assert_nothing_left(timeout=20):
             assert interrupt_everywhere(open_one, nnburst.Session.close) > 50
-        deadline = time.monotonic() + 20
-        while len(os.listdir(f"/proc/{service.pid}/fd")) > there + 2 and time.monotonic() < deadline:
-            time.sleep(0.005)
-        assert len(os.listdir(f"/proc/{service.pid}/fd")) <= there + 2
+        until(lambda: len(os.listdir(f"/proc/{service.pid}/fd")) <= there + 2)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -521,10 +516,7 @@ def test_what_was_opened_on_a_service_ends_with_it(where: str) -> None:
         with pytest.raises(BadState):
             use()
             pytest.fail(name)
-    deadline = time.monotonic() + 20  # for the thread of the burst that was only dropped
-    while (left := set(threading.enumerate()) - threads) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert not left
+    until(lambda: set(threading.enumerate()) <= threads)  # the thread of the burst that was only dropped
     for thing in (bound, burst, compilation, session, service):
         thing.close()
 

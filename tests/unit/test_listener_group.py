@@ -23,7 +23,7 @@ from nnburst.runtime import Service
 from nnburst.service import ServiceConnection, ServiceHost
 from support.connections import socket_pair
 from support.models import tiny_model
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 ONES = np.ones(4, np.float32)
 
@@ -225,10 +225,7 @@ def test_runs_of_one_client_that_repeat_leave_room_for_its_others(shared: Callab
         assert inside.acquire(timeout=PATIENCE)
     threads[2].start()
     try:
-        deadline = time.monotonic() + PATIENCE
-        while third.stats.sent < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: third.stats.sent >= 2)
         time.sleep(0.05)  # the leader sleeps
     finally:
         released.set()

@@ -6,14 +6,12 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nnburst.blobs import NNCache, nncache
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 
 def opened(path: Path) -> NNCache:
@@ -29,13 +27,6 @@ def stored(path: Path, key: bytes) -> bool:
         return cache.get_blob(key) > 0
     finally:
         cache.terminate()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("made", ["NNCache(build='test')", "NNCache.get()"])

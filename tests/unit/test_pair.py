@@ -9,7 +9,6 @@ import os
 import queue
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from nnburst import Session
 from nnburst.errors import BadState, DeadObject, DeviceUnavailable, MissedDeadline
 from nnburst.scale.pair import Pair
 from support.models import relu
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 
 class Peer:
@@ -94,13 +93,6 @@ def dies_unnoticed(*numbers: int) -> Callable[[Session], int]:
         return peer.number
 
     return call
-
-
-def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 Ask = Callable[[Pair, Callable[[Session], int]], int]

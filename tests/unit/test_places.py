@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ import nnburst
 from nnburst import BadState, InvalidArgument, Memory
 from nnburst.memory import PROT_READ
 from nnburst.model import Model, ModelBuilder, OperandType
-from support.waiting import PATIENCE
+from support.waiting import until
 
 F = OperandType.TENSOR_FLOAT32
 
@@ -83,9 +82,7 @@ def test_memory_is_given_back_with_the_last_execution_that_names_it(session: nnb
     first.close()
     second.run()  # still knows it
     second.close()
-    deadline = time.monotonic() + PATIENCE
-    while service_maps() >= mapped and not own and time.monotonic() < deadline:
-        time.sleep(0.002)
+    until(lambda: own or service_maps() < mapped)
     assert own or service_maps() == 0
     assert len(session.burst.controller._slots) == 0
     assert not ring.closed

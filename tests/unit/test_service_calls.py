@@ -28,8 +28,8 @@ from nnburst.service.wire.protocol import Side
 from nnburst.testing import assert_nothing_left
 from support.connections import Answers, connected, raw_peer, send
 from support.models import relu
-from support.processes import open_fds, settled_fds
-from support.waiting import PATIENCE
+from support.processes import open_fds
+from support.waiting import PATIENCE, until
 
 GOODBYE = protocol.encode(protocol.Goodbye())
 LONG = protocol.Execute(
@@ -209,9 +209,7 @@ def test_call_that_is_interrupted_leaves_the_connection_usable(
         may_answer.set()
         for _ in range(2 * pending.MAX_PENDING):
             client.call(protocol.Goodbye(), timeout=PATIENCE)
-        deadline = time.monotonic() + PATIENCE
-        while not late and moment != "before it is posted" and time.monotonic() < deadline:
-            time.sleep(0.001)
+        until(lambda: late or moment == "before it is posted")
         assert len(late) == (moment != "before it is posted")
         client.call(LONG, timeout=PATIENCE)
 
@@ -400,9 +398,7 @@ def test_any_number_of_things_may_be_dropped_at_once() -> None:
         for number in range(count):
             client.forget(protocol.Release(number))
         client.call(protocol.Goodbye(), timeout=PATIENCE)
-        deadline = time.monotonic() + PATIENCE
-        while len(service.seen) <= count and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: len(service.seen) > count)
         assert {m.object for m in service.seen if isinstance(m, protocol.Release)} == set(range(count))
         assert client.alive
 
@@ -588,5 +584,5 @@ def test_long_message_for_which_there_is_no_memory_is_refused(monkeypatch: pytes
             patched.setattr(os, "write", full)
             with pytest.raises(ResourceExhausted, match="No space"):
                 client.call(LONG, timeout=PATIENCE)
-        assert settled_fds(before) == before
+        until(lambda: open_fds() == before)
         client.call(LONG, timeout=PATIENCE)

@@ -60,9 +60,9 @@ from nnburst.testing import Snapshot
 from support.connections import Answers, raw_peer, socket_pair
 from support.doubles import FakeDevice
 from support.models import tiny_model
-from support.processes import open_fds, settled_fds
+from support.processes import open_fds
 from support.services import in_process
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 
 def queues() -> tuple[MessageQueue, MessageQueue]:
@@ -169,9 +169,7 @@ def test_a_deadline_ends_the_wait_for_a_model_which_is_released_when_it_comes() 
             client.devices[0].prepare_model(tiny_model(), CompileJob(deadline_ns=time.monotonic_ns() + 10_000_000))
         go_on.set()
         (hosted,) = host.connections
-        deadline = time.monotonic() + PATIENCE
-        while not (device.models and device.models[0].closed) and time.monotonic() < deadline:
-            time.sleep(0.001)
+        until(lambda: device.models and device.models[0].closed)
         assert device.models[0].closed == 1
         assert len(hosted.objects) == 0
 
@@ -203,9 +201,7 @@ def test_calls_that_wait_for_a_thread_are_served_by_priority() -> None:
         def call(function: Any, *arguments: Any) -> None:
             """Have one more call wait."""
             calls.append(threads.submit(function, *arguments))
-            end = time.monotonic() + PATIENCE
-            while hosted.connection._serving._served.count < len(calls) and time.monotonic() < end:
-                time.sleep(0.001)
+            until(lambda: hosted.connection._serving._served.count >= len(calls))
 
         with contextlib.ExitStack() as pools:
             for model, pages in zip(models, (1, 2, 3), strict=True):
@@ -458,7 +454,7 @@ def test_REQ_CLI_005_REQ_CLI_008_a_failing_transport_gives_no_burst(
         with pytest.raises(NNBurstError, match=os.strerror(number)) as caught:
             ExecutionBurstController.create(model)
         assert caught.value.status == status
-        assert settled_fds(before) == before
+        until(lambda: open_fds() == before)
         assert not device.contexts
         (hosted,) = host.connections
         assert hosted.ledger.used["bursts"] == 0
@@ -585,10 +581,7 @@ def test_what_is_dropped_is_released() -> None:
         assert device.contexts[0].gone.wait(PATIENCE)
         client.devices[0].status  # noqa: B018 - a call that comes after both releases
         (hosted,) = host.connections
-        deadline = time.monotonic() + PATIENCE
-        while len(hosted.objects) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert len(hosted.objects) == 0
+        until(lambda: len(hosted.objects) == 0)
         assert device.models[0].closed == 1
 
 
@@ -622,9 +615,7 @@ def test_a_model_that_is_prepared_after_the_client_left_is_released() -> None:
     go_on.set()
     host.close()
     client.close()
-    deadline = time.monotonic() + PATIENCE
-    while not (device.models and device.models[0].closed) and time.monotonic() < deadline:
-        time.sleep(0.001)
+    until(lambda: device.models and device.models[0].closed)
     assert device.models[0].closed == 1
     assert set(hosted.ledger.used.values()) == {0}
 
@@ -652,10 +643,7 @@ def test_only_the_user_of_the_service_and_root_end_clients(monkeypatch: pytest.M
         assert client.alive
         assert host.end_clients(1, "nobody") == 0
         assert host.end_clients(4711, "enough") == 1
-        deadline = time.monotonic() + PATIENCE
-        while client.alive:  # until it has read that its connection has ended
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: not client.alive)  # until it has read that its connection has ended
         with pytest.raises(DeadObject, match="the service ended: enough"):
             client.end_clients(4711)
 
@@ -901,7 +889,7 @@ def test_pools_of_which_one_is_malformed_are_closed_at_once() -> None:
         with pytest.raises(InvalidArgument) as caught, fds:
             memories_from_wire((good, bad), fds)
         assert caught.traceback  # which would keep them alive
-        assert settled_fds(before) == before
+        until(lambda: open_fds() == before)
 
 
 def test_dimensions_that_no_message_carries_are_the_caller_s_error() -> None:

@@ -34,7 +34,7 @@ from nnburst.model import (
 from nnburst.service.wire.protocol import ListDevices
 from support.models import relu
 from support.processes import stopped
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 ONE = {"x": np.ones(4, np.float32)}
 FUNCTIONS = """
@@ -75,13 +75,6 @@ def fds_of(service: nnburst.Service) -> int:
     return len(os.listdir(f"/proc/{service.pid}/fd"))
 
 
-def settled(what: Any, expected: Any) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while what() != expected and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return bool(what() == expected)
-
-
 def test_executions_that_are_dropped_give_their_memory_back(service: nnburst.Service) -> None:
     with service.session(relu()) as session:
         for _ in range(3):
@@ -93,7 +86,7 @@ def test_executions_that_are_dropped_give_their_memory_back(service: nnburst.Ser
             execution = session.bind()
             execution.run()
             del execution
-        assert settled(lambda: fds_of(service) <= before + 2, True)
+        until(lambda: fds_of(service) <= before + 2)
         assert len(session.burst.controller._slots) <= 2
 
 
@@ -106,7 +99,7 @@ def test_states_that_are_dropped_give_their_memory_back(service: nnburst.Service
             if round == 2:
                 before = fds_of(service)
         session.bind()
-        assert settled(lambda: fds_of(service) <= before + 2, True)
+        until(lambda: fds_of(service) <= before + 2)
         assert len(session.burst.controller._slots) <= 4
         gc.collect()
         tracker = getattr(session.device, "_tracker", None)
@@ -272,7 +265,7 @@ def test_sessions_that_are_dropped_end_their_listeners() -> None:
             _Cycle(session)
             del session
         gc.collect()
-        assert settled(lambda: set(threading.enumerate()) - before, set())
+        until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_nnapi_bursts_that_are_dropped_end_their_listeners() -> None:
@@ -288,7 +281,7 @@ def test_nnapi_bursts_that_are_dropped_end_their_listeners() -> None:
             execution.burst_compute(burst)
             del burst, execution
         gc.collect()
-        assert settled(lambda: set(threading.enumerate()) - before, set())
+        until(lambda: set(threading.enumerate()) <= before)
 
 
 @pytest.mark.parametrize("where", ["launch", "in_process"])

@@ -41,7 +41,7 @@ from nnburst.service import ServiceConnection, ServiceHost
 from nnburst.service.client.proxies import RemotePreparedModel
 from nnburst.service.host.object_table import ObjectTable
 from support.connections import socket_pair
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 RNG = np.random.default_rng(7)
 STATE = {"h_out": "h_in"}
@@ -205,9 +205,7 @@ def test_awaited_run_that_is_cancelled_has_no_more_steps_run(rig: tuple[Service,
 
         asyncio.run(asyncio.wait_for(cancelled(), PATIENCE))
         go_on.set()
-        limit = time.monotonic() + PATIENCE
-        while execution.is_in_flight and time.monotonic() < limit:
-            time.sleep(0.001)
+        until(lambda: not execution.is_in_flight)
         assert len(seen) == 1
         device.hook = lambda x: None
         execution.inputs["x"][:] = 1
@@ -233,9 +231,7 @@ def test_client_that_is_gone_has_no_more_steps_run(
         assert device.host is not None
         closing = threading.Thread(target=device.host.close)
         closing.start()
-        limit = time.monotonic() + PATIENCE
-        while not any(token and token.cancelled[0] for token in tokens) and time.monotonic() < limit:
-            time.sleep(0.001)
+        until(lambda: any(token and token.cancelled[0] for token in tokens))
         go_on.set()
         with pytest.raises(NNBurstError):
             future.result(PATIENCE)

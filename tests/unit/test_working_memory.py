@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,7 +45,7 @@ from nnburst.model import (
 from nnburst.service import PER_USER, Quotas, ServiceHost
 from support.models import relu
 from support.services import in_process
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 F32 = OperandType.TENSOR_FLOAT32
 MIB = 1 << 20
@@ -86,13 +85,6 @@ def at(pool: Memory, number: int, model: Model) -> Request:
     return Request(tuple(places[:n]), tuple(places[n:]), (pool,))
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 class Account:
     """What the only connection of a host has in use."""
 
@@ -104,7 +96,7 @@ class Account:
         return self._hosted.ledger.used["working_bytes"]
 
     def returns_to(self, nbytes: int) -> None:
-        wait_until(lambda: self.used == nbytes)
+        until(lambda: self.used == nbytes)
 
 
 @contextmanager
@@ -213,9 +205,9 @@ def test_freed_slots_and_closed_bursts_give_back() -> None:
                     run_in_burst(second, at(other, 0, large(MIB)))
                     assert account.used >= 3 * MIB
                     burst.free_memory(other)
-                    wait_until(lambda: account.used < 3 * MIB)
+                    until(lambda: account.used < 3 * MIB)
                     second.close()
-                    wait_until(lambda: account.used < 2 * MIB)
+                    until(lambda: account.used < 2 * MIB)
             assert account.used >= MIB
     finally:
         gc.enable()
