@@ -207,8 +207,21 @@ def test_links_and_paths_of_a_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in LINK.findall(text):
         assert "://" in target or (page.parent / target).exists(), target
-    for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|c|h|md))`", text):
+    for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|c|h|md))[`:]", text):
         assert any((base / path).exists() for base in (ROOT, ROOT / "nnburst")), path
+
+
+DEFINED = r"^\s*(?:(?:async )?def |class ){0}\b|^{0}(?:: .+)? = |^\w[\w *]*\b{0}\("
+"""A function or a class of Python, a value of a module, a function of C."""
+
+
+def test_functions_that_the_architecture_names_are_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:\w+/)*\w+\.(?:py|c|h)):(\w+)`", text)
+    assert len(named) > 20
+    for path, name in named:
+        (source,) = (base / path for base in (ROOT, ROOT / "nnburst") if (base / path).exists())
+        assert re.search(DEFINED.format(name), source.read_text(encoding="utf-8"), re.MULTILINE), f"{path}:{name}"
 
 
 def test_every_page_of_the_site_is_in_its_contents() -> None:
