@@ -124,6 +124,16 @@ def requirements() -> str:
     return table(("area", *(f"{state}:" for state in states)), [*areas, total])
 
 
+def mutants() -> str:
+    """How many weakened memory orders the proofs catch, by file."""
+    text = (ROOT / "tests" / "model" / "mutants.md").read_text("utf-8")
+    found = Counter(re.findall(r"^\| `(\w+\.[ch]):.*?` \| (caught|survived) \|", text, re.MULTILINE))
+    files = sorted({file for file, _ in found})
+    rows = [(f"`{file}`", str(found[file, "caught"]), str(found[file, "survived"])) for file in files]
+    sums = [str(sum(n for (_, what), n in found.items() if what == of)) for of in ("caught", "survived")]
+    return table(("file", "caught:", "survived:"), [*rows, ("**all**", *sums)])
+
+
 # -- from stored runs --------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +232,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "calls": calls,
     "commands": commands,
     "requirements": requirements,
+    "mutants": mutants,
     "run": run_tables,
     "round-trips": round_trips,
 }
