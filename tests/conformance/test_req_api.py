@@ -14,12 +14,13 @@ import pytest
 import nnburst
 from nnburst import BadState, InvalidArgument, MissedDeadline
 from nnburst.burst import ExecutionResult
-from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError
 from nnburst.memory import Memory
-from nnburst.model import Capabilities, Model, OutputShape, Request, RunOptions, Timing
+from nnburst.model import Model, OutputShape, Request, Timing
 from nnburst.runtime import Burst, Compilation, Duration, Event, Execution
+from support.doubles import ScriptedDevice
 from support.models import add_model, open_model
+from support.waiting import PATIENCE
 
 X = np.array([1, 2, 3, 4], np.float32)
 Y = X + X
@@ -84,31 +85,9 @@ class Script:
     entered: threading.Event = field(default_factory=threading.Event)
     go: threading.Event = field(default_factory=threading.Event)
 
-
-class ScriptedModel(PreparedModel):
-    def __init__(self, script: Script) -> None:
-        self.script = script
-
-    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
-        self.script.entered.set()
-        assert self.script.go.wait(30)
-        status, shapes, timing = self.script.result
-        return status, shapes, timing if options.measure else Timing()
-
-
-class ScriptedDevice(Device):
-    name = "test-scripted"
-    version_string = "1"
-    capabilities = Capabilities()
-
-    def __init__(self, script: Script) -> None:
-        self.script = script
-
-    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
-        return (True,) * len(model.main.operations)
-
-    def prepare_model(self, model: Model, *args: object, **kwargs: object) -> PreparedModel:
-        return ScriptedModel(self.script)
+    def __call__(self, request: Request) -> None:
+        self.entered.set()
+        assert self.go.wait(PATIENCE)
 
 
 @pytest.fixture
@@ -120,7 +99,9 @@ def script() -> Iterator[Script]:
 
 @contextlib.contextmanager
 def scripted(script: Script, model: Model) -> Iterator[tuple[Compilation, Burst]]:
-    with Compilation(model, [ScriptedDevice(script)]) as compilation:
+    device = ScriptedDevice(execute=script)
+    device.result = script.result
+    with Compilation(model, [device]) as compilation:
         compilation.finish()
         with Burst(compilation) as burst:
             yield compilation, burst
@@ -182,7 +163,7 @@ def test_REQ_API_004_second_execution_during_the_first_is_bad_state(script: Scri
     with scripted(script, add_model()) as (compilation, burst):
         (first, _), (second, _) = execution_for(compilation), execution_for(compilation)
         event = Event.start(lambda: first.burst_compute(burst))
-        assert script.entered.wait(30)
+        assert script.entered.wait(PATIENCE)
         with pytest.raises(BadState, match="one at a time"):
             second.burst_compute(burst)
         script.go.set()
@@ -312,7 +293,7 @@ def test_REQ_API_012_stuck_device_is_left_at_the_deadline(script: Script) -> Non
         execution.set_timeout(0.05)
         with pytest.raises(MissedDeadline, match=r"0\.05"):
             execution.burst_compute(burst)
-        assert script.entered.wait(30)
+        assert script.entered.wait(PATIENCE)
         script.go.set()
         for expected in (0, 1):
             execution, _ = execution_for(compilation)
@@ -348,7 +329,7 @@ def test_REQ_API_014_durations_are_those_of_the_driver(script: Script, way: str,
         execution, _ = execution_for(compilation)
         execution.set_measure_timing(True)
         event = Event.start(lambda: WAYS[way](execution, burst))
-        assert script.entered.wait(30)
+        assert script.entered.wait(PATIENCE)
         with pytest.raises(BadState):
             execution.get_duration(Duration.ON_HARDWARE)
         script.go.set()
@@ -396,7 +377,7 @@ def test_REQ_API_015_status_becomes_the_exception_and_decides_what_can_be_asked(
         execution.set_input(0, np.zeros((3, 2), np.float32))
         execution.set_output(0, np.zeros((3, 2), np.float32))
         event = Event.start(lambda: WAYS[way](execution, burst))
-        assert script.entered.wait(30)
+        assert script.entered.wait(PATIENCE)
         with pytest.raises(BadState):
             execution.get_output_dimensions(0)
         script.go.set()

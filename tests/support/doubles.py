@@ -1,4 +1,4 @@
-"""A device with hooks, and what became of runs."""
+"""Devices with hooks, and what became of runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from nnburst.burst import BurstCallback, BurstContext
 from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus
-from nnburst.model import NO_TIMING, Capabilities, Model, Request
+from nnburst.model import NO_TIMING, Capabilities, ExecutionResult, Model, Request, RunOptions
 from support.waiting import PATIENCE
 
 
@@ -41,17 +41,25 @@ class Ended:
             return self.errors[0]
 
 
-class FakeModel(PreparedModel):
-    """Calls the device's hook; reports what becomes of it."""
+class ScriptedModel(PreparedModel):
+    """Answers what the device's hook "execute" gives, or else the device's `result`."""
 
     def __init__(self, device: FakeDevice, model: Model) -> None:
         self.device = device
         self.model = model
         self.closed = 0
 
-    def execute_synchronously(self, request: Request, options: Any = None) -> Any:
-        self.device.hook("execute", request)
-        return ErrorStatus.NONE, (), NO_TIMING
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
+        answer = self.device.hook("execute", request)
+        status, shapes, timing = answer if isinstance(answer, tuple) else self.device.result
+        return status, shapes, timing if options.measure else NO_TIMING
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class FakeModel(ScriptedModel):
+    """Its bursts run nothing, and report what becomes of them."""
 
     def configure_execution_burst(
         self, callback: BurstCallback, request_channel: Any, result_channel: Any, polling_window: float | None = None
@@ -60,9 +68,6 @@ class FakeModel(PreparedModel):
         self.device.contexts.append(context)
         self.device.hook("burst", context)
         return context
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 class FakeContext(BurstContext):
@@ -88,11 +93,14 @@ class FakeContext(BurstContext):
 class FakeDevice(Device):
     """Accepts everything. `hooks` maps "prepare", "execute", "supported", "burst" to functions called on the way."""
 
+    prepared: type[ScriptedModel] = FakeModel
+
     def __init__(self, **hooks: Callable[[Any], Any]) -> None:
         self.hooks = hooks
-        self.models: list[FakeModel] = []
+        self.models: list[ScriptedModel] = []
         self.contexts: list[FakeContext] = []
         self.closed = False
+        self.result: ExecutionResult = (ErrorStatus.NONE, (), NO_TIMING)
 
     def hook(self, name: str, argument: Any) -> Any:
         return self.hooks[name](argument) if name in self.hooks else None
@@ -115,8 +123,14 @@ class FakeDevice(Device):
 
     def prepare_model(self, model: Model, *_: Any) -> PreparedModel:
         self.hook("prepare", model)
-        self.models.append(FakeModel(self, model))
+        self.models.append(self.prepared(self, model))
         return self.models[-1]
 
     def close(self) -> None:
         self.closed = True
+
+
+class ScriptedDevice(FakeDevice):
+    """Its bursts run as those of any device in this process."""
+
+    prepared = ScriptedModel
