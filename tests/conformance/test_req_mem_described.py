@@ -25,6 +25,7 @@ from nnburst.errors import (
 )
 from nnburst.model import BufferToken, Model, ModelBuilder, OperandType, OperationType, operand_info
 from nnburst.runtime import Service
+from support.models import add_with_activation, relu
 from support.samples import SAMPLES, Sample, with_unspecified_outputs
 
 T, Op = OperandType, OperationType
@@ -32,20 +33,6 @@ SHAPE = (2, 3)
 NBYTES = 24
 every_way = pytest.mark.parametrize("way", ["compute", "start", "burst"])
 kinds = pytest.mark.parametrize("kind", ["input", "output"])
-
-
-def relu(shape: tuple[int, ...] = SHAPE, type: OperandType = T.TENSOR_FLOAT32, **quantisation: Any) -> Model:
-    b = ModelBuilder()
-    b.output("y", b.relu(b.input("x", type, shape, **quantisation), dimensions=shape))
-    return b.build()
-
-
-def add_model() -> Model:
-    """y = a + b, with an activation that is known at run time only, so that a run can fail."""
-    b = ModelBuilder()
-    both = [b.input(name, T.TENSOR_FLOAT32, SHAPE) for name in "ab"]
-    b.output("y", b.add(*both, activation=b.input("activation", T.INT32), dimensions=SHAPE))
-    return b.build()
 
 
 @pytest.fixture(scope="module", params=["in_process", "child"])
@@ -113,7 +100,7 @@ VALUES = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
 @pytest.fixture
 def device_memory(service: Service, opened: Callable[[Any], Any]) -> DeviceMemory:
     """For input and output of a RELU."""
-    compilation = opened(compiled(relu(), service))
+    compilation = opened(compiled(relu(SHAPE), service))
     return opened(described((compilation, "input", 0), (compilation, "output", 0)).create_memory())
 
 
@@ -126,10 +113,10 @@ def test_REQ_MEM_080_role_of_an_invalid_compilation(service: Service, kind: str,
         def prepare_model(self, *args: Any, **kwargs: Any) -> Any:
             raise GeneralFailure("not today")
 
-    failed = Compilation(relu(), [Refusing()])
+    failed = Compilation(relu(SHAPE), [Refusing()])
     with pytest.raises(GeneralFailure):
         failed.finish()
-    closed = compiled(relu(), service)
+    closed = compiled(relu(SHAPE), service)
     closed.close()
     desc = MemoryDesc()
     for compilation in (failed, closed, None, "compilation"):
@@ -141,11 +128,11 @@ def test_REQ_MEM_080_role_of_an_invalid_compilation(service: Service, kind: str,
 
 @kinds
 def test_REQ_MEM_081_082_079_add_role(service: Service, kind: str, opened: Any) -> None:
-    compilation = opened(compiled(relu(), service))
+    compilation = opened(compiled(relu(SHAPE), service))
     desc = MemoryDesc()
     add = getattr(desc, f"add_{kind}_role")
     with pytest.raises(InvalidArgument):
-        add(opened(Compilation(relu(), service)), 0)  # not finished
+        add(opened(Compilation(relu(SHAPE), service)), 0)  # not finished
     for index, frequency in ((999, 1.0), (-1, 1.0), (0, 10.0), (0, 0.0), (0, -1.0)):
         with pytest.raises(InvalidArgument):
             add(compilation, index, frequency)
@@ -156,20 +143,20 @@ def test_REQ_MEM_081_082_079_add_role(service: Service, kind: str, opened: Any) 
     with pytest.raises(BadState):
         add(compilation, 0)
     with pytest.raises(BadState):
-        add(opened(compiled(relu(), service)), 0)
+        add(opened(compiled(relu(SHAPE), service)), 0)
 
 
 @kinds
 def test_REQ_MEM_113_frequency_that_is_no_number(service: Service, kind: str, opened: Any) -> None:
     with pytest.raises(InvalidArgument):
-        getattr(MemoryDesc(), f"add_{kind}_role")(opened(compiled(relu(), service)), 0, float("nan"))
+        getattr(MemoryDesc(), f"add_{kind}_role")(opened(compiled(relu(SHAPE), service)), 0, float("nan"))
 
 
 QUANT = {"scale": 0.5, "zero_point": 128}
 OTHERS: dict[str, Callable[[], Model]] = {
-    "type": lambda: relu(type=T.TENSOR_FLOAT16),
-    "scale": lambda: relu(type=T.TENSOR_QUANT8_ASYMM, scale=0.25, zero_point=128),
-    "zero point": lambda: relu(type=T.TENSOR_QUANT8_ASYMM, scale=0.5, zero_point=0),
+    "type": lambda: relu(SHAPE, type=T.TENSOR_FLOAT16),
+    "scale": lambda: relu(SHAPE, type=T.TENSOR_QUANT8_ASYMM, scale=0.25, zero_point=128),
+    "zero point": lambda: relu(SHAPE, type=T.TENSOR_QUANT8_ASYMM, scale=0.5, zero_point=0),
     "rank": lambda: relu((2, 3, 1)),
     "dimensions": lambda: relu((3, 2)),
 }
@@ -179,7 +166,7 @@ OTHERS: dict[str, Callable[[], Model]] = {
 @pytest.mark.parametrize("what", OTHERS)
 def test_REQ_MEM_083_roles_that_differ(service: Service, what: str, first: str, second: str, opened: Any) -> None:
     quantised = what in ("scale", "zero point")
-    model = relu(type=T.TENSOR_QUANT8_ASYMM, **QUANT) if quantised else relu()
+    model = relu(SHAPE, type=T.TENSOR_QUANT8_ASYMM, **QUANT) if quantised else relu(SHAPE)
     here, there = opened(compiled(model, service)), opened(compiled(OTHERS[what](), service))
     desc = MemoryDesc()
     getattr(desc, f"add_{first}_role")(here, 0)
@@ -237,7 +224,7 @@ def test_REQ_MEM_085_set_dimensions(service: Service, opened: Any) -> None:
 
 
 def test_REQ_MEM_086_dimensions_and_then_a_scalar(service: Service, opened: Any) -> None:
-    compilation = opened(compiled(add_model(), service))
+    compilation = opened(compiled(add_with_activation(SHAPE), service))
     desc = MemoryDesc()
     desc.set_dimensions((2,))
     with pytest.raises(InvalidArgument):
@@ -246,7 +233,7 @@ def test_REQ_MEM_086_dimensions_and_then_a_scalar(service: Service, opened: Any)
 
 def test_REQ_MEM_087_scalar_and_then_dimensions(service: Service, opened: Any) -> None:
     desc = MemoryDesc()
-    desc.add_input_role(opened(compiled(add_model(), service)), 2)
+    desc.add_input_role(opened(compiled(add_with_activation(SHAPE), service)), 2)
     desc.set_dimensions(())
     with pytest.raises(InvalidArgument):
         desc.set_dimensions((2,))
@@ -261,7 +248,7 @@ def test_REQ_MEM_088_finish(service: Service, opened: Any) -> None:
     desc = MemoryDesc()
     with pytest.raises(InvalidArgument, match="no role"):
         desc.finish()
-    desc.add_input_role(opened(compiled(relu(), service)), 0)
+    desc.add_input_role(opened(compiled(relu(SHAPE), service)), 0)
     desc.finish()
     with pytest.raises(BadState):
         desc.finish()
@@ -269,7 +256,7 @@ def test_REQ_MEM_088_finish(service: Service, opened: Any) -> None:
 
 def test_REQ_MEM_089_create_memory(service: Service, opened: Any) -> None:
     desc = MemoryDesc()
-    desc.add_input_role(opened(compiled(relu(), service)), 0)
+    desc.add_input_role(opened(compiled(relu(SHAPE), service)), 0)
     with pytest.raises(BadState):
         desc.create_memory()
     desc.finish()
@@ -342,14 +329,14 @@ ANSWERS: dict[str, Any] = {
 def test_REQ_MEM_047_099_device_that_gives_no_buffer(answer: str, opened: Any) -> None:
     device = Odd()
     device.answer = ANSWERS[answer]
-    default = opened(compiled(relu(), Service(_Local(device), "test")))
+    default = opened(compiled(relu(SHAPE), Service(_Local(device), "test")))
     memory = opened(described((default, "input", 0), (default, "output", 0)).create_memory())
     assert memory.buffer is None
     assert memory.memory.kind == "hardware_buffer_blob"
     with shared(VALUES) as source:
         copy_memory(source, memory)
         assert (contents(memory) == VALUES).all()
-    explicit = opened(compiled(relu(), [device]))
+    explicit = opened(compiled(relu(SHAPE), [device]))
     with pytest.raises(type(device.answer) if isinstance(device.answer, NNBurstError) else GeneralFailure):
         described((explicit, "input", 0)).create_memory()
     with pytest.raises(NNBurstError):
@@ -364,7 +351,7 @@ def test_REQ_MEM_047_098_100_buffer_of_the_device(service: Service, device_memor
 def test_REQ_MEM_047_098_device_without_the_feature(opened: Any) -> None:
     for start in (nnburst.in_process, nnburst.launch):
         with start(devices=["nnburst-noop"]) as service:
-            default, explicit = compiled(relu(), service), compiled(relu(), service.devices)
+            default, explicit = compiled(relu(SHAPE), service), compiled(relu(SHAPE), service.devices)
             with described((default, "input", 0)).create_memory() as memory:
                 assert memory.buffer is None
                 assert memory.memory.size == NBYTES
@@ -377,7 +364,7 @@ def test_REQ_MEM_047_098_device_without_the_feature(opened: Any) -> None:
 def test_REQ_MEM_048_roles_of_several_devices(opened: Any) -> None:
     """Here each compilation is for one device; a memory for two devices is what two partitions are there."""
     services = [Service(_Local(create_device("nnburst-reference")), "test") for _ in range(2)]
-    first, second = (opened(compiled(relu(), service)) for service in services)
+    first, second = (opened(compiled(relu(SHAPE), service)) for service in services)
     memory = opened(described((first, "output", 0), (second, "input", 0)).create_memory())
     assert memory.buffer is None
     with shared(VALUES) as source:
@@ -391,7 +378,7 @@ def test_REQ_MEM_048_roles_of_several_devices(opened: Any) -> None:
     consumer.set_output(0, result)
     consumer.compute()
     assert (result == np.maximum(VALUES, 0)).all()
-    explicit = opened(compiled(relu(), services[0].devices))
+    explicit = opened(compiled(relu(SHAPE), services[0].devices))
     with pytest.raises(GeneralFailure):
         described((explicit, "output", 0), (second, "input", 0)).create_memory()
 
@@ -412,7 +399,7 @@ def test_REQ_MEM_050_round_trip_over_two_devices(opened: Any) -> None:
     """Neither device may be asked to take a buffer of the other."""
     services = [Service(_Local(create_device("nnburst-reference")), "test"), opened(nnburst.launch())]
     there, back = (
-        opened(described((opened(compiled(relu(), service)), "input", 0)).create_memory()) for service in services
+        opened(described((opened(compiled(relu(SHAPE), service)), "input", 0)).create_memory()) for service in services
     )
     with shared(np.full(SHAPE, 3.14, np.float32)) as source, shared(np.zeros(SHAPE)) as target:
         copy_memory(source, there)
@@ -424,7 +411,7 @@ def test_REQ_MEM_050_round_trip_over_two_devices(opened: Any) -> None:
 def test_REQ_MEM_100_101_dead_service_is_a_dead_object() -> None:
     """A buffer that is gone is never replaced by an empty one behind the caller's back."""
     with nnburst.launch() as service:
-        compilation = compiled(relu(), service)
+        compilation = compiled(relu(SHAPE), service)
         desc = described((compilation, "input", 0))
         memory = desc.create_memory()
         os.kill(service.pid, 9)
@@ -575,18 +562,18 @@ def test_REQ_MEM_069_070_region_of_device_memory(device_memory: Any, kind: str, 
 @kinds
 def test_REQ_MEM_069_070_wrong_role(service: Service, kind: str, opened: Any) -> None:
     other = "output" if kind == "input" else "input"
-    compilation = opened(compiled(relu(), service))
+    compilation = opened(compiled(relu(SHAPE), service))
     memory = opened(described((compilation, other, 0)).create_memory())
     with pytest.raises(InvalidArgument):
         getattr(Execution(compilation), f"set_{kind}_from_memory")(0, memory)
-    twin = opened(compiled(relu(), service))
+    twin = opened(compiled(relu(SHAPE), service))
     with pytest.raises(InvalidArgument):
         getattr(Execution(twin), f"set_{other}_from_memory")(0, memory)
 
 
 @every_way
 def test_REQ_MEM_069_110_run_that_fails_leaves_no_contents(service: Service, way: str, opened: Any) -> None:
-    compilation = opened(compiled(add_model(), service))
+    compilation = opened(compiled(add_with_activation(SHAPE), service))
     memory = opened(described((compilation, "output", 0)).create_memory())
     for activation in (0, 999):
         execution = Execution(compilation)
@@ -639,7 +626,7 @@ def test_REQ_MEM_071_contents_with_other_dimensions(service: Service, way: str, 
 def test_REQ_MEM_077_078_burst_and_memory_end_in_any_order(
     service: Service, what: str, first: str, opened: Any
 ) -> None:
-    compilation = opened(compiled(relu(), service))
+    compilation = opened(compiled(relu(SHAPE), service))
     memory: Any = shared(VALUES) if what == "shared" else described((compilation, "input", 0)).create_memory()
     if what == "device":
         with shared(VALUES) as source:

@@ -21,12 +21,12 @@ from nnburst.model import (
     BufferToken,
     DataLocation,
     Model,
-    ModelBuilder,
     OperandDesc,
     OperandType,
     Request,
     RequestArgument,
 )
+from support.models import add_with_activation, relu
 
 T = OperandType
 SHAPE = (1, 4, 4, 2)
@@ -42,24 +42,6 @@ def service(request: pytest.FixtureRequest) -> Iterator[nnburst.Service]:
 @pytest.fixture
 def device(service: nnburst.Service) -> Device:
     return service.devices[0]
-
-
-def relu_model(n: int = 1, shape: Sequence[int] = SHAPE, type: OperandType = T.TENSOR_FLOAT32, **quant: float) -> Model:
-    """n independent RELUs, inputs and outputs alike."""
-    b = ModelBuilder()
-    for i in range(n):
-        x = b.input(f"x{i}", type, tuple(shape), **quant)
-        b.output(f"y{i}", b.relu(x))
-    return b.build()
-
-
-def add_model(shape: Sequence[int] = SHAPE) -> Model:
-    """y = x0 + x1, with the activation as a scalar input."""
-    b = ModelBuilder()
-    inputs = [b.input(f"x{i}", T.TENSOR_FLOAT32, tuple(shape)) for i in range(2)]
-    act = b.input("activation", T.INT32)
-    b.output("y", b.add(*inputs, activation=act, dimensions=shape))
-    return b.build()
 
 
 Prepare = Callable[[Model], PreparedModel]
@@ -107,7 +89,7 @@ def pairings(device: Device, models: Sequence[PreparedModel]) -> None:
 
 def test_REQ_MEM_001_empty_roles(device: Device, prepare: Prepare) -> None:
     refused(device, [])
-    refused(device, [prepare(relu_model())])
+    refused(device, [prepare(relu(SHAPE))])
 
 
 def test_REQ_MEM_002_null_prepared_model(device: Device) -> None:
@@ -116,26 +98,26 @@ def test_REQ_MEM_002_null_prepared_model(device: Device) -> None:
 
 def test_REQ_MEM_003_foreign_prepared_model(device: Device) -> None:
     with nnburst.in_process() as other:
-        foreign = other.devices[0].prepare_model(relu_model())
+        foreign = other.devices[0].prepare_model(relu(SHAPE))
         both_sides(device, [foreign], BufferRole(0, 0))
         foreign.close()
 
 
 def test_REQ_MEM_004_model_index_out_of_range(device: Device, prepare: Prepare) -> None:
-    both_sides(device, [prepare(relu_model())], BufferRole(1, 0))
+    both_sides(device, [prepare(relu(SHAPE))], BufferRole(1, 0))
 
 
 def test_REQ_MEM_005_argument_index_out_of_range(device: Device, prepare: Prepare) -> None:
-    both_sides(device, [prepare(relu_model())], BufferRole(0, 1))
+    both_sides(device, [prepare(relu(SHAPE))], BufferRole(0, 1))
 
 
 @pytest.mark.parametrize("frequency", [10.0, 0.0, -0.5, math.nan])
 def test_REQ_MEM_006_113_frequency_out_of_range(device: Device, prepare: Prepare, frequency: float) -> None:
-    both_sides(device, [prepare(relu_model())], BufferRole(0, 0, frequency))
+    both_sides(device, [prepare(relu(SHAPE))], BufferRole(0, 0, frequency))
 
 
 def test_REQ_MEM_007_same_role_twice(device: Device, prepare: Prepare) -> None:
-    prepared = prepare(relu_model())
+    prepared = prepare(relu(SHAPE))
     a, again = BufferRole(0, 0), BufferRole(1, 0)
     refused(device, [prepared], [a, a])
     refused(device, [prepared], [], [a, a])
@@ -143,29 +125,29 @@ def test_REQ_MEM_007_same_role_twice(device: Device, prepare: Prepare) -> None:
 
 
 def test_REQ_MEM_008_conflicting_types(device: Device, prepare: Prepare) -> None:
-    pairings(device, [prepare(relu_model()), prepare(relu_model(type=T.TENSOR_FLOAT16))])
+    pairings(device, [prepare(relu(SHAPE)), prepare(relu(SHAPE, type=T.TENSOR_FLOAT16))])
 
 
 @pytest.mark.parametrize(("id_", "other"), [("009", {"scale": 1.0}), ("010", {"zero_point": 10})])
 def test_REQ_MEM_009_010_conflicting_quantisation(device: Device, prepare: Prepare, id_: str, other: dict) -> None:
     quant = {"scale": 0.5, "zero_point": 0}
     q8 = T.TENSOR_QUANT8_ASYMM
-    pairings(device, [prepare(relu_model(type=q8, **quant)), prepare(relu_model(type=q8, **{**quant, **other}))])
+    pairings(device, [prepare(relu(SHAPE, type=q8, **quant)), prepare(relu(SHAPE, type=q8, **{**quant, **other}))])
 
 
 @pytest.mark.parametrize(("id_", "shape"), [("011", (1, 4, 4)), ("012", (4, 4, 4, 2))])
 def test_REQ_MEM_011_012_conflicting_dimensions(device: Device, prepare: Prepare, id_: str, shape: tuple) -> None:
-    pairings(device, [prepare(relu_model()), prepare(relu_model(shape=shape))])
+    pairings(device, [prepare(relu(SHAPE)), prepare(relu(shape))])
 
 
 @pytest.mark.parametrize(("id_", "dims"), [("013", (1, 4, 4)), ("014", (4, 4, 4, 2))])
 def test_REQ_MEM_013_014_descriptor_conflicts(device: Device, prepare: Prepare, id_: str, dims: tuple) -> None:
-    both_sides(device, [prepare(relu_model())], BufferRole(0, 0), dims)
+    both_sides(device, [prepare(relu(SHAPE))], BufferRole(0, 0), dims)
 
 
 def test_REQ_MEM_015_dimensions_for_a_scalar(device: Device, prepare: Prepare) -> None:
-    refused(device, [prepare(add_model())], [BufferRole(0, 2)], [], (1,))
-    device.allocate(BufferDesc(), [prepare(add_model())], [BufferRole(0, 2)], []).close()
+    refused(device, [prepare(add_with_activation(SHAPE))], [BufferRole(0, 2)], [], (1,))
+    device.allocate(BufferDesc(), [prepare(add_with_activation(SHAPE))], [BufferRole(0, 2)], []).close()
 
 
 # ---- copies -----------------------------------------------------------------------------------------------------
@@ -189,14 +171,14 @@ def contents(buffer: Buffer, shape: Sequence[int] = SHAPE) -> np.ndarray:
 
 
 def test_REQ_MEM_016_copy_from_wrong_size(device: Device, prepare: Prepare) -> None:
-    with in_out(device, prepare(relu_model())) as buffer:
+    with in_out(device, prepare(relu(SHAPE))) as buffer:
         for size in (NBYTES // 2, NBYTES * 2):
             with Memory.ashmem(size) as wrong, pytest.raises(InvalidArgument):
                 buffer.copy_from(wrong)
 
 
 def test_REQ_MEM_017_019_copy_from_with_open_dimensions(device: Device, prepare: Prepare, memory: Memory) -> None:
-    with in_out(device, prepare(relu_model(shape=(0, 4, 4, 2)))) as buffer:
+    with in_out(device, prepare(relu((0, 4, 4, 2)))) as buffer:
         for size in (NBYTES // 2, NBYTES * 2):
             with Memory.ashmem(size) as wrong, pytest.raises(InvalidArgument):
                 buffer.copy_from(wrong, SHAPE)
@@ -208,7 +190,7 @@ def test_REQ_MEM_017_019_copy_from_with_open_dimensions(device: Device, prepare:
 
 
 def test_REQ_MEM_018_copy_from_wrong_dimensions(device: Device, prepare: Prepare, memory: Memory) -> None:
-    with in_out(device, prepare(relu_model())) as buffer:
+    with in_out(device, prepare(relu(SHAPE))) as buffer:
         for dims in ((1, 4, 4), (2, 4, 4, 2), (0, 4, 4, 2)):
             with pytest.raises(InvalidArgument):
                 buffer.copy_from(memory, dims)
@@ -217,7 +199,7 @@ def test_REQ_MEM_018_copy_from_wrong_dimensions(device: Device, prepare: Prepare
 
 
 def test_REQ_MEM_020_copy_to_without_contents(device: Device, prepare: Prepare, memory: Memory) -> None:
-    with in_out(device, prepare(relu_model())) as buffer, pytest.raises(GeneralFailure):
+    with in_out(device, prepare(relu(SHAPE))) as buffer, pytest.raises(GeneralFailure):
         buffer.copy_to(memory)
 
 
@@ -225,7 +207,7 @@ def test_REQ_MEM_020_copy_to_without_contents(device: Device, prepare: Prepare, 
 def test_REQ_MEM_021_022_copy_to_wrong_size_keeps_the_contents(
     device: Device, prepare: Prepare, memory: Memory, shape: tuple
 ) -> None:
-    with in_out(device, prepare(relu_model(shape=shape))) as buffer:
+    with in_out(device, prepare(relu(shape))) as buffer:
         buffer.copy_from(memory, SHAPE)
         for size in (NBYTES // 2, NBYTES * 2):
             with Memory.ashmem(size) as wrong, pytest.raises(InvalidArgument):
@@ -234,7 +216,7 @@ def test_REQ_MEM_021_022_copy_to_wrong_size_keeps_the_contents(
 
 
 def test_REQ_MEM_113_failed_copy_from_ends_the_contents(device: Device, prepare: Prepare, memory: Memory) -> None:
-    with in_out(device, prepare(relu_model())) as buffer:
+    with in_out(device, prepare(relu(SHAPE))) as buffer:
         buffer.copy_from(memory)
         with Memory.ashmem(4) as wrong, pytest.raises(InvalidArgument):
             buffer.copy_from(wrong)
@@ -246,7 +228,7 @@ def test_REQ_MEM_113_failed_copy_from_ends_the_contents(device: Device, prepare:
 
 
 def test_buffer_to_buffer_copy_shares_until_one_is_written(device: Device, prepare: Prepare, memory: Memory) -> None:
-    prepared = prepare(relu_model())
+    prepared = prepare(relu(SHAPE))
     with in_out(device, prepared) as a, in_out(device, prepared) as b:
         with pytest.raises(InvalidArgument):
             b.copy_buffer(a)
@@ -311,7 +293,7 @@ def token(buffer: Buffer) -> BufferToken:
 
 @pytest.mark.parametrize("number", [0, 100, 2**31 - 1])
 def test_REQ_MEM_023_REQ_WIRE_011_unknown_token(prepare: Prepare, run: Run, memory: Memory, number: int) -> None:
-    prepared = prepare(relu_model())
+    prepared = prepare(relu(SHAPE))
     pools = (memory, BufferToken(number))
     for request in (Request((whole(1),), (shared(0),), pools), Request((shared(0),), (whole(1),), pools)):
         assert run(prepared, request) == (ErrorStatus.INVALID_ARGUMENT, (), nnburst.model.NO_TIMING)
@@ -320,7 +302,7 @@ def test_REQ_MEM_023_REQ_WIRE_011_unknown_token(prepare: Prepare, run: Run, memo
 def test_REQ_MEM_024_REQ_WIRE_011_other_prepared_model(
     device: Device, prepare: Prepare, run: Run, memory: Memory
 ) -> None:
-    mine, other = prepare(relu_model()), prepare(relu_model())
+    mine, other = prepare(relu(SHAPE)), prepare(relu(SHAPE))
     with in_out(device, mine) as buffer:
         buffer.copy_from(memory)
         pools = (memory, token(buffer))
@@ -331,7 +313,7 @@ def test_REQ_MEM_024_REQ_WIRE_011_other_prepared_model(
 
 
 def test_REQ_MEM_025_REQ_WIRE_011_other_argument(device: Device, prepare: Prepare, run: Run) -> None:
-    prepared = prepare(relu_model(2))
+    prepared = prepare(relu(SHAPE, count=2))
     with in_out(device, prepared) as buffer, Memory.ashmem(4 * NBYTES) as pool:
         with Memory.ashmem(NBYTES) as zero:
             buffer.copy_from(zero)
@@ -344,7 +326,7 @@ def test_REQ_MEM_025_REQ_WIRE_011_other_argument(device: Device, prepare: Prepar
 
 
 def test_REQ_MEM_026_REQ_WIRE_011_other_direction(device: Device, prepare: Prepare, run: Run, memory: Memory) -> None:
-    prepared = prepare(relu_model())
+    prepared = prepare(relu(SHAPE))
     role = [BufferRole(0, 0)]
     with (
         device.allocate(BufferDesc(), [prepared], role, []) as reader,
@@ -358,7 +340,7 @@ def test_REQ_MEM_026_REQ_WIRE_011_other_direction(device: Device, prepare: Prepa
 
 
 def test_REQ_MEM_027_110_contents_come_with_success(device: Device, prepare: Prepare, run: Run, memory: Memory) -> None:
-    prepared = prepare(relu_model())
+    prepared = prepare(relu(SHAPE))
     with in_out(device, prepared) as buffer:
         as_input = Request((whole(1),), (shared(0),), (memory, token(buffer)))
         as_output = Request((shared(0),), (whole(1),), (memory, token(buffer)))
@@ -369,7 +351,7 @@ def test_REQ_MEM_027_110_contents_come_with_success(device: Device, prepare: Pre
 
 
 def test_REQ_MEM_028_REQ_WIRE_011_several_roles_in_one_request(device: Device, prepare: Prepare, run: Run) -> None:
-    prepared = prepare(relu_model(2))
+    prepared = prepare(relu(SHAPE, count=2))
     roles = [BufferRole(0, 0), BufferRole(0, 1)]
     with (
         device.allocate(BufferDesc(), [prepared], roles, roles) as buffer,
@@ -391,7 +373,7 @@ def test_REQ_MEM_028_REQ_WIRE_011_several_roles_in_one_request(device: Device, p
 def test_REQ_MEM_029_REQ_WIRE_011_dimensions_that_do_not_fit(
     device: Device, prepare: Prepare, run: Run, memory: Memory
 ) -> None:
-    prepared = prepare(relu_model(shape=(0, 4, 4, 2)))
+    prepared = prepare(relu((0, 4, 4, 2)))
     two = (2, 4, 4, 2)
     with in_out(device, prepared, SHAPE) as buffer, Memory.ashmem(2 * NBYTES) as pool:
         buffer.copy_from(memory)
@@ -410,7 +392,7 @@ def test_REQ_MEM_029_REQ_WIRE_011_dimensions_that_do_not_fit(
 def test_REQ_MEM_029_buffer_with_open_dimensions_takes_those_of_its_contents(
     device: Device, prepare: Prepare, run: Run, memory: Memory
 ) -> None:
-    prepared = prepare(relu_model(shape=(0, 4, 4, 2)))
+    prepared = prepare(relu((0, 4, 4, 2)))
     with in_out(device, prepared) as buffer, Memory.ashmem(3 * NBYTES) as pool:
         pool.array(np.float32, (96,))[:] = 2
         for n in (1, 3, 2):
@@ -426,7 +408,7 @@ def test_REQ_MEM_029_buffer_with_open_dimensions_takes_those_of_its_contents(
 def test_REQ_MEM_069_070_a_buffer_is_used_whole(
     device: Device, prepare: Prepare, run: Run, memory: Memory, offset: int, length: int
 ) -> None:
-    prepared = prepare(relu_model())
+    prepared = prepare(relu(SHAPE))
     with in_out(device, prepared) as buffer:
         buffer.copy_from(memory)
         part = RequestArgument(False, DataLocation(1, offset, length))
@@ -438,7 +420,7 @@ def test_REQ_MEM_069_070_a_buffer_is_used_whole(
 def test_REQ_MEM_108_stale_and_foreign_tokens(
     service: nnburst.Service, device: Device, prepare: Prepare, run: Run, memory: Memory
 ) -> None:
-    prepared = prepare(relu_model())
+    prepared = prepare(relu(SHAPE))
     seen = set()
     for _ in range(200):
         with in_out(device, prepared) as buffer:
@@ -465,7 +447,7 @@ def test_REQ_MEM_108_token_of_another_connection(memory: Memory) -> None:
         host.serve(theirs)
         clients.append(ServiceConnection(ours))
     try:
-        prepared = [client.devices[0].prepare_model(relu_model()) for client in clients]
+        prepared = [client.devices[0].prepare_model(relu(SHAPE)) for client in clients]
         buffer = in_out(clients[0].devices[0], prepared[0])
         buffer.copy_from(memory)
         request = Request((whole(1),), (shared(0),), (memory, token(buffer)))
@@ -483,7 +465,7 @@ def test_REQ_MEM_108_token_of_another_connection(memory: Memory) -> None:
 def test_REQ_MEM_109_released_buffer_lives_as_long_as_its_plan(
     device: Device, prepare: Prepare, memory: Memory
 ) -> None:
-    prepared = prepare(relu_model())
+    prepared = prepare(relu(SHAPE))
     buffer = in_out(device, prepared)
     buffer.copy_from(memory)
     with ExecutionBurstController.create(prepared) as burst:
@@ -499,7 +481,7 @@ def test_REQ_MEM_109_released_buffer_lives_as_long_as_its_plan(
 
 
 def test_REQ_MEM_112_concurrent_use_ends_in_bounded_time(device: Device, prepare: Prepare) -> None:
-    prepared = prepare(relu_model())
+    prepared = prepare(relu(SHAPE))
     with in_out(device, prepared) as buffer, Memory.ashmem(NBYTES) as one:
         buffer.copy_from(one)
         failures: list[BaseException] = []

@@ -34,14 +34,13 @@ from nnburst.model import (
     BufferRole,
     BufferToken,
     DataLocation,
-    Model,
-    ModelBuilder,
     OperandDesc,
     OperandType,
     Request,
     RequestArgument,
 )
 from nnburst.service import Quotas, ServiceConnection, ServiceHost
+from support.models import add_with_activation, relu
 from support.waiting import until
 
 T = OperandType
@@ -52,19 +51,6 @@ WHOLE = RequestArgument(False, DataLocation(1, 0, 0))
 SHARED = RequestArgument(False, DataLocation(0, 0, NBYTES))
 
 
-def relu_model(shape: tuple[int, ...] = SHAPE) -> Model:
-    b = ModelBuilder()
-    b.output("y", b.relu(b.input("x", T.TENSOR_FLOAT32, shape)))
-    return b.build()
-
-
-def add_model() -> Model:
-    b = ModelBuilder()
-    inputs = [b.input(name, T.TENSOR_FLOAT32, SHAPE) for name in "ab"]
-    b.output("y", b.add(*inputs, activation=b.input("activation", T.INT32), dimensions=SHAPE))
-    return b.build()
-
-
 @pytest.fixture(scope="module", params=["in_process", "child"])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
@@ -73,7 +59,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 @pytest.fixture
 def prepared(device: Device) -> Iterator[PreparedModel]:
-    prepared = device.prepare_model(relu_model())
+    prepared = device.prepare_model(relu(SHAPE))
     yield prepared
     prepared.close()
 
@@ -103,7 +89,7 @@ def contents(buffer: Buffer) -> np.ndarray:
     [((0, 2**32), InvalidArgument), ((-1, 8), InvalidArgument), ((2**31, 2**31), GeneralFailure)],
 )
 def test_REQ_MEM_001_sizes_that_no_buffer_has(device: Device, dimensions: tuple, error: type[Exception]) -> None:
-    prepared = device.prepare_model(relu_model((0, 0)))
+    prepared = device.prepare_model(relu((0, 0)))
     with pytest.raises(error):
         device.allocate(BufferDesc(dimensions), [prepared], ROLE, ())
     prepared.close()
@@ -116,7 +102,7 @@ def test_REQ_MEM_002_003_entries_that_no_role_names_are_not_looked_at(device: De
 def test_REQ_MEM_098_100_device_without_the_feature_refuses_with_general_failure() -> None:
     for start in (nnburst.in_process, nnburst.launch):
         with start(devices=["nnburst-noop"]) as service:
-            prepared = service.devices[0].prepare_model(relu_model())
+            prepared = service.devices[0].prepare_model(relu(SHAPE))
             with pytest.raises(GeneralFailure):
                 in_out(service.devices[0], prepared)
             prepared.close()
@@ -124,7 +110,7 @@ def test_REQ_MEM_098_100_device_without_the_feature_refuses_with_general_failure
 
 def test_REQ_MEM_108_token_of_another_device_of_the_service(memory: Memory) -> None:
     first, second = (create_device("nnburst-reference") for _ in range(2))
-    mine, other = first.prepare_model(relu_model()), second.prepare_model(relu_model())
+    mine, other = first.prepare_model(relu(SHAPE)), second.prepare_model(relu(SHAPE))
     with in_out(first, mine) as buffer, in_out(second, other) as another:
         assert buffer.token != another.token
         buffer.copy_from(memory)
@@ -195,7 +181,7 @@ def test_generations_count_changes(device: Device, prepared: PreparedModel, memo
 def test_REQ_MEM_091_buffer_copy_that_fails_ends_the_contents_of_its_target_only(
     device: Device, prepared: PreparedModel, memory: Memory
 ) -> None:
-    wide = device.prepare_model(relu_model((1, 2, 8)))
+    wide = device.prepare_model(relu((1, 2, 8)))
     with in_out(device, prepared) as a, in_out(device, wide) as b:
         a.copy_from(memory)
         b.copy_from(memory)
@@ -215,7 +201,7 @@ def test_state_copied_inside_the_device_after_each_run_uses_two_storages_and_two
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = create_device("nnburst-reference")
-    prepared = device.prepare_model(relu_model())
+    prepared = device.prepare_model(relu(SHAPE))
     made = []
     bind = prepared.bind  # type: ignore[attr-defined]
     monkeypatch.setattr(prepared, "bind", lambda *args: made.append(args) or bind(*args))
@@ -252,7 +238,7 @@ def test_state_copied_inside_the_device_after_each_run_uses_two_storages_and_two
 def test_REQ_MEM_034_069_every_argument_in_a_buffer_and_a_failing_run(
     device: Device, memory: Memory, mode: str
 ) -> None:
-    prepared = device.prepare_model(add_model())
+    prepared = device.prepare_model(add_with_activation(SHAPE))
     a, b, activation = (device.allocate(BufferDesc(), [prepared], [BufferRole(0, i)], ()) for i in range(3))
     y = device.allocate(BufferDesc(), [prepared], (), ROLE)
     whole = [RequestArgument(False, DataLocation(i, 0, 0)) for i in range(4)]
@@ -319,7 +305,7 @@ def test_REQ_MEM_069_a_bound_request_sees_that_its_input_lost_its_contents(
 
 
 def test_REQ_MEM_029_a_bound_request_follows_the_dimensions_of_its_input(device: Device) -> None:
-    prepared = device.prepare_model(relu_model((0, 8)))
+    prepared = device.prepare_model(relu((0, 8)))
     with (
         in_out(device, prepared) as x,
         in_out(device, prepared) as y,
@@ -487,7 +473,7 @@ def hosted() -> Iterator[tuple[ServiceHost, Device]]:
 def test_quota_of_buffers(hosted: tuple[ServiceHost, Device]) -> None:
     host, device = hosted
     (connection,) = host.connections
-    prepared = device.prepare_model(relu_model())
+    prepared = device.prepare_model(relu(SHAPE))
     buffers = [in_out(device, prepared) for _ in range(3)]
     with pytest.raises(ResourceExhausted, match="buffers"):
         in_out(device, prepared)
@@ -501,7 +487,7 @@ def test_quota_of_buffers(hosted: tuple[ServiceHost, Device]) -> None:
 
 def test_quota_of_bytes_counts_what_buffers_grow_to(hosted: tuple[ServiceHost, Device]) -> None:
     _, device = hosted
-    open_model = device.prepare_model(relu_model((0, 8)))
+    open_model = device.prepare_model(relu((0, 8)))
     for _ in range(3):  # what a closed buffer had can be used again
         with in_out(device, open_model) as buffer, Memory.ashmem(5 * NBYTES) as large:
             request = Request(
@@ -525,7 +511,7 @@ import test_req_mem_domains_more as tests
 from nnburst.devices import Device
 from nnburst.service import ServiceConnection
 device = ServiceConnection(socket.socket(fileno=int(sys.argv[1]))).devices[0]
-prepared = device.prepare_model(tests.relu_model())
+prepared = device.prepare_model(tests.relu(tests.SHAPE))
 kept = [tests.in_out(device, prepared) for _ in range(2)]
 print("ready", flush=True)
 sys.stdin.read()
@@ -559,7 +545,7 @@ def test_REQ_MEM_099_101_buffer_of_a_dead_service_is_dead_and_stays_so(memory: M
     """Contents are gone with the service, so no copy is repeated on a new buffer behind the caller's back."""
     with nnburst.launch() as service:
         device = service.devices[0]
-        prepared = device.prepare_model(relu_model())
+        prepared = device.prepare_model(relu(SHAPE))
         buffer = in_out(device, prepared)
         buffer.copy_from(memory)
         assert service.pid is not None

@@ -13,24 +13,18 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, OperandType, Service, Session
+from nnburst import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, Service, Session
 from nnburst.burst import BurstCallback, ExecutionBurstController
 from nnburst.devices import create_device
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
 from nnburst.service.host.faults import FaultPoints
 from nnburst.testing import assert_nothing_left, inject
-from support.models import request_on
+from support.models import relu, request_on
 from support.waiting import PATIENCE, Background
 
 ONES = {"x": np.ones((1, 4), np.float32)}
 Launch = Callable[..., Service]
-
-
-def relu(first: int = 1) -> nnburst.Model:
-    b = nnburst.ModelBuilder()
-    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, (first, 4))))
-    return b.build()
 
 
 @pytest.fixture
@@ -40,7 +34,7 @@ def service(nnburst_launch: Launch) -> Service:
 
 @pytest.fixture
 def session(service: Service) -> Iterator[Session]:
-    with service.session(relu()) as session:
+    with service.session(relu((1, 4))) as session:
         session.run(None, ONES)
         yield session
 
@@ -89,7 +83,7 @@ def test_delay_lasts_until_it_is_withdrawn(service: Service, session: Session) -
 
 
 def test_delay_beyond_the_timeout_is_a_missed_deadline_and_the_late_answer_is_dropped(service: Service) -> None:
-    with service.session(relu(), timeout=0.05) as session, session.bind() as execution:
+    with service.session(relu((1, 4)), timeout=0.05) as session, session.bind() as execution:
         execution.run()
         with inject(service, delay=PATIENCE) as fault:
             with pytest.raises(MissedDeadline):
@@ -101,13 +95,13 @@ def test_delay_beyond_the_timeout_is_a_missed_deadline_and_the_late_answer_is_dr
 
 @pytest.mark.parametrize("freeze", ["process", "call"])
 def test_frozen_service_is_a_missed_deadline_and_goes_on_when_it_is_released(service: Service, freeze: Any) -> None:
-    with service.session(relu(), timeout=0.05) as session, session.bind() as execution:
+    with service.session(relu((1, 4)), timeout=0.05) as session, session.bind() as execution:
         execution.run()
         with inject(service, freeze=freeze) as fault:
             with pytest.raises(MissedDeadline):
                 execution.run()
             fault.wait()
-            others = Background(lambda: service.devices[0].get_supported_operations(relu()))
+            others = Background(lambda: service.devices[0].get_supported_operations(relu((1, 4))))
             if freeze == "call":  # which alone stands still
                 assert others.result() == (True,)
         assert others.result() == (True,)
@@ -119,13 +113,13 @@ def test_interpreter_that_is_frozen_serves_nothing_and_is_killed_by_close(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nnburst.service.connection.transport.LEAVING", 0.05)
-    with service.session(relu(), timeout=0.05) as session:
+    with service.session(relu((1, 4)), timeout=0.05) as session:
         session.run(None, ONES)
         inject(service, freeze="interpreter")
         with pytest.raises(MissedDeadline):
             session.run(None, ONES)
         with pytest.raises(MissedDeadline):
-            service.session(relu(), open_timeout=0.05)
+            service.session(relu((1, 4)), open_timeout=0.05)
         service.close()
 
 
@@ -141,14 +135,14 @@ def test_counter_that_cannot_be_ends_the_burst_alone(service: Service, session: 
     for _ in range(2):
         with pytest.raises(GeneralFailure, match="corrupted"):
             session.run(None, ONES)
-    with service.session(relu()) as other:
+    with service.session(relu((1, 4))) as other:
         assert_right(other)
 
 
 def test_shapes_that_contradict_the_model_are_refused_where_they_count(service: Service, session: Session) -> None:
     inject(service, corrupt_answer="shapes")
     assert_right(session)  # the client knows the shape
-    with service.session(relu(0)) as open_shape:
+    with service.session(relu((0, 4))) as open_shape:
         assert_right(open_shape)
         inject(service, corrupt_answer="shapes")
         with pytest.raises(GeneralFailure, match=r"told shape \(7, 7, 7, 7, 7\)"):
@@ -157,7 +151,7 @@ def test_shapes_that_contradict_the_model_are_refused_where_they_count(service: 
 
 
 def test_client_whose_wakeup_is_lost_finds_its_answer_all_the_same(service: Service) -> None:
-    with service.session(relu(), polling_window=0) as session:
+    with service.session(relu((1, 4)), polling_window=0) as session:
         assert_right(session)
         fault = inject(service, drop_wakeup=True)
         assert_right(session)
@@ -179,7 +173,7 @@ def test_wakeup_that_is_dropped_is_not_sent() -> None:
         faults, pid = ours, 0
 
     with ours, theirs, Memory.ashmem(512) as pool:
-        model = FaultPoints(theirs).wrap(device.prepare_model(relu()))
+        model = FaultPoints(theirs).wrap(device.prepare_model(relu((1, 4))))
         made: list[Any] = []
         configure = model.configure_execution_burst
         model.configure_execution_burst = lambda *a: made.append(configure(*a)) or made[0]  # type: ignore[method-assign]
@@ -195,9 +189,9 @@ def test_wakeup_that_is_dropped_is_not_sent() -> None:
 
 def test_points_of_the_control_plane_are_passed_before_the_device_is_asked(service: Service) -> None:
     for point, use in {
-        "supported": lambda: service.devices[0].get_supported_operations(relu()),
-        "prepare": lambda: service.devices[0].prepare_model(relu()),
-        "burst": lambda: service.session(relu()).close(),
+        "supported": lambda: service.devices[0].get_supported_operations(relu((1, 4))),
+        "prepare": lambda: service.devices[0].prepare_model(relu((1, 4))),
+        "burst": lambda: service.session(relu((1, 4))).close(),
     }.items():
         with inject(service, at=point, freeze="call") as fault:  # type: ignore[arg-type]
             call = Background(use)
@@ -210,7 +204,7 @@ def test_death_at_a_point_of_the_control_plane_is_a_dead_object(
     point: Any, service: Service, nnburst_directories: Path
 ) -> None:
     def open_session() -> None:
-        with nnburst.Compilation(relu(), service) as compilation:
+        with nnburst.Compilation(relu((1, 4)), service) as compilation:
             if point == "restore":
                 compilation.set_caching_auto(nnburst_directories / "cache", always=True)
             compilation.finish()
@@ -256,7 +250,7 @@ def _crash_and_go_on() -> None:
 
 
 def _crash() -> None:
-    with nnburst.launch(devices=["nnburst-noop"], faults=True) as service, service.session(relu()) as session:
+    with nnburst.launch(devices=["nnburst-noop"], faults=True) as service, service.session(relu((1, 4))) as session:
         inject(service, crash_on=1)
         with pytest.raises(DeadObject):
             session.run(None, ONES)

@@ -18,6 +18,7 @@ import pytest
 import nnburst
 from nnburst.watch import find_services
 from nnburst.watch.metrics import MetricsServer
+from support.models import relu
 from support.services import Shared, shared_service
 from support.waiting import PATIENCE
 
@@ -31,12 +32,6 @@ X = {"x": np.zeros((1, 4), np.float32)}
 def served(tmp_path: Path) -> Iterator[Shared]:
     with shared_service(tmp_path, "--device", "nnburst-noop", "--metrics", "0") as shared:
         yield shared
-
-
-def any_model() -> nnburst.Model:
-    b = nnburst.ModelBuilder()
-    b.output("y", b.softmax(b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 4))))
-    return b.build()
 
 
 def scraped(shared: Shared) -> str:
@@ -77,7 +72,7 @@ def test_idle_connections_to_the_metrics_port_take_nothing_of_the_service(served
         (exporter,) = children(served.pid)
         assert threads(exporter) == 1
         assert len(os.listdir(f"/proc/{exporter}/fd")) < 200
-        with nnburst.connect(served.address) as service, service.session(any_model()) as session:
+        with nnburst.connect(served.address) as service, service.session(relu((1, 4))) as session:
             session.run(None, X)
             assert 'nnburst_results_total{model="nnburst-noop: x → y"} 1.0' in scraped(served)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from nnburst.memory import Memory
@@ -20,10 +22,14 @@ from nnburst.model import (
 )
 
 
-def relu(shape: tuple[int, ...] = (4,)) -> Model:
-    """y = max(x, 0) of floats."""
+def relu(
+    shape: tuple[int, ...] = (4,), type: OperandType = OperandType.TENSOR_FLOAT32, count: int = 1, **quantisation: Any
+) -> Model:
+    """y = max(x, 0); or so many of them that have nothing to do with each other."""
     b = ModelBuilder()
-    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, shape)))
+    for number in range(count) if count > 1 else ("",):
+        x = b.input(f"x{number}", type, shape, **quantisation)
+        b.output(f"y{number}", b.relu(x, dimensions=shape))
     return b.build()
 
 
@@ -48,6 +54,14 @@ def add_model() -> Model:
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (4,))
     b.output("y", b.add(x, np.array([1, 2, 3, 4], np.float32)))
+    return b.build()
+
+
+def add_with_activation(shape: tuple[int, ...]) -> Model:
+    """y = activation(a + b), where the activation is an input, so that a run can fail."""
+    b = ModelBuilder()
+    both = [b.input(name, OperandType.TENSOR_FLOAT32, shape) for name in "ab"]
+    b.output("y", b.add(*both, activation=b.input("activation", OperandType.INT32), dimensions=shape))
     return b.build()
 
 

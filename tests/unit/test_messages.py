@@ -24,14 +24,9 @@ from nnburst import InvalidArgument, ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device, registry
 from nnburst.service import start_child
+from support.models import relu
 
 PACKAGE = Path(nnburst.__file__).parent
-
-
-def relu_model(shape: tuple[int, ...] = (2, 3)) -> nnburst.Model:
-    b = ModelBuilder()
-    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, shape)))
-    return b.build()
 
 
 @pytest.fixture(scope="module")
@@ -42,24 +37,24 @@ def service() -> Iterator[nnburst.Service]:
 
 def kept(service: nnburst.Service) -> Iterator[tuple[str, Any]]:
     """Yield one of each object that belongs to its process, with what its message recommends."""
-    with service.session(relu_model()) as session, session.bind() as execution:
+    with service.session(relu((2, 3))) as session, session.bind() as execution:
         yield "open one in each process", session
         yield "in each process", execution
     yield "launch one in each process", service
-    with nnburst.Compilation(relu_model(), service) as compilation:
+    with nnburst.Compilation(relu((2, 3)), service) as compilation:
         compilation.finish()
         yield "in each process", compilation
         with nnburst.Burst(compilation) as burst:
             yield "in each process", burst
     with start_child(["nnburst-noop"]) as connection:
         yield "in each process", connection
-        prepared = connection.devices[0].prepare_model(relu_model())
+        prepared = connection.devices[0].prepare_model(relu((2, 3)))
         with ExecutionBurstController.create(prepared) as controller:
             yield "in each process", controller
 
 
 def test_closed_session_says_what_is_closed(service: nnburst.Service) -> None:
-    session = service.session(relu_model())
+    session = service.session(relu((2, 3)))
     session.close()
     inputs = {"x": np.zeros((2, 3), np.float32)}
     for use in (lambda: session.run(None, inputs), session.bind, lambda: list(session.run_many([inputs]))):
@@ -107,7 +102,7 @@ def test_text_in_place_of_a_type() -> None:
 
 
 def test_arrays_of_another_type_and_arrays_without_elements(service: nnburst.Service) -> None:
-    with service.session(relu_model((0, 3))) as session:
+    with service.session(relu((0, 3))) as session:
         with pytest.raises(InvalidArgument, match=r"'x' is float32, got bool; convert it with \.astype\('float32'\)"):
             session.run(None, {"x": np.zeros((2, 3), bool)})
         with pytest.raises(InvalidArgument, match=r"'x' has no elements \(shape \(0, 3\)\).*; leave the run out"):
@@ -115,20 +110,20 @@ def test_arrays_of_another_type_and_arrays_without_elements(service: nnburst.Ser
 
 
 def test_list_is_told_how_to_become_an_array_of_the_right_type(service: nnburst.Service) -> None:
-    with service.session(relu_model((2,))) as session:
+    with service.session(relu((2,))) as session:
         remedy = r"'x' is float32, got a list, which becomes an array of float64; give numpy\.array\(…, 'float32'\)"
         with pytest.raises(InvalidArgument, match=remedy):
             session.run(None, {"x": [1.0, 2.0]})
 
 
 def test_argument_that_is_too_large_is_named(service: nnburst.Service) -> None:
-    with service.session(relu_model((0,))) as session:
+    with service.session(relu((0,))) as session:
         with pytest.raises(InvalidArgument, match=r"'[xy]' of shape \(8589934592,\) takes 34359738368 bytes; .*4 GiB"):
             session.bind(shapes={"x": (2**33,), "y": (2**33,)})
 
 
 def test_forked_child_is_told_what_to_open_instead(service: nnburst.Service) -> None:
-    with service.session(relu_model()) as session, session.bind() as execution:
+    with service.session(relu((2, 3))) as session, session.bind() as execution:
         end, start = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -164,7 +159,7 @@ def test_device_says_which_options_it_has(spec: str, said: str) -> None:
 
 
 def test_names_that_the_model_does_not_have(service: nnburst.Service) -> None:
-    with service.session(relu_model()) as session:
+    with service.session(relu((2, 3))) as session:
         with pytest.raises(InvalidArgument, match=r"^no inputs \['y'\]; inputs \['x'\] are missing; .* takes \['x'\]$"):
             session.run(None, {"y": np.zeros(3, np.float32)})
         with pytest.raises(InvalidArgument, match=r"^inputs \['x'\] are missing; this model takes \['x'\]$"):
@@ -172,7 +167,7 @@ def test_names_that_the_model_does_not_have(service: nnburst.Service) -> None:
 
 
 def test_shared_arrays_are_written_into_not_replaced(service: nnburst.Service) -> None:
-    with service.session(relu_model()) as session, session.bind() as execution:
+    with service.session(relu((2, 3))) as session, session.bind() as execution:
         arrays: Any = execution.inputs
         with pytest.raises(InvalidArgument, match=r"write into it: \['x'\]\[:\] = …"):
             arrays["x"] = np.zeros(3, np.float32)
@@ -190,11 +185,11 @@ def test_shared_arrays_are_written_into_not_replaced(service: nnburst.Service) -
 @pytest.mark.parametrize("call", ["session", "bind", "launch"])
 def test_option_with_a_typing_error(service: nnburst.Service, call: str) -> None:
     with (
-        service.session(relu_model()) as session,
+        service.session(relu((2, 3))) as session,
         pytest.raises(TypeError, match="unexpected keyword argument 'timout'"),
     ):
         {
-            "session": lambda: service.session(relu_model(), timout=1),
+            "session": lambda: service.session(relu((2, 3)), timout=1),
             "bind": lambda: session.bind(timout=1),
             "launch": lambda: nnburst.launch(timout=1),
         }[call]()

@@ -12,18 +12,12 @@ import pytest
 
 import nnburst
 from nnburst import ModelBuilder, OperandType
+from support.models import relu
 from support.processes import stopped
 from support.waiting import PATIENCE
 
 Inputs = dict[str, np.ndarray]
 BAD: Inputs = {"x": np.zeros((1, 3), np.float32)}
-
-
-def relu() -> nnburst.Model:
-    b = ModelBuilder()
-    x = b.input("x", OperandType.TENSOR_FLOAT32, (0, 4))
-    b.output("y", b.relu(x))
-    return b.build()
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +33,7 @@ def batch(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def session(service: nnburst.Service) -> Iterator[nnburst.Session]:
-    with service.session(relu()) as session:
+    with service.session(relu((0, 4))) as session:
         yield session
 
 
@@ -121,7 +115,7 @@ def test_inputs_of_other_shapes_are_run_among_the_others(service: nnburst.Servic
 def test_runs_that_took_too_long_can_be_returned_and_the_next_ones_are_run(
     service: nnburst.Service, batch: int
 ) -> None:
-    with service.session(relu(), open_timeout=PATIENCE) as session:
+    with service.session(relu((0, 4)), open_timeout=PATIENCE) as session:
         list(session.run_many([rows(0)] * 4, batch=batch))
         outcomes = session.run_many(map(rows, itertools.count()), batch=batch, timeout=0.2, on_error="return")
         with stopped(service.pid):

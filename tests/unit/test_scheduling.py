@@ -20,6 +20,7 @@ from nnburst.burst.polling import window_ns
 from nnburst.errors import DeviceUnavailable, InvalidArgument
 from nnburst.service.process.scheduling import POLICIES, Scheduling
 from support import ROOT
+from support.models import relu
 
 CPUS = sorted(os.sched_getaffinity(0))
 
@@ -78,12 +79,6 @@ def test_a_shared_service_has_what_its_command_line_says(real_time: None, tmp_pa
         finally:
             process.terminate()
     assert threads == {("rr", 3, frozenset({CPUS[0], CPUS[-1]}))}
-
-
-def relu() -> nnburst.Model:
-    b = nnburst.ModelBuilder()
-    b.output("y", b.relu(b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (4,))))
-    return b.build()
 
 
 def test_each_thread_of_a_service_has_what_launch_was_told(real_time: None) -> None:

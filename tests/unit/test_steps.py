@@ -28,7 +28,6 @@ from nnburst.memory import Memory
 from nnburst.model import (
     DataLocation,
     ExecutionResult,
-    Model,
     ModelBuilder,
     OperandType,
     Request,
@@ -41,6 +40,7 @@ from nnburst.service import ServiceConnection, ServiceHost
 from nnburst.service.client.proxies import RemotePreparedModel
 from nnburst.service.host.object_table import ObjectTable
 from support.connections import socket_pair
+from support.models import relu
 from support.waiting import PATIENCE, until
 
 RNG = np.random.default_rng(7)
@@ -296,7 +296,7 @@ def test_connection_that_has_ended_has_no_more_steps_run_without_a_burst() -> No
     device, table = create_device("nnburst-reference"), ObjectTable()
     with Memory.ashmem(4096) as memory, under_token(table.token):
         request = Request((at(0, 64),), (at(2048, 64),), (memory, Steps(4)))
-        prepared = device.prepare_model(_relu())
+        prepared = device.prepare_model(relu((1, 4)))
         assert prepared.execute_synchronously(request)[0] is nnburst.ErrorStatus.NONE
         table.hang_up()
         assert prepared.execute_synchronously(request)[0] is nnburst.ErrorStatus.NONE
@@ -385,7 +385,7 @@ def test_rings_that_a_packet_cannot_say_are_refused_by_name(service: Service) ->
 def test_restarted_service_that_takes_no_steps_says_so() -> None:
     with (
         nnburst.launch() as service,
-        service.session(_relu(), on_death="restart", retry=1) as session,
+        service.session(relu((1, 4)), on_death="restart", retry=1) as session,
         session.bind(steps=2) as execution,
     ):
         execution.run()
@@ -464,7 +464,7 @@ def test_wrong_steps_are_refused(service: Service, given: Mapping[str, Any], wha
 
 
 def test_views_hold_as_many_steps_as_are_run(service: Service) -> None:
-    with service.session(_relu()) as session, Memory.ashmem(4096) as memory:
+    with service.session(relu((1, 4))) as session, Memory.ashmem(4096) as memory:
         with pytest.raises(InvalidArgument, match="steps=4"):
             session.bind(steps=4, memory={"x": memory.array(np.float32, (3, 1, 4))})
         with pytest.raises(InvalidArgument, match="takes 4800 bytes"):
@@ -473,19 +473,13 @@ def test_views_hold_as_many_steps_as_are_run(service: Service) -> None:
             session.bind(steps=4, memory={"x": image})
 
 
-def _relu() -> Model:
-    b = ModelBuilder()
-    b.output("y", b.relu(b.input("x", F32, (1, 4))))
-    return b.build()
-
-
 def at(offset: int, length: int, pool: int = 0) -> RequestArgument:
     return RequestArgument(False, DataLocation(pool, offset, length))
 
 
 def test_forged_requests_of_steps_are_refused(service: Service) -> None:
     """Whatever a client writes, not only what `bind` makes."""
-    prepared = service.device("nnburst-reference").prepare_model(_relu())
+    prepared = service.device("nnburst-reference").prepare_model(relu((1, 4)))
     with Memory.ashmem(4096) as memory, contextlib.closing(prepared):
 
         def refusal(inputs: RequestArgument, outputs: RequestArgument, *named: Steps) -> str:
@@ -506,7 +500,7 @@ def test_forged_requests_of_steps_are_refused(service: Service) -> None:
 
 
 def test_number_of_steps_is_forgotten_with_its_last_execution(service: Service) -> None:
-    with service.session(_relu()) as session:
+    with service.session(relu((1, 4))) as session:
         slots = session.burst.controller._slots
         first, second = session.bind(steps=3), session.bind(steps=3)
         first.run()
@@ -523,7 +517,7 @@ def test_model_that_takes_no_steps_says_so(service: Service) -> None:
     class OneStep:
         takes_steps = False
 
-    with service.session(_relu()) as session:
+    with service.session(relu((1, 4))) as session:
         compilation = session.compilation
         real = compilation._prepared
         compilation._prepared = OneStep()  # type: ignore[assignment]

@@ -39,16 +39,10 @@ from nnburst.watch import (
     look,
 )
 from nnburst.watch.metrics import MetricsServer, application
+from support.models import relu
 from support.processes import stop, stopped
 
 RUNS = 3000
-
-
-def any_model() -> nnburst.Model:
-    b = nnburst.ModelBuilder()
-    x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 4))
-    b.output("y", b.softmax(x))
-    return b.build()
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +61,7 @@ def newest(stats: ServiceStats, kind: RowKind) -> RowStats:
 
 
 def test_page_of_a_child_has_what_its_burst_did(service: nnburst.Service) -> None:
-    with service.session(any_model()) as session, session.bind() as execution:
+    with service.session(relu((1, 4))) as session, session.bind() as execution:
         for _ in range(RUNS):
             execution.run()
         stats = look(page_of(service.pid))
@@ -89,7 +83,7 @@ def test_what_ends_is_in_the_sums_above_it(service: nnburst.Service) -> None:
         return sum(row.counters[name] for row in rows)
 
     before = look(page_of(service.pid))
-    with service.session(any_model()) as session:
+    with service.session(relu((1, 4))) as session:
         session.run(None, {"x": np.zeros((1, 4), np.float32)})
         during = look(page_of(service.pid))
     after = look(page_of(service.pid))
@@ -102,7 +96,7 @@ def test_what_ends_is_in_the_sums_above_it(service: nnburst.Service) -> None:
 
 
 def test_execution_without_a_burst_is_counted_with_its_model(service: nnburst.Service) -> None:
-    with service.session(any_model()) as session, nnburst.Execution(session.compilation) as execution:
+    with service.session(relu((1, 4))) as session, nnburst.Execution(session.compilation) as execution:
         execution.set_input(0, np.zeros((1, 4), np.float32))
         execution.set_output(0, np.zeros((1, 4), np.float32))
         execution.compute()
@@ -111,7 +105,7 @@ def test_execution_without_a_burst_is_counted_with_its_model(service: nnburst.Se
 
 
 def test_frozen_service_can_be_looked_at() -> None:
-    with nnburst.launch(devices=["nnburst-noop"]) as service, service.session(any_model()) as session:
+    with nnburst.launch(devices=["nnburst-noop"]) as service, service.session(relu((1, 4))) as session:
         session.run(None, {"x": np.zeros((1, 4), np.float32)})
         with stopped(service.pid):
             result = CliRunner().invoke(main, ["top", "--once", "--json", str(service.pid)])
@@ -189,7 +183,7 @@ def looks_of(viewer: Viewer, until: Callable[[], bool]) -> ServiceStats:
 def test_readers_that_are_killed_change_nothing(service: nnburst.Service) -> None:
     found = page_of(service.pid)
     draw = random.Random(5)
-    with service.session(any_model()) as session, session.bind() as execution:
+    with service.session(relu((1, 4))) as session, session.bind() as execution:
         runs = 0
         for _ in range(10):
             reader = os.fork()
@@ -214,7 +208,7 @@ def test_writers_that_are_killed_leave_true_numbers_to_those_who_look() -> None:
         dead, runs = threading.Event(), 0
         with (
             nnburst.launch(devices=["nnburst-noop"]) as service,
-            service.session(any_model()) as session,
+            service.session(relu((1, 4))) as session,
             ThreadPoolExecutor(1) as pool,
         ):
             execution, viewer = session.bind(), Viewer(page_of(service.pid))
@@ -234,7 +228,7 @@ def test_writers_that_are_killed_leave_true_numbers_to_those_who_look() -> None:
 
 
 def test_latency_of_a_session_is_about_all_its_runs_and_knows_the_slowest(service: nnburst.Service) -> None:
-    with service.session(any_model()) as session, session.bind() as execution:
+    with service.session(relu((1, 4))) as session, session.bind() as execution:
         assert repr(session.latency()) == "<Latency: no runs>"
         execution.run()
         stop(service.pid)
@@ -257,7 +251,7 @@ def test_latency_of_a_session_is_about_all_its_runs_and_knows_the_slowest(servic
 
 
 def test_notebook_tables_show_text_as_text(service: nnburst.Service) -> None:
-    with service.session(any_model()) as session, session.bind() as execution:
+    with service.session(relu((1, 4))) as session, session.bind() as execution:
         execution.run()
         shown = [session, execution, service, session.stats, session.latency()]
         texts = [thing._repr_html_() for thing in shown]  # type: ignore[attr-defined]
@@ -454,7 +448,7 @@ def test_shared_service_is_watched_by_name_and_scraped(tmp_path: Path, monkeypat
         try:
             assert serving.stdout is not None
             ready = json.loads(serving.stdout.readline())
-            with nnburst.connect("watched") as service, service.session(any_model()) as session:
+            with nnburst.connect("watched") as service, service.session(relu((1, 4))) as session:
                 session.run(None, {"x": np.zeros((1, 4), np.float32)})
                 result = CliRunner().invoke(main, ["top", "--once", "--json", "watched"])
                 with urllib.request.urlopen(ready["metrics"], timeout=60) as answer:
