@@ -116,20 +116,47 @@ def test_module_imports_only_from_its_own_room_and_those_below(name: str) -> Non
         assert ROOMS.index(room) <= rank, f"{name} imports {target}: from a room above its own"
 
 
-def test_modules_import_each_other_without_cycles() -> None:
+KNOWN_CIRCLES = {
+    "cache": 2,
+    "cli": 3,
+    "devices": 20,
+    "memory": 2,
+    "model": 2,
+    "runtime": 15,
+}
+"""Modules in circles, for each room that still has some. No number grows, and a room without circles has no line."""
+
+
+def circles(*, lazy: bool, typing: bool) -> dict[str, set[str]]:
+    """Return the modules that import themselves by way of others, by room."""
     names = set(MODULES)
-    edges = {name: inside(module.imported(names, lazy=False)) & names for name, module in MODULES.items()}
-    finished: set[str] = set()
+    edges = {
+        name: (inside(module.imported(names, lazy=lazy, typing=typing)) & names) - {name}
+        for name, module in MODULES.items()
+    }
+    found: dict[str, set[str]] = {}
+    for name in names:
+        reached: set[str] = set()
+        ahead = [*edges[name]]
+        while ahead:
+            if (target := ahead.pop()) not in reached:
+                reached.add(target)
+                ahead += edges[target]
+        if name in reached:
+            found.setdefault(MODULES[name].room, set()).add(name)
+    return found
 
-    def visit(name: str, path: tuple[str, ...]) -> None:
-        assert name not in path, "import cycle: " + " → ".join((*path[path.index(name) :], name))
-        if name not in finished:
-            for target in sorted(edges[name]):
-                visit(target, (*path, name))
-            finished.add(name)
 
-    for name in edges:
-        visit(name, ())
+def test_modules_import_each_other_without_circles() -> None:
+    assert circles(lazy=False, typing=False) == {}
+
+
+def test_what_only_types_or_functions_import_makes_no_circle_either() -> None:
+    """Modules of a circle are read all at once or not at all, whatever breaks it at run time."""
+    found = circles(lazy=True, typing=True)
+    grown = {room: sorted(names) for room, names in found.items() if len(names) > KNOWN_CIRCLES.get(room, 0)}
+    assert not grown, "these modules import each other"
+    assert KNOWN_CIRCLES.keys() <= found.keys(), "take the room's line out of KNOWN_CIRCLES"
 
 
 @pytest.mark.parametrize("name", MODULES)
