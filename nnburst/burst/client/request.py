@@ -303,31 +303,17 @@ class BoundRequest(OneProcess):
 
     def _fail(self, number: int) -> None:
         self._elsewhere = None
-        assert self._burst is not None
-        ending = self._burst._prepared_model.ending
+        special = {number: _FAILURES[number](self)} if number in _FAILURES else None
+        check(-number, "run", special)
+
+    def _ended(self, meanwhile: str) -> NNBurstError:
+        """Return the exception for a burst that has ended; `meanwhile`: what it is if this side has closed it."""
+        if self.controller.closed:
+            return BadState(meanwhile)
+        ending = self.controller.ending
         how = ending.reason or "the other process has ended"
         then = "the next run opens the session again" if self.comes_back else "open another session"
-        gone = ending.error(f"the service that holds the model is gone: {how}; {then}")
-        closed = BadState("the burst is closed; open another session")
-        special = {
-            errno.ETIMEDOUT: self.missed(),
-            errno.ECANCELED: MissedDeadline(
-                f"not started {self.in_time}: the service has not come yet to the runs that were given up before. "
-                f"{_REMEDY}"
-            ),
-            errno.EPIPE: BadState("the burst was closed while this execution ran") if self._burst.closed else gone,
-            errno.ENOTCONN: closed if self._burst.closed else gone,
-            errno.EBUSY: BadState(
-                "the burst is running another execution; a burst runs one at a time, open one per thread"
-            ),
-            errno.EALREADY: BadState(
-                "the execution is running, or a run that was given up has not landed; bind one for each thread"
-            ),
-            errno.ESHUTDOWN: closed,
-            errno.ECHILD: _inherited(),
-            errno.EBADMSG: GeneralFailure("the service corrupted the channel; the burst is dead, open another session"),
-        }
-        check(-number, "run", special)
+        return ending.error(f"the service that holds the model is gone: {how}; {then}")
 
     @property
     def result(self) -> ExecutionResult:
@@ -396,3 +382,26 @@ class BoundRequest(OneProcess):
     def _limit(self, seconds: float | None) -> None:
         if self._burst is not None:
             lib.nnb_execution_set_timeout(self._pointer, limit_ns(seconds))
+
+
+_CLOSED = "the burst is closed; open another session"
+_FAILURES: dict[int, Callable[[BoundRequest], NNBurstError]] = {
+    errno.ETIMEDOUT: BoundRequest.missed,
+    errno.ECANCELED: lambda bound: MissedDeadline(
+        f"not started {bound.in_time}: the service has not come yet to the runs that were given up before. {_REMEDY}"
+    ),
+    errno.EPIPE: lambda bound: bound._ended("the burst was closed while this execution ran"),
+    errno.ENOTCONN: lambda bound: bound._ended(_CLOSED),
+    errno.EBUSY: lambda bound: BadState(
+        "the burst is running another execution; a burst runs one at a time, open one per thread"
+    ),
+    errno.EALREADY: lambda bound: BadState(
+        "the execution is running, or a run that was given up has not landed; bind one for each thread"
+    ),
+    errno.ESHUTDOWN: lambda bound: BadState(_CLOSED),
+    errno.ECHILD: lambda bound: _inherited(),
+    errno.EBADMSG: lambda bound: GeneralFailure(
+        "the service corrupted the channel; the burst is dead, open another session"
+    ),
+}
+"""What a run raises for an errno of the C core."""
