@@ -213,4 +213,4 @@ def test_clients_that_send_rubbish_fill_no_log(tmp_path: Path) -> None:
                 assert not connection.answer()
     lines = shared.log.read_text().splitlines()
     assert sum("malformed message" in line for line in lines) == LINES
-    assert f"{100 - LINES} lines from transport.py" in lines[-1]
+    assert f"{100 - LINES} lines from owner.py" in lines[-1]

@@ -109,7 +109,7 @@ class ServiceConnection(OneProcess):
                 raise GeneralFailure(
                     f"the service speaks version {hello.version[0]} of the protocol, not {calls.VERSION[0]}"
                 )
-            connection.peer_version = hello.version
+            connection.greet(hello.version)
             listed, _ = connection.call(calls.ListDevices(), timeout=timeout)
         except BaseException:
             connection.close()

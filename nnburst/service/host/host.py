@@ -296,7 +296,7 @@ class HostedConnection:
                 f"{_dotted(calls.VERSION)}: run the same nnburst on both sides"
             )
         self._greeted = True
-        self.connection.peer_version = message.version
+        self.connection.greet(message.version)
         return calls.HelloReply(version=calls.VERSION, pid=os.getpid())
 
     def on_list_devices(self, message: calls.ListDevices, fds: FdBundle) -> calls.ListDevicesReply:
