@@ -106,7 +106,7 @@ class DeadObject(NNBurstError, ConnectionError):
 
     Attributes:
         signal: Number of the signal that killed it; None if none did, or it was no child of this process.
-        exit_status: What it exited with; None likewise.
+        exit_status: Its exit status; None likewise.
     """
 
     status = ErrorStatus.DEAD_OBJECT

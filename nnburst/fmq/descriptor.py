@@ -1,4 +1,4 @@
-"""What a peer needs to attach to a queue: where everything is, in which files."""
+"""The description of a queue that a peer attaches by: its parts, and the files that they are in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..errors import InvalidArgument
 
 
 class Flavour(enum.IntEnum):
-    """Who may use a queue, and what happens when it is full."""
+    """How many readers a queue has, and whether a full queue refuses or overwrites."""
 
     SYNCHRONIZED = lib.NNB_SYNCHRONIZED
     """One writer, one reader; a write that does not fit fails."""
@@ -100,7 +100,7 @@ class MQDescriptor:
         fds: File descriptors; this object owns them from now on, also if the arguments are refused.
         quantum: Size of an element in bytes.
         flags: The `Flavour`.
-        dtype: What the elements are, as far as the maker knows; a hint that never crosses a trust boundary.
+        dtype: Type of the elements, as far as the maker knows; a hint that never crosses a trust boundary.
 
     Raises:
         InvalidArgument: A number is negative or too large for the format.

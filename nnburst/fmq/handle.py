@@ -44,7 +44,7 @@ CLOSED = Handle(None)
 
 
 class _RingMemory:
-    """What NumPy sees as the owner of the ring's bytes."""
+    """The owner of the ring's bytes, for NumPy."""
 
     __slots__ = ("__array_interface__", "_handle")
 

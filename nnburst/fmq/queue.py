@@ -25,7 +25,7 @@ from .transaction import MemTransaction
 
 
 class QueueError(enum.IntEnum):
-    """What an error handler is told."""
+    """Why an error handler is called."""
 
     NONE = 0
     POINTER_CORRUPTION = 1
@@ -160,7 +160,7 @@ class MessageQueue:
         self._ring: Elements | None = None
         self._ring_start: Any = None
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -440,7 +440,7 @@ class MessageQueue:
         return f"MessageQueue({self._dtype}, {self.capacity}, flavour={self._flavour.name.lower()!r})"
 
     def _explain(self, rc: int, what: str, special: dict[int, NNBurstError] | None = None) -> bool:
-        """Return False for what a caller must expect, raise for the rest."""
+        """Return False for failures that a caller must expect, raise for the others."""
         if rc == -errno.EAGAIN:
             return False
         if rc == -errno.EOVERFLOW:

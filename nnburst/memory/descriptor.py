@@ -1,4 +1,4 @@
-"""What a file descriptor names, and hence how its bytes may be reached."""
+"""The kind of file behind a descriptor, and hence how its bytes may be reached."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MemoryObject(Struct, frozen=True):
 
 
 def examine(fd: int) -> MemoryObject:
-    """Say what a descriptor names, without touching its bytes. Its file system is known to answer.
+    """Tell the kind of file behind a descriptor, without touching its bytes. Its file system is known to answer.
 
     Raises:
         GeneralFailure: It is not one that could be mapped.

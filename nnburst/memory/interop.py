@@ -34,7 +34,7 @@ def register(memory: Memory) -> None:
 
 
 def as_array(whole: Array, dtype: npt.DTypeLike | None, copy: bool | None) -> Array:
-    """What ``__array__`` returns, with NumPy's meaning of the arguments."""
+    """The result of ``__array__``, with NumPy's meaning of the arguments."""
     if dtype is not None and np.dtype(dtype) != whole.dtype:
         if copy is False:
             raise ValueError(f"a pool is bytes; as {np.dtype(dtype)} it must be copied. Use memory.array(dtype, shape)")

@@ -220,10 +220,10 @@ class Memory(Pool):
     ) -> Memory:
         """Take over a pool that a peer sent, trusting nothing that it says.
 
-        What the descriptor names is looked at when the pool is used: see `check_usable`.
+        The file behind the descriptor is checked when the pool is used: see `check_usable`.
 
         Args:
-            handle: What the peer said.
+            handle: The handle that the peer sent.
             fds: What came with it; owned by the pool from now on, closed if it is refused.
             prot: Use with these rights only; None for those of the handle.
             allow_direct: Follow the handle's wish to be mapped although the peer could truncate the object.

@@ -128,7 +128,7 @@ class ModelBuilder(OperationMethods):
             operation: A member of `OperationType`, or the name of an extension.
             inputs: Operands (scalars through `scalar`) or arrays, in the order of the signature.
             number: Of the operation within its extension.
-            outputs: For each output what is not inferred: type, dimensions, scale, zero_point; or how many there are.
+            outputs: For each output the values that are not inferred (type, dimensions, scale, zero_point); or a number.
                 Default: the fewest that the operation has. Types of extensions are made by `extension_code`.
 
         Returns:
@@ -199,7 +199,7 @@ class ModelBuilder(OperationMethods):
             condition: Says from the values, by a TENSOR_BOOL8 of one element, whether the body runs once more.
             body: Makes the first of the next values from the values.
             values: At the beginning, as many as both models have inputs.
-            outputs: How many of what the body makes are results; default: all.
+            outputs: How many of the body's outputs are results; default: all.
         """
         operands = [*map(self._subgraph, (condition, body)), *self._indexes(values)]
         return self._with_outputs_of(OperationType.WHILE, operands, body, outputs or len(body.main.output_indexes))
@@ -479,7 +479,7 @@ def _checked_outputs(outputs: Any) -> tuple[Output, ...] | int | None:
 
 
 def _described(spec: OutputSpec, said: Output) -> OutputSpec:
-    """Return what is inferred with what is said of it instead."""
+    """Return the inferred values, replaced by those that were given."""
     return replace(spec, **{name: value for name, value in said.items() if value is not None})
 
 

@@ -1,4 +1,4 @@
-"""What methods of `ModelBuilder` return and take: a tensor or scalar of the model that is being built."""
+"""Operands, which methods of `ModelBuilder` return and take: tensors and scalars of the model that is being built."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Builder(Protocol):
 
 
 class Operand:
-    """A tensor or scalar of a model that is being built: an input, a constant or what an operation makes.
+    """A tensor or scalar of a model that is being built: an input, a constant or the result of an operation.
 
     Methods of a `ModelBuilder` return operands, and take those of the same builder. ``+ - * /`` and the unary ``-`` add
     ADD, SUB, MUL, DIV and NEG; the other side may be an array, a list or a number, which then has the type of the
@@ -54,7 +54,7 @@ class Operand:
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
-        """What its values are stored as; None for a model and for types of extensions."""
+        """NumPy type of the stored values; None for a model and for types of extensions."""
         info = OPERANDS.get(self.type)
         return None if info is None else info.dtype
 
@@ -129,7 +129,7 @@ class Operand:
 
 
 Value = Operand | Array | Sequence[Any] | float
-"""What a tensor may be given as: an operand, or what becomes a constant."""
+"""A tensor may be given as an operand, or as an array or number that becomes a constant."""
 
 
 def _is_value(value: object) -> bool:

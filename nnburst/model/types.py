@@ -27,7 +27,7 @@ class Lifetime(enum.IntEnum):
 
 
 class ExecutionPreference(enum.IntEnum):
-    """What a compilation should be good at."""
+    """The aim of a compilation."""
 
     LOW_POWER = 0
     FAST_SINGLE_ANSWER = 1
@@ -52,7 +52,7 @@ class DeviceStatus(enum.IntEnum):
 
 
 class DeviceType(enum.IntEnum):
-    """What a device runs on."""
+    """The kind of hardware under a device."""
 
     OTHER = 1
     CPU = 2
@@ -151,7 +151,7 @@ class RequestArgument(Struct, frozen=True):
 
 
 class BufferDesc(Struct, frozen=True):
-    """What a driver-managed buffer should look like beyond what its roles say; dimensions combine with theirs."""
+    """Wishes for a driver-managed buffer beyond its roles; dimensions combine with theirs."""
 
     dimensions: tuple[int, ...] = ()
 
@@ -184,7 +184,7 @@ class Steps(Struct, frozen=True):
 
     Attributes:
         count: How many.
-        state: Pairs of positions (output, input): what a step leaves in the output, the next one reads as the input.
+        state: Pairs of positions (output, input): the next step reads the output of a step as the input.
             Both are driver-managed buffers: the first step reads the input's, the output's gets what the last step
             leaves, once all have succeeded. No other argument is in a buffer.
     """
@@ -194,7 +194,7 @@ class Steps(Struct, frozen=True):
 
 
 Named = BufferToken | Steps
-"""What a pool of a request, and so a slot of a burst, may be that is no memory."""
+"""Pools of a request, and so slots of a burst, that are no memory."""
 
 
 class Request(Struct, frozen=True):
@@ -206,7 +206,7 @@ class Request(Struct, frozen=True):
 
     @property
     def steps(self) -> Steps | None:
-        """What its pools say about steps; None: the model runs once."""
+        """The steps that one of its pools names; None: the model runs once."""
         return next((pool for pool in self.pools if isinstance(pool, Steps)), None)
 
 
@@ -228,7 +228,7 @@ class PerformanceInfo(Struct, frozen=True):
 
 
 class Capabilities(Struct, frozen=True):
-    """What a device claims about its speed. ``operand_performance`` is sorted by operand type."""
+    """A device's own figures of its speed. ``operand_performance`` is sorted by operand type."""
 
     relaxed_scalar: PerformanceInfo = PerformanceInfo()
     relaxed_tensor: PerformanceInfo = PerformanceInfo()

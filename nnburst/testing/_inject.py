@@ -97,7 +97,7 @@ class Fault:
         return self._ours.fileno()
 
     def withdraw(self) -> None:
-        """Have it not happen any more; what is frozen goes on, unless it holds the interpreter lock. Idempotent."""
+        """Withdraw the order; frozen calls go on, unless they hold the interpreter lock. Idempotent."""
         while self._take():
             pass
         with self._lock, contextlib.suppress(OSError):  # the service has ended, or it is withdrawn already

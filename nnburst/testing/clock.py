@@ -34,7 +34,7 @@ class FakeClock:
     def monotonic(self) -> float:
         """Return the time by this clock, in seconds: for programs that measure how late they are.
 
-        `time.monotonic` and what was let pass.
+        `time.monotonic` plus the time that was let pass.
         """
         return time.monotonic() + self._ahead
 

@@ -1,4 +1,4 @@
-"""What a program has more of than before: descriptors, threads, processes, mappings, shared memory, files."""
+"""Leaks between two moments: descriptors, threads, processes, mappings, shared memory, files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LASTING = {"nnburst-alarm"}
 
 
 class Snapshot:
-    """What this process has of what can be left behind, as it is made.
+    """Everything of this process that can leak, as it is when the snapshot is made.
 
     Args:
         directories: Whose entries count, too.
@@ -32,7 +32,7 @@ class Snapshot:
         self.files = _files(directories)
 
     def extra(self, before: Snapshot) -> list[str]:
-        """Name what is here and was not there."""
+        """Name the things that are new since another snapshot."""
         out: list[str] = []
         if len(self.fds) > len(before.fds):  # a number that names something else than before is no leak by itself
             out += [f"fd {fd} -> {what}" for fd, what in self.fds.items() if before.fds.get(fd) != what]
@@ -65,7 +65,7 @@ def assert_nothing_left(
         timeout: Seconds that threads and processes may take to end.
 
     Raises:
-        AssertionError: It names what is left.
+        AssertionError: It names the leaks.
     """
     given = tuple(directories)
     before = Snapshot(given)
@@ -107,7 +107,7 @@ def _mappings() -> Counter[str]:
 
 
 def _files(directories: Iterable[str | os.PathLike[str]]) -> set[str]:
-    """What is in the directories, and shared memory under names of this process: others make and remove theirs."""
+    """Entries of the directories, and shared memory under names of this process: others make and remove theirs."""
     found: set[str] = set()
     for directory in directories:
         found.update(os.path.join(directory, name) for name in os.listdir(directory))

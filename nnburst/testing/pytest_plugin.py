@@ -52,7 +52,7 @@ def nnburst_leaves_nothing(request: pytest.FixtureRequest, caplog: pytest.LogCap
 
 @pytest.fixture
 def nnburst_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test directories of its own for compiled models, for what a service trusts, and for sockets.
+    """Give the test directories of its own for compiled models, for a service's trust store, and for sockets.
 
     Returns the directory that they are in: ``cache``, ``state`` and ``run``.
     """
@@ -64,7 +64,7 @@ def nnburst_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 @pytest.fixture
 def nnburst_launch(nnburst_directories: Path) -> Iterator[Callable[..., Service]]:
-    """Return `nnburst.launch`, with fault points by default; what it starts is closed after the test."""
+    """Return `nnburst.launch`, with fault points by default; its services are closed after the test."""
     import nnburst
 
     with ExitStack() as stack:
