@@ -128,7 +128,7 @@ class ModelBuilder(OperationMethods):
             operation: A member of `OperationType`, or the name of an extension.
             inputs: Operands (scalars through `scalar`) or arrays, in the order of the signature.
             number: Of the operation within its extension.
-            outputs: For each output the values that are not inferred (type, dimensions, scale, zero_point); or a number.
+            outputs: For each output the values that are not inferred: type, dimensions, scale, zero_point; or a number.
                 Default: the fewest that the operation has. Types of extensions are made by `extension_code`.
 
         Returns:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import nnburst
 from nnburst.cli import main
 from nnburst.devices.reference.call import KernelCall
 from nnburst.devices.reference.kernels import KERNELS
@@ -231,6 +232,12 @@ def test_every_page_of_the_site_is_in_its_contents() -> None:
     built = docs / "_build"
     pages = [path.relative_to(docs) for path in docs.rglob("*.md") if built not in path.parents]
     assert sorted(listed) == sorted(str(page.with_suffix("")) for page in pages if page.name != "index.md")
+
+
+def test_every_public_name_is_on_the_api_page() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = {*re.findall(r"auto(?:class|exception|function):: (\w+)$", page, re.MULTILINE), *nnburst.errors.__all__}
+    assert named >= set(nnburst.__all__) - {"__version__", "errors"}
 
 
 def test_links_that_a_page_defines_by_accident_are_none() -> None:
