@@ -88,10 +88,10 @@ def _text(param: Param) -> str:
 
 _PAGE = """# Operations
 
-Made by `nnburst ops --markdown` from the operation table in `nnburst/model/rows/`; a test compares the two.
+Made by `make tables` from the operation table in `nnburst/model/rows/`; a test compares the two.
 
-Every operation below runs on the reference device, `nnburst-reference`. Other devices run what their own page says;
-the ONNX Runtime device takes whole graphs (see [onnx.md](onnx.md)).
+Every operation below runs on the reference device, `nnburst-reference`. The ONNX Runtime device takes whole graphs
+(see [onnx.md](onnx.md)).
 
 Types are written short: F32, F16, I32 and B8 are tensors of floats, halves, integers and truth values; Q8 and Q8S are
 bytes with scale and zero point, unsigned and signed; Q8Y, Q8C, Q16S and Q16A are the symmetric, per-channel and 16-bit
