@@ -31,8 +31,6 @@ from .common import all_extensions, build_version, check_preparation, cpu_capabi
 from .interfaces import Buffer, CompileJob, Device, PreparedModel
 from .wrapped import WrappedModel
 
-__all__ = ["NamedDevice", "SharedModel"]
-
 EXTENSION_NAME = "org.nnburst.named"
 _CALL = 0  # operation: the name of a model, its inputs
 _NAME = 0  # operand type: bytes of a name

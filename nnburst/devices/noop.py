@@ -17,8 +17,6 @@ from ..model import (
 )
 from .local import LocalDevice, LocalModel
 
-__all__ = ["NoopDevice", "NoopPreparedModel"]
-
 
 class NoopDevice(LocalDevice):
     """Accepts every valid model; an execution checks its request, computes nothing and succeeds."""

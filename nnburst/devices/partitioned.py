@@ -63,8 +63,6 @@ from .fenced import FencedExecution, FencedInfo
 from .interfaces import CompileJob, Device, PreparedModel
 from .local import LocalModel
 
-__all__ = ["PartitionedDevice", "PartitionedModel", "Step"]
-
 
 class Step(Struct, frozen=True):
     """A part of a model, and the device that runs it."""

@@ -15,8 +15,6 @@ from .extensions import (
     extension_operand_type,
     extension_prefix,
 )
-from .lookup import view_operation
-from .memory_like import MemoryLike
 from .methods import METHODS, Output
 from .model_builder import ModelBuilder
 from .operand import Operand
@@ -31,13 +29,13 @@ from .operand_types import (
     type_name,
 )
 from .operation_types import FusedActivation, OperationType, PaddingScheme, operation_name, operation_since
-from .operation_view import OperationView, OutputSpec, UnknownYet
-from .operations import OPERATIONS, OperationInfo
+from .operation_view import Match, OperationView, OutputSpec, Param, Signature, UnknownYet
+from .operations import OPERATIONS, OperationInfo, view_operation
 from .partition import Part, cut, has_known_size, regions
 from .performance import NEVER, operation_cost
 from .rows.shape import pad_widths, slice_bounds, strided_slices
 from .running import ExecutionResult, Failure, RunOptions, consistent_result, failure_of, reason_of, took_too_long
-from .signature import Match, Param, Signature, match_signature
+from .signature import match_signature
 from .types import (
     MAX_OPERANDS,
     MOST_STEPS,
@@ -53,6 +51,7 @@ from .types import (
     ExecutionPreference,
     Lifetime,
     MeasureTiming,
+    MemoryLike,
     Model,
     Named,
     OperandDesc,

@@ -15,8 +15,6 @@ from msgspec.structs import replace
 from .._core.errno import is_real, whole
 from ..errors import BadState, InvalidArgument
 from .extensions import extension_code
-from .lookup import view_operation
-from .memory_like import MemoryLike
 from .operand import Operand
 from .operand_types import (
     BASE_MAXIMUM,
@@ -29,7 +27,17 @@ from .operand_types import (
     type_name,
 )
 from .operation_types import operation_name, require_operation
-from .types import DataLocation, Lifetime, Model, OperandDesc, Operation, Subgraph, SymmPerChannelQuantParams
+from .operations import view_operation
+from .types import (
+    DataLocation,
+    Lifetime,
+    MemoryLike,
+    Model,
+    OperandDesc,
+    Operation,
+    Subgraph,
+    SymmPerChannelQuantParams,
+)
 from .validate import check_operand, validate_model
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -117,8 +125,9 @@ class GraphBuilder:
         self._values: dict[int, _Value] = {}
         self._inputs: list[int] = []
         self._outputs: list[int] = []
-        self._input_names: tuple[str, ...] = ()
-        self._output_names: tuple[str, ...] = ()
+        self._named_inputs: dict[str, int] = {}  # these three are those of `ModelBuilder`
+        self._named_outputs: dict[str, int] = {}
+        self._scalars: dict[tuple[OperandType, bytes], int] = {}
         self._models: list[Model] = []
         self._prefixes: dict[str, int] = {}
         self._finished = False
@@ -217,8 +226,13 @@ class GraphBuilder:
         kind = self._operands[index].type
         if kind != OperandType.SUBGRAPH:
             raise InvalidArgument(f"operand {index} is {type_name(kind)}; only a SUBGRAPH refers to a model")
-        number = sum(1 + len(other.referenced) for other in self._models)
-        self._models.append(model)
+        number = 0
+        for known in self._models:
+            if known is model:
+                break
+            number += 1 + len(known.referenced)
+        else:
+            self._models.append(model)
         self._values[index] = _FromModel(number)
 
     def _fitting(self, index: int, value: npt.ArrayLike) -> Array:
@@ -302,8 +316,6 @@ class GraphBuilder:
             pools=pools,
             relax_computation_float32_to_float16=self._relaxed,
             extension_name_to_prefix=self._prefixes,
-            input_names=self._input_names,
-            output_names=self._output_names,
         )
         validate_model(model)
         return model

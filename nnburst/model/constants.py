@@ -9,13 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidArgument
-from .builder import INLINE_LIMIT, GraphBuilder, PoolFactory, as_array
+from .builder import GraphBuilder, as_array
 from .operand import Operand
 from .operand_types import OperandType, operand_info, operand_nbytes
-from .types import SymmPerChannelQuantParams
-
-if TYPE_CHECKING:
-    from .memory_like import MemoryLike
+from .types import MemoryLike, SymmPerChannelQuantParams
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -43,16 +40,6 @@ class ConstantBuilder(GraphBuilder):
         def mul(self, a: Any, b: Any) -> Operand: ...
         def div(self, a: Any, b: Any) -> Operand: ...
         def neg(self, x: Any) -> Operand: ...
-
-    def __init__(
-        self,
-        *,
-        pool_factory: PoolFactory | None = None,
-        relaxed: bool = False,
-        inline_limit: int = INLINE_LIMIT,
-    ) -> None:
-        super().__init__(pool_factory=pool_factory, relaxed=relaxed, inline_limit=inline_limit)
-        self._scalars: dict[tuple[OperandType, bytes], int] = {}
 
     def constant(
         self,

@@ -19,8 +19,9 @@ from .constants import ConstantBuilder, type_of_dtype
 from .operand import Operand
 from .operand_types import OPERANDS, OperandType, operand_info
 from .operation_types import FusedActivation, OperationType
+from .operation_view import Param
 from .operations import OPERATIONS
-from .signature import Param, types_of
+from .signature import types_of
 
 _BY_HAND = {
     OperationType.AVERAGE_POOL_2D,

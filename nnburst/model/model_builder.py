@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from .._core.errno import whole
 from ..errors import InvalidArgument
-from .builder import INLINE_LIMIT, PoolFactory, as_array
-from .lookup import view_operation
+from .builder import as_array
 from .methods import OperationMethods, Output, activation_code
 from .operand import Operand, Value
 from .operand_types import OPERANDS, OperandType, checked_type
 from .operation_types import OperationType, PaddingScheme, operation_name, require_operation
 from .operation_view import OperationView, OutputSpec, UnknownYet
+from .operations import view_operation
 from .types import Model, Operation, SymmPerChannelQuantParams
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -47,17 +47,6 @@ class ModelBuilder(OperationMethods):
         inline_limit: Constants of up to so many bytes (0 … 65536) are copied into the model; larger ones are gathered
             in one pool, of which only the handle crosses to a service.
     """
-
-    def __init__(
-        self,
-        *,
-        pool_factory: PoolFactory | None = None,
-        relaxed: bool = False,
-        inline_limit: int = INLINE_LIMIT,
-    ) -> None:
-        super().__init__(pool_factory=pool_factory, relaxed=relaxed, inline_limit=inline_limit)
-        self._named_inputs: dict[str, int] = {}
-        self._named_outputs: dict[str, int] = {}
 
     # -- operands ---------------------------------------------------------------------------------------------
 
@@ -328,8 +317,8 @@ class ModelBuilder(OperationMethods):
         if not self._named_outputs:
             raise InvalidArgument("the model has no output; name one with output()")
         self.identify_inputs_and_outputs(list(self._named_inputs.values()), list(self._named_outputs.values()))
-        self._input_names, self._output_names = tuple(self._named_inputs), tuple(self._named_outputs)
-        return self.finish()
+        names = {"input_names": tuple(self._named_inputs), "output_names": tuple(self._named_outputs)}
+        return replace(self.finish(), **names)
 
     # -- helpers ----------------------------------------------------------------------------------------------
 

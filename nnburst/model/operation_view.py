@@ -1,4 +1,4 @@
-"""One operation seen through the names of its signature.
+"""A row of the operation table, and one operation seen through the names of its row.
 
 Validation, the builder and devices ask the same questions ("dimensions of x", "value of stride_w") at different times;
 the view answers with the values that are known at that time.
@@ -6,8 +6,8 @@ the view answers with the values that are known at that time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -15,9 +15,6 @@ from msgspec import Struct
 from ..errors import InvalidArgument
 from .operand_types import OPERANDS, HalVersion, OperandInfo, OperandType, operand_info
 from .types import Lifetime, OperandDesc, Operation, SymmPerChannelQuantParams
-
-if TYPE_CHECKING:
-    from .signature import Match, Signature
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -33,6 +30,55 @@ class OutputSpec(Struct, frozen=True):
     dimensions: tuple[int, ...]
     scale: float | None = None
     zero_point: int | None = None
+
+
+class Param(Struct, frozen=True):
+    """One input of a form."""
+
+    name: str
+    kinds: tuple[tuple[str, HalVersion], ...]
+    since: HalVersion = HalVersion.V1_0
+    may_be_omitted: bool = False
+    least: int = 1
+    variadic: bool = False
+    ranks: tuple[int, int] | None = None
+    like: str | None = None
+
+
+class Signature(Struct, frozen=True):
+    """What an operation accepts and produces: one row of the operation table, made by `signature`.
+
+    Attributes:
+        forms: Every accepted input list, options expanded.
+        types: Data types that T may be, with the first version that has them.
+        outputs: Every accepted output list, options expanded.
+        infer: Computes the outputs from the inputs; raises `InvalidArgument` when they do not fit together.
+        ranks: Smallest and largest rank of an input, by name; checked when the rank is known.
+        output_quantisation: Of the first output: the name of an input that it shares it with, a mapping type →
+            (scale, zero point), or None for any.
+        check: Further rules on the operands of a model, or None.
+        zero_sized: Whether inputs may have a dimension that really is 0.
+        measured: Whether the sizes of the outputs depend on the values of the inputs, so that a device finds them by
+            computing.
+    """
+
+    forms: tuple[tuple[Param, ...], ...]
+    types: Mapping[OperandType, HalVersion]
+    outputs: tuple[tuple[Param, ...], ...]
+    infer: Callable[[OperationView], tuple[OutputSpec, ...]]
+    ranks: Mapping[str, tuple[int, int]]
+    output_quantisation: str | Mapping[OperandType, tuple[float, int]] | None
+    check: Callable[[OperationView, HalVersion], None] | None
+    zero_sized: bool
+    measured: bool
+
+
+class Match(Struct, frozen=True):
+    """How an operation's inputs fill a form: names to positions in ``operation.inputs``."""
+
+    data_type: OperandType
+    positions: Mapping[str, tuple[int, ...]]
+    omittable: frozenset[int]
 
 
 class OperationView:

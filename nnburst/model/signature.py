@@ -7,7 +7,8 @@ A form is written so: names with kinds in order, ``[ ]`` around trailing options
 Kinds: ``T`` the row's data type; ``any`` every type; a kind of `_FOLLOWS`, which depends on T (``fx`` a float scalar,
 ``W`` a filter, ``B`` a bias …); otherwise the short names of the operand table, ``|`` between alternatives. ``T+`` is
 one or more, ``T*`` none or more, ``@1.2`` the first version of an option or type, ``I32?`` an input that may be omitted
-(present in the list, but without a value). Output lists are written in the same way.
+(present in the list, but without a value), ``x/2-4:T`` one whose rank is 2 to 4. Output lists are written in the same
+way; ``out:T=x`` is quantised like x.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from ..errors import InvalidArgument
 from .operand_types import OPERANDS, HalVersion, OperandType, type_name
-from .operation_view import OperationView, OutputSpec
+from .operation_view import Match, OperationView, OutputSpec, Param, Signature
 from .types import OperandDesc, Operation
 
 _BY_SHORT = {info.short: info.type for info in OPERANDS.values()}
 _VERSIONS = {"1.0": HalVersion.V1_0, "1.1": HalVersion.V1_1, "1.2": HalVersion.V1_2, "1.3": HalVersion.V1_3}
-_TOKEN = re.compile(r"(?P<name>\w+):(?P<kinds>[\w|.@]+?)(?P<suffix>[+?*]?)(?:@(?P<since>\d\.\d))?$")
+_TOKEN = re.compile(
+    r"(?P<name>\w+)(?:/(?P<least>\d)(?:-(?P<most>\d))?)?:(?P<kinds>[\w|.@]+?)(?P<suffix>[+?*]?)"
+    r"(?:@(?P<since>\d\.\d))?(?:=(?P<like>\w+))?$"
+)
 _T = OperandType
 _QUANT8 = (_T.TENSOR_QUANT8_ASYMM, _T.TENSOR_QUANT8_ASYMM_SIGNED)
 _CASTS = (_T.TENSOR_FLOAT32, _T.TENSOR_FLOAT16, _T.TENSOR_INT32, _T.TENSOR_QUANT8_ASYMM)
@@ -50,19 +53,9 @@ _FOLLOWS: dict[str, Mapping[OperandType, tuple[OperandType, ...]]] = {
 """Kinds that depend on T: its row gives the types, and T itself where there is none."""
 
 
-class Param(Struct, frozen=True):
-    """One input of a form."""
-
-    name: str
-    kinds: tuple[tuple[str, HalVersion], ...]
-    since: HalVersion = HalVersion.V1_0
-    may_be_omitted: bool = False
-    least: int = 1
-    variadic: bool = False
-
-    def accepts(self, operand_type: int, data_type: OperandType | None, version: HalVersion) -> bool:
-        """Whether an operand of `operand_type` can stand here when the data type is `data_type`."""
-        return any(operand_type in types_of(kind, data_type) and version >= since for kind, since in self.kinds)
+def _accepts(param: Param, operand_type: int, data_type: OperandType | None, version: HalVersion) -> bool:
+    """Whether an operand of a type can stand at a parameter when the data type is `data_type`."""
+    return any(operand_type in types_of(kind, data_type) and version >= since for kind, since in param.kinds)
 
 
 def types_of(kind: str, data_type: OperandType | None) -> tuple[OperandType, ...]:
@@ -74,42 +67,6 @@ def types_of(kind: str, data_type: OperandType | None) -> tuple[OperandType, ...
     if data_type is None:
         return ()
     return _FOLLOWS.get(kind, {}).get(data_type, (data_type,))
-
-
-class Signature(Struct, frozen=True):
-    """What a built operation accepts and produces: one row of the operation table.
-
-    Attributes:
-        forms: Every accepted input list, options expanded.
-        types: Data types that T may be, with the first version that has them.
-        outputs: Every accepted output list, options expanded.
-        infer: Computes the outputs from the inputs; raises `InvalidArgument` when they do not fit together.
-        ranks: Smallest and largest rank of an input, by name; checked when the rank is known.
-        output_quantisation: Of the first output: the name of an input that it shares it with, a mapping type →
-            (scale, zero point), or None for any.
-        check: Further rules on the operands of a model, or None.
-        zero_sized: Whether inputs may have a dimension that really is 0.
-        measured: Whether the sizes of the outputs depend on the values of the inputs, so that a device finds them by
-            computing.
-    """
-
-    forms: tuple[tuple[Param, ...], ...]
-    types: Mapping[OperandType, HalVersion]
-    outputs: tuple[tuple[Param, ...], ...]
-    infer: Callable[[OperationView], tuple[OutputSpec, ...]]
-    ranks: Mapping[str, tuple[int, int]] = {}
-    output_quantisation: str | Mapping[OperandType, tuple[float, int]] | None = None
-    check: Callable[[OperationView, HalVersion], None] | None = None
-    zero_sized: bool = True
-    measured: bool = False
-
-
-class Match(Struct, frozen=True):
-    """How an operation's inputs fill a form: names to positions in ``operation.inputs``."""
-
-    data_type: OperandType
-    positions: Mapping[str, tuple[int, ...]]
-    omittable: frozenset[int]
 
 
 def _kinds(text: str) -> tuple[tuple[str, HalVersion], ...]:
@@ -128,6 +85,8 @@ def _param(token: str) -> Param:
         may_be_omitted=found["suffix"] == "?",
         least=0 if found["suffix"] == "*" else 1,
         variadic=found["suffix"] in ("+", "*"),
+        ranks=(int(found["least"]), int(found["most"] or found["least"])) if found["least"] else None,
+        like=found["like"],
     )
 
 
@@ -150,33 +109,25 @@ def signature(
     types: str,
     infer: Callable[[OperationView], tuple[OutputSpec, ...]],
     outputs: str | Sequence[str] = "out:T",
-    ranks: Mapping[str, tuple[int, int]] | None = None,
-    output_quantisation: str | Mapping[OperandType, tuple[float, int]] | None = None,
+    *,
+    output_quantisation: Mapping[OperandType, tuple[float, int]] | None = None,
     check: Callable[[OperationView, HalVersion], None] | None = None,
-    zero_sized: bool = True,
+    zero_sized: bool = False,
     measured: bool = False,
 ) -> Signature:
-    """Build a table row from text; see the module's docstring for the language.
+    """Build a table row from text: input lists, data types such as ``"F32 F16@1.2 Q8"``, output lists.
 
-    Args:
-        forms: One or more input lists.
-        types: Data types, e.g. ``"F32 F16@1.2 Q8 Q8S@1.3"``.
-        infer: See `Signature`.
-        outputs: One or more output lists.
-        ranks: See `Signature`.
-        output_quantisation: See `Signature`.
-        check: See `Signature`.
-        zero_sized: See `Signature`.
-        measured: See `Signature`.
+    The module's docstring has the language, `Signature` the rest.
     """
     kinds = [_kinds(word)[0] for word in types.split()]
+    inputs, results = _expand_all(forms), _expand_all(outputs)
     return Signature(
-        forms=_expand_all(forms),
+        forms=inputs,
         types={_BY_SHORT[kind]: since for kind, since in kinds},
-        outputs=_expand_all(outputs),
+        outputs=results,
         infer=infer,
-        ranks=dict(ranks or {}),
-        output_quantisation=output_quantisation,
+        ranks={param.name: param.ranks for form in inputs for param in form if param.ranks},
+        output_quantisation=results[0][0].like or output_quantisation,
         check=check,
         zero_sized=zero_sized,
         measured=measured,
@@ -264,7 +215,7 @@ def _first_problem(
     for position, (param, operand_type) in enumerate(zip(spread, types, strict=True)):
         if version < param.since:
             return position, f"input {position} ({param.name}) needs a later HAL version than {version.name}"
-        if not param.accepts(operand_type, data_type, version):
+        if not _accepts(param, operand_type, data_type, version):
             wanted = " or ".join(t.name for kind, _ in param.kinds for t in types_of(kind, data_type))
             return position, f"input {position} ({param.name}) is {type_name(operand_type)}, not {wanted}"
     return None
@@ -281,7 +232,7 @@ def _check_outputs(
         raise InvalidArgument(f"{count} outputs, but it gives {given}")
     for position, (param, index) in enumerate(zip(spread, operation.outputs, strict=True)):
         found = operands[index].type
-        if not param.accepts(found, data_type, version):
+        if not _accepts(param, found, data_type, version):
             wanted = " or ".join(t.name for kind, _ in param.kinds for t in types_of(kind, data_type))
             raise InvalidArgument(f"output {position} is {type_name(found)}, not {wanted}")
 

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
-from .memory_like import MemoryLike
-
 UINT64_MAX = 2**64 - 1
+
+
+@runtime_checkable
+class MemoryLike(Protocol):
+    """A shared memory pool. `nnburst.memory.Memory` is the implementation; size and offsets are in bytes."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def array(
+        self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0
+    ) -> np.ndarray[Any, np.dtype[Any]]: ...
 
 
 class Lifetime(enum.IntEnum):

@@ -8,11 +8,19 @@ from collections.abc import Callable, Iterator
 from ..errors import InvalidArgument
 from .control_flow import check_control_flow
 from .dimensions import check_dimensions
-from .lookup import view_operation
-from .memory_like import MemoryLike
 from .operand_types import BASE_MAXIMUM, OPERANDS, HalVersion, OperandType, is_extension, operand_nbytes, type_name
 from .operation_types import OperationType, operation_name, operation_since
-from .types import DataLocation, Lifetime, Model, OperandDesc, Operation, Subgraph, SymmPerChannelQuantParams
+from .operations import view_operation
+from .types import (
+    DataLocation,
+    Lifetime,
+    MemoryLike,
+    Model,
+    OperandDesc,
+    Operation,
+    Subgraph,
+    SymmPerChannelQuantParams,
+)
 
 POOL_KINDS = {
     "ashmem": HalVersion.V1_0,

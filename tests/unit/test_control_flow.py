@@ -372,6 +372,19 @@ def test_only_a_subgraph_refers_to_a_model() -> None:
         b.build()
 
 
+def test_a_model_for_both_sides_of_a_branch_is_copied_once() -> None:
+    model, levels = part(lambda b, x: b.neg(x)), 10
+    for _ in range(levels):
+        b = ModelBuilder()
+        x = b.input("x", F32, (2,))
+        (y,) = b.branch(np.array([True]), model, model, [x])
+        b.output("y", y)
+        model = b.build()
+    assert len(model.referenced) == levels
+    status, (y,), _ = run_model(model, [np.float32([1, 2])])
+    assert (status, y.tolist()) == (ErrorStatus.NONE, [-1, -2])
+
+
 @pytest.mark.parametrize("pool", [False, True])
 def test_padding_that_needs_more_memory_than_a_request_may_take(pool: bool) -> None:
     b = ModelBuilder()

@@ -24,8 +24,6 @@ from ...model import (
 if TYPE_CHECKING:
     from .graph import MemoryBudget
 
-__all__ = ["KernelCall", "KernelStep", "activation_limits", "decode_table", "encode_table"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 KernelStep = Callable[[], Any]
 

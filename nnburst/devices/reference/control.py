@@ -12,8 +12,6 @@ from ...errors import MissedDeadline
 from ...model import Operation, combine_dimensions
 from .graph import Binding, RunLimits
 
-__all__ = ["run_if", "run_while"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 _Value = Array | None
 """None for a value that is omitted."""

@@ -17,8 +17,6 @@ from .kernels import KERNELS
 from .prepared import ReferencePreparedModel
 from .serial import FORMAT
 
-__all__ = ["RUNS", "ReferenceDevice"]
-
 RUNS = frozenset((*KERNELS, *CONTROL_FLOW))
 """Every operation that the device runs."""
 _COUNTERS = ("validations", "lowerings", "transformations", "saves", "loads")

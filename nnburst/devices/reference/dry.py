@@ -21,8 +21,6 @@ from .program import Program
 if TYPE_CHECKING:
     from .prepared import ReferencePreparedModel
 
-__all__ = ["bind_for_nothing"]
-
 _MOST_BYTES = 1 << 30
 """Of arguments; what needs more is bound with its first request."""
 _LARGE = 1 << 16

@@ -28,8 +28,6 @@ from ...model import (
 )
 from .serial import Compiled
 
-__all__ = ["fold_constants"]
-
 _MOST_GROWTH = 4
 """Results may have so many times the bytes of all constants: 8 bits become 32."""
 _ALWAYS = 1 << 16

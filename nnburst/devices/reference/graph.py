@@ -35,17 +35,6 @@ from ..deadline import deadline_passed
 from .call import KernelCall, KernelStep
 from .kernels import KERNELS
 
-__all__ = [
-    "CONTROL_FLOW",
-    "LONGEST_LOOP_NS",
-    "PASSING",
-    "Binding",
-    "MemoryBudget",
-    "PreparedSubgraph",
-    "RunLimits",
-    "map_argument",
-]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 _MOST_PLACES = 4
 PASSING = (MissedDeadline, ResourceExhausted, MemoryError)

@@ -31,8 +31,6 @@ from .graph import PreparedSubgraph
 from .program import Program
 from .serial import Compiled, pack, unpack
 
-__all__ = ["ReferencePreparedModel"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 _M = TypeVar("_M", bound="ReferencePreparedModel")
 

@@ -40,8 +40,6 @@ from .graph import LONGEST_LOOP_NS, PASSING, Binding, MemoryBudget, RunLimits, m
 if TYPE_CHECKING:
     from .prepared import ReferencePreparedModel
 
-__all__ = ["Program"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

@@ -27,8 +27,6 @@ from ...model import (
     SymmPerChannelQuantParams,
 )
 
-__all__ = ["FORMAT", "Compiled", "pack", "unpack"]
-
 FORMAT = 2
 """Part of the epoch: files of another format are not even opened. Another one, too, when kernels make other arrays of
 constants: what is not in a file is made anew, of constants that may not be in it."""

@@ -23,8 +23,6 @@ from ..local import LocalModel
 from .device import ReferenceDevice
 from .prepared import ReferencePreparedModel
 
-__all__ = ["StagedReferenceDevice", "reference_device"]
-
 _AFTER = {"jit": 1, "multistage": 3}
 
 

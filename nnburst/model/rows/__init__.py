@@ -8,10 +8,8 @@ function reads dimensions and parameters through the view and returns one `Outpu
 from __future__ import annotations
 
 from ..operation_types import OperationType
-from ..signature import Signature
+from ..operation_view import Signature
 from . import activation, arithmetic, control, detection, image, lookup, recurrent, reduction, shape, window
-
-__all__ = ["ROWS"]
 
 ROWS: dict[OperationType, Signature] = {
     operation: row

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 from ...errors import InvalidArgument
 from ..operand_types import HalVersion, OperandType
 from ..operation_types import OperationType
-from ..operation_view import OperationView, OutputSpec
-from ..signature import Signature, signature
+from ..operation_view import OperationView, OutputSpec, Signature
+from ..signature import signature
 from ..window import image_dims
 from .common import (
     FLOAT,
@@ -16,15 +16,12 @@ from .common import (
     FLOAT_QUANT8_LATE,
     LATE_FLOAT,
     LATE_FLOAT_QUANT8,
-    RANK_1_TO_4,
     SIGNED_UNIT,
     UNIT,
     Outputs,
     infer_same_shape,
     like_data,
 )
-
-__all__ = ["ROWS"]
 
 
 def _infer_softmax(view: OperationView) -> Outputs:
@@ -76,75 +73,54 @@ def _infer_dequantize(view: OperationView) -> Outputs:
     return (OutputSpec(OperandType.TENSOR_FLOAT32, view.dims("x")),)
 
 
-def _map(
-    types: str,
-    quantisation: str | Mapping[OperandType, tuple[float, int]] | None = None,
-    *,
-    form: str = "x:T",
-    zero_sized: bool = False,
-    ranks: Mapping[str, tuple[int, int]] = RANK_1_TO_4,
-) -> Signature:
-    return signature(
-        form, types, infer_same_shape, ranks=ranks, output_quantisation=quantisation, zero_sized=zero_sized
-    )
+def _map(types: str, form: str = "x/1-4:T", outputs: str = "out:T", **options: Any) -> Signature:
+    return signature(form, types, infer_same_shape, outputs, **options)
 
 
 _O = OperationType
 
 ROWS: dict[OperationType, Signature] = {
-    _O.ABS: _map("F32 F16 I32@1.3", ranks={}),
-    _O.CAST: signature(
-        "x:T",
-        "F32 F16 I32 Q8 B8@1.3 Q16A@1.3 Q16S@1.3 Q8S@1.3 Q8Y@1.3",
-        infer_same_shape,
-        outputs="out:cast",
-        zero_sized=False,
-    ),
+    _O.ABS: _map("F32 F16 I32@1.3", "x:T"),
+    _O.CAST: signature("x:T", "F32 F16 I32 Q8 B8@1.3 Q16A@1.3 Q16S@1.3 Q8S@1.3 Q8Y@1.3", infer_same_shape, "out:cast"),
     _O.DEQUANTIZE: signature(
-        "x:T", "Q8 Q8Y@1.2 Q8C@1.2 Q8S@1.3", _infer_dequantize, outputs="out:F16@1.2|F32", ranks=RANK_1_TO_4
+        "x/1-4:T", "Q8 Q8Y@1.2 Q8C@1.2 Q8S@1.3", _infer_dequantize, "out:F16@1.2|F32", zero_sized=True
     ),
-    _O.ELU: _map(LATE_FLOAT, form="x:T alpha:fx", ranks={}),
-    _O.EXP: _map(LATE_FLOAT, ranks={}),
+    _O.ELU: _map(LATE_FLOAT, "x:T alpha:fx"),
+    _O.EXP: _map(LATE_FLOAT, "x:T"),
     _O.FLOOR: _map(FLOAT),
-    _O.HARD_SWISH: _map(LATE_FLOAT_QUANT8, zero_sized=True, ranks={}),
-    _O.INSTANCE_NORMALIZATION: signature(
-        "x:T gamma:fx beta:fx epsilon:fx nchw:bool", LATE_FLOAT, _infer_image, ranks={"x": (4, 4)}, zero_sized=False
-    ),
+    _O.HARD_SWISH: _map(LATE_FLOAT_QUANT8, "x:T", zero_sized=True),
+    _O.INSTANCE_NORMALIZATION: signature("x/4:T gamma:fx beta:fx epsilon:fx nchw:bool", LATE_FLOAT, _infer_image),
     _O.L2_NORMALIZATION: signature(
-        "x:T [axis:i32@1.2]",
+        "x/1-4:T [axis:i32@1.2]",
         FLOAT_QUANT8_LATE,
         _infer_along_axis,
-        ranks=RANK_1_TO_4,
         output_quantisation=SIGNED_UNIT,
         check=_check_rank_4_before_1_2,
-        zero_sized=False,
     ),
     _O.LOCAL_RESPONSE_NORMALIZATION: signature(
-        "x:T radius:i32 bias:fx alpha:fx beta:fx [axis:i32@1.2]",
+        "x/1-4:T radius:i32 bias:fx alpha:fx beta:fx [axis:i32@1.2]",
         FLOAT,
         _infer_local_response,
-        ranks=RANK_1_TO_4,
         check=_check_rank_4_before_1_2,
-        zero_sized=False,
     ),
-    _O.LOG: _map(LATE_FLOAT, ranks={}),
-    _O.LOG_SOFTMAX: signature("x:T beta:fx axis:i32", LATE_FLOAT, _infer_softmax, zero_sized=False),
-    _O.LOGISTIC: _map(FLOAT_QUANT8, UNIT, zero_sized=True),
-    _O.NEG: _map("F32 F16 I32", ranks={}),
-    _O.QUANTIZE: signature("x:T", LATE_FLOAT, _infer_quantize, outputs="out:Q8S@1.3|Q8"),
-    _O.RELU: _map(FLOAT_QUANT8, "x", zero_sized=True),
-    _O.RELU1: _map(FLOAT_QUANT8, "x", zero_sized=True),
-    _O.RELU6: _map(FLOAT_QUANT8, "x", zero_sized=True),
-    _O.RSQRT: _map(LATE_FLOAT, ranks={}),
-    _O.SIN: _map(LATE_FLOAT, ranks={}),
+    _O.LOG: _map(LATE_FLOAT, "x:T"),
+    _O.LOG_SOFTMAX: signature("x:T beta:fx axis:i32", LATE_FLOAT, _infer_softmax),
+    _O.LOGISTIC: _map(FLOAT_QUANT8, output_quantisation=UNIT, zero_sized=True),
+    _O.NEG: _map("F32 F16 I32", "x:T"),
+    _O.QUANTIZE: signature("x:T", LATE_FLOAT, _infer_quantize, "out:Q8S@1.3|Q8", zero_sized=True),
+    _O.RELU: _map(FLOAT_QUANT8, outputs="out:T=x", zero_sized=True),
+    _O.RELU1: _map(FLOAT_QUANT8, outputs="out:T=x", zero_sized=True),
+    _O.RELU6: _map(FLOAT_QUANT8, outputs="out:T=x", zero_sized=True),
+    _O.RSQRT: _map(LATE_FLOAT, "x:T"),
+    _O.SIN: _map(LATE_FLOAT, "x:T"),
     _O.SOFTMAX: signature(
-        "x:T beta:fx [axis:i32@1.2]",
+        "x/1-4:T beta:fx [axis:i32@1.2]",
         FLOAT_QUANT8,
         _infer_softmax,
-        ranks=RANK_1_TO_4,
         output_quantisation=UNIT,
         check=_check_softmax,
+        zero_sized=True,
     ),
-    _O.SQRT: _map(LATE_FLOAT, ranks={}),
-    _O.TANH: _map(FLOAT_QUANT8_LATE, SIGNED_UNIT, zero_sized=True),
+    _O.SQRT: _map(LATE_FLOAT, "x:T"),
+    _O.TANH: _map(FLOAT_QUANT8_LATE, output_quantisation=SIGNED_UNIT, zero_sized=True),
 }

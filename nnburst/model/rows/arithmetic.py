@@ -7,8 +7,8 @@ from collections.abc import Callable
 from ...errors import InvalidArgument
 from ..operand_types import HalVersion, OperandType
 from ..operation_types import FusedActivation, OperationType
-from ..operation_view import OperationView, OutputSpec
-from ..signature import Signature, signature
+from ..operation_view import OperationView, OutputSpec, Signature
+from ..signature import signature
 from .common import (
     FLOAT_QUANT8_INT,
     I32,
@@ -19,8 +19,6 @@ from .common import (
     check_activation,
     like_data,
 )
-
-__all__ = ["ROWS"]
 
 
 def _broadcast_size(m: int, n: int, partial: bool) -> int:
@@ -90,14 +88,14 @@ _RANKS = {"a": (1, 4), "b": (1, 4)}
 
 
 def _fused(types: str, check: Callable[[OperationView, HalVersion], None] | None = None) -> Signature:
-    return signature("a:T b:T act:i32", types, _infer_fused, ranks=_RANKS, check=check)
+    return signature("a/1-4:T b/1-4:T act:i32", types, _infer_fused, check=check, zero_sized=True)
 
 
 def _pair(types: str) -> Signature:
-    return signature("a:T b:T", types, _infer_pair, zero_sized=False)
+    return signature("a:T b:T", types, _infer_pair)
 
 
-_COMPARISON = signature("a:T b:T", "B8 " + LATE_FLOAT_INT_QUANT8, _infer_comparison, outputs="out:B8", zero_sized=False)
+_COMPARISON = signature("a:T b:T", "B8 " + LATE_FLOAT_INT_QUANT8, _infer_comparison, "out:B8")
 _O = OperationType
 
 ROWS: dict[OperationType, Signature] = {
@@ -109,14 +107,14 @@ ROWS: dict[OperationType, Signature] = {
     _O.LESS: _COMPARISON,
     _O.LESS_EQUAL: _COMPARISON,
     _O.LOGICAL_AND: _pair("B8"),
-    _O.LOGICAL_NOT: signature("a:T", "B8", _infer_not, zero_sized=False),
+    _O.LOGICAL_NOT: signature("a:T", "B8", _infer_not),
     _O.LOGICAL_OR: _pair("B8"),
     _O.MAXIMUM: _pair(LATE_FLOAT_INT_QUANT8),
     _O.MINIMUM: _pair(LATE_FLOAT_INT_QUANT8),
     _O.MUL: _fused(FLOAT_QUANT8_INT, _check_mul),
     _O.NOT_EQUAL: _COMPARISON,
     _O.POW: _pair(LATE_FLOAT),
-    _O.PRELU: signature("x:T alpha:T", LATE_FLOAT_QUANT8, _infer_prelu, zero_sized=False),
-    _O.SELECT: signature("cond:B8 a:T b:T", LATE_FLOAT_INT_QUANT8, _infer_select, zero_sized=False),
+    _O.PRELU: signature("x:T alpha:T", LATE_FLOAT_QUANT8, _infer_prelu),
+    _O.SELECT: signature("cond:B8 a:T b:T", LATE_FLOAT_INT_QUANT8, _infer_select),
     _O.SUB: _fused("F32 F16@1.2 Q8@1.2 Q8S@1.3 I32@1.3"),
 }

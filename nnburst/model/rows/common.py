@@ -19,7 +19,6 @@ LATE_FLOAT_INT_QUANT8 = "F32 F16 I32 Q8 Q8S@1.3"
 """Data types of families; "late" ones came with HAL 1.2 as a whole."""
 
 I32 = OperandType.TENSOR_INT32
-RANK_1_TO_4 = {"x": (1, 4)}
 UNIT = {OperandType.TENSOR_QUANT8_ASYMM: (1 / 256, 0), OperandType.TENSOR_QUANT8_ASYMM_SIGNED: (1 / 256, -128)}
 SIGNED_UNIT = {OperandType.TENSOR_QUANT8_ASYMM: (1 / 128, 128), OperandType.TENSOR_QUANT8_ASYMM_SIGNED: (1 / 128, 0)}
 """Quantisation of results in 0 … 1 and -1 … 1."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from ..operand_types import OPERANDS
 from ..operation_types import OperationType
-from ..operation_view import OperationView, UnknownYet
-from ..signature import Signature, signature
+from ..operation_view import OperationView, Signature, UnknownYet
+from ..signature import signature
 from .common import Outputs
-
-__all__ = ["ROWS"]
 
 
 def _infer_from_subgraphs(view: OperationView) -> Outputs:
@@ -19,9 +17,9 @@ _EVERY = " ".join(info.short for info in OPERANDS.values())
 
 ROWS: dict[OperationType, Signature] = {
     OperationType.IF: signature(
-        "condition:T then:sub else:sub values:any*", "B8", _infer_from_subgraphs, outputs="out:any+"
+        "condition:T then:sub else:sub values:any*", "B8", _infer_from_subgraphs, "out:any+", zero_sized=True
     ),
     OperationType.WHILE: signature(
-        "condition:sub body:sub first:T values:any*", _EVERY, _infer_from_subgraphs, outputs="out:any+"
+        "condition:sub body:sub first:T values:any*", _EVERY, _infer_from_subgraphs, "out:any+", zero_sized=True
     ),
 }

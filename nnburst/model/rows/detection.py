@@ -5,12 +5,10 @@ from __future__ import annotations
 from ...errors import InvalidArgument
 from ..operand_types import HalVersion, OperandType
 from ..operation_types import OperationType
-from ..operation_view import OperationView, OutputSpec
-from ..signature import Signature, signature
+from ..operation_view import OperationView, OutputSpec, Signature
+from ..signature import signature
 from ..window import image_dims
 from .common import I32, LATE_FLOAT, LATE_FLOAT_QUANT8, Outputs, like_data, require_equal
-
-__all__ = ["ROWS", "box_type"]
 
 _EIGHTHS = (OperandType.TENSOR_QUANT16_ASYMM, OperandType.TENSOR_QUANT16_SYMM)
 
@@ -109,67 +107,55 @@ def _infer_regions(view: OperationView) -> Outputs:
     return like_data(view, (count, channels, height, width) if nchw else (count, height, width, channels))
 
 
-def _regions(samples: str, quantisation: str | None = None) -> Signature:
-    return signature(
-        f"x:T roi:box batch:I32 out_h:i32 out_w:i32 ratio_h:fx ratio_w:fx {samples} nchw:bool",
-        LATE_FLOAT_QUANT8,
-        _infer_regions,
-        ranks={"x": (4, 4), "roi": (2, 2), "batch": (1, 1)},
-        output_quantisation=quantisation,
-        check=_check_eighths,
-    )
+def _regions(samples: str, outputs: str = "out:T") -> Signature:
+    form = f"x/4:T roi/2:box batch/1:I32 out_h:i32 out_w:i32 ratio_h:fx ratio_w:fx {samples} nchw:bool"
+    return signature(form, LATE_FLOAT_QUANT8, _infer_regions, outputs, check=_check_eighths, zero_sized=True)
 
 
 _O = OperationType
 
 ROWS: dict[OperationType, Signature] = {
     _O.AXIS_ALIGNED_BBOX_TRANSFORM: signature(
-        "roi:T delta:delta batch:I32 image:T",
+        "roi/2:T delta/2:delta batch/1:I32 image/2:T",
         LATE_FLOAT + " Q16A",
         _infer_transform,
-        ranks={"roi": (2, 2), "delta": (2, 2), "batch": (1, 1), "image": (2, 2)},
         check=_check_eighths,
+        zero_sized=True,
     ),
     _O.BOX_WITH_NMS_LIMIT: signature(
-        "scores:T boxes:box batch:I32 score_threshold:fx max_boxes:i32 kernel:i32 iou_threshold:fx sigma:fx "
+        "scores/2:T boxes/2:box batch/1:I32 score_threshold:fx max_boxes:i32 kernel:i32 iou_threshold:fx sigma:fx "
         "nms_threshold:fx",
         LATE_FLOAT_QUANT8,
         _infer_nms,
-        outputs="out_scores:T out_boxes:box classes:I32 out_batch:I32",
-        ranks={"scores": (2, 2), "boxes": (2, 2), "batch": (1, 1)},
-        output_quantisation="scores",
+        "out_scores:T=scores out_boxes:box classes:I32 out_batch:I32",
         check=_check_eighths,
+        zero_sized=True,
         measured=True,
     ),
     _O.DETECTION_POSTPROCESSING: signature(
-        "scores:T deltas:T anchors:T scale_y:fx scale_x:fx scale_h:fx scale_w:fx regular:bool max_detections:i32 "
+        "scores/3:T deltas/3:T anchors/2:T scale_y:fx scale_x:fx scale_h:fx scale_w:fx regular:bool max_detections:i32 "
         "max_classes:i32 max_per_class:i32 score_threshold:fx iou_threshold:fx background:bool",
         LATE_FLOAT,
         _infer_postprocessing,
-        outputs="out_scores:T out_boxes:T classes:I32 counts:I32",
-        ranks={"scores": (3, 3), "deltas": (3, 3), "anchors": (2, 2)},
-        zero_sized=False,
+        "out_scores:T out_boxes:T classes:I32 counts:I32",
     ),
     _O.GENERATE_PROPOSALS: signature(
-        "scores:T deltas:T anchors:anchor image:box ratio_h:fx ratio_w:fx pre_nms:i32 post_nms:i32 iou_threshold:fx "
-        "min_size:fx nchw:bool",
+        "scores/4:T deltas/4:T anchors/2:anchor image/2:box ratio_h:fx ratio_w:fx pre_nms:i32 post_nms:i32 "
+        "iou_threshold:fx min_size:fx nchw:bool",
         LATE_FLOAT_QUANT8,
         _infer_proposals,
-        outputs="out_scores:T out_boxes:box out_batch:I32",
-        ranks={"scores": (4, 4), "deltas": (4, 4), "anchors": (2, 2), "image": (2, 2)},
-        output_quantisation="scores",
+        "out_scores:T=scores out_boxes:box out_batch:I32",
         check=_check_eighths,
+        zero_sized=True,
         measured=True,
     ),
     _O.HEATMAP_MAX_KEYPOINT: signature(
-        "x:T boxes:box nchw:bool",
+        "x/4:T boxes/2:box nchw:bool",
         LATE_FLOAT_QUANT8,
         _infer_keypoints,
-        outputs="out_scores:T points:box",
-        ranks={"x": (4, 4), "boxes": (2, 2)},
+        "out_scores:T points:box",
         check=_check_eighths,
-        zero_sized=False,
     ),
     _O.ROI_ALIGN: _regions("samples_h:i32 samples_w:i32"),
-    _O.ROI_POOLING: _regions("", "x"),
+    _O.ROI_POOLING: _regions("", "out:T=x"),
 }

@@ -9,13 +9,11 @@ import numpy as np
 
 from ...errors import InvalidArgument
 from ..operation_types import OperationType
-from ..operation_view import OperationView
-from ..signature import Signature, signature
+from ..operation_view import OperationView, Signature
+from ..signature import signature
 from ..window import image_dims
 from .common import FLOAT_QUANT8, FLOAT_QUANT8_LATE, LATE_FLOAT_QUANT8, Outputs, added, like_data
 from .shape import check_zero_point_before_1_2, pad_widths
-
-__all__ = ["ROWS"]
 
 
 def _like_image(view: OperationView, batch: int, height: int, width: int, channels: int) -> Outputs:
@@ -79,35 +77,23 @@ def _infer_resize(view: OperationView) -> Outputs:
 
 
 def _moved(form: str, infer: Callable[[OperationView], Outputs], *, padded: bool = False) -> Signature:
-    return signature(
-        form,
-        FLOAT_QUANT8,
-        infer,
-        ranks={"x": (4, 4), "block": (1, 1) if "block:I32" in form else (0, 0), "pads": (2, 2)},
-        output_quantisation="x",
-        check=check_zero_point_before_1_2 if padded else None,
-        zero_sized=False,
-    )
+    check = check_zero_point_before_1_2 if padded else None
+    return signature(f"{form} [nchw:bool@1.2]", FLOAT_QUANT8, infer, "out:T=x", check=check)
 
 
 def _resize(types: str, options: str) -> Signature:
-    return signature(
-        [f"x:T width:i32 height:i32 {options}", f"x:T factor_w:fx@1.2 factor_h:fx {options}"],
-        types,
-        _infer_resize,
-        ranks={"x": (4, 4)},
-        output_quantisation="x",
-    )
+    forms = [f"x/4:T width:i32 height:i32 {options}", f"x/4:T factor_w:fx@1.2 factor_h:fx {options}"]
+    return signature(forms, types, _infer_resize, "out:T=x", zero_sized=True)
 
 
 _FLAGS = "[align_corners:bool@1.3 [half_pixel:bool]]"
 _O = OperationType
 
 ROWS: dict[OperationType, Signature] = {
-    _O.BATCH_TO_SPACE_ND: _moved("x:T block:I32 [nchw:bool@1.2]", _infer_batch_to_space),
-    _O.DEPTH_TO_SPACE: _moved("x:T block:i32 [nchw:bool@1.2]", _infer_depth_to_space),
+    _O.BATCH_TO_SPACE_ND: _moved("x/4:T block/1:I32", _infer_batch_to_space),
+    _O.DEPTH_TO_SPACE: _moved("x/4:T block:i32", _infer_depth_to_space),
     _O.RESIZE_BILINEAR: _resize(FLOAT_QUANT8_LATE, f"[nchw:bool@1.2 {_FLAGS}]"),
     _O.RESIZE_NEAREST_NEIGHBOR: _resize(LATE_FLOAT_QUANT8, f"nchw:bool {_FLAGS}"),
-    _O.SPACE_TO_BATCH_ND: _moved("x:T block:I32 pads:I32 [nchw:bool@1.2]", _infer_space_to_batch, padded=True),
-    _O.SPACE_TO_DEPTH: _moved("x:T block:i32 [nchw:bool@1.2]", _infer_space_to_depth),
+    _O.SPACE_TO_BATCH_ND: _moved("x/4:T block/1:I32 pads/2:I32", _infer_space_to_batch, padded=True),
+    _O.SPACE_TO_DEPTH: _moved("x/4:T block:i32", _infer_space_to_depth),
 }

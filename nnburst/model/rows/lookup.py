@@ -5,11 +5,9 @@ from __future__ import annotations
 from ...errors import InvalidArgument
 from ..operand_types import HalVersion, OperandType
 from ..operation_types import OperationType
-from ..operation_view import OperationView, OutputSpec
-from ..signature import Signature, signature
+from ..operation_view import OperationView, OutputSpec, Signature
+from ..signature import signature
 from .common import FLOAT, I32, LATE_FLOAT, Outputs, like_data, require_equal
-
-__all__ = ["ROWS"]
 
 
 def _infer_embedding(view: OperationView) -> Outputs:
@@ -51,37 +49,13 @@ _O = OperationType
 
 ROWS: dict[OperationType, Signature] = {
     _O.EMBEDDING_LOOKUP: signature(
-        "lookups:I32 values:T",
-        "F32 I32@1.2 Q8@1.2 F16@1.3 Q8S@1.3",
-        _infer_embedding,
-        ranks={"lookups": (1, 1)},
-        output_quantisation="values",
-        zero_sized=False,
+        "lookups/1:I32 values:T", "F32 I32@1.2 Q8@1.2 F16@1.3 Q8S@1.3", _infer_embedding, "out:T=values"
     ),
     _O.HASHTABLE_LOOKUP: signature(
-        "lookups:I32 keys:I32 values:T",
-        "F32 I32 Q8",
-        _infer_hashtable,
-        outputs="out:T hits:Q8",
-        ranks={"lookups": (1, 1), "keys": (1, 1)},
-        output_quantisation="values",
-        check=_check_hits,
-        zero_sized=False,
+        "lookups/1:I32 keys/1:I32 values:T", "F32 I32 Q8", _infer_hashtable, "out:T=values hits:Q8", check=_check_hits
     ),
     _O.LSH_PROJECTION: signature(
-        "hash:T input:F32|F16@1.2|I32|Q8 weight:T? kind:i32",
-        FLOAT,
-        _infer_projection,
-        outputs="out:I32",
-        ranks={"hash": (2, 2), "weight": (1, 1)},
-        zero_sized=False,
+        "hash/2:T input:F32|F16@1.2|I32|Q8 weight/1:T? kind:i32", FLOAT, _infer_projection, "out:I32"
     ),
-    _O.RANDOM_MULTINOMIAL: signature(
-        "logits:T samples:i32 seeds:I32",
-        LATE_FLOAT,
-        _infer_multinomial,
-        outputs="out:I32",
-        ranks={"logits": (2, 2), "seeds": (1, 1)},
-        zero_sized=False,
-    ),
+    _O.RANDOM_MULTINOMIAL: signature("logits/2:T samples:i32 seeds/1:I32", LATE_FLOAT, _infer_multinomial, "out:I32"),
 }

@@ -5,11 +5,9 @@ from __future__ import annotations
 from ...errors import InvalidArgument
 from ..operand_types import OperandType
 from ..operation_types import OperationType
-from ..operation_view import OperationView, OutputSpec
-from ..signature import Signature, signature
+from ..operation_view import OperationView, OutputSpec, Signature
+from ..signature import signature
 from .common import FLOAT, LATE_FLOAT, Outputs, like_data, require_equal
-
-__all__ = ["ROWS"]
 
 _GATES = ("in", "forget", "cell", "out")
 
@@ -22,16 +20,16 @@ def _gates(prefix: str, kind: str, omittable: str = "", suffix: str = "", gates:
     )
 
 
+def _matrices(prefix: str, suffix: str) -> str:
+    """Weights of the gates; the sizes of the cell are read from those of the output gate."""
+    return f"{_gates(prefix, 'T', 'in', suffix, _GATES[:3])} {prefix}_out{suffix}/2:T"
+
+
 def _lstm(suffix: str = "") -> str:
     """Weights, recurrent weights, peepholes, biases and projection of a cell: inputs 1 to 17 of LSTM."""
-    return " ".join(
-        (
-            _gates("w", "T", "in", suffix),
-            _gates("r", "T", "in", suffix),
-            _gates("p", "T", "*", suffix, ("in", "forget", "out")),
-            _gates("b", "T", "in", suffix),
-            f"proj{suffix}:T? proj_bias{suffix}:T?",
-        )
+    return (
+        f"{_matrices('w', suffix)} {_matrices('r', suffix)} {_gates('p', 'T', '*', suffix, ('in', 'forget', 'out'))} "
+        f"{_gates('b', 'T', 'in', suffix)} proj{suffix}:T? proj_bias{suffix}:T?"
     )
 
 
@@ -151,90 +149,68 @@ def _infer_quantized_lstm(view: OperationView) -> Outputs:
     )
 
 
-def _ranks(rank: int, **others: int) -> dict[str, tuple[int, int]]:
-    return {"x": (rank, rank)} | {name: (n, n) for name, n in others.items()}
-
-
 _AUX = "aux:T? " + " ".join(_gates("aux_w", "T", "*", suffix) for suffix in ("_fw", "_bw"))
 _STATES = "prev_out:T prev_cell:T"
 _O = OperationType
 
 ROWS: dict[OperationType, Signature] = {
     _O.BIDIRECTIONAL_SEQUENCE_LSTM: signature(
-        f"x:T {_lstm('_fw')} {_lstm('_bw')} prev_out_fw:T prev_cell_fw:T prev_out_bw:T prev_cell_bw:T {_AUX} {_CLIPS} "
-        f"merge:bool time_major:bool {_gates('n', 'T', '*', '_fw')} {_gates('n', 'T', '*', '_bw')}",
+        f"x/3:T {_lstm('_fw')} {_lstm('_bw')} prev_out_fw:T prev_cell_fw:T prev_out_bw:T prev_cell_bw:T {_AUX} "
+        f"{_CLIPS} merge:bool time_major:bool {_gates('n', 'T', '*', '_fw')} {_gates('n', 'T', '*', '_bw')}",
         LATE_FLOAT,
         _infer_both_lstm,
-        outputs=["a:T [b:T]", "a:T s0:T@1.3 s1:T s2:T s3:T [s4:T]"],
-        ranks=_ranks(3, r_out_fw=2, r_out_bw=2, w_out_fw=2),
-        zero_sized=False,
+        ["a:T [b:T]", "a:T s0:T@1.3 s1:T s2:T s3:T [s4:T]"],
     ),
     _O.BIDIRECTIONAL_SEQUENCE_RNN: signature(
-        "x:T w_fw:T r_fw:T b_fw:T prev_fw:T w_bw:T r_bw:T b_bw:T prev_bw:T aux:T? aux_w_fw:T? aux_w_bw:T? "
+        "x/3:T w_fw/2:T r_fw:T b_fw:T prev_fw:T w_bw/2:T r_bw:T b_bw:T prev_bw:T aux:T? aux_w_fw:T? aux_w_bw:T? "
         "activation:i32 time_major:bool merge:bool",
         LATE_FLOAT,
         _infer_both_rnn,
-        outputs=["a:T [b:T]", "a:T s0:T@1.3 s1:T [s2:T]"],
-        ranks=_ranks(3, w_fw=2, w_bw=2),
-        zero_sized=False,
+        ["a:T [b:T]", "a:T s0:T@1.3 s1:T [s2:T]"],
     ),
     _O.LSTM: signature(
-        f"x:T {_lstm()} {_STATES} {_CLIPS} [n_in:T?@1.2 n_forget:T? n_cell:T? n_out:T?]",
+        f"x/2:T {_lstm()} {_STATES} {_CLIPS} [n_in:T?@1.2 n_forget:T? n_cell:T? n_out:T?]",
         FLOAT,
         _infer_lstm,
-        outputs="scratch:T out_state:T cell_state:T out:T",
-        ranks=_ranks(2, r_out=2, w_out=2),
-        zero_sized=False,
+        "scratch:T out_state:T cell_state:T out:T",
     ),
     _O.QUANTIZED_16BIT_LSTM: signature(
-        f"x:T {_gates('w', 'Q8')} {_gates('r', 'Q8')} {_gates('b', 'I32')} prev_cell:Q16S prev_out:Q8",
+        f"x/2:T {_gates('w', 'Q8')} {_gates('r', 'Q8')} {_gates('b', 'I32')} prev_cell/2:Q16S prev_out/2:Q8",
         "Q8",
         _infer_quantized_16bit_lstm,
-        outputs="cell:Q16S out:Q8",
-        ranks=_ranks(2, prev_out=2, prev_cell=2),
-        zero_sized=False,
+        "cell:Q16S out:Q8",
     ),
     _O.QUANTIZED_LSTM: signature(
-        f"x:T {_gates('w', 'Q8Y', 'in')} {_gates('r', 'Q8Y', 'in')} "
+        f"x/2:T {_gates('w', 'Q8Y', 'in')} {_gates('r', 'Q8Y', 'in')} "
         f"{_gates('p', 'Q16S', '*', '', ('in', 'forget', 'out'))} {_gates('b', 'I32', 'in')} proj:Q8Y? proj_bias:I32? "
-        f"prev_out:Q8S prev_cell:Q16S {_gates('n', 'Q16S', '*')} cell_clip:f32? proj_clip:f32? "
+        f"prev_out/2:Q8S prev_cell/2:Q16S {_gates('n', 'Q16S', '*')} cell_clip:f32? proj_clip:f32? "
         f"{_gates('scale', 'f32')} hidden_zero_point:i32 hidden_scale:f32",
         "Q8S",
         _infer_quantized_lstm,
-        outputs="out_state:Q8S cell:Q16S out:Q8S",
-        ranks=_ranks(2, prev_out=2, prev_cell=2),
-        zero_sized=False,
+        "out_state:Q8S cell:Q16S out:Q8S",
     ),
     _O.RNN: signature(
-        "x:T w:T r:T b:T prev:T activation:i32",
+        "x/2:T w/2:T r:T b:T prev:T activation:i32",
         FLOAT,
         _infer_rnn,
-        outputs="state:T out:T",
-        ranks=_ranks(2, w=2),
-        zero_sized=False,
+        "state:T out:T",
     ),
     _O.SVDF: signature(
-        "x:T w_feature:T w_time:T b:T? prev:T rank:i32 activation:i32",
+        "x/2:T w_feature/2:T w_time/2:T b:T? prev:T rank:i32 activation:i32",
         FLOAT,
         _infer_svdf,
-        outputs="state:T out:T",
-        ranks=_ranks(2, w_feature=2, w_time=2),
-        zero_sized=False,
+        "state:T out:T",
     ),
     _O.UNIDIRECTIONAL_SEQUENCE_LSTM: signature(
-        f"x:T {_lstm()} {_STATES} {_CLIPS} time_major:bool {_gates('n', 'T', '*')}",
+        f"x/3:T {_lstm()} {_STATES} {_CLIPS} time_major:bool {_gates('n', 'T', '*')}",
         LATE_FLOAT,
         _infer_sequence_lstm,
-        outputs="out:T [out_state:T@1.3 cell_state:T]",
-        ranks=_ranks(3, r_out=2, w_out=2),
-        zero_sized=False,
+        "out:T [out_state:T@1.3 cell_state:T]",
     ),
     _O.UNIDIRECTIONAL_SEQUENCE_RNN: signature(
-        "x:T w:T r:T b:T prev:T activation:i32 time_major:i32",
+        "x/3:T w/2:T r:T b:T prev:T activation:i32 time_major:i32",
         LATE_FLOAT,
         _infer_sequence_rnn,
-        outputs="out:T [state:T@1.3]",
-        ranks=_ranks(3, w=2),
-        zero_sized=False,
+        "out:T [state:T@1.3]",
     ),
 }

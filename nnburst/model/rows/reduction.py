@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from ...errors import InvalidArgument
 from ..operation_types import OperationType
-from ..operation_view import OperationView, OutputSpec
-from ..signature import Signature, signature
+from ..operation_view import OperationView, OutputSpec, Signature
+from ..signature import signature
 from .common import FLOAT_QUANT8, I32, LATE_FLOAT, LATE_FLOAT_INT_QUANT8, LATE_FLOAT_QUANT8, Outputs, like_data
-
-__all__ = ["ROWS"]
 
 
 def _infer_reduction(view: OperationView) -> Outputs:
@@ -34,36 +32,22 @@ def _infer_topk(view: OperationView) -> Outputs:
     return (*like_data(view, dims), OutputSpec(I32, dims))
 
 
-def _reduction(types: str, keep: str, quantisation: str | None = None) -> Signature:
-    return signature(
-        f"x:T axes:I32 keep:{keep}",
-        types,
-        _infer_reduction,
-        ranks={"x": (1, 4), "axes": (1, 1)},
-        output_quantisation=quantisation,
-        zero_sized=False,
-    )
+def _reduction(types: str, keep: str, outputs: str = "out:T") -> Signature:
+    return signature(f"x/1-4:T axes/1:I32 keep:{keep}", types, _infer_reduction, outputs)
 
 
-_ARGUMENT = signature("x:T axis:i32", LATE_FLOAT_INT_QUANT8, _infer_argument, outputs="out:I32", zero_sized=False)
+_ARGUMENT = signature("x:T axis:i32", LATE_FLOAT_INT_QUANT8, _infer_argument, "out:I32")
 _O = OperationType
 
 ROWS: dict[OperationType, Signature] = {
     _O.ARGMAX: _ARGUMENT,
     _O.ARGMIN: _ARGUMENT,
-    _O.MEAN: _reduction(FLOAT_QUANT8, "i32", "x"),
+    _O.MEAN: _reduction(FLOAT_QUANT8, "i32", "out:T=x"),
     _O.REDUCE_ALL: _reduction("B8", "bool"),
     _O.REDUCE_ANY: _reduction("B8", "bool"),
-    _O.REDUCE_MAX: _reduction(LATE_FLOAT_QUANT8, "bool", "x"),
-    _O.REDUCE_MIN: _reduction(LATE_FLOAT_QUANT8, "bool", "x"),
+    _O.REDUCE_MAX: _reduction(LATE_FLOAT_QUANT8, "bool", "out:T=x"),
+    _O.REDUCE_MIN: _reduction(LATE_FLOAT_QUANT8, "bool", "out:T=x"),
     _O.REDUCE_PROD: _reduction(LATE_FLOAT, "bool"),
     _O.REDUCE_SUM: _reduction(LATE_FLOAT, "bool"),
-    _O.TOPK_V2: signature(
-        "x:T k:i32",
-        LATE_FLOAT_INT_QUANT8,
-        _infer_topk,
-        outputs="values:T indices:I32",
-        output_quantisation="x",
-        zero_sized=False,
-    ),
+    _O.TOPK_V2: signature("x:T k:i32", LATE_FLOAT_INT_QUANT8, _infer_topk, "values:T=x indices:I32"),
 }

@@ -6,21 +6,18 @@ from ...errors import InvalidArgument
 from ..dimensions import element_count
 from ..operand_types import OPERANDS, HalVersion, OperandType
 from ..operation_types import OperationType
-from ..operation_view import OperationView, OutputSpec
-from ..signature import Signature, signature
+from ..operation_view import OperationView, OutputSpec, Signature
+from ..signature import signature
 from .common import (
     FLOAT_QUANT8,
     LATE_FLOAT_INT_QUANT8,
     LATE_FLOAT_QUANT8,
-    RANK_1_TO_4,
     Outputs,
     added,
     infer_same_shape,
     like_data,
     require_equal,
 )
-
-__all__ = ["ROWS", "check_zero_point_before_1_2", "pad_widths", "slice_bounds", "strided_slices"]
 
 
 def _infer_concatenation(view: OperationView) -> Outputs:
@@ -213,96 +210,26 @@ _TENSORS = " ".join(info.short for info in OPERANDS.values() if not info.is_scal
 _O = OperationType
 
 ROWS: dict[OperationType, Signature] = {
-    _O.CHANNEL_SHUFFLE: signature(
-        "x:T groups:i32 axis:i32",
-        LATE_FLOAT_QUANT8,
-        _infer_channel_shuffle,
-        ranks=RANK_1_TO_4,
-        output_quantisation="x",
-        zero_sized=False,
-    ),
+    _O.CHANNEL_SHUFFLE: signature("x/1-4:T groups:i32 axis:i32", LATE_FLOAT_QUANT8, _infer_channel_shuffle, "out:T=x"),
     _O.CONCATENATION: signature(
-        "x:T+ axis:i32", FLOAT_QUANT8, _infer_concatenation, ranks=RANK_1_TO_4, check=_check_concatenation
+        "x/1-4:T+ axis:i32", FLOAT_QUANT8, _infer_concatenation, check=_check_concatenation, zero_sized=True
     ),
-    _O.EXPAND_DIMS: signature(
-        "x:T axis:i32", LATE_FLOAT_INT_QUANT8, _infer_expand_dims, output_quantisation="x", zero_sized=False
-    ),
-    _O.FILL: signature(
-        "dims:I32 value:T", "f32 f16 i32", _infer_fill, outputs="out:filled", ranks={"dims": (1, 1)}, zero_sized=False
-    ),
-    _O.GATHER: signature(
-        "x:T axis:i32 indices:I32", LATE_FLOAT_INT_QUANT8, _infer_gather, output_quantisation="x", zero_sized=False
-    ),
-    _O.PAD: signature(
-        "x:T pads:I32",
-        FLOAT_QUANT8,
-        _infer_pad,
-        ranks={"x": (1, 4), "pads": (2, 2)},
-        output_quantisation="x",
-        check=check_zero_point_before_1_2,
-        zero_sized=False,
-    ),
-    _O.PAD_V2: signature(
-        "x:T pads:I32 value:fill",
-        LATE_FLOAT_QUANT8,
-        _infer_pad,
-        ranks={"x": (1, 4), "pads": (2, 2)},
-        output_quantisation="x",
-        zero_sized=False,
-    ),
-    _O.RANK: signature("x:T", _TENSORS, _infer_rank, outputs="out:i32"),
-    _O.RESHAPE: signature(
-        "x:T shape:I32",
-        FLOAT_QUANT8,
-        _infer_reshape,
-        ranks={"x": (1, 4), "shape": (1, 1)},
-        output_quantisation="x",
-        zero_sized=False,
-    ),
-    _O.SLICE: signature(
-        "x:T begin:I32 size:I32",
-        LATE_FLOAT_INT_QUANT8,
-        _infer_slice,
-        ranks={"begin": (1, 1), "size": (1, 1)},
-        output_quantisation="x",
-    ),
-    _O.SPLIT: signature(
-        "x:T axis:i32 parts:i32",
-        LATE_FLOAT_INT_QUANT8,
-        _infer_split,
-        outputs="out:T+",
-        output_quantisation="x",
-        zero_sized=False,
-    ),
-    _O.SQUEEZE: signature(
-        "x:T axes:I32?",
-        FLOAT_QUANT8,
-        _infer_squeeze,
-        ranks={"x": (1, 4), "axes": (1, 1)},
-        output_quantisation="x",
-        zero_sized=False,
-    ),
+    _O.EXPAND_DIMS: signature("x:T axis:i32", LATE_FLOAT_INT_QUANT8, _infer_expand_dims, "out:T=x"),
+    _O.FILL: signature("dims/1:I32 value:T", "f32 f16 i32", _infer_fill, "out:filled"),
+    _O.GATHER: signature("x:T axis:i32 indices:I32", LATE_FLOAT_INT_QUANT8, _infer_gather, "out:T=x"),
+    _O.PAD: signature("x/1-4:T pads/2:I32", FLOAT_QUANT8, _infer_pad, "out:T=x", check=check_zero_point_before_1_2),
+    _O.PAD_V2: signature("x/1-4:T pads/2:I32 value:fill", LATE_FLOAT_QUANT8, _infer_pad, "out:T=x"),
+    _O.RANK: signature("x:T", _TENSORS, _infer_rank, "out:i32", zero_sized=True),
+    _O.RESHAPE: signature("x/1-4:T shape/1:I32", FLOAT_QUANT8, _infer_reshape, "out:T=x"),
+    _O.SLICE: signature("x:T begin/1:I32 size/1:I32", LATE_FLOAT_INT_QUANT8, _infer_slice, "out:T=x", zero_sized=True),
+    _O.SPLIT: signature("x:T axis:i32 parts:i32", LATE_FLOAT_INT_QUANT8, _infer_split, "out:T+=x"),
+    _O.SQUEEZE: signature("x/1-4:T axes/1:I32?", FLOAT_QUANT8, _infer_squeeze, "out:T=x"),
     _O.STRIDED_SLICE: signature(
-        "x:T begin:I32 end:I32 strides:I32 begin_mask:i32 end_mask:i32 shrink_mask:i32",
+        "x/1-4:T begin/1:I32 end/1:I32 strides/1:I32 begin_mask:i32 end_mask:i32 shrink_mask:i32",
         FLOAT_QUANT8,
         _infer_strided_slice,
-        ranks={"x": (1, 4), "begin": (1, 1), "end": (1, 1), "strides": (1, 1)},
-        output_quantisation="x",
-        zero_sized=False,
+        "out:T=x",
     ),
-    _O.TILE: signature(
-        "x:T multiples:I32",
-        LATE_FLOAT_INT_QUANT8,
-        _infer_tile,
-        ranks={"multiples": (1, 1)},
-        output_quantisation="x",
-        zero_sized=False,
-    ),
-    _O.TRANSPOSE: signature(
-        "x:T perm:I32?",
-        FLOAT_QUANT8,
-        _infer_transpose,
-        ranks={"x": (1, 4), "perm": (1, 1)},
-        output_quantisation="x",
-    ),
+    _O.TILE: signature("x:T multiples/1:I32", LATE_FLOAT_INT_QUANT8, _infer_tile, "out:T=x"),
+    _O.TRANSPOSE: signature("x/1-4:T perm/1:I32?", FLOAT_QUANT8, _infer_transpose, "out:T=x", zero_sized=True),
 }

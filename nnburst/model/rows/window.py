@@ -10,12 +10,10 @@ from ...errors import InvalidArgument
 from ..dimensions import element_count
 from ..operand_types import HalVersion
 from ..operation_types import OperationType
-from ..operation_view import OperationView
-from ..signature import Signature, signature
+from ..operation_view import OperationView, Signature
+from ..signature import signature
 from ..window import transposed_axes, window_geometry
 from .common import FLOAT, FLOAT_QUANT8, LATE_FLOAT_QUANT8, Outputs, check_activation, like_data, require_equal
-
-__all__ = ["ROWS"]
 
 
 def _check_bias(view: OperationView, version: HalVersion, channel_dim: int = 0) -> None:
@@ -108,8 +106,7 @@ _EXPLICIT = "pad_left:i32 pad_right:i32 pad_top:i32 pad_bottom:i32 stride_w:i32 
 _IMPLICIT = "scheme:i32 stride_w:i32 stride_h:i32"
 _LAYOUT = "[nchw:bool@1.2]"
 _LAYOUT_DILATION = "[nchw:bool@1.2 [dilation_w:i32 dilation_h:i32]]"
-_FILTERED = "x:T filter:W bias:B"
-_CONV_RANKS = {"x": (4, 4), "filter": (4, 4), "bias": (1, 1)}
+_FILTERED = "x/4:T filter/4:W bias/1:B"
 
 
 def _both_paddings(before: str, after: str) -> list[str]:
@@ -117,13 +114,12 @@ def _both_paddings(before: str, after: str) -> list[str]:
 
 
 def _pool(types: str) -> Signature:
-    forms = _both_paddings("x:T", f"filter_w:i32 filter_h:i32 act:i32 {_LAYOUT}")
-    return signature(forms, types, _infer_pool, ranks={"x": (4, 4)}, output_quantisation="x")
+    forms = _both_paddings("x/4:T", f"filter_w:i32 filter_h:i32 act:i32 {_LAYOUT}")
+    return signature(forms, types, _infer_pool, "out:T=x", zero_sized=True)
 
 
 def _late_conv(forms: Sequence[str], infer: Callable[[OperationView], Outputs] = _infer_conv) -> Signature:
-    ranks = {**_CONV_RANKS, "out_shape": (1, 1)}
-    return signature(forms, LATE_FLOAT_QUANT8, infer, ranks=ranks, check=_check_bias)
+    return signature(forms, LATE_FLOAT_QUANT8, infer, check=_check_bias, zero_sized=True)
 
 
 _O = OperationType
@@ -134,31 +130,28 @@ ROWS: dict[OperationType, Signature] = {
         _both_paddings(_FILTERED, f"act:i32 {_LAYOUT_DILATION}"),
         FLOAT_QUANT8,
         _infer_conv,
-        ranks=_CONV_RANKS,
         check=_check_bias_before_1_2,
+        zero_sized=True,
     ),
     _O.DEPTHWISE_CONV_2D: signature(
         _both_paddings(_FILTERED, f"multiplier:i32 act:i32 {_LAYOUT_DILATION}"),
         FLOAT_QUANT8,
         _infer_depthwise_conv,
-        ranks=_CONV_RANKS,
         check=partial(_check_bias_before_1_2, channel_dim=3),
+        zero_sized=True,
     ),
     _O.FULLY_CONNECTED: signature(
-        "x:T filter:T bias:B act:i32",
+        "x/2-4:T filter/2:T bias/1:B act:i32",
         FLOAT_QUANT8,
         _infer_fully_connected,
-        ranks={"x": (2, 4), "filter": (2, 2), "bias": (1, 1)},
         check=_check_bias_before_1_2,
+        zero_sized=True,
     ),
     _O.GROUPED_CONV_2D: _late_conv(_both_paddings(_FILTERED, "groups:i32 act:i32 nchw:bool")),
     _O.L2_POOL_2D: _pool(FLOAT),
     _O.MAX_POOL_2D: _pool(FLOAT_QUANT8),
     _O.TRANSPOSE_CONV_2D: _late_conv(
-        (
-            f"{_FILTERED} {_EXPLICIT} act:i32 nchw:bool",
-            f"{_FILTERED} out_shape:I32 {_IMPLICIT} act:i32 nchw:bool",
-        ),
+        (f"{_FILTERED} {_EXPLICIT} act:i32 nchw:bool", f"{_FILTERED} out_shape/1:I32 {_IMPLICIT} act:i32 nchw:bool"),
         _infer_transpose_conv,
     ),
 }

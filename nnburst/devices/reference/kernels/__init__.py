@@ -24,8 +24,6 @@ from . import (
     shape,
 )
 
-__all__ = ["KERNELS"]
-
 _T = OperationType
 
 KERNELS: dict[int, Callable[[KernelCall], None]] = {

@@ -11,8 +11,6 @@ import numpy as np
 from ....model import OperandType
 from ..call import KernelCall, clamping, encode_table
 
-__all__ = ["cast", "clamp", "convert", "elu", "hard_swish", "logistic", "reciprocal_root", "unary"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 Function = Callable[[Array, Array], Any]
 """Computes from the first array into the second."""

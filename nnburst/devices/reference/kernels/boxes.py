@@ -10,8 +10,6 @@ import numpy as np
 from ....errors import GeneralFailure
 from ..call import KernelCall, encode
 
-__all__ = ["bbox_transform", "box_with_nms_limit", "detection_postprocessing", "generate_proposals"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 _HARD, _LINEAR = 0, 1
 

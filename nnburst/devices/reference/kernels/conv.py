@@ -15,8 +15,6 @@ from ....model import Axis, WindowGeometry, transposed_axes, window_geometry
 from ..call import KernelCall
 from .windows import as_nhwc, inner_part, padded_shape, windows
 
-__all__ = ["conv_2d", "depthwise_conv_2d", "fully_connected", "grouped_conv_2d", "transpose_conv_2d"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _COLUMNS_BYTES = 4 << 20

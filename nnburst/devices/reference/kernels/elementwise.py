@@ -10,8 +10,6 @@ import numpy as np
 from ....model import OperandType
 from ..call import KernelCall
 
-__all__ = ["binary", "comparison", "divide", "logical", "logical_not", "prelu", "select"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["divided", "normalised", "scaled", "sigmoid", "tanh", "times", "to_16_bits"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 _ONE = 2**15 - 1
 """Stands for 1 with 15 digits after the point."""

@@ -11,15 +11,6 @@ from ....model import pad_widths
 from ..call import KernelCall
 from .windows import as_nhwc
 
-__all__ = [
-    "batch_to_space",
-    "depth_to_space",
-    "resize_bilinear",
-    "resize_nearest",
-    "space_to_batch",
-    "space_to_depth",
-]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

@@ -10,8 +10,6 @@ from ..call import KernelCall
 from .fingerprint import fingerprint64
 from .shape import require_indexes
 
-__all__ = ["embedding_lookup", "hashtable_lookup", "lsh_projection", "random_multinomial"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 _SPARSE_WITH_OFFSET, _DENSE = 3, 2
 

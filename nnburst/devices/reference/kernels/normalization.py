@@ -8,14 +8,6 @@ import numpy as np
 
 from ..call import KernelCall
 
-__all__ = [
-    "instance_normalization",
-    "l2_normalization",
-    "local_response_normalization",
-    "log_softmax",
-    "softmax",
-]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

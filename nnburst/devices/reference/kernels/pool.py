@@ -10,8 +10,6 @@ from ....model import WindowGeometry, window_geometry
 from ..call import KernelCall
 from .windows import as_nhwc, inner_part, padded_shape, taps, windows
 
-__all__ = ["average_pool_2d", "l2_pool_2d", "max_pool_2d"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _MANY_TAPS = 16

@@ -12,8 +12,6 @@ from ....errors import InvalidArgument
 from ..call import KernelCall
 from .fixed_point import divided, normalised, scaled, sigmoid, tanh, times, to_16_bits
 
-__all__ = ["quantized_16bit_lstm", "quantized_lstm"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 _GATES = ("in", "forget", "cell", "out")
 

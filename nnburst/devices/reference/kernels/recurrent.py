@@ -11,16 +11,6 @@ from msgspec import Struct
 from ....errors import InvalidArgument
 from ..call import KernelCall
 
-__all__ = [
-    "both_ways_lstm",
-    "both_ways_rnn",
-    "lstm",
-    "rnn",
-    "sequence_lstm",
-    "sequence_rnn",
-    "svdf",
-]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 Function = Callable[[Array], Array]
 Inputs = Mapping[str, Array]

@@ -9,8 +9,6 @@ import numpy as np
 
 from ..call import KernelCall
 
-__all__ = ["argument", "mean", "reduce_floats", "reduce_stored", "reduce_truth", "topk"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

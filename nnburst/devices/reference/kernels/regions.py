@@ -12,8 +12,6 @@ from ....errors import GeneralFailure
 from ..call import KernelCall
 from .windows import as_nhwc
 
-__all__ = ["heatmap_max_keypoint", "roi_align", "roi_pooling"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 _MOST_SAMPLES = 1 << 12
 """Of one bin along one axis; more would not change its mean."""

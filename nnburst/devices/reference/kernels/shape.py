@@ -10,22 +10,6 @@ from ....errors import GeneralFailure
 from ....model import pad_widths, slice_bounds, strided_slices
 from ..call import KernelCall, encode_table
 
-__all__ = [
-    "channel_shuffle",
-    "concatenation",
-    "copy",
-    "fill",
-    "gather",
-    "pad",
-    "rank",
-    "require_indexes",
-    "slice_",
-    "split",
-    "strided_slice",
-    "tile",
-    "transpose",
-]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

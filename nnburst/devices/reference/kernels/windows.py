@@ -10,8 +10,6 @@ from numpy.lib.stride_tricks import as_strided
 
 from ....model import WindowGeometry
 
-__all__ = ["as_nhwc", "inner_part", "padded_shape", "taps", "windows"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
