@@ -445,7 +445,7 @@ class Cache:
             self.index.learn(changed, gone, complete=complete)
 
     def _measured(self, known: Mapping[tuple[str, str], EntryInfo]) -> list[EntryInfo]:
-        """Return the notes, with sizes where they had none: a late save does not tell how large it became."""
+        """Return the notes, with sizes where they had none: a deferred save does not tell how large it became."""
         found = []
         for info in known.values():
             nbytes = info.nbytes

@@ -99,7 +99,7 @@ def prune(
             go("stale", info)
         elif age and used < now - age:
             go("expired", info)
-        elif max_bytes is None and 0 < limits.max_entry_bytes < info.nbytes:  # a late save made it so
+        elif max_bytes is None and 0 < limits.max_entry_bytes < info.nbytes:  # a deferred save made it so
             go("too big", info)
         else:
             rest.append(info)

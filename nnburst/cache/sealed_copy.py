@@ -68,7 +68,7 @@ def place_of(fd: int) -> bytes:
 
 
 def check_not_locked(fd: int) -> None:
-    """Find out whether a late save is writing to a file just now.
+    """Find out whether a deferred save is writing to a file just now.
 
     Raises:
         CacheRejected: Reason BUSY.

@@ -19,10 +19,10 @@ _LOCK = struct.Struct("hhqqi4x")
 """``struct flock``: type, whence, start, length, pid."""
 
 
-class LateSave:
+class DeferredSave:
     """Cache files of a client, kept for later. Duplicates are closed by `save` or `close`.
 
-    A write takes a lock of its own file description, so that two late writers of one file exclude each other and a
+    A write takes a lock of its own file description, so that two deferred writers of one file exclude each other and a
     reader is told that the entry is busy. Files that the client removed meanwhile are left alone.
 
     That description is opened with the rights of this process, which may be more than the client's. So only a

@@ -16,7 +16,7 @@ import pytest
 import nnburst
 from nnburst.cache import CacheReason, CacheRejected
 from nnburst.devices import CacheFiles, CompileJob, Device, DeviceCacheHome, create_device
-from nnburst.devices.deferred_save import LateSave
+from nnburst.devices.deferred_save import DeferredSave
 from nnburst.errors import DeviceUnavailable, InvalidArgument
 from nnburst.model import Model, ModelBuilder, OperandType
 from support.waiting import PATIENCE, until
@@ -34,8 +34,8 @@ def model() -> Model:
     return b.build()
 
 
-def late_save(home: DeviceCacheHome, models: list[int], data: list[int]) -> LateSave:
-    return LateSave(home, CacheFiles(tuple(models), tuple(data), bytes(32)))
+def deferred_save(home: DeviceCacheHome, models: list[int], data: list[int]) -> DeferredSave:
+    return DeferredSave(home, CacheFiles(tuple(models), tuple(data), bytes(32)))
 
 
 @pytest.fixture(params=["in_process", "child"])
@@ -166,7 +166,7 @@ def test_late_writes_race_a_hundred_loaders(home: DeviceCacheHome, fds: list[int
         n = 0
         while not stop.is_set():
             n += 1
-            late = late_save(home, fds[:1], fds[1:])
+            late = deferred_save(home, fds[:1], fds[1:])
             saved.append(late.save(lambda n=n: payload(n)).saved)  # type: ignore[misc]
 
     thread = threading.Thread(target=write)
@@ -196,14 +196,14 @@ def test_late_writes_race_a_hundred_loaders(home: DeviceCacheHome, fds: list[int
 
 
 def test_writer_holds_a_lock_of_its_own(home: DeviceCacheHome, fds: list[int]) -> None:
-    late = late_save(home, fds[:1], fds[1:])
+    late = deferred_save(home, fds[:1], fds[1:])
     seen: list[CacheReason] = []
 
     def payloads() -> Any:
         """Called while the lock is held."""
         for attempt in (
             lambda: home.get().load(bytes(32), fds[:1], fds[1:]),
-            lambda: seen.append(late_save(home, fds[:1], fds[1:]).save(lambda: payload(2)).reason),
+            lambda: seen.append(deferred_save(home, fds[:1], fds[1:]).save(lambda: payload(2)).reason),
         ):
             try:
                 attempt()
@@ -219,9 +219,9 @@ def test_writer_holds_a_lock_of_its_own(home: DeviceCacheHome, fds: list[int]) -
 
 
 def test_descriptors_that_cannot_be_used_are_a_reason(home: DeviceCacheHome, fds: list[int]) -> None:
-    assert late_save(home, [987654], fds[1:]).save(lambda: payload(1)).reason is CacheReason.BAD_FD
-    assert late_save(home, fds, fds[1:]).save(lambda: payload(1)).reason is CacheReason.BAD_FD
-    assert late_save(home, fds[:1], fds[1:]).save(lambda: None).reason is CacheReason.DECLINED
+    assert deferred_save(home, [987654], fds[1:]).save(lambda: payload(1)).reason is CacheReason.BAD_FD
+    assert deferred_save(home, fds, fds[1:]).save(lambda: payload(1)).reason is CacheReason.BAD_FD
+    assert deferred_save(home, fds[:1], fds[1:]).save(lambda: None).reason is CacheReason.DECLINED
 
 
 READ_ONLY = {"read only": os.O_RDONLY, "write only": os.O_WRONLY, "append": os.O_RDWR | os.O_APPEND}
@@ -234,7 +234,7 @@ def test_THR_16_late_save_does_not_widen_what_a_descriptor_allows(
     """The service may be allowed to write what its client may only read."""
     (tmp_path / "victim").write_text("precious")
     victim = os.open(tmp_path / "victim", flags)
-    late = late_save(home, [victim], fds[1:])
+    late = deferred_save(home, [victim], fds[1:])
     assert late.refused is CacheReason.BAD_FD
     assert late.save(lambda: payload(1)).reason is CacheReason.BAD_FD
     assert (tmp_path / "victim").read_text() == "precious"
@@ -242,7 +242,7 @@ def test_THR_16_late_save_does_not_widen_what_a_descriptor_allows(
 
 
 def test_THR_16_flags_that_change_before_the_late_save(home: DeviceCacheHome, fds: list[int], tmp_path: Path) -> None:
-    late = late_save(home, fds[:1], fds[1:])
+    late = deferred_save(home, fds[:1], fds[1:])
     assert late.refused is None
     fcntl.fcntl(fds[0], fcntl.F_SETFL, os.O_APPEND)
     assert late.save(lambda: payload(1)).reason is CacheReason.BAD_FD

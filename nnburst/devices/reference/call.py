@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,7 @@ from ...model import (
     Signature,
     operand_info,
 )
-
-if TYPE_CHECKING:
-    from .graph import MemoryBudget
+from .limits import MemoryBudget
 
 Array = np.ndarray[Any, np.dtype[Any]]
 KernelStep = Callable[[], Any]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...errors import NNBurstError
+from ...memory import Region
 from ...model import (
     DataLocation,
     Request,
@@ -16,10 +17,8 @@ from ...model import (
     operand_info,
     operand_nbytes,
 )
+from .graph import PreparedSubgraph
 from .program import Program
-
-if TYPE_CHECKING:
-    from .prepared import ReferencePreparedModel
 
 _MOST_BYTES = 1 << 30
 """Of arguments; what needs more is bound with its first request."""
@@ -27,26 +26,14 @@ _LARGE = 1 << 16
 """Bytes from which it matters whether a constant is kept."""
 
 
-class _Blank:
-    """A pool that is there to be bound to."""
-
-    kind = "blank"
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> np.ndarray[Any, np.dtype[Any]]:
-        return np.empty(shape, dtype)
-
-
-def bind_for_nothing(prepared: ReferencePreparedModel) -> frozenset[int]:
-    """Bind all operations once, if the model leaves no dimension open, and let go of the result.
+def bind_for_nothing(graph: PreparedSubgraph) -> frozenset[int]:
+    """Bind all operations of a model's main subgraph once, if it leaves no dimension open, and let go of the result.
 
     Returns:
         Large constants whose stored values no operation needs: each has made its own of them, as its kernel declares
         (see `KernelCall`). Operations bound later take the derived array, and the constant only for its shape.
     """
-    main = prepared.model.main
+    main = graph.subgraph
     arguments: list[list[RequestArgument]] = []
     pools: list[Any] = []
     for indexes in (main.input_indexes, main.output_indexes):
@@ -62,14 +49,14 @@ def bind_for_nothing(prepared: ReferencePreparedModel) -> frozenset[int]:
                 return frozenset()
             nbytes = operand_nbytes(operand.type, operand.dimensions)
             arguments[-1].append(RequestArgument(False, DataLocation(len(pools), 0, nbytes)))
-            pools.append(_Blank(nbytes))
+            pools.append(Region(np.empty(nbytes, np.uint8)))
     if sum(pool.size for pool in pools) > _MOST_BYTES:
         return frozenset()
     try:
-        program = Program(prepared, Request(tuple(arguments[0]), tuple(arguments[1]), tuple(pools)))
+        program = Program(graph, Request(tuple(arguments[0]), tuple(arguments[1]), tuple(pools)))
     except (NNBurstError, MemoryError):
         return frozenset()  # the request that has the same fate says so
     if not program.is_bound:
         return frozenset()
-    large = (index for index, value in prepared.constants.items() if value.nbytes >= _LARGE)
+    large = (index for index, value in graph.constants.items() if value.nbytes >= _LARGE)
     return frozenset(large) - program.reads

@@ -7,13 +7,13 @@ a constant, and arrange it as they like it best.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
+from ...memory import Region
 from ...model import (
     DataLocation,
     Lifetime,
@@ -34,8 +34,6 @@ _ALWAYS = 1 << 16
 """Bytes that they may have in any case."""
 
 _RANDOM = (OperationType.RANDOM_MULTINOMIAL,)
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def fold_constants(compiled: Compiled, run: Callable[[Compiled, Request], bool]) -> Compiled:
@@ -63,7 +61,7 @@ def fold_constants(compiled: Compiled, run: Callable[[Compiled, Request], bool])
     made = {index: sizes[index] for position in folded for index in main.operations[position].outputs if index in used}
     if not folded or sum(made.values()) > most:
         return compiled
-    pools = {index: _Result(nbytes) for index, nbytes in made.items()}
+    pools = {index: Region(np.zeros(nbytes, np.uint8)) for index, nbytes in made.items()}
     part = replace(
         model,
         main=replace(
@@ -81,7 +79,11 @@ def fold_constants(compiled: Compiled, run: Callable[[Compiled, Request], bool])
     except Exception:  # executions fail as before
         return compiled
     constants = {index: value for index, value in compiled.constants.items() if index in used}
-    constants |= {index: pool.value(main.operands[index]) for index, pool in pools.items()}
+    for index, pool in pools.items():
+        operand = main.operands[index]
+        dtype: Any = operand_info(operand.type).dtype
+        constants[index] = pool.array(dtype, operand.dimensions)
+        constants[index].flags.writeable = False
     operands = tuple(
         replace(operand, lifetime=Lifetime.CONSTANT_COPY) if index in made else operand
         for index, operand in enumerate(main.operands)
@@ -99,25 +101,3 @@ def _fixed_size(operand: OperandDesc) -> int:
     if info.dtype is None or info.is_scalar or not is_fully_specified(operand.dimensions):
         return 0
     return operand_nbytes(operand.type, operand.dimensions)
-
-
-class _Result:
-    """A pool for one result."""
-
-    kind = "result"
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._bytes: Array = np.zeros(size, np.uint8)
-
-    def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> Array:
-        element = np.dtype(dtype)
-        region = self._bytes[offset : offset + math.prod(shape) * element.itemsize]
-        view: Array = region.view(element).reshape(shape)
-        return view
-
-    def value(self, operand: OperandDesc) -> Array:
-        """The result, read-only."""
-        array = self.array(operand_info(operand.type).dtype, operand.dimensions)
-        array.flags.writeable = False
-        return array

@@ -7,6 +7,7 @@ given by a request or by the operation around it, or made when the operation tha
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,8 +15,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from ...burst import WorkingMemory
-from ...errors import GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
+from ...errors import GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from ...model import (
     DataLocation,
     Lifetime,
@@ -24,28 +24,22 @@ from ...model import (
     OperandDesc,
     Operation,
     OperationType,
-    OutputSpec,
     Signature,
     Subgraph,
     UnknownYet,
+    combine_dimensions,
     operand_info,
     operation_name,
 )
-from ..deadline import deadline_passed
 from .call import KernelCall, KernelStep
 from .kernels import KERNELS
+from .limits import PASSING, MemoryBudget, RunLimits
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_Value = Array | None
+"""None for a value that is omitted."""
 _MOST_PLACES = 4
-PASSING = (MissedDeadline, ResourceExhausted, MemoryError)
-"""What ends an execution with a status of its own, whichever operation it comes from."""
 CONTROL_FLOW = (OperationType.IF, OperationType.WHILE)
-LONGEST_LOOP_NS = 15_000_000_000
-"""What a WHILE may take at most, whatever is asked for."""
-_LEAST_MEMORY = 1 << 28
-_MEMORY_FACTOR = 64
-"""Results of the operations of an execution may take so many times the bytes of request and constants, and 256 MiB in
-any case; kernels use up to eight times the size of what they compute on."""
 
 
 class OperationFailure(GeneralFailure):
@@ -78,90 +72,6 @@ class PreparedSubgraph(Struct, frozen=True):
     matches: tuple[tuple[Signature, Match], ...]
     derived: Callable[[Hashable, Callable[[], Any]], Any]
     referenced: Sequence[PreparedSubgraph] = ()
-
-
-class RunLimits(Struct):
-    """How far an execution may go. Kept from one execution to the next; each sets its deadline.
-
-    Attributes:
-        deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds; 0 is none.
-        loop_ns: Nanoseconds that one WHILE may take.
-        spent: What each WHILE has taken so far, by its id, where all runs of it together may take `loop_ns`.
-        is_cancelled: Nobody awaits the results: there is no time left, whatever the deadline. Any thread may set it.
-    """
-
-    deadline_ns: int = 0
-    loop_ns: int = 2_000_000_000
-    spent: dict[int, int] | None = None
-    is_cancelled: bool = False
-
-    def require_time(self) -> None:
-        """Raise `MissedDeadline` once the deadline has passed, or nobody awaits the results."""
-        if self.is_cancelled:
-            raise MissedDeadline("the execution was ended, for its client has gone or closed the burst")
-        if deadline_passed(self.deadline_ns):
-            raise MissedDeadline("the execution's deadline has passed")
-
-
-class MemoryBudget(WorkingMemory):
-    """The memory that one execution may take, with all subgraphs that it runs inside each other.
-
-    Args:
-        nbytes: Of its arguments and constants.
-
-    Attributes:
-        results: Bytes of the results of operations that there are now; they are limited.
-        scratch: Bytes of the kernels' own arrays.
-    """
-
-    __slots__ = ("_most", "results", "scratch")
-
-    def __init__(self, nbytes: int) -> None:
-        super().__init__()
-        self._most = max(_LEAST_MEMORY, _MEMORY_FACTOR * nbytes)
-        self.results = self.scratch = 0
-
-    def take_result(self, nbytes: int, dims: tuple[int, ...]) -> None:
-        """Count a result.
-
-        Raises:
-            ResourceExhausted: The results of the execution take too much memory, or the caller's quota is used up.
-        """
-        if self.results + nbytes > self._most:
-            raise ResourceExhausted(f"results take more than {self._most} bytes; the last has dimensions {list(dims)}")
-        self.take(nbytes)
-        self.results += nbytes
-
-    def drop_results(self, nbytes: int) -> None:
-        """So many bytes of results are free."""
-        self.give_back(nbytes)
-        self.results -= nbytes
-
-    def take_scratch(self, shape: tuple[int, ...], nbytes: int) -> None:
-        """Count an array of a kernel.
-
-        Raises:
-            ResourceExhausted: It is larger than all results may be, or the caller's quota is used up.
-        """
-        if nbytes > self._most:
-            raise ResourceExhausted(f"{list(shape)} elements of working memory are more than {self._most} bytes")
-        self.take(nbytes)
-        self.scratch += nbytes
-
-    def drop_scratch(self, to: int) -> None:
-        """Arrays of kernels are free, but for so many bytes."""
-        self.give_back(self.scratch - to)
-        self.scratch = to
-
-    @contextmanager
-    def for_a_run(self) -> Iterator[None]:
-        """See `WorkingMemory.for_a_run`."""
-        results, scratch = self.results, self.scratch
-        try:
-            with super().for_a_run():
-                yield
-        finally:
-            self.results, self.scratch = results, scratch
 
 
 class Binding:
@@ -275,7 +185,7 @@ class Binding:
                 raise UnknownYet("its results are measured")
             if not row.measured:
                 for index, spec in zip(operation.outputs, specs, strict=True):
-                    self._place_spec(index, spec)
+                    self.place(index, spec.dimensions)
                 if all(self.arrays[index].size == 0 for index in operation.outputs):
                     return []
             KERNELS[operation.type](call)
@@ -308,18 +218,13 @@ class Binding:
     def _run_control_flow(self, operation: Operation, limits: RunLimits | None) -> list[KernelStep]:
         if limits is None:
             raise UnknownYet("control flow is run, not bound")
-        from .control import run_if, run_while
-
-        (run_if if operation.type == OperationType.IF else run_while)(self, operation, limits)
+        (_run_if if operation.type == OperationType.IF else _run_while)(self, operation, limits)
         return []
 
     def _require_inputs(self, operation: Operation, omittable: frozenset[int]) -> None:
         for position, index in enumerate(operation.inputs):
             if index in self.omitted and position not in omittable:
                 raise InvalidArgument(f"input {position} has no value, but the operation needs one")
-
-    def _place_spec(self, index: int, spec: OutputSpec) -> None:
-        self.place(index, spec.dimensions)
 
     def place(self, index: int, dims: tuple[int, ...]) -> None:
         """Give a result its array, after checking that it has the dimensions that model and request say.
@@ -358,3 +263,79 @@ def map_argument(pool: MemoryLike, operand: OperandDesc, dims: tuple[int, ...], 
     if 0 in dims:
         return np.empty(dims, dtype)
     return pool.array(dtype, dims, location.offset)
+
+
+# -- IF and WHILE: subgraphs that are bound and run when the values that they depend on are there --------------------
+
+
+def _run_if(outer: Binding, operation: Operation, limits: RunLimits) -> None:
+    """Run one of two subgraphs on the values after them."""
+    condition, then, otherwise, *values = operation.inputs
+    chosen = then if _is_true(outer.arrays[condition]) else otherwise
+    results, nbytes = _run_subgraph(outer, chosen, [_value(outer, index) for index in values], limits)
+    _give(outer, operation, results)
+    outer.budget.drop_results(nbytes)
+
+
+def _run_while(outer: Binding, operation: Operation, limits: RunLimits) -> None:
+    """Run a body as long as a condition holds; its results are the first of its next inputs.
+
+    Raises:
+        MissedDeadline: The loop took longer than it may.
+    """
+    condition, body, *indexes = operation.inputs
+    values = [_value(outer, index) for index in indexes]
+    spent = {} if limits.spent is None else limits.spent
+    begin = time.monotonic_ns() - spent.get(id(operation), 0)
+    held = 0  # in the budget, by the values
+    while _holds(outer, condition, values, limits):
+        if time.monotonic_ns() >= begin + limits.loop_ns:
+            remedy = "raise the loop timeout" + ("" if limits.spent is None else ", or run fewer steps at once")
+            raise MissedDeadline(f"a WHILE ran for more than {limits.loop_ns / 1e9:g} s; {remedy}")
+        results, nbytes = _run_subgraph(outer, body, values, limits)
+        values[: len(results)] = results
+        outer.budget.drop_results(held)
+        held = nbytes
+    spent[id(operation)] = time.monotonic_ns() - begin
+    _give(outer, operation, values)
+    outer.budget.drop_results(held)
+
+
+def _holds(outer: Binding, condition: int, values: Sequence[_Value], limits: RunLimits) -> bool:
+    results, nbytes = _run_subgraph(outer, condition, values, limits)
+    outer.budget.drop_results(nbytes)
+    return _is_true(results[0])
+
+
+def _is_true(condition: Array) -> bool:
+    return bool(condition.reshape(-1)[0])
+
+
+def _value(outer: Binding, index: int) -> _Value:
+    return None if index in outer.omitted else outer.arrays[index]
+
+
+def _run_subgraph(
+    outer: Binding, reference: int, values: Sequence[_Value], limits: RunLimits
+) -> tuple[list[Array], int]:
+    """Run the subgraph that an operand refers to; return its outputs, and what they count in the budget."""
+    referenced = outer.graph.referenced
+    graph = referenced[outer.graph.subgraph.operands[reference].location.offset]
+    inner = Binding(graph, outer.budget)
+    for index, value in zip(graph.subgraph.input_indexes, values, strict=True):
+        if value is None:
+            inner.omitted.add(index)
+        else:
+            combine_dimensions(graph.subgraph.operands[index].dimensions, value.shape)
+            inner.arrays[index] = value
+    inner.run(0, limits)
+    outputs = graph.subgraph.output_indexes
+    return [inner.arrays[index] for index in outputs], inner.hand_over(outputs)
+
+
+def _give(outer: Binding, operation: Operation, results: Sequence[_Value]) -> None:
+    """Copy results to the outputs of an operation."""
+    for index, result in zip(operation.outputs, results, strict=False):
+        assert result is not None  # an output of a body is a value
+        outer.place(index, result.shape)
+        outer.arrays[index][...] = result

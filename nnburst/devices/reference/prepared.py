@@ -80,12 +80,12 @@ class ReferencePreparedModel(LocalModel):
         prepared = cls(fold_constants(compiled, _run_once) if lower else compiled, tracker)
         prepared._source = compiled
         if lower:
-            prepared._unneeded = bind_for_nothing(prepared)
+            prepared._unneeded = bind_for_nothing(prepared.graph)
         return prepared
 
     def lower(self) -> None:
         """Have operations derive arrays from constants, if the first requests have not. Any thread."""
-        bind_for_nothing(self)
+        bind_for_nothing(self.graph)
 
     @property
     def is_lowered(self) -> bool:
@@ -130,7 +130,7 @@ class ReferencePreparedModel(LocalModel):
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
         """Bind the operations to the arrays of a request."""
-        return Program(self, request, options)
+        return Program(self.graph, request, options)
 
     def close(self) -> None:
         """Release the constants; plans that are bound stay usable."""
@@ -141,7 +141,7 @@ class ReferencePreparedModel(LocalModel):
 
 
 def _run_once(compiled: Compiled, request: Request) -> bool:
-    return Program(ReferencePreparedModel(compiled), request)() is None
+    return Program(ReferencePreparedModel(compiled).graph, request)() is None
 
 
 def _kept(kept: dict[Hashable, Any], key: Hashable, make: Callable[[], Any]) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -35,10 +35,8 @@ from ...model import (
 )
 from ..deadline import earlier
 from .call import KernelStep
-from .graph import LONGEST_LOOP_NS, PASSING, Binding, MemoryBudget, RunLimits, map_argument
-
-if TYPE_CHECKING:
-    from .prepared import ReferencePreparedModel
+from .graph import Binding, PreparedSubgraph, map_argument
+from .limits import LONGEST_LOOP_NS, PASSING, MemoryBudget, RunLimits
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -47,7 +45,7 @@ class Program:
     """The calls of one request on one prepared model. Not for concurrent use: its temporaries are its own.
 
     Args:
-        prepared: The model.
+        graph: The main subgraph of a prepared model.
         request: A request that `validate_request` accepted.
         options: Deadline, checked between operations, and loop timeout.
 
@@ -56,16 +54,15 @@ class Program:
         GeneralFailure: The operations do not fit together, or a required argument is omitted.
     """
 
-    def __init__(self, prepared: ReferencePreparedModel, request: Request, options: RunOptions = RunOptions()) -> None:
-        self._prepared = prepared
-        main = prepared.model.main
+    def __init__(self, graph: PreparedSubgraph, request: Request, options: RunOptions = RunOptions()) -> None:
+        main = self._main = graph.subgraph
         self._operations = main.operations
         self._operands = main.operands
         arguments = sum(argument.location.length for argument in (*request.inputs, *request.outputs))
-        budget = MemoryBudget(arguments + sum(value.nbytes for value in prepared.constants.values()))
+        budget = MemoryBudget(arguments + sum(value.nbytes for value in graph.constants.values()))
         loop_ns = min(options.loop_timeout_ns, LONGEST_LOOP_NS) or RunLimits().loop_ns
         self._limits = RunLimits(deadline_ns=options.deadline_ns, loop_ns=loop_ns)
-        self._binding = Binding(prepared.graph, budget)
+        self._binding = Binding(graph, budget)
         self._arrays, self._insufficient = self._binding.arrays, self._binding.insufficient
         self._bind_inputs(request)
         self._bind_outputs(request)
@@ -135,7 +132,7 @@ class Program:
     # -- binding ----------------------------------------------------------------------------------------------
 
     def _bind_inputs(self, request: Request) -> None:
-        for index, argument in zip(self._prepared.model.main.input_indexes, request.inputs, strict=True):
+        for index, argument in zip(self._main.input_indexes, request.inputs, strict=True):
             if argument.has_no_value:
                 self._binding.omitted.add(index)
                 continue
@@ -144,9 +141,7 @@ class Program:
             self._arrays[index] = map_argument(_pool(request, argument), operand, dims, argument.location)
 
     def _bind_outputs(self, request: Request) -> None:
-        for position, (index, argument) in enumerate(
-            zip(self._prepared.model.main.output_indexes, request.outputs, strict=True)
-        ):
+        for position, (index, argument) in enumerate(zip(self._main.output_indexes, request.outputs, strict=True)):
             if argument.has_no_value:
                 raise GeneralFailure(f"output {position} is omitted, but the operation that writes it needs it")
             pool, operand = _pool(request, argument), self._operands[index]
@@ -205,7 +200,7 @@ class Program:
             OutputShape(self._insufficient[index], False)
             if index in self._insufficient
             else OutputShape(self._arrays[index].shape)
-            for index in self._prepared.model.main.output_indexes
+            for index in self._main.output_indexes
         )
 
 

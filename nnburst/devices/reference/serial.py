@@ -14,20 +14,9 @@ import msgspec
 import numpy as np
 
 from ...cache import CacheReason, CacheRejected
-from ...model import (
-    OPERATIONS,
-    DataLocation,
-    Match,
-    Model,
-    OperandDesc,
-    OperandType,
-    Operation,
-    Signature,
-    Subgraph,
-    SymmPerChannelQuantParams,
-)
+from ...model import OPERATIONS, Match, Model, Signature, Subgraph
 
-FORMAT = 2
+FORMAT = 3
 """Part of the epoch: files of another format are not even opened. Another one, too, when kernels make other arrays of
 constants: what is not in a file is made anew, of constants that may not be in it."""
 
@@ -38,31 +27,6 @@ _DTYPES = frozenset(("float16", "float32", "float64", "int8", "int16", "int32", 
 
 class _Struct(msgspec.Struct, array_like=True, frozen=True):
     pass
-
-
-class _Scales(_Struct, frozen=True):
-    scales: tuple[float, ...]
-    channel_dim: int
-
-
-class _Operand(_Struct, frozen=True):
-    type: int
-    dimensions: tuple[int, ...]
-    consumers: int
-    scale: float
-    zero_point: int
-    lifetime: int
-    location: tuple[int, int, int]
-    extra: _Scales | None
-
-
-class _Operation(_Struct, frozen=True):
-    type: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    data_type: int
-    positions: dict[str, tuple[int, ...]]
-    omittable: tuple[int, ...]
 
 
 class _Blob(_Struct, frozen=True):
@@ -80,10 +44,8 @@ class _Blob(_Struct, frozen=True):
 class _File(_Struct, frozen=True):
     format: int
     relaxed: bool
-    operands: tuple[_Operand, ...]
-    operations: tuple[_Operation, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    main: Subgraph
+    matches: tuple[Match, ...]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     blobs: tuple[_Blob, ...]
@@ -151,30 +113,17 @@ def pack(
     data = bytearray(end)
     for offset, array in arrays:
         data[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    main = model.main
     file = _File(
         FORMAT,
         model.relax_computation_float32_to_float16,
-        tuple(_operand(operand) for operand in main.operands),
-        tuple(
-            _Operation(
-                int(op.type), op.inputs, op.outputs, int(match.data_type), dict(match.positions),
-                tuple(sorted(match.omittable)),
-            )
-            for op, (_, match) in zip(main.operations, matches, strict=True)
-        ),
-        main.input_indexes, main.output_indexes, model.input_names, model.output_names, tuple(blobs), end,
-    )  # fmt: skip
+        model.main,
+        tuple(match for _, match in matches),
+        model.input_names,
+        model.output_names,
+        tuple(blobs),
+        end,
+    )
     return msgspec.msgpack.encode(file), bytes(data)
-
-
-def _operand(operand: OperandDesc) -> _Operand:
-    location, extra = operand.location, operand.extra_params
-    return _Operand(
-        int(operand.type), operand.dimensions, operand.number_of_consumers, operand.scale, operand.zero_point,
-        int(operand.lifetime), (location.pool_index, location.offset, location.length),
-        _Scales(extra.scales, extra.channel_dim) if isinstance(extra, SymmPerChannelQuantParams) else None,
-    )  # fmt: skip
 
 
 _decoder = msgspec.msgpack.Decoder(_File)
@@ -195,25 +144,19 @@ def unpack(text: memoryview, data: memoryview) -> Compiled:
 def _unpacked(file: _File, data: memoryview) -> Compiled:
     _require(file.format == FORMAT, "format")
     _require(file.size == len(data), "size")
-    operands = tuple(
-        OperandDesc(
-            o.type, o.dimensions, o.consumers, o.scale, o.zero_point, o.lifetime, DataLocation(*o.location),
-            None if o.extra is None else SymmPerChannelQuantParams(o.extra.scales, o.extra.channel_dim),
-        )
-        for o in file.operands
-    )  # fmt: skip
-    count = len(operands)
-    for indexes in (file.inputs, file.outputs, *(x for op in file.operations for x in (op.inputs, op.outputs))):
+    main = file.main
+    count = len(main.operands)
+    lists = [main.input_indexes, main.output_indexes]
+    for indexes in (*lists, *(x for op in main.operations for x in (op.inputs, op.outputs))):
         _require(all(0 <= index < count for index in indexes), "operand index")
-    _require(len(file.input_names) in (0, len(file.inputs)), "input names")
-    _require(len(file.output_names) in (0, len(file.outputs)), "output names")
+    for given, indexes in zip((file.input_names, file.output_names), lists, strict=True):
+        _require(len(given) in (0, len(indexes)), "names")
     matches = []
-    for op in file.operations:
+    for op, match in zip(main.operations, file.matches, strict=True):
         row = OPERATIONS[op.type].signature
         if row is None:
             raise ValueError("its operation is not built")
-        _require(all(0 <= p < len(op.inputs) for places in op.positions.values() for p in places), "position")
-        match = Match(OperandType(op.data_type), op.positions, frozenset(op.omittable))
+        _require(all(0 <= p < len(op.inputs) for places in match.positions.values() for p in places), "position")
         matches.append((row, match))
     constants: dict[int, Array] = {}
     derived: dict[Hashable, Any] = {}
@@ -226,12 +169,6 @@ def _unpacked(file: _File, data: memoryview) -> Compiled:
             _require(0 <= blob.owner < len(matches) and -1 <= blob.of < count, "derived array")
             name: Hashable = blob.kind if blob.of < 0 else (blob.kind, blob.of)
             derived[blob.owner, name] = array
-    main = Subgraph(
-        operands,
-        tuple(Operation(op.type, op.inputs, op.outputs) for op in file.operations),
-        file.inputs,
-        file.outputs,
-    )
     names = {"input_names": file.input_names, "output_names": file.output_names}
     model = Model(main, relax_computation_float32_to_float16=file.relaxed, **names)  # type: ignore[arg-type]
     return Compiled(model, constants, derived, tuple(matches))

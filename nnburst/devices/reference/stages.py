@@ -17,7 +17,7 @@ from ...burst import Kernel
 from ...cache import CacheReason, SaveResult, VerifiedEntry
 from ...errors import InvalidArgument
 from ...model import ExecutionResult, Model, Request, RunOptions
-from ..deferred_save import LateSave
+from ..deferred_save import DeferredSave
 from ..interfaces import CacheFiles
 from ..local import LocalModel
 from .device import ReferenceDevice
@@ -66,7 +66,7 @@ class StagedReferenceDevice(ReferenceDevice):
     def save(self, prepared: LocalModel, files: CacheFiles, seconds: float | None) -> SaveResult:
         """Save now, unless that is left to the later stage."""
         assert isinstance(prepared, StagedModel)
-        late = LateSave(self._cache, files)
+        late = DeferredSave(self._cache, files)
         self._save_later(prepared, late, prepared.fingerprint)
         return (
             SaveResult(False, late.refused or CacheReason.LATER)
@@ -79,10 +79,10 @@ class StagedReferenceDevice(ReferenceDevice):
         prepared = StagedModel.restore(entry.model[0], entry.data[0], self._tracker)
         if not self._is_jit and not prepared.is_lowered:
             # What the entry was made from, not what this client believes; all zeros is a fingerprint like any other.
-            self._save_later(prepared, LateSave(self._cache, replace(cache, fingerprint=entry.fingerprint)), None)
+            self._save_later(prepared, DeferredSave(self._cache, replace(cache, fingerprint=entry.fingerprint)), None)
         return prepared
 
-    def _save_later(self, prepared: StagedModel, late: LateSave, compiled: Callable[[], bytes] | None) -> None:
+    def _save_later(self, prepared: StagedModel, late: DeferredSave, compiled: Callable[[], bytes] | None) -> None:
         """Have weights transformed, and the files written with them, after some executions.
 
         Args:

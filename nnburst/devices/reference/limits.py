@@ -1,0 +1,105 @@
+"""How far an execution may go: its time, its loops, its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+from ...burst import WorkingMemory
+from ...errors import MissedDeadline, ResourceExhausted
+from ..deadline import deadline_passed
+
+PASSING = (MissedDeadline, ResourceExhausted, MemoryError)
+"""What ends an execution with a status of its own, whichever operation it comes from."""
+LONGEST_LOOP_NS = 15_000_000_000
+"""What a WHILE may take at most, whatever is asked for."""
+_LEAST_MEMORY = 1 << 28
+_MEMORY_FACTOR = 64
+"""Results of the operations of an execution may take so many times the bytes of request and constants, and 256 MiB in
+any case; kernels use up to eight times the size of what they compute on."""
+
+
+class RunLimits(Struct):
+    """How far an execution may go. Kept from one execution to the next; each sets its deadline.
+
+    Attributes:
+        deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds; 0 is none.
+        loop_ns: Nanoseconds that one WHILE may take.
+        spent: What each WHILE has taken so far, by its id, where all runs of it together may take `loop_ns`.
+        is_cancelled: Nobody awaits the results: there is no time left, whatever the deadline. Any thread may set it.
+    """
+
+    deadline_ns: int = 0
+    loop_ns: int = 2_000_000_000
+    spent: dict[int, int] | None = None
+    is_cancelled: bool = False
+
+    def require_time(self) -> None:
+        """Raise `MissedDeadline` once the deadline has passed, or nobody awaits the results."""
+        if self.is_cancelled:
+            raise MissedDeadline("the execution was ended, for its client has gone or closed the burst")
+        if deadline_passed(self.deadline_ns):
+            raise MissedDeadline("the execution's deadline has passed")
+
+
+class MemoryBudget(WorkingMemory):
+    """The memory that one execution may take, with all subgraphs that it runs inside each other.
+
+    Args:
+        nbytes: Of its arguments and constants.
+
+    Attributes:
+        results: Bytes of the results of operations that there are now; they are limited.
+        scratch: Bytes of the kernels' own arrays.
+    """
+
+    __slots__ = ("_most", "results", "scratch")
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__()
+        self._most = max(_LEAST_MEMORY, _MEMORY_FACTOR * nbytes)
+        self.results = self.scratch = 0
+
+    def take_result(self, nbytes: int, dims: tuple[int, ...]) -> None:
+        """Count a result.
+
+        Raises:
+            ResourceExhausted: The results of the execution take too much memory, or the caller's quota is used up.
+        """
+        if self.results + nbytes > self._most:
+            raise ResourceExhausted(f"results take more than {self._most} bytes; the last has dimensions {list(dims)}")
+        self.take(nbytes)
+        self.results += nbytes
+
+    def drop_results(self, nbytes: int) -> None:
+        """So many bytes of results are free."""
+        self.give_back(nbytes)
+        self.results -= nbytes
+
+    def take_scratch(self, shape: tuple[int, ...], nbytes: int) -> None:
+        """Count an array of a kernel.
+
+        Raises:
+            ResourceExhausted: It is larger than all results may be, or the caller's quota is used up.
+        """
+        if nbytes > self._most:
+            raise ResourceExhausted(f"{list(shape)} elements of working memory are more than {self._most} bytes")
+        self.take(nbytes)
+        self.scratch += nbytes
+
+    def drop_scratch(self, to: int) -> None:
+        """Arrays of kernels are free, but for so many bytes."""
+        self.give_back(self.scratch - to)
+        self.scratch = to
+
+    @contextmanager
+    def for_a_run(self) -> Iterator[None]:
+        """See `WorkingMemory.for_a_run`."""
+        results, scratch = self.results, self.scratch
+        try:
+            with super().for_a_run():
+                yield
+        finally:
+            self.results, self.scratch = results, scratch
