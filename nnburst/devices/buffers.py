@@ -6,7 +6,6 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from msgspec.structs import replace
@@ -99,92 +98,6 @@ class LocalBuffer(Buffer):
         self._models = ()
 
 
-@dataclass
-class _RoleCase:
-    """One role that is being checked, after those before it."""
-
-    place: str
-    is_input: bool
-    role: BufferRole
-    prepared_models: Sequence[object]
-    tracker: BufferTracker
-    dimensions: tuple[int, ...]
-    """What the descriptor and the roles so far say together."""
-    roles: set[RoleKey] = field(default_factory=set)
-    operand: OperandDesc | None = None
-    """Of the first role; all others are like it."""
-
-    @property
-    def prepared(self) -> object:
-        return self.prepared_models[self.role.model_index]
-
-    @property
-    def local(self) -> _HasRoles:
-        prepared = self.prepared
-        assert isinstance(prepared, _HasRoles)
-        return prepared
-
-    @property
-    def indexes(self) -> Sequence[int]:
-        main = self.local.model.main
-        return main.input_indexes if self.is_input else main.output_indexes
-
-    @property
-    def its_operand(self) -> OperandDesc:
-        return self.local.model.main.operands[self.indexes[self.role.io_index]]
-
-    @property
-    def key(self) -> RoleKey:
-        return RoleKey(self.local.number, self.is_input, self.role.io_index)
-
-    def combined(self) -> tuple[int, ...] | None:
-        try:
-            return combine_dimensions(self.dimensions, self.its_operand.dimensions)
-        except InvalidArgument:
-            return None
-
-
-_Rule = tuple[Callable[[_RoleCase], bool], Callable[[_RoleCase], str]]
-
-_ROLE_RULES: tuple[_Rule, ...] = (
-    (
-        lambda case: 0 <= case.role.model_index < len(case.prepared_models),
-        lambda case: f"names model {case.role.model_index} of {len(case.prepared_models)}",
-    ),
-    (
-        lambda case: isinstance(case.prepared, _HasRoles) and case.prepared.tracker is case.tracker,
-        lambda case: "names a prepared model that is not one of this device",
-    ),
-    (
-        lambda case: 0 <= case.role.io_index < len(case.indexes),
-        lambda case: f"names argument {case.role.io_index} of a model with {len(case.indexes)}",
-    ),
-    (
-        lambda case: 0 < case.role.frequency <= 1,  # false for NaN
-        lambda case: f"has frequency {case.role.frequency}, which is not in (0, 1]",
-    ),
-    (
-        lambda case: case.key not in case.roles,
-        lambda case: "is given twice",
-    ),
-    (
-        lambda case: case.operand is None or _meta(case.its_operand) == _meta(case.operand),
-        lambda case: "differs from the roles before it in type, scale, zero point or extra parameters",
-    ),
-    (
-        lambda case: not (case.dimensions and _is_scalar(case.its_operand)),
-        lambda case: f"is a scalar, which has no dimensions {list(case.dimensions)}",
-    ),
-    (
-        lambda case: case.combined() is not None,
-        lambda case: (
-            f"has dimensions {list(case.its_operand.dimensions)}; descriptor and other roles {list(case.dimensions)}"
-        ),
-    ),
-)
-"""What must hold for each role, in this order, and what to say if it does not."""
-
-
 def allocate_buffer(
     tracker: BufferTracker,
     desc: BufferDesc,
@@ -214,20 +127,48 @@ def allocate_buffer(
     for is_input, listed in ((True, input_roles), (False, output_roles)):
         for position, role in enumerate(listed):
             place = f"{'input' if is_input else 'output'} role {position}"
-            case = _RoleCase(place, is_input, role, prepared_models, tracker, dimensions, roles, first)
-            for holds, complaint in _ROLE_RULES:
-                if not holds(case):
-                    raise InvalidArgument(f"{place} {complaint(case)}")
-            dimensions = case.combined() or ()
-            roles.add(case.key)
-            used.append(case.prepared)
-            first = case.its_operand if first is None else first
+            prepared, operand, key = _looked_up(tracker, prepared_models, role, place, is_input=is_input)
+            if key in roles:
+                raise InvalidArgument(f"{place} is given twice")
+            if first is not None and _meta(operand) != _meta(first):
+                raise InvalidArgument(
+                    f"{place} differs from the roles before it in type, scale, zero point or extra parameters"
+                )
+            if dimensions and _is_scalar(operand):
+                raise InvalidArgument(f"{place} is a scalar, which has no dimensions {list(dimensions)}")
+            try:
+                dimensions = combine_dimensions(dimensions, operand.dimensions)
+            except InvalidArgument:
+                raise InvalidArgument(
+                    f"{place} has dimensions {list(operand.dimensions)}; descriptor and other roles {list(dimensions)}"
+                ) from None
+            roles.add(key)
+            used.append(prepared)
+            first = first or operand
     assert first is not None
     if is_extension(first.type):
         raise GeneralFailure("buffers cannot hold extension types; use shared memory")
     if math.prod(dimensions) * operand_info(first.type).element_size > _UINT32:
         raise GeneralFailure(f"a buffer of dimensions {list(dimensions)} is larger than a tensor can be")
     return LocalBuffer(tracker, ManagedBuffer(first, dimensions, frozenset(roles)), used)
+
+
+def _looked_up(
+    tracker: BufferTracker, prepared_models: Sequence[object], role: BufferRole, place: str, *, is_input: bool
+) -> tuple[object, OperandDesc, RoleKey]:
+    """Return the prepared model of a role, the operand that it names, and the role's key."""
+    if not 0 <= role.model_index < len(prepared_models):
+        raise InvalidArgument(f"{place} names model {role.model_index} of {len(prepared_models)}")
+    prepared = prepared_models[role.model_index]
+    if not isinstance(prepared, _HasRoles) or prepared.tracker is not tracker:
+        raise InvalidArgument(f"{place} names a prepared model that is not one of this device")
+    main = prepared.model.main
+    indexes = main.input_indexes if is_input else main.output_indexes
+    if not 0 <= role.io_index < len(indexes):
+        raise InvalidArgument(f"{place} names argument {role.io_index} of a model with {len(indexes)}")
+    if not 0 < role.frequency <= 1:  # false for NaN
+        raise InvalidArgument(f"{place} has frequency {role.frequency}, which is not in (0, 1]")
+    return prepared, main.operands[indexes[role.io_index]], RoleKey(prepared.number, is_input, role.io_index)
 
 
 def _is_scalar(operand: OperandDesc) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import NewType
+from typing import Any, NewType
 
 import numpy as np
+from msgspec.structs import replace
 
 from .._version import VERSION
 from ..errors import InvalidArgument, MissedDeadline
@@ -14,13 +15,19 @@ from ..memory import undecodable_pools
 from ..model import (
     OPERANDS,
     Capabilities,
+    DataLocation,
     ExecutionPreference,
     Extension,
+    ExtensionOperandType,
     Lifetime,
     Model,
+    OperandDesc,
     OperandType,
+    Operation,
     PerformanceInfo,
     Priority,
+    Subgraph,
+    extension_code,
 )
 from .deadline import deadline_passed
 from .interfaces import CompileJob, Device
@@ -76,3 +83,43 @@ def cpu_capabilities() -> Capabilities:
     """Return capabilities of the CPU baseline: 1 for every type, sorted, without SUBGRAPH."""
     types = sorted(code for code in OPERANDS if code != OperandType.SUBGRAPH)
     return Capabilities(operand_performance=tuple((code, PerformanceInfo()) for code in types))
+
+
+def one_operation(
+    code: int,
+    constants: Sequence[OperandDesc],
+    inputs: Sequence[OperandDesc],
+    outputs: Sequence[OperandDesc],
+    **rest: Any,
+) -> Model:
+    """Return a model of one operation, which takes constants and then the inputs.
+
+    Args:
+        code: Of the operation.
+        constants: As they are, each for one consumer.
+        inputs: Of the model; what they are there for is said here.
+        outputs: Likewise.
+        rest: Other fields of the model.
+    """
+    operands = (
+        *(replace(each, number_of_consumers=1) for each in constants),
+        *(replace(each, number_of_consumers=1, lifetime=Lifetime.SUBGRAPH_INPUT) for each in inputs),
+        *(replace(each, number_of_consumers=0, lifetime=Lifetime.SUBGRAPH_OUTPUT) for each in outputs),
+    )
+    taken = tuple(range(len(constants) + len(inputs)))
+    given = tuple(range(len(taken), len(operands)))
+    return Model(Subgraph(operands, (Operation(code, taken, given),), taken[len(constants) :], given), **rest)
+
+
+def call_by_name(
+    name: str, prefix: int, inputs: Sequence[OperandDesc], outputs: Sequence[OperandDesc], **rest: Any
+) -> Model:
+    """Return a model that calls what an extension has under a name: operation 0, whose first operand has type 0."""
+    code, encoded = extension_code(prefix, 0), name.encode()
+    named = OperandDesc(code, lifetime=Lifetime.CONSTANT_COPY, location=DataLocation(0, 0, len(encoded)))
+    return one_operation(code, [named], inputs, outputs, operand_values=encoded, **rest)
+
+
+def extension_of_names(name: str, *types: ExtensionOperandType) -> Extension:
+    """Return the description of an extension whose models are made by `call_by_name`."""
+    return Extension(name, (ExtensionOperandType(0, is_tensor=False, byte_size=0), *types))

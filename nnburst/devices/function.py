@@ -33,15 +33,10 @@ from ..errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgu
 from ..memory import BufferTracker
 from ..model import (
     NO_TIMING,
-    DataLocation,
     ExecutionResult,
     Extension,
-    ExtensionOperandType,
     ImportedModel,
-    Lifetime,
-    MemoryLike,
     Model,
-    Named,
     OpenShape,
     OperandDesc,
     Operation,
@@ -49,14 +44,14 @@ from ..model import (
     Request,
     RequestArgument,
     RunOptions,
-    Subgraph,
     combine_dimensions,
-    extension_code,
     extension_prefix,
     is_fully_specified,
 )
+from .common import call_by_name, extension_of_names
 from .elements import element_of, element_types, operand_code
 from .local import LocalDevice, LocalModel
+from .plan import pool_of
 
 if TYPE_CHECKING:
     from ..memory import Memory
@@ -64,9 +59,8 @@ if TYPE_CHECKING:
 __all__ = ["Declaration", "FunctionDevice", "FunctionModel", "Tensor", "declare"]
 
 EXTENSION_NAME = "org.nnburst.function"
-_NAME, _CALL = 0, 0
 _PREFIX = 1
-_EXTENSION = Extension(EXTENSION_NAME, (ExtensionOperandType(_NAME, is_tensor=False, byte_size=0), *element_types()))
+_EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -240,7 +234,7 @@ class _Target:
 
     def __init__(self, tensor: Tensor, argument: RequestArgument, request: Request) -> None:
         self._tensor = tensor
-        self._pool = None if argument.has_no_value else _pool(request, argument)
+        self._pool = None if argument.has_no_value else pool_of(request, argument)
         self._location = argument.location
         self._dimensions = combine_dimensions(tensor.dimensions, argument.dimensions)
         self.is_open = tensor.shape != () and not is_fully_specified(self._dimensions)
@@ -292,13 +286,7 @@ def _view(tensor: Tensor, argument: RequestArgument, request: Request) -> Array:
         raise InvalidArgument(f"input {tensor.name!r} has dimensions {list(dims)}; give all of them")
     if argument.location.length < nbytes:
         raise InvalidArgument(f"input {tensor.name!r} has {argument.location.length} bytes; it needs {nbytes}")
-    return _pool(request, argument).array(tensor.element, dims, argument.location.offset)  # inputs are read-only
-
-
-def _pool(request: Request, argument: RequestArgument) -> MemoryLike:
-    pool = request.pools[argument.location.pool_index]
-    assert not isinstance(pool, Named)  # a buffer was replaced by a view before the plan was made
-    return pool
+    return pool_of(request, argument).array(tensor.element, dims, argument.location.offset)  # inputs are read-only
 
 
 def _load(target: str) -> Callable[..., Any]:
@@ -363,29 +351,17 @@ def declaration_of(function: Callable[..., Any]) -> Declaration:
 
 def _model(declaration: Declaration) -> Model:
     """The model of a function: one CALL of its name."""
-    name = declaration.name.encode()
-    operands = [
-        OperandDesc(
-            extension_code(_PREFIX, _NAME),
-            number_of_consumers=1,
-            lifetime=Lifetime.CONSTANT_COPY,
-            location=DataLocation(0, 0, len(name)),
-        )
-    ]
-    for tensors, lifetime, consumers in (
-        (declaration.inputs, Lifetime.SUBGRAPH_INPUT, 1),
-        (declaration.outputs, Lifetime.SUBGRAPH_OUTPUT, 0),
-    ):
-        for tensor in tensors:
-            rank = None if tensor.shape is None else len(tensor.shape)
-            code, scale = operand_code(element_of(tensor.element, tensor.name), rank, _PREFIX)
-            operands.append(OperandDesc(code, tensor.dimensions, consumers, scale=scale, lifetime=lifetime))
-    inputs = tuple(range(1, 1 + len(declaration.inputs)))
-    outputs = tuple(range(1 + len(inputs), len(operands)))
-    call = Operation(extension_code(_PREFIX, _CALL), (0, *inputs), outputs)
-    return Model(
-        Subgraph(tuple(operands), (call,), inputs, outputs),
-        operand_values=name,
+
+    def operand(tensor: Tensor) -> OperandDesc:
+        rank = None if tensor.shape is None else len(tensor.shape)
+        code, scale = operand_code(element_of(tensor.element, tensor.name), rank, _PREFIX)
+        return OperandDesc(code, tensor.dimensions, scale=scale)
+
+    return call_by_name(
+        declaration.name,
+        _PREFIX,
+        [operand(tensor) for tensor in declaration.inputs],
+        [operand(tensor) for tensor in declaration.outputs],
         extension_name_to_prefix={EXTENSION_NAME: _PREFIX},
         input_names=tuple(tensor.name for tensor in declaration.inputs),
         output_names=tuple(tensor.name for tensor in declaration.outputs),

@@ -14,27 +14,25 @@ from ..model import (
     BufferDesc,
     BufferRole,
     Capabilities,
-    DataLocation,
     Extension,
-    ExtensionOperandType,
     ImportedModel,
-    Lifetime,
     Model,
-    OperandDesc,
-    Operation,
-    Subgraph,
-    extension_code,
     extension_prefix,
     validate_model,
 )
-from .common import all_extensions, build_version, check_preparation, cpu_capabilities
+from .common import (
+    all_extensions,
+    build_version,
+    call_by_name,
+    check_preparation,
+    cpu_capabilities,
+    extension_of_names,
+)
 from .interfaces import Buffer, CompileJob, Device, PreparedModel
 from .wrapped import WrappedModel
 
 EXTENSION_NAME = "org.nnburst.named"
-_CALL = 0  # operation: the name of a model, its inputs
-_NAME = 0  # operand type: bytes of a name
-_EXTENSION = Extension(EXTENSION_NAME, (ExtensionOperandType(_NAME, is_tensor=False, byte_size=0),))
+_EXTENSION = extension_of_names(EXTENSION_NAME)
 
 
 @dataclass(slots=True)
@@ -185,22 +183,12 @@ class SharedModel(WrappedModel):
 
 def _handle(name: str, model: Model) -> Model:
     """A model of one CALL of a name, with the arguments of `model`."""
-    encoded = name.encode()
-    prefix = max(model.extension_name_to_prefix.values(), default=0) + 1
-    name_type = extension_code(prefix, _NAME)
-    location = DataLocation(0, 0, len(encoded))
-    operands = [OperandDesc(name_type, number_of_consumers=1, lifetime=Lifetime.CONSTANT_COPY, location=location)]
-    operands += [replace(model.main.operands[i], number_of_consumers=1) for i in model.main.input_indexes]
-    operands += [
-        replace(model.main.operands[i], number_of_consumers=0, lifetime=Lifetime.SUBGRAPH_OUTPUT)
-        for i in model.main.output_indexes
-    ]
-    inputs = tuple(range(1, 1 + len(model.main.input_indexes)))
-    outputs = tuple(range(1 + len(inputs), len(operands)))
-    call = Operation(extension_code(prefix, _CALL), (0, *inputs), outputs)
-    return Model(
-        Subgraph(tuple(operands), (call,), inputs, outputs),
-        operand_values=encoded,
+    main, prefix = model.main, max(model.extension_name_to_prefix.values(), default=0) + 1
+    return call_by_name(
+        name,
+        prefix,
+        [main.operands[i] for i in main.input_indexes],
+        [main.operands[i] for i in main.output_indexes],
         extension_name_to_prefix={**model.extension_name_to_prefix, EXTENSION_NAME: prefix},
         input_names=model.input_names,
         output_names=model.output_names,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ..burst import Kernel, WorkingMemory, present_token, run_until, under_token
 from ..errors import ErrorStatus, ResourceExhausted
 from ..memory import BufferSet, OpenRequest, open_request
-from ..model import ExecutionResult, MeasureTiming, Request, RunOptions, Timing
+from ..model import ExecutionResult, MeasureTiming, MemoryLike, Named, Request, RequestArgument, RunOptions, Timing
 from .buffers import BoundBuffers
 
 Bind = Callable[[Request, RunOptions], Kernel]
@@ -124,3 +124,10 @@ class Plan:
             raise
         gate.commit(shapes)
         return result
+
+
+def pool_of(request: Request, argument: RequestArgument) -> MemoryLike:
+    """Return the pool that an argument of a request lies in, which gives arrays."""
+    pool = request.pools[argument.location.pool_index]
+    assert not isinstance(pool, Named)  # a buffer was replaced by a view before the plan was made
+    return pool

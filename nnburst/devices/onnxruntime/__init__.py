@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .device import OnnxRuntimeDevice
-from .types import EXTENSION, EXTENSION_NAME
+from .device import EXTENSION, OnnxRuntimeDevice
+from .importer import EXTENSION_NAME
 
 __all__ = ["EXTENSION", "EXTENSION_NAME", "OnnxRuntimeDevice"]

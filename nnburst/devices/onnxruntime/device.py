@@ -24,20 +24,20 @@ from ...model import (
     extension_prefix,
 )
 from ..caching import DeviceCacheHome, build_epoch
-from ..common import build_version
+from ..common import build_version, extension_of_names
 from ..deadline import deadline_passed
-from ..elements import operand_code
+from ..elements import element_types, operand_code
 from ..interfaces import CacheFiles
 from ..local import LocalDevice, LocalModel
 from .graph import Bytes, Graph, GraphStore, SessionSettings, compile_graph, content_digest
-from .importer import GraphArgument, import_graph
+from .importer import EXTENSION_NAME, FILE, GRAPH, GraphArgument, import_graph
 from .library import give_memory_back, onnx, onnxruntime, require_extra
 from .packed import FORMAT, load_graph, pack, read_contents
 from .prepared import OnnxPreparedModel, Source
-from .types import EXTENSION, EXTENSION_NAME, FILE, GRAPH
 
 _log = logging.getLogger(__name__)
 
+EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 _LARGEST_PROTO = 2**31 - 1
 """Bytes of a model file that protobuf can read; larger models have external data."""
 _MOST_VERDICTS = 4096

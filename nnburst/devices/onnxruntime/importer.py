@@ -18,16 +18,18 @@ from ...model import (
     Model,
     OpenShape,
     OperandDesc,
-    Operation,
-    Subgraph,
     extension_code,
 )
-from ..common import OwnBytes
+from ..common import OwnBytes, one_operation
 from ..elements import ElementType, element_type, operand_code
 from .functions import check_functions
 from .library import onnx
-from .types import EXTENSION_NAME, FILE, GRAPH
 
+EXTENSION_NAME = "org.nnburst.onnx"
+FILE = 0
+"""Operand type of the extension: a file's bytes; the extra parameters are its name."""
+GRAPH = 0
+"""Its operation: files, then the graph's inputs; its outputs are the graph's."""
 _PREFIX = 1
 _MOST_FILES = 252
 """Pools of one message, without the model file itself."""
@@ -226,15 +228,11 @@ def import_graph(data: bytes) -> ImportedModel:
 
 
 def _model(size: int, files: Sequence[str], inputs: Sequence[GraphArgument], outputs: Sequence[GraphArgument]) -> Model:
-    operands = [_file(0, "", size), *(_file(1 + i, name, 0) for i, name in enumerate(files))]
-    first_input = len(operands)
-    first_output = first_input + len(inputs)
-    operands += [_operand(argument, Lifetime.SUBGRAPH_INPUT, 1) for argument in inputs]
-    operands += [_operand(argument, Lifetime.SUBGRAPH_OUTPUT, 0) for argument in outputs]
-    written = tuple(range(first_output, len(operands)))
-    graph = Operation(extension_code(_PREFIX, GRAPH), tuple(range(first_output)), written)
-    return Model(
-        Subgraph(tuple(operands), (graph,), tuple(range(first_input, first_output)), written),
+    return one_operation(
+        extension_code(_PREFIX, GRAPH),
+        [_file(0, "", size), *(_file(1 + i, name, 0) for i, name in enumerate(files))],
+        [_operand(argument, is_input=True) for argument in inputs],
+        [_operand(argument, is_input=False) for argument in outputs],
         extension_name_to_prefix={EXTENSION_NAME: _PREFIX},
         input_names=tuple(argument.name for argument in inputs),
         output_names=tuple(argument.name for argument in outputs),
@@ -244,16 +242,15 @@ def _model(size: int, files: Sequence[str], inputs: Sequence[GraphArgument], out
 def _file(pool: int, name: str, size: int) -> OperandDesc:
     return OperandDesc(
         extension_code(_PREFIX, FILE),
-        number_of_consumers=1,
         lifetime=Lifetime.CONSTANT_REFERENCE,
         location=DataLocation(pool, 0, size),
         extra_params=name.encode(),
     )
 
 
-def _operand(argument: GraphArgument, lifetime: Lifetime, consumers: int) -> OperandDesc:
-    if argument.rank is None and lifetime == Lifetime.SUBGRAPH_INPUT:
+def _operand(argument: GraphArgument, *, is_input: bool) -> OperandDesc:
+    if argument.rank is None and is_input:
         # NNAPI's tensors are not of rank 0, but those of the extension may be.
-        return OperandDesc(extension_code(_PREFIX, argument.element.number), (), consumers, lifetime=lifetime)
+        return OperandDesc(extension_code(_PREFIX, argument.element.number))
     code, scale = operand_code(argument.element, argument.rank, _PREFIX)
-    return OperandDesc(code, argument.dimensions, consumers, scale=scale, lifetime=lifetime)
+    return OperandDesc(code, argument.dimensions, scale=scale)

@@ -28,7 +28,6 @@ from ...model import (
     ExecutionResult,
     MemoryLike,
     Model,
-    Named,
     OperandDesc,
     OutputShape,
     Request,
@@ -39,6 +38,7 @@ from ...model import (
 from ..alarm import ALARM_CLOCK
 from ..deadline import deadline_passed, is_limit
 from ..elements import is_scalar
+from ..plan import pool_of
 from .graph import Graph
 from .importer import GraphArgument
 from .library import onnxruntime
@@ -119,7 +119,7 @@ class BoundGraph:
             self._inputs[node.name] = dims, np.empty(0, np.uint8)
             self._bind(self._binding.bind_input, node, dims, np.empty(1, np.uint8))
             return
-        pool = _pool(request, argument)
+        pool = pool_of(request, argument)
         location = argument.location
         nbytes = _needed(node, operand, dims)
         if not dims and not node.shape and not isinstance(pool, BufferView):
@@ -152,7 +152,7 @@ class BoundGraph:
     def _bind_output(
         self, position: int, node: GraphArgument, operand: OperandDesc, request: Request, argument: RequestArgument
     ) -> None:
-        pool, location = _pool(request, argument), argument.location
+        pool, location = pool_of(request, argument), argument.location
         dims = combine_dimensions(operand.dimensions, argument.dimensions)
         nbytes = _needed(node, operand, dims)
         room = 1 << 62 if isinstance(pool, BufferView) else location.length
@@ -404,9 +404,3 @@ def _needed(node: GraphArgument, operand: OperandDesc, dims: tuple[int, ...]) ->
     if is_scalar(operand):
         return node.element.itemsize
     return math.prod(dims) * node.element.itemsize if is_fully_specified(dims) else None
-
-
-def _pool(request: Request, argument: RequestArgument) -> MemoryLike:
-    pool = request.pools[argument.location.pool_index]
-    assert not isinstance(pool, Named)  # a buffer was replaced by a view before the plan was made
-    return pool

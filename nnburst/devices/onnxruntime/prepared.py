@@ -15,9 +15,9 @@ from ...model import Model, Request, RunOptions, extension_prefix
 from ..elements import open_operand
 from ..local import LocalModel
 from .graph import Bytes, Graph
+from .importer import EXTENSION_NAME
 from .kernel import BoundGraph
 from .library import give_memory_back
-from .types import EXTENSION_NAME
 
 
 class Source(Struct, frozen=True):

@@ -22,11 +22,8 @@ from ...memory import BufferView
 from ...model import (
     NO_TIMING,
     ExecutionResult,
-    MemoryLike,
-    Named,
     OutputShape,
     Request,
-    RequestArgument,
     RunOptions,
     UnknownYet,
     combine_dimensions,
@@ -34,6 +31,7 @@ from ...model import (
     operand_info,
 )
 from ..deadline import earlier
+from ..plan import pool_of
 from .call import KernelStep
 from .graph import Binding, PreparedSubgraph, map_argument
 from .limits import LONGEST_LOOP_NS, PASSING, MemoryBudget, RunLimits
@@ -138,13 +136,13 @@ class Program:
                 continue
             operand = self._operands[index]
             dims = combine_dimensions(operand.dimensions, argument.dimensions)
-            self._arrays[index] = map_argument(_pool(request, argument), operand, dims, argument.location)
+            self._arrays[index] = map_argument(pool_of(request, argument), operand, dims, argument.location)
 
     def _bind_outputs(self, request: Request) -> None:
         for position, (index, argument) in enumerate(zip(self._main.output_indexes, request.outputs, strict=True)):
             if argument.has_no_value:
                 raise GeneralFailure(f"output {position} is omitted, but the operation that writes it needs it")
-            pool, operand = _pool(request, argument), self._operands[index]
+            pool, operand = pool_of(request, argument), self._operands[index]
             self._binding.regions[index] = (pool, argument.location)
             self._binding.expected[index] = combine_dimensions(operand.dimensions, argument.dimensions)
             if isinstance(pool, BufferView):
@@ -202,9 +200,3 @@ class Program:
             else OutputShape(self._arrays[index].shape)
             for index in self._main.output_indexes
         )
-
-
-def _pool(request: Request, argument: RequestArgument) -> MemoryLike:
-    pool = request.pools[argument.location.pool_index]
-    assert not isinstance(pool, Named)  # a buffer was replaced by a view before the plan was made
-    return pool
