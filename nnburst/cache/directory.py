@@ -19,9 +19,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
+from .._core.fds import close_fds
 from ..errors import InvalidArgument
+from .eviction import prune
 from .files import FileLock, directory, lock, open_file, opened, reason_of, remove_tree, subdirectory
 from .index import EntryInfo, Index
 from .limits import Limits
@@ -51,9 +53,8 @@ class OpenedEntry:
 
     def close(self) -> None:
         """Close the files and let go. Idempotent."""
-        fds, self.model_fds, self.data_fds = [*self.model_fds, *self.data_fds], [], []
-        for fd in fds:
-            os.close(fd)
+        close_fds(self.model_fds)
+        close_fds(self.data_fds)
         self._held.close()
 
 
@@ -68,7 +69,7 @@ class StagedEntry:
         self._cache = cache
         self.entry = entry
         self._name = f"{os.getpid()}-{os.urandom(8).hex()}"
-        self._fd = -1
+        self._directory: list[int] = []  # one, while it is open
         self._held: FileLock | None = None
         self.waited = False
         self._published: tuple[str, FileLock] | None = None
@@ -79,11 +80,11 @@ class StagedEntry:
         """Make the files. Whatever fails, `close` cleans up."""
         self._held = held
         with self._cache._tree("staging", create=True) as staging:
-            self._fd = subdirectory(staging, self._name, create=True)
+            self._directory.append(subdirectory(staging, self._name, create=True))
         for fds, kind, count in ((self.model_fds, "model", counts[0]), (self.data_fds, "data", counts[1])):
             for i in range(count):
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                fds.append(os.open(f"{kind}.{i:02}", flags, 0o600, dir_fd=self._fd))
+                fds.append(os.open(f"{kind}.{i:02}", flags, 0o600, dir_fd=self._directory[0]))
 
     @property
     def nbytes(self) -> int:
@@ -96,13 +97,12 @@ class StagedEntry:
         Raises:
             OSError: It could not be done; the entry stays staged.
         """
-        values = {name: getattr(info, name) for name in info.__struct_fields__}
-        fd = os.open("MANIFEST", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=self._fd)
+        fd = os.open("MANIFEST", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=self._directory[0])
         with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump(values, file)
+            json.dump(asdict(info), file)
             file.flush()
             os.fsync(file.fileno())
-        os.fsync(self._fd)
+        os.fsync(self._directory[0])
         self._cache.hook("staged")
         self._published = self._cache._publish(self._name, self.entry, generation.hex(), info)
 
@@ -114,11 +114,8 @@ class StagedEntry:
 
     def close(self) -> None:
         """Let go; unpublished files are removed. Idempotent."""
-        fds, self.model_fds, self.data_fds = [*self.model_fds, *self.data_fds], [], []
-        for fd in (*fds, self._fd):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = -1
+        for fds in (self.model_fds, self.data_fds, self._directory):
+            close_fds(fds)
         published, held, self._held = self._published, self._held, None
         if published is not None:
             published[1].close()
@@ -326,8 +323,6 @@ class Cache:
     def _make_room(self, root: int) -> None:
         floor = self.limits.min_free
         if floor and _free(root) < floor:
-            from .eviction import prune
-
             with suppress(OSError, CacheRejected):
                 prune(self, max_bytes=0)
             if _free(root) < floor:
@@ -381,8 +376,6 @@ class Cache:
 
     def enforce_limits(self) -> None:
         """Evict the least valuable entries, if there are too many. Never raises: the entry that was saved is good."""
-        from .eviction import prune
-
         limits = self.limits
         try:
             infos = self._measured(self.index.all()) if self.index.is_complete else self.entries()

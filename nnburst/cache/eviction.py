@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from .index import EntryInfo
-
-if TYPE_CHECKING:
-    from .directory import Cache
+from .limits import Limits
 
 _DOWN_TO = 0.8
 """Of the limit; so that not every save evicts."""
 _HALF_LIFE = 14 * 86400.0
+
+
+class Prunable(Protocol):
+    """What `prune` asks of a cache directory."""
+
+    limits: Limits
+
+    def litter(self) -> list[str]: ...
+    def sweep(self, names: Sequence[str]) -> int: ...
+    def entries(self) -> list[EntryInfo]: ...
+    def remove(self, entry: str, generation: str) -> int: ...
 
 
 @dataclass
@@ -45,7 +54,7 @@ _POLICIES: dict[str, Callable[[EntryInfo, float], float]] = {
 
 
 def prune(
-    cache: Cache,
+    cache: Prunable,
     *,
     max_bytes: int | None = None,
     max_age: float | None = None,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from .._core.deadline import Deadline
 from .reasons import CacheReason, CacheRejected
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -118,13 +119,13 @@ def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> File
         patience: Seconds to wait.
     """
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
-    deadline = time.monotonic() + patience
+    deadline = Deadline.after(patience)
     while True:
         try:
             fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             return FileLock(fd)
         except BlockingIOError:
-            if time.monotonic() >= deadline:
+            if deadline.left() == 0:
                 os.close(fd)
                 return None
             time.sleep(0.005)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, closing, suppress
 from typing import Any, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import fields
+from msgspec.structs import astuple, fields, replace
 
 from .reasons import CacheReason, CacheRejected
 
@@ -135,27 +135,30 @@ class Index:
             _log.debug("the index of a cache directory cannot be used: %s", error)
         return otherwise
 
+    def _write(self, *statements: tuple[str, tuple[object, ...]]) -> None:
+        """Execute statements, all or none."""
+
+        def work(database: sqlite3.Connection) -> None:
+            for statement, values in statements:
+                database.execute(statement, values)
+
+        self._use(work, None)
+
     def put(self, info: EntryInfo) -> None:
         """Note an entry; another generation of it is forgotten, but for its hits."""
 
         def work(database: sqlite3.Connection) -> None:
             old = database.execute("SELECT hits FROM entry WHERE entry = ?", (info.entry,)).fetchone()
-            values: dict[str, Any] = {name: getattr(info, name) for name in _COLUMNS}
-            if old is not None:
-                values |= {"hits": old[0]}
+            noted = info if old is None else replace(info, hits=old[0])
             database.execute("DELETE FROM entry WHERE entry = ?", (info.entry,))
-            database.execute(f"INSERT INTO entry VALUES ({_MARKS})", [values[name] for name in _COLUMNS])
+            database.execute(f"INSERT INTO entry VALUES ({_MARKS})", astuple(noted))
             database.execute("DELETE FROM declined WHERE entry = ?", (info.entry,))
 
         self._use(work, None)
 
     def remove(self, entry: str, generation: str) -> None:
         """Forget a generation."""
-
-        def work(database: sqlite3.Connection) -> None:
-            database.execute("DELETE FROM entry WHERE entry = ? AND generation = ?", (entry, generation))
-
-        self._use(work, None)
+        self._write(("DELETE FROM entry WHERE entry = ? AND generation = ?", (entry, generation)))
 
     def all(self) -> dict[tuple[str, str], EntryInfo]:
         """Return the notes, by entry and generation. Nonsense is forgotten, to be found again."""
@@ -189,7 +192,7 @@ class Index:
             gone: Entries and generations that are not there any more.
             complete: There are no other entries, but for those noted meanwhile.
         """
-        rows = [[getattr(info, name) for name in _COLUMNS] for info in infos]
+        rows = [astuple(info) for info in infos]
 
         def work(database: sqlite3.Connection) -> None:
             database.executemany("DELETE FROM entry WHERE entry = ? AND generation = ?", gone)
@@ -201,27 +204,15 @@ class Index:
 
     def hit(self, entry: str, nbytes: int, hit_ms: float) -> None:
         """Note that an entry was used, how large it is by now, and how long restoring it took."""
-
-        def work(database: sqlite3.Connection) -> None:
-            now = int(time.time())
-            database.execute(
-                "UPDATE entry SET hits = hits + 1, last_hit = ?, hit_ms = ? WHERE entry = ? AND last_hit <= ?",
-                (now, hit_ms, entry, now - _HIT_SECONDS),
-            )
-            database.execute("UPDATE entry SET nbytes = ? WHERE entry = ? AND nbytes != ?", (nbytes, entry, nbytes))
-
-        self._use(work, None)
+        now = int(time.time())
+        used = "UPDATE entry SET hits = hits + 1, last_hit = ?, hit_ms = ? WHERE entry = ? AND last_hit <= ?"
+        grown = "UPDATE entry SET nbytes = ? WHERE entry = ? AND nbytes != ?"
+        self._write((used, (now, hit_ms, entry, now - _HIT_SECONDS)), (grown, (nbytes, entry, nbytes)))
 
     def count(self, reason: CacheReason) -> None:
         """Count an outcome."""
-
-        def work(database: sqlite3.Connection) -> None:
-            database.execute(
-                "INSERT INTO counter VALUES (?, 1) ON CONFLICT (reason) DO UPDATE SET count = count + 1",
-                (reason.value,),
-            )
-
-        self._use(work, None)
+        statement = "INSERT INTO counter VALUES (?, 1) ON CONFLICT (reason) DO UPDATE SET count = count + 1"
+        self._write((statement, (reason.value,)))
 
     def counters(self) -> dict[str, int]:
         """Return the outcomes so far."""
@@ -229,15 +220,11 @@ class Index:
 
     def decline(self, entry: str, reason: CacheReason) -> None:
         """Note that a device did not want to save an entry."""
-
-        def work(database: sqlite3.Connection) -> None:
-            database.execute(
-                "INSERT INTO declined VALUES (?, 1, ?)"
-                " ON CONFLICT (entry) DO UPDATE SET count = count + 1, reason = excluded.reason",
-                (entry, reason.value),
-            )
-
-        self._use(work, None)
+        statement = (
+            "INSERT INTO declined VALUES (?, 1, ?)"
+            " ON CONFLICT (entry) DO UPDATE SET count = count + 1, reason = excluded.reason"
+        )
+        self._write((statement, (entry, reason.value)))
 
     def declined(self, entry: str) -> tuple[int, CacheReason]:
         """Return how often in a row a device did not want to save an entry, and why last."""

@@ -15,19 +15,18 @@ from .._core.leaving import ProcessLock
 from ..errors import InvalidArgument
 from . import named
 from .kinds import PROT_READ, PROT_WRITE
+from .pool import Pool
 
 if TYPE_CHECKING:
     from multiprocessing.shared_memory import SharedMemory
 
-    from .memory import Memory
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_pools: weakref.WeakSet[Memory] = weakref.WeakSet()
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 _lock = ProcessLock()
 
 
-def register(memory: Memory) -> None:
+def register(memory: Pool) -> None:
     """Remember a pool while it lives, so that an array in it can be recognised."""
     with _lock.lock:
         _pools.add(memory)
@@ -48,7 +47,7 @@ def to_dlpack(whole: Array, wishes: dict[str, Any]) -> Any:
     return whole.__dlpack__(**given)
 
 
-def locate_array(exporter: Any) -> tuple[Memory, int, int, int]:
+def locate_array(exporter: Any) -> tuple[Any, int, int, int]:
     """Find the open pool that an array lies in. Return (pool, offset in it, bytes, rights)."""
     if not hasattr(exporter, "__dlpack__"):
         raise InvalidArgument(f"{type(exporter).__name__} has no __dlpack__; give an array")
@@ -62,8 +61,8 @@ def locate_array(exporter: Any) -> tuple[Memory, int, int, int]:
     return memory, offset, array.nbytes, memory.prot if array.flags.writeable else PROT_READ
 
 
-def locate_view(array: Array) -> tuple[Memory, int]:
-    """Find the open pool that a dense array lies in, and where in it.
+def locate_view(array: Array) -> tuple[Any, int]:
+    """Find the open `Memory` that a dense array lies in, and where in it.
 
     Raises:
         InvalidArgument: It lies in none.

@@ -1,4 +1,4 @@
-"""Memory pools: how they are made, and the doors through which their maker looks at them."""
+"""Memory pools: how they are made, and how their maker looks at them."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ class Memory(Pool):
             raise
         return cls(handle, owned, rights, foreign=not (allow_direct and handle.direct))
 
-    # -- doors for its maker -----------------------------------------------------------------------------------------
+    # -- for its maker -------------------------------------------------------------------------------------------------
 
     def array(self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0) -> Array:
         """View part of the pool as an array, without a copy.
