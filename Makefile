@@ -35,7 +35,7 @@ test: $(VENV)/.stamp-ext $(VENV)/.stamp-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 bench: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
-	$(BIN)/nnburst bench $(ARGS)
+	$(BIN)/python -m benchmarks.record $(ARGS)
 
 regress: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
 	$(BIN)/python -m pytest benchmarks $(ARGS)

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 import nnburst
 from nnburst.cli.bench.clients import HEAD, Share, _receive, _run_until, show
-from nnburst.cli.bench.memory import step_model
+from nnburst.cli.bench.models import step_model
 
 WARM_UP = 0.2
 WINDOWS = ("50", "0")

@@ -1,4 +1,4 @@
-"""`nnburst bench`: figures, budget, missing and failing rows, and that nothing is left running."""
+"""`nnburst bench`: figures, missing and failing rows, and that nothing is left running."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,42 +20,22 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from nnburst.cli.bench import bench, budget, clients, schedule
-from nnburst.cli.bench import rows as _rows
+from nnburst.cli.bench import bench, clients, schedule
 from nnburst.cli.bench import server as _server
-from nnburst.cli.bench.case import Bench, Case, Subject
+from nnburst.cli.bench.case import Bench, Subject
 from nnburst.cli.bench.peers import MESSAGE, PEERS
-from nnburst.cli.bench.placement import ONE_CORE, allowed_cpus, conditions, keep_affinity
+from nnburst.cli.bench.placement import allowed_cpus, conditions
 from nnburst.cli.bench.report import Report
 from nnburst.cli.bench.sampling import Result, Round, time_calls
 from nnburst.cli.bench.server import server_process
 from nnburst.errors import MissedDeadline
+from support.benchmarking import made_up_case, round_of, run_rows, short_looks_at_the_machine
 
 ROW_KEYS = ("name", "wait", "payload_bytes", "count", "p50_us", "p90_us", "p99_us", "p999_us", "max_us", "ratio_to_L")
 
-
-@pytest.fixture(autouse=True)
-def short_looks_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L only has to be there: a busy machine takes seconds for as many round trips as a benchmark wants."""
-    monkeypatch.setattr(schedule, "_LINE_COUNT", 20)
-
+__all__ = ["short_looks_at_the_machine"]
 
 two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 CPUs")
-
-
-def _round(p50: int, before: float = 100.0, after: float = 100.0) -> Round:
-    return Round(np.full(10, p50, dtype=np.int64), before, after)
-
-
-def _case(open_row: Any, key: str = "mine", **more: Any) -> Case:
-    return Case(key, "e", "title", "block", 32, open_row, ONE_CORE, **more)
-
-
-def _run(cases: list[Case], tmp_path: Path) -> dict[str, Result]:
-    plan = schedule.Plan(rounds=2, count=40, turn_seconds=0.01)
-    with keep_affinity(), ExitStack() as stack:
-        shared = Bench(allowed_cpus(), str(tmp_path), 50e-6, stack)
-        return schedule.run(cases, shared, plan, stack, lambda what: None)
 
 
 def test_time_calls_counts_every_call_and_loses_no_time() -> None:
@@ -66,20 +46,20 @@ def test_time_calls_counts_every_call_and_loses_no_time() -> None:
 
 
 def test_ratio_leaves_out_rounds_in_which_the_machine_changed() -> None:
-    moved = _round(500, before=100, after=400)
-    result = Result([moved, _round(500), moved])
+    moved = round_of(500, before=100, after=400)
+    result = Result([moved, round_of(500), moved])
     assert [r.settled for r in result.rounds] == [False, True, False]
     assert result.ratio_to_line() == 5.0
 
 
 def test_without_a_second_cpu_rounds_are_settled_and_have_no_ratio() -> None:
-    result = Result([_round(500, before=math.nan, after=math.nan)])
+    result = Result([round_of(500, before=math.nan, after=math.nan)])
     assert result.rounds[0].settled
     assert math.isnan(result.ratio_to_line())
 
 
 def test_rows_are_compared_within_a_round() -> None:
-    fast, slow = Result([_round(100), _round(400)]), Result([_round(300), _round(1200)])
+    fast, slow = Result([round_of(100), round_of(400)]), Result([round_of(300), round_of(1200)])
     assert slow.ratio_to(fast) == 3.0
 
 
@@ -90,52 +70,9 @@ def test_percentiles_are_in_order_whatever_the_rounds_are_like() -> None:
     assert figures[0] == 0.2
 
 
-@pytest.mark.parametrize(
-    ("rounds", "others"),
-    [
-        ([_round(100)] * 4, 0.2),
-        ([_round(100), _round(100, before=100, after=400), _round(100, before=100, after=400)], 0.0),
-        ([_round(100, before=math.inf, after=math.inf)], 0.0),
-        ([_round(149), _round(151)] * 4, 0.0),
-    ],
-    ids=["others have the CPUs", "L moves", "there is no L", "the rounds disagree"],
-)
-def test_busy_machine_gets_no_verdict(rounds: list[Round], others: float) -> None:
-    verdict = budget.verdicts({"queue": Result(rounds)}, others)[0]
-    assert verdict.outcome == "not settled"
-
-
-def test_few_rounds_that_disagree_leave_the_verdict_to_the_others() -> None:
-    kept, broken = _round(100), _round(200)
-    assert budget.verdicts({"queue": Result([kept] * 3 + [broken])})[0].outcome == "pass"
-    assert budget.verdicts({"queue": Result([kept] + [broken] * 3)})[0].outcome == "miss"
-
-
-@pytest.mark.parametrize(("p50", "outcome"), [(150, "pass"), (151, "miss")])
-def test_budget_says_pass_up_to_the_limit_and_miss_beyond(p50: int, outcome: str) -> None:
-    assert budget.verdicts({"queue": Result([_round(p50)])})[0].outcome == outcome
-
-
-@pytest.mark.parametrize(("p50", "outcome"), [(250, "pass"), (249, "miss")])
-def test_budget_of_being_faster_is_a_lower_limit(p50: int, outcome: str) -> None:
-    results = {"burst-poll": Result([_round(100)]), "iceoryx2": Result([_round(p50)])}
-    verdict = next(v for v in budget.verdicts(results) if "iceoryx2" in v.text)
-    assert verdict.outcome == outcome
-
-
-def test_budget_without_its_rows_is_not_measured() -> None:
-    assert {v.outcome for v in budget.verdicts({})} == {"not measured"}
-
-
-def test_every_row_has_a_name_of_its_own_and_the_budget_names_only_rows() -> None:
-    keys = [case.key for case in _rows.all_cases()]
-    assert len(set(keys)) == len(keys)
-    assert {name for promise in budget.BUDGET for name in (promise.row, promise.base)} <= set(keys)
-
-
 def test_missing_peer_is_said_with_the_remedy(tmp_path: Path) -> None:
-    case = _case(lambda bench: pytest.fail("opened"), module="no_such_module_here", distribution="no-such-thing")
-    result = _run([case], tmp_path)["mine"]
+    case = made_up_case(lambda bench: pytest.fail("opened"), module="no_such_module_here", distribution="no-such-thing")
+    result = run_rows([case], tmp_path)["mine"]
     assert not result.rounds
     assert "not installed" in result.note
     assert "pip install no-such-thing" in result.note
@@ -150,7 +87,7 @@ def test_failing_row_leaves_the_others_alone(tmp_path: Path) -> None:
     def open_broken(bench: Bench) -> Iterator[Subject]:
         yield Subject(lambda count: [][1])
 
-    results = _run([_case(open_broken, "broken"), _case(open_fine, "fine")], tmp_path)
+    results = run_rows([made_up_case(open_broken, "broken"), made_up_case(open_fine, "fine")], tmp_path)
     assert results["broken"].note.startswith("failed: ")
     assert not results["broken"].rounds
     assert len(results["fine"].rounds) == 2
@@ -169,7 +106,9 @@ def test_row_keeps_its_samples_where_the_machine_is_too_busy_for_the_cache_line(
         raise MissedDeadline("cache line ping-pong: the deadline has passed")
 
     monkeypatch.setattr(schedule, "line_samples", too_busy)
-    result = _run([_case(lambda bench: _opens(lambda count: time_calls(lambda: None, count)))], tmp_path)["mine"]
+    result = run_rows([made_up_case(lambda bench: _opens(lambda count: time_calls(lambda: None, count)))], tmp_path)[
+        "mine"
+    ]
     assert result.note == ""
     assert [len(r.samples) > 0 for r in result.rounds] == [True, True]
     assert not any(r.settled for r in result.rounds)
@@ -184,11 +123,11 @@ def test_turn_that_a_busy_machine_takes_is_said_and_the_next_ones_follow(tmp_pat
             raise MissedDeadline("message queue ping-pong: the deadline has passed")
         return time_calls(lambda: None, count)
 
-    case = _case(lambda bench: _opens(sample))
-    results = _run([case], tmp_path)
+    case = made_up_case(lambda bench: _opens(sample))
+    results = run_rows([case], tmp_path)
     assert results["mine"].note == "1 of 2 turns without samples: the machine was too busy"
     assert [len(r.samples) > 0 for r in results["mine"].rounds] == [False, True]
-    row = Report({}, [case], results, []).row(case)
+    row = Report({}, [case], results).row(case)
     assert row["rounds"][0]["p50_us"] is None
     assert row["p50_us"] > 0
 
@@ -245,26 +184,6 @@ def test_server_that_cannot_start_is_an_error(capfd: pytest.CaptureFixture[str])
     assert "cannot serve" in capfd.readouterr().err
 
 
-def test_saving_of_the_slot_table_is_said_in_microseconds() -> None:
-    results = {"slot-first": Result([_round(381_000)]), "slot-later": Result([_round(9_500)])}
-    (line,) = Report({}, [], results, []).savings()
-    assert "371.5 µs" in line
-    assert Report({}, [], {"slot-first": Result([_round(1)])}, []).savings() == []
-
-
-def test_rows_of_memory_run_with_real_services(tmp_path: Path) -> None:
-    keys = [
-        "input-shm-copied",
-        "input-pickled",
-        *(f"state-{way}-1KiB" for way in ("domain", "copied", "pingpong")),
-        "slot-first",
-    ]
-    cases = [case for case in _rows.all_cases() if case.key in keys]
-    results = _run(cases, tmp_path)
-    assert {key: result.note for key, result in results.items()} == dict.fromkeys(keys, "")
-    assert all(len(result.rounds) == 2 for result in results.values())
-
-
 def test_bursts_without_clients_are_refused() -> None:
     done = CliRunner().invoke(bench, ["--bursts", "4", "--list"])
     assert done.exit_code == 2
@@ -303,16 +222,15 @@ def test_unknown_row_is_refused() -> None:
 
 
 @two_cpus
-def test_bench_writes_rows_conditions_and_budget(tmp_path: Path) -> None:
-    out, table = tmp_path / "bench.json", tmp_path / "bench.md"
+def test_bench_writes_rows_and_conditions(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
     affinity = os.sched_getaffinity(0)
-    arguments = ["--only", "line", "--only", "queue", "--only", "seqpacket*", "--count", "40", "--rounds", "2"]
-    result = CliRunner().invoke(bench, [*arguments, "--json", str(out), "--markdown", str(table)])
+    arguments = ["--only", "line", "--only", "seqpacket*", "--count", "40", "--rounds", "2"]
+    result = CliRunner().invoke(bench, [*arguments, "--json", str(out)])
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
     assert [row["name"] for row in document["rows"]] == [
         "line",
-        "queue",
         "seqpacket-poll",
         "seqpacket",
         "seqpacket-1core",
@@ -325,26 +243,8 @@ def test_bench_writes_rows_conditions_and_budget(tmp_path: Path) -> None:
     assert {"cpu", "cores", "kernel", "python", "polling_window_us", "client_cpu", "bytecode", "others"} <= set(
         document["conditions"]
     )
-    assert {v["outcome"] for v in document["budget"]} >= {"not measured"}
-    assert "Unix SOCK_SEQPACKET" in table.read_text()
-    assert "Budget" in result.output
+    assert "Unix SOCK_SEQPACKET" in result.output
     assert os.sched_getaffinity(0) == affinity
-
-
-@two_cpus
-def test_machine_that_another_program_uses_gets_no_verdict(tmp_path: Path) -> None:
-    out = tmp_path / "bench.json"
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
-        try:
-            os.sched_setaffinity(other.pid, {allowed_cpus().server})
-            arguments = ["--only", "seqpacket*", "--only", "burst-block*", "--count", "40", "--rounds", "2"]
-            result = CliRunner().invoke(bench, [*arguments, "--json", str(out)])
-        finally:
-            other.kill()
-    assert result.exit_code == 0, result.output
-    document = json.loads(out.read_text())
-    assert document["conditions"]["others"] > budget.MOST_OTHERS
-    assert {v["outcome"] for v in document["budget"]} == {"not settled", "not measured"}
 
 
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGHUP])

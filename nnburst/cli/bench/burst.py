@@ -8,22 +8,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ...model import ModelBuilder, OperandType
 from .case import Bench, Case, Subject
+from .clients import shared_service
+from .models import bytes_in_bytes_out, size_name
 from .peers import MESSAGE
 from .placement import APART, ONE_CORE
 from .sampling import time_calls
 from .server import server_process
 
 PAYLOADS = (1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
-
-
-def bytes_in_bytes_out(nbytes: int) -> Any:
-    """Return a model with one input and one output of `nbytes` each."""
-    builder = ModelBuilder()
-    x = builder.input("x", OperandType.TENSOR_QUANT8_ASYMM, (1, nbytes), scale=1.0, zero_point=0)
-    builder.output("y", builder.relu(x))
-    return builder.build()
 
 
 @contextmanager
@@ -35,7 +28,6 @@ def _open_burst(nbytes: int, polls: bool, bench: Bench) -> Iterator[Subject]:
 @contextmanager
 def _open_shared_burst(nbytes: int, bench: Bench) -> Iterator[Subject]:
     from ...runtime import connect
-    from .clients import shared_service
 
     with (
         shared_service() as (address, _),
@@ -79,11 +71,6 @@ def _open_pipe(nbytes: int, bench: Bench) -> Iterator[Subject]:
         call()
         process.park()
         yield Subject(partial(time_calls, call), process.pid, process.park, process.unpark)
-
-
-def size_name(nbytes: int) -> str:
-    """As in ``64 KiB``."""
-    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
 
 
 def _payload_case(kind: str, title: str, wait: str, nbytes: int, opener: Callable[..., Any]) -> Case:

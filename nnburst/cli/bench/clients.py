@@ -120,7 +120,7 @@ def _receive(end: Connection, seconds: float = 0.0) -> Any:
 
 def _client(address: str, bursts: int, end: Connection) -> None:
     from ...runtime import connect
-    from .memory import step_model
+    from .models import step_model
 
     with connect(address, open_timeout=_PATIENCE) as service, contextlib.ExitStack() as stack:
         runs = [stack.enter_context(service.session(step_model(1024))).bind().run for _ in range(bursts)]

@@ -6,28 +6,29 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from ..targets import checked, writing
 
 if TYPE_CHECKING:
+    from .case import Case
     from .report import Report
+    from .sampling import Result
 
-_FILE = click.Path(path_type=Path)
+R = TypeVar("R", bound="Report")
+
+FILE = click.Path(path_type=Path)
 _MUCH_STOLEN = 0.01
-_NO_MATPLOTLIB = "--png needs matplotlib: pip install 'nnburst[bench]'"
 
 
 @contextmanager
-def _leaving_when_told() -> Iterator[None]:
+def leaving_when_told() -> Iterator[None]:
     """Have SIGTERM and SIGHUP end a run as Ctrl-C does: its servers end, and its files go."""
 
     def leave(signum: int, frame: FrameType | None) -> NoReturn:
@@ -45,18 +46,34 @@ def _leaving_when_told() -> Iterator[None]:
             signal.signal(each, signal.SIG_DFL)
 
 
+def row_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that choose rows, and how much is measured of them."""
+    options = (
+        click.option("--quick", is_flag=True, help="A tenth of the samples: half a minute, for a first look."),
+        click.option(
+            "--count", type=click.IntRange(10), default=None, help="Samples per row [default: 20000, quick: 2000]."
+        ),
+        click.option("--rounds", type=click.IntRange(1), default=None, help="Turns per row [default: 20, quick: 3]."),
+        click.option(
+            "--only", "only", multiple=True, metavar="NAME",
+            help="Rows by name (* allowed) or letter (a-k); may be repeated.",
+        ),
+        click.option("--list", "list_rows", is_flag=True, help="List the names of the rows and leave."),
+        click.option(
+            "--polling-window", type=click.FloatRange(0, min_open=True), default=50.0, show_default=True,
+            help="Microseconds that the polling burst rows look before they sleep.",
+        ),
+        click.option(
+            "--json", "json_path", type=FILE, callback=checked, help="Write rows and conditions to this file."
+        ),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.command()
-@click.option("--quick", is_flag=True, help="A tenth of the samples: half a minute, for a first look.")
-@click.option("--count", type=click.IntRange(10), default=None, help="Samples per row [default: 20000, quick: 2000].")
-@click.option("--rounds", type=click.IntRange(1), default=None, help="Turns per row [default: 20, quick: 3].")
-@click.option(
-    "--only", "only", multiple=True, metavar="NAME", help="Rows by name (* allowed) or letter (a-k); may be repeated."
-)
-@click.option("--list", "list_rows", is_flag=True, help="List the names of the rows and leave.")
-@click.option(
-    "--polling-window", type=click.FloatRange(0, min_open=True), default=50.0, show_default=True,
-    help="Microseconds that the polling burst rows look before they sleep.",
-)  # fmt: skip
+@row_options
 @click.option("--model", "model", type=click.Path(dir_okay=False), help="Measure this ONNX model instead, five ways.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="ONNX Runtime threads (--model).")
 @click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input (--model).")
@@ -65,16 +82,7 @@ def _leaving_when_told() -> Iterator[None]:
     help="Measure what 1, 2, 4 … N programs get of one service that they share, instead.",
 )  # fmt: skip
 @click.option("--bursts", type=click.IntRange(1, 16), default=1, show_default=True, help="Of each program (--clients).")
-@click.option(
-    "--json", "json_path", type=_FILE, callback=checked, help="Write rows, conditions and budget to this file."
-)
-@click.option(
-    "--png", "png_path", type=_FILE, callback=checked, help="Draw the distributions into this file (needs matplotlib)."
-)
-@click.option(
-    "--markdown", "markdown_path", type=_FILE, callback=checked, help="Write the tables as Markdown to this file."
-)
-@_leaving_when_told()
+@leaving_when_told()
 def bench(
     quick: bool,
     count: int | None,
@@ -88,55 +96,72 @@ def bench(
     clients: int | None,
     bursts: int,
     json_path: Path | None,
-    png_path: Path | None,
-    markdown_path: Path | None,
 ) -> None:
     """Measure latencies side by side with other ways to call a process.
 
-    Round trips over one cache line, the message queue, a burst, and the peers that are installed, in turns, so that all
-    of them meet the same machine. docs/benchmarks.md says how each row is measured.
+    Round trips over one cache line, a burst, and the peers that are installed, in turns, so that all of them meet the
+    same machine. docs/benchmarks.md says how each row is measured.
     """
-    from rich.console import Console
-
     if bursts != 1 and clients is None:
         raise click.UsageError("--bursts goes with --clients")
     if model is not None:
-        if png_path or markdown_path or only or list_rows:
+        if only or list_rows:
             raise click.UsageError("--model goes with --quick, --count, --rounds, --threads, --shape and --json")
         _bench_model(model, threads, shapes, _plan(quick, count, rounds), polling_window / 1e6, json_path)
         return
 
     if clients is not None:
-        if png_path or markdown_path or only or list_rows:
+        if only or list_rows:
             raise click.UsageError("--clients goes with --quick, --bursts and --json")
         _bench_clients(clients, bursts, 1 if quick else 5, 0.5 if quick else 1.0, json_path)
         return
 
+    from .report import Report
+    from .rows import all_cases
+
+    report = measure(all_cases(), Report, only, list_rows, quick, count, rounds, polling_window)
+    if report is not None and json_path:
+        write(json_path, report.write_json)
+
+
+def write(path: Path, writer: Callable[[Path], object]) -> None:
+    """Write a file, and say so."""
+    with writing(path):
+        writer(path)
+    click.echo(f"wrote {path}", err=True)
+
+
+def measure(
+    cases: tuple[Case, ...],
+    kind: type[R],
+    only: tuple[str, ...],
+    list_rows: bool,
+    quick: bool,
+    count: int | None,
+    rounds: int | None,
+    polling_window: float,
+) -> R | None:
+    """Do what `row_options` say with rows: list them, or measure them and show the report.
+
+    Raises:
+        click.BadParameter: There is no such row.
+    """
+    from rich.console import Console
+
     from .rows import select
 
-    cases = select(only)
-    if not cases:
+    chosen = select(cases, only)
+    if not chosen:
         raise click.BadParameter(f"no row matches {', '.join(only)}; --list shows the names", param_hint="--only")
     if list_rows:
-        for case in cases:
+        for case in chosen:
             click.echo(f"{case.key:20} ({case.group}) {case.title}, {case.wait}, {case.placement}")
-        return
-    if png_path and find_spec("matplotlib") is None:
-        raise click.ClickException(_NO_MATPLOTLIB)
-    report = _measure(cases, _plan(quick, count, rounds), polling_window / 1e6, Console(stderr=True))
+        return None
+    report = kind(*_measured(chosen, _plan(quick, count, rounds), polling_window / 1e6, Console(stderr=True)))
     console = Console()
     # A pipe or a file has no width: it gets every column.
     report.show(console if console.is_terminal else Console(width=120))
-    writers = (
-        (json_path, report.write_json),
-        (markdown_path, report.write_markdown),
-        (png_path, partial(_draw, report)),
-    )
-    for path, write in writers:
-        if path:
-            with writing(path):
-                write(path)
-            click.echo(f"wrote {path}", err=True)
+    return report
 
 
 def _plan(quick: bool, count: int | None, rounds: int | None) -> Any:
@@ -165,9 +190,7 @@ def _bench_clients(most: int, bursts: int, turns: int, seconds: float, json_path
     if part > _MUCH_STOLEN:
         click.echo(f"the host took {part:.1%} of the processors' time for others: the figures are too low", err=True)
     if json_path:
-        with writing(json_path):
-            json_path.write_text(as_json(shares) + "\n", encoding="utf-8")
-        click.echo(f"wrote {json_path}", err=True)
+        write(json_path, lambda path: path.write_text(as_json(shares) + "\n", encoding="utf-8"))
 
 
 def _bench_model(
@@ -187,19 +210,17 @@ def _bench_model(
     console = Console()
     report.show(console if console.is_terminal else Console(width=120))
     if json_path:
-        with writing(json_path):
-            report.write_json(json_path)
-        click.echo(f"wrote {json_path}", err=True)
+        write(json_path, report.write_json)
 
 
-def _measure(cases: Any, plan: Any, polling_window: float, progress_console: Any) -> Report:
-    """Run the rows with a progress bar and put everything that is known into a report."""
+def _measured(
+    cases: tuple[Case, ...], plan: Any, polling_window: float, progress_console: Any
+) -> tuple[dict[str, Any], tuple[Case, ...], dict[str, Result]]:
+    """Run the rows with a progress bar, and return everything that is known."""
     from rich.progress import Progress
 
-    from .budget import verdicts
     from .case import Bench
     from .placement import allowed_cpus, busy_seconds, conditions, keep_affinity, own_seconds
-    from .report import Report
     from .sampling import c_clock_overhead, time_calls
     from .schedule import run
 
@@ -221,21 +242,7 @@ def _measure(cases: Any, plan: Any, polling_window: float, progress_console: Any
             results = run(cases, Bench(cpus, directory, polling_window, stack), plan, stack, progress)
         # The servers have ended, so that their time is known.
         busy = busy_seconds(cpus) - own_seconds() - busy
-    known["others"] = others = max(0.0, busy / (time.monotonic() - start) / len({cpus.client, cpus.server}))
+    known["others"] = max(0.0, busy / (time.monotonic() - start) / len({cpus.client, cpus.server}))
     turns = [turn for result in results.values() for turn in result.rounds]
     known |= {"turns": len(turns), "unsettled_turns": sum(not turn.settled for turn in turns)}
-    return Report(known, cases, results, verdicts(results, others))
-
-
-def _draw(report: Report, path: Path) -> None:
-    from .figure import write_figure
-
-    c = report.conditions
-    caption = (
-        f"{c['cpu']}, Linux {c['kernel']}, {c['python']}; client on CPU {c['client_cpu']}, server on CPU "
-        f"{c['server_cpu']} unless 'one core'; polling window {c['polling_window_us']:g} µs"
-    )
-    try:
-        write_figure(path, report.cases, report.results, caption)
-    except ImportError:
-        raise click.ClickException(_NO_MATPLOTLIB) from None
+    return known, cases, results

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from .burst import bytes_in_bytes_out
 from .case import Bench, Case, Subject
+from .models import bytes_in_bytes_out
 from .peers import MESSAGE
 from .sampling import Samples, time_calls
 from .server import server_process

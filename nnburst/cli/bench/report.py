@@ -1,68 +1,63 @@
-"""What a run says: the table on screen, the JSON file, the Markdown for the documentation."""
+"""What a run says: the table on screen, the JSON file."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .budget import MOST_OTHERS, Verdict
 from .case import Case
 from .placement import ONE_CORE
 from .sampling import Result
 
 _COLUMNS = ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")
 _WIDE = 112  # characters that the whole table needs
-_GROUPS = {
+MOST_OTHERS = 0.05
+"""Share of the CPUs' time beyond which others disturb too many turns; an idle machine has about 0.01."""
+GROUPS = {
     "a": "(a) cache line, C threads",
-    "b": "(b) queue, C threads",
-    "c": "(c) queue, Python processes",
     "d": "(d) burst, Python processes",
     "e": "(e) 32-byte echo, Python processes",
     "f": "(f) payload, Python processes",
-    "g": "(g) an input of 16 MiB, Python processes",
-    "h": "(h) a recurrent step, reference device",
-    "i": "(i) the slot table, reference device",
-    "j": "(j) compilation caching, reference device",
     "k": "(k) 32 bytes, awaited in an event loop, and several in flight",
 }
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     if math.isnan(value):
         return "-"
     return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """JSON has no other numbers."""
     return value if math.isfinite(value) else None
 
 
 def _figure(column: str) -> Callable[[Result], str]:
-    return lambda result: _number(result.percentiles_us()[column])
+    return lambda result: number(result.percentiles_us()[column])
 
 
-_FIGURES: dict[str, Callable[[Result], str]] = {
+FIGURES: dict[str, Callable[[Result], str]] = {
     "p50": _figure("p50_us"),
     "p90": _figure("p90_us"),
     "p99": _figure("p99_us"),
     "p99.9": _figure("p999_us"),
     "max": _figure("max_us"),
-    "p50/L": lambda result: _number(result.ratio_to_line()),
+    "p50/L": lambda result: number(result.ratio_to_line()),
     "samples": lambda result: f"{len(result.samples):,}",
 }
 _NARROW_FIGURES = ("p50", "p99", "max", "p50/L")
 
 
-def _size(nbytes: int) -> str:
+def size(nbytes: int) -> str:
     for shift, unit in ((20, "MiB"), (10, "KiB")):
         if nbytes >= 1 << shift:
             return f"{nbytes >> shift} {unit}"
@@ -77,21 +72,22 @@ class Report:
         conditions: Machine, placement and amount, by name.
         cases: The rows in order.
         results: Measurements, by key.
-        verdicts: The budget.
+        groups: Titles of the paragraphs of the table, by letter.
     """
 
     conditions: Mapping[str, Any]
     cases: Sequence[Case]
     results: Mapping[str, Result]
-    verdicts: Sequence[Verdict]
+    groups: ClassVar[Mapping[str, str]] = GROUPS
 
-    def _groups(self) -> Iterator[tuple[str, list[Case]]]:
-        for letter, title in _GROUPS.items():
+    def paragraphs(self) -> Iterator[tuple[str, list[Case]]]:
+        for letter, title in sorted(self.groups.items()):
             rows = [case for case in self.cases if case.group == letter]
             if rows:
                 yield title, rows
 
-    def _words(self) -> list[str]:
+    def words(self) -> list[str]:
+        """The conditions."""
         c = self.conditions
         return [
             f"{c['cpu']}, {c['cores']} cores{', virtual machine' if c['virtual_machine'] else ''}, "
@@ -105,34 +101,19 @@ class Report:
             f"{c['python_timer_ns']:.0f} ns with the loop and a call that does nothing; nothing is subtracted",
             f"bytecode: {c['bytecode']}",
             f"load average at the start {c['load_average_at_start']}; other programs and the host had "
-            f"{c['others']:.1%} of the two CPUs' time (above {MOST_OTHERS:.0%} there are no verdicts)",
+            f"{c['others']:.1%} of the two CPUs' time (above {MOST_OTHERS:.0%} they disturb too many turns)",
         ]
 
-    def savings(self) -> list[str]:
-        """What the slot table saves and what verifying costs, in words, if the rows ran."""
-        p50 = {key: r.percentiles_us()["p50_us"] for key, r in self.results.items() if r.rounds}
-        lines = []
-        if {"slot-first", "slot-later"} <= p50.keys():
-            a, b = p50["slot-first"], p50["slot-later"]
-            lines.append(
-                f"(i) a memory that the service knows by its slot saves {a - b:.1f} µs a run ({a:.1f} → {b:.1f} µs)"
-            )
-        if "cache-hit" in p50:
-            (nbytes,) = (case.payload_bytes for case in self.cases if case.key == "cache-hit")
-            each = p50["cache-hit"] / (nbytes / (1 << 20)) / 1e3
-            lines.append(f"(j) verifying and restoring costs {each:.2f} ms per MiB of cache files")
-        return lines
-
     def show(self, console: Console) -> None:
-        """Print the table, the conditions and the budget. A narrow terminal gets fewer columns."""
-        figures = _FIGURES if console.width >= _WIDE else {name: _FIGURES[name] for name in _NARROW_FIGURES}
+        """Print the table and the conditions. A narrow terminal gets fewer columns."""
+        figures = FIGURES if console.width >= _WIDE else {name: FIGURES[name] for name in _NARROW_FIGURES}
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
         table.add_column("round trip in µs")
         for name in ("wait", "payload"):
             table.add_column(name, no_wrap=True)
         for name in figures:
             table.add_column(name, justify="right", no_wrap=True)
-        for title, rows in self._groups():
+        for title, rows in self.paragraphs():
             table.add_section()
             table.add_row(title, style="bold")
             for case in rows:
@@ -140,7 +121,7 @@ class Report:
                 where = ", one core" if case.placement == ONE_CORE else ""
                 values = [text(result) for text in figures.values()] if result.rounds else ["-"]
                 style = None if result.rounds else "dim"
-                table.add_row(f"  {case.title}{where}", case.wait, _size(case.payload_bytes), *values, style=style)
+                table.add_row(f"  {case.title}{where}", case.wait, size(case.payload_bytes), *values, style=style)
         console.print(table)
         notes: dict[str, list[str]] = {}
         for case in self.cases:
@@ -149,15 +130,8 @@ class Report:
         for note, keys in notes.items():
             console.print(f"{', '.join(keys)}: {note}", style="yellow", markup=False, highlight=False)
         console.print("[bold]Conditions[/bold]")
-        for line in self._words():
+        for line in self.words():
             console.print("  " + line, markup=False, highlight=False)
-        for line in self.savings():
-            console.print("  " + line, markup=False, highlight=False)
-        console.print("[bold]Budget[/bold] (medians of the same round, median over the rounds)")
-        styles = {"pass": "green", "miss": "red", "not settled": "yellow", "not measured": "yellow"}
-        for v in self.verdicts:
-            style = styles[v.outcome]
-            console.print(f"  [{style}]{v.outcome:>12}[/{style}]  {_number(v.ratio):>6}  {v.text}", highlight=False)
 
     def row(self, case: Case) -> dict[str, Any]:
         """Return one row of the JSON file; the figures are null if it did not run."""
@@ -165,7 +139,7 @@ class Report:
         figures: dict[str, float | None] = dict.fromkeys((*_COLUMNS, "ratio_to_L"))
         if result.rounds:
             figures |= result.percentiles_us()
-            figures["ratio_to_L"] = _finite(result.ratio_to_line())
+            figures["ratio_to_L"] = finite(result.ratio_to_line())
         return {
             "name": case.key,
             "title": case.title,
@@ -179,36 +153,19 @@ class Report:
             "rounds": [
                 {
                     "count": len(r.samples),
-                    "p50_us": _finite(r.p50 / 1e3),
-                    "L_before_us": _finite(r.line_before / 1e3),
-                    "L_after_us": _finite(r.line_after / 1e3),
+                    "p50_us": finite(r.p50 / 1e3),
+                    "L_before_us": finite(r.line_before / 1e3),
+                    "L_after_us": finite(r.line_after / 1e3),
                     "settled": r.settled,
                 }
                 for r in result.rounds
             ],
         }
 
-    def write_json(self, path: Path) -> None:
-        """Write the conditions, the rows and the budget."""
-        budget = [asdict(v) | {"ratio": _finite(v.ratio)} for v in self.verdicts]
-        document = {"conditions": dict(self.conditions), "rows": [self.row(c) for c in self.cases], "budget": budget}
-        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    def document(self) -> dict[str, Any]:
+        """Return what the JSON file holds."""
+        return {"conditions": dict(self.conditions), "rows": [self.row(c) for c in self.cases]}
 
-    def write_markdown(self, path: Path) -> None:
-        """Write the tables as `docs/benchmarks.md` and the README show them."""
-        lines = []
-        for title, rows in self._groups():
-            lines += [f"**{title}**", "", "| µs | wait | placement | payload | " + " | ".join(_FIGURES) + " |"]
-            lines += ["|---" * 4 + "|--:" * len(_FIGURES) + "|"]
-            for case in rows:
-                named = [case.title, case.wait, case.placement, _size(case.payload_bytes)]
-                result = self.results[case.key]
-                cells = [text(result) for text in _FIGURES.values()] if result.rounds else [result.note]
-                cells += [""] * (len(_FIGURES) - len(cells))
-                lines.append("| " + " | ".join([*named, *cells]) + " |")
-            lines.append("")
-        lines += [*self.savings(), *[""][: len(self.savings())]]
-        lines += ["Conditions:", "", *(f"- {line}" for line in self._words()), ""]
-        lines += ["| budget | measured | |", "|---|--:|---|"]
-        lines += [f"| {v.text} | {_number(v.ratio)} | {v.outcome} |" for v in self.verdicts]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    def write_json(self, path: Path) -> None:
+        """Write the document."""
+        path.write_text(json.dumps(self.document(), indent=1, allow_nan=False) + "\n", encoding="utf-8")

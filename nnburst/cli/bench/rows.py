@@ -8,14 +8,16 @@ from fnmatch import fnmatch
 from functools import partial
 
 from .burst import BURST_CASES, PAYLOAD_CASES
-from .cache import CACHE_CASES
 from .case import Bench, Case, Subject
 from .flights import FLIGHT_CASES
-from .memory import INPUT_CASES, SLOT_CASES, STATE_CASES
 from .peers import PEERS, Peer
-from .queues import QUEUE_CASES
-from .sampling import time_calls
+from .sampling import line_samples, time_calls
 from .server import server_process
+
+
+@contextmanager
+def _open_line(bench: Bench) -> Iterator[Subject]:
+    yield Subject(partial(line_samples, bench.cpus))
 
 
 @contextmanager
@@ -49,12 +51,12 @@ def _peer_case(peer: Peer) -> Case:
 
 def all_cases() -> tuple[Case, ...]:
     """Return every row. Rows that are compared with each other stand close together."""
-    memory = (*INPUT_CASES, *STATE_CASES, *SLOT_CASES, *CACHE_CASES)
-    return (*QUEUE_CASES, *BURST_CASES, *FLIGHT_CASES, *map(_peer_case, PEERS), *PAYLOAD_CASES, *memory)
+    line = Case("line", "a", "L: one cache line, C", "poll", 8, _open_line)
+    return (line, *BURST_CASES, *FLIGHT_CASES, *map(_peer_case, PEERS), *PAYLOAD_CASES)
 
 
-def select(patterns: tuple[str, ...]) -> tuple[Case, ...]:
+def select(cases: tuple[Case, ...], patterns: tuple[str, ...]) -> tuple[Case, ...]:
     """Return the rows whose key or group matches any of the patterns (``*`` allowed), or all of them for none."""
     if not patterns:
-        return all_cases()
-    return tuple(c for c in all_cases() if any(fnmatch(c.key, p) or c.group == p for p in patterns))
+        return cases
+    return tuple(c for c in cases if any(fnmatch(c.key, p) or c.group == p for p in patterns))

@@ -52,7 +52,8 @@ def time_calls(call: Callable[[], object], count: int) -> Samples:
     return times[1:] - times[:-1]
 
 
-def _from_c(count: int, what: str, run: Callable[[Any], int]) -> Samples:
+def from_c(count: int, what: str, run: Callable[[Any], int]) -> Samples:
+    """Return what a function of the C core writes into an array of so many uint32."""
     samples = np.zeros(count, dtype=np.uint32)
     check(run(ffi.from_buffer("uint32_t[]", samples)), what)
     return samples.astype(np.int64)
@@ -60,26 +61,14 @@ def _from_c(count: int, what: str, run: Callable[[Any], int]) -> Samples:
 
 def line_samples(cpus: Cpus, count: int, warmup: int = 100) -> Samples:
     """Bounce one cache line between two C threads; int64[count] nanoseconds per round trip."""
-    return _from_c(
+    return from_c(
         count, "cache line ping-pong", lambda out: lib.nnb_bench_line(cpus.client, cpus.server, warmup, count, out)
-    )
-
-
-def queue_samples(cpus: Cpus, there: int, back: int, count: int, warmup: int = 1100) -> Samples:
-    """Send `there` datums one way and `back` datums the other between two C threads; int64[count] nanoseconds.
-
-    The queues are new each time; the warm-up goes around the ring of 1024 once, so that all its pages exist.
-    """
-    return _from_c(
-        count,
-        "message queue ping-pong",
-        lambda out: lib.nnb_bench_queue(cpus.client, cpus.server, there, back, warmup, count, out),
     )
 
 
 def c_clock_overhead(count: int = 2000) -> float:
     """Return the median cost of one clock reading in C, nanoseconds (mean of the middle half: the clock is coarse)."""
-    samples = np.sort(_from_c(count, "clock", lambda out: lib.nnb_bench_clock(count, out)))
+    samples = np.sort(from_c(count, "clock", lambda out: lib.nnb_bench_clock(count, out)))
     return float(samples[count // 4 : -count // 4].mean())
 
 

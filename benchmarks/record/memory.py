@@ -12,21 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ...burst import ExecutionBurstController
-from ...memory import Memory
-from ...model import (
-    DataLocation,
-    Model,
-    ModelBuilder,
-    OperandType,
-    Request,
-    RequestArgument,
-)
-from .burst import bytes_in_bytes_out, size_name
-from .case import Bench, Case, Subject
-from .peers import MESSAGE
-from .sampling import Samples, time_calls
-from .server import server_process
+from nnburst.burst import ExecutionBurstController
+from nnburst.cli.bench.case import Bench, Case, Subject
+from nnburst.cli.bench.models import bytes_in_bytes_out, size_name, step_model
+from nnburst.cli.bench.peers import MESSAGE
+from nnburst.cli.bench.sampling import Samples, time_calls
+from nnburst.cli.bench.server import server_process
+from nnburst.memory import Memory
+from nnburst.model import DataLocation, ModelBuilder, OperandType, Request, RequestArgument
 
 _INPUT = 16 << 20
 STATE_SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -140,16 +133,6 @@ INPUT_CASES: tuple[Case, ...] = (
 
 
 # ---- (h) a step of a recurrent network: the state goes in, the next one comes out -----------------------------------
-
-
-def step_model(nbytes: int) -> Model:
-    """The least that a step can be: one pass over the state, and a small input and output beside it."""
-    b = ModelBuilder()
-    x = b.input("x", OperandType.TENSOR_FLOAT32, (1, 4))
-    h = b.input("h_in", OperandType.TENSOR_FLOAT32, (1, nbytes // _F32))
-    b.output("h_out", b.relu(h))
-    b.output("y", b.relu(x))
-    return b.build()
 
 
 def _in_domain(service: Any, window: float, nbytes: int, stack: ExitStack) -> Callable[[], object]:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .sampling import Result
+from nnburst.cli.bench.report import MOST_OTHERS
+from nnburst.cli.bench.sampling import Result
 
 _LINE = "line"
-MOST_OTHERS = 0.05
-"""Share of the CPUs' time beyond which others disturb too many turns; an idle machine has about 0.01."""
 _STATES = ("1KiB", "64KiB", "1MiB", "16MiB")
 
 

@@ -1,4 +1,4 @@
-"""Rows (a), (b), (c): the cache line, the queue in C, and the queue between two Python processes."""
+"""Rows (b) and (c): the queue in C, and the queue between two Python processes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from ...fmq import MessageQueue, MQDescriptor
-from .case import Bench, Case, Subject
-from .peers import MESSAGE
-from .sampling import line_samples, queue_samples, time_calls
-from .server import server_process
+from nnburst._core import lib
+from nnburst.cli.bench.case import Bench, Case, Subject
+from nnburst.cli.bench.peers import MESSAGE
+from nnburst.cli.bench.placement import Cpus
+from nnburst.cli.bench.sampling import Samples, from_c, time_calls
+from nnburst.cli.bench.server import server_process
+from nnburst.fmq import MessageQueue, MQDescriptor
 
 PACKET_THERE, PACKET_BACK = 7, 4  # datums of a request and a result of a model with one input and one output
 DATUM_BYTES = 24
 
 
-@contextmanager
-def _open_line(bench: Bench) -> Iterator[Subject]:
-    yield Subject(partial(line_samples, bench.cpus))
+def queue_samples(cpus: Cpus, there: int, back: int, count: int, warmup: int = 1100) -> Samples:
+    """Send `there` datums one way and `back` datums the other between two C threads; int64[count] nanoseconds.
+
+    The queues are new each time; the warm-up goes around the ring of 1024 once, so that all its pages exist.
+    """
+    return from_c(
+        count,
+        "message queue ping-pong",
+        lambda out: lib.nnb_bench_queue(cpus.client, cpus.server, there, back, warmup, count, out),
+    )
 
 
 @contextmanager
@@ -101,7 +110,6 @@ def _open_mq(
 
 
 QUEUE_CASES: tuple[Case, ...] = (
-    Case("line", "a", "L: one cache line, C", "poll", 8, _open_line),
     Case("queue", "b", "queue, one element, C", "poll", DATUM_BYTES, partial(_open_c_queue, 1, 1)),
     Case(
         "queue-packet",

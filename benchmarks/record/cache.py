@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ...devices import CacheFiles, CompileJob
-from ...model import Model, ModelBuilder, OperandType
-from .case import Bench, Case, Subject
-from .sampling import time_calls
+from nnburst.cli.bench.case import Bench, Case, Subject
+from nnburst.cli.bench.sampling import time_calls
+from nnburst.devices import CacheFiles, CompileJob
+from nnburst.model import Model, ModelBuilder, OperandType
 
 _REFERENCE = "nnburst-reference"
 _WIDTH, _LAYERS, _RANK = 1600, 2, 64
@@ -56,7 +56,7 @@ def _own_state(directory: str) -> Iterator[None]:
 
 @contextmanager
 def _open(what: str, bench: Bench) -> Iterator[Subject]:
-    from ...runtime import launch
+    from nnburst.runtime import launch
 
     model, fds = _model(), [
         os.open(os.path.join(bench.directory, f"{what}.{kind}"), os.O_RDWR | os.O_CREAT, 0o600)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
-from .sampling import Result, Samples
+from nnburst.cli.bench.case import Case
+from nnburst.cli.bench.sampling import Result, Samples
 
 _COLOURS = {"a": "#8a8a8a", "b": "#8a8a8a", "c": "#4c78a8", "d": "#d62728", "e": "#b9a27c", "f": "#d62728"}
 _LABELS = {"a": "C threads", "c": "MessageQueue", "d": "burst Execution.run()", "e": "others"}

@@ -1,0 +1,125 @@
+"""The benchmark of record (`make bench`): its budget, its rows, its files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.record import budget
+from benchmarks.record.__main__ import record
+from benchmarks.record.report import Record
+from benchmarks.record.rows import all_cases
+from nnburst.cli.bench.placement import allowed_cpus
+from nnburst.cli.bench.report import MOST_OTHERS
+from nnburst.cli.bench.sampling import Result, Round
+from support.benchmarking import round_of, run_rows, short_looks_at_the_machine
+
+__all__ = ["short_looks_at_the_machine"]
+
+two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 CPUs")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "others"),
+    [
+        ([round_of(100)] * 4, 0.2),
+        ([round_of(100), round_of(100, before=100, after=400), round_of(100, before=100, after=400)], 0.0),
+        ([round_of(100, before=math.inf, after=math.inf)], 0.0),
+        ([round_of(149), round_of(151)] * 4, 0.0),
+    ],
+    ids=["others have the CPUs", "L moves", "there is no L", "the rounds disagree"],
+)
+def test_busy_machine_gets_no_verdict(rounds: list[Round], others: float) -> None:
+    verdict = budget.verdicts({"queue": Result(rounds)}, others)[0]
+    assert verdict.outcome == "not settled"
+
+
+def test_few_rounds_that_disagree_leave_the_verdict_to_the_others() -> None:
+    kept, broken = round_of(100), round_of(200)
+    assert budget.verdicts({"queue": Result([kept] * 3 + [broken])})[0].outcome == "pass"
+    assert budget.verdicts({"queue": Result([kept] + [broken] * 3)})[0].outcome == "miss"
+
+
+@pytest.mark.parametrize(("p50", "outcome"), [(150, "pass"), (151, "miss")])
+def test_budget_says_pass_up_to_the_limit_and_miss_beyond(p50: int, outcome: str) -> None:
+    assert budget.verdicts({"queue": Result([round_of(p50)])})[0].outcome == outcome
+
+
+@pytest.mark.parametrize(("p50", "outcome"), [(250, "pass"), (249, "miss")])
+def test_budget_of_being_faster_is_a_lower_limit(p50: int, outcome: str) -> None:
+    results = {"burst-poll": Result([round_of(100)]), "iceoryx2": Result([round_of(p50)])}
+    verdict = next(v for v in budget.verdicts(results) if "iceoryx2" in v.text)
+    assert verdict.outcome == outcome
+
+
+def test_budget_without_its_rows_is_not_measured() -> None:
+    assert {v.outcome for v in budget.verdicts({})} == {"not measured"}
+
+
+def test_every_row_has_a_name_of_its_own_and_the_budget_names_only_rows() -> None:
+    keys = [case.key for case in all_cases()]
+    assert len(set(keys)) == len(keys)
+    assert {name for promise in budget.BUDGET for name in (promise.row, promise.base)} <= set(keys)
+
+
+def test_saving_of_the_slot_table_is_said_in_microseconds() -> None:
+    results = {"slot-first": Result([round_of(381_000)]), "slot-later": Result([round_of(9_500)])}
+    (line,) = Record({}, [], results).savings()
+    assert "371.5 µs" in line
+    assert Record({}, [], {"slot-first": Result([round_of(1)])}).savings() == []
+
+
+def test_rows_of_memory_run_with_real_services(tmp_path: Path) -> None:
+    keys = [
+        "input-shm-copied",
+        "input-pickled",
+        *(f"state-{way}-1KiB" for way in ("domain", "copied", "pingpong")),
+        "slot-first",
+    ]
+    cases = [case for case in all_cases() if case.key in keys]
+    results = run_rows(cases, tmp_path)
+    assert {key: result.note for key, result in results.items()} == dict.fromkeys(keys, "")
+    assert all(len(result.rounds) == 2 for result in results.values())
+
+
+@two_cpus
+def test_machine_that_another_program_uses_gets_no_verdict(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            os.sched_setaffinity(other.pid, {allowed_cpus().server})
+            arguments = ["--only", "seqpacket*", "--only", "burst-block*", "--count", "40", "--rounds", "2"]
+            result = CliRunner().invoke(record, [*arguments, "--json", str(out)])
+        finally:
+            other.kill()
+    assert result.exit_code == 0, result.output
+    document = json.loads(out.read_text())
+    assert document["conditions"]["others"] > MOST_OTHERS
+    assert {v["outcome"] for v in document["budget"]} == {"not settled", "not measured"}
+
+
+@two_cpus
+def test_record_writes_rows_conditions_and_budget(tmp_path: Path) -> None:
+    out, table = tmp_path / "bench.json", tmp_path / "bench.md"
+    arguments = ["--only", "line", "--only", "queue", "--only", "seqpacket*", "--count", "40", "--rounds", "2"]
+    result = CliRunner().invoke(record, [*arguments, "--json", str(out), "--markdown", str(table)])
+    assert result.exit_code == 0, result.output
+    document = json.loads(out.read_text())
+    assert [row["name"] for row in document["rows"]] == [
+        "line",
+        "queue",
+        "seqpacket-poll",
+        "seqpacket",
+        "seqpacket-1core",
+    ]
+    assert document["conditions"]["others"] >= 0
+    assert {v["outcome"] for v in document["budget"]} >= {"not measured"}
+    assert "Unix SOCK_SEQPACKET" in table.read_text()
+    assert "Budget" in result.output
