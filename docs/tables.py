@@ -2,7 +2,7 @@
 
     python docs/tables.py                                # write them
     python docs/tables.py --check                        # fail if one is not up to date
-    python docs/tables.py --store round-trips table.md   # what `nnburst bench --markdown table.md` has written
+    python docs/tables.py --store round-trips table.md   # what `make bench ARGS="--markdown table.md"` wrote
 
 A page says where a table goes: `<!-- made: NAME -->`, the table, `<!-- end -->`. Two files are made as a whole.
 
@@ -179,7 +179,7 @@ ROUND_TRIPS = (
     ("pynng `ipc://`", "pynng ipc:// req/rep", "block", "apart"),
     ("`Pipe.send_bytes`, 16 MiB", "Pipe.send_bytes, 16 MiB", "block", "apart"),
 )
-"""The rows of a run of `nnburst bench` that the README shows: its words, and the row's title, wait and placement."""
+"""The rows of a run of `make bench` that the README shows: its words, and the row's title, wait and placement."""
 
 
 def round_trips(name: str) -> str:
@@ -193,7 +193,7 @@ def round_trips(name: str) -> str:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the tables and the conditions of Markdown that `nnburst bench` has written."""
+    """Return the tables and the conditions of Markdown that `make bench` has written."""
     tables: list[dict[str, Any]] = []
     listed = re.search(r"^Conditions:\n\n((?:- .*\n(?:  .*\n)*)+)", text, re.MULTILINE)
     conditions = re.findall(r"^- (.*(?:\n  .*)*)", listed.group(1), re.MULTILINE) if listed else []
