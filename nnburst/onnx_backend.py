@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ._core.leaving import Closing
 from .errors import InvalidArgument
 from .runtime import Service, Session, launch
 
@@ -48,7 +49,7 @@ def shutdown() -> None:
 atexit.register(shutdown)
 
 
-class BurstRep:
+class BurstRep(Closing):
     """A prepared model: ``onnx.backend.base.BackendRep``. Context manager."""
 
     def __init__(self, session: Session, dtypes: Sequence[Any] = ()) -> None:
@@ -80,12 +81,6 @@ class BurstRep:
     def close(self) -> None:
         """Release the model in the service. Idempotent."""
         self.session.close()
-
-    def __enter__(self) -> BurstRep:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class BurstBackend:

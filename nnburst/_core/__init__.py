@@ -6,11 +6,12 @@ from ._nnburst import ffi, lib
 from .deadline import Deadline, checked_timeout
 from .errno import check, header_digest, is_real, system
 from .fds import FdSet, close_fds
-from .leaving import LEAVING, Leaving, ProcessLock, abandon_when_forked
+from .leaving import LEAVING, Closing, Leaving, ProcessLock, abandon_when_forked
 from .one_process import OneProcess
 
 __all__ = [
     "LEAVING",
+    "Closing",
     "Deadline",
     "FdSet",
     "Leaving",

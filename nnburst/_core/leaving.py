@@ -30,10 +30,12 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ..errors import NNBurstError
 from .deadline import Deadline
+
+T = TypeVar("T", bound="Closing")
 
 LEAVING = 2.0
 """Seconds that leaving waits for a service that does not answer, in all. A child that is not gone then is killed."""
@@ -86,6 +88,22 @@ class Leaving:
                 self._steps.remove(step)
         if failure is not None:
             raise failure
+
+
+class Closing:
+    """A context manager that is closed at the end of the block."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        raise NotImplementedError
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class _Inherited(Protocol):

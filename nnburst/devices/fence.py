@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from .._core.deadline import Deadline
 from .._core.fds import FdSet
-from .._core.leaving import abandon_when_forked
+from .._core.leaving import Closing, abandon_when_forked
 from ..errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class FenceState(enum.Enum):
     ERROR = "error"
 
 
-class Fence:
+class Fence(Closing):
     """Something that will be over: a descriptor that becomes readable. Context manager; picklable as descriptors are.
 
     Args:
@@ -126,14 +126,6 @@ class Fence:
     def close(self) -> None:
         """Close the descriptor. Idempotent."""
         self._own.close()
-
-    def __enter__(self) -> Fence:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def state_of_events(fd: int, events: int) -> FenceState:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from .._core.leaving import Closing
 from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer
 from ..cache import CacheReason, CacheRejected, SaveResult
 from ..errors import Ending, GeneralFailure
@@ -219,7 +220,7 @@ class PreparedModel(abc.ABC):
         """Release the model. Idempotent."""
 
 
-class Buffer(abc.ABC):
+class Buffer(Closing, abc.ABC):
     """A driver-managed buffer. Context manager; closing frees it once it is no longer used.
 
     Attributes:
@@ -275,12 +276,6 @@ class Buffer(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Give the buffer back. Idempotent; an execution that uses it finishes first."""
-
-    def __enter__(self) -> Buffer:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class Device(abc.ABC):

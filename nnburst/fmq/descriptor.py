@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from .._core._nnburst import ffi, lib
 from .._core.fds import FdSet
+from .._core.leaving import Closing
 from ..errors import InvalidArgument
 
 
@@ -89,7 +90,7 @@ def unpack_grantors(data: bytes, dialect: Dialect) -> tuple[Grantor, ...]:
     return tuple(_grantor(i, row if dialect is Dialect.HIDL else (0, *row)) for i, row in enumerate(rows))
 
 
-class MQDescriptor:
+class MQDescriptor(Closing):
     """All that a peer needs to attach to a queue. Owns its file descriptors.
 
     Pickles into ``multiprocessing`` children under every start method; made from plain parts it travels over any
@@ -179,12 +180,6 @@ class MQDescriptor:
     def close(self) -> None:
         """Close the file descriptors. Idempotent; queues that were attached stay attached."""
         self._fds.close()
-
-    def __enter__(self) -> MQDescriptor:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (tuple(map(tuple, self.grantors)), self._fds, self.quantum, self.flags, self.dtype)

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from .._core._nnburst import ffi, lib
 from .._core.deadline import Deadline
 from .._core.errno import check
+from .._core.leaving import Closing
 from ..errors import BadState, InvalidArgument
 
 NOT_FULL: int = lib.NNB_EVENT_NOT_FULL
@@ -23,7 +24,7 @@ class _HasEventWord(Protocol):
     def _event_word(self) -> tuple[Any, object]: ...
 
 
-class EventFlag:
+class EventFlag(Closing):
     """32 sticky bits in shared memory. A bit stays set until a wait for it consumes it.
 
     Safe to use from several threads and processes at once; with two waiters on one bit, one consumes it and the other
@@ -89,12 +90,6 @@ class EventFlag:
     def close(self) -> None:
         """Forget the word; a wait in another thread ends with BadState. Idempotent."""
         self._word = self._owner = None
-
-    def __enter__(self) -> EventFlag:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _live(self) -> Any:
         word = self._word

@@ -14,6 +14,7 @@ from .._core._nnburst import ffi, lib
 from .._core.deadline import Deadline
 from .._core.errno import check
 from .._core.fds import FdSet
+from .._core.leaving import Closing
 from ..errors import GeneralFailure, InvalidArgument, NNBurstError
 from .descriptor import Flavour, Grantor, Layout, MQDescriptor, c_grantors
 from .elements import Elements, as_elements, element_count, element_type, readable, writable
@@ -35,7 +36,7 @@ class QueueError(enum.IntEnum):
 ErrorHandler = Callable[[QueueError, str], object]
 
 
-class MessageQueue:
+class MessageQueue(Closing):
     """A lock-free FIFO in shared memory: one writer, and one reader (or many, if unsynchronized).
 
     Making one creates the shared memory; `attach` joins an existing one. With its first write (read) an object becomes
@@ -422,12 +423,6 @@ class MessageQueue:
             self._handle = CLOSED
             self._ring = None
             self._fds.close()
-
-    def __enter__(self) -> MessageQueue:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._handle.live()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from .._core.leaving import Closing
 from ..errors import InvalidArgument, ResourceExhausted
 from .memory import Memory
 
 ALIGNMENT = 64
 
 
-class Arena:
+class Arena(Closing):
     """A sealed pool that hands out pieces, each on a 64-byte boundary. Pieces are given back all at once.
 
     Args:
@@ -56,9 +57,3 @@ class Arena:
     def close(self) -> None:
         """Close the pool; views stay valid. Idempotent."""
         self._memory.close()
-
-    def __enter__(self) -> Arena:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

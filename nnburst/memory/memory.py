@@ -320,12 +320,6 @@ class Memory(Pool):
             self._writable = writable
         return self._mapping.bytes()
 
-    def __enter__(self) -> Memory:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     def __reduce__(self) -> tuple[Any, ...]:
         self._fds.fds  # noqa: B018  closed: say so here, not in the child
         return Memory, (self._handle, self._fds, self._map_prot, self._foreign)

@@ -15,6 +15,7 @@ from .._core._nnburst import lib
 from .._core.errno import check
 from .._core.fds import FdSet
 from .._core.file_system import check_file_system
+from .._core.leaving import Closing
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from .descriptor import MemoryObject, examine, read_into, sync_dma_buf, write_from
 from .image import ImageLayout, format_of, gather, plane_views, scatter
@@ -24,7 +25,7 @@ from .mapping import MemoryMapping, private_bytes
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Pool:
+class Pool(Closing):
     """The part of `Memory` that devices use: they map what cannot be truncated, and copy the rest."""
 
     __slots__ = (

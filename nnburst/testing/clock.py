@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from types import TracebackType
 
 from .._core import lib
 from .._core.errno import is_real
+from .._core.leaving import Closing
 from ..errors import BadState, InvalidArgument
 from ._inject import Fault
 
@@ -17,7 +17,7 @@ _STEP = 0.01
 """Seconds between looks at a fault, whose news another thread may take from its socket first."""
 
 
-class FakeClock:
+class FakeClock(Closing):
     """Lets the time limits of runs pass at once, so that tests of late answers do not wait for them. Context manager.
 
     It is the clock of ``timeout=`` for the runs of this process through bursts: also for those that wait already, which
@@ -81,11 +81,3 @@ class FakeClock:
         self._closed.set()
         for thread in self._threads:
             thread.join()
-
-    def __enter__(self) -> FakeClock:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
