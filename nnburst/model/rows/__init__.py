@@ -11,6 +11,8 @@ from ..operation_types import OperationType
 from ..operation_view import Signature
 from . import activation, arithmetic, control, detection, image, lookup, recurrent, reduction, shape, window
 
+__all__ = ["ROWS"]
+
 ROWS: dict[OperationType, Signature] = {
     operation: row
     for family in (

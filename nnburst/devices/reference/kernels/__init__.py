@@ -24,6 +24,8 @@ from . import (
     shape,
 )
 
+__all__ = ["KERNELS"]
+
 _T = OperationType
 
 KERNELS: dict[int, Callable[[KernelCall], None]] = {
