@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .descriptor import Dialect, Flavour, Grantor, Layout, MQDescriptor, unpack_grantors
 from .event_flag import NOT_EMPTY, NOT_FULL, EventFlag
-from .queue import MessageQueue, QueueError
+from .queue import MessageQueue
+from .queue_end import QueueError
 from .transaction import MemTransaction
 
 __all__ = [
