@@ -223,7 +223,7 @@ class ModelBuilder(OperationMethods):
         """
         x, filter = self._operand(x), self._operand(filter)
         inputs = [x, filter, self._bias(x, filter, bias, 0), *self._window(padding, stride)]
-        inputs += [self._activation(activation), *self._layout(layout, dilation)]
+        inputs += [self.scalar(activation_code(activation)), *self._layout(layout, dilation)]
         return self._one(OperationType.CONV_2D, inputs, scale=scale, zero_point=zero_point)
 
     def depthwise_conv_2d(
@@ -244,7 +244,7 @@ class ModelBuilder(OperationMethods):
         """Add a DEPTHWISE_CONV_2D: filter [1, height, width, depth x multiplier]; the rest as `conv_2d`."""
         x, filter = self._operand(x), self._operand(filter)
         inputs = [x, filter, self._bias(x, filter, bias, 3), *self._window(padding, stride), self.scalar(multiplier)]
-        inputs += [self._activation(activation), *self._layout(layout, dilation)]
+        inputs += [self.scalar(activation_code(activation)), *self._layout(layout, dilation)]
         return self._one(OperationType.DEPTHWISE_CONV_2D, inputs, scale=scale, zero_point=zero_point)
 
     def max_pool_2d(self, x: Value, size: Pair, **options: Any) -> Operand:
@@ -273,8 +273,8 @@ class ModelBuilder(OperationMethods):
         """Add a pool of `size` = (height, width) or one number; `stride` defaults to `size`."""
         inputs = [self._operand(x), *self._window(padding, size if stride is None else stride)]
         height, width = _pair(size)
-        inputs += [self.scalar(width), self.scalar(height), self._activation(activation), *self._layout(layout, 1)]
-        return self._one(operation, inputs)
+        inputs += [self.scalar(number) for number in (width, height, activation_code(activation))]
+        return self._one(operation, [*inputs, *self._layout(layout, 1)])
 
     def fully_connected(
         self,
@@ -297,7 +297,7 @@ class ModelBuilder(OperationMethods):
             zero_point: Of a quantised result.
         """
         x, weights = self._operand(x), self._operand(weights)
-        inputs = [x, weights, self._bias(x, weights, bias, 0), self._activation(activation)]
+        inputs = [x, weights, self._bias(x, weights, bias, 0), self.scalar(activation_code(activation))]
         return self._one(OperationType.FULLY_CONNECTED, inputs, scale=scale, zero_point=zero_point)
 
     def softmax(self, x: Value, beta: float = 1.0, axis: int | None = None) -> Operand:
@@ -408,24 +408,10 @@ class ModelBuilder(OperationMethods):
             values = np.clip(np.rint(values / steps), -(2**31), 2**31 - 1)
         return self.constant(values.astype(np.int32), OperandType.TENSOR_INT32, scale=scale)
 
-    def _activation(self, activation: str | None) -> Operand:
-        return self.scalar(activation_code(activation))
-
     def _window(self, padding: Padding, stride: Pair) -> list[Operand]:
         stride_h, stride_w = _pair(stride)
-        if isinstance(padding, str):
-            if padding not in _SCHEMES:
-                raise InvalidArgument(f"padding is {padding!r}; it must be 'same', 'valid' or ((t, b), (l, r))")
-            numbers = [int(_SCHEMES[padding])]
-        else:
-            try:
-                (top, bottom), (left, right) = padding
-            except (TypeError, ValueError):
-                raise InvalidArgument(
-                    f"padding is {padding!r}; it must be 'same', 'valid' or ((t, b), (l, r))"
-                ) from None
-            numbers = [left, right, top, bottom]
-        return [self.scalar(whole(n, "a padding or stride")) for n in (*numbers, stride_w, stride_h)]
+        numbers = (*_padding_numbers(padding), stride_w, stride_h)
+        return [self.scalar(whole(n, "a padding or stride")) for n in numbers]
 
     def _layout(self, layout: str, dilation: Pair) -> list[Operand]:
         if layout not in ("NHWC", "NCHW"):
@@ -434,6 +420,20 @@ class ModelBuilder(OperationMethods):
         if (dilation_h, dilation_w) != (1, 1):
             return [self.scalar(layout == "NCHW"), self.scalar(dilation_w), self.scalar(dilation_h)]
         return [self.scalar(True)] if layout == "NCHW" else []
+
+
+def _padding_numbers(padding: Padding) -> list[int]:
+    """Return the scheme, or left, right, top and bottom."""
+    problem = InvalidArgument(f"padding is {padding!r}; it must be 'same', 'valid' or ((t, b), (l, r))")
+    if isinstance(padding, str):
+        if padding not in _SCHEMES:
+            raise problem
+        return [int(_SCHEMES[padding])]
+    try:
+        (top, bottom), (left, right) = padding
+    except (TypeError, ValueError):
+        raise problem from None
+    return [left, right, top, bottom]
 
 
 def _fewest_outputs(view: OperationView) -> int | None:
