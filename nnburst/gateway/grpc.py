@@ -26,22 +26,19 @@ from ..errors import (
 from .budget import Budget
 from .inference import (
     BRISK,
-    VERSION,
     Answers,
     Inference,
     InputTensor,
     OutputTensor,
     RegionPlace,
     Terms,
-    check_version,
     elsewhere,
     extensions,
     infer,
 )
-from .models import Models, OpenedModel
+from .models import VERSION, Models, check_version
 from .regions import Regions
 from .sharing import share_port
-from .tensors import ModelTensor
 
 _Result = TypeVar("_Result")
 _MOST_BYTES = 256 << 20
@@ -90,10 +87,6 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
             await context.abort(status_code(error), str(error))
             raise
 
-    def _opened(self, request: Any) -> OpenedModel:
-        check_version(request.name, request.version)
-        return self._models.open(request.name)
-
     # ---- health and metadata ---------------------------------------------------------------------------------
 
     async def ServerLive(self, request: Any, context: Any) -> Any:
@@ -112,38 +105,23 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return pb.ServerMetadataResponse(name="nnburst", version=__version__, extensions=extensions(self._regions))
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
-        model = await self._answer(context, lambda: self._opened(request))
+        def described() -> dict[str, Any]:
+            check_version(request.name, request.version)
+            return self._models.describe(request.name)
 
-        def metadata(tensors: Mapping[str, ModelTensor]) -> Any:
-            kind = pb.ModelMetadataResponse.TensorMetadata
-            return [kind(name=name, datatype=one.datatype, shape=one.shape) for name, one in tensors.items()]
-
-        return pb.ModelMetadataResponse(
-            name=request.name,
-            versions=[VERSION],
-            platform=model.platform,
-            inputs=metadata(model.inputs),
-            outputs=metadata(model.outputs),
-        )
+        return pb.ModelMetadataResponse(**await self._answer(context, described))
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        kind = pb.RepositoryIndexResponse.ModelIndex
-        models = [kind(name=name, version=VERSION, state="READY") for name in self._models.names]
-        return pb.RepositoryIndexResponse(models=models)
+        return pb.RepositoryIndexResponse(models=self._models.index())
 
     async def ModelStatistics(self, request: Any, context: Any) -> Any:
-        if request.name and request.name not in self._models.names:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no model {request.name!r}")
-        if request.name:
-            await self._answer(context, lambda: check_version(request.name, request.version))
-        answer = pb.ModelStatisticsResponse()
-        for name in [request.name] if request.name else self._models.names:
-            counts = self._models.counts[name]
-            model = answer.model_stats.add(name=name, version=VERSION, last_inference=counts.last_ms)
-            model.inference_count = model.execution_count = counts.inferences
-            model.inference_stats.success.count, model.inference_stats.success.ns = counts.inferences, counts.success_ns
-            model.inference_stats.fail.count, model.inference_stats.fail.ns = counts.failures, counts.failure_ns
-        return answer
+        def statistics() -> list[dict[str, Any]]:
+            found = self._models.statistics(request.name)
+            if request.name:
+                check_version(request.name, request.version)
+            return found
+
+        return pb.ModelStatisticsResponse(model_stats=await self._answer(context, statistics))
 
     # ---- inference -------------------------------------------------------------------------------------------
 

@@ -8,15 +8,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import InvalidArgument
 from ..model import Priority
-from .models import Models, OpenedModel
+from .models import Models, OpenedModel, check_version
 from .regions import RegionPart, Regions
 from .tensors import Array, bytes_of
 
 _Result = TypeVar("_Result")
 BRISK = 1 << 20
 """Bytes of JSON, or of single elements, that the loop's own thread turns into arrays."""
-VERSION = "1"
-"""Of every model: a service has one of each name."""
 
 
 class RegionPlace(NamedTuple):
@@ -165,16 +163,6 @@ async def infer(models: Models, regions: Regions, inference: Inference, timeout:
         return answers
     finally:
         models.give_back(model)
-
-
-def check_version(model: str, version: str) -> None:
-    """Check that a model has a version; '' is any.
-
-    Raises:
-        InvalidArgument: It has not.
-    """
-    if version not in ("", VERSION):
-        raise InvalidArgument(f"model {model!r} has the version {VERSION}, not {version!r}")
 
 
 def _check_names(wanted: Sequence[OutputTensor], outputs: Mapping[str, object]) -> None:

@@ -6,13 +6,27 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import DeadObject, InvalidArgument, MissedDeadline, NNBurstError
 from ..model import Priority
 from ..runtime import Service, Session, connect
 from .tensors import Array, ModelTensor
+
+VERSION = "1"
+"""Of every model: a service has one of each name."""
+
+
+def check_version(model: str, version: str) -> None:
+    """Check that a model has a version; '' is any.
+
+    Raises:
+        InvalidArgument: It has not.
+    """
+    if version not in ("", VERSION):
+        raise InvalidArgument(f"model {model!r} has the version {VERSION}, not {version!r}")
 
 
 @dataclass
@@ -132,6 +146,46 @@ class Models:
             return all(self.open(name) is not None for name in self.names)
         except NNBurstError:
             return False
+
+    # What models are and did: as JSON has it, and as the fields of the protocol's messages.
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Say what a model takes and gives; raises as `open`."""
+        model = self.open(name)
+
+        def tensors(named: Mapping[str, ModelTensor]) -> list[dict[str, Any]]:
+            return [{"name": name, "datatype": one.datatype, "shape": one.shape} for name, one in named.items()]
+
+        arguments = {"inputs": tensors(model.inputs), "outputs": tensors(model.outputs)}
+        return {"name": name, "versions": [VERSION], "platform": model.platform, **arguments}
+
+    def index(self) -> list[dict[str, str]]:
+        """Name every model."""
+        return [{"name": name, "version": VERSION, "state": "READY"} for name in self.names]
+
+    def statistics(self, name: str) -> list[dict[str, Any]]:
+        """Say what happened to the requests for a model, or for each if the name is empty.
+
+        Raises:
+            InvalidArgument: No such model.
+        """
+        if name and name not in self.names:
+            raise InvalidArgument(f"no model {name!r}")
+        return [
+            {
+                "name": each,
+                "version": VERSION,
+                "last_inference": counts.last_ms,
+                "inference_count": counts.inferences,
+                "execution_count": counts.inferences,
+                "inference_stats": {
+                    "success": {"count": counts.inferences, "ns": counts.success_ns},
+                    "fail": {"count": counts.failures, "ns": counts.failure_ns},
+                },
+            }
+            for each in ([name] if name else self.names)
+            for counts in [self.counts[each]]
+        ]
 
     async def take(self, name: str, priority: Priority = Priority.MEDIUM) -> OpenedModel:
         """As `open`, without blocking the loop, for one request, which calls `give_back` at its end.

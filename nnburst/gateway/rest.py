@@ -18,21 +18,19 @@ from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadl
 from .budget import FAREWELL_S, Budget, BudgetShare
 from .inference import (
     BRISK,
-    VERSION,
     Inference,
     InputTensor,
     OutputTensor,
     RegionPlace,
     Terms,
-    check_version,
     elsewhere,
     extensions,
     infer,
 )
-from .models import Models
+from .models import VERSION, Models, check_version
 from .regions import Regions
 from .sharing import share_port
-from .tensors import Array, ModelTensor, bytes_of
+from .tensors import Array, bytes_of
 
 _MOST_BYTES = 256 << 20
 _MOST_JSON = 16 << 20
@@ -125,7 +123,7 @@ class Rest:
         return web.json_response({"name": "nnburst", "version": __version__, "extensions": offered})
 
     async def _index(self, request: web.Request) -> web.Response:
-        return web.json_response([{"name": n, "version": VERSION, "state": "READY"} for n in self._models.names])
+        return web.json_response(self._models.index())
 
     def _model(self, request: web.Request) -> str:
         check_version(request.match_info["model"], request.match_info.get("version", VERSION))
@@ -138,42 +136,11 @@ class Rest:
 
     async def _metadata(self, request: web.Request) -> web.Response:
         name = self._model(request)
-        model = await elsewhere(lambda: self._models.open(name))
-
-        def metadata(tensors: Mapping[str, ModelTensor]) -> list[dict[str, Any]]:
-            return [{"name": name, "datatype": one.datatype, "shape": one.shape} for name, one in tensors.items()]
-
-        return web.json_response(
-            {
-                "name": name,
-                "versions": [VERSION],
-                "platform": model.platform,
-                "inputs": metadata(model.inputs),
-                "outputs": metadata(model.outputs),
-            }
-        )
+        return web.json_response(await elsewhere(lambda: self._models.describe(name)))
 
     async def _statistics(self, request: web.Request) -> web.Response:
         name = self._model(request) if "model" in request.match_info else ""
-
-        def statistics(name: str) -> dict[str, Any]:
-            counts = self._models.counts[name]
-            success = {"count": counts.inferences, "ns": counts.success_ns}
-            return {
-                "name": name,
-                "version": VERSION,
-                "last_inference": counts.last_ms,
-                "inference_count": counts.inferences,
-                "execution_count": counts.inferences,
-                "inference_stats": {
-                    "success": success,
-                    "fail": {"count": counts.failures, "ns": counts.failure_ns},
-                },
-            }
-
-        if name and name not in self._models.names:
-            raise InvalidArgument(f"no model {name!r}")
-        return web.json_response({"model_stats": [statistics(one) for one in ([name] if name else self._models.names)]})
+        return web.json_response({"model_stats": self._models.statistics(name)})
 
     # ---- inference -------------------------------------------------------------------------------------------
 
