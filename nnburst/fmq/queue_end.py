@@ -160,7 +160,7 @@ class QueueEnd(Closing):
         return f"MessageQueue({self._dtype}, {self.capacity}, flavour={self._flavour.name.lower()!r})"
 
     def _explain(self, rc: int, what: str, special: dict[int, NNBurstError] | None = None) -> bool:
-        """Return False for what a caller must expect, raise for the rest."""
+        """Return False for failures that a caller must expect, raise for the others."""
         if rc == -errno.EAGAIN:
             return False
         if rc == -errno.EOVERFLOW:
