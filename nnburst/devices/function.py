@@ -33,6 +33,7 @@ from ..errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgu
 from ..memory import BufferTracker
 from ..model import (
     NO_TIMING,
+    Array,
     ExecutionResult,
     Extension,
     ImportedModel,
@@ -62,7 +63,6 @@ EXTENSION_NAME = "org.nnburst.function"
 _PREFIX = 1
 _EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

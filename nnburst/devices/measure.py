@@ -27,6 +27,7 @@ from ..errors import DeadObject, MissedDeadline, NNBurstError, ResourceExhausted
 from ..memory import Memory
 from ..model import (
     NEVER,
+    Array,
     Capabilities,
     DataLocation,
     Model,
@@ -45,7 +46,6 @@ _TOLERANCE = 0.05
 """Of the largest value; half precision has to pass."""
 _PASSING = (DeadObject, MissedDeadline, ResourceExhausted)
 """Failures that say nothing of the device: they are not kept."""
-Array = np.ndarray[Any, np.dtype[Any]]
 _known: dict[bytes, Capabilities] = {}
 _decoder = msgspec.json.Decoder(Capabilities)
 

@@ -11,7 +11,6 @@ import contextlib
 import errno
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -29,6 +28,7 @@ from ..errors import (
 )
 from ..memory import Region, private_bytes
 from ..model import (
+    Array,
     DataLocation,
     ExecutionResult,
     Named,
@@ -40,8 +40,6 @@ from ..model import (
     failure_of,
 )
 from .deadline import is_limit
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _ended() -> dict[int, NNBurstError]:

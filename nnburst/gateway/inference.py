@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import InvalidArgument
-from ..model import Priority
+from ..model import Array, Priority
 from .models import Models, OpenedModel, check_version
 from .regions import RegionPart, Regions
-from .tensors import Array, bytes_of
+from .tensors import bytes_of
 
 _Result = TypeVar("_Result")
 BRISK = 1 << 20

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DeadObject, InvalidArgument, MissedDeadline, NNBurstError
-from ..model import Priority
+from ..model import Array, Priority
 from ..runtime import Service, Session, connect
-from .tensors import Array, ModelTensor
+from .tensors import ModelTensor
 
 VERSION = "1"
 """Of every model: a service has one of each name."""

@@ -15,6 +15,7 @@ from aiohttp.http import HttpProcessingError
 
 from .. import __version__
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
+from ..model import Array
 from .budget import FAREWELL_S, Budget, BudgetShare
 from .inference import (
     BRISK,
@@ -30,7 +31,7 @@ from .inference import (
 from .models import VERSION, Models, check_version
 from .regions import Regions
 from .sharing import share_port
-from .tensors import Array, bytes_of
+from .tensors import bytes_of
 
 _MOST_BYTES = 256 << 20
 _MOST_JSON = 16 << 20

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidArgument
-from ..model import OperandType
+from ..model import Array, OperandType
 from ..runtime import NodeArg
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 1 << 32
 """In one dimension. Checked before any arithmetic: a product of what clients send could take hours."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .._core.leaving import ProcessLock
 from ..errors import InvalidArgument
+from ..model import Array
 from . import named
 from .kinds import PROT_READ, PROT_WRITE
 from .pool import Pool
@@ -20,7 +21,6 @@ from .pool import Pool
 if TYPE_CHECKING:
     from multiprocessing.shared_memory import SharedMemory
 
-Array = np.ndarray[Any, np.dtype[Any]]
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 _lock = ProcessLock()

@@ -9,18 +9,14 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from .._core._nnburst import ffi, lib
 from ..errors import GeneralFailure, InvalidArgument
-from ..model import OperandDesc, combine_dimensions, is_fully_specified, operand_info
+from ..model import Array, OperandDesc, combine_dimensions, is_fully_specified, operand_info
 from .managed_gate import Outcome, Uses, gate
 from .mapping import private_bytes
 
 if TYPE_CHECKING:
     from .memory import Memory
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Made:

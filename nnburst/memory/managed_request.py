@@ -14,14 +14,12 @@ from msgspec import Struct
 
 from .._core._nnburst import lib
 from ..errors import GeneralFailure, InvalidArgument
-from ..model import combine_dimensions
+from ..model import Array, combine_dimensions
 from .managed import Made, ManagedBuffer, RoleKey
 from .managed_gate import Outcome, Uses, gate
 
 _MOST_LAYOUTS = 8
 """Two buffers that are copied to each other and written in turn need two."""
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class BufferUse(Struct, frozen=True):

@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from .._core._nnburst import lib
 from .._core.errno import check
 from .._core.fds import FdSet
 from ..errors import BadState, GeneralFailure, InvalidArgument
+from ..model import Array
 from . import backings, interop, named
 from .image import ImageLayout, new_layout, plane_views
 from .kinds import PROT_READ, PROT_WRITE, MemoryHandle, check_fd_count, check_handle, check_prot, check_size
@@ -22,8 +22,6 @@ from .pool import Pool
 if TYPE_CHECKING:
     import mmap
     from multiprocessing.shared_memory import SharedMemory
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Memory(Pool):

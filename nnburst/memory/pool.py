@@ -17,12 +17,11 @@ from .._core.fds import FdSet
 from .._core.file_system import check_file_system
 from .._core.leaving import Closing
 from ..errors import BadState, GeneralFailure, InvalidArgument
+from ..model import Array
 from .descriptor import MemoryObject, examine, read_into, sync_dma_buf, write_from
 from .image import ImageLayout, format_of, gather, plane_views, scatter
 from .kinds import PROT_READ, PROT_WRITE, MemoryHandle
 from .mapping import MemoryMapping, private_bytes
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Pool(Closing):

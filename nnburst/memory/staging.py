@@ -11,11 +11,9 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from ..errors import BadState, GeneralFailure, InvalidArgument
-from ..model import DataLocation, MemoryLike, Named, Request, RequestArgument
+from ..model import Array, DataLocation, MemoryLike, Named, Request, RequestArgument
 from .mapping import MemoryMapping, private_bytes
 from .memory import Memory
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def undecodable_pools(pools: Iterable[MemoryLike | Named]) -> dict[int, GeneralFailure]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +28,7 @@ from .operand_types import (
 from .operation_types import operation_name, require_operation
 from .operations import view_operation
 from .types import (
+    Array,
     DataLocation,
     Lifetime,
     MemoryLike,
@@ -40,7 +40,6 @@ from .types import (
 )
 from .validate import check_operand, validate_model
 
-Array = np.ndarray[Any, np.dtype[Any]]
 PoolFactory = Callable[[int], MemoryLike]
 """Makes a writable memory of so many bytes for the large constants of a model."""
 

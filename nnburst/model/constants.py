@@ -12,9 +12,7 @@ from ..errors import InvalidArgument
 from .builder import GraphBuilder, as_array
 from .operand import Operand
 from .operand_types import OperandType, operand_info, operand_nbytes
-from .types import MemoryLike, SymmPerChannelQuantParams
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from .types import Array, MemoryLike, SymmPerChannelQuantParams
 
 _TYPE_OF_DTYPE = {
     "float32": OperandType.TENSOR_FLOAT32,

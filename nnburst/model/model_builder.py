@@ -17,9 +17,8 @@ from .operand_types import OPERANDS, OperandType, checked_type
 from .operation_types import OperationType, PaddingScheme, operation_name, require_operation
 from .operation_view import OperationView, OutputSpec, UnknownYet
 from .operations import view_operation
-from .types import Model, Operation, SymmPerChannelQuantParams
+from .types import Array, Model, Operation, SymmPerChannelQuantParams
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Pair = int | tuple[int, int]
 Padding = str | tuple[tuple[int, int], tuple[int, int]]
 

@@ -9,11 +9,10 @@ import numpy as np
 
 from ..errors import InvalidArgument
 from .operand_types import OPERANDS, type_name
+from .types import Array
 
 if TYPE_CHECKING:
     from .types import OperandDesc
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Builder(Protocol):

@@ -7,16 +7,13 @@ the view answers with the values that are known at that time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from ..errors import InvalidArgument
 from .operand_types import OPERANDS, HalVersion, OperandInfo, OperandType, operand_info
-from .types import Lifetime, OperandDesc, Operation, SymmPerChannelQuantParams
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from .types import Array, Lifetime, OperandDesc, Operation, SymmPerChannelQuantParams
 
 
 class UnknownYet(InvalidArgument):

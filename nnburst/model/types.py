@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+Array = np.ndarray[Any, np.dtype[Any]]
 UINT64_MAX = 2**64 - 1
 
 
@@ -24,9 +25,7 @@ class MemoryLike(Protocol):
     @property
     def size(self) -> int: ...
 
-    def array(
-        self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0
-    ) -> np.ndarray[Any, np.dtype[Any]]: ...
+    def array(self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0) -> Array: ...
 
 
 class Lifetime(enum.IntEnum):

@@ -31,11 +31,10 @@ from ...model import (
     operand_info,
     operation_name,
 )
-from .call import KernelCall, KernelStep
+from .call import Array, KernelCall, KernelStep
 from .kernels import KERNELS
 from .limits import PASSING, MemoryBudget, RunLimits
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _Value = Array | None
 """None for a value that is omitted."""
 _MOST_PLACES = 4

@@ -25,13 +25,13 @@ from ...model import (
     view_operation,
 )
 from ..local import LocalModel
+from .call import Array
 from .dry import bind_for_nothing
 from .fold import fold_constants
 from .graph import PreparedSubgraph
 from .program import Program
 from .serial import Compiled, pack, unpack
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _M = TypeVar("_M", bound="ReferencePreparedModel")
 
 

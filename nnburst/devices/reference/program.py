@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -35,8 +34,6 @@ from ..plan import pool_of
 from .call import KernelStep
 from .graph import Binding, PreparedSubgraph, map_argument
 from .limits import LONGEST_LOOP_NS, PASSING, MemoryBudget, RunLimits
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Program:

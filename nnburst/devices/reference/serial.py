@@ -14,13 +14,12 @@ import msgspec
 import numpy as np
 
 from ...cache import CacheReason, CacheRejected
-from ...model import OPERATIONS, Match, Model, Signature, Subgraph
+from ...model import OPERATIONS, Array, Match, Model, Signature, Subgraph
 
 FORMAT = 3
 """Part of the epoch: files of another format are not even opened. Another one, too, when kernels make other arrays of
 constants: what is not in a file is made anew, of constants that may not be in it."""
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _ALIGNMENT = 64
 _DTYPES = frozenset(("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "bool"))
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from ....model import OperandType
-from ..call import KernelCall, clamping, encode_table
+from ..call import Array, KernelCall, clamping, encode_table
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Function = Callable[[Array, Array], Any]
 """Computes from the first array into the second."""
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from ....errors import GeneralFailure
-from ..call import KernelCall, encode
+from ..call import Array, KernelCall, encode
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _HARD, _LINEAR = 0, 1
 
 

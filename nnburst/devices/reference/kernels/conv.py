@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 
 from ....model import Axis, WindowGeometry, transposed_axes, window_geometry
-from ..call import KernelCall
+from ..call import Array, KernelCall
 from .windows import as_nhwc, inner_part, padded_shape, windows
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 _COLUMNS_BYTES = 4 << 20
 """Size from which the unfolded image of a convolution is made piece by piece."""

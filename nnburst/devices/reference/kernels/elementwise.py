@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from ....model import OperandType
-from ..call import KernelCall
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from ..call import Array, KernelCall
 
 
 def binary(function: np.ufunc) -> Callable[[KernelCall], None]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from ....model import pad_widths
-from ..call import KernelCall
+from ..call import Array, KernelCall
 from .windows import as_nhwc
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _move_image(call: KernelCall, function: Callable[[Array], Array]) -> None:

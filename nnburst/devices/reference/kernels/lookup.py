@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..call import KernelCall
+from ..call import Array, KernelCall
 from .fingerprint import fingerprint64
 from .shape import require_indexes
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _SPARSE_WITH_OFFSET, _DENSE = 3, 2
 
 

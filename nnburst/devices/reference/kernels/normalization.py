@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from ..call import KernelCall
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from ..call import Array, KernelCall
 
 
 def softmax(call: KernelCall) -> None:

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 
 from ....model import WindowGeometry, window_geometry
-from ..call import KernelCall
+from ..call import Array, KernelCall
 from .windows import as_nhwc, inner_part, padded_shape, taps, windows
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 _MANY_TAPS = 16
 """Above it one reduction over all windows is faster than a call per cell."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from ....errors import InvalidArgument
-from ..call import KernelCall
+from ..call import Array, KernelCall
 from .fixed_point import divided, normalised, scaled, sigmoid, tanh, times, to_16_bits
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _GATES = ("in", "forget", "cell", "out")
 
 

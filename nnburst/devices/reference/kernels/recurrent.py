@@ -9,9 +9,8 @@ import numpy as np
 from msgspec import Struct
 
 from ....errors import InvalidArgument
-from ..call import KernelCall
+from ..call import Array, KernelCall
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Function = Callable[[Array], Array]
 Inputs = Mapping[str, Array]
 _Sequence = tuple[Array, tuple[Array, ...]]

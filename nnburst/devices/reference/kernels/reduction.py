@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from ..call import KernelCall
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from ..call import Array, KernelCall
 
 
 def _axes(call: KernelCall) -> tuple[int, ...]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from ....errors import GeneralFailure
-from ..call import KernelCall
+from ..call import Array, KernelCall
 from .windows import as_nhwc
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _MOST_SAMPLES = 1 << 12
 """Of one bin along one axis; more would not change its mean."""
 _LARGEST_STEP = 1.5

@@ -8,9 +8,7 @@ import numpy as np
 
 from ....errors import GeneralFailure
 from ....model import pad_widths, slice_bounds, strided_slices
-from ..call import KernelCall, encode_table
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from ..call import Array, KernelCall, encode_table
 
 
 def copy(call: KernelCall) -> None:
