@@ -11,7 +11,6 @@ CLASS, FILE_OF_C, PRIVATE = 400, 600, 21
 `__all__` says what is public."""
 LARGER_CLASSES = {
     "Compilation",
-    "Connection",
     "Execution",
     "HostedConnection",
     "Session",
