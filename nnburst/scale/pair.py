@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
@@ -111,11 +110,11 @@ class Pair:
             MissedDeadline: No other was open in time.
             NNBurstError: As `call` and `in_use`.
         """
-        begin, opening = time.monotonic(), self.in_use()
+        deadline, opening = Deadline.after(self._timeout), self.in_use()
         repeats = _MOST_REPEATS if self._retry else 0
         while True:
             if self._retry and not opening.done():
-                wait([opening], self._left(begin))
+                wait([opening], deadline.left())
             session = _opened(opening) if self._retry else _at_once(opening)
             try:
                 return call(session)
@@ -127,12 +126,12 @@ class Pair:
 
     async def arun(self, call: Callable[[Session], Awaitable[T]]) -> T:
         """As `run`, awaited in asyncio."""
-        begin, opening = time.monotonic(), self.in_use()
+        deadline, opening = Deadline.after(self._timeout), self.in_use()
         repeats = _MOST_REPEATS if self._retry else 0
         while True:
             if self._retry and not opening.done():
                 with contextlib.suppress(Exception):  # looked at below
-                    await asyncio.wait_for(asyncio.wrap_future(opening), self._left(begin))
+                    await asyncio.wait_for(asyncio.wrap_future(opening), deadline.left())
             session = _opened(opening) if self._retry else _at_once(opening)
             try:
                 return await call(session)
@@ -141,9 +140,6 @@ class Pair:
                 if not repeats:
                     raise
                 repeats -= 1
-
-    def _left(self, begin: float) -> float | None:
-        return None if self._timeout is None else max(0.0, begin + self._timeout - time.monotonic())
 
     def check(self) -> None:
         """Have sessions opened in place of those that have died; return when both are open.
