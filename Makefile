@@ -1,6 +1,7 @@
 # Each target creates what it needs; a second run only does what changed.
 #   make demo      the main job, in a service process of its own
 #   make test      every test, Python and C, in two processes; ARGS: options of pytest (-n 0: in one)
+#   make coverage  the same tests, counted: what of each Python module and C file has run; ARGS: these tests
 #   make bench     latencies side by side with other ways to call another process
 #   make regress   the pytest-benchmark set, to compare one commit with another
 #   make conformance-onnx  ONNX's own suite through a burst, beside onnxruntime in process
@@ -26,13 +27,20 @@ SOURCES := $(wildcard csrc/*.c csrc/*.h nnburst/_core/*.h) packaging/extension.p
 # --no-build-isolation: the build uses the setuptools and cffi of the environment, so a rebuild downloads nothing.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable
 
-.PHONY: demo test bench regress conformance-onnx lint sanitize prove prove-mutants tables docs wheels test-wheel test-aarch64 test-musl ext clean
+.PHONY: demo test coverage bench regress conformance-onnx lint sanitize prove prove-mutants tables docs wheels test-wheel test-aarch64 test-musl ext clean
 
 demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
 
 test: $(VENV)/.stamp-ext $(VENV)/.stamp-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# Python with its child processes, then the core with the C tests. A failure stops it after the figures of Python.
+coverage: $(VENV)/.stamp-ext $(VENV)/.stamp-coverage
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n 2 --dist loadfile $(ARGS); status=$$?; \
+	  $(BIN)/coverage combine -q && $(BIN)/coverage report --skip-covered && exit $$status
+	$(MAKE) -C tests/c coverage
 
 bench: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
 	$(BIN)/python -m benchmarks.record $(ARGS)
@@ -92,7 +100,7 @@ $(VENV)/.stamp-ext: $(VENV)/.stamp-venv pyproject.toml setup.py $(SOURCES)
 	touch $@
 
 # The extras: a changed C file rebuilds the extension above, but installs no extra again (hence `|`).
-$(VENV)/.stamp-test $(VENV)/.stamp-bench $(VENV)/.stamp-dev $(VENV)/.stamp-wheels $(VENV)/.stamp-docs: $(VENV)/.stamp-%: pyproject.toml | $(VENV)/.stamp-ext
+$(VENV)/.stamp-test $(VENV)/.stamp-coverage $(VENV)/.stamp-bench $(VENV)/.stamp-dev $(VENV)/.stamp-wheels $(VENV)/.stamp-docs: $(VENV)/.stamp-%: pyproject.toml | $(VENV)/.stamp-ext
 	$(INSTALL) ".[$*]"
 	touch $@
 
