@@ -1,0 +1,302 @@
+"""What the gateway answers to requests that are wrong, and to services that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import urllib.error
+import urllib.request
+from typing import Any
+
+import numpy as np
+import posix_ipc
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
+
+import grpc  # noqa: E402
+import tritonclient.http as triton_http  # noqa: E402
+from tritonclient.grpc import service_pb2 as pb  # noqa: E402
+from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
+from tritonclient.utils import InferenceServerException  # noqa: E402
+
+from nnburst.errors import InvalidArgument  # noqa: E402
+from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
+from nnburst.gateway.tensors import _DTYPES  # noqa: E402
+from support.gateways import (  # noqa: E402
+    PROTOCOLS,
+    Gateway,
+    X,
+    Y,
+    conversions,
+    placed,
+    refused,
+    tensor,
+)
+
+pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
+
+
+def test_wrong_requests_say_what_is_wrong(client: Any, protocol: str) -> None:
+    kind = PROTOCOLS[protocol]
+    for name, inputs, said in (
+        ("nothing", [tensor(kind, "x", X)], "no model 'nothing'"),
+        ("relu", [tensor(kind, "z", X)], "input 'z' is unknown"),
+        ("relu", [], r"inputs \['x'\] are missing; this model takes \['x'\]"),
+        ("relu", [tensor(kind, "x", X[:, :7].copy())], "reshape"),
+        ("relu", [tensor(kind, "x", X.astype(np.float64), "FP64")], "is FP32, got FP64"),
+    ):
+        with pytest.raises(InferenceServerException, match=said):
+            client.infer(name, inputs)
+    with pytest.raises(InferenceServerException, match="output 'z' is unknown"):
+        client.infer("relu", [tensor(kind, "x", X)], outputs=[kind.InferRequestedOutput("z")])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b"[" * 100_000,
+        b'{"inputs": 1}',
+        b'{"inputs": [{"name": "x", "shape": [2, 8], "datatype": "FP32"}]}',
+        b'{"inputs": [{"name": "x", "shape": [-2, -8], "datatype": "FP32", "data": []}]}',
+        b'{"inputs": [{"name": "x", "shape": [1, 8], "datatype": "FP32", "data": [1, "2", [3]]}]}',
+        b'{"inputs": [{"name": "x", "shape": ["a"], "datatype": "FP32", "data": [1]}]}',
+        b'{"inputs": [{"name": "x", "shape": [1, 8], "datatype": "FP32", "parameters": {"binary_data_size": 99}}]}',
+        b'{"inputs": [{"name": "x", "shape": [9999999999999, 8], "datatype": "FP32", "data": []}]}',
+    ],
+    ids=range(11),
+)
+def test_malformed_json_is_refused_with_a_sentence(gateway: Gateway, body: bytes) -> None:
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    with pytest.raises(urllib.error.HTTPError) as info:
+        urllib.request.urlopen(urllib.request.Request(url, body, method="POST"), timeout=60)
+    with info.value as answer:
+        assert answer.code == 400
+        assert len(json.loads(answer.read())["error"]) > 10
+
+
+@pytest.mark.parametrize(
+    "shape", [[10**4000] * 400, [1] * 70, [2**70, 0], [-1]], ids=["huge", "deep", "wide", "negative"]
+)
+def test_shape_that_no_array_has_is_refused_before_any_arithmetic(gateway: Gateway, shape: list[int]) -> None:
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape, "data": [1.0]}]}
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    with pytest.raises(urllib.error.HTTPError) as info:
+        urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), method="POST"), timeout=60)
+    with info.value as answer:
+        assert answer.code == 400
+        assert "dimensions" in json.loads(answer.read())["error"]
+
+
+@pytest.mark.parametrize(
+    "length", ["9" * 5000, "-1", "1e3", "\u0663", "99"], ids=["long", "negative", "real", "other", "more"]
+)
+def test_length_of_the_header_that_is_none_is_refused(gateway: Gateway, length: str) -> None:
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    quoted = length.encode().decode("latin-1")
+    assert "Inference-Header-Content-Length" in refused(url, b"{}", **{"Inference-Header-Content-Length": quoted})
+
+
+def test_numbers_that_json_has_not_are_refused_on_both_ways(gateway: Gateway) -> None:
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    for constant in ("NaN", "Infinity", "-Infinity"):
+        given = {"name": "x", "datatype": "FP32", "shape": [1, 8], "data": [float(constant)] * 8}
+        body = json.dumps({"inputs": [given]})
+        assert "as NaN and Infinity, go as binary data" in refused(url, body.encode())
+    client = gateway.client("rest")
+    infinite = tensor(triton_http, "x", np.full((1, 8), np.inf, np.float32))
+    with pytest.raises(InferenceServerException, match="ask for binary data"):
+        client.infer("relu", [infinite], outputs=[triton_http.InferRequestedOutput("y", binary_data=False)])
+    answer = client.infer("relu", [infinite], outputs=[triton_http.InferRequestedOutput("y", binary_data=True)])
+    assert np.isinf(answer.as_numpy("y")).all()
+    client.close()
+
+
+def test_size_of_a_part_is_compared_before_it_is_read(gateway: Gateway, client: Any, protocol: str) -> None:
+    key = f"/nnburst-sparse-{os.getpid()}"
+    shared = posix_ipc.SharedMemory(key, posix_ipc.O_CREX, size=1 << 40)
+    try:
+        client.register_system_shared_memory("sparse", key, 1 << 40)
+        with pytest.raises(InferenceServerException, match=f"takes {X.nbytes} bytes, got {1 << 40}"):
+            client.infer("relu", [placed(PROTOCOLS[protocol], size=1 << 40, name="sparse")])
+        huge = PROTOCOLS[protocol].InferInput("x", [1 << 31, 8], "FP32")
+        huge.set_shared_memory("sparse", 1 << 36)
+        with pytest.raises(InferenceServerException, match="is larger than"):
+            client.infer("relu", [huge])
+    finally:
+        client.unregister_system_shared_memory("sparse")
+        shared.close_fd()
+        shared.unlink()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "elements", "said"),
+    [
+        ("FP32", ["1.5", 1.0], "the elements are FP32, got a str"),
+        ("FP32", [1.0, True], "the elements are FP32, got a bool"),
+        ("FP32", [None, 1.0], "the elements are FP32, got a NoneType"),
+        ("FP32", [1e39, 0], "a number is too large for FP32"),
+        ("FP64", [10**400, 0], "a number is too large for FP64"),
+        ("FP64", json.loads("[1e999, 0]"), "a number is too large for FP64"),
+        ("FP16", [65520, 0], "a number is too large for FP16"),
+        ("INT32", [1.5, 2], "the elements are INT32, got a float"),
+        ("INT32", [2**31, 0], "2147483648 is not from -2147483648 to 2147483647"),
+        ("UINT8", [0, -1], "-1 is not from 0 to 255"),
+        ("UINT64", [10**4000, 0], "a number of more than 64 bits is not from 0 to 18446744073709551615"),
+        ("UINT8", np.array([300, 0], "u4"), "300 is not from 0 to 255"),
+        ("BOOL", [1, 0], "the elements are BOOL, got a int"),
+        ("INT32", [[1], [2, 3]], "lists of one level have different lengths"),
+        ("INT32", [[1], 2], "the elements are INT32, got a list"),
+        ("INT32", [1], "of shape [2] takes 2 elements, got 1"),
+    ],
+)
+def test_elements_that_are_none_of_the_datatype_are_refused(datatype: str, elements: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument) as info:
+        conversions(datatype).array_of(datatype, (2,), elements)
+    assert str(info.value).removeprefix("input 'x'").lstrip(": ") == said
+
+
+@pytest.mark.parametrize(
+    ("datatype", "elements"),
+    [
+        ("FP16", [65504, -0.5]),
+        ("FP32", [[1], [2.5]]),
+        ("FP32", np.array([np.nan, np.inf], "f4")),
+        ("UINT64", [0, 2**64 - 1]),
+        ("INT8", np.array([-128, 127], "i4")),
+        ("BOOL", [True, False]),
+    ],
+)
+def test_elements_of_the_datatype_keep_their_values(datatype: str, elements: Any) -> None:
+    array = conversions(datatype).array_of(datatype, (2,), elements)
+    assert array.dtype == _DTYPES[datatype]
+    np.testing.assert_array_equal(array, np.ravel(elements))
+
+
+def test_request_that_is_nearly_like_the_last_is_looked_at_anew(gateway: Gateway) -> None:
+    def request() -> Any:
+        request = pb.ModelInferRequest(model_name="relu", raw_input_contents=[X.tobytes()])
+        request.inputs.add(name="x", datatype="FP32", shape=X.shape)
+        return request
+
+    with grpc.insecure_channel(gateway.url("grpc")) as channel:
+        infer = stubs.GRPCInferenceServiceStub(channel).ModelInfer
+
+        def refused(wrong: Any) -> str:
+            for _ in range(2):
+                assert infer(request()).raw_output_contents[0] == Y.tobytes()
+            with pytest.raises(grpc.RpcError) as info:
+                infer(wrong)
+            assert info.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            return str(info.value.details())
+
+        wrong = request()
+        wrong.inputs[0].shape[:] = [1, 16]
+        assert "has shape" in refused(wrong)
+        wrong = request()
+        wrong.inputs[0].datatype = "INT32"
+        assert "is FP32" in refused(wrong)
+        wrong = request()
+        wrong.raw_input_contents[0] = X.tobytes()[:-4]
+        assert "takes 64 bytes" in refused(wrong)
+        wrong = request()
+        wrong.raw_input_contents.append(b"")
+        assert "belong to no input" in refused(wrong)
+        wrong = request()
+        wrong.model_version = "2"
+        assert "has the version 1" in refused(wrong)
+        wrong = request()
+        wrong.outputs.add(name="z")
+        assert "is unknown" in refused(wrong)
+        wrong = request()
+        wrong.inputs[0].parameters["shared_memory_region"].string_param = "nothing"
+        assert "a region needs" in refused(wrong)
+        other = request()
+        other.inputs[0].shape[0] = 1
+        other.raw_input_contents[0] = X[1:].tobytes()
+        for number, asked in enumerate((other, request(), other, other, other, request(), request(), request())):
+            asked.id = str(number)
+            answer = infer(asked)
+            assert answer.id == str(number)
+            assert list(answer.outputs[0].shape) == list(asked.inputs[0].shape)
+            assert answer.raw_output_contents[0] == Y[-answer.outputs[0].shape[0] :].tobytes()
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 0x7F, 0x80, 0x3FFF, 0x4000, 0x1FFFFF, 0x200000])
+def test_elements_of_an_answer_stand_behind_what_protobuf_puts_before_them(nbytes: int) -> None:
+    whole = pb.ModelInferResponse(raw_output_contents=[bytes(nbytes)]).SerializeToString()
+    assert gateway_grpc._before_elements(nbytes) == whole[: len(whole) - nbytes]
+
+
+def test_output_of_another_shape_is_answered_for_a_request_that_is_like_those_before(gateway: Gateway) -> None:
+    with grpc.insecure_channel(gateway.url("grpc")) as channel:
+        stub = stubs.GRPCInferenceServiceStub(channel)
+        for chosen in (2, 2, 2, 1, 2, 0):
+            request = pb.ModelInferRequest(model_name="compress")
+            request.raw_input_contents[:] = [X.tobytes(), (np.arange(2) < chosen).tobytes()]
+            request.inputs.add(name="x", datatype="FP32", shape=X.shape)
+            request.inputs.add(name="c", datatype="BOOL", shape=[2])
+            answer = stub.ModelInfer(request)
+            assert list(answer.outputs[0].shape) == [chosen, 8]
+            assert answer.raw_output_contents[0] == X[:chosen].tobytes()
+        counts = stub.ModelStatistics(pb.ModelStatisticsRequest(name="compress")).model_stats[0].inference_stats
+        assert (counts.success.count, counts.fail.count) == (6, 0)
+
+
+def test_requests_that_come_at_once_have_an_answer_each(gateway: Gateway) -> None:
+    numbers = np.random.default_rng(7).normal(size=(400, 2, 8)).astype(np.float32)
+
+    def request(i: int) -> Any:
+        rows = 1 + i // 2 % 2  # two of one shape, two of another
+        given = pb.ModelInferRequest(model_name="relu", raw_input_contents=[numbers[i, :rows].tobytes()])
+        given.inputs.add(name="x", datatype="FP32", shape=(rows, 8))
+        return given
+
+    async def main() -> None:
+        async with grpc.aio.insecure_channel(gateway.url("grpc")) as channel:
+            infer = stubs.GRPCInferenceServiceStub(channel).ModelInfer
+            answers = await asyncio.gather(*[infer(request(i)) for i in range(len(numbers))])
+        for i, answer in enumerate(answers):
+            assert list(answer.outputs[0].shape) == [1 + i // 2 % 2, 8]
+            assert answer.raw_output_contents[0] == np.maximum(numbers[i, : 1 + i // 2 % 2], 0).tobytes()
+
+    asyncio.run(main())
+
+
+def test_stream_says_which_request_failed_if_it_is_like_those_before(gateway: Gateway) -> None:
+    def request(number: int) -> Any:
+        request = pb.ModelInferRequest(model_name="relu", id=str(number), raw_input_contents=[X.tobytes()])
+        request.inputs.add(name="x", datatype="FP32", shape=X.shape)
+        if number == 4:
+            request.inputs[0].name = "y"
+        return request
+
+    with grpc.insecure_channel(gateway.url("grpc")) as channel:
+        answers = list(stubs.GRPCInferenceServiceStub(channel).ModelStreamInfer(map(request, range(6))))
+    assert [answer.infer_response.id for answer in answers] == [str(number) for number in range(6)]
+    assert [bool(answer.error_message) for answer in answers] == [number == 4 for number in range(6)]
+
+
+def test_contents_of_another_datatype_are_refused(gateway: Gateway) -> None:
+    def infer(name: str, datatype: str, **contents: Any) -> Any:
+        tensors = pb.InferTensorContents(**contents)
+        given = pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=[3], contents=tensors)
+        return stub.ModelInfer(pb.ModelInferRequest(model_name="types", inputs=[given]), timeout=60)
+
+    with grpc.insecure_channel(gateway.url("grpc")) as channel:
+        stub = stubs.GRPCInferenceServiceStub(channel)
+        for name, datatype, contents, said in (
+            ("u1", "UINT8", {"int_contents": [1, 2, 3]}, "UINT8 comes in uint_contents, not in int_contents"),
+            ("u1", "UINT8", {"uint_contents": [1, 2, 300]}, "300 is not from 0 to 255"),
+            ("f2", "FP16", {"fp32_contents": [1, 2, 3]}, "FP16 comes in raw_input_contents, not in fp32_contents"),
+            ("f8", "FP64", {"fp32_contents": [1, 2, 3]}, "FP64 comes in fp64_contents, not in fp32_contents"),
+        ):
+            with pytest.raises(grpc.RpcError) as info:
+                infer("in_" + name, datatype, **contents)
+            assert info.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert info.value.details() == f"input 'in_{name}': {said}"

@@ -1,0 +1,281 @@
+"""More for the gateway than it takes: requests, bytes, connections, time."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import signal
+import threading
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
+
+import aiohttp  # noqa: E402 (they may be absent)
+import grpc  # noqa: E402
+from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
+
+from nnburst.errors import DeviceUnavailable, InvalidArgument  # noqa: E402
+from nnburst.gateway import OutputTensor, Regions  # noqa: E402
+from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
+from nnburst.gateway import rest as gateway_rest  # noqa: E402
+from nnburst.gateway.budget import Budget  # noqa: E402
+from nnburst.gateway.inference import BRISK  # noqa: E402
+from support.gateways import (  # noqa: E402
+    Gateway,
+    SlowModels,
+    X,
+    Y,
+    raw,
+    refused,
+)
+
+pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [((1, 1 << 30), "1 requests are under way"), ((8, 1000), "requests of 1000 bytes are under way")],
+    ids=["requests", "bytes"],
+)
+def test_what_is_beyond_the_budget_is_refused_until_something_has_ended(budget: tuple[int, int], said: str) -> None:
+    async def main() -> None:
+        models, shared = SlowModels(), Budget(*budget)
+        server, port = await gateway_grpc.serve(models, Regions(False), shared, "127.0.0.1:0")  # type: ignore[arg-type]
+        runner, rest_port = await gateway_rest.serve(models, Regions(False), shared, "127.0.0.1:0")  # type: ignore[arg-type]
+        url = f"http://127.0.0.1:{rest_port}/v2/models/slow/infer"
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, aiohttp.ClientSession() as http:
+                stub = stubs.GRPCInferenceServiceStub(channel)
+                first = asyncio.ensure_future(stub.ModelInfer(raw(600)))
+                assert await models.runs.get() is None
+                with pytest.raises(grpc.aio.AioRpcError) as info:
+                    await stub.ModelInfer(raw(600))
+                assert info.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                async with http.post(url, data=b" " * 600) as answer:
+                    assert answer.status == 429
+                    assert said in (await answer.json())["error"]
+                models.go_on.set()
+                await first
+                await stub.ModelInfer(raw(600))
+                async with http.post(url, data=b'{"inputs": []}' + b" " * 600) as answer:
+                    assert answer.status == 200
+        finally:
+            await server.stop(None)
+            await runner.cleanup()
+
+    asyncio.run(main())
+
+
+def first_line_of_answer(sent: bytes) -> bytes:
+    """What the REST gateway answers to bytes on a fresh connection."""
+
+    async def main() -> bytes:
+        models: Any = SlowModels()
+        runner, port = await gateway_rest.serve(models, Regions(False), Budget(), "127.0.0.1:0")
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            try:
+                return await reader.readline()
+            finally:
+                writer.close()
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(main())
+
+
+def test_body_that_does_not_come_is_waited_for_no_longer_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_rest, "_PATIENCE_S", 0.01)
+    cut_off = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+    assert b" 408 " in first_line_of_answer(cut_off)
+
+
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01 hello\r\n\r\n", b"GET / HTTP/1.1\r\nno header\r\n\r\n"])
+def test_client_that_speaks_no_http_leaves_no_traceback(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    assert b" 400 " in first_line_of_answer(sent)
+    assert not caplog.records
+
+
+def test_what_is_under_way_is_finished_and_nothing_else_is_begun() -> None:
+    async def main() -> None:
+        budget = Budget()
+        with budget.request():
+            finishing = asyncio.ensure_future(budget.finish(60))
+            await asyncio.sleep(0)
+            with pytest.raises(DeviceUnavailable, match="being stopped"):
+                budget.request()
+            assert not finishing.done()
+        await finishing
+        await budget.finish(60)  # nothing is under way
+        slow = Budget()
+        with slow.request():
+            await slow.finish(0.01)
+
+    asyncio.run(main())
+
+
+def test_request_whose_body_is_coming_when_the_service_is_stopped_is_answered(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path)
+    body = json.dumps(
+        {"inputs": [{"name": "x", "shape": [2, 8], "datatype": "FP32", "data": X.ravel().tolist()}]}
+    ).encode()
+
+    async def main() -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://{gateway.url('rest')}/v2/models/relu/ready", timeout=60):
+            pass
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.ports["rest"])
+        writer.write(b"POST /v2/models/relu/infer HTTP/1.1\r\nHost: x\r\n")
+        writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body[:9])
+        await writer.drain()
+        while b"nothing" not in await asyncio.to_thread(said):  # the body is being read
+            pass
+        gateway.process.send_signal(signal.SIGTERM)
+        while b"being stopped" not in await asyncio.to_thread(said):
+            pass
+        writer.write(body[9:])
+        answer = await reader.read()
+        writer.close()
+        assert b" 200 " in answer.partition(b"\r\n")[0]
+        return json.loads(answer.partition(b"\r\n\r\n")[2])  # type: ignore[no-any-return]
+
+    def said() -> bytes:
+        url = f"http://{gateway.url('rest')}/v2/models/nothing/infer"
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, b'{"inputs": []}', method="POST"), timeout=60)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.read()
+        raise AssertionError
+
+    try:
+        assert asyncio.run(main())["outputs"][0]["data"] == Y.ravel().tolist()
+    finally:
+        gateway.close()
+
+
+def test_body_that_cannot_be_read_is_refused_with_a_sentence(gateway: Gateway) -> None:
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    assert "cannot be read" in refused(url, b"{}", **{"Content-Encoding": "gzip"})
+
+
+def test_request_is_answered_while_long_json_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, answered = threading.Event(), threading.Event()
+    read = gateway_rest._object
+    meanwhile: list[bool] = []
+
+    def slow(data: bytes) -> Any:
+        if len(data) > BRISK:
+            reading.set()
+            meanwhile.append(answered.wait(20))
+        return read(data)
+
+    monkeypatch.setattr(gateway_rest, "_object", slow)
+
+    async def main() -> None:
+        models = SlowModels()
+        models.go_on.set()
+        runner, port = await gateway_rest.serve(models, Regions(False), Budget(), "127.0.0.1:0")  # type: ignore[arg-type]
+        url = f"http://127.0.0.1:{port}/v2/models/slow/infer"
+
+        async def status(size: int) -> int:
+            async with http.post(url, data=b'{"inputs": []}' + b" " * size) as answer:
+                return answer.status
+
+        try:
+            async with aiohttp.ClientSession() as http:
+                long = asyncio.ensure_future(status(BRISK))
+                assert await asyncio.to_thread(reading.wait, 60)
+                assert await status(0) == 200
+                answered.set()
+                assert await long == 200
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(main())
+    assert meanwhile == [True]
+
+
+def test_json_beyond_its_limits_is_refused(gateway: Gateway) -> None:
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    assert "send tensors as binary data" in refused(url, b'{"inputs": []}' + b" " * gateway_rest._MOST_JSON)
+    answers = [(OutputTensor("y"), "INT8", np.zeros(gateway_rest._MOST_NUMBERS + 1, np.int8))]
+    with pytest.raises(InvalidArgument, match="output 'y' has 1048577 elements"):
+        gateway_rest._response("relu", None, answers, {"": False})
+    assert gateway_rest._response("relu", None, answers, {"": True}).status == 200
+    half = np.zeros(gateway_rest._MOST_NUMBERS // 2, np.int8)
+    several = [(OutputTensor(name), "INT8", half) for name in "abc"]
+    assert gateway_rest._response("relu", None, several[:2], {"": False}).status == 200
+    with pytest.raises(InvalidArgument, match=r"output 'c' has 524288 elements.* 0 are left"):
+        gateway_rest._response("relu", None, several, {"": False})
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
+def test_body_that_inflates_beyond_its_limit_is_refused(gateway: Gateway, pack: Callable[[bytes], bytes]) -> None:
+    def asked(rows: int) -> bytes:
+        """So many rows of zeros as binary data, and their sum as JSON."""
+        size = {"binary_data_size": 32 * rows}
+        head = json.dumps({"inputs": [{"name": "x", "shape": [rows, 8], "datatype": "FP32", "parameters": size}]})
+        headers["Inference-Header-Content-Length"] = str(len(head))
+        return pack(head.encode() + bytes(32 * rows))
+
+    url = f"http://{gateway.url('rest')}/v2/models/total/infer"
+    headers = {"Content-Encoding": "gzip" if pack is gzip.compress else "deflate"}
+    with urllib.request.urlopen(urllib.request.Request(url, asked(1 << 18), headers), timeout=60) as answer:
+        assert json.loads(answer.read())["outputs"][0]["data"] == [0]
+    bomb = asked(1 << 19)
+    assert len(bomb) < 1 << 15
+    assert (
+        refused(url, bomb, **headers) == "a compressed body inflates to at most 16777216 bytes: send this one as it is"
+    )
+    for broken in (bomb[:100], bomb[:2] + bomb, pack(b"{}") + b"x", b"{}", b""):
+        assert "the body cannot be read" in refused(url, broken, **headers)
+
+
+def test_body_in_an_unknown_encoding_is_refused(gateway: Gateway) -> None:
+    request = urllib.request.Request(
+        f"http://{gateway.url('rest')}/v2/models/relu/infer", b"{}", {"Content-Encoding": "br"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as info:
+        urllib.request.urlopen(request, timeout=60)
+    with info.value as answer:
+        assert answer.code == 415
+        assert "send it in gzip, deflate or plain" in json.loads(answer.read())["error"]
+
+
+def test_message_that_inflates_beyond_the_limit_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_grpc, "_MOST_BYTES", 1 << 20)
+
+    async def main() -> None:
+        models: Any = SlowModels()
+        models.go_on.set()
+        server, port = await gateway_grpc.serve(models, Regions(False), Budget(), "127.0.0.1:0")
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", compression=grpc.Compression.Gzip) as channel:
+                stub = stubs.GRPCInferenceServiceStub(channel)
+                await stub.ModelInfer(raw(1 << 19))
+                with pytest.raises(grpc.aio.AioRpcError) as info:
+                    await stub.ModelInfer(raw(1 << 21))  # 2 KB of gzip
+                assert info.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert models.runs.qsize() == 1
+        finally:
+            await server.stop(None)
+
+    asyncio.run(main())
+
+
+def test_output_that_is_asked_for_twice_is_refused(gateway: Gateway) -> None:
+    given = {"name": "x", "datatype": "FP32", "shape": [1, 8], "data": [1.0] * 8}
+    body = json.dumps({"inputs": [given], "outputs": [{"name": "y"}] * 2}).encode()
+    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+    assert refused(url, body) == "output 'y' is asked for twice"

@@ -1,0 +1,178 @@
+"""Shared memory that requests of the Open Inference Protocol name."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import posix_ipc
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
+
+from tritonclient.utils import InferenceServerException  # noqa: E402
+from tritonclient.utils import shared_memory as region  # noqa: E402
+
+from nnburst.errors import InvalidArgument  # noqa: E402
+from nnburst.gateway import Regions  # noqa: E402
+from support.gateways import (  # noqa: E402
+    PROTOCOLS,
+    Gateway,
+    X,
+    Y,
+    placed,
+    tensor,
+)
+
+pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
+
+
+def test_tensors_in_shared_memory(client: Any, protocol: str, memory: Any) -> None:
+    kind = PROTOCOLS[protocol]
+    client.register_system_shared_memory("tensors", f"/nnburst-test-{os.getpid()}", 4096)
+    try:
+        region.set_shared_memory_region(memory, [X])
+        wanted = kind.InferRequestedOutput("y")
+        wanted.set_shared_memory("tensors", Y.nbytes, 1024)
+        client.infer("relu", [placed(kind)], outputs=[wanted])
+        assert region.get_contents_as_numpy(memory, np.float32, [2, 8], 1024).tobytes() == Y.tobytes()
+        status = client.get_system_shared_memory_status(**({"as_json": True} if protocol == "grpc" else {}))
+        assert "tensors" in str(status)
+    finally:
+        client.unregister_system_shared_memory("tensors")
+    with pytest.raises(InferenceServerException, match="no region 'tensors'"):
+        client.infer("relu", [placed(kind)])
+
+
+HOSTILE: dict[str, Callable[[Any, str], None]] = {
+    "path out of the folder": lambda client, key: client.register_system_shared_memory("r", "/../../etc/passwd", 16),
+    "folder": lambda client, key: client.register_system_shared_memory("r", "/..", 16),
+    "no name": lambda client, key: client.register_system_shared_memory("", key, 16),
+    "long name": lambda client, key: client.register_system_shared_memory("r" * 5000, key, 16),
+    "not there": lambda client, key: client.register_system_shared_memory("r", "/nnburst-not-there", 16),
+    "too large": lambda client, key: client.register_system_shared_memory("r", key, 4097),
+    "beyond the end": lambda client, key: client.register_system_shared_memory("r", key, 4096, offset=1),
+    "huge": lambda client, key: client.register_system_shared_memory("r", key, 2**63 - 1, offset=2**62),
+    "empty": lambda client, key: client.register_system_shared_memory("r", key, 0),
+}
+
+
+REFUSALS = {
+    "path out of the folder": "is no name of a POSIX shared memory",
+    "folder": "is no name of a POSIX shared memory",
+    "no name": "the name of a region has 1 to 255 characters, got 0",
+    "long name": "the name of a region has 1 to 255 characters, got 5000",
+    "not there": "region 'r': cannot open the shared memory '/nnburst-not-there'",
+    "too large": "has 4096 bytes, not 0 \\+ 4097",
+    "beyond the end": "has 4096 bytes, not 1 \\+ 4096",
+    "huge": f"has 4096 bytes, not {2**62} \\+ {2**63 - 1}",
+    "empty": "offset 0 and size 0 are no part of a memory",
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_region_that_is_none_is_refused(what: str, client: Any, protocol: str, memory: Any) -> None:
+    said = "404" if (what, protocol) == ("no name", "rest") else REFUSALS[what]  # its URL has no such path
+    with pytest.raises(InferenceServerException, match=said):
+        HOSTILE[what](client, f"/nnburst-test-{os.getpid()}")
+    status = client.get_system_shared_memory_status()
+    assert len(status if isinstance(status, list) else status.regions) == 0
+
+
+@pytest.mark.parametrize(("offset", "size"), [(4096, 64), (4090, 64), (0, 63), (0, 4097), (2**62, 64)])
+def test_part_that_is_none_of_a_region_is_refused(
+    client: Any, protocol: str, memory: Any, offset: int, size: int
+) -> None:
+    client.register_system_shared_memory("tensors", f"/nnburst-test-{os.getpid()}", 4096)
+    try:
+        with pytest.raises(InferenceServerException):
+            client.infer("relu", [placed(PROTOCOLS[protocol], offset, size)])
+    finally:
+        client.unregister_system_shared_memory("")
+
+
+def test_memory_that_its_owner_cuts_fails_the_request_only(gateway: Gateway, client: Any, protocol: str) -> None:
+    key = f"/nnburst-cut-{os.getpid()}"
+    shared = posix_ipc.SharedMemory(key, posix_ipc.O_CREX, size=4096)
+    try:
+        client.register_system_shared_memory("cut", key, 4096)
+        os.ftruncate(shared.fd, 16)
+        wanted = PROTOCOLS[protocol].InferRequestedOutput("y")
+        wanted.set_shared_memory("cut", Y.nbytes, 1024)
+        with pytest.raises(InferenceServerException, match="its owner cut it"):
+            client.infer("relu", [placed(PROTOCOLS[protocol], name="cut")])
+        with pytest.raises(InferenceServerException, match="its owner cut it"):
+            client.infer("relu", [tensor(PROTOCOLS[protocol], "x", X)], outputs=[wanted])
+    finally:
+        client.unregister_system_shared_memory("cut")
+        shared.close_fd()
+        shared.unlink()
+    assert client.infer("relu", [tensor(PROTOCOLS[protocol], "x", X)]).as_numpy("y").tobytes() == Y.tobytes()
+
+
+def test_region_that_is_forgotten_while_requests_use_it(
+    gateway: Gateway, client: Any, protocol: str, memory: Any
+) -> None:
+    kind, url, key = PROTOCOLS[protocol], gateway.url(protocol), f"/nnburst-test-{os.getpid()}"
+    region.set_shared_memory_region(memory, [X])
+    wanted = kind.InferRequestedOutput("y")
+    wanted.set_shared_memory("tensors", Y.nbytes, 1024)
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        other = kind.InferenceServerClient(url)
+        while not ended.is_set():
+            other.register_system_shared_memory("tensors", key, 4096)
+            other.unregister_system_shared_memory("tensors")
+        other.close()
+
+    goes = threading.Thread(target=come_and_go)
+    goes.start()
+    answers = refusals = 0
+    try:
+        while answers < 5 or refusals < 5:
+            region.set_shared_memory_region(memory, [np.zeros_like(Y)], 1024)
+            try:
+                client.infer("relu", [placed(kind)], outputs=[wanted])
+            except InferenceServerException as error:
+                assert "no region 'tensors' is registered" in str(error)
+                refusals += 1
+            else:
+                assert region.get_contents_as_numpy(memory, np.float32, [2, 8], 1024).tobytes() == Y.tobytes()
+                answers += 1
+    finally:
+        ended.set()
+        goes.join()
+
+
+def test_memory_that_is_cut_while_it_is_used_voids_the_request() -> None:
+    regions = Regions(True)
+    shared = posix_ipc.SharedMemory(f"/nnburst-cut-{os.getpid()}", posix_ipc.O_CREX, size=1 << 20)
+    try:
+        regions.register("cut", f"/nnburst-cut-{os.getpid()}", 4096, (1 << 20) - 4096)
+        part = regions.part("cut", 4096, 8192)
+        assert not part.bytes.any()
+        part.check()
+        os.ftruncate(shared.fd, 4096)
+        regions.unregister("cut")
+        assert not part.bytes.any()
+        with pytest.raises(InvalidArgument, match="its owner cut it"):
+            part.check()
+    finally:
+        shared.close_fd()
+        shared.unlink()
+        regions.close()
+
+
+def test_memory_is_refused_unless_it_was_allowed(tmp_path: Path, memory: Any) -> None:
+    gateway = Gateway(tmp_path)
+    client = gateway.client("grpc")
+    with pytest.raises(InferenceServerException, match="--oip-shared-memory"):
+        client.register_system_shared_memory("tensors", f"/nnburst-test-{os.getpid()}", 4096)
+    client.close()
+    gateway.close()

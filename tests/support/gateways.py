@@ -1,0 +1,158 @@
+"""A running gateway of the Open Inference Protocol, its models, and what is sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
+
+import tritonclient.grpc as triton_grpc  # noqa: E402
+import tritonclient.http as triton_http  # noqa: E402
+from tritonclient.grpc import service_pb2 as pb  # noqa: E402
+
+from nnburst.gateway.tensors import _DTYPES, ModelTensor  # noqa: E402
+from nnburst.model import Priority  # noqa: E402
+
+X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
+Y = np.maximum(X, 0)
+PROTOCOLS = {"grpc": triton_grpc, "rest": triton_http}
+
+
+class Gateway:
+    """A running `nnburst serve --oip`."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        (folder / "run").mkdir(mode=0o700)
+        environment = os.environ | {"XDG_RUNTIME_DIR": str(folder / "run")}
+        command = [sys.executable, "-m", "nnburst", "serve", "--name", "gate", "--json"]
+        for make in (relu, types, compress, total):
+            command += ["--model", f"{make.__name__}={make(folder)}"]
+        command += ["--oip", "127.0.0.1:0", "--oip-rest", "127.0.0.1:0", *options]
+        self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.ports = json.loads(self.process.stdout.readline())["oip"]
+
+    def url(self, protocol: str) -> str:
+        return f"127.0.0.1:{self.ports[protocol]}"
+
+    def client(self, protocol: str) -> Any:
+        return PROTOCOLS[protocol].InferenceServerClient(self.url(protocol))
+
+    def close(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(60) == 0
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def relu(folder: Path) -> Path:
+    value = [onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in ("x", "y")]
+    return model(folder / "relu.onnx", [("Relu", ["x"], ["y"])], value[:1], value[1:])
+
+
+def types(folder: Path) -> Path:
+    """One input and output of each type, by way of Identity."""
+    kinds = {"f2": 10, "f8": 11, "i1": 3, "u1": 2, "i4": 6, "i8": 7, "b": 9}
+    value = {
+        side: [onnx.helper.make_tensor_value_info(side + name, kind, [3]) for name, kind in kinds.items()]
+        for side in ("in_", "out_")
+    }
+    nodes = [("Identity", ["in_" + name], ["out_" + name]) for name in kinds]
+    return model(folder / "types.onnx", nodes, value["in_"], value["out_"])
+
+
+def compress(folder: Path) -> Path:
+    """The rows of x that c chooses. The model says that there are as many as before."""
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in ("x", "y"))
+    c = onnx.helper.make_tensor_value_info("c", 9, ["n"])
+    return model(folder / "compress.onnx", [("Compress", ["x", "c"], ["y"])], [x, c], [y], axis=0)
+
+
+def total(folder: Path) -> Path:
+    """The sum of x, which has no dimensions."""
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", ["n", "m"]), ("y", [])))
+    return model(folder / "total.onnx", [("ReduceSum", ["x"], ["y"])], [x], [y], keepdims=0)
+
+
+def model(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], **attributes: int) -> Path:
+    made = [onnx.helper.make_node(*node, **attributes) for node in nodes]
+    graph = onnx.helper.make_graph(made, path.stem, inputs, outputs)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def tensor(protocol: Any, name: str, array: Any, datatype: str = "FP32", **options: Any) -> Any:
+    given = protocol.InferInput(name, list(array.shape), datatype)
+    given.set_data_from_numpy(array, **options)
+    return given
+
+
+def asked(**more: Any) -> dict[str, Any]:
+    given = {"name": "x", "shape": [2, 8], "datatype": "FP32", "data": X.ravel().tolist()}
+    return {"inputs": [given], **more}
+
+
+def placed(kind: Any, offset: int = 0, size: int = X.nbytes, name: str = "tensors") -> Any:
+    given = kind.InferInput("x", list(X.shape), "FP32")
+    given.set_shared_memory(name, size, offset)
+    return given
+
+
+def refused(url: str, body: bytes, **headers: str) -> str:
+    """Return the sentence with which a request over HTTP is refused."""
+    with pytest.raises(urllib.error.HTTPError) as info:
+        urllib.request.urlopen(urllib.request.Request(url, body, headers, method="POST"), timeout=60)
+    with info.value as answer:
+        assert answer.code == 400
+        said: str = json.loads(answer.read())["error"]
+        return said
+
+
+def conversions(datatype: str) -> ModelTensor:
+    return ModelTensor("x", datatype, _DTYPES[datatype], (-1,))
+
+
+class SlowModels:
+    """One model that runs until it is told, and says how long it was given."""
+
+    names = ("slow",)
+
+    def __init__(self) -> None:
+        self.model = SimpleNamespace(inputs={"x": conversions("UINT8")}, outputs={}, run=self.run)
+        self.runs: asyncio.Queue[float | None] = asyncio.Queue()
+        self.go_on = asyncio.Event()
+
+    def ready(self, name: str, priority: Priority) -> Any:
+        self.asked = priority
+        return self.model
+
+    async def take(self, name: str, priority: Priority) -> Any:
+        return self.model
+
+    def give_back(self, model: Any) -> None:
+        assert model is self.model
+
+    async def run(self, inputs: Any, timeout: float | None) -> list[Any]:
+        self.runs.put_nowait(timeout)
+        await self.go_on.wait()
+        return []
+
+
+def raw(size: int) -> Any:
+    request = pb.ModelInferRequest(model_name="slow", raw_input_contents=[bytes(size)])
+    request.inputs.add(name="x", datatype="UINT8", shape=[size])
+    return request
