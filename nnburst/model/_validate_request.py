@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,11 +49,9 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
             case.allow_unspecified = steps is None and (allow_unspecified_output or not case.written)
             case.steps = 1 if steps is None else steps.count
             case.is_state = None if steps is None else position in states[what]
-            for rule in _OMITTED_RULES if argument.has_no_value else _RULES:
-                rule(case)
-            if not argument.has_no_value:
-                if not isinstance(case.pool, BufferToken):  # the rules of buffers are those of their device
-                    regions.append(_region(case.pool, argument.location, place, case.written))
+            case.check()
+            if not argument.has_no_value and not isinstance(case.pool, BufferToken):  # whose rules are their device's
+                regions.append(_region(case.pool, argument.location, place, case.written))
     if request.outputs:
         regions += _constant_regions(model)
     _check_overlap(regions)
@@ -129,119 +127,111 @@ class _Case:
     def refuse(self, why: str) -> InvalidArgument:
         return InvalidArgument(f"{self.place} {why}")
 
+    def check(self) -> None:
+        """Apply the rules, in this order."""
+        if self.argument.has_no_value:
+            self._nothing_given()
+            return
+        self._in_a_pool()
+        self._inside_the_pool()
+        self._with_the_rights()
+        self._dimensions()
+        self._known()
+        self._length()
+        self._fits_the_image()
 
-# -- the rules, in the order in which they are applied ---------------------------------------------------------------
+    def _nothing_given(self) -> None:
+        dims = self.argument.dimensions
+        if self.location != _NOWHERE or (dims and not self.may_be_empty):
+            raise self.refuse("is omitted (has_no_value) but has a location or dimensions")
+        if dims:
+            self._dimensions()
+            if 0 not in dims:
+                raise self.refuse(f"has no bytes, but {math.prod(dims)} elements of dimensions {list(dims)}")
 
+    def _in_a_pool(self) -> None:
+        if not 0 <= self.location.pool_index < len(self.pools):
+            raise self.refuse(f"is in pool {self.location.pool_index}; the request has {len(self.pools)} pools")
+        if isinstance(self.pool, Steps):
+            raise self.refuse(f"is in pool {self.location.pool_index}, which is no memory but a number of steps")
 
-def _nothing_given(case: _Case) -> None:
-    dims = case.argument.dimensions
-    if case.location != _NOWHERE or (dims and not case.may_be_empty):
-        raise case.refuse("is omitted (has_no_value) but has a location or dimensions")
-    if dims:
-        _dimensions(case)
-        if 0 not in dims:
-            raise case.refuse(f"has no bytes, but {math.prod(dims)} elements of dimensions {list(dims)}")
+    def _inside_the_pool(self) -> None:
+        location = self.location
+        if isinstance(self.pool, BufferToken) and self.pool.token == 0:
+            raise self.refuse("is in a buffer with token 0, which no buffer has")
+        if self.is_state is not None and self.is_state != isinstance(self.pool, BufferToken):
+            raise self.refuse("is a state of steps, or lies in a buffer, but not both; the two go together")
+        if self.whole:
+            if self.is_state is False:
+                raise self.refuse("is in an image, which has no room for several steps")
+            if location.offset or location.length:
+                raise self.refuse("is in a pool that is used as a whole; offset and length must be 0")
+            return
+        if location.offset < 0 or location.length < 0 or location.offset + location.length > self.pool.size:
+            raise self.refuse(f"ends at byte {location.offset + location.length} of a pool of {self.pool.size} bytes")
+        if location.length == 0:
+            raise self.refuse("has no bytes; give its size, or at least 1 for an output of unknown size")
 
+    def _with_the_rights(self) -> None:
+        """Upstream would take a fault inside the service."""
+        given, needed = getattr(self.pool, "prot", _READ | _WRITE), _READ | _WRITE if self.written else _READ
+        if needed & ~given:
+            raise self.refuse(f"needs rights {needed} (1 read, 2 write), but its memory was shared with {given}")
 
-def _in_a_pool(case: _Case) -> None:
-    if not 0 <= case.location.pool_index < len(case.pools):
-        raise case.refuse(f"is in pool {case.location.pool_index}; the request has {len(case.pools)} pools")
-    if isinstance(case.pool, Steps):
-        raise case.refuse(f"is in pool {case.location.pool_index}, which is no memory but a number of steps")
+    def _dimensions(self) -> None:
+        dims = self.argument.dimensions
+        try:
+            check_dimensions(dims)
+        except InvalidArgument as error:
+            raise self.refuse(f"cannot have its dimensions: {error}") from None
+        if not self.written and not self.argument.has_no_value and 0 in dims:
+            raise self.refuse(f"is given dimensions {list(dims)}; a request knows all of an input's")
+        if self.info is None:
+            return
+        if self.info.is_scalar and dims:
+            raise self.refuse(f"is a scalar but the request gives it dimensions {list(dims)}")
+        try:
+            self.dims = combine_dimensions(self.operand.dimensions, dims)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{self.place}: the request contradicts the model: {error}") from None
 
+    def _known(self) -> None:
+        if self.info is None or self.info.dtype is None or self.nbytes:
+            return
+        if not self.allow_unspecified:
+            raise self.refuse(f"has dimensions {list(self.dims)}; this execution needs all of them known")
+        if not self.written and not isinstance(self.pool, BufferToken):  # which knows the dimensions of its contents
+            raise self.refuse(f"has dimensions {list(self.dims)}, which are not all known; give them in the request")
 
-def _inside_the_pool(case: _Case) -> None:
-    location = case.location
-    if isinstance(case.pool, BufferToken) and case.pool.token == 0:
-        raise case.refuse("is in a buffer with token 0, which no buffer has")
-    if case.is_state is not None and case.is_state != isinstance(case.pool, BufferToken):
-        raise case.refuse("is a state of steps, or lies in a buffer, but not both; the two go together")
-    if case.whole:
-        if case.is_state is False:
-            raise case.refuse("is in an image, which has no room for several steps")
-        if location.offset or location.length:
-            raise case.refuse("is in a pool that is used as a whole; offset and length must be 0")
-        return
-    if location.offset < 0 or location.length < 0 or location.offset + location.length > case.pool.size:
-        raise case.refuse(f"ends at byte {location.offset + location.length} of a pool of {case.pool.size} bytes")
-    if location.length == 0:
-        raise case.refuse("has no bytes; give its size, or at least 1 for an output of unknown size")
+    def _length(self) -> None:
+        if self.whole:
+            return
+        if self.location.length % self.steps:
+            raise self.refuse(
+                f"has {self.location.length} bytes, which are no {self.steps} equal parts, one for each step"
+            )
+        if self.info is None or not self.nbytes:
+            return
+        if self.location.length != self.nbytes * self.steps:
+            raise self.refuse(
+                f"has {self.location.length} bytes; {type_name(self.operand.type)} of dimensions {list(self.dims)} "
+                f"needs {self.nbytes}" + (f" in each of {self.steps} steps" if self.steps > 1 else "")
+            )
 
-
-def _with_the_rights(case: _Case) -> None:
-    """Upstream would take a fault inside the service."""
-    given, needed = getattr(case.pool, "prot", _READ | _WRITE), _READ | _WRITE if case.written else _READ
-    if needed & ~given:
-        raise case.refuse(f"needs rights {needed} (1 read, 2 write), but its memory was shared with {given}")
-
-
-def _dimensions(case: _Case) -> None:
-    dims = case.argument.dimensions
-    try:
-        check_dimensions(dims)
-    except InvalidArgument as error:
-        raise case.refuse(f"cannot have its dimensions: {error}") from None
-    if not case.written and not case.argument.has_no_value and 0 in dims:
-        raise case.refuse(f"is given dimensions {list(dims)}; a request knows all of an input's")
-    if case.info is None:
-        return
-    if case.info.is_scalar and dims:
-        raise case.refuse(f"is a scalar but the request gives it dimensions {list(dims)}")
-    try:
-        case.dims = combine_dimensions(case.operand.dimensions, dims)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{case.place}: the request contradicts the model: {error}") from None
-
-
-def _known(case: _Case) -> None:
-    if case.info is None or case.info.dtype is None or case.nbytes:
-        return
-    if not case.allow_unspecified:
-        raise case.refuse(f"has dimensions {list(case.dims)}; this execution needs all of them known")
-    if not case.written and not isinstance(case.pool, BufferToken):  # which knows the dimensions of its contents
-        raise case.refuse(f"has dimensions {list(case.dims)}, which are not all known; give them in the request")
-
-
-def _length(case: _Case) -> None:
-    if case.whole:
-        return
-    if case.location.length % case.steps:
-        raise case.refuse(f"has {case.location.length} bytes, which are no {case.steps} equal parts, one for each step")
-    if case.info is None or not case.nbytes:
-        return
-    if case.location.length != case.nbytes * case.steps:
-        raise case.refuse(
-            f"has {case.location.length} bytes; {type_name(case.operand.type)} of dimensions {list(case.dims)} "
-            f"needs {case.nbytes}" + (f" in each of {case.steps} steps" if case.steps > 1 else "")
-        )
-
-
-def _fits_the_image(case: _Case) -> None:
-    image = getattr(case.pool, "image", None)
-    if image is None:
-        return
-    if case.info is None or case.info.dtype is None or case.nbytes == 0:
-        raise case.refuse("is in an image, whose size is fixed; give all dimensions")
-    shape = getattr(image, "known_shape", None)
-    if shape is None:  # a format that cannot be read: the execution fails, the request is well-formed
-        return
-    if case.info.element_size != image.dtype.itemsize or case.nbytes != image.tight_size:
-        raise case.refuse(
-            f"has {case.nbytes} bytes in elements of {case.info.element_size}; its image is {list(shape)} of "
-            f"{image.dtype.itemsize}"
-        )
-
-
-_OMITTED_RULES: tuple[Callable[[_Case], None], ...] = (_nothing_given,)
-_RULES: tuple[Callable[[_Case], None], ...] = (
-    _in_a_pool,
-    _inside_the_pool,
-    _with_the_rights,
-    _dimensions,
-    _known,
-    _length,
-    _fits_the_image,
-)
+    def _fits_the_image(self) -> None:
+        image = getattr(self.pool, "image", None)
+        if image is None:
+            return
+        if self.info is None or self.info.dtype is None or self.nbytes == 0:
+            raise self.refuse("is in an image, whose size is fixed; give all dimensions")
+        shape = getattr(image, "known_shape", None)
+        if shape is None:  # a format that cannot be read: the execution fails, the request is well-formed
+            return
+        if self.info.element_size != image.dtype.itemsize or self.nbytes != image.tight_size:
+            raise self.refuse(
+                f"has {self.nbytes} bytes in elements of {self.info.element_size}; its image is {list(shape)} of "
+                f"{image.dtype.itemsize}"
+            )
 
 
 # -- overlap ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import nnburst
 from nnburst.burst import CancelToken, Kernel, ListenerGroup, present_token, under_token
 from nnburst.devices import create_device, local
 from nnburst.devices.function import FunctionDevice, FunctionModel, Tensor, declare
-from nnburst.devices.reference import control
+from nnburst.devices.reference import graph
 from nnburst.errors import GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from nnburst.memory import Memory
 from nnburst.model import (
@@ -341,7 +341,7 @@ def test_device_is_told_of_a_deadline_only_where_steps_are_long(rig: tuple[Servi
 
 def test_time_of_a_loop_is_that_of_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count(step=1_000_000)
-    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic_ns=lambda: next(now)))
+    monkeypatch.setattr(graph, "time", SimpleNamespace(monotonic_ns=lambda: next(now)))
     prepared = create_device("nnburst-reference").prepare_model(counting_model(3.0))
     options = RunOptions(loop_timeout_ns=12_000_000)
     with Memory.ashmem(4096) as memory, contextlib.closing(prepared):
