@@ -12,7 +12,7 @@ from .client.slots import SlotTable
 from .interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, SupportsExecute
 from .kernel import Kernel, run_until
 from .polling import CHANNEL_LENGTH, DATUM, default_polling_window, loop_timeout_ns
-from .server.group import FlowQueue, ListenerGroup
+from .server.group import Flow, FlowQueue, ListenerGroup
 from .server.server import ExecutionBurstServer
 from .server.slot_executor import SlotExecutor
 from .stats import BurstStats, ServerStats
@@ -31,6 +31,7 @@ __all__ = [
     "ExecutionBurstController",
     "ExecutionBurstServer",
     "ExecutionResult",
+    "Flow",
     "FlowQueue",
     "InFlight",
     "InFlightRuns",

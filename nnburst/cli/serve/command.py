@@ -196,7 +196,7 @@ def serve(
                 "name": address,
                 "socket": where,
                 "pid": os.getpid(),
-                "devices": [device.name for device in host.devices],
+                "devices": [device.name for device in host.offer.devices],
                 "models": names,
                 **({} if metrics_url is None else {"metrics": metrics_url}),
                 **({"oip": running.ports} if running is not None else {}),

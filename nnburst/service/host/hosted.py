@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Container, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
@@ -42,6 +42,8 @@ class HostedModel:
         priority: Of its bursts.
     """
 
+    what: ClassVar[str] = "prepared model"
+
     def __init__(
         self, prepared: PreparedModel, row: Row | None, priority: Priority, faults: FaultPoints | None = None
     ) -> None:
@@ -59,6 +61,8 @@ class HostedBuffer:
         ledger: Where its bytes count.
         tokens: Those that the connection may name.
     """
+
+    what: ClassVar[str] = "buffer"
 
     def __init__(self, buffer: Buffer, ledger: Ledger, tokens: set[int]) -> None:
         self.buffer = buffer
@@ -95,6 +99,8 @@ class HostedBuffer:
 class HostedFenced:
     """A fenced execution in a connection's table. It goes once it has ended and its client has let go."""
 
+    what: ClassVar[str] = "fenced execution"
+
     def __init__(self) -> None:
         self._execution: FencedExecution | None = None
         self._cancelled = False
@@ -122,6 +128,7 @@ class HostedBurst(Struct, frozen=True):
 
     context: BurstContext
     memories: SlotMemories
+    what: ClassVar[str] = "burst"
 
     def leave(self) -> None:
         """Its client awaits nothing of it any more."""

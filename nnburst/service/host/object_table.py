@@ -7,12 +7,19 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from ...burst import Account, CancelToken
 from ...errors import DeadObject, InvalidArgument
 
-T = TypeVar("T")
+
+class Thing(Protocol):
+    """What a client owns; `what` is its name in messages."""
+
+    what: ClassVar[str]
+
+
+T = TypeVar("T", bound=Thing)
 _log = logging.getLogger(__name__)
 
 
@@ -91,7 +98,7 @@ class ObjectTable:
         return entry.value if entry is not None and isinstance(entry.value, kind) else None
 
     @contextmanager
-    def lease(self, number: int, kind: type[T], what: str) -> Iterator[T]:
+    def lease(self, number: int, kind: type[T]) -> Iterator[T]:
         """Use an object inside a with block, which may end in another thread.
 
         Raises:
@@ -103,7 +110,7 @@ class ObjectTable:
             if entry is None and self._closed:
                 raise DeadObject("the connection has ended")
             if entry is None or not isinstance(entry.value, kind):
-                raise InvalidArgument(f"there is no {what} {number} on this connection")
+                raise InvalidArgument(f"there is no {kind.what} {number} on this connection")
             entry.users += 1
         try:
             yield entry.value

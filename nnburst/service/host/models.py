@@ -1,0 +1,180 @@
+"""What a client asks of models and devices."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from ..._core.deadline import Deadline
+from ...burst import under_token
+from ...cache import CacheRejected, SaveResult, check_fd, checked_token
+from ...devices import Device, DeviceInfo, PreparedModel, checked_model
+from ...devices.deadline import earlier
+from ...errors import ErrorStatus
+from ...memory import check_pools
+from ...model import Priority, consistent_result, reason_of, took_too_long
+from ...watch import RowKind
+from ..wire import cache_messages as caching
+from ..wire import protocol as calls
+from ..wire.marshal import cache_from_wire, memories_from_wire, model_to_wire
+from ..wire.packets import FdBundle
+from ..wire.values import WireModel
+from .client import HostedClient
+from .hosted import HostedModel, close_all
+
+_MAX_MESSAGE = 4096
+
+
+def on_list_devices(client: HostedClient, message: calls.ListDevices, fds: FdBundle) -> calls.ListDevicesReply:
+    """Describe every device."""
+    return calls.ListDevicesReply(devices=tuple(map(DeviceInfo.of, client.offer.devices)))
+
+
+def on_get_device_status(
+    client: HostedClient, message: calls.GetDeviceStatus, fds: FdBundle
+) -> calls.GetDeviceStatusReply:
+    """Ask a device."""
+    return calls.GetDeviceStatusReply(status=client.device(message.device).status)
+
+
+def on_get_device_counters(
+    client: HostedClient, message: caching.GetDeviceCounters, fds: FdBundle
+) -> caching.GetDeviceCountersReply:
+    """Return a device's counters."""
+    return caching.GetDeviceCountersReply(dict(client.device(message.device).counters()))
+
+
+def on_get_supported_operations(
+    client: HostedClient, message: calls.GetSupportedOperations, fds: FdBundle
+) -> calls.GetSupportedOperationsReply:
+    """Ask a device about a model, which is forgotten afterwards."""
+    device = client.device(message.device)
+    with contextlib.ExitStack() as call:
+        model = client.model(call, message.model, fds)
+        return calls.GetSupportedOperationsReply(supported=tuple(device.get_supported_operations(model)))
+
+
+def on_import_model(client: HostedClient, message: calls.ImportModel, fds: FdBundle) -> calls.ImportModelReply:
+    """Have a device read a file, which is forgotten afterwards."""
+    device = client.device(message.device)
+    with contextlib.ExitStack() as call:
+        call.enter_context(client.charge_for(message.pools, fds))
+        pools = memories_from_wire(message.pools, fds, client.same_user)
+        call.callback(close_all, pools)
+        check_pools(pools, "imported file")
+        imported = device.import_model(message.source, pools)
+        return calls.ImportModelReply(
+            model=model_to_wire(imported.model)[0],
+            files=imported.files,
+            input_shapes=imported.input_shapes,
+            output_shapes=imported.output_shapes,
+        )
+
+
+def on_prepare_model(client: HostedClient, message: caching.PrepareModel, fds: FdBundle) -> caching.PrepareModelReply:
+    """Compile a model; the connection owns it and its pools."""
+    device, job = client.device(message.device), message.job
+    with contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
+        model = client.model(owned, message.model, fds, models=1)
+        check_pools(model.pools, "model")
+        if job.cache is not None:
+            cache = cache_from_wire(job.cache, fds)
+            call.enter_context(FdBundle(cache.fds))
+            checked_token(cache.token)
+            job = replace(job, cache=cache)
+        prepared = checked_model(device, device.prepare_model(model, job))
+        result = prepared.cache_result
+        counted = ("models", "compiled", "saved") if result is not None and result.saved else ("models", "compiled")
+        label = _label(prepared, device, message.model)
+        number = _own_model(client, owned, prepared, job.priority, label, counted)
+        return caching.PrepareModelReply(number, _outcome(result), _takes_steps(client, prepared))
+
+
+def on_prepare_model_from_cache(
+    client: HostedClient, message: caching.PrepareModelFromCache, fds: FdBundle
+) -> caching.PrepareModelFromCacheReply:
+    """Restore a model from cache files; the connection owns it."""
+    device = client.device(message.device)
+    checked_token(message.cache.token)
+    cache = cache_from_wire(message.cache, fds)
+    with FdBundle(cache.fds), contextlib.ExitStack() as owned:
+        try:  # the private copies count like mappings
+            nbytes = sum(check_fd(fd).st_size for fd in (*cache.model_fds, *cache.data_fds))
+            owned.enter_context(client.ledger.charge(models=1, mapped_bytes=nbytes, fds=len(fds)))
+            prepared = checked_model(device, device.prepare_model_from_cache(cache, message.deadline_ns))
+        except CacheRejected as error:
+            if client.offer.page is not None:
+                client.offer.page.service.count("rejected")
+            return caching.PrepareModelFromCacheReply(
+                None, error.reason.value, int(error.status), str(error)[:_MAX_MESSAGE]
+            )
+        label = _label(prepared, device)
+        number = _own_model(client, owned, prepared, cache.priority, label, ("models", "restored"))
+        return caching.PrepareModelFromCacheReply(number, takes_steps=_takes_steps(client, prepared))
+
+
+def on_confirm_cache(client: HostedClient, message: caching.ConfirmCache, fds: FdBundle) -> caching.ConfirmCacheReply:
+    """Tell a device that cache files are visible."""
+    return caching.ConfirmCacheReply(client.device(message.device).confirm_cache(message.token, message.generation))
+
+
+def _own_model(
+    client: HostedClient,
+    owned: contextlib.ExitStack,
+    prepared: PreparedModel,
+    priority: Priority,
+    label: str,
+    counted: Sequence[str],
+) -> int:
+    """Have a model in the table; what it needs goes with it. Returns its number."""
+    owned.callback(prepared.close)
+    page = client.offer.page
+    row = None if page is None else page.open(RowKind.MODEL, label, page.service, client.peer)
+    if row is not None:
+        owned.callback(row.close)
+        for name in counted:
+            row.count(name)
+    hosted = HostedModel(prepared, row, priority, client.offer.faults)
+    return client.objects.add(hosted, owned.pop_all().close, leave=None if row is None else row.leave)
+
+
+def _takes_steps(client: HostedClient, prepared: PreparedModel) -> bool:
+    return prepared.takes_steps and client.connection.peer_version >= (2, 2)
+
+
+def on_execute(client: HostedClient, message: calls.Execute, fds: FdBundle) -> calls.ExecuteReply:
+    """Execute without a burst."""
+    with contextlib.ExitStack() as call:
+        model = call.enter_context(client.objects.lease(message.prepared_model, HostedModel))
+        call.enter_context(client.ledger.charge(requests=1))
+        request = client.request(call, message.request, fds)
+        started = time.monotonic_ns()
+        limit = Deadline.after(client.offer.max_run).at_ns
+        options = replace(message.options, deadline_ns=earlier(message.options.deadline_ns, limit))
+        with under_token(client.objects.token):
+            result = model.served.execute_synchronously(request, options)
+        if model.row is not None:
+            model.row.count("fallbacks")
+            model.row.time_execution(time.monotonic_ns() - started)
+    status, shapes, timing = consistent_result(*result)
+    reason = reason_of(result)
+    missed = status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    if missed and client.offer.max_run is not None and time.monotonic_ns() >= limit:
+        reason = took_too_long(reason, client.offer.max_run)
+    return calls.ExecuteReply(int(status), tuple(shapes), timing, calls.sendable(reason))
+
+
+def _label(prepared: PreparedModel, device: Device, model: WireModel | None = None) -> str:
+    """What a model is called on the page of statistics."""
+    if prepared.label or model is None or not model.input_names:
+        return prepared.label or device.name
+    return f"{device.name}: {', '.join(model.input_names)} → {', '.join(model.output_names)}"
+
+
+def _outcome(result: SaveResult | None) -> caching.CacheOutcome | None:
+    if result is None:
+        return None
+    return caching.CacheOutcome(result.saved, result.reason.value, result.generation, result.nbytes, result.seconds)
