@@ -70,6 +70,9 @@ class BurstCallback(abc.ABC):
         """Where the working memory of its requests counts; None: nowhere."""
         return None
 
+    def ended(self, reason: str) -> None:
+        """The server has ended the burst by itself: no more answers come. Any thread; must not wait."""
+
     @abc.abstractmethod
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
         """Return the memory behind each slot.

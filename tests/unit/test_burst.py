@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import os
@@ -14,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -679,6 +681,26 @@ def test_client_that_takes_no_answers_ends_the_listener(window: float, caplog: p
         assert bare.has_ended()
         assert bare.results.available_to_read == 4
     assert caplog.messages == ["burst ended: the client takes no results"]
+
+
+@WINDOWS
+def test_burst_that_the_server_ends_by_itself_ends_the_run_that_waits(
+    model: LocalModel, memory: Memory, window: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = threading.Event()
+
+    def serve(*_: Any) -> int:
+        ending.wait(PATIENCE)
+        return -errno.ENOBUFS
+
+    monkeypatch.setattr("nnburst.burst.server.own_thread.serve", serve)
+    with ThreadPoolExecutor() as pool, ExecutionBurstController.create(model, polling_window=window) as controller:
+        answer = pool.submit(controller.bind(adder_request(memory)).run)
+        until(lambda: controller.stats.sent == 1)
+        ending.set()
+        with pytest.raises(DeadObject, match="has ended the burst: the client takes no results"):
+            answer.result(PATIENCE)
+        assert not controller.is_sound
 
 
 def test_burst_that_is_closed_is_no_error_to_log(caplog: pytest.LogCaptureFixture) -> None:

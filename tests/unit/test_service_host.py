@@ -945,6 +945,30 @@ def test_forked_children_get_a_bad_state_and_disturb_nobody() -> None:
         burst.free_memory(1)
 
 
+@pytest.mark.parametrize("version", [protocol.VERSION, (2, 3)])
+def test_client_hears_that_the_service_has_ended_its_burst(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]
+) -> None:
+    """Of an older client the connection ends: it would wait for ever."""
+    ending = threading.Event()
+
+    def serve(*_: Any) -> int:
+        ending.wait(PATIENCE)
+        return -errno.ENOBUFS
+
+    monkeypatch.setattr("nnburst.burst.server.own_thread.serve", serve)
+    with in_process([create_device("nnburst-noop")]) as (client, host), Memory.ashmem(4096) as pool:
+        host.connections[0].connection.peer_version = version
+        prepared = client.devices[0].prepare_model(tiny_model())
+        with ThreadPoolExecutor() as threads, ExecutionBurstController.create(prepared) as controller:
+            answer = threads.submit(controller.compute, a_request(pool))
+            until(lambda: controller.stats.sent == 1)
+            ending.set()
+            with pytest.raises(DeadObject, match="the client takes no results"):
+                answer.result(PATIENCE)
+        assert client.alive is (version == protocol.VERSION)
+
+
 @pytest.mark.parametrize("through", ["execute", "burst"])
 def test_pools_of_requests_that_fail_are_unmapped_at_once(monkeypatch: pytest.MonkeyPatch, through: str) -> None:
     """And not when the collector comes: a client that fails again and again would fill the address space."""

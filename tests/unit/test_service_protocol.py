@@ -107,6 +107,7 @@ SAMPLES = (
     (protocol.GetMemories(2, (0, -1, 2**31 - 1)), protocol.GetMemoriesReply(0, (POOL,))),
     (protocol.FailureReason(3), protocol.FailureReasonReply("no such frame")),
     (protocol.EndNotice("it was told to stop"), protocol.Done()),
+    (protocol.EndNotice("the client takes no results", 3), protocol.Done()),
     (protocol.FreeMemory(3, -(2**31)), protocol.Done()),
     (
         protocol.Allocate(0, (1, 0), (4, 5), (BufferRole(0, 1, 0.5),), (BufferRole(1, 0),)),

@@ -80,11 +80,15 @@ class ClientEnd(OneProcess):
         # Weakly: listeners are kept until the connection ends, and an end that is just dropped must not be.
         this = weakref.ref(self)
 
-        def hang_up() -> None:
+        def hang_up(reason: str = "") -> None:
             end = this()
             if end is not None:
+                end._told = end._told or reason
                 lib.nnb_client_hang_up(end._endpoint)
 
+        self._told = ""
+        """Why the server has ended the burst, if it did so by itself."""
+        slots.on_end = hang_up
         self._unlink = prepared_model.link_to_death(hang_up)
         _ENDS[id(self)] = self
 
@@ -197,8 +201,8 @@ class ClientEnd(OneProcess):
 
     @property
     def is_sound(self) -> bool:
-        """Whether it may be used again: it is not closed, and the service has not corrupted its channels."""
-        return lib.nnb_client_is_sound(self._endpoint) == 1
+        """Whether it may be used again: it is not closed, the service has not ended it, nor corrupted its channels."""
+        return not self._told and lib.nnb_client_is_sound(self._endpoint) == 1
 
     @property
     def ending(self) -> Ending:

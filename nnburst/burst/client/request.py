@@ -12,7 +12,7 @@ from ..._core._nnburst import ffi, lib
 from ..._core.deadline import Deadline, checked_timeout, limit_ns
 from ..._core.errno import check
 from ..._core.one_process import OneProcess
-from ...errors import BadState, ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError, error_for
+from ...errors import BadState, DeadObject, ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError, error_for
 from ...memory import check_open
 from ...model import NO_TIMING, ExecutionResult, Failure, consistent_result, reason_of
 from ..endpoint import c_request, python_result
@@ -310,6 +310,8 @@ class BoundRequest(OneProcess):
         """Return the exception for a burst that has ended; `meanwhile`: what it is if this side has closed it."""
         if self.controller.closed:
             return BadState(meanwhile)
+        if self.controller._told:
+            return DeadObject(f"the service has ended the burst: {self.controller._told}; open another session")
         ending = self.controller.ending
         how = ending.reason or "the other process has ended"
         then = "the next run opens the session again" if self.comes_back else "open another session"

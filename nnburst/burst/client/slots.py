@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import ErrorStatus, ResourceExhausted
@@ -29,6 +29,8 @@ class SlotTable(BurstCallback):
         self._memories: dict[int, Memory | Named] = {}
         self._slots: dict[Memory | Named, int] = {}
         self._numbers = itertools.count()
+        self.on_end: Callable[[str], None] = lambda reason: None
+        """Called with the reason when the server has ended the burst by itself."""
 
     @property
     def bell(self) -> int | None:
@@ -68,6 +70,9 @@ class SlotTable(BurstCallback):
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    def ended(self, reason: str) -> None:
+        self.on_end(reason)
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
         found = [self._memories.get(slot) for slot in slots]

@@ -93,7 +93,9 @@ class ServerEnd(abc.ABC):
             number: What has ended the burst, a negative errno.
         """
         if number != -errno.EPIPE:
-            _log.error("burst ended: %s", _ENDINGS.get(-number, errno.errorcode.get(-number, str(number))))
+            reason = _ENDINGS.get(-number, errno.errorcode.get(-number, str(number)))
+            _log.error("burst ended: %s", reason)
+            self._callback.ended(reason)
         self._final_stats = server_stats(self._endpoint)
         self._endpoint = self._token.server = ffi.NULL  # destroyed with the last reference
         plans, self._plans, self._gated = self._plans, [], {}

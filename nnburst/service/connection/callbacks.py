@@ -33,8 +33,11 @@ class CallbackRegistry:
         return holder
 
     def on_ending(self, message: EndNotice, fds: FdBundle) -> Done:
-        """Every later call says why."""
-        self._end(message.reason)
+        """Every later call says why; of a burst, its runs."""
+        if not message.callback:
+            self._end(message.reason)
+        elif holder := self._holders.get(message.callback):
+            holder.callback.ended(message.reason)
         return Done()
 
     def on_get_memories(self, message: GetMemories, fds: FdBundle) -> tuple[GetMemoriesReply, FdBundle]:

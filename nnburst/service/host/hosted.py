@@ -16,7 +16,7 @@ from ...model import MemoryLike, Named, Priority
 from ...watch import Row
 from ..connection.transport import Connection
 from ..wire.marshal import pools_from_wire, total_size
-from ..wire.protocol import GetMemories, GetMemoriesReply
+from ..wire.protocol import EndNotice, GetMemories, GetMemoriesReply
 from .quotas import Charge, Ledger
 
 if TYPE_CHECKING:
@@ -203,6 +203,13 @@ class SlotMemories(BurstCallback):
     def account(self) -> Account:
         """The connection's."""
         return self._account
+
+    def ended(self, reason: str) -> None:
+        """Tell the client; an older one loses its connection."""
+        if self._connection.peer_version >= (2, 4):
+            self._connection.forget(EndNotice(reason, self._number))
+        else:
+            self._connection.hang_up(EndNotice(reason))
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
         """Ask the client, in as many calls as the descriptors need."""

@@ -51,7 +51,7 @@ from .values import (
     WireRequest,
 )
 
-VERSION = (2, 3)
+VERSION = (2, 4)
 """Version of this table. Another major number is refused at hello; the minor one counts additions."""
 
 _MAX_TEXT = 4096
@@ -284,10 +284,11 @@ class FailureReasonReply(Message, tag="failure_reason.reply", frozen=True):
     reason: Text
 
 
-class EndNotice(Message, tag="ending", frozen=True):
-    """Says that the service ends, and why."""
+class EndNotice(Message, tag="ending", frozen=True, omit_defaults=True):
+    """Says that the service ends, or (since 2.4) the burst of a callback alone, and why."""
 
     reason: Text
+    callback: Id = 0
 
 
 class FreeMemory(Message, tag="free_memory", frozen=True):
