@@ -26,49 +26,31 @@ if TYPE_CHECKING:
 
 
 class BurstCallback(abc.ABC):
-    """The client as the server sees it: its side of the slot table."""
+    """The client as the server sees it: its side of the slot table.
+
+    Attributes:
+        row: Where the server counts what it does for this client; None: nowhere but in its `stats`. The server closes
+            it when it has served the last request.
+        flow_queue: Where the burst is served; None for a listener thread of its own.
+        loop_timeout_ns: Nanoseconds that each WHILE of a run may take, as the client wants it; 0 for the default.
+        max_run: Seconds that a run may take; None for no limit. A longer one is ended, if its kernel knows how to.
+        bell: A socket of the callback's, to be rung for answers that the client awaits in an event loop; None: it
+            cannot. To ring is to send one byte without waiting (``MSG_DONTWAIT``) when the event word of the result
+            channel says so (docs/internals/WIRE.md).
+        account: Where the working memory of its requests counts; None: nowhere.
+    """
+
+    row: Row | None = None
+    flow_queue: FlowQueue | None = None
+    loop_timeout_ns: int = 0
+    max_run: float | None = None
+    bell: int | None = None
+    account: Account | None = None
 
     @property
     def cpus(self) -> frozenset[int]:
         """CPUs that the client may run on; by default it is the thread that asks."""
         return allowed_cpus()
-
-    @property
-    def row(self) -> Row | None:
-        """Where the server counts what it does for this client; None: nowhere but in its `stats`.
-
-        The server closes it when it has served the last request.
-        """
-        return None
-
-    @property
-    def flow_queue(self) -> FlowQueue | None:
-        """Where the burst is served; None for a listener thread of its own."""
-        return None
-
-    @property
-    def loop_timeout_ns(self) -> int:
-        """Nanoseconds that each WHILE of a run may take, as the client wants it; 0 for the default."""
-        return 0
-
-    @property
-    def max_run(self) -> float | None:
-        """Seconds that a run may take; None for no limit. A longer one is ended, if its kernel knows how to."""
-        return None
-
-    @property
-    def bell(self) -> int | None:
-        """A socket of the callback's, to be rung for answers that the client awaits in an event loop; None: it cannot.
-
-        To ring is to send one byte without waiting (``MSG_DONTWAIT``) when the event word of the result channel says
-        so (docs/internals/WIRE.md).
-        """
-        return None
-
-    @property
-    def account(self) -> Account | None:
-        """Where the working memory of its requests counts; None: nowhere."""
-        return None
 
     def ended(self, reason: str) -> None:
         """The server has ended the burst by itself: no more answers come. Any thread; must not wait."""

@@ -24,21 +24,13 @@ class SlotTable(BurstCallback):
 
     def __init__(self, bell: int | None = None, loop_timeout_ns: int = 0) -> None:
         """`bell` stays open until the burst is configured."""
-        self._bell = bell
-        self._loop_timeout_ns = loop_timeout_ns
+        self.bell = bell
+        self.loop_timeout_ns = loop_timeout_ns
         self._memories: dict[int, Memory | Named] = {}
         self._slots: dict[Memory | Named, int] = {}
         self._numbers = itertools.count()
         self.on_end: Callable[[str], None] = lambda reason: None
         """Called with the reason when the server has ended the burst by itself."""
-
-    @property
-    def bell(self) -> int | None:
-        return self._bell
-
-    @property
-    def loop_timeout_ns(self) -> int:
-        return self._loop_timeout_ns
 
     def slots_for(self, memories: Sequence[Memory | Named]) -> list[int]:
         """Return the slot of each memory, in order; a memory seen for the first time gets a new one."""

@@ -156,16 +156,16 @@ class SlotMemories(BurstCallback):
         loop_timeout_ns: int = 0,
     ) -> None:
         self._cpus = frozenset(cpus)
-        self._row = row
-        self._flow_queue = flow_queue
-        self._bell = bell
-        self._max_run = max_run
-        self._loop_timeout_ns = loop_timeout_ns
+        self.row = row
+        self.flow_queue = flow_queue
+        self.bell = bell
+        self.max_run = max_run
+        self.loop_timeout_ns = loop_timeout_ns
         self._allow_direct = allow_direct
         self._connection = connection
         self._tokens = tokens
         self._ledger = ledger
-        self._account = account
+        self.account = account
         self._number = number
         self._charges: dict[int, Charge] = {}
 
@@ -173,36 +173,6 @@ class SlotMemories(BurstCallback):
     def cpus(self) -> frozenset[int]:
         """As the client has told."""
         return self._cpus
-
-    @property
-    def row(self) -> Row | None:
-        """See `BurstCallback.row`."""
-        return self._row
-
-    @property
-    def flow_queue(self) -> FlowQueue | None:
-        """As the host has it."""
-        return self._flow_queue
-
-    @property
-    def loop_timeout_ns(self) -> int:
-        """As the client has told."""
-        return self._loop_timeout_ns
-
-    @property
-    def max_run(self) -> float | None:
-        """As the host has it."""
-        return self._max_run
-
-    @property
-    def bell(self) -> int | None:
-        """As the client has sent it; open while the burst is configured."""
-        return self._bell
-
-    @property
-    def account(self) -> Account:
-        """The connection's."""
-        return self._account
 
     def ended(self, reason: str) -> None:
         """Tell the client; an older one loses its connection."""
