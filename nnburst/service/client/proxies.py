@@ -135,8 +135,7 @@ class RemoteDevice(DescribedDevice):
             reply, _ = self._connection.call(calls.GetDeviceStatus(device=self._index), timeout=_SHORT)
         except DeadObject:
             return DeviceStatus.OFFLINE
-        status: DeviceStatus = reply.status
-        return status
+        return DeviceStatus(reply.status)
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
         handles, fds = pools_to_wire(pools)
@@ -150,8 +149,7 @@ class RemoteDevice(DescribedDevice):
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
         wire, fds = model_to_wire(model)
         reply, _ = self._connection.call(calls.GetSupportedOperations(device=self._index, model=wire), fds)
-        supported: tuple[bool, ...] = reply.supported
-        return supported
+        return tuple(reply.supported)
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> RemotePreparedModel:
         check_preparation(replace(job, deadline_ns=0))
@@ -199,13 +197,11 @@ class RemoteDevice(DescribedDevice):
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:
         message = caching.ConfirmCache(device=self._index, token=token, generation=generation)
         reply, _ = self._connection.call(message, timeout=_SHORT)
-        known: bool = reply.known
-        return known
+        return bool(reply.known)
 
     def counters(self) -> dict[str, int]:
         reply, _ = self._connection.call(caching.GetDeviceCounters(device=self._index), timeout=_SHORT)
-        counters: dict[str, int] = reply.counters
-        return counters
+        return dict(reply.counters)
 
     def allocate(
         self,
@@ -247,8 +243,7 @@ class RemoteBuffer(_Remote, Buffer):
     def copy_to(self, memory: Memory) -> int:
         (handle,), fds = pools_to_wire([memory])
         reply, _ = self._connection.call(calls.CopyTo(buffer=self.number, memory=handle), fds, timeout=self.timeout)
-        generation: int = reply.generation
-        return generation
+        return int(reply.generation)
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
         (handle,), fds = pools_to_wire([memory])
@@ -259,10 +254,6 @@ class RemoteBuffer(_Remote, Buffer):
         if not isinstance(source, RemoteBuffer) or source._connection is not self._connection:
             raise InvalidArgument("the source is a buffer of another device; copy through shared memory")
         self._connection.call(calls.CopyBuffer(buffer=self.number, source=source.number), timeout=self.timeout)
-
-    def close(self) -> None:
-        """Give the buffer back. Idempotent."""
-        super().close()
 
 
 class RemotePreparedModel(_Remote, PreparedModel):
@@ -399,10 +390,6 @@ class RemotePreparedModel(_Remote, PreparedModel):
         """How the service ended; see `PreparedModel.ending`."""
         return self._connection.ending
 
-    def close(self) -> None:
-        """Release the model in the service; bursts on it go on. Idempotent."""
-        super().close()
-
 
 class RemoteFenced(_Remote, FencedExecution):
     """A fenced execution in a service."""
@@ -442,8 +429,7 @@ class RemoteBurstContext(_Remote, BurstContext):
 
     def failure_reason(self) -> str:
         reply, _ = self._connection.call(calls.FailureReason(burst=self.number), timeout=_SHORT)
-        reason: str = reply.reason
-        return reason
+        return str(reply.reason)
 
     def free_memory(self, slot: int) -> None:
         """Have the service forget a slot.
@@ -459,10 +445,6 @@ class RemoteBurstContext(_Remote, BurstContext):
 
     def hang_up(self) -> None:
         self._finalizer()
-
-    def close(self) -> None:
-        """End the burst in the service, which waits for a running execution. Idempotent."""
-        super().close()
 
 
 def _patience(deadline: Deadline) -> float | None:

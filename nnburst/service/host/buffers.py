@@ -13,11 +13,11 @@ from ..wire import protocol as calls
 from ..wire.marshal import memories_from_wire
 from ..wire.packets import FdBundle
 from ..wire.values import WireMemory
-from .client import HostedClient
+from .client import Client
 from .hosted import HostedBuffer, HostedModel
 
 
-def on_allocate(client: HostedClient, message: calls.Allocate, fds: FdBundle) -> calls.AllocateReply:
+def on_allocate(client: Client, message: calls.Allocate, fds: FdBundle) -> calls.AllocateReply:
     """Allocate a driver-managed buffer; the connection owns it."""
     device = client.device(message.device)
     with contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
@@ -36,13 +36,13 @@ def on_allocate(client: HostedClient, message: calls.Allocate, fds: FdBundle) ->
         return calls.AllocateReply(buffer=client.objects.add(hosted, owned.pop_all().close), token=buffer.token)
 
 
-def on_copy_to(client: HostedClient, message: calls.CopyTo, fds: FdBundle) -> calls.CopyToReply:
+def on_copy_to(client: Client, message: calls.CopyTo, fds: FdBundle) -> calls.CopyToReply:
     """Copy a buffer out."""
     with _copying(client, message.buffer, message.memory, fds) as (buffer, memory):
         return calls.CopyToReply(generation=buffer.copy_to(memory))
 
 
-def on_copy_from(client: HostedClient, message: calls.CopyFrom, fds: FdBundle) -> calls.Done:
+def on_copy_from(client: Client, message: calls.CopyFrom, fds: FdBundle) -> calls.Done:
     """Copy into a buffer."""
     with _copying(client, message.buffer, message.memory, fds) as (buffer, memory):
         buffer.copy_from(memory, message.dimensions)
@@ -50,7 +50,7 @@ def on_copy_from(client: HostedClient, message: calls.CopyFrom, fds: FdBundle) -
 
 
 @contextlib.contextmanager
-def _copying(client: HostedClient, number: int, wire: WireMemory, fds: FdBundle) -> Iterator[tuple[Buffer, Memory]]:
+def _copying(client: Client, number: int, wire: WireMemory, fds: FdBundle) -> Iterator[tuple[Buffer, Memory]]:
     with (
         client.charge_for([wire], fds),
         client.objects.lease(number, HostedBuffer) as owned,
@@ -59,7 +59,7 @@ def _copying(client: HostedClient, number: int, wire: WireMemory, fds: FdBundle)
         yield owned.buffer, memory
 
 
-def on_copy_buffer(client: HostedClient, message: calls.CopyBuffer, fds: FdBundle) -> calls.Done:
+def on_copy_buffer(client: Client, message: calls.CopyBuffer, fds: FdBundle) -> calls.Done:
     """Copy inside the device."""
     with (
         client.objects.lease(message.buffer, HostedBuffer) as target,

@@ -17,12 +17,12 @@ from ..process.discovery import Peer
 from ..wire.marshal import model_from_wire, request_from_wire, total_size
 from ..wire.packets import FdBundle
 from ..wire.values import WireMemory, WireModel, WireRequest
-from .hosted import HostedBurst, HostedFenced, close_all
+from .hosted import HostedFenced, close_all
 from .object_table import ObjectTable
 from .quotas import Charge, Ledger
 
 if TYPE_CHECKING:
-    from ...burst import Flow
+    from ...burst import BurstContext, Flow
     from ...watch import Page
     from .faults import FaultPoints
 
@@ -44,12 +44,13 @@ class Offer:
     faults: FaultPoints | None
 
 
-class HostedClient:
+class Client:
     """What one client of a service may use, and what it owns.
 
     Attributes:
         flow: Of its bursts' requests; None once it has gone, or for a thread for each burst.
         tokens: Of the buffers that it owns: it may name no others.
+        bursts: That it has open.
         fenced: Executions that have not ended.
         peer: Its process id (0 if it is in another pid namespace) and its user.
     """
@@ -63,6 +64,7 @@ class HostedClient:
         self.objects = ObjectTable(self.account)
         self.tokens: set[int] = set()
         self.fenced: set[HostedFenced] = set()
+        self.bursts: set[BurstContext] = set()
         self.peer = peer.pid, peer.uid
         self.same_user = peer.uid == os.geteuid()
 
@@ -71,8 +73,8 @@ class HostedClient:
         try:
             return self.ledger.charge(working_bytes=nbytes).release
         except ResourceExhausted:
-            for burst in self.objects.all_of(HostedBurst):
-                burst.context.forget_plans()
+            for context in tuple(self.bursts):
+                context.forget_plans()
             return self.ledger.charge(working_bytes=nbytes).release
 
     def charge_for(self, pools: Sequence[WireMemory], fds: FdBundle, **more: int) -> Charge:

@@ -10,12 +10,12 @@ from ...devices import Fence
 from ...devices.deadline import earlier
 from ..wire import protocol as calls
 from ..wire.packets import FdBundle
-from .client import HostedClient
+from .client import Client
 from .hosted import HostedFenced, HostedModel
 
 
 def on_execute_fenced(
-    client: HostedClient, message: calls.ExecuteFenced, fds: FdBundle
+    client: Client, message: calls.ExecuteFenced, fds: FdBundle
 ) -> tuple[calls.ExecuteFencedReply, FdBundle]:
     """Launch an execution that waits for fences; neither this thread nor another that serves calls waits."""
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as fences:
@@ -45,14 +45,14 @@ def on_execute_fenced(
         return calls.ExecuteFencedReply(number), fence
 
 
-def on_get_fenced_info(client: HostedClient, message: calls.GetFencedInfo, fds: FdBundle) -> calls.GetFencedInfoReply:
+def on_get_fenced_info(client: Client, message: calls.GetFencedInfo, fds: FdBundle) -> calls.GetFencedInfoReply:
     """Say how a fenced execution ended."""
     with client.objects.lease(message.execution, HostedFenced) as hosted:
         info = hosted.execution.info()
     return calls.GetFencedInfoReply(int(info.status), info.launched, info.fenced, calls.sendable(info.reason))
 
 
-def on_cancel_fenced(client: HostedClient, message: calls.CancelFenced, fds: FdBundle) -> calls.Done:
+def on_cancel_fenced(client: Client, message: calls.CancelFenced, fds: FdBundle) -> calls.Done:
     """Have a fenced execution not begin."""
     with client.objects.lease(message.execution, HostedFenced) as hosted:
         hosted.execution.cancel()

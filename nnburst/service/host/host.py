@@ -9,7 +9,6 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._core.deadline import Deadline
@@ -26,7 +25,7 @@ from ..wire import protocol as calls
 from ..wire.packets import FdBundle
 from ..wire.values import Message
 from . import buffers, bursts, fenced, models
-from .client import HostedClient, Offer
+from .client import Client, Offer
 from .hosted import HostedModel
 from .quotas import PER_USER, Charge, Ledger, Quotas
 
@@ -176,8 +175,8 @@ class ServiceHost:
             hosted.objects.close()
 
 
-class HostedConnection(HostedClient):
-    """The connection of one client. A worker thread serves each call by the function ``on_*`` of its subject."""
+class HostedConnection(Client):
+    """The connection of one client. A worker thread serves each call by its ``on_*``, the function of its subject."""
 
     def __init__(
         self,
@@ -194,9 +193,6 @@ class HostedConnection(HostedClient):
         self._host = host
         self._charge = charge
         self._greeted = False
-        for call, subject in itertools.product(calls.CALLS, (models, bursts, buffers, fenced)):
-            if serve := getattr(subject, call.handler, None):
-                setattr(self, call.handler, partial(serve, self))
         self.connection = Connection(
             sock,
             calls.Side.SERVICE,
@@ -286,6 +282,11 @@ class HostedConnection(HostedClient):
         """Release everything before the client closes its end."""
         self.objects.close()
         return calls.Done()
+
+
+for _call, _subject in itertools.product(calls.CALLS, (models, bursts, buffers, fenced)):
+    if _function := getattr(_subject, _call.handler, None):
+        setattr(HostedConnection, _call.handler, _function)
 
 
 def _is_usable(device: Device) -> bool:

@@ -22,33 +22,31 @@ from ..wire import protocol as calls
 from ..wire.marshal import cache_from_wire, memories_from_wire, model_to_wire
 from ..wire.packets import FdBundle
 from ..wire.values import WireModel
-from .client import HostedClient
+from .client import Client
 from .hosted import HostedModel, close_all
 
 _MAX_MESSAGE = 4096
 
 
-def on_list_devices(client: HostedClient, message: calls.ListDevices, fds: FdBundle) -> calls.ListDevicesReply:
+def on_list_devices(client: Client, message: calls.ListDevices, fds: FdBundle) -> calls.ListDevicesReply:
     """Describe every device."""
     return calls.ListDevicesReply(devices=tuple(map(DeviceInfo.of, client.offer.devices)))
 
 
-def on_get_device_status(
-    client: HostedClient, message: calls.GetDeviceStatus, fds: FdBundle
-) -> calls.GetDeviceStatusReply:
+def on_get_device_status(client: Client, message: calls.GetDeviceStatus, fds: FdBundle) -> calls.GetDeviceStatusReply:
     """Ask a device."""
     return calls.GetDeviceStatusReply(status=client.device(message.device).status)
 
 
 def on_get_device_counters(
-    client: HostedClient, message: caching.GetDeviceCounters, fds: FdBundle
+    client: Client, message: caching.GetDeviceCounters, fds: FdBundle
 ) -> caching.GetDeviceCountersReply:
     """Return a device's counters."""
     return caching.GetDeviceCountersReply(dict(client.device(message.device).counters()))
 
 
 def on_get_supported_operations(
-    client: HostedClient, message: calls.GetSupportedOperations, fds: FdBundle
+    client: Client, message: calls.GetSupportedOperations, fds: FdBundle
 ) -> calls.GetSupportedOperationsReply:
     """Ask a device about a model, which is forgotten afterwards."""
     device = client.device(message.device)
@@ -57,7 +55,7 @@ def on_get_supported_operations(
         return calls.GetSupportedOperationsReply(supported=tuple(device.get_supported_operations(model)))
 
 
-def on_import_model(client: HostedClient, message: calls.ImportModel, fds: FdBundle) -> calls.ImportModelReply:
+def on_import_model(client: Client, message: calls.ImportModel, fds: FdBundle) -> calls.ImportModelReply:
     """Have a device read a file, which is forgotten afterwards."""
     device = client.device(message.device)
     with contextlib.ExitStack() as call:
@@ -74,7 +72,7 @@ def on_import_model(client: HostedClient, message: calls.ImportModel, fds: FdBun
         )
 
 
-def on_prepare_model(client: HostedClient, message: caching.PrepareModel, fds: FdBundle) -> caching.PrepareModelReply:
+def on_prepare_model(client: Client, message: caching.PrepareModel, fds: FdBundle) -> caching.PrepareModelReply:
     """Compile a model; the connection owns it and its pools."""
     device, job = client.device(message.device), message.job
     with contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
@@ -94,7 +92,7 @@ def on_prepare_model(client: HostedClient, message: caching.PrepareModel, fds: F
 
 
 def on_prepare_model_from_cache(
-    client: HostedClient, message: caching.PrepareModelFromCache, fds: FdBundle
+    client: Client, message: caching.PrepareModelFromCache, fds: FdBundle
 ) -> caching.PrepareModelFromCacheReply:
     """Restore a model from cache files; the connection owns it."""
     device = client.device(message.device)
@@ -116,13 +114,13 @@ def on_prepare_model_from_cache(
         return caching.PrepareModelFromCacheReply(number, takes_steps=_takes_steps(client, prepared))
 
 
-def on_confirm_cache(client: HostedClient, message: caching.ConfirmCache, fds: FdBundle) -> caching.ConfirmCacheReply:
+def on_confirm_cache(client: Client, message: caching.ConfirmCache, fds: FdBundle) -> caching.ConfirmCacheReply:
     """Tell a device that cache files are visible."""
     return caching.ConfirmCacheReply(client.device(message.device).confirm_cache(message.token, message.generation))
 
 
 def _own_model(
-    client: HostedClient,
+    client: Client,
     owned: contextlib.ExitStack,
     prepared: PreparedModel,
     priority: Priority,
@@ -141,11 +139,11 @@ def _own_model(
     return client.objects.add(hosted, owned.pop_all().close, leave=None if row is None else row.leave)
 
 
-def _takes_steps(client: HostedClient, prepared: PreparedModel) -> bool:
+def _takes_steps(client: Client, prepared: PreparedModel) -> bool:
     return prepared.takes_steps and client.connection.peer_version >= (2, 2)
 
 
-def on_execute(client: HostedClient, message: calls.Execute, fds: FdBundle) -> calls.ExecuteReply:
+def on_execute(client: Client, message: calls.Execute, fds: FdBundle) -> calls.ExecuteReply:
     """Execute without a burst."""
     with contextlib.ExitStack() as call:
         model = call.enter_context(client.objects.lease(message.prepared_model, HostedModel))

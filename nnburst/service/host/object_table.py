@@ -117,10 +117,6 @@ class ObjectTable:
         finally:
             self._let_go(entry)
 
-    def all_of(self, kind: type[T]) -> list[T]:
-        """Return the objects of a kind, to look at only, since each may go at any time. Takes no lock."""
-        return [entry.value for entry in tuple(self._entries.values()) if isinstance(entry.value, kind)]
-
     def remove(self, number: int) -> None:
         """Drop an object; an unknown number is ignored."""
         with self._lock:
