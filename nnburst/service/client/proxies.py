@@ -342,14 +342,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         result_channel: MQDescriptor,
         polling_window: float | None = None,
     ) -> RemoteBurstContext:
-        """Have the service serve a burst on this model.
-
-        Args:
-            callback: Asked for the memory of slots that the service does not know; called from another thread.
-            request_channel: Queue of request packets; stays the caller's, as does `result_channel`.
-            result_channel: Queue of result packets.
-            polling_window: Seconds for which the service polls before it sleeps (it has a limit of its own), None for
-                the default of the two ends' CPUs.
+        """Have the service serve a burst on this model, whose polling has a limit of the service's own.
 
         Raises:
             NNBurstError: As the service answered.

@@ -72,26 +72,15 @@ def start_child(
     The child takes no modules from the working directory, nor from relative entries of PYTHONPATH. A function device
     runs code of this program: for one the child looks for modules where this program does.
 
+    Arguments that are not said here, and errors, are those of `nnburst.launch`.
+
     Args:
         devices: Names of the devices that the service offers (`nnburst.devices.device_names`).
         timeout: Seconds that the child may take to start; None for no limit.
         env: Environment of the child, None for a copy of this one's.
-        log_level: Least level of what the child logs: ``"debug"``, ``"info"``, ``"warning"``, ``"error"``,
-            ``"critical"``, or a number of `logging`.
-        log: File that its stderr is appended to, logs and messages of libraries alike; None for this one's stderr.
-        quotas: What this connection may own, by name of `Quotas`; None for the defaults.
-        max_run: Seconds that a run may take; None for no limit.
-        faults: Whether the child has fault points, for `nnburst.testing.inject`.
-        scheduler: Real-time policy and priority of all its threads, such as ``("fifo", 20)``; None for the usual one.
-        affinity: CPUs that it may use; None for those of this process.
         spare: Whether it loads at once what its devices would load for their first model.
 
     Raises:
-        InvalidArgument: No device is named, the level is unknown, the file cannot be written, the longest run is no
-            time, or policy, priority or CPUs are none.
-        DeviceUnavailable: The child ended before it could serve, or is refused the policy or a CPU; the message carries
-            its error output.
-        MissedDeadline: It did not start in time.
         ResourceExhausted: There are no descriptors, processes or threads for it.
     """
     limit = checked_timeout(timeout)
