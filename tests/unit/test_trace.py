@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_watch import any_model
 
 import nnburst
 from nnburst.errors import InvalidArgument
 from nnburst.testing import inject
 from nnburst.watch import trace
+from support.models import relu
 
 Event = dict[str, Any]
 
@@ -70,7 +70,7 @@ def record(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.delenv("_NNBURST_TRACE_BEGUN", raising=False)
     with (
         nnburst.launch(devices=["nnburst-noop"]) as service,
-        service.session(any_model()) as session,
+        service.session(relu((1, 4))) as session,
         session.bind() as execution,
     ):
         for _ in range(10_000):
@@ -163,7 +163,7 @@ def test_only_the_last_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(trace, "_KEPT", 8)
     monkeypatch.setenv("NNBURST_TRACE", str(path))
     monkeypatch.delenv("_NNBURST_TRACE_BEGUN", raising=False)
-    with nnburst.in_process(devices=["nnburst-noop"]) as service, service.session(any_model()) as session:
+    with nnburst.in_process(devices=["nnburst-noop"]) as service, service.session(relu((1, 4))) as session:
         with session.bind() as execution:
             for _ in range(20):
                 execution.run()
@@ -183,7 +183,7 @@ def test_each_nth_run_is_recorded_however_slow_they_are(
     monkeypatch.delenv("_NNBURST_TRACE_BEGUN", raising=False)
     with (
         nnburst.launch(devices=["nnburst-noop"], faults=True, log_level="error") as service,
-        service.session(any_model()) as session,
+        service.session(relu((1, 4))) as session,
         session.bind() as execution,
         inject(service, delay=delay),
     ):
@@ -251,4 +251,4 @@ def test_wrong_variable_is_named(variable: tuple[str, str], tmp_path: Path, monk
     monkeypatch.delenv("_NNBURST_TRACE_BEGUN", raising=False)
     monkeypatch.setenv(*variable)
     with nnburst.in_process(devices=["nnburst-noop"]) as service, pytest.raises(InvalidArgument, match=variable[0]):
-        service.session(any_model())
+        service.session(relu((1, 4)))
