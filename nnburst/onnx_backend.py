@@ -10,14 +10,13 @@ import atexit
 import os
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from ._core.leaving import Closing
 from .errors import InvalidArgument
 from .runtime import Service, Session, launch
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = ["BurstBackend", "BurstRep", "is_compatible", "prepare", "run_model", "shutdown", "supports_device"]
 

@@ -29,15 +29,11 @@ import select
 import socket
 import struct
 import termios
-from typing import TYPE_CHECKING
 
 from .._core.deadline import Deadline
 from .._core.fds import FdSet
 from .._core.leaving import Closing, abandon_when_forked
 from ..errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 LONGEST_MS = 2**31 - 1
 """That ``poll`` can wait for."""
@@ -202,9 +198,7 @@ class FenceSignal:
     def __enter__(self) -> FenceSignal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.fail()
 
     def abandon(self) -> None:

@@ -23,14 +23,14 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import Struct
 
 from ..burst import Kernel
 from ..errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, OutputInsufficientSize
-from ..memory import BufferTracker
+from ..memory import BufferTracker, Memory
 from ..model import (
     NO_TIMING,
     Array,
@@ -53,9 +53,6 @@ from .common import call_by_name, extension_of_names
 from .elements import element_of, element_types, operand_code
 from .local import LocalDevice, LocalModel
 from .plan import pool_of
-
-if TYPE_CHECKING:
-    from ..memory import Memory
 
 __all__ = ["Declaration", "FunctionDevice", "FunctionModel", "Tensor", "declare"]
 

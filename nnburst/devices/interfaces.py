@@ -10,7 +10,7 @@ import abc
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +20,8 @@ from .._core.leaving import Closing
 from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer
 from ..cache import CacheReason, CacheRejected, SaveResult
 from ..errors import Ending, GeneralFailure
+from ..fmq import MQDescriptor
+from ..memory import Memory
 from ..model import (
     BufferDesc,
     BufferRole,
@@ -38,10 +40,6 @@ from ..model import (
 from .deadline import require_time
 from .fence import Fence
 from .fenced import FencedExecution, LocalFenced, checked_fences
-
-if TYPE_CHECKING:
-    from ..fmq import MQDescriptor
-    from ..memory import Memory
 
 Descriptors = Annotated[tuple[int, ...], msgspec.Meta(max_length=32)]
 Bytes32 = Annotated[bytes, msgspec.Meta(max_length=32)]

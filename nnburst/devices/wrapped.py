@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache
 from ..cache import SaveResult
 from ..errors import Ending
+from ..fmq import MQDescriptor
 from ..model import ExecutionResult, Request, RunOptions
 from .fence import Fence
 from .fenced import FencedExecution
 from .interfaces import PreparedModel
-
-if TYPE_CHECKING:
-    from ..fmq import MQDescriptor
 
 
 class WrappedModel(PreparedModel):

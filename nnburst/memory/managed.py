@@ -7,16 +7,14 @@ import math
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .._core._nnburst import ffi, lib
 from ..errors import GeneralFailure, InvalidArgument
 from ..model import Array, OperandDesc, combine_dimensions, is_fully_specified, operand_info
 from .managed_gate import Outcome, Uses, gate
 from .mapping import private_bytes
-
-if TYPE_CHECKING:
-    from .memory import Memory
+from .memory import Memory
 
 
 class Made:

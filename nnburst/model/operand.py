@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import InvalidArgument
 from .operand_types import OPERANDS, type_name
-from .types import Array
-
-if TYPE_CHECKING:
-    from .types import OperandDesc
+from .types import Array, OperandDesc
 
 
 class _Builder(Protocol):
