@@ -209,7 +209,7 @@ def test_links_and_paths_of_a_page_exist(page: Path) -> None:
     for target in LINK.findall(text):
         assert "://" in target or (page.parent / target).exists(), target
     for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|c|h|md))[`:]", text):
-        assert any((base / path).exists() for base in (ROOT, ROOT / "nnburst")), path
+        assert any((base / path).exists() for base in (ROOT, ROOT / "nnburst", page.parent)), path
 
 
 DEFINED = r"^\s*(?:(?:async )?def |class ){0}\b|^{0}(?:: .+)? = |^\w[\w *]*\b{0}\("
