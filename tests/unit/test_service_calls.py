@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -561,12 +561,15 @@ def test_object_whose_end_fails_keeps_no_other_from_its_end(caplog: pytest.LogCa
 
 
 def test_calls_that_come_while_a_service_ends_are_told_of_the_end() -> None:
+    class Thing:
+        what: ClassVar[str] = "thing"
+
     table = ObjectTable()
-    number = table.add(object(), lambda: None)
-    with pytest.raises(InvalidArgument, match="no thing 2"), table.lease(2, object, "thing"):
+    number = table.add(Thing(), lambda: None)
+    with pytest.raises(InvalidArgument, match="no thing 2"), table.lease(2, Thing):
         pass
     table.close()
-    with pytest.raises(DeadObject, match="has ended"), table.lease(number, object, "thing"):
+    with pytest.raises(DeadObject, match="has ended"), table.lease(number, Thing):
         pass
 
 
