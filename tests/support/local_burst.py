@@ -1,0 +1,107 @@
+"""A burst whose server adds one, in a thread of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from nnburst.burst import (
+    BoundRequest,
+    BurstCallback,
+    BurstContext,
+    BurstExecutorWithCache,
+    ExecutionBurstController,
+    ExecutionBurstServer,
+    ExecutionResult,
+    Kernel,
+)
+from nnburst.errors import Ending, ErrorStatus
+from nnburst.fmq import MQDescriptor
+from nnburst.memory import Memory
+from nnburst.model import DataLocation, MeasureTiming, Request, RequestArgument, RunOptions, Timing
+from support.waiting import PATIENCE
+
+WINDOWS = pytest.mark.parametrize("window", [0.0, 50e-6, 0.5], ids=["futex", "short", "polling"])
+
+
+class Adder(BurstExecutorWithCache):
+    """y = x + 1 on four floats; records what the server asks of it, and can be told to misbehave."""
+
+    def __init__(self) -> None:
+        self.memories: dict[int, Memory] = {}
+        self.added: list[int] = []
+        self.bound = 0
+        self.during: Callable[[], ExecutionResult | None] = lambda: None
+
+    def is_cache_entry_present(self, slot: int) -> bool:
+        return slot in self.memories
+
+    def add_cache_entry(self, memory: Memory, slot: int) -> None:
+        assert slot not in self.memories
+        self.added.append(slot)
+        self.memories[slot] = memory
+
+    def remove_cache_entry(self, slot: int) -> None:
+        self.memories.pop(slot, None)
+
+    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
+        self.bound += 1
+        (x,), (y,) = request.inputs, request.outputs
+        xs = self.memories[slots[x.location.pool_index]].array(np.float32, (4,), x.location.offset)
+        ys = self.memories[slots[y.location.pool_index]].array(np.float32, (4,), y.location.offset)
+
+        def run() -> ExecutionResult | None:
+            result = self.during()
+            np.add(xs, 1, out=ys)
+            return result
+
+        return run
+
+
+class LocalModel:
+    """The least that a controller needs: serves the burst in a thread of this process."""
+
+    def __init__(self, executor: BurstExecutorWithCache | None = None) -> None:
+        self.executor = executor or Adder()
+        self.server: ExecutionBurstServer | None = None
+        self.on_death: Callable[[], None] = lambda: None
+        self.callback: Callable[[BurstCallback], BurstCallback] = lambda callback: callback
+        self.executed: list[Request] = []
+
+    def configure_execution_burst(
+        self,
+        callback: BurstCallback,
+        request_channel: MQDescriptor,
+        result_channel: MQDescriptor,
+        polling_window: float | None = None,
+    ) -> BurstContext:
+        self.server = ExecutionBurstServer.create(
+            self.callback(callback), request_channel, result_channel, self.executor, polling_window
+        )
+        return self.server
+
+    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
+        self.executed.append(request)
+        return ErrorStatus.NONE, (), Timing()
+
+    ending = Ending()
+
+    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
+        self.on_death = on_death
+        return lambda: None
+
+
+def adder_request(memory: Memory, output: int = 64) -> Request:
+    return Request(
+        (RequestArgument(False, DataLocation(0, 0, 16)),),
+        (RequestArgument(False, DataLocation(0, output, 16)),),
+        (memory,),
+    )
+
+
+def bind(controller: ExecutionBurstController, request: Request) -> BoundRequest:
+    execution = controller.bind(request)
+    execution.timeout = PATIENCE
+    return execution

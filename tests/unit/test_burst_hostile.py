@@ -1,0 +1,319 @@
+"""A burst against a service that answers what it likes, and channels that cannot be used."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnburst import InvalidArgument, MissedDeadline
+from nnburst._core._nnburst import lib
+from nnburst.burst import (
+    DATUM,
+    BurstCallback,
+    BurstContext,
+    ExecutionBurstController,
+    ExecutionBurstServer,
+    SlotTable,
+    default_polling_window,
+)
+from nnburst.errors import ErrorStatus, GeneralFailure
+from nnburst.fmq import Flavour, MessageQueue, MQDescriptor
+from nnburst.memory import Memory
+from support.local_burst import WINDOWS, Adder, LocalModel, adder_request, bind
+from support.waiting import PATIENCE
+
+
+@pytest.fixture
+def model() -> LocalModel:
+    return LocalModel()
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    with Memory.ashmem(4096) as memory:
+        memory.array(np.float32, (4,))[:] = [1, 2, 3, 4]
+        yield memory
+
+
+class SilentService(LocalModel):
+    """Leaves the server's ends of both channels to the test."""
+
+    def configure_execution_burst(
+        self,
+        callback: BurstCallback,
+        request_channel: MQDescriptor,
+        result_channel: MQDescriptor,
+        polling_window: float | None = None,
+    ) -> BurstContext:
+        self.requests = MessageQueue.attach(request_channel, DATUM)
+        self.results = MessageQueue.attach(result_channel, DATUM)
+        service = self
+
+        class Context(BurstContext):
+            def free_memory(self, slot: int) -> None: ...
+
+            def close(self) -> None:
+                service.requests.close()
+                service.results.close()
+
+        return Context()
+
+    def answer(self, *datums: bytes) -> None:
+        self.results.write_blocking(np.frombuffer(b"".join(datums), DATUM), timeout=PATIENCE)
+
+
+def head(size: int, status: int = 0, operands: int = 0) -> bytes:
+    return struct.pack("<B7xIiI4x", 0, size, status, operands)
+
+
+TIMING = struct.pack("<B7xQQ", 3, 2**64 - 1, 2**64 - 1)
+GOOD = head(2) + TIMING
+
+
+def answered_by(service: SilentService, reply: Callable[[], None], count: int = 1) -> threading.Thread:
+    def serve() -> None:
+        for _ in range(count):
+            service.requests.read_blocking(5, timeout=PATIENCE)
+            reply()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return thread
+
+
+@WINDOWS
+@pytest.mark.parametrize(
+    "packet",
+    [
+        head(3) + TIMING,
+        head(1) + TIMING,
+        head(0) + TIMING,
+        head(2**32 - 1) + TIMING,
+        TIMING + head(2),
+        head(2, operands=2**32 - 1) + TIMING,
+        head(3, operands=1) + struct.pack("<B7xB3xI8x", 1, 1, 2**32 - 1) + TIMING,
+        head(3, operands=1) + struct.pack("<B7xB3xI8x", 1, 2, 0) + TIMING,
+        head(2) + b"\xff" * 24,
+        b"\xff" * 48,
+        GOOD + b"\x01" * 24,
+        bytes(24),
+    ],
+)
+def test_malformed_result_is_a_failure_and_the_burst_lives(memory: Memory, packet: bytes, window: float) -> None:
+    service = SilentService()
+    with ExecutionBurstController.create(service, polling_window=window) as controller:
+        execution = bind(controller, adder_request(memory))
+        for reply, expected in ((packet, GeneralFailure), (GOOD, None)):
+            thread = answered_by(service, lambda reply=reply: service.answer(reply))
+            if expected is None:
+                execution.run()
+            else:
+                with pytest.raises(expected) as caught:
+                    execution.run()
+                assert "corrupted" not in str(caught.value)
+            thread.join(PATIENCE)
+        assert controller.stats.malformed == 1
+
+
+@WINDOWS
+def test_malformed_result_while_late_ones_are_due_ends_the_burst(memory: Memory, window: float) -> None:
+    service = SilentService()
+    with ExecutionBurstController.create(service, polling_window=window) as controller:
+        execution = bind(controller, adder_request(memory))
+        execution.timeout = 0.01
+        with pytest.raises(MissedDeadline):
+            execution.run()
+        execution.timeout = PATIENCE
+        thread = answered_by(service, lambda: service.answer(bytes(24)))
+        for _ in range(2):  # nobody can tell any more which answer is whose
+            with pytest.raises(GeneralFailure, match="corrupted"):
+                execution.run()
+        thread.join(PATIENCE)
+
+
+def test_unasked_result_is_dropped(memory: Memory) -> None:
+    service = SilentService()
+    with ExecutionBurstController.create(service) as controller:
+        execution = bind(controller, adder_request(memory))
+        service.answer(head(2, 4) + TIMING)
+        thread = answered_by(service, lambda: service.answer(GOOD))
+        execution.run()
+        thread.join(PATIENCE)
+        assert controller.stats.dropped == 1
+
+
+@pytest.mark.parametrize("forged", [1, 24 * 1025, 2**63, 2**64 - 24])
+def test_forged_counter_kills_the_burst_for_good(memory: Memory, forged: int) -> None:
+    service = SilentService()
+    with ExecutionBurstController.create(service) as controller:
+        execution = bind(controller, adder_request(memory))
+
+        def forge() -> None:
+            lib.nnb_mq_write_counter(service.results.handle)[0] = forged
+            service.results.event_flag.wake(2)
+
+        thread = answered_by(service, forge)
+        assert controller.is_sound
+        with pytest.raises(GeneralFailure, match="corrupted"):
+            execution.run()
+        thread.join(PATIENCE)
+        assert not controller.is_sound
+        lib.nnb_mq_write_counter(service.results.handle)[0] = 0
+        with pytest.raises(GeneralFailure, match="corrupted"):
+            execution.run()
+
+
+@pytest.mark.parametrize("status", [5, 8, 9, -1, 2**31 - 1])
+def test_status_beyond_the_list_is_a_general_failure(memory: Memory, status: int) -> None:
+    service = SilentService()
+    with ExecutionBurstController.create(service) as controller:
+        execution = bind(controller, adder_request(memory))
+        thread = answered_by(service, lambda: service.answer(head(2, status) + TIMING))
+        got = execution.execute()[0]
+        thread.join(PATIENCE)
+        assert got == (status if status in (5, 8) else ErrorStatus.GENERAL_FAILURE)
+
+
+def test_peer_that_keeps_setting_bits_does_not_block_ctrl_c(memory: Memory) -> None:
+    service = SilentService()
+    with ExecutionBurstController.create(service, polling_window=0) as controller:
+        execution = bind(controller, adder_request(memory))
+        execution.timeout = 0.1
+        stop = threading.Event()
+
+        def noise() -> None:
+            while not stop.is_set():
+                service.results.event_flag.wake(0x80000006)
+
+        thread = threading.Thread(target=noise)
+        thread.start()
+        with pytest.raises(MissedDeadline):
+            execution.run()
+        stop.set()
+        thread.join(PATIENCE)
+
+
+# ---- channels that cannot be used -------------------------------------------------------------------------------
+
+
+def test_unusable_channels_are_refused() -> None:
+    table = SlotTable()
+
+    def create(request: MessageQueue, result: MessageQueue) -> None:
+        with request.descriptor as a, result.descriptor as b, pytest.raises(InvalidArgument):
+            ExecutionBurstServer.create(table, a, b, Adder())
+        request.close()
+        result.close()
+
+    create(MessageQueue(np.uint8, 1024), MessageQueue(DATUM, 1024))
+    create(MessageQueue(DATUM, 1024), MessageQueue(DATUM, 2))
+    create(MessageQueue(DATUM, 64, event_flag=False, layout="compat"), MessageQueue(DATUM, 64))
+    create(MessageQueue(DATUM, 64, flavour=Flavour.UNSYNCHRONIZED), MessageQueue(DATUM, 64))
+
+
+def test_unsealed_channel_is_refused() -> None:
+    good = MessageQueue(DATUM, 64)
+    with good.descriptor as descriptor:
+        fd = os.memfd_create("unsealed")
+        os.ftruncate(fd, os.fstat(descriptor.fds[0]).st_size)
+        bad = MQDescriptor(descriptor.grantors, [fd], descriptor.quantum, descriptor.flags)
+        with pytest.raises(InvalidArgument, match="seal"):
+            ExecutionBurstServer.create(SlotTable(), descriptor, bad, Adder())
+        bad.close()
+    good.close()
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), 4000, float("inf")])
+def test_polling_window_out_of_range_is_refused(model: LocalModel, wrong: float) -> None:
+    with pytest.raises(InvalidArgument, match="polling_window"):
+        ExecutionBurstController.create(model, polling_window=wrong)
+
+
+def test_polling_window_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNBURST_POLLING_WINDOW_US", "12.5")
+    assert default_polling_window() == pytest.approx(12.5e-6)
+    monkeypatch.setenv("NNBURST_POLLING_WINDOW_US", "soon")
+    with pytest.raises(InvalidArgument, match="NNBURST_POLLING_WINDOW_US"):
+        default_polling_window()
+    monkeypatch.delenv("NNBURST_POLLING_WINDOW_US")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    assert default_polling_window() == 0
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert default_polling_window() == pytest.approx(50e-6)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "seconds"),
+    [({0}, {1}, 50e-6), ({0}, {0}, 0.0), ({0}, {0, 1}, 50e-6), ({0, 1}, {0}, 50e-6), ({3}, (), 0.0)],
+)
+def test_polling_window_depends_on_the_cpus_of_both_ends(
+    monkeypatch: pytest.MonkeyPatch, mine: set[int], theirs: set[int], seconds: float
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: mine)
+    assert default_polling_window(theirs) == pytest.approx(seconds)
+
+
+def test_cpus_that_the_system_does_not_tell_are_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int) -> set[int]:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_getaffinity", refused)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert default_polling_window() == pytest.approx(50e-6)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert default_polling_window() == 0
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 CPUs")
+@pytest.mark.parametrize("apart", [True, False], ids=["a CPU each", "one CPU"])
+def test_both_ends_poll_if_they_are_pinned_apart(memory: Memory, apart: bool) -> None:
+    """Each end has one CPU only; whether it polls is seen in its C endpoint."""
+    allowed = os.sched_getaffinity(0)
+    first, second = sorted(allowed)[:2]
+    service_cpu = second if apart else first
+
+    class Client(SlotTable):
+        cpus = frozenset({first})
+
+    class Server(BurstContext):
+        cpus = frozenset({service_cpu})
+
+        def __init__(self, inner: BurstContext) -> None:
+            self.free_memory = inner.free_memory
+            self.close = inner.close
+
+        def free_memory(self, slot: int) -> None: ...
+
+        def close(self) -> None: ...
+
+    class Pinned(LocalModel):
+        def configure_execution_burst(self, *arguments: Any) -> BurstContext:
+            os.sched_setaffinity(0, {service_cpu})  # as a service process would be; its listener thread inherits it
+            try:
+                return Server(super().configure_execution_burst(*arguments))
+            finally:
+                os.sched_setaffinity(0, {first})
+
+    model = Pinned()
+    model.callback = lambda inner: Client()
+    os.sched_setaffinity(0, {first})
+    try:
+        with ExecutionBurstController.create(model) as controller:
+            assert bool(lib.nnb_server_spins(model.server._end._endpoint)) is apart
+            assert bool(lib.nnb_execution_spins(controller.bind(adder_request(memory))._pointer)) is apart
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan")])
+def test_timeout_out_of_range_is_refused(model: LocalModel, memory: Memory, wrong: float) -> None:
+    with ExecutionBurstController.create(model) as controller:
+        execution = bind(controller, adder_request(memory))
+        with pytest.raises(InvalidArgument, match="timeout"):
+            execution.timeout = wrong
