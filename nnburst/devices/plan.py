@@ -1,7 +1,7 @@
-"""The server's one noun: a request becomes a callable here, and the callable's outcome an answer in `failure_of`.
+"""A `Plan` is a request that a device has checked, mapped and bound to a callable.
 
-A run of a `Plan` admits the request's driver-managed buffers, copies in what is staged, calls the device's kernel,
-copies out, and commits. Whatever fails is an exception until a client has to be answered: `execute_synchronously` and
+A run of it admits the request's driver-managed buffers, copies staged arguments in, calls the device's kernel, copies
+results out, and commits. A failure is an exception until a client has to be answered: `execute_synchronously` and
 a burst's listener then ask `failure_of` for its status and its sentence.
 """
 

@@ -25,7 +25,7 @@ class ExternalBuffer:
         offset: First byte in it.
         nbytes: From there to the end, or of the view.
         shape: Of the view; None if a pool was given.
-        view: What the caller sees of it; None as long as that is not known.
+        view: NumPy view of it; None until its shape is known.
     """
 
     memory: Memory
