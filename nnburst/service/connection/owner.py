@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 
 from ..._core.deadline import Deadline
@@ -61,6 +62,7 @@ def exit_of_child(pidfd: int) -> Ending | None:
     return Ending(f"the other process was killed by {names.get(number, f'signal {number}')}", signal=number)
 
 
+@dataclass(eq=False)
 class Owner:
     """Runs a connection in one thread; others post what it is to do to its mailbox. For arguments see `Connection`.
 
@@ -73,28 +75,18 @@ class Owner:
         releases: Calls that let go of something and are not answered.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        pidfd: FdSet,
-        mailbox: Mailbox,
-        outbox: Outbox,
-        workers: Sequence[Workers],
-        serving: Serving,
-        launch: Callable[[], int] | None,
-        hello_by: float,
-        on_end: Callable[[float], None] | None,
-    ) -> None:
-        self._sock = sock
-        self._pidfd = pidfd
-        self._mailbox = mailbox
-        self._outbox = outbox
-        self._workers = workers
-        self._serving = serving
-        self._launch = launch
-        self._on_end = on_end
+    sock: socket.socket
+    pidfd: FdSet
+    mailbox: Mailbox
+    outbox: Outbox
+    workers: Sequence[Workers]
+    serving: Serving
+    launch: Callable[[], int] | None
+    hello_by: float
+    on_end: Callable[[float], None] | None
+
+    def __post_init__(self) -> None:
         self.launched: Future[None] = Future()
-        self.hello_by = hello_by
         self.closed = self.ended = False
         self.releases: set[PendingCall] = set()
         self.calls = PendingCalls()
@@ -119,12 +111,12 @@ class Owner:
 
     def join_workers(self, deadline: Deadline) -> bool:
         """Wait for the threads that serve calls."""
-        return all(workers.join(deadline) for workers in self._workers)
+        return all(workers.join(deadline) for workers in self.workers)
 
     def close_copies(self) -> None:
         """In a forked child: the connection is the parent's and goes on."""
-        self._pidfd.close()
-        self._sock.close()
+        self.pidfd.close()
+        self.sock.close()
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -148,8 +140,8 @@ class Owner:
 
     def _launch_peer(self) -> None:
         try:
-            if self._launch is not None:
-                self._pidfd = FdSet((self._launch(),))
+            if self.launch is not None:
+                self.pidfd = FdSet((self.launch(),))
             self.launched.set_result(None)
         except Exception as error:
             self.note("the other process could not be started")
@@ -161,21 +153,21 @@ class Owner:
 
     def _serve_until_end(self) -> None:
         poll = select.poll()
-        for fd in (self._sock.fileno(), self._mailbox.fileno(), *self._pidfd.fds):
+        for fd in (self.sock.fileno(), self.mailbox.fileno(), *self.pidfd.fds):
             poll.register(fd, select.POLLIN)
         was_full = False
         while not self._stop_reason:
             ready = {fd for fd, _ in poll.poll(self._milliseconds())}
-            if self._mailbox.fileno() in ready:
-                self._mailbox.do_all()
-            if self._sock.fileno() in ready:
+            if self.mailbox.fileno() in ready:
+                self.mailbox.do_all()
+            if self.sock.fileno() in ready:
                 with contextlib.suppress(BlockingIOError):
                     self._receive()
             self._send()
-            if was_full != bool(self._outbox):
+            if was_full != bool(self.outbox):
                 was_full = not was_full
-                poll.modify(self._sock.fileno(), select.POLLIN | (select.POLLOUT if was_full else 0))
-            if not ready.isdisjoint(self._pidfd.fds):
+                poll.modify(self.sock.fileno(), select.POLLIN | (select.POLLOUT if was_full else 0))
+            if not ready.isdisjoint(self.pidfd.fds):
                 # Messages from before its death still count.
                 with contextlib.suppress(BlockingIOError):
                     while True:
@@ -185,7 +177,7 @@ class Owner:
 
     def _milliseconds(self) -> int | None:
         """Until `_check_time` has something to say."""
-        moment = min(self._outbox.gives_up_at, self._leave_by if self._farewell else math.inf, self.hello_by)
+        moment = min(self.outbox.gives_up_at, self._leave_by if self._farewell else math.inf, self.hello_by)
         return None if moment == math.inf else math.ceil(max(0.0, moment - time.monotonic()) * 1000)
 
     def _check_time(self) -> None:
@@ -194,7 +186,7 @@ class Owner:
             self.note("the peer has not said hello")
         if self._farewell is not None and now >= self._leave_by:
             self.note("closed by this side")
-        if now >= self._outbox.gives_up_at:
+        if now >= self.outbox.gives_up_at:
             self.note("the peer does not read its socket")
 
     def finish(self) -> None:
@@ -202,25 +194,25 @@ class Owner:
         if self.ended:
             return
         if not self.closed:
-            self._exit = next(filter(None, map(exit_of_child, self._pidfd.fds)), None)
+            self._exit = next(filter(None, map(exit_of_child, self.pidfd.fds)), None)
         self.ended = True
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies
-        for workers in self._workers:
+            self.sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies
+        for workers in self.workers:
             workers.stop()
-        self._outbox.end()
+        self.outbox.end()
         self.calls.end(self._failure)
-        self._mailbox.end()
+        self.mailbox.end()
         while self._listeners:
             self._tell(self._listeners.popitem()[1])
-        if self._on_end is not None:
+        if self.on_end is not None:
             try:
-                self._on_end(self.patience)
+                self.on_end(self.patience)
             except Exception:
                 _log.exception("cleaning up after a connection failed")
         self.join_workers(Deadline.after(WORKER_PATIENCE))
-        self._pidfd.close()
-        self._outbox.close()
+        self.pidfd.close()
+        self.outbox.close()
 
     def _failure(self, pending: PendingCall) -> NNBurstError:
         message = f"{pending.call.name} was not answered: {self.ending.reason}"
@@ -285,7 +277,7 @@ class Owner:
         if not pending.is_sent:
             self.calls.remove(pending)
             if pending.outgoing is not None:
-                self._outbox.remove(pending.outgoing)
+                self.outbox.remove(pending.outgoing)
             pending.fds.close()
 
     # -- the owner: sending --------------------------------------------------------------------------------------------
@@ -294,10 +286,10 @@ class Owner:
         """Send the queued messages, as far as the socket takes them."""
         for pending in self.calls.admit():
             try:
-                self._outbox.put(pending.pack())
+                self.outbox.put(pending.pack())
             except NNBurstError as error:
                 self._fail(pending, error)
-        while (failed := self._outbox.send()) is not None:
+        while (failed := self.outbox.send()) is not None:
             self._cannot_send(*failed)
 
     def _cannot_send(self, message: Outgoing, error: NNBurstError) -> None:
@@ -307,10 +299,10 @@ class Owner:
             if pending is not None:
                 self._fail(pending, error)
         elif message.kind is Kind.REPLY:  # e.g. too many descriptors in flight: say so without them
-            self._outbox.put_first(refusal(message.number, error))
+            self.outbox.put_first(refusal(message.number, error))
         else:
             self.note(f"an answer cannot be sent: {error}")
-            self._outbox.clear()
+            self.outbox.clear()
 
     def _fail(self, pending: PendingCall, error: NNBurstError) -> None:
         self.calls.remove(pending)
@@ -320,18 +312,18 @@ class Owner:
 
     def _receive(self) -> None:
         try:
-            self._dispatch(receive(self._sock))
+            self._dispatch(receive(self.sock))
         except DescriptorsLost as lost:  # this process has as many as it may; that is not the peer's doing
             error = ResourceExhausted(f"descriptors of a message were lost: {meaning(errno.EMFILE)}")
             if lost.kind is Kind.REQUEST:
-                self._serving.refuse(lost.call_id, error)
+                self.serving.refuse(lost.call_id, error)
             elif (pending := self.calls.find(lost.call_id)) is not None:
                 self._fail(pending, error)
 
     def _dispatch(self, packet: Packet) -> None:
         try:
             if packet.kind is Kind.REQUEST:
-                self._serving.accept(packet)
+                self.serving.accept(packet)
             else:
                 self._complete(packet)
         except BaseException:

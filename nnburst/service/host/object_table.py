@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
 
 from ...burst import Account, CancelToken
@@ -23,21 +24,13 @@ T = TypeVar("T", bound=Thing)
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True)
 class _Entry:
-    __slots__ = ("dispose", "hang_up", "leave", "users", "value")
-
-    def __init__(
-        self,
-        value: object,
-        dispose: Callable[[], None],
-        hang_up: Callable[[], None] | None,
-        leave: Callable[[], None] | None,
-    ) -> None:
-        self.value = value
-        self.dispose = dispose
-        self.hang_up = hang_up
-        self.leave = leave
-        self.users = 1  # the table itself
+    value: object
+    dispose: Callable[[], None]
+    hang_up: Callable[[], None] | None
+    leave: Callable[[], None] | None
+    users: int = 1  # the table itself
 
 
 class ObjectTable:
