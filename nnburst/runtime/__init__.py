@@ -8,17 +8,18 @@ from ..model import BufferToken, ExecutionPreference, ExecutionResult, OutputSha
 from ..watch import Latency
 from .compile.caching import CacheReport
 from .compile.compilation import Compilation, CompilationReport, StepReport
-from .execution import Duration, Execution
+from .execution import Execution
 from .executor import BrokenBurst, BurstExecutor
+from .launch import connect, in_process, launch
 from .request.copy import copy_memory
 from .request.device_memory import DeviceMemory, MemoryDesc
 from .request.node_args import NodeArg
 from .run.burst import Burst
+from .run.burst_pool import Restart
+from .run.computation import Duration
 from .run.event import Event
 from .run.pipeline import Pipeline
-from .run.recovery import Restart
-from .service import Service, connect, in_process, launch
-from .session import Session
+from .session import Service, Session
 
 __all__ = [
     "BrokenBurst",

@@ -141,7 +141,7 @@ class BurstExecutor(KnownNames, Executor):
         execution.submit(limit).add_done_callback(lambda done: self._landed(done, future, execution, wanted, limit))
 
     def _bound(self, shapes: Mapping[str, int | Sequence[int]]) -> Execution:
-        return self._session.burst.bind(shapes=shapes, timeout=self._timeout, rooms=self._session._rooms)
+        return self._session.burst.bind(shapes=shapes, timeout=self._timeout, rooms=self._session._runs.rooms)
 
     def _filled(self, execution: Execution | None, inputs: Any) -> Execution:
         """Return this execution filled, or one for the shapes of the inputs in its place."""
@@ -180,7 +180,7 @@ class BurstExecutor(KnownNames, Executor):
         outputs = None
         if isinstance(error, OutputInsufficientSize):
             try:
-                execution = self._session.with_more_room(execution, error, self._bound)
+                execution = self._session._runs.with_more_room(execution, error, self._bound)
                 return self._launch(future, execution, wanted, limit)
             except BaseException as failure:
                 error = failure

@@ -1,44 +1,35 @@
-"""A place where models run: a service process, or this process."""
+"""What owns a process where models run, or stands for this one: its devices, its end, and its next life."""
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from .._core.deadline import Deadline
-from .._core.errno import flag
 from .._core.leaving import Leaving, ProcessLock
 from .._core.one_process import OneProcess
-from ..devices import Device, PartitionedDevice, ResilientDevice, create_device
-from ..devices.registry import checked_names
-from ..errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
-from ..model import ExecutionPreference, Priority
+from ..devices import Device, PartitionedDevice, ResilientDevice
+from ..errors import BadState, DeviceUnavailable, InvalidArgument
 from ..watch.html import table
 from .spare import Spare
 
 if TYPE_CHECKING:
-    import os
     import socket
     from types import TracebackType
 
-    from ..model import Model
     from ..service import ServiceConnection
-    from .session import Session
 
 DEFAULT_DEVICES: Sequence[str] = (
     "nnburst-reference",
     *(("nnburst-onnxruntime",) if find_spec("onnxruntime") and find_spec("onnx") else ()),
 )
 """Those that can be had. ONNX Runtime itself is loaded for the first model that needs it."""
-_A_MOMENT = 0.05
-"""Seconds between two looks for a service that is being started."""
+S = TypeVar("S", bound="ServiceProcess")
 
 
-class _Backend(Protocol):
+class Backend(Protocol):
     @property
     def faults(self) -> socket.socket | None: ...
     @property
@@ -57,7 +48,7 @@ class _Opened(Protocol):
     def close(self) -> None: ...
 
 
-_services: weakref.WeakKeyDictionary[Device, weakref.ref[Service]] = weakref.WeakKeyDictionary()
+_services: weakref.WeakKeyDictionary[Device, weakref.ref[ServiceProcess]] = weakref.WeakKeyDictionary()
 
 
 def closes_with(device: Device, thing: _Opened) -> None:
@@ -68,12 +59,12 @@ def closes_with(device: Device, thing: _Opened) -> None:
             service._opened[id(thing)] = thing
 
 
-def service_of(device: Device) -> Service | None:
+def service_of(device: Device) -> ServiceProcess | None:
     """Return the service that a device belongs to, if it was opened as one."""
     return _services.get(device, lambda: None)()
 
 
-class _LocalBackend:
+class LocalBackend:
     """Devices of this process."""
 
     def __init__(self, devices: tuple[Device, ...]) -> None:
@@ -96,16 +87,16 @@ class _LocalBackend:
         self._leaving()
 
 
-class Service(OneProcess):
-    """Hosts devices; several sessions may share one. Made by `launch`, `connect` or `in_process`. Context manager."""
+class ServiceProcess(OneProcess):
+    """What a `Service` is without its sessions: a process with devices, which is started again when it is to be."""
 
     _instead = "launch one in each process"
 
     def __init__(
         self,
-        backend: _Backend,
+        backend: Backend,
         what: str,
-        again: Callable[[], _Backend] | None = None,
+        again: Callable[[], Backend] | None = None,
         spare: Spare[ServiceConnection] | None = None,
     ) -> None:
         """Use `launch`, `connect` or `in_process`."""
@@ -118,7 +109,7 @@ class Service(OneProcess):
         self._leaving: Leaving | None = None
         self._take(backend)
 
-    def _take(self, backend: _Backend) -> None:
+    def _take(self, backend: Backend) -> None:
         self._backend = backend
         for device in backend.devices:
             _services[device] = weakref.ref(self)
@@ -185,45 +176,6 @@ class Service(OneProcess):
             raise InvalidArgument(f"on_death is {type(on_death).__name__}; give a function without arguments")
         return self._backend.link_to_death(on_death)
 
-    def session(
-        self,
-        model: Model | str | os.PathLike[str] | bytes,
-        *,
-        device: str | None = None,
-        preference: str | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
-        priority: str | Priority = Priority.MEDIUM,
-        concurrency: int | None = None,
-        polling_window: float | None = None,
-        loop_timeout: float | None = None,
-        timeout: float | None = None,
-        open_timeout: float | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        token: bytes | None = None,
-        cache_always: bool = False,
-        on_death: str = "raise",
-        retry: int = 0,
-    ) -> Session:
-        """Open a session on this service; the arguments are those of `Session`."""
-        from .session import Session
-
-        return Session(
-            model,
-            service=self,
-            device=device,
-            preference=preference,
-            priority=priority,
-            concurrency=concurrency,
-            polling_window=polling_window,
-            loop_timeout=loop_timeout,
-            timeout=timeout,
-            open_timeout=open_timeout,
-            cache_dir=cache_dir,
-            token=token,
-            cache_always=cache_always,
-            on_death=on_death,
-            retry=retry,
-        )
-
     def kill(self) -> None:
         """Kill the process of a child service (SIGKILL), whatever it is doing: for a run that nothing else can stop.
 
@@ -252,7 +204,7 @@ class Service(OneProcess):
         if self._closed:
             raise BadState("the service is closed; launch another one")
 
-    def __enter__(self) -> Service:
+    def __enter__(self: S) -> S:
         self._check_open()
         return self
 
@@ -273,12 +225,12 @@ class Service(OneProcess):
 class _Restarting:
     """A service child that is started again when it is needed after it has died."""
 
-    def __init__(self, start: Callable[[], _Backend]) -> None:
+    def __init__(self, start: Callable[[], Backend]) -> None:
         self._start = start
         self._lock = ProcessLock()  # a signal handler may close a service that is just being started again
         self._backend = start()
         self._closed = False
-        self._given: dict[int, _Backend] = {}
+        self._given: dict[int, Backend] = {}
         count = len(self._backend.devices)
         self.devices: tuple[Device, ...] = tuple(ResilientDevice(partial(self._device, i)) for i in range(count))
 
@@ -316,101 +268,15 @@ class _Restarting:
         self._backend.close()
 
 
-def launch(
-    *,
-    devices: Sequence[str] = DEFAULT_DEVICES,
-    open_timeout: float | None = 60.0,
-    restart: bool = False,
-    log_level: str | int = "warning",
-    log: str | os.PathLike[str] | None = None,
-    quotas: Mapping[str, int] | None = None,
-    max_run: float | None = None,
-    faults: bool = False,
-    scheduler: tuple[str, int] | None = None,
-    affinity: Collection[int] | None = None,
-    spare: bool = False,
-) -> Service:
-    """Start a service process that belongs to this one and ends with it.
-
-    Args:
-        devices: Names of the devices that it offers, in order of preference.
-        open_timeout: Seconds that it may take to start; None for no limit.
-        restart: Start it again when it is needed after it has died: sessions that were open stay dead, new ones work.
-        log_level: Least level of what it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
-        log: File that its log is appended to; None for the stderr of this process.
-        quotas: What this program may have in it, such as ``{"models": 200}``; see docs/sharing.md for the names.
-        max_run: Seconds that a run may take: one that takes longer is ended, if its device can be, and fails with
-            `MissedDeadline`. None for no limit.
-        faults: Give it fault points, for tests: see `nnburst.testing.inject`. Each run takes a system call more.
-        scheduler: Real-time policy and priority of its threads, such as ``("fifo", 20)`` or ``("rr", 1)``; None for
-            the usual one. It polls for requests only if this process may use a CPU that `affinity` leaves to it.
-        affinity: Numbers of the CPUs that it may use, such as ``{1}``; None for those of this thread.
-        spare: Keep another process ready that has loaded all but models: one that is needed after a death, by
-            `restart` or by a session with ``on_death="restart"``, is then there at once. It takes the memory of what it
-            has loaded, and is started about a second after the one before it was taken.
-
-    Raises:
-        DeviceUnavailable: The process could not serve, or is refused the policy or a CPU; the message carries what it
-            printed.
-        InvalidArgument: No device is named, the level is unknown, the file cannot be written, the longest run is no
-            time, or policy, priority or CPUs are none.
-        MissedDeadline: It did not start in time.
-    """
+def child(
+    devices: Sequence[str], *, restart: bool = False, spare: bool = False, **options: Any
+) -> tuple[Backend, str, Callable[[], Backend], Spare[ServiceConnection] | None]:
+    """Start a service process; return what a `Service` is made of. `options` are those of `start_child`."""
     from ..service import start_child  # a program that stays in process needs no process boundary
 
     def start(spare: bool = False) -> ServiceConnection:
-        return start_child(
-            devices,
-            timeout=open_timeout,
-            log_level=log_level,
-            log=log,
-            quotas=quotas,
-            max_run=max_run,
-            faults=faults,
-            scheduler=scheduler,
-            affinity=affinity,
-            spare=spare,
-        )
+        return start_child(devices, spare=spare, **options)
 
-    comes_back = flag(restart, "restart")
-    kept = Spare(start) if flag(spare, "spare") else None
+    kept = Spare(start) if spare else None
     again = kept or start
-    return Service(_Restarting(again) if comes_back else again(), "child", again, kept)
-
-
-def connect(address: str, *, open_timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()) -> Service:
-    """Connect to a service that is running (``nnburst serve``) and that other programs may use, too.
-
-    Closing it ends this program's connection; the service goes on.
-
-    Args:
-        address: The name of the service, or ``unix:`` and the path of its socket.
-        open_timeout: Seconds that it may take to answer; None for no limit.
-        trust_uid: User id, or several, whose services are used beside those of this user and of root. A service sees
-            what its models get, and says what they give.
-
-    Raises:
-        DeviceUnavailable: No service runs there, it does not serve this user, or is one of a user who is not trusted;
-            the message says what to do.
-        InvalidArgument: The address is malformed.
-        MissedDeadline: It did not answer in time.
-    """
-    from ..service import connect_to
-
-    def again() -> _Backend:
-        """It may be on its way up: come again until the deadline of the caller."""
-        while True:
-            try:
-                return connect_to(address, timeout=open_timeout, trust_uid=trust_uid)
-            except (DeviceUnavailable, MissedDeadline):
-                left = Deadline.after().left()
-                if left is not None and left <= _A_MOMENT:
-                    raise
-                time.sleep(_A_MOMENT)
-
-    return Service(connect_to(address, timeout=open_timeout, trust_uid=trust_uid), repr(address), again)
-
-
-def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:
-    """Run models in this process, through the same interfaces: for tests and comparisons."""
-    return Service(_LocalBackend(tuple(create_device(name) for name in checked_names(devices))), "in process")
+    return _Restarting(again) if restart else again(), "child", again, kept

@@ -1,38 +1,63 @@
-"""OpenTelemetry spans for `Session.run`, in programs that use OpenTelemetry; others pay nothing."""
+"""OpenTelemetry spans for the runs of a session, in programs that use OpenTelemetry; others pay nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Mapping, Sequence
-from types import EllipsisType
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections.abc import Generator, Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._version import VERSION
 from .display import described
-from .session import Session
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from .open_model import OpenModel
+
+T = TypeVar("T")
+
+_inside: ContextVar[bool] = ContextVar("nnburst_inside_span", default=False)
 
 
-class TracedSession(Session):
-    """A session whose runs are spans, as far as the program's sampler wants them."""
+class Spans:
+    """Makes spans of a session's runs, as far as the program's sampler wants them."""
 
-    def run(
-        self,
-        output_names: Sequence[str] | None,
-        inputs: Mapping[str, npt.ArrayLike],
-        timeout: float | EllipsisType | None = ...,
-    ) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        """See `Session.run`."""
-        trace = sys.modules["opentelemetry.trace"]
+    def __init__(self) -> None:
+        self._trace = sys.modules["opentelemetry.trace"]
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a run that begins now is not within a span of its own yet."""
+        return not _inside.get()
+
+    @contextlib.contextmanager
+    def of_run(self, session: OpenModel) -> Iterator[None]:
+        """Make a span of the run inside, below the span that is current."""
+        with self._tracer.start_as_current_span("nnburst.run", **self._about(session)):
+            before = _inside.set(True)
+            try:
+                yield
+            finally:
+                _inside.reset(before)
+
+    def of_many(self, session: OpenModel, outcomes: Generator[T, None, None]) -> Generator[T, None, None]:
+        """Make a span of what a generator does, which is not current where it is consumed."""
+        with self._tracer.start_span("nnburst.run_many", **self._about(session)):
+            yield from outcomes
+
+    @property
+    def _tracer(self) -> Any:
+        return self._trace.get_tracer("nnburst", VERSION)
+
+    def _about(self, session: OpenModel) -> dict[str, Any]:
         attributes = {
-            "nnburst.model": described(self.compilation),
-            "nnburst.device": self.device.name,
-            "nnburst.service.pid": self.service.pid,
+            "nnburst.model": described(session.compilation),
+            "nnburst.device": session.compilation.device.name,
+            "nnburst.service.pid": session._service.pid,
         }
-        tracer = trace.get_tracer("nnburst", VERSION)
-        with tracer.start_as_current_span("nnburst.run", kind=trace.SpanKind.CLIENT, attributes=attributes):
-            return super().run(output_names, inputs, timeout)
+        return {"kind": self._trace.SpanKind.CLIENT, "attributes": attributes}
+
+
+def spans() -> Spans | None:
+    """Return what makes spans, if the program uses OpenTelemetry."""
+    return Spans() if "opentelemetry.trace" in sys.modules else None

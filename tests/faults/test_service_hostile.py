@@ -228,10 +228,10 @@ def test_runs_that_need_another_burst_of_a_stopped_service_do_not_outlast_their_
 def test_session_of_short_runs_gets_another_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         with service.session(state_model(), timeout=1e-6, concurrency=2) as session:
-            monkeypatch.setattr(session._bursts, "free", lambda: None)  # the one that there is runs something
+            monkeypatch.setattr(session._pool, "free", lambda: None)  # the one that there is runs something
             with contextlib.suppress(nnburst.MissedDeadline):
                 session.run(None, {"t": np.ones(4, np.float32)})
-            assert len(session._bursts._bursts) == 2
+            assert len(session._pool._bursts) == 2
 
 
 def test_copies_of_a_state_do_not_outlast_their_timeout_in_a_stopped_service() -> None:

@@ -49,7 +49,7 @@ from nnburst.model import (
 )
 from nnburst.runtime import MemoryDesc, Service
 from nnburst.runtime.compile.model_files import _with_pools
-from nnburst.runtime.service import _LocalBackend
+from nnburst.runtime.service import LocalBackend
 from support.models import relu
 from support.processes import stopped
 from support.waiting import PATIENCE
@@ -229,7 +229,7 @@ def test_executions_of_one_session_run_at_once_and_are_never_refused(service: nn
         assert [thread.error for thread in threads] == [None] * 7
         assert not wrong
         assert session.stats.received == 7 * rounds
-        assert 1 <= len(session._bursts._bursts) <= 6
+        assert 1 <= len(session._pool._bursts) <= 6
         for execution in bound:
             execution.close()
             with pytest.raises(BadState, match="closed"):
@@ -392,7 +392,7 @@ def test_refused_run_leaves_nothing_in_the_way_of_the_next(
     for _ in range(20):
         with pytest.raises(BadState, match="the execution is running"):
             execution.run()
-    assert len(session._bursts._bursts) == 1
+    assert len(session._pool._bursts) == 1
     refused.set()
     thread.join()
     assert execution.outputs["y"].tolist() == [2] * 4
@@ -448,7 +448,7 @@ class ScriptedDevice(Device):
 @pytest.fixture
 def scripted() -> Iterator[tuple[Service, Scripted]]:
     device = ScriptedDevice()
-    with Service(_LocalBackend((device,)), "scripted") as service:
+    with Service(LocalBackend((device,)), "scripted") as service:
         yield service, device.prepared
 
 
@@ -604,7 +604,7 @@ def test_device_that_lacks_operations_names_them() -> None:
         def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
             return (False,) * len(model.main.operations)
 
-    with Service(_LocalBackend((Poor(),)), "poor") as service:
+    with Service(LocalBackend((Poor(),)), "poor") as service:
         with pytest.raises(GeneralFailure, match="test-scripted lacks RELU"):
             service.session(relu())
         with pytest.raises(GeneralFailure, match="test-scripted lacks RELU"):

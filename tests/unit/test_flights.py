@@ -20,7 +20,7 @@ from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device
 from nnburst.memory import Memory, interop
 from nnburst.runtime.run.burst import Burst
-from nnburst.runtime.run.burst_pool import Bursts
+from nnburst.runtime.run.burst_pool import BurstPool
 from nnburst.runtime.run.pipeline import Pipeline
 from nnburst.service.wire import protocol
 from nnburst.watch import find_services, look
@@ -380,7 +380,7 @@ def test_pipeline_that_is_dropped_while_another_thread_waits_in_its_burst(slow: 
 class Replaced(list[Burst]):
     """A list in whose place another one comes while it is searched."""
 
-    def __init__(self, bursts: Bursts) -> None:
+    def __init__(self, bursts: BurstPool) -> None:
         super().__init__(bursts._lendable)
         self.bursts = bursts
 
@@ -391,7 +391,7 @@ class Replaced(list[Burst]):
 
 
 def test_burst_that_died_is_not_lent_again(session: nnburst.Session) -> None:
-    bursts = session._bursts
+    bursts = session._pool
     burst = bursts.lend()
     bursts._lendable = Replaced(bursts)
     bursts.give_back(burst)
@@ -402,7 +402,7 @@ def test_burst_that_died_is_not_lent_again(session: nnburst.Session) -> None:
 
 
 def test_burst_that_is_corrupt_is_not_lent_again(session: nnburst.Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    bursts = session._bursts
+    bursts = session._pool
     burst = bursts.lend()
     assert bursts.give_back(burst)
     is_sound = ExecutionBurstController.is_sound
@@ -436,7 +436,7 @@ def test_bursts_of_a_peak_are_given_back() -> None:
 def test_burst_that_dies_as_it_is_opened_is_not_among_the_new_ones(
     session: nnburst.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bursts = session._bursts
+    bursts = session._pool
     make = bursts._open
 
     def late(compilation: nnburst.Compilation) -> Burst:
@@ -573,15 +573,15 @@ def test_rest_of_many_inputs_can_be_given_up(session: nnburst.Session) -> None:
         assert int(next(outputs)[0][0]) == 0
     with pytest.raises(StopIteration):
         next(outputs)
-    lent = len(session._bursts._lendable)
+    lent = len(session._pool._lendable)
     assert [int(y[0]) for (y,) in session.run_many(map(filled, range(40)))] == list(range(40))
-    assert len(session._bursts._lendable) == lent
+    assert len(session._pool._lendable) == lent
 
 
 def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Session) -> None:
     session.run(None, filled(1))
     list(session.run_many([filled(1)] * 20))
-    executions = [*session._permits.idle[-1:], session._pipelines._kept[0][2]._executions[0]]
+    executions = [*session._runs.permits.idle[-1:], session._pool._kept[0][2]._executions[0]]
     inputs = [getattr(each, "execution", each).inputs["x"] for each in executions]
     pid = os.fork()
     if pid == 0:
@@ -599,9 +599,9 @@ def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Ses
 
 def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service) -> None:
     with service.session(relu()) as session, session.bind() as execution:
-        permits = [session._permits.take(0) for _ in range(session._permits.number)]
-        burst, held, release = session._bursts.first.controller, threading.Event(), threading.Event()
-        locks = [burst._lock, execution._lock, session._bursts._adding, service._reviving, interop._lock]
+        permits = [session._runs.permits.take(0) for _ in range(session._runs.permits.number)]
+        burst, held, release = session._pool.first.controller, threading.Event(), threading.Event()
+        locks = [burst._lock, execution._lock, session._pool._adding, service._reviving, interop._lock]
 
         def hold() -> None:
             with contextlib.ExitStack() as stack:
@@ -634,7 +634,7 @@ def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service
         thread.join()
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
         for permit in permits:
-            session._permits.give(permit)
+            session._runs.permits.give(permit)
         assert session.run(None, filled(2))[0].tolist() == [2.0] * 4
 
 

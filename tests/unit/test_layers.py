@@ -116,7 +116,7 @@ def test_module_imports_only_from_its_own_room_and_those_below(name: str) -> Non
         assert ROOMS.index(room) <= rank, f"{name} imports {target}: from a room above its own"
 
 
-KNOWN_CIRCLES = {"runtime": 15}
+KNOWN_CIRCLES: dict[str, int] = {}
 """Modules in circles, for each room that still has some. No number grows, and a room without circles has no line."""
 
 

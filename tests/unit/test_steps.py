@@ -363,7 +363,7 @@ def test_shape_that_is_given_wins_over_a_room_that_was_learned(service: Service)
     b.output("y", b.relu(b.input("x", F32, (0, 3))))
     with service.session(b.build()) as session:
         session.run(None, {"x": np.ones((700, 3), np.float32)})  # more than is guessed
-        assert session._rooms.keys() == {"y"}
+        assert session._runs.rooms.keys() == {"y"}
         with session.bind(steps=3, shapes={"x": (2, 3), "y": (2, 3)}) as execution:
             execution.inputs["x"][:] = values = RNG.normal(size=(3, 2, 3)).astype(np.float32)
             execution.run()

@@ -109,19 +109,19 @@ def test_limit_of_a_run_begins_when_what_it_needs_is_there(
     service: nnburst.Service, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     with service.session(model(), timeout=0.5, open_timeout=PATIENCE) as session:
-        bind = session._kept
+        bind = session._runs._bound
 
         def slowly(shapes: Any) -> Execution:
             time.sleep(0.6)
             return bind(shapes)
 
-        monkeypatch.setattr(session, "_kept", slowly)
+        monkeypatch.setattr(session._runs, "_bound", slowly)
         assert WAYS[way](session, 0.5).tolist() == X.tolist()
 
 
 def test_setting_up_has_a_limit_of_its_own(service: nnburst.Service, monkeypatch: pytest.MonkeyPatch) -> None:
     with service.session(model(), open_timeout=0.1) as session, session.bind(state={"t_out": "t"}) as execution:
-        monkeypatch.setattr(session._bursts, "free", lambda: None)  # what there is runs something
+        monkeypatch.setattr(session._pool, "free", lambda: None)  # what there is runs something
         with stopped(service.pid):
             for setting_up in (
                 lambda: session.run(None, {"t": X}),
@@ -148,11 +148,11 @@ def test_too_many_calls_are_said_to_be_under_way_only_if_they_are(service: nnbur
 def test_message_of_a_missed_deadline_has_the_limit_as_people_write_it_and_a_remedy(service: nnburst.Service) -> None:
     with service.session(model(), concurrency=1) as session:
         session.run(None, {"t": X})
-        permit = session._permits.take(0)
+        permit = session._runs.permits.take(0)
         assert permit is not None
         with pytest.raises(nnburst.MissedDeadline, match=r"within 0\.0667 s.*concurrency="):
             asyncio.run(session.arun(None, {"t": X}, timeout=0.2 / 3))
-        session._permits.give(permit)
+        session._runs.permits.give(permit)
     with service.session(model()) as session:
         one, two = session.bind(), session.bind()
         with stopped(service.pid):

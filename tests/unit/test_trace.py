@@ -199,6 +199,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+import asyncio, threading, time
 import numpy as np, nnburst
 
 exporter, provider = InMemorySpanExporter(), TracerProvider()
@@ -207,7 +208,7 @@ trace.set_tracer_provider(provider)
 b = nnburst.ModelBuilder()
 b.output("y", b.softmax(b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 4))))
 array = {"x": np.zeros((1, 4), np.float32)}
-with nnburst.in_process(devices=["nnburst-noop"]) as service, service.session(b.build()) as session:
+with nnburst.in_process(devices=["nnburst-noop"]) as service, service.session(b.build(), concurrency=1) as session:
     with provider.get_tracer("program").start_as_current_span("frame") as frame:
         session.run(None, array)
     try:
@@ -216,8 +217,20 @@ with nnburst.in_process(devices=["nnburst-noop"]) as service, service.session(b.
         pass
     with trace.use_span(trace.NonRecordingSpan(trace.INVALID_SPAN_CONTEXT.__class__(1, 1, is_remote=False))):
         session.run(None, array)  # the parent is not sampled
+    with provider.get_tracer("program").start_as_current_span("frame"):
+        asyncio.run(session.arun(None, array))
+        assert len([trace.get_current_span().name for _ in session.run_many([array] * 3)]) == 3
+    permit = session._idle.pop()
+    def give():
+        while not session._waiting:
+            time.sleep(0.001)
+        session._runs.permits.give(permit)
+    threading.Thread(target=give, daemon=True).start()
+    session.run(None, array)  # waits, although its span is around it
     pid = service.pid
-run, outer, failed = exporter.get_finished_spans()
+run, outer, failed, awaited, many, frame, waited = exporter.get_finished_spans()
+assert (awaited.name, many.name, waited.name) == ("nnburst.run", "nnburst.run_many", "nnburst.run")
+assert awaited.parent.span_id == many.parent.span_id == frame.context.span_id
 assert (run.name, outer.name, run.parent.span_id) == ("nnburst.run", "frame", outer.context.span_id)
 assert run.attributes["nnburst.service.pid"] == pid and run.attributes["nnburst.device"] == "nnburst-noop"
 assert not failed.status.is_ok and failed.events[0].name == "exception"

@@ -6,13 +6,23 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterator
 from types import EllipsisType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..._core._nnburst import ffi, lib
 from ..._core.deadline import Deadline, checked_timeout, limit_ns
 from ..._core.errno import check
 from ..._core.one_process import OneProcess
-from ...errors import BadState, DeadObject, ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError, error_for
+from ...errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    ErrorStatus,
+    GeneralFailure,
+    MissedDeadline,
+    NNBurstError,
+    ResourceExhausted,
+    error_for,
+)
 from ...memory import check_open
 from ...model import NO_TIMING, ExecutionResult, Failure, consistent_result, reason_of
 from ..endpoint import c_request, python_result
@@ -55,21 +65,56 @@ def _not_bound(pointer: object) -> int:
     raise BadState("the execution is not bound to a burst; use compute() or burst_compute()")
 
 
+class Route(Protocol):
+    """Where else a request runs."""
+
+    @property
+    def retries(self) -> int:
+        """How often a run is repeated that the death of the service has ended."""
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a run starts the service again that has died before it."""
+
+    def again(self, request: BoundRequest, number: int, deadline: Deadline) -> Deadline | None:
+        """Bind a request elsewhere when a run could not begin, or has died, for that errno.
+
+        Returns:
+            The deadline of the run from now on: what is set up meanwhile is not the run's time. None if there is
+            nowhere else.
+        """
+
+    def on_another_device(self, request: BoundRequest, failure: NNBurstError) -> ExecutionResult | None:
+        """Have another device run a request that one has failed; None if there is none."""
+
+
 class BoundRequest(OneProcess):
     """A request that is bound to a burst; `run` as often as you like. Made by `ExecutionBurstController.bind`."""
 
-    __slots__ = ("_burst", "_elsewhere", "_measure", "_pointer", "_run", "_timeout", "concluding", "limit", "requests")
+    __slots__ = (
+        "_burst",
+        "_elsewhere",
+        "_measure",
+        "_pointer",
+        "_route",
+        "_run",
+        "_timeout",
+        "concluding",
+        "limit",
+        "requests",
+    )
 
     def __init__(self) -> None:
         """Bound to nothing yet; see `bind_to`."""
         self._run: Callable[[CData], int] = _not_bound
         self._pointer: CData = ffi.NULL
         self._burst: ClientEnd | None = None
+        self._route: Route | None = None  # none: a run that is refused, or fails, has ended
         self._elsewhere: ExecutionResult | None = None  # of the last run, if that did not go through the channel
         self._timeout: float | None = None
         self.limit: float | None = None  # seconds that a run which begins now may take
         self._measure = False
-        self.concluding = False  # a thread looks at what a run came to, see `runtime._async`
+        self.concluding = False  # a thread looks at what a run came to, see `runtime.run.event_loop`
         self.requests: tuple[Request, ...] = ()
 
     def bind_to(
@@ -112,24 +157,6 @@ class BoundRequest(OneProcess):
         self.requests, self._measure, self._burst, self._pointer = requests, measure, burst, pointer
         self._allow(self.limit)
         self._run = lib.nnb_execution_run
-
-    def _find_way(self, number: int, deadline: Deadline) -> Deadline | None:
-        """Find another burst when a run could not begin, for that errno.
-
-        Returns:
-            The deadline of the run from now on: what is set up meanwhile is not the run's time. None if there is none.
-        """
-        return None
-
-    @property
-    def repeats(self) -> int:
-        """How often a run is repeated that the death of the service has ended."""
-        return 0
-
-    @property
-    def comes_back(self) -> bool:
-        """Whether a run starts the service again that has died before it."""
-        return False
 
     @property
     def turn(self) -> int:
@@ -192,6 +219,11 @@ class BoundRequest(OneProcess):
             raise
 
     @property
+    def measures(self) -> bool:
+        """Whether results carry `Timing`."""
+        return self._measure
+
+    @property
     def pointer(self) -> CData:
         """The execution in the C core."""
         return self._pointer
@@ -241,7 +273,7 @@ class BoundRequest(OneProcess):
 
     def _wait(self, status: int) -> int:
         """Wait for the end and return the status, or raise."""
-        repeats, deadline = 0, None
+        route, repeats, deadline = self._route, 0, None
         while status < 0:
             if status == _RESTART:  # signal handlers run between two calls
                 status = lib.nnb_execution_resume(self._pointer)
@@ -249,10 +281,10 @@ class BoundRequest(OneProcess):
                 assert self._burst is not None
                 request = self.requests[self.turn]
                 return self._ran_elsewhere(self._burst._run_without_burst(request, self._measure, self.limit))
-            elif status in _NOT_BEGUN or (status == _DIED and repeats < self.repeats):
+            elif route and (status in _NOT_BEGUN or (status == _DIED and repeats < route.retries)):
                 repeats += status == _DIED
                 begun = self.deadline if status == _DIED else Deadline.after(self.limit)
-                deadline = self._find_way(-status, deadline or begun)
+                deadline = route.again(self, -status, deadline or begun)
                 if deadline is None:
                     self._fail(-status)
                 else:
@@ -277,17 +309,28 @@ class BoundRequest(OneProcess):
         return int(result[0])
 
     def _settle(self, status: int) -> None:
-        if self._wait(status):
-            for request in self.requests:
-                check_open(request)  # the service could not fetch what was closed before the first run
-            result = self._explained(self.result)
-            final, shapes, _ = result
-            reason = reason_of(result)
-            refusal = "the execution failed with {name}; launch(log_level='info') logs why"
-            message = _REFUSALS.get(final, refusal).format(name=final.name, in_time=self.in_time)
-            if reason and final is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-                message = f"the execution failed with {final.name}: {reason}"
-            raise error_for(final, message, shapes)
+        """Wait for the end of a run, and raise how it failed, if another device does not run it then."""
+        try:
+            self._check_ended_well(self._wait(status))
+        except (DeviceUnavailable, GeneralFailure, ResourceExhausted) as error:
+            result = None if self._route is None else self._route.on_another_device(self, error)
+            if result is None:
+                raise
+            self._check_ended_well(self._ran_elsewhere(result))
+
+    def _check_ended_well(self, status: int) -> None:
+        if not status:
+            return
+        for request in self.requests:
+            check_open(request)  # the service could not fetch what was closed before the first run
+        result = self._explained(self.result)
+        final, shapes, _ = result
+        reason = reason_of(result)
+        refusal = "the execution failed with {name}; launch(log_level='info') logs why"
+        message = _REFUSALS.get(final, refusal).format(name=final.name, in_time=self.in_time)
+        if reason and final is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+            message = f"the execution failed with {final.name}: {reason}"
+        raise error_for(final, message, shapes)
 
     def _explained(self, result: ExecutionResult) -> ExecutionResult:
         """Ask the server why an execution failed: a packet has no room for a sentence."""
@@ -314,7 +357,8 @@ class BoundRequest(OneProcess):
             return DeadObject(f"the service has ended the burst: {self.controller._told}; open another session")
         ending = self.controller.ending
         how = ending.reason or "the other process has ended"
-        then = "the next run opens the session again" if self.comes_back else "open another session"
+        again = self._route is not None and self._route.restarts
+        then = "the next run opens the session again" if again else "open another session"
         return ending.error(f"the service that holds the model is gone: {how}; {then}")
 
     @property

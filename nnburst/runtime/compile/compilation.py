@@ -31,7 +31,7 @@ from ...model import (
     operation_name,
 )
 from ..request.node_args import NodeArg, imported_arguments, model_arguments
-from ..service import Service, closes_with
+from ..service import ServiceProcess, closes_with
 from .cache_sources import CacheSource, DescriptorCache, DirectoryCache, FlatCache, Job
 from .caching import CacheReport, combined_report, compile_with_cache
 
@@ -85,14 +85,14 @@ class Compilation(OneProcess):
 
     model: Model
 
-    def __init__(self, model: Model | ImportedModel, devices: Sequence[Device] | Service) -> None:
+    def __init__(self, model: Model | ImportedModel, devices: Sequence[Device] | ServiceProcess) -> None:
         self._imported = model if isinstance(model, ImportedModel) else None
         if isinstance(model, ImportedModel):
             model = model.model
         if not isinstance(model, Model):
             raise InvalidArgument(f"model is {type(model).__name__}; build a Model with nnburst.ModelBuilder")
-        self._names_devices = not isinstance(devices, Service)
-        listed = devices.devices if isinstance(devices, Service) else devices
+        self._names_devices = not isinstance(devices, ServiceProcess)
+        listed = devices.devices if isinstance(devices, ServiceProcess) else devices
         chosen = tuple(listed) if isinstance(listed, Iterable) else (listed,)
         if not chosen:
             raise InvalidArgument("no device given; service.devices lists those of a service")
@@ -201,13 +201,11 @@ class Compilation(OneProcess):
                 continue
             self._take(steps, made, CompilationReport(tuple(reports), tuple(refusals)))
             return
+        if len(self._devices) == 1 and failures:
+            raise failures[0]
         if failures:
             reasons = "; ".join([*(f"{name}: {reason}" for name, reason in refusals), *self._lacks])
-            raise (
-                failures[0]
-                if len(self._devices) == 1
-                else error_for(failures[-1].status, f"no device is left: {reasons}")
-            )
+            raise error_for(failures[-1].status, f"no device is left: {reasons}")
         raise GeneralFailure(f"no device supports every operation of this model: {'; '.join(self._lacks)}")
 
     def _asked(self) -> list[tuple[Device, Sequence[bool]]]:
@@ -329,12 +327,11 @@ class Compilation(OneProcess):
         self._check_open()
         if layout not in ("native", "flat"):
             raise InvalidArgument(f"layout {layout!r}; choose native or flat")
-        self._release_cache()
         if layout == "flat":
             place = f"/proc/self/fd/{directory}" if isinstance(directory, int) else os.fspath(directory)
-            self._cache = FlatCache(place, checked)
+            self.set_cache_source(FlatCache(place, checked))
         else:
-            self._cache = DirectoryCache(Cache(directory, limits), checked, always=always)
+            self.set_cache_source(DirectoryCache(Cache(directory, limits), checked, always=always))
 
     def set_caching_auto(
         self,
@@ -351,8 +348,7 @@ class Compilation(OneProcess):
             always: As `set_caching`.
         """
         self._check_open()
-        self._release_cache()
-        self._cache = DirectoryCache(Cache(directory, limits), None, always=always)
+        self.set_cache_source(DirectoryCache(Cache(directory, limits), None, always=always))
 
     def set_cache_source(self, source: CacheSource | None) -> None:
         """As `set_caching`, with a source that is made already; None: no caching."""
@@ -376,8 +372,7 @@ class Compilation(OneProcess):
         """
         checked = checked_token(token)
         self._check_open()
-        self._release_cache()
-        self._cache = DescriptorCache(model_fds, data_fds, checked)
+        self.set_cache_source(DescriptorCache(model_fds, data_fds, checked))
 
     @property
     def cache_report(self) -> CacheReport:
@@ -386,9 +381,7 @@ class Compilation(OneProcess):
         Raises:
             BadState: Not finished, or it failed.
         """
-        if self._report is None:
-            raise BadState("the compilation is not finished or has failed")
-        return combined_report([step.cache for step in self._report.steps])
+        return combined_report([step.cache for step in self.report.steps])
 
     @property
     def report(self) -> CompilationReport:

@@ -16,7 +16,7 @@ from ...devices import Device
 from ...errors import DeviceUnavailable, GeneralFailure, InvalidArgument
 from ...memory import PROT_READ, Memory
 from ...model import DataLocation, ImportedModel, Lifetime, Model
-from ..service import DEFAULT_DEVICES, Service
+from ..service import DEFAULT_DEVICES, ServiceProcess
 
 _FORMATS = {".onnx": ("onnx", "nnburst-onnxruntime")}
 """Suffix of a file: its format, and the device that reads it."""
@@ -53,7 +53,7 @@ def _format(source: str | bytes) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def imported(service: Service, name: str | None, source: str | bytes) -> Iterator[tuple[Device, ImportedModel]]:
+def imported(service: ServiceProcess, name: str | None, source: str | bytes) -> Iterator[tuple[Device, ImportedModel]]:
     """Have a device of a service read a model. Its files are open until the end of the ``with`` block.
 
     Args:
@@ -111,7 +111,7 @@ def _in_memory(data: bytes) -> Memory:
     return memory
 
 
-def _reader(service: Service, name: str, source: str) -> Device:
+def _reader(service: ServiceProcess, name: str, source: str) -> Device:
     try:
         return service.device(name)
     except DeviceUnavailable as error:
@@ -120,7 +120,7 @@ def _reader(service: Service, name: str, source: str) -> Device:
         raise DeviceUnavailable(f"{source!r} needs the device {name}: {hint} ({error})") from None
 
 
-def _by_name(service: Service, device: str | None, name: str) -> tuple[Device, ImportedModel]:
+def _by_name(service: ServiceProcess, device: str | None, name: str) -> tuple[Device, ImportedModel]:
     candidates = service.devices if device is None else (service.device(device),)
     known = []
     for candidate in candidates:

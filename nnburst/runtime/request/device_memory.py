@@ -7,7 +7,7 @@ import operator
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
@@ -21,6 +21,7 @@ from ...model import (
     BufferDesc,
     BufferRole,
     BufferToken,
+    Named,
     OperandDesc,
     combine_dimensions,
     is_extension,
@@ -32,9 +33,11 @@ from ..compile.compilation import Compilation
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ..run.burst import Burst
-
 _UINT32 = 2**32 - 1
+
+
+class _Burst(Protocol):
+    def forget(self, pool: Memory | Named) -> object: ...
 
 
 class _Role(Struct, frozen=True):
@@ -213,7 +216,7 @@ class DeviceMemory(OneProcess):
         self._initialised = False
         self._closed = False
         self._leaving = Leaving()
-        self._bursts: weakref.WeakSet[Burst] = weakref.WeakSet()
+        self._bursts: weakref.WeakSet[_Burst] = weakref.WeakSet()
 
     # ---- looking ---------------------------------------------------------------------------------------------
 
@@ -320,7 +323,7 @@ class DeviceMemory(OneProcess):
         """Bytes that contents of these dimensions, which may be () for the described ones, would take; 0 if unknown."""
         return _nbytes(self.operand, combine_dimensions(self._initial, dimensions))
 
-    def seen_by(self, burst: Burst) -> None:
+    def seen_by(self, burst: _Burst) -> None:
         """The burst remembers the memory from now on, until one of the two is closed."""
         self._bursts.add(burst)
 

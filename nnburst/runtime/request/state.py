@@ -68,6 +68,75 @@ class State(Struct, frozen=True):
         return memory.array(self.target.dtype, _shape(self.target))
 
 
+class States:
+    """The states of one execution, by the name of their inputs.
+
+    Args:
+        states: Checked, see `make_states`.
+
+    Attributes:
+        initial: What they were given at first.
+        generation: How often they were made anew, as the service with the buffers had died.
+    """
+
+    def __init__(
+        self, states: Mapping[str, State], initial: Mapping[str, Array] | None = None, generation: int = 0
+    ) -> None:
+        self.all = states
+        self.initial = initial or {}
+        self.generation = generation
+
+    def tokens(self, kind: str) -> dict[str, tuple[BufferToken, BufferToken]]:
+        """Return the buffers of the inputs, or of the outputs, that are states, turn by turn, by name."""
+        if kind == "input":
+            return {name: state.tokens for name, state in self.all.items()}
+        return {state.source.name: state.tokens[::-1] for state in self.all.values()}
+
+    @property
+    def pools(self) -> list[BufferToken]:
+        """All buffers."""
+        return [token for state in self.all.values() for token in state.tokens]
+
+    def checked(self, values: object) -> dict[str, Array]:
+        """Return values by input name that `write` takes.
+
+        Raises:
+            InvalidArgument: A name, dtype or shape is wrong.
+        """
+        if not isinstance(values, Mapping | None):
+            raise InvalidArgument(f"the values of a state are a dict of arrays, not {type(values).__name__}")
+        given = dict(values or {})
+        unknown = sorted(given.keys() - self.all.keys())
+        if unknown:
+            raise InvalidArgument(f"no state {unknown}; there is {list(self.all)}")
+        return {name: state.target.check(given[name]) for name, state in self.all.items() if name in given}
+
+    def write(self, turn: int, values: Mapping[str, Array]) -> None:
+        """Set what a turn reads; zeros where there is no value."""
+        for name, state in self.all.items():
+            state.write(turn, values.get(name))
+
+    def read(self, turn: int) -> dict[str, Array]:
+        """Return copies of what a turn reads, by input name."""
+        return {name: state.read(turn) for name, state in self.all.items()}
+
+    def renewed(self, compilation: Compilation, turn: int) -> States:
+        """Make them for a model that was compiled anew, as they were at first."""
+        made = make_states(compilation, {state.source.name: name for name, state in self.all.items()})
+        states = States(made, self.initial, self.generation + 1)
+        try:
+            states.write(turn, self.initial)
+        except BaseException:
+            states.close()
+            raise
+        return states
+
+    def close(self) -> None:
+        """Give all buffers back."""
+        for state in self.all.values():
+            state.close()
+
+
 def _shape(node: NodeArg) -> tuple[int, ...]:
     return tuple(size for size in node.shape or () if isinstance(size, int))
 

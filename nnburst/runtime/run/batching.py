@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,10 +17,11 @@ from ..request.node_args import NodeArg, checked_inputs
 from .pipeline import LASTING
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import numpy.typing as npt
 
     from ..execution import Execution
-    from ..session import Session
     from .pipeline import Pipeline
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -29,12 +30,21 @@ Outcome = list[Array] | Exception
 Row = int | NNBurstError
 """How many rows an input has, or what was wrong with it."""
 
+
+class _Session(Protocol):
+    def get_inputs(self) -> list[NodeArg]: ...
+    def run(self, output_names: Sequence[str] | None, inputs: Inputs, timeout: float | None = ...) -> list[Array]: ...
+    def lent_pipeline(
+        self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None
+    ) -> AbstractContextManager[Pipeline]: ...
+
+
 _DEPTH = 4
 """Batches under way: one runs, one waits, one is filled, one is read."""
 
 
 def run_many(
-    session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None, returns_errors: bool
+    session: _Session, inputs: Iterable[Inputs], batch: int, timeout: float | None, returns_errors: bool
 ) -> Generator[Outcome, None, None]:
     """See `Session.run_many`."""
     index = -1
@@ -57,7 +67,7 @@ def _name(error: NNBurstError, index: int) -> None:
 
 
 def _parts(
-    session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None
+    session: _Session, inputs: Iterable[Inputs], batch: int, timeout: float | None
 ) -> Generator[Iterable[Outcome] | Exception, None, None]:
     """Yield what comes of some inputs at a time, which costs few steps of Python's; or an error of `inputs`."""
     if not isinstance(inputs, Iterable):
@@ -161,7 +171,7 @@ class _Batches:
     """
 
     def __init__(
-        self, session: Session, pipeline: Pipeline, shapes: Mapping[str, tuple[int, ...]], timeout: float | None
+        self, session: _Session, pipeline: Pipeline, shapes: Mapping[str, tuple[int, ...]], timeout: float | None
     ) -> None:
         self._session = session
         self._pipeline = pipeline

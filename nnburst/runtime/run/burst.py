@@ -18,7 +18,8 @@ from ..compile.compilation import Compilation
 from ..execution import Execution
 from ..request.external_buffers import find_buffers, merged, of_one_step
 from ..request.node_args import result_channel_length, solve_shapes
-from ..request.state import check_steps, make_states, steps_of
+from ..request.shared_arguments import SharedArguments
+from ..request.state import States, check_steps, make_states, steps_of
 from ..service import closes_with, service_of
 from .pipeline import Pipeline
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ...model import Named
     from ...watch.trace import Recording
     from ..request.device_memory import DeviceMemory
-    from .burst_pool import Bursts
+    from .route import Pool
 
 
 DEEPEST = 64
@@ -103,7 +104,7 @@ class Burst(OneProcess):
         timeout: float | None = None,
         rooms: Mapping[str, int] | None = None,
         keep: object = None,
-        home: Bursts | None = None,
+        pool: Pool | None = None,
     ) -> Execution:
         """Return an execution with shared input and output arrays of its own.
 
@@ -127,7 +128,7 @@ class Burst(OneProcess):
             timeout: Seconds that a run may take; None for no limit, 0 for an answer that is there at once.
             rooms: Bytes by name of an output whose shape only a run tells; default 4096. A shape that is given wins.
             keep: What the execution keeps alive.
-            home: Where the execution finds another burst when this one is busy; None: its run is refused then.
+            pool: Where the execution finds another burst when this one is busy; None: its run is refused then.
 
         Raises:
             InvalidArgument: A shape is missing or contradicts the model; the two ends of a state differ; a view is not
@@ -149,9 +150,8 @@ class Burst(OneProcess):
         compilation = self.compilation
         if steps is not None:
             check_steps(compilation, steps)
-        places = find_buffers(compilation.inputs, compilation.outputs, memory or {}, state or {})
-        viewed = of_one_step(places, steps)
-        given = merged(shapes or {}, viewed)
+        buffers = find_buffers(compilation.inputs, compilation.outputs, memory or {}, state or {})
+        given = merged(shapes or {}, of_one_step(buffers, steps))
         sizes = solve_shapes(compilation.inputs, compilation.outputs, given)
         rooms = {name: _room(name, room) for name, room in (rooms or {}).items() if name not in given}
         execution = Execution(compilation)
@@ -159,8 +159,9 @@ class Burst(OneProcess):
         execution.set_loop_timeout(self._loop_timeout)
         try:
             states = make_states(compilation, state or {})
-            stepped = None if steps is None else steps_of(compilation, sizes, states, places, rooms, steps)
-            execution.share(self, sizes, states, places, rooms, steps=stepped, measure=measure, keep=keep, home=home)
+            stepped = None if steps is None else steps_of(compilation, sizes, states, buffers, rooms, steps)
+            arguments = SharedArguments(compilation, sizes, States(states), buffers, rooms, stepped)
+            execution.share(arguments, self, measure=measure, keep=keep, pool=pool)
             if states:
                 execution.start_state(initial_state)
         except BaseException:

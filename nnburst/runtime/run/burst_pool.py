@@ -1,23 +1,52 @@
-"""The bursts of a session: as many as have been needed at once."""
+"""The bursts of a session, as many as have been needed at once: here they are opened, buried and replaced."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from concurrent import futures
+from concurrent.futures import Future
 
-from ..._core.leaving import ProcessLock
+from msgspec import Struct
+
+from ..._core.deadline import Deadline
+from ..._core.leaving import LEAVING, ProcessLock, abandon_when_forked
+from ..._core.threads import start_daemon
 from ...burst.stats import BurstStats
-from ...errors import BadState, DeadObject
+from ...errors import BadState, DeadObject, Ending, MissedDeadline
 from ...watch import Latency
 from ..compile.compilation import Compilation
 from .burst import Burst
-from .recovery import Recovery
+from .pipeline import Pipeline
+from .route import OpenBurst
 
+_log = logging.getLogger("nnburst.runtime")
 _CLOSED = "the session is closed, or its service is; open another one"
+_MOST_KEPT = 4
 
 
-class Bursts:
+class Restart(Struct, frozen=True):
+    """A service that died and was started, or connected to, again.
+
+    Attributes:
+        reason: How it ended, in words.
+        signal: As in `DeadObject`.
+        exit_status: Likewise.
+        cache: What caching did when the model was compiled again: the name of a `CacheOutcome`.
+        seconds: From the first call that needed it until it was there.
+    """
+
+    reason: str
+    signal: int | None
+    exit_status: int | None
+    cache: str
+    seconds: float
+
+
+class BurstPool:
     """Bursts on one compilation. A burst runs one execution at a time; one that finds it busy moves to a free one.
 
     So a program with one thread has one burst, and what is hot stays hot; one with many has as many as run at once.
@@ -29,9 +58,10 @@ class Bursts:
         open_timeout: Seconds that a run may take to set up what it needs first; None: see `setting_up`.
 
     Attributes:
-        recovery: Opens the model again when the service has died; None: executions get `DeadObject` then.
+        open_timeout: As given.
         retry: How often a run that a death has ended is repeated.
         most_at_home: So many of those that were lent and given back are kept; the others are ended.
+        restarts: The deaths that it has got over.
     """
 
     def __init__(
@@ -52,8 +82,19 @@ class Bursts:
         self._past: tuple[BurstStats, Latency] | None = None
         self._adding = ProcessLock()  # to `_past`; a signal handler may come while it is held
         self.most_at_home = 1
-        self.recovery: Recovery | None = None
         self.retry = 0
+        self.restarts: tuple[Restart, ...] = ()
+        self._open_again: Callable[[], str] | None = None
+        self._restart_timeout: float | None = None
+        self._restarting = ProcessLock()  # a signal handler may come while it is held; nothing is waited for below it
+        self._attempt: Future[None] | None = None
+        self._kept: list[tuple[Hashable, Burst, Pipeline]] = []
+        self._keeps = True
+        abandon_when_forked(self)
+
+    def abandon(self) -> None:
+        """In a forked child: have no pipelines, as their inputs are read by the parent's runs, too, and no thread."""
+        self._kept, self._attempt = [], None
 
     def _open(self, compilation: Compilation) -> Burst:
         if self._refuses:
@@ -64,6 +105,7 @@ class Bursts:
         """Take the place of bursts that have died; executions move when they run next."""
         self._lendable, self._at_home = [], []
         self._bursts = [self._accepted(self._open(compilation))]
+        self._shorten(0)
 
     def _accepted(self, burst: Burst) -> Burst:
         if self._refuses:  # closed meanwhile
@@ -71,16 +113,80 @@ class Bursts:
             raise BadState(_CLOSED)
         return burst
 
-    def recover(self, dead: Burst) -> bool:
-        """Wait until there are others in place of one that has died; False if there will be none.
+    def get_over_deaths(self, open_again: Callable[[], str], timeout: float | None, retry: int) -> None:
+        """Have the model opened again when the service has died, and runs repeated; else they get `DeadObject`.
+
+        Args:
+            open_again: Calls `begin_again`, and returns the outcome of caching.
+            timeout: Seconds that it may take; None for no limit.
+            retry: How often a run is repeated.
+        """
+        self._open_again, self._restart_timeout, self.retry = open_again, timeout, retry
+
+    @property
+    def restarts_service(self) -> bool:
+        """Whether `get_over_deaths` was called."""
+        return self._open_again is not None
+
+    def replacement(self, burst: OpenBurst, *, died: bool) -> Burst | None:
+        """Return a burst in place of one that is busy, or has died; None if there is none after a death.
 
         Raises:
-            NNBurstError: As `Recovery.wait`.
+            NNBurstError: As `spare`, and as `recover`.
         """
-        if self.recovery is None or self._refuses:
+        return None if died and not self.recover(burst) else self.spare()
+
+    def recover(self, dead: OpenBurst) -> bool:
+        """Wait until there are others in place of one that has died; False if there will be none.
+
+        Once for each death, however many threads ask, and in another thread: they may have less time than it takes.
+
+        Raises:
+            DeadObject: The model could not be opened again; the next call tries once more.
+            MissedDeadline: It takes longer than the caller may wait, and goes on.
+            BadState: The session is closed.
+        """
+        open_again, ending = self._open_again, dead.controller.ending
+        if open_again is None or self._refuses:
             return False
-        self.recovery.wait(lambda: dead in self._bursts, dead.controller.ending)
+        with self._restarting.lock:
+            if self._refuses:
+                raise BadState("the session is closed; open another one")
+            if dead not in self._bursts:
+                return True
+            attempt = self._attempt
+            if attempt is None or attempt.done():
+                what, attempt = "a service that starts again", Future()
+                start_daemon(self._restart, open_again, attempt, ending, name="nnburst-restart", what=what)
+                self._attempt = attempt
+        futures.wait([attempt], Deadline.after().left())
+        if not attempt.done():
+            raise MissedDeadline(f"the service is gone ({ending.reason}) and is still being started again; come later")
+        error = attempt.exception()
+        if error is not None:
+            failure = f"the service is gone ({ending.reason}) and does not come back: {error}"
+            raise DeadObject(failure, signal=ending.signal, exit_status=ending.exit_status) from error
         return True
+
+    def _restart(self, open_again: Callable[[], str], attempt: Future[None], how: Ending) -> None:
+        begin, deadline = time.monotonic(), Deadline.after(self._restart_timeout)
+        try:
+            try:
+                cache = deadline.call(open_again)
+            except DeadObject:  # what killed the service may have hit the next one, too
+                cache = deadline.call(open_again)
+        except BaseException as error:  # raised where it is waited for
+            attempt.set_exception(error)
+            return
+        restart = Restart(how.reason, how.signal, how.exit_status, cache, time.monotonic() - begin)
+        self.restarts += (restart,)
+        _log.warning("a service died (%s); after %.2f s another one runs its model", how.reason, restart.seconds)
+        attempt.set_result(None)
+
+    def end_restart(self) -> None:
+        """Wait for a service that is just being started again, as long as leaving may take."""
+        if self._attempt is not None:
+            futures.wait([self._attempt], Deadline.after(LEAVING).left())
 
     @property
     def first(self) -> Burst:
@@ -91,7 +197,7 @@ class Bursts:
         """As `spare`, after a death that is to be got over first: for what is bound to stay where it is.
 
         Raises:
-            NNBurstError: As `spare`, and as `Recovery.wait`.
+            NNBurstError: As `spare`, and as `recover`.
         """
         first = self.first
         if first.controller.ending.reason:
@@ -143,7 +249,7 @@ class Bursts:
             return burst
         return self._another(lambda: self._lendable)
 
-    def lend_again(self, burst: Burst) -> bool:
+    def _lend_again(self, burst: Burst) -> bool:
         """Lend this very one; False if it is lent to another pipeline, or has died."""
         with contextlib.suppress(ValueError):
             self._at_home.remove(burst)
@@ -167,6 +273,54 @@ class Bursts:
             self._lendable.remove(burst)
         burst.controller.hang_up()
         self._ended.append(burst)
+
+    @contextlib.contextmanager
+    def lend_pipeline(self, key: Hashable, make: Callable[[Burst], Pipeline], deadline: Deadline) -> Iterator[Pipeline]:
+        """Lend one of those that were used last, as making one costs more than many of its runs.
+
+        Args:
+            key: What it has to be like.
+            make: Makes it for a burst if there is none.
+            deadline: For making it.
+        """
+        found = self._taken(key)
+        burst = found[1] if found else deadline.call(self.lend)
+        try:
+            pipeline = found[2] if found else deadline.call(make, burst)
+        except BaseException:
+            self.give_back(burst)
+            raise
+        try:
+            yield pipeline
+        finally:
+            try:
+                pipeline.settle()
+            finally:
+                is_idle = pipeline.is_idle and not burst.controller.ending.reason
+                if self.give_back(burst) and is_idle:
+                    self._kept.append((key, burst, pipeline))
+                else:
+                    pipeline.forget()
+                self._shorten(_MOST_KEPT if self._keeps else 0)
+
+    def _taken(self, key: Hashable) -> tuple[Hashable, Burst, Pipeline] | None:
+        for kept in reversed(self._kept):
+            if kept[0] == key and self._lend_again(kept[1]):
+                with contextlib.suppress(ValueError):  # it has just been dropped
+                    self._kept.remove(kept)
+                    return kept
+                self.give_back(kept[1])
+        return None
+
+    def _shorten(self, most: int) -> None:
+        with contextlib.suppress(IndexError):  # another thread was faster
+            while len(self._kept) > most:
+                self._kept.pop(0)[2].forget()
+
+    def forget_pipelines(self) -> None:
+        """Keep none from now on. Waits for nothing."""
+        self._keeps = False
+        self._shorten(0)
 
     def _bury(self) -> None:
         """Close those that have ended; what they have counted stays."""
@@ -200,8 +354,6 @@ class Bursts:
     def refuse(self) -> None:
         """Run nothing any more; executions in flight get `BadState`. Waits for nothing."""
         self._refuses = True
-        if self.recovery is not None:
-            self.recovery.refuse()
         for burst in (self.first, *self._others):
             burst.refuse()
 

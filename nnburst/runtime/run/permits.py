@@ -47,7 +47,7 @@ class Permit:
             home.replace()
 
 
-class _Request:
+class _Waiter:
     """One that waits: it is either given a permit or withdrawn, which the token decides."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -80,7 +80,7 @@ class Permits:
         self.number = number
         self.all: list[weakref.ref[Permit]] = []
         self.idle = [Permit(self) for _ in range(number)]
-        self.waiting: deque[_Request] = deque()
+        self.waiting: deque[_Waiter] = deque()
         abandon_when_forked(self)
 
     def abandon(self) -> None:
@@ -98,43 +98,43 @@ class Permits:
             return None
         arrival = threading.Lock()
         arrival.acquire()
-        request = _Request(arrival.release)
+        waiter = _Waiter(arrival.release)
         try:
-            self._ask(request)
+            self._ask(waiter)
             arrival.acquire(timeout=-1 if timeout is None else timeout)
         except BaseException:
-            self._give_up(request)
+            self._give_up(waiter)
             raise
-        return self._end(request)
+        return self._end(waiter)
 
     async def atake(self, timeout: float | None) -> Permit | None:
         """As `take`, awaited."""
         with contextlib.suppress(IndexError):
             return self.idle.pop()
-        waiter = current_loop().waiter()
-        request = _Request(waiter.set)
+        arrival = current_loop().waiter()
+        waiter = _Waiter(arrival.set)
         try:
-            self._ask(request)
-            await waiter.wait(timeout)
+            self._ask(waiter)
+            await arrival.wait(timeout)
         except BaseException:
-            self._give_up(request)
+            self._give_up(waiter)
             raise
-        return self._end(request)
+        return self._end(waiter)
 
-    def _ask(self, request: _Request) -> None:
-        self.waiting.append(request)
+    def _ask(self, waiter: _Waiter) -> None:
+        self.waiting.append(waiter)
         self.hand_over()  # one may have come back before it waited
 
-    def _end(self, request: _Request) -> Permit | None:
-        """Return what a request was given, perhaps at the last moment; else withdraw it."""
-        if not request.open.take():
-            return request.permit
+    def _end(self, waiter: _Waiter) -> Permit | None:
+        """Return what a waiter was given, perhaps at the last moment; else withdraw it."""
+        if not waiter.open.take():
+            return waiter.permit
         with contextlib.suppress(ValueError):  # it is just about to be given one, and will refuse
-            self.waiting.remove(request)
+            self.waiting.remove(waiter)
         return None
 
-    def _give_up(self, request: _Request) -> None:
-        if (permit := self._end(request)) is not None:
+    def _give_up(self, waiter: _Waiter) -> None:
+        if (permit := self._end(waiter)) is not None:
             self.give(permit)
 
     def give(self, permit: Permit) -> None:
@@ -147,15 +147,15 @@ class Permits:
         """Give what is idle to those who wait."""
         while self.waiting and self.idle:
             try:
-                request = self.waiting.popleft()
+                waiter = self.waiting.popleft()
             except IndexError:  # another thread was faster
                 continue
             try:
                 permit = self.idle.pop()
             except IndexError:
-                self.waiting.appendleft(request)
+                self.waiting.appendleft(waiter)
                 continue
-            if not request.grant(permit):
+            if not waiter.grant(permit):
                 self.idle.append(permit)
 
     def awaited_in(self, thread: int) -> int:

@@ -6,15 +6,12 @@ import contextlib
 import errno
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..._core._nnburst import ffi, lib
-from ..._core.deadline import Deadline
-from ..._core.leaving import abandon_when_forked
 from ..._core.one_process import OneProcess
 from ...errors import BadState, DeadObject, InvalidArgument, MissedDeadline, NNBurstError
 from ..execution import Execution
@@ -27,13 +24,10 @@ if TYPE_CHECKING:
 
     from ..._core._nnburst import CData
     from ...burst import ClientEnd
-    from .burst import Burst
-    from .burst_pool import Bursts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _EALREADY = -errno.EALREADY
-_MOST_KEPT = 4
 LASTING = (MissedDeadline, DeadObject, BadState)
 """Errors after which a pipeline runs nothing more."""
 
@@ -73,9 +67,9 @@ class Pipeline(OneProcess):
         self._finalizer.atexit = False
         self.depth = len(executions)
 
-    def when_closed(self, call: Callable[[Burst], object], burst: Burst) -> None:
+    def when_closed(self, call: Callable[[], object]) -> None:
         """Have a function called once, when the pipeline is closed or dropped."""
-        self._then.append(partial(call, burst))
+        self._then.append(call)
 
     @property
     def current(self) -> Execution:
@@ -250,73 +244,6 @@ def _end(controller: ClientEnd, executions: Sequence[CData], then: Sequence[Call
     controller.give_up(executions)
     for call in then:
         call()
-
-
-class KeptPipelines:
-    """The pipelines that were used last, for the next use like it: making one costs more than many of its runs.
-
-    Args:
-        bursts: Those of the session, which lends each pipeline one while it is used.
-    """
-
-    def __init__(self, bursts: Bursts) -> None:
-        self._bursts = bursts
-        self._kept: list[tuple[Hashable, Burst, Pipeline]] = []
-        self._closed = False
-        abandon_when_forked(self)
-
-    def abandon(self) -> None:
-        """In a forked child: have none, as their inputs are read by the parent's runs, too."""
-        self._kept = []
-
-    @contextlib.contextmanager
-    def lend(self, key: Hashable, make: Callable[[Burst], Pipeline], deadline: Deadline) -> Iterator[Pipeline]:
-        """Lend one that is like the key, or what `make` returns for a burst, by the deadline, if there is none."""
-        found = self._taken(key)
-        burst = found[1] if found else deadline.call(self._bursts.lend)
-        try:
-            pipeline = found[2] if found else deadline.call(make, burst)
-        except BaseException:
-            self._bursts.give_back(burst)
-            raise
-        try:
-            yield pipeline
-        finally:
-            try:
-                pipeline.settle()
-            finally:
-                self._put(key, burst, pipeline)
-
-    def _taken(self, key: Hashable) -> tuple[Hashable, Burst, Pipeline] | None:
-        for kept in reversed(self._kept):
-            if kept[0] == key and self._bursts.lend_again(kept[1]):
-                with contextlib.suppress(ValueError):  # it has just been dropped
-                    self._kept.remove(kept)
-                    return kept
-                self._bursts.give_back(kept[1])
-        return None
-
-    def _put(self, key: Hashable, burst: Burst, pipeline: Pipeline) -> None:
-        is_idle = pipeline.is_idle and not burst.controller.ending.reason
-        if self._bursts.give_back(burst) and is_idle:
-            self._kept.append((key, burst, pipeline))
-        else:
-            pipeline.forget()
-        self._shorten(0 if self._closed else _MOST_KEPT)
-
-    def _shorten(self, most: int) -> None:
-        with contextlib.suppress(IndexError):  # another thread was faster
-            while len(self._kept) > most:
-                self._kept.pop(0)[2].forget()
-
-    def drop(self) -> None:
-        """Keep none of those that there are. Waits for nothing."""
-        self._shorten(0)
-
-    def close(self) -> None:
-        """Keep none from now on. Waits for nothing."""
-        self._closed = True
-        self.drop()
 
 
 def fill(execution: Execution, inputs: Mapping[str, npt.ArrayLike]) -> None:

@@ -1,0 +1,118 @@
+"""How services are had: a child of this process, one that is running, or this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from .._core.deadline import Deadline
+from .._core.errno import flag
+from ..devices import create_device
+from ..devices.registry import checked_names
+from ..errors import DeviceUnavailable, MissedDeadline
+from .service import DEFAULT_DEVICES, LocalBackend, child
+from .session import Service
+
+if TYPE_CHECKING:
+    import os
+
+    from .service import Backend
+
+_A_MOMENT = 0.05
+"""Seconds between two looks for a service that is being started."""
+
+
+def launch(
+    *,
+    devices: Sequence[str] = DEFAULT_DEVICES,
+    open_timeout: float | None = 60.0,
+    restart: bool = False,
+    log_level: str | int = "warning",
+    log: str | os.PathLike[str] | None = None,
+    quotas: Mapping[str, int] | None = None,
+    max_run: float | None = None,
+    faults: bool = False,
+    scheduler: tuple[str, int] | None = None,
+    affinity: Collection[int] | None = None,
+    spare: bool = False,
+) -> Service:
+    """Start a service process that belongs to this one and ends with it.
+
+    Args:
+        devices: Names of the devices that it offers, in order of preference.
+        open_timeout: Seconds that it may take to start; None for no limit.
+        restart: Start it again when it is needed after it has died: sessions that were open stay dead, new ones work.
+        log_level: Least level of what it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
+        log: File that its log is appended to; None for the stderr of this process.
+        quotas: What this program may have in it, such as ``{"models": 200}``; see docs/sharing.md for the names.
+        max_run: Seconds that a run may take: one that takes longer is ended, if its device can be, and fails with
+            `MissedDeadline`. None for no limit.
+        faults: Give it fault points, for tests: see `nnburst.testing.inject`. Each run takes a system call more.
+        scheduler: Real-time policy and priority of its threads, such as ``("fifo", 20)`` or ``("rr", 1)``; None for
+            the usual one. It polls for requests only if this process may use a CPU that `affinity` leaves to it.
+        affinity: Numbers of the CPUs that it may use, such as ``{1}``; None for those of this thread.
+        spare: Keep another process ready that has loaded all but models: one that is needed after a death, by
+            `restart` or by a session with ``on_death="restart"``, is then there at once. It takes the memory of what it
+            has loaded, and is started about a second after the one before it was taken.
+
+    Raises:
+        DeviceUnavailable: The process could not serve, or is refused the policy or a CPU; the message carries what it
+            printed.
+        InvalidArgument: No device is named, the level is unknown, the file cannot be written, the longest run is no
+            time, or policy, priority or CPUs are none.
+        MissedDeadline: It did not start in time.
+    """
+    return Service(
+        *child(
+            devices,
+            restart=flag(restart, "restart"),
+            spare=flag(spare, "spare"),
+            timeout=open_timeout,
+            log_level=log_level,
+            log=log,
+            quotas=quotas,
+            max_run=max_run,
+            faults=faults,
+            scheduler=scheduler,
+            affinity=affinity,
+        )
+    )
+
+
+def connect(address: str, *, open_timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()) -> Service:
+    """Connect to a service that is running (``nnburst serve``) and that other programs may use, too.
+
+    Closing it ends this program's connection; the service goes on.
+
+    Args:
+        address: The name of the service, or ``unix:`` and the path of its socket.
+        open_timeout: Seconds that it may take to answer; None for no limit.
+        trust_uid: User id, or several, whose services are used beside those of this user and of root. A service sees
+            what its models get, and says what they give.
+
+    Raises:
+        DeviceUnavailable: No service runs there, it does not serve this user, or is one of a user who is not trusted;
+            the message says what to do.
+        InvalidArgument: The address is malformed.
+        MissedDeadline: It did not answer in time.
+    """
+    from ..service import connect_to
+
+    def again() -> Backend:
+        """It may be on its way up: come again until the deadline of the caller."""
+        while True:
+            try:
+                return connect_to(address, timeout=open_timeout, trust_uid=trust_uid)
+            except (DeviceUnavailable, MissedDeadline):
+                left = Deadline.after().left()
+                if left is not None and left <= _A_MOMENT:
+                    raise
+                time.sleep(_A_MOMENT)
+
+    return Service(connect_to(address, timeout=open_timeout, trust_uid=trust_uid), repr(address), again)
+
+
+def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:
+    """Run models in this process, through the same interfaces: for tests and comparisons."""
+    return Service(LocalBackend(tuple(create_device(name) for name in checked_names(devices))), "in process")

@@ -1,0 +1,203 @@
+"""How a session runs inputs that do not just fit the arrays of the run before, waiting or awaited."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..._core.deadline import Deadline
+from ..._core.once import Once
+from ...errors import BadState, GeneralFailure, MissedDeadline, OutputInsufficientSize, ResourceExhausted
+from ..execution import Execution
+from ..request.node_args import NodeArg, checked_inputs
+from . import event_loop
+from .permits import Permit, Permits
+from .route import setting_up
+
+if TYPE_CHECKING:
+    from .burst_pool import BurstPool
+
+_KEPT = 8
+"""Executions for different shapes that a permit keeps."""
+_MOST_RERUNS = 8
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def _too_often() -> GeneralFailure:
+    return GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
+
+
+class Runs:
+    """The runs of a session.
+
+    Args:
+        pool: Where they find bursts.
+        nodes: The inputs of the model.
+        timeout: Seconds of an execution's run that is given no others.
+        concurrency: How many there may be at once.
+
+    Attributes:
+        permits: Leave to run, with the executions of earlier runs.
+        rooms: Bytes that outputs of unknown shape needed so far, by name.
+    """
+
+    def __init__(self, pool: BurstPool, nodes: Sequence[NodeArg], timeout: float | None, concurrency: int) -> None:
+        self.permits = Permits(concurrency)
+        self.rooms: dict[str, int] = {}
+        self._pool = pool
+        self._nodes = nodes
+        self._timeout = timeout
+
+    # ---- permits ---------------------------------------------------------------------------------------------
+
+    def wait_for_permit(self, limit: float | None, below: int) -> tuple[Permit, float | None]:
+        """Wait for a permit. Returns it and the seconds that are then left for the run.
+
+        Args:
+            limit: Of the run, with this wait.
+            below: How many runs this thread is in already, below a signal handler.
+
+        Raises:
+            BadState: All permits come back only when this thread goes on.
+            MissedDeadline: There was none in time.
+        """
+        permits, deadline = self.permits, Deadline.after(limit)
+        awaited = permits.awaited_in(threading.get_ident())
+        if below + awaited >= permits.number:
+            who = "tasks of this thread's event loop have" if awaited else "this is a signal handler over"
+            raise BadState(
+                f"{who} {permits.number} runs of the session, which do not go on while it waits here; open the session "
+                f"with a higher concurrency{', or await arun()' if awaited else ''}"
+            )
+        permit = permits.take(deadline.left())
+        if permit is None:
+            raise self._not_started(limit)
+        return permit, deadline.left()
+
+    def _not_started(self, limit: float | None) -> MissedDeadline:
+        within = "" if limit is None else f" within {limit:.3g} s"
+        return MissedDeadline(
+            f"not started{within}: {self.permits.number} runs were under way. Give more time (timeout=), or let more "
+            "of them run at once (concurrency=)"
+        )
+
+    # ---- attempts --------------------------------------------------------------------------------------------
+
+    def run_again(
+        self, permit: Permit, failed: Execution, error: OutputInsufficientSize, limit: float | None
+    ) -> list[Array]:
+        """Go on after a first attempt; the limit is that of the run, without what is set up meanwhile."""
+        for _ in range(_MOST_RERUNS):
+            left = failed.deadline.left()
+            larger = self._setting_up(limit).call(self._larger, permit, failed, error)
+            try:
+                larger.run(left)
+                return larger.copied()
+            except OutputInsufficientSize as more:
+                failed, error = larger, more
+        raise _too_often()
+
+    async def arun(self, inputs: object, limit: float | None) -> list[Array]:
+        """See `Session.arun`."""
+        deadline, once, aside = Deadline.after(limit), Once(), False
+        permit = await self.permits.atake(deadline.left())
+        if permit is None:
+            raise self._not_started(limit)
+        permit.loop_thread = threading.get_ident()
+
+        def give() -> None:
+            if once.take():
+                self.permits.give(permit)
+
+        async def set_up(step: Callable[[], Any]) -> Any:
+            """Take a step that waits for the service if no burst is free, for another service if this one has died."""
+            nonlocal deadline, aside
+            first, begin = self._pool.first.controller, time.monotonic_ns()
+            opening = self._setting_up(limit)
+            if not first.ending.reason and self._pool.free():
+                made = opening.call(step)
+            else:
+                aside = True  # if the task is cancelled, the permit goes on being used
+                made, error = await event_loop.aside(first.flights, lambda: opening.call(step), give)
+                aside = False
+                if error is not None:
+                    raise error
+            deadline = deadline.postponed(begin)
+            return made
+
+        execution = permit.execution
+        try:
+            if execution is None or not execution.feed(inputs):
+                execution = await set_up(partial(self._fed, permit, inputs))
+            for _ in range(_MOST_RERUNS):
+                if not execution.burst_is_free:
+                    with contextlib.suppress(ResourceExhausted):  # then it shares the burst
+                        await set_up(partial(execution.move, errno.EBUSY, deadline))
+                try:
+                    await event_loop.run(execution, ... if limit is self._timeout is None else deadline.left(), give)
+                    return execution.copied()
+                except OutputInsufficientSize as error:
+                    execution = await set_up(partial(self._larger, permit, execution, error))
+            raise _too_often()
+        finally:
+            permit.loop_thread = 0
+            if not aside and (execution is None or not event_loop.is_busy(execution)):  # else when that has ended
+                give()
+
+    def _setting_up(self, limit: float | None) -> Deadline:
+        return setting_up(self._pool.open_timeout, limit)
+
+    # ---- executions ------------------------------------------------------------------------------------------
+
+    def fed(self, permit: Permit, inputs: object, limit: float | None) -> Execution:
+        """Return an execution for the shapes of these inputs, filled with them; the limit is that of the run."""
+        return self._setting_up(limit).call(self._fed, permit, inputs)
+
+    def _fed(self, permit: Permit, inputs: object) -> Execution:
+        arrays = checked_inputs(self._nodes, inputs)
+        if permit.execution is not None:
+            permit.others.append(permit.execution)
+            permit.execution = None
+        for execution in reversed(permit.others):
+            if all(execution.inputs[name].shape == array.shape for name, array in arrays.items()):
+                permit.others.remove(execution)
+                break
+        else:
+            while len(permit.others) >= _KEPT:
+                permit.others.pop(0).forget()
+            execution = self._bound({node.name: arrays[node.name].shape for node in self._nodes if node.is_open})
+        permit.execution = execution
+        for name, array in arrays.items():
+            execution.inputs[name][...] = array
+        return execution
+
+    def _bound(self, shapes: Mapping[str, Sequence[int]]) -> Execution:
+        return self._pool.spare().bind(shapes=shapes, timeout=self._timeout, rooms=self.rooms, pool=self._pool)
+
+    def _larger(self, permit: Permit, small: Execution, error: OutputInsufficientSize) -> Execution:
+        larger = self.with_more_room(small, error, self._bound)
+        permit.forget()  # the others have less room, too
+        permit.execution = larger
+        return larger
+
+    def with_more_room(
+        self,
+        small: Execution,
+        error: OutputInsufficientSize,
+        bind: Callable[[Mapping[str, Sequence[int]]], Execution],
+    ) -> Execution:
+        """Return an execution with the room that the last run of another one needed, filled as that; end that one."""
+        for name, nbytes in small.needed_rooms(error).items():
+            self.rooms[name] = max(nbytes, self.rooms.get(name, 0))
+        larger = bind({name: view.shape for name, view in small.inputs.items()})
+        for name, view in small.inputs.items():
+            larger.inputs[name][...] = view
+        small.forget()
+        return larger
