@@ -91,9 +91,7 @@ void nnb_group_settle(nnb_group *g)
     pthread_mutex_lock(&g->lock);
     nnb_store32_relaxed(&g->is_owed, 0);
     for (nnb_member *m = g->charged; m; m = m->next_charged) {
-        nnb_flow_charge(&m->flow, &m->usage);
-        nnb_usage_clear(&m->usage);
-        m->flow.n_busy -= m->n_ended;
+        nnb_schedule_charge(&g->schedule, &m->flow, &m->usage, m->n_ended);
         m->n_ended = 0;
         m->is_charged = 0;
     }

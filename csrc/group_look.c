@@ -151,8 +151,9 @@ void nnb_look_idle(nnb_group *g)
 {
     g->now_ns = nnb_now_ns();
     nnb_look_at_all(g);
-    nnb_group_load(g, &g->schedule.load);
-    if (g->schedule.n_ready && nnb_schedule_may_pick(&g->schedule))
+    nnb_load load;
+    nnb_group_load(g, &load);
+    if (nnb_schedule_may_pick(&g->schedule, &load))
         return;
     if (!g->idle_since)
         g->idle_since = g->now_ns;

@@ -51,10 +51,11 @@ static void set_hint(nnb_burst *b, int hint)
 static nnb_burst *pick(nnb_group *g)
 {
     nnb_schedule *s = &g->schedule;
-    nnb_group_load(g, &s->load);
+    nnb_load load;
+    nnb_group_load(g, &load);
     for (uint32_t i = 0; i < s->n_slots; i++)
         s->slots[i]->is_asleep = is_asleep((nnb_burst *)s->slots[i]);
-    nnb_queue *q = nnb_schedule_next(s, g->now_ns);
+    nnb_queue *q = nnb_schedule_next(s, &load, g->now_ns);
     for (uint32_t i = 0; i < s->n_slots; i++) {
         nnb_burst *b = (nnb_burst *)s->slots[i];
         if (b->queue.is_to_rest && b->hint != NNB_REST)
@@ -100,7 +101,7 @@ static int begin(nnb_worker *w)
     g->idle_since = g->has_slept = 0;
     nnb_look_heat(g, b);
     int is_long = w->ended || (has_others && (w->is_new || b->queue.average_ns > LONG_NS));
-    w->in_service = b->queue.turn_until != 0;
+    w->in_service = b->queue.in_service;
     w->started_ns = 0;
     if (has_others && (is_long || g->n_hot > 1 || must_measure(w))) {
         if (!knows_time || !w->in_service)
@@ -123,8 +124,7 @@ static void account(nnb_worker *w, nnb_burst *b, uint64_t ended_ns)
     nnb_queue_measure(&b->queue, w->started_ns ? ended_ns - w->started_ns : 0, w->is_new, w->is_first, &w->usage);
     if (w->role != NNB_LEADS)
         return;
-    nnb_flow_charge(b->queue.flow, &w->usage);
-    nnb_usage_clear(&w->usage);
+    nnb_schedule_charge(&w->group->schedule, b->queue.flow, &w->usage, 0);
     if (w->started_ns)
         w->group->now_ns = ended_ns;
 }
@@ -144,9 +144,8 @@ static int is_crowded(const nnb_worker *w)
 static void advise(const nnb_worker *w, nnb_burst *b)
 {
     int rests = is_crowded(w);
-    b->queue.is_to_rest = rests;
     set_hint(b, rests ? NNB_REST : w->in_service ? sched_getcpu() : NNB_NOTHING);
-    nnb_server_outbox(b->server)->is_listeners = !rests && (!w->in_service || b->queue.sleeps_in_turn);
+    nnb_server_outbox(b->server)->is_listeners = !rests && (!w->in_service || b->was_asleep);
 }
 
 /* Answers the request at hand. 0, NNB_BURST_ENDED | ..., or -ERESTART. */
@@ -159,8 +158,9 @@ static int conclude(nnb_worker *w)
         return 0;
     }
     int was_asleep = is_asleep(b);
-    if (was_asleep || b->queue.is_to_rest || is_crowded(w))
+    if (was_asleep || b->hint == NNB_REST || is_crowded(w))
         advise(w, b);
+    b->was_asleep = was_asleep;
     uint64_t ended_ns = w->started_ns && was_asleep ? nnb_now_ns() : 0;
     int rc = nnb_server_reply(b->server);
     if (w->started_ns && !was_asleep)
@@ -176,8 +176,10 @@ static int conclude(nnb_worker *w)
     if (w->ended)
         return NNB_BURST_ENDED + (int)(b->number * NNB_BURST_PLANS);
     if (leads) {
-        if (b->queue.turn_until)
-            nnb_schedule_answered(&g->schedule, &b->queue, was_asleep ? nnb_now_ns() : g->now_ns, was_asleep);
+        if (was_asleep && b->queue.in_service)
+            g->now_ns = nnb_now_ns(); /* waking took a while */
+        if (w->started_ns)
+            nnb_schedule_answered(&g->schedule, &b->queue, g->now_ns, was_asleep);
         nnb_store32_relaxed(&b->taken, 0);
         w->burst = NULL;
     } else if (b->window_ns && nnb_load32_relaxed(&g->asleep) && !nnb_load32_relaxed(&g->waiting) && nnb_worker_stay(w)) {

@@ -86,6 +86,7 @@ typedef struct nnb_burst {
     uint32_t expected; /* the event word as it was when we slept on it */
     uint32_t futile;   /* times that it has woken us for nothing, in a row */
     int hint;          /* what its client was told last */
+    int was_asleep;    /* when it had its last answer */
     struct nnb_burst *next_dead;
 } nnb_burst;
 

@@ -2,42 +2,43 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Turns. A client that polls for its answer takes it in a microsecond; one that sleeps has to be woken and to find a
- * processor. So while clients that wait are asleep, as many as there are processors beside the leader's have a turn: those
- * are answered first, and waited for a little between two requests, until they have had a turn's time, or have got ahead
- * of another one that is ready, or have gone to sleep. Then one that sleeps is answered, and has the next turn. Without
- * turns all clients are awake for each of their requests, and push each other and the leader off the processors.
- * Waiting counts as time of the client that is waited for. One that does not use its turn, because it has no next request
- * at once, is answered without one, and seldom given another one to show that it has changed: it costs the others nothing.
- * A turn is of a queue that the leader has: it ends when a run is detached, or the burst is over.
+ * Each client is a flow, and the ready flow of the highest priority that has had least time is the neediest: start-time
+ * fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queueing", SIGCOMM 1996), where a flow that comes back from idleness
+ * begins LAG_NS behind the one that has had most, so that it has nothing saved up.
+ *
+ * A client that polls for its answer takes it in a microsecond; one that sleeps has to be woken and to find a processor. If
+ * each request went to the neediest, all clients would be awake for each of their requests, and push each other and the
+ * leader off the processors. So service is anticipatory, with a budget (Iyer, Druschel: "Anticipatory Scheduling", SOSP 2001;
+ * Linux's BFQ): as many queues as there are processors beside the leader's are in service. A client in service is answered
+ * first, and waited for if its average think time is short, while
+ *
+ *     spent <= spent of the neediest + LAG_NS
+ *
+ * Then it is told to rest, and once it sleeps the neediest takes its slot. Waiting is charged to whom the leader waits for.
+ * A client that does not poll, or thinks for long, needs no slot: it is served when it is the neediest, and takes nothing
+ * from the others but the time of its runs. So no client is ever behind another one by more than LAG_NS * (slots + 1) and
+ * a run. A queue leaves its slot when a run of it is detached, or its burst is over.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "schedule.h"
 
-#define CREDIT_NS 1000000u /* what a client that was idle may be ahead of the others */
-#define LEAD_NS 1000000u   /* how far a client may get ahead in its turn */
-#define TURN_NS 2000000u
-#define THINK_NS 10000u  /* how long the leader waits in a client's turn for its next request */
-#define BREAK_NS 50000u  /* ... of one that has made use of its turn: perhaps it was interrupted */
-#define WAKE_NS 400000u  /* ... for the first one after it was woken */
-#define LEAVE_NS 100000u /* how long one whose turn is over is given to fall asleep */
-#define MOST_SLEEPS 16u  /* in a row, in one turn */
-#define MADE_USE 2u      /* of its turn: so many requests at once */
-#define EXCESS_NS 50000u /* what a run may take beyond four times the usual */
-#define CREDIT_PART 16u  /* of what has counted is credit for runs that take longer */
+#define LAG_NS 1000000u       /* how far a client in service may get ahead of the neediest one */
+#define SHORT_THINK_NS 10000u /* average think time of a client that is worth waiting for */
+#define IDLE_NS 50000u        /* how long the leader waits for a client in service, which was perhaps interrupted */
+#define WAKE_NS 400000u       /* ... for one that was just woken */
+#define EXCESS_NS 50000u      /* what a run may take beyond four times the usual */
+#define CREDIT_PART 16u       /* of what has counted is credit for runs that take longer */
 #define MOST_CREDIT_NS 20000000u
-#define REVIEW_NS 50000u /* so often all that are ready are compared, while a turn goes on */
 /* What the first run of a burst counts at most, for a client's first bursts. It waits for the client's memory, and may load
  * what all need: while many programs start, one that had to pay for that would not run for seconds. */
 #define MOST_FIRST_NS 2000000u
 #define MOST_FIRST 16u
-#define MOST_TURNLESS 255u /* requests without a turn, after some turns that were not used */
 
 void nnb_schedule_init(nnb_schedule *s, uint32_t cpus)
 {
-    s->load.cpus = cpus ? cpus : 1;
+    s->load.cpus = cpus;
     s->most_slots = cpus < 2 ? 1 : cpus - 1 < NNB_MOST_SLOTS ? cpus - 1 : NNB_MOST_SLOTS;
 }
 
@@ -81,14 +82,25 @@ void nnb_queue_measure(nnb_queue *q, uint64_t took_ns, int is_new, int is_first,
     sum->excess_ns += excess;
 }
 
+static void spend(nnb_schedule *s, nnb_flow *f, uint64_t ns)
+{
+    f->spent += ns;
+    if (s->rival == f)
+        s->rival = NULL;
+}
+
 /* A run that takes much longer than usual was perhaps interrupted: the excess does not count, as far as its client has
  * credit from runs that have counted. */
-void nnb_flow_charge(nnb_flow *f, const nnb_usage *usage)
+void nnb_schedule_charge(nnb_schedule *s, nnb_flow *f, nnb_usage *usage, uint32_t n_ended)
 {
     uint64_t forgiven = usage->excess_ns < f->credit ? usage->excess_ns : f->credit;
     uint64_t counts = usage->took_ns - forgiven, credit = f->credit - forgiven + counts / CREDIT_PART;
     f->credit = credit < MOST_CREDIT_NS ? credit : MOST_CREDIT_NS;
-    f->spent += counts + usage->first_ns;
+    spend(s, f, counts + usage->first_ns);
+    nnb_usage_clear(usage);
+    f->n_busy -= n_ended;
+    if (n_ended)
+        s->rival = NULL; /* it may run again */
 }
 
 /* ---- who is ready ----------------------------------------------------------------------------------------------- */
@@ -102,31 +114,50 @@ int nnb_flow_priority(const nnb_flow *f)
 }
 
 /* A client whose runs hang keeps its other requests waiting, but the bursts that it closes end. */
-int nnb_schedule_may_run(const nnb_schedule *s, const nnb_flow *f)
+static int may_run(const nnb_schedule *s, const nnb_flow *f)
 {
     uint32_t most = s->load.cpus > 2 ? s->load.cpus : 2;
     return nnb_load_has_processor(&s->load, nnb_flow_priority(f)) &&
            (f->n_busy < most || (f->first[0] && f->first[0]->is_over));
 }
 
-int nnb_schedule_may_pick(const nnb_schedule *s)
+static void note_load(nnb_schedule *s, const nnb_load *load)
 {
+    int is_same = load->n_detached == s->load.n_detached;
+    s->load.n_detached = load->n_detached;
+    for (int p = 0; p < NNB_PRIORITIES; p++) {
+        is_same &= load->n_runs[p] == s->load.n_runs[p];
+        s->load.n_runs[p] = load->n_runs[p];
+    }
+    if (!is_same)
+        s->rival = NULL;
+}
+
+int nnb_schedule_may_pick(nnb_schedule *s, const nnb_load *load)
+{
+    note_load(s, load);
     for (uint32_t i = 0; i < s->n_ready; i++)
-        if (nnb_schedule_may_run(s, s->ready[i]))
+        if (may_run(s, s->ready[i]))
             return 1;
     return 0;
 }
 
-static int needs_turn(const nnb_queue *q) { return q->polls && !q->turnless && !q->turn_until; }
+static nnb_queue *first_of(const nnb_flow *f) { return f->first[nnb_flow_priority(f)]; }
 
-static void note_rival(nnb_schedule *s, const nnb_flow *f)
+static int needs_slot(const nnb_queue *q) { return q->polls && q->think_ns <= SHORT_THINK_NS; }
+
+/* Keeps the neediest of those that wait beside the ones in service. */
+static void note_rival(nnb_schedule *s, nnb_flow *f)
 {
-    int p = nnb_flow_priority(f);
-    if (p > s->rival_priority || (p == s->rival_priority && f->spent >= s->rival_spent) || !nnb_schedule_may_run(s, f))
-        return;
-    s->rival_priority = p;
-    s->rival_spent = f->spent;
-    s->rival_needs_turn = needs_turn(f->first[p]);
+    int p = nnb_flow_priority(f), than = s->rival ? nnb_flow_priority(s->rival) : NNB_PRIORITIES;
+    if ((p < than || (p == than && f->spent < s->rival->spent)) && !first_of(f)->in_service && may_run(s, f))
+        s->rival = f;
+}
+
+static void note_think(nnb_queue *q, uint64_t ns)
+{
+    q->think_ns = q->think_ns - q->think_ns / 8 + (ns < IDLE_NS ? ns : IDLE_NS) / 8;
+    q->answered_ns = 0;
 }
 
 void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now)
@@ -135,7 +166,9 @@ void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now)
     if (q->is_ready)
         return;
     q->is_ready = 1;
-    int goes_first = q->is_over || q->turn_until > now;
+    if (q->answered_ns && (now - q->answered_ns <= SHORT_THINK_NS || q->answered_at == s->n_served))
+        note_think(q, now - q->answered_ns); /* else the leader was busy, and did not look */
+    int goes_first = q->is_over || q->in_service;
     uint32_t p = q->is_over ? 0 : q->priority;
     q->next = goes_first ? f->first[p] : NULL;
     if (!f->first[p])
@@ -149,24 +182,40 @@ void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now)
     if (!f->n_ready++) {
         f->ready_at = s->n_ready;
         s->ready[s->n_ready++] = f;
-        if (f->spent + CREDIT_NS < s->floor_ns) /* it did not save what it left unused */
-            f->spent = s->floor_ns - CREDIT_NS;
+        if (f->spent + LAG_NS < s->floor_ns) /* it did not save what it left unused */
+            f->spent = s->floor_ns - LAG_NS;
     }
-    if (!f->n_slots)
+    if (s->rival == f)
+        s->rival = NULL;
+    else if (s->rival)
         note_rival(s, f);
-    else if (!q->turn_until)
-        s->reviewed_ns = 0;
+}
+
+static nnb_queue *dequeue(nnb_schedule *s, nnb_queue *q)
+{
+    nnb_flow *f = q->flow;
+    f->first[nnb_flow_priority(f)] = q->next;
+    q->is_ready = 0;
+    if (!--f->n_ready) {
+        s->ready[f->ready_at] = s->ready[--s->n_ready];
+        s->ready[f->ready_at]->ready_at = f->ready_at;
+    }
+    if (s->rival == f)
+        s->rival = NULL;
+    if (f->spent > s->floor_ns && !q->is_over) /* a burst that ends has had no service */
+        s->floor_ns = f->spent;
+    s->n_served++;
+    return q;
 }
 
 /* ---- who is in service ------------------------------------------------------------------------------------------ */
 
 void nnb_schedule_leave(nnb_schedule *s, nnb_queue *q)
 {
-    if (!q->turn_until)
+    if (!q->in_service)
         return;
-    q->turn_until = q->awaited_until = 0;
-    q->flow->n_slots--;
-    s->reviewed_ns = 0;
+    q->in_service = 0;
+    s->rival = NULL;
     if (s->awaited == q)
         s->awaited = NULL;
     uint32_t i = 0;
@@ -175,39 +224,33 @@ void nnb_schedule_leave(nnb_schedule *s, nnb_queue *q)
     s->slots[i] = s->slots[--s->n_slots];
 }
 
-/* It had no next request at once in its turn: the next ones are answered without one, twice as many each time. If it did
- * have some, it was perhaps interrupted. */
-static void lose_turn(nnb_schedule *s, nnb_queue *q)
+static void enter(nnb_schedule *s, nnb_queue *q)
 {
-    nnb_schedule_leave(s, q);
-    if (q->awake_in_turn >= MADE_USE)
-        q->turnless_next = 0;
-    q->turnless = q->turnless_next;
-    if (q->turnless_next < MOST_TURNLESS)
-        q->turnless_next = 2 * q->turnless_next + 1;
+    for (uint32_t i = 0; i < s->n_slots && s->n_slots == s->most_slots; i++)
+        if (s->slots[i]->priority > q->priority)
+            nnb_schedule_leave(s, s->slots[i]);
+    if (s->n_slots == s->most_slots)
+        return;
+    q->in_service = 1;
+    q->is_asleep = q->is_to_rest = 0;
+    s->slots[s->n_slots++] = q;
 }
 
-/* Whom the leader waits for, rather than give a turn to a client of `priority` that has had `spent`: one whose turn it is,
- * for its next request, or one whose turn is over, until it falls asleep and leaves its processor to the other. */
-static nnb_queue *whom_to_await(nnb_schedule *s, uint64_t now, uint32_t priority, uint64_t spent)
+/* Whether the leader waits for a client in service, rather than serve `next` in its place: for its next request, or, if it
+ * is too far ahead, for it to fall asleep and leave its processor to the other one. If not, it is in service no more. */
+static int is_awaited(nnb_schedule *s, nnb_queue *q, const nnb_queue *next, uint64_t now)
 {
-    nnb_queue *awaited = NULL;
-    for (uint32_t i = s->n_slots; i-- > 0;) {
-        nnb_queue *q = s->slots[i];
-        if (now < q->turn_until && q->flow->spent > spent + LEAD_NS)
-            q->turn_until = now;
-        int has_ended = now >= q->turn_until;
-        q->is_to_rest |= has_ended;
-        if (has_ended && (q->is_asleep || now - q->turn_until >= LEAVE_NS)) {
-            q->turnless_next = 0;
-            nnb_schedule_leave(s, q);
-        } else if (!has_ended && !q->is_ready && now >= q->awaited_until) {
-            lose_turn(s, q);
-        } else if ((has_ended || !q->is_ready) && q->priority <= priority) { /* if ready, it is behind another one */
-            awaited = q;
-        }
+    int is_ahead = q->flow->spent > next->flow->spent + LAG_NS;
+    if (is_ahead && !q->is_to_rest) {
+        q->is_to_rest = 1;
+        q->wait_until = now + IDLE_NS;
     }
-    return s->n_slots == s->most_slots ? awaited : NULL;
+    if (now < q->wait_until && (is_ahead ? !q->is_asleep : q->is_ready || q->think_ns <= SHORT_THINK_NS))
+        return 1;
+    if (q->answered_ns && !is_ahead)
+        note_think(q, IDLE_NS);
+    nnb_schedule_leave(s, q);
+    return 0;
 }
 
 /* Waiting counts as time of the client that is waited for; not longer than it lasts if the leader is not interrupted. */
@@ -215,134 +258,47 @@ static void end_waiting(nnb_schedule *s, uint64_t now)
 {
     uint64_t waited = now - s->awaited_since;
     if (s->awaited)
-        s->awaited->flow->spent += waited < WAKE_NS ? waited : WAKE_NS;
+        spend(s, s->awaited->flow, waited < WAKE_NS ? waited : WAKE_NS);
     s->awaited = NULL;
     s->awaited_since = now;
 }
 
-static void begin_turn(nnb_schedule *s, nnb_queue *q, uint64_t now)
+nnb_queue *nnb_schedule_next(nnb_schedule *s, const nnb_load *load, uint64_t now)
 {
-    if (q->turn_until) {
-        if (now >= q->turn_until) { /* it is the neediest all the same */
-            q->turn_until = now + TURN_NS;
-            q->turnless_next = 0;
-        }
-        return;
-    }
-    if (!q->polls)
-        return;
-    if (q->turnless) {
-        q->turnless--;
-        return;
-    }
-    for (uint32_t i = 0; i < s->n_slots && s->n_slots == s->most_slots; i++)
-        if (s->slots[i]->priority > q->priority)
-            nnb_schedule_leave(s, s->slots[i]);
-    if (s->n_slots == s->most_slots)
-        return;
-    q->turn_until = q->awaited_until = now + TURN_NS;
-    q->sleeps_in_turn = q->awake_in_turn = 0;
-    q->is_asleep = 0;
-    q->flow->n_slots++;
-    s->reviewed_ns = 0;
-    s->slots[s->n_slots++] = q;
-}
-
-/* Whose turn goes on as far as is known, without a look at all that are ready: one of them that is ready, or else, with
- * `s->awaited`, one to wait for. */
-static nnb_queue *go_on(nnb_schedule *s, uint64_t now)
-{
-    if (!s->n_slots || now - s->reviewed_ns >= REVIEW_NS)
-        return NULL;
-    nnb_queue *best = NULL, *awaited = NULL;
-    uint64_t least = 0;
-    for (uint32_t i = 0; i < s->n_slots; i++) {
+    end_waiting(s, now);
+    note_load(s, load);
+    if (!s->rival)
+        for (uint32_t i = 0; i < s->n_ready; i++)
+            note_rival(s, s->ready[i]);
+    nnb_queue *next = s->rival ? first_of(s->rival) : NULL, *best = NULL, *awaited = NULL;
+    int priority = s->rival ? nnb_flow_priority(s->rival) : NNB_PRIORITIES, takes_slot = next && needs_slot(next);
+    for (uint32_t i = s->n_slots; i-- > 0;) {
         nnb_queue *q = s->slots[i];
         const nnb_flow *f = q->flow;
-        int p = nnb_flow_priority(f), r = (int)q->priority;
-        if (now >= q->turn_until || p < r || r > s->rival_priority ||
-            (r == s->rival_priority && f->spent > s->rival_spent + LEAD_NS))
-            return NULL;
-        if (q->is_ready) {
-            if (f->first[p] != q || !nnb_schedule_may_run(s, f))
-                return NULL;
-            if (!best || f->spent < least)
-                best = q, least = f->spent;
-        } else {
-            if (now >= q->awaited_until || (p == r && !needs_turn(f->first[p])))
-                return NULL;
+        uint64_t bound = !next || (int)q->priority < priority ? UINT64_MAX : s->rival->spent + (takes_slot ? LAG_NS : 0);
+        if ((int)q->priority > priority)
+            continue; /* gives way */
+        if (q->is_ready && f->spent <= bound && first_of(f) == q && may_run(s, f)) {
+            if (!best || q->priority < best->priority || (q->priority == best->priority && f->spent < best->flow->spent))
+                best = q;
+        } else if (takes_slot && is_awaited(s, q, next, now)) {
             awaited = q;
         }
     }
-    if (!best && s->n_slots == s->most_slots && nnb_load_has_two(&s->load, s->load.n_detached) &&
-        (s->rival_needs_turn || s->rival_priority == NNB_PRIORITIES))
+    if (best)
+        return dequeue(s, best);
+    if (awaited && s->n_slots == s->most_slots && nnb_load_has_two(load, load->n_detached)) {
         s->awaited = awaited;
-    return best;
-}
-
-/* The neediest: the highest priority, then the client that had least, or one whose turn it is. NULL: those that are ready
- * may not run, or, with `s->awaited`, the leader waits. */
-static nnb_queue *review(nnb_schedule *s, uint64_t now)
-{
-    nnb_flow *best = NULL, *held = NULL;
-    int priority = NNB_PRIORITIES;
-    uint64_t least = 0, least_held = 0;
-    s->rival_priority = NNB_PRIORITIES;
-    s->rival_spent = 0;
-    s->reviewed_ns = now;
-    for (uint32_t i = 0; i < s->n_ready; i++) {
-        nnb_flow *f = s->ready[i];
-        int p = nnb_flow_priority(f);
-        if (!f->n_slots)
-            note_rival(s, f);
-        if (p > priority || !nnb_schedule_may_run(s, f))
-            continue;
-        if (p < priority || f->spent < least)
-            best = f, least = f->spent;
-        if (p < priority)
-            held = NULL;
-        priority = p;
-        if (f->first[p]->turn_until > now && (!held || f->spent < least_held))
-            held = f, least_held = f->spent;
-    }
-    if (!best)
         return NULL;
-    if (held && held != best && least_held <= least + LEAD_NS)
-        best = held;
-    nnb_queue *q = best->first[priority];
-    if (needs_turn(q) && s->n_slots && nnb_load_has_two(&s->load, s->load.n_detached))
-        s->awaited = whom_to_await(s, now, q->priority, least);
-    return s->awaited ? NULL : q;
-}
-
-nnb_queue *nnb_schedule_next(nnb_schedule *s, uint64_t now)
-{
-    end_waiting(s, now);
-    nnb_queue *q = go_on(s, now);
-    if (!q && !s->awaited)
-        q = review(s, now);
-    if (!q)
-        return NULL;
-    nnb_flow *f = q->flow;
-    f->first[nnb_flow_priority(f)] = q->next;
-    q->is_ready = 0;
-    if (!--f->n_ready) {
-        s->ready[f->ready_at] = s->ready[--s->n_ready];
-        s->ready[f->ready_at]->ready_at = f->ready_at;
     }
-    if (f->spent > s->floor_ns && !q->is_over) /* a burst that ends was no client's turn */
-        s->floor_ns = f->spent;
-    begin_turn(s, q, now);
-    return q;
+    if (takes_slot)
+        enter(s, next);
+    return next ? dequeue(s, next) : NULL;
 }
 
 void nnb_schedule_answered(nnb_schedule *s, nnb_queue *q, uint64_t now, int was_asleep)
 {
-    if (!q->turn_until)
-        return;
-    q->awaited_until = now + (was_asleep ? WAKE_NS : q->awake_in_turn < MADE_USE ? THINK_NS : BREAK_NS);
-    if (!was_asleep)
-        q->sleeps_in_turn = 0, q->awake_in_turn++;
-    else if (q->sleeps_in_turn++ >= MOST_SLEEPS)
-        lose_turn(s, q);
+    q->answered_ns = now;
+    q->answered_at = s->n_served;
+    q->wait_until = now + (was_asleep ? WAKE_NS : IDLE_NS);
 }

@@ -19,12 +19,11 @@ typedef struct nnb_queue nnb_queue;
 
 /* What one client gets. */
 struct nnb_flow {
-    uint64_t spent;   /* ns of all its runs, moved up when it comes back from idleness */
+    uint64_t spent;   /* ns of all its runs, and of waiting for it; moved up when it comes back from idleness */
     uint64_t credit;  /* ns of its next runs that need not count, should they be interrupted */
     uint32_t n_busy;  /* its runs that are detached */
     uint32_t n_first; /* of its queues have had a run, that many at least */
     uint32_t n_ready, ready_at; /* its queues; its place among the ready flows */
-    uint32_t n_slots;           /* of its queues */
     nnb_queue *first[NNB_PRIORITIES], *last[NNB_PRIORITIES];
 };
 
@@ -32,15 +31,17 @@ struct nnb_flow {
 struct nnb_queue {
     nnb_flow *flow;
     uint32_t priority;
-    int polls; /* its client does, for answers */
+    int polls;       /* its client does, for answers */
     nnb_queue *next; /* ready after it */
     int is_ready;
-    int is_over;   /* as far as is known */
-    int is_asleep; /* its client has to be woken for an answer; known while the queue is in service */
-    uint64_t turn_until, awaited_until; /* 0: it is not in service */
-    uint32_t sleeps_in_turn, awake_in_turn; /* answers while its client slept, in a row; others */
-    int is_to_rest;                         /* its turn is over: its client is told to sleep */
-    uint32_t turnless, turnless_next; /* requests that have no turn: still; when it has lost its next turn */
+    int is_over;     /* as far as is known */
+    int is_asleep;   /* its client has to be woken for an answer; known while the queue is in service */
+    int in_service;  /* it has a slot */
+    int is_to_rest;  /* its client is to sleep, since others are served */
+    uint64_t wait_until;  /* for the next request of its client, or for it to fall asleep */
+    uint64_t answered_ns; /* 0: what comes next says nothing of how its client thinks */
+    uint64_t answered_at; /* request of the schedule */
+    uint64_t think_ns;    /* average from an answer to the next request */
     /* who has it */
     int has_run;
     uint64_t average_ns; /* of its runs */
@@ -59,11 +60,9 @@ typedef struct nnb_schedule {
     uint32_t n_ready, room;
     nnb_queue *slots[NNB_MOST_SLOTS]; /* the queues that are in service */
     uint32_t n_slots, most_slots;
-    nnb_queue *awaited; /* one of them, while others are ready */
-    /* The next in order of the ready flows that are not in service, as far as is known. */
-    int rival_priority, rival_needs_turn;
-    uint64_t rival_spent, reviewed_ns; /* 0: it has to look again */
-    uint64_t awaited_since, floor_ns;
+    nnb_flow *rival;    /* the neediest whose next queue is not in service; NULL: it is looked for */
+    nnb_queue *awaited; /* in service, while others are ready */
+    uint64_t awaited_since, floor_ns, n_served;
 } nnb_schedule;
 
 /* What runs come to, before they are charged. */
@@ -79,16 +78,12 @@ void nnb_schedule_fini(nnb_schedule *s);
 /* A request is there, or the burst is over. */
 void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now);
 /* Takes the next queue out. NULL: those that are ready may not run, or, with `awaited`, the leader waits. */
-nnb_queue *nnb_schedule_next(nnb_schedule *s, uint64_t now);
-/* The queue's client has its answer, and the leader waits for its next request. */
+nnb_queue *nnb_schedule_next(nnb_schedule *s, const nnb_load *load, uint64_t now);
+/* The queue's client has its answer; it was asleep or not. */
 void nnb_schedule_answered(nnb_schedule *s, nnb_queue *q, uint64_t now, int was_asleep);
-/* It is in service no more. */
-void nnb_schedule_leave(nnb_schedule *s, nnb_queue *q);
-
-/* Whether a run of the flow's first queue may begin. */
-int nnb_schedule_may_run(const nnb_schedule *s, const nnb_flow *f);
-/* Whether some ready flow's may. */
-int nnb_schedule_may_pick(const nnb_schedule *s);
+void nnb_schedule_leave(nnb_schedule *s, nnb_queue *q); /* its slot, if it has one */
+/* Whether some ready flow's next run may begin. */
+int nnb_schedule_may_pick(nnb_schedule *s, const nnb_load *load);
 int nnb_flow_priority(const nnb_flow *f); /* of its first queue; NNB_PRIORITIES: none is ready */
 
 /* Whether there is a processor for one more run of a priority: it does not wait for those of a lower one. */
@@ -107,7 +102,8 @@ static inline int nnb_load_has_two(const nnb_load *load, uint32_t others) { retu
 int nnb_queue_begin(nnb_queue *q);
 /* A run is over; `took_ns` 0: it was not measured. */
 void nnb_queue_measure(nnb_queue *q, uint64_t took_ns, int is_new, int is_first, nnb_usage *sum);
-void nnb_flow_charge(nnb_flow *f, const nnb_usage *usage);
+/* The flow has had that, and some of its detached runs are over. */
+void nnb_schedule_charge(nnb_schedule *s, nnb_flow *f, nnb_usage *usage, uint32_t n_ended);
 static inline void nnb_usage_clear(nnb_usage *u) { u->took_ns = u->excess_ns = u->first_ns = 0; }
 static inline void nnb_usage_move(nnb_usage *to, nnb_usage *from)
 {
