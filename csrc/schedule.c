@@ -154,10 +154,11 @@ static void note_rival(nnb_schedule *s, nnb_flow *f)
         s->rival = f;
 }
 
+/* One long time among many short ones was an interruption. */
 static void note_think(nnb_queue *q, uint64_t ns)
 {
-    q->think_ns = q->think_ns - q->think_ns / 8 + (ns < IDLE_NS ? ns : IDLE_NS) / 8;
-    q->answered_ns = 0;
+    q->think_ns = q->think_ns - q->think_ns / 8 + (ns < 2 * SHORT_THINK_NS ? ns : 2 * SHORT_THINK_NS) / 8;
+    q->thinks_since = 0;
 }
 
 void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now)
@@ -166,8 +167,10 @@ void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now)
     if (q->is_ready)
         return;
     q->is_ready = 1;
-    if (q->answered_ns && (now - q->answered_ns <= SHORT_THINK_NS || q->answered_at == s->n_served))
-        note_think(q, now - q->answered_ns); /* else the leader was busy, and did not look */
+    uint64_t thought = now > q->thinks_since ? now - q->thinks_since : 0;
+    if (q->thinks_since && (thought <= SHORT_THINK_NS || q->answered_at == s->n_served))
+        note_think(q, thought); /* else the leader was busy, and did not look */
+    q->thinks_since = 0;
     int goes_first = q->is_over || q->in_service;
     uint32_t p = q->is_over ? 0 : q->priority;
     q->next = goes_first ? f->first[p] : NULL;
@@ -231,7 +234,7 @@ static void enter(nnb_schedule *s, nnb_queue *q)
             nnb_schedule_leave(s, s->slots[i]);
     if (s->n_slots == s->most_slots)
         return;
-    q->in_service = 1;
+    q->in_service = q->is_entering = 1;
     q->is_asleep = q->is_to_rest = 0;
     s->slots[s->n_slots++] = q;
 }
@@ -247,8 +250,8 @@ static int is_awaited(nnb_schedule *s, nnb_queue *q, const nnb_queue *next, uint
     }
     if (now < q->wait_until && (is_ahead ? !q->is_asleep : q->is_ready || q->think_ns <= SHORT_THINK_NS))
         return 1;
-    if (q->answered_ns && !is_ahead)
-        note_think(q, IDLE_NS);
+    if (q->thinks_since && !is_ahead)
+        note_think(q, 2 * SHORT_THINK_NS);
     nnb_schedule_leave(s, q);
     return 0;
 }
@@ -270,12 +273,13 @@ nnb_queue *nnb_schedule_next(nnb_schedule *s, const nnb_load *load, uint64_t now
     if (!s->rival)
         for (uint32_t i = 0; i < s->n_ready; i++)
             note_rival(s, s->ready[i]);
-    nnb_queue *next = s->rival ? first_of(s->rival) : NULL, *best = NULL, *awaited = NULL;
-    int priority = s->rival ? nnb_flow_priority(s->rival) : NNB_PRIORITIES, takes_slot = next && needs_slot(next);
+    const nnb_flow *rival = s->rival;
+    nnb_queue *next = rival ? first_of(rival) : NULL, *best = NULL, *awaited = NULL;
+    int priority = rival ? nnb_flow_priority(rival) : NNB_PRIORITIES, takes_slot = next && needs_slot(next);
     for (uint32_t i = s->n_slots; i-- > 0;) {
         nnb_queue *q = s->slots[i];
         const nnb_flow *f = q->flow;
-        uint64_t bound = !next || (int)q->priority < priority ? UINT64_MAX : s->rival->spent + (takes_slot ? LAG_NS : 0);
+        uint64_t bound = (int)q->priority < priority ? UINT64_MAX : rival->spent + (takes_slot ? LAG_NS : 0);
         if ((int)q->priority > priority)
             continue; /* gives way */
         if (q->is_ready && f->spent <= bound && first_of(f) == q && may_run(s, f)) {
@@ -298,7 +302,9 @@ nnb_queue *nnb_schedule_next(nnb_schedule *s, const nnb_load *load, uint64_t now
 
 void nnb_schedule_answered(nnb_schedule *s, nnb_queue *q, uint64_t now, int was_asleep)
 {
-    q->answered_ns = now;
+    int is_excused = was_asleep && (q->is_entering || !q->in_service); /* its wake is no time that it thinks */
+    q->thinks_since = now + (is_excused ? WAKE_NS : 0);
     q->answered_at = s->n_served;
     q->wait_until = now + (was_asleep ? WAKE_NS : IDLE_NS);
+    q->is_entering = 0;
 }

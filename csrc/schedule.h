@@ -37,11 +37,12 @@ struct nnb_queue {
     int is_over;     /* as far as is known */
     int is_asleep;   /* its client has to be woken for an answer; known while the queue is in service */
     int in_service;  /* it has a slot */
+    int is_entering; /* ... and had no answer since */
     int is_to_rest;  /* its client is to sleep, since others are served */
-    uint64_t wait_until;  /* for the next request of its client, or for it to fall asleep */
-    uint64_t answered_ns; /* 0: what comes next says nothing of how its client thinks */
-    uint64_t answered_at; /* request of the schedule */
-    uint64_t think_ns;    /* average from an answer to the next request */
+    uint64_t wait_until;   /* for the next request of its client, or for it to fall asleep */
+    uint64_t thinks_since; /* its client; 0: what comes next says nothing of that */
+    uint64_t answered_at;  /* so many requests were served */
+    uint64_t think_ns;     /* average from an answer to the next request */
     /* who has it */
     int has_run;
     uint64_t average_ns; /* of its runs */
