@@ -80,18 +80,18 @@ int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t dead
 
     nnb_sleeper self;
     uint64_t until = deadline_ns, slice;
-    if (nnb_beat_enter(&self, word) < 0 && (slice = nnb_now_ns() + NNB_SLICE_NS, !until || until > slice))
+    if (nnb_ticker_enter(&self, word) < 0 && (slice = nnb_now_ns() + NNB_SLICE_NS, !until || until > slice))
         until = slice; /* no thread to be had: the kernel brings us back */
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
     /* The kernel compares the whole word, so any bit that changed since makes it return at once. */
     int rc = futex(word, FUTEX_WAIT_BITSET, old, until ? &t : NULL, mask) < 0 ? -errno : 0;
-    nnb_beat_leave(&self);
+    nnb_ticker_leave(&self);
     if (rc == -ETIMEDOUT)
         return until == deadline_ns ? -ETIMEDOUT : -ERESTART;
     if (rc < 0 && rc != -EINTR)
         return rc;
     old = consume(word, mask); /* also after a signal: a wake that coincided with it must not be lost */
-    return (*state = old & mask) ? 0 : self.beaten ? -ERESTART : -EINTR;
+    return (*state = old & mask) ? 0 : self.ticked ? -ERESTART : -EINTR;
 }
 
 int nnb_event_wait_retry(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns)

@@ -7,7 +7,6 @@
 #include "nnb_group.h"
 
 #define IDLE_TICKS 8         /* so many without a run, and the monitor rests */
-#define STUCK_NS 2000000u    /* a run is not stuck before */
 #define GROW_NS 1000000000u  /* a worker that was asked for and has not come by then is asked for again */
 #define MOST_WORKERS 1024u
 #define SPARE 4u             /* parked workers that stay for ever */
@@ -60,7 +59,8 @@ static void mark_detached(nnb_group *g, nnb_worker *w)
     nnb_schedule_leave(&g->schedule, q);
     q->flow->n_busy++;
     w->is_detached = 1;
-    w->seen_ns = 0; /* the run may have begun long ago: it is not stuck before it was watched */
+    w->seen_runs = nnb_load_relaxed(&w->runs);
+    w->seen_ns = w->started_ns; /* 0: it was not measured, and is not stuck before it was watched */
     nnb_count_up(&g->n_detached);
     nnb_count_up(&g->n_runs[q->priority]);
 }
@@ -108,7 +108,7 @@ void nnb_group_count_stuck(nnb_group *g, uint64_t now)
         if (!w->seen_ns || w->seen_runs != runs) {
             w->seen_runs = runs;
             w->seen_ns = now;
-        } else if (now - w->seen_ns >= STUCK_NS && nnb_cas_relaxed(&w->runs, runs, runs | NNB_STUCK)) {
+        } else if (now - w->seen_ns >= 2 * NNB_TICK_NS && nnb_cas_relaxed(&w->runs, runs, runs | NNB_STUCK)) {
             nnb_count_up(&g->n_stuck);
             nnb_count_down(&g->n_runs[w->burst->queue.priority]);
         }

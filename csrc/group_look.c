@@ -2,17 +2,16 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A queue that was used lately is hot, and looked at before each request that is run, or after some of them where there
- * are many; the others are looked at now and then. Those in service are looked at in every round.
+ * A queue that was used lately is hot. All hot ones are looked at before each request that is served, or after some of them
+ * where there are many; the others less often. Those in service are looked at in every round.
  */
 #include <stdlib.h>
 
 #include "nnb_group.h"
 
-#define COLD_NS 2000000u     /* a queue without packets for so long is looked at now and then only */
-#define FEW 16u              /* hot queues are looked at before each pick if they are so few */
-#define PICKS_BEFORE_HOT 8u  /* ... else after so many */
-#define PICKS_BEFORE_ALL 32u /* and all others after so many */
+#define COLD_NS 2000000u /* a queue without packets for so long is looked at now and then only */
+#define HOT_LOOKS 8u     /* at hot queues for each request that is served */
+#define COLD_LOOKS 2u    /* at all queues, likewise */
 
 static int grow_lists(nnb_group *g, uint32_t n)
 {
@@ -127,9 +126,9 @@ void nnb_look_at_all(nnb_group *g)
 /* What is due before the next pick. */
 void nnb_look_around(nnb_group *g)
 {
-    if (g->is_slow || g->picks_all >= PICKS_BEFORE_ALL) {
+    if (g->is_slow || g->picks_all * COLD_LOOKS >= g->n_mine) {
         nnb_look_at_all(g);
-    } else if (!g->schedule.n_ready || g->picks_hot >= (g->n_hot > FEW ? PICKS_BEFORE_HOT : 1)) {
+    } else if (!g->schedule.n_ready || g->picks_hot * HOT_LOOKS >= g->n_hot) {
         g->picks_hot = 0;
         for (uint32_t i = 0; i < g->n_hot; i++)
             look_at(g, g->hot[i]);

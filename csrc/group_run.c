@@ -12,8 +12,6 @@
 #define SPINS 128u
 #define LONG_NS 100000u   /* a run that is expected to last longer is detached */
 #define SLOW_NS 20000u    /* after such a run every queue is looked at */
-#define WAIT_ROUNDS 8u    /* rounds between two looks at the clock while the leader waits for a client */
-#define MEASURE_EVERY 16u /* runs, while one client is served and no flow has to be fair */
 
 /* ---- taking a request ------------------------------------------------------------------------------------------- */
 
@@ -33,7 +31,8 @@ static int take(nnb_worker *w, nnb_burst *b)
     return (int)(b->number * NNB_BURST_PLANS) + (w->ended ? NNB_BURST_ENDED : id);
 }
 
-static int must_measure(const nnb_worker *w) { return nnb_load_relaxed(&w->runs) / 2 % MEASURE_EVERY == 0; }
+/* While one client is served, and no flow has to be fair, few runs are measured. */
+static int must_measure(const nnb_worker *w) { return nnb_load_relaxed(&w->runs) / 2 % NNB_LOOKS_PER_CLOCK == 0; }
 
 /* Whether its client sleeps, and has to be woken for the answer. */
 static int is_asleep(const nnb_burst *b)
@@ -205,7 +204,8 @@ static int lead(nnb_worker *w, uint32_t limit)
             nnb_group_settle(g);
         nnb_look_around(g);
         int found = nnb_look_at_slots(g), waits = g->schedule.awaited != NULL;
-        if (g->schedule.n_ready && (found || !waits || round % WAIT_ROUNDS == 0)) {
+        int looks_up = ++g->rounds % NNB_LOOKS_PER_CLOCK == 0;
+        if (g->schedule.n_ready && (found || !waits || looks_up)) {
             if (waits && !found)
                 g->now_ns = nnb_now_ns();
             int rc = begin(w);
@@ -220,7 +220,7 @@ static int lead(nnb_worker *w, uint32_t limit)
             pthread_mutex_unlock(&g->lock);
             return -EAGAIN;
         }
-        if (!limit && (!polls || round % NNB_LOOKS_PER_CLOCK == 0)) {
+        if (!limit && (!polls || looks_up)) {
             nnb_look_idle(g);
             polls = nnb_look_window(g) != 0;
         } else {

@@ -22,7 +22,6 @@
 #define SYS_futex_waitv 449
 #endif
 
-#define KEEP_WORDS 64u     /* queues that the leader keeps when it has to leave some to sleeper threads */
 #define FUTILE_WAKES 1024u /* a client that wakes us so often without a packet is not served any more */
 #define SLEEPING_BITS (NNB_EVENT_NOT_EMPTY | NNB_EVENT_HANG_UP)
 
@@ -185,7 +184,7 @@ static void leave_some(nnb_group *g)
 {
     if (g->n_mine <= g->words)
         return;
-    uint32_t capacity = g->words ? g->words : 1, keep = g->words < KEEP_WORDS ? g->words / 2 : KEEP_WORDS;
+    uint32_t capacity = g->words ? g->words : 1, keep = g->words / 2; /* so that not each packet moves one */
     qsort(g->mine, g->n_mine, sizeof(*g->mine), by_use);
     uint32_t n = g->n_mine;
     g->n_mine = 0;

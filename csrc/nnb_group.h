@@ -146,7 +146,7 @@ struct nnb_group {
     nnb_burst **mine, **hot;
     uint32_t n_mine, n_hot, mine_room;
     uint64_t now_ns, idle_since;
-    uint32_t picks_hot, picks_all;
+    uint32_t picks_hot, picks_all, rounds;
     int is_slow;
     int has_slept;
     uint32_t fruitless; /* as in a channel */
@@ -168,7 +168,7 @@ int nnb_group_may_poll(const nnb_group *g);
 uint64_t nnb_lead_word(const nnb_worker *w, uint32_t state);
 void nnb_group_arm(nnb_group *g);              /* under lock: has a monitor, if one is needed and parked */
 int nnb_group_wants_worker(nnb_group *g);      /* under lock: -EUSERS once if the group is short of workers */
-void nnb_group_count_stuck(nnb_group *g, uint64_t now); /* under lock: runs that have lasted for long do not count */
+void nnb_group_count_stuck(nnb_group *g, uint64_t now); /* under lock: runs that have lasted for two ticks do not count */
 void nnb_group_settle(nnb_group *g);           /* by the leader: charges the runs that others have given back */
 void nnb_lead_hand_on(nnb_group *g);          /* under lock: another one leads */
 void nnb_lead_release(nnb_worker *w);          /* under lock: nobody leads */

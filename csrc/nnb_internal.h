@@ -12,15 +12,15 @@
 
 #define NNB_SLICE_NS 100000000u /* about the longest wait inside one call */
 
-/* beat.c: a thread that sleeps on `word` until it leaves, woken at least every slice. -EAGAIN: there is no thread to
+/* wake_ticker.c: a thread that sleeps on `word` until it leaves, woken at least every slice. -EAGAIN: there is no thread to
  * do it; leaving is harmless then. */
 typedef struct nnb_sleeper {
     uint32_t *word;
-    int beaten;
+    int ticked;
     struct nnb_sleeper *next, **link;
 } nnb_sleeper;
-int nnb_beat_enter(nnb_sleeper *s, uint32_t *word);
-void nnb_beat_leave(nnb_sleeper *s);
+int nnb_ticker_enter(nnb_sleeper *s, uint32_t *word);
+void nnb_ticker_leave(nnb_sleeper *s);
 
 /* descriptor.c: a thread that ends by itself and takes no signals. 0 or -EAGAIN. */
 int nnb_start_detached(void *(*run)(void *), void *argument);

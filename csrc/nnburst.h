@@ -5,7 +5,7 @@
  * Conventions
  *   - Functions return 0 or a count on success and a negative errno on failure.
  *   - Deadlines are absolute CLOCK_MONOTONIC nanoseconds; 0 means none.
- *   - A call that waits returns -ERESTART about every 100 ms (beat.c), and at once when a signal arrives, so that an
+ *   - A call that waits returns -ERESTART about every 100 ms (wake_ticker.c), and at once when a signal arrives, so that an
  *     interpreter can run its signal handlers. Call it (or the function that its comment names) again to go on.
  *   - Sizes are bytes, counts are elements.
  *   - Handles are not thread-safe unless the comment says so.
@@ -434,7 +434,7 @@ int nnb_execution_status(const nnb_execution *e);
 /* The result of the last run, valid until the next; status -1 if none came through the channel. */
 const nnb_result *nnb_execution_result(const nnb_execution *e);
 
-/* ---- buffer_gate.c: who uses which driver-managed buffer ---------------------------------------------------------
+/* ---- buffer_admission.c: who uses which driver-managed buffer ---------------------------------------------------------
  *
  * The state of the buffers of a process and of the requests that use them; their bytes are the caller's. Any thread. */
 

@@ -142,7 +142,11 @@ int nnb_schedule_may_pick(nnb_schedule *s, const nnb_load *load)
     return 0;
 }
 
-static nnb_queue *first_of(const nnb_flow *f) { return f->first[nnb_flow_priority(f)]; }
+static nnb_queue *first_of(const nnb_flow *f)
+{
+    int p = nnb_flow_priority(f);
+    return p < NNB_PRIORITIES ? f->first[p] : NULL;
+}
 
 static int needs_slot(const nnb_queue *q) { return q->polls && q->think_ns <= SHORT_THINK_NS; }
 

@@ -1,4 +1,4 @@
-"""The users of each driver-managed buffer at the moment: the Python face of ``csrc/buffer_gate.c``."""
+"""The users of each driver-managed buffer at the moment: the Python face of ``csrc/buffer_admission.c``."""
 
 from __future__ import annotations
 

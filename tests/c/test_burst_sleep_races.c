@@ -152,7 +152,7 @@ int main(void)
     nnb_execution_destroy(e);
     end_pair(&p);
 
-    /* the client dies after the server's last look: its end is woken, and need not wait for the next beat */
+    /* the client dies after the server's last look: its end is woken, and need not wait for the next tick */
     begin(0);
     before_wait = hang_up_server;
     CHECK_EQ(nnb_server_next(p.server), -EPIPE);

@@ -26,7 +26,7 @@ long __wrap_syscall(long number, ...)
     for (int i = 0; i < 6; i++)
         a[i] = va_arg(list, long);
     va_end(list);
-    /* a beat wakes for any bit, a flag for its own */
+    /* a tick wakes for any bit, a flag for its own */
     if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAKE_BITSET && (uint32_t)a[5] != UINT32_MAX) {
         CHECK_EQ(a[1] & FUTEX_PRIVATE_FLAG, 0); /* the word crosses processes */
         CHECK_EQ((int)a[2], INT_MAX);
@@ -60,7 +60,7 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(
     return no_thread ? EAGAIN : __real_pthread_create(thread, attr, function, argument);
 }
 
-/* The beat comes when a test allows it, and then often. */
+/* The tick comes when a test allows it, and then often. */
 static int beating;
 int __wrap_nanosleep(const struct timespec *duration, struct timespec *left);
 
@@ -202,7 +202,7 @@ int main(void)
     CHECK(nnb_now_ns() >= deadline);
 
     __atomic_store_n(&beating, 1, __ATOMIC_SEQ_CST);
-    /* no deadline: no timer, and back all the same; once, and again after the beat had nobody to wake */
+    /* no deadline: no timer, and back all the same; once, and again after the tick had nobody to wake */
     reset();
     for (int i = 1; i <= 3; i++) {
         CHECK_EQ(nnb_event_wait_retry(&word, 1, &state, 0), -ERESTART);

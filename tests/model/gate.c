@@ -4,7 +4,7 @@
 #define PAGE 64
 #include "model.h"
 
-#include "buffer_gate.c"
+#include "buffer_admission.c"
 
 static nnb_gate *gate;
 static nnb_buffer *buffer;

@@ -231,9 +231,9 @@ static long model_futex_wait(nnb_a32 *word, uint32_t value, uint32_t mask)
                                  : model_futex_wake((const void *)(word), ~0u))
 #define syscall(number, ...) model_##number(__VA_ARGS__)
 
-/* There is no thread of beat.c: waits end after a slice of time, see LET_TIME_PASS. */
-#define nnb_beat_enter(sleeper, word) ((sleeper)->beaten = 0, -EAGAIN)
-#define nnb_beat_leave(sleeper) ((void)0)
+/* There is no thread of wake_ticker.c: waits end after a slice of time, see LET_TIME_PASS. */
+#define nnb_ticker_enter(sleeper, word) ((sleeper)->ticked = 0, -EAGAIN)
+#define nnb_ticker_leave(sleeper) ((void)0)
 
 #define nnb_note_wake(began) ((void)(began)) /* on which processor a thread runs makes no difference here */
 #define nnb_set_hint(results, what) ((void)(results))

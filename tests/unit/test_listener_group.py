@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -184,14 +185,13 @@ def test_high_priority_goes_before_low_that_has_had_less(shared: Callable[..., S
         thread.start()
     try:
         run(high, 1)
-        for _ in range(30):
+        while len(waited) <= 30 or begun <= 30:  # both have had their runs, however slow the machine is
             run(high, begun or 1)
     finally:
         stop.set()
         for thread in threads:
             thread.join(PATIENCE)
-    assert begun > 30
-    assert sorted(waited)[15] <= 8, "by time alone it would have waited for some twenty runs"
+    assert statistics.median(waited) <= 8, "by time alone it would have waited for some twenty runs"
 
 
 def test_runs_of_one_client_that_repeat_leave_room_for_its_others(shared: Callable[..., Shared]) -> None:

@@ -153,7 +153,7 @@ class ListenerGroup:
         """Whether the calling thread is one of the group's."""
         return threading.current_thread() in self._threads
 
-    def stir(self) -> None:
+    def wake_all(self) -> None:
         """Have the threads look at what has been hung up."""
         lib.nnb_group_wake_all(self._handle)
 

@@ -51,7 +51,7 @@ class GroupServer(ServerEnd):
         endpoint = self._endpoint
         if endpoint:
             lib.nnb_server_hang_up(endpoint)
-            self._group.stir()
+            self._group.wake_all()
 
     def close(self) -> None:
         if self._group.serves_here():

@@ -26,7 +26,7 @@ static nnb_sleeper *sleepers;
 static uint64_t slept; /* how often a thread has gone to sleep */
 static int running, resting;
 
-static void *beat(void *unused)
+static void *tick_all(void *unused)
 {
     (void)unused;
     uint64_t seen = 0;
@@ -41,7 +41,7 @@ static void *beat(void *unused)
         nanosleep(&(struct timespec){.tv_nsec = NNB_SLICE_NS}, NULL);
         pthread_mutex_lock(&lock);
         for (nnb_sleeper *s = sleepers; s; s = s->next) {
-            s->beaten = 1;
+            s->ticked = 1;
             syscall(SYS_futex, s->word, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, FUTEX_BITSET_MATCH_ANY);
         }
     }
@@ -63,16 +63,16 @@ static int start_thread(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, register_fork);
-    return nnb_start_detached(beat, NULL);
+    return nnb_start_detached(tick_all, NULL);
 }
 
-int nnb_beat_enter(nnb_sleeper *s, uint32_t *word)
+int nnb_ticker_enter(nnb_sleeper *s, uint32_t *word)
 {
     pthread_mutex_lock(&lock);
     running = running || start_thread() == 0;
     int rc = running ? 0 : -EAGAIN;
     s->word = running ? word : NULL;
-    s->beaten = 0;
+    s->ticked = 0;
     if (running) {
         s->link = &sleepers;
         s->next = sleepers;
@@ -87,7 +87,7 @@ int nnb_beat_enter(nnb_sleeper *s, uint32_t *word)
     return rc;
 }
 
-void nnb_beat_leave(nnb_sleeper *s)
+void nnb_ticker_leave(nnb_sleeper *s)
 {
     if (!s->word)
         return;
