@@ -17,7 +17,7 @@
  * Then it is told to rest, and once it sleeps the neediest takes its slot. Waiting is charged to whom the leader waits for.
  * A client that does not poll, or thinks for long, needs no slot: it is served when it is the neediest, and takes nothing
  * from the others but the time of its runs. So no client is ever behind another one by more than LAG_NS * (slots + 1) and
- * a run. A queue leaves its slot when a run of it is detached, or its burst is over.
+ * a run of each. A queue leaves its slot when a run of it is detached, or its burst is over.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -161,7 +161,7 @@ static void note_rival(nnb_schedule *s, nnb_flow *f)
 /* One long time among many short ones was an interruption. */
 static void note_think(nnb_queue *q, uint64_t ns)
 {
-    q->think_ns = q->think_ns - q->think_ns / 8 + (ns < 2 * SHORT_THINK_NS ? ns : 2 * SHORT_THINK_NS) / 8;
+    q->think_ns = q->think_ns - q->think_ns / 8 + (ns < IDLE_NS ? ns : IDLE_NS) / 8;
     q->thinks_since = 0;
 }
 
@@ -171,9 +171,11 @@ void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now)
     if (q->is_ready)
         return;
     q->is_ready = 1;
-    uint64_t thought = now > q->thinks_since ? now - q->thinks_since : 0;
-    if (q->thinks_since && (thought <= SHORT_THINK_NS || q->answered_at == s->n_served))
+    uint64_t thought = now - q->thinks_since;
+    if (q->thinks_since && !q->was_woken && (thought <= SHORT_THINK_NS || q->answered_at == s->n_served))
         note_think(q, thought); /* else the leader was busy, and did not look */
+    else if (q->thinks_since && q->was_woken && thought <= IDLE_NS)
+        note_think(q, q->think_ns - q->think_ns / 8); /* perhaps it did not think: it may try a slot again some time */
     q->thinks_since = 0;
     int goes_first = q->is_over || q->in_service;
     uint32_t p = q->is_over ? 0 : q->priority;
@@ -255,7 +257,7 @@ static int is_awaited(nnb_schedule *s, nnb_queue *q, const nnb_queue *next, uint
     if (now < q->wait_until && (is_ahead ? !q->is_asleep : q->is_ready || q->think_ns <= SHORT_THINK_NS))
         return 1;
     if (q->thinks_since && !is_ahead)
-        note_think(q, 2 * SHORT_THINK_NS);
+        note_think(q, IDLE_NS);
     nnb_schedule_leave(s, q);
     return 0;
 }
@@ -306,9 +308,9 @@ nnb_queue *nnb_schedule_next(nnb_schedule *s, const nnb_load *load, uint64_t now
 
 void nnb_schedule_answered(nnb_schedule *s, nnb_queue *q, uint64_t now, int was_asleep)
 {
-    int is_excused = was_asleep && (q->is_entering || !q->in_service); /* its wake is no time that it thinks */
-    q->thinks_since = now + (is_excused ? WAKE_NS : 0);
+    q->thinks_since = now;
     q->answered_at = s->n_served;
+    q->was_woken = was_asleep && (q->is_entering || !q->in_service);
     q->wait_until = now + (was_asleep ? WAKE_NS : IDLE_NS);
     q->is_entering = 0;
 }

@@ -42,6 +42,7 @@ struct nnb_queue {
     uint64_t wait_until;   /* for the next request of its client, or for it to fall asleep */
     uint64_t thinks_since; /* its client; 0: what comes next says nothing of that */
     uint64_t answered_at;  /* so many requests were served */
+    int was_woken;         /* for its answer, as is usual for one that has no slot */
     uint64_t think_ns;     /* average from an answer to the next request */
     /* who has it */
     int has_run;

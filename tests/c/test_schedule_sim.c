@@ -5,7 +5,7 @@
  *
  * Invariants, of thousands of random scenarios:
  *   fair      while a request waits, no other client of its priority or a lower one gets more than the lag bound for each
- *             slot and one, a run and a wait
+ *             slot and one, a run of each and a wait
  *   working   the leader waits only for a client in service that thinks for a short time or is about to fall asleep, and
  *             not for longer than a wake may take
  *   prompt    a request of the highest priority waits for at most one run and a wake
@@ -43,7 +43,7 @@ typedef struct client {
     uint32_t pause_every;                /* ... before each n-th, 0: never */
     uint64_t odd_ns;                     /* each `odd_every`th run takes so much longer; `is_stolen`: interrupted */
     uint32_t odd_every;
-    uint64_t begins_ns, ends_ns;
+    uint64_t window_ns, ends_ns;
     /* how it is */
     nnb_flow flow;
     nnb_queue queue;
@@ -100,7 +100,7 @@ static void send(client *c)
 {
     c->has_sent = 1;
     c->sent_ns = now;
-    c->poll_until = now + (c->queue.polls ? WINDOW : 0);
+    c->poll_until = now + (c->queue.polls ? c->window_ns : 0);
     for (int k = 0; k < n_clients; k++)
         c->got_at[k] = clients[k].served_ns;
 }
@@ -205,7 +205,7 @@ static void end_detached(void)
 static void check_service(const client *c)
 {
     int i = (int)(c - clients);
-    uint64_t bound = LAG * (schedule.most_slots + 1) + longest_run + MOST_WAIT;
+    uint64_t bound = LAG * (schedule.most_slots + 1) + c->run_ns + longest_run + MOST_WAIT;
     if (!checks)
         return;
     for (int k = 0; k < n_clients; k++)
@@ -315,6 +315,7 @@ static client *add(uint64_t run_ns, uint64_t think_ns, uint32_t priority)
     c->state = PAUSES;
     c->due_ns = now + 1 + random_below(100 * US);
     c->ends_ns = NEVER;
+    c->window_ns = WINDOW;
     longest_run = run_ns > longest_run ? run_ns : longest_run;
     return c;
 }
@@ -465,6 +466,18 @@ static void long_pauses_lose_the_slot(void)
     CHECK(total_n > 100 * MS / (5 * US));
 }
 
+/* Clients that never poll are not waited for, and those that do, do not suffer. */
+static void clients_that_do_not_poll_have_no_slot(void)
+{
+    begin(2);
+    add_many(8, 1 * US, 300);
+    for (int i = 0; i < 4; i++)
+        clients[i].window_ns = 0;
+    simulate(100 * MS);
+    report("half of them never poll");
+    CHECK(total_n > 100 * MS / (4 * US));
+}
+
 /* WAKE_NS: one that was woken late is waited for; one that then has nothing to send is not waited for long. */
 static void woken_clients_are_waited_for(void)
 {
@@ -580,7 +593,7 @@ static void requests_cost_something(void)
 {
     begin(2);
     client *c = add(0, 300, 1);
-    add(50 * US, 300, 1);
+    add(30 * US, 300, 1);
     simulate(200 * MS);
     report("runs of nothing");
     uint64_t all = c->served_ns + c->n * TURNAROUND, others = clients[1].served_ns + clients[1].n * TURNAROUND;
@@ -597,6 +610,7 @@ int main(void)
     short_thinkers_are_waited_for();
     short_pauses_keep_the_slot();
     long_pauses_lose_the_slot();
+    clients_that_do_not_poll_have_no_slot();
     woken_clients_are_waited_for();
     clients_that_stop_hold_up_nobody();
     interruptions_do_not_count();
