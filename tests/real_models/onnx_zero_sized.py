@@ -1,6 +1,6 @@
 """Operators of ONNX Runtime with dimensions of 0: what of their results depends on what memory held before.
 
-``python onnx_zero_sized.py OUT FIRST PATTERN TRIES`` runs cases, as the device would, and writes a line for each before
+``python onnx_zero_sized.py OUT PATTERN TRIES`` runs cases, as the device would, and writes a line for each before
 it begins and one of what came out, as a digest. Run twice under different values of ``MALLOC_PERTURB_``, which is
 what fresh memory holds, the lines are the same if all that is handed out was written. The cases are ONNX's own for its
 nodes, and guesses at the operators that ONNX Runtime adds to them, with sizes replaced by 0.
@@ -208,29 +208,44 @@ def _digest(values: list[Any]) -> str:
     return whole.hexdigest()
 
 
-def run(out: str, first: int, pattern: str, tries: int) -> None:
-    """Run the cases from a number on whose names hold one of the words of `pattern`, separated by commas."""
+def _run_some(log: Any, numbered: Iterator[tuple[int, dict[str, Array]]], name: str, model: Any) -> None:
+    """Run a model in this process, which ONNX Runtime may crash, and stay in for too long."""
+    session = None
+    for number, inputs in numbered:
+        print(f"{number} {name} {[array.shape for array in inputs.values()]}", end=" ", file=log, flush=True)
+        signal.alarm(_LONGEST_S)
+        try:
+            session = session or _open(model)
+            ort.set_seed(1)
+            print(_digest(session.run(None, inputs)), file=log, flush=True)
+        except Exception:
+            print("refused", file=log, flush=True)
+        signal.alarm(0)
+
+
+def run(out: str, pattern: str, tries: int) -> None:
+    """Run the cases whose names hold one of the words of `pattern`, separated by commas."""
     warnings.simplefilter("ignore")
     ort.set_default_logger_severity(4)
-    number = -1
-    with Path(out).open("a") as log:
+    first = 0
+    with Path(out).open("a+") as log:
         for name, model, variants in itertools.chain(_nested_cases(), _own_cases(), _guesses(tries)):
             if not any(word in name for word in pattern.split(",")):
                 continue
-            session = None
-            for inputs in variants:
-                number += 1
-                if number < first:
-                    continue
-                print(f"{number} {name} {[array.shape for array in inputs.values()]}", end=" ", file=log, flush=True)
-                signal.alarm(_LONGEST_S)
-                try:
-                    session = session or _open(model)
-                    ort.set_seed(1)
-                    print(_digest(session.run(None, inputs)), file=log)
-                except Exception:
-                    print("refused", file=log)
-                signal.alarm(0)
+            last = first + len(variants)
+            while first < last:
+                child = os.fork()
+                if not child:
+                    _run_some(log, zip(range(first, last), variants[-(last - first) :], strict=True), name, model)
+                    os._exit(0)
+                if os.waitpid(child, 0)[1] == 0:
+                    first = last
+                else:
+                    log.seek(0)
+                    begun = int(log.read().splitlines()[-1].split(" ")[0])
+                    assert begun >= first, "a process ended before its first case"
+                    first = begun + 1
+                    print("ended", file=log, flush=True)
 
 
 def compare(directory: Path, pattern: str, tries: int) -> tuple[int, list[str]]:
@@ -251,16 +266,10 @@ def compare(directory: Path, pattern: str, tries: int) -> tuple[int, list[str]]:
 
 
 def _run_all(log: Path, pattern: str, tries: int) -> None:
-    """Run cases in one process after the other: ONNX Runtime crashes in some, and others go on for ever."""
-    first, environment = 0, os.environ | {"MALLOC_PERTURB_": log.stem}
-    command = [sys.executable, __file__, str(log)]
-    while subprocess.call([*command, str(first), pattern, str(tries)], env=environment, stderr=subprocess.DEVNULL):
-        last = log.read_text().splitlines()[-1].split(" ")
-        assert int(last[0]) >= first, "a process ended before its first case"
-        first = int(last[0]) + 1
-        with log.open("a") as file:
-            print("ended", file=file)
+    command = [sys.executable, __file__, str(log), pattern, str(tries)]
+    environment = os.environ | {"MALLOC_PERTURB_": log.stem}
+    subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, check=True)
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    run(sys.argv[1], sys.argv[2], int(sys.argv[3]))
