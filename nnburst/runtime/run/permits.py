@@ -79,8 +79,9 @@ class Permits:
     def __init__(self, number: int) -> None:
         self.number = number
         self.all: list[weakref.ref[Permit]] = []
-        self.idle = [Permit(self) for _ in range(number)]
         self.waiting: deque[_Waiter] = deque()
+        self.idle: list[Permit] = []
+        self.idle.extend(Permit(self) for _ in range(number))  # one that is dropped meanwhile comes back to it
         abandon_when_forked(self)
 
     def abandon(self) -> None:
