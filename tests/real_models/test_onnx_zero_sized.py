@@ -86,16 +86,49 @@ def test_lstm_of_no_steps_fails_and_the_service_lives() -> None:
         assert session.run(None, {"x": np.ones((1, 1, 2), np.float32)})[0].shape == (1, 1, 1, 3)
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("operator", ["Conv", "ConvInteger", "QLinearConv", "FusedConv"])
+def test_convolution_with_a_kernel_of_size_0_fails_and_the_service_lives(operator: str, groups: int) -> None:
+    dtype = np.uint8 if operator in ("ConvInteger", "QLinearConv") else np.float32
+    arrays = {"x": np.ones((2, 4, 0), dtype), "w": np.ones((4, 4 // groups, 0), dtype)}
+    inputs = ["x", "w"]
+    if operator == "QLinearConv":
+        arrays |= {"s": np.array(0.5, np.float32), "z": np.array(3, np.uint8)}
+        inputs = ["x", "s", "z", "w", "s", "z", "s", "z"]
+    domain = "com.microsoft" if operator == "FusedConv" else ""
+    one = helper.make_node(operator, inputs, ["y"], domain=domain, group=groups)
+    model = made([one], arrays, ["y"])
+    if domain:
+        model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", FLOAT, None))
+    with nnburst.Session(model.SerializeToString()) as session:
+        with pytest.raises(GeneralFailure, match=f"{operator} with a kernel of size 0"):
+            session.run(None, arrays)
+        filled = {"x": np.ones((2, 4, 3), dtype), "w": np.ones((4, 4 // groups, 2), dtype)}
+        assert session.run(None, arrays | filled)[0].shape == (2, 4, 2)
+
+
+def test_inverse_of_what_is_not_square_fails_and_the_service_lives() -> None:
+    inverse = helper.make_node("Inverse", ["x"], ["y"], domain="com.microsoft")
+    model = made([inverse], {"x": np.eye(2)}, ["y"])
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.DOUBLE, None))
+    with nnburst.Session(model.SerializeToString()) as session:
+        for shape in [(1, 4), (8, 4), (8, 0), (0, 8), (2, 3, 2)]:
+            with pytest.raises(GeneralFailure, match="Inverse of what is not square"):
+                session.run(None, {"x": np.ones(shape)})
+        np.testing.assert_array_equal(session.run(None, {"x": np.eye(2)})[0], np.eye(2))
+
+
 def test_nodes_whose_sizes_are_known_and_not_zero_stay_as_they_are() -> None:
-    weights = {"w": np.ones((4, 3), np.uint8)}
+    weights = {"w": np.ones((4, 3), np.uint8), "k": np.ones((3, 4, 2), np.float32)}
     nodes = [
+        node("Conv", ["image", "k"], ["c"]),
         node("MatMulInteger", ["x", "w"], ["y"]),  # over 4, whatever the batch is
         node("Concat", ["y", "y"], ["z"], axis=0),  # of 3 columns each
         node("Shape", ["x"], ["s"]),
         node("Concat", ["s", "s"], ["t"], axis=0),  # of one dimension
     ]
-    inputs = [("x", TensorProto.UINT8, ("batch", 4))]
-    outputs = [("z", TensorProto.INT32, None), ("t", TensorProto.INT64, None)]
+    inputs = [("x", TensorProto.UINT8, ("batch", 4)), ("image", FLOAT, None)]
+    outputs = [("c", FLOAT, None), ("z", TensorProto.INT32, None), ("t", TensorProto.INT64, None)]
     model = graph(nodes, inputs, outputs, weights)
     before = model.SerializeToString()
     write_all(model)

@@ -7,7 +7,8 @@ so each of these nodes gets a few others that look at the sizes of what it reads
   state it began with.
 * Of other results that are not written as a whole, the run fails. ONNX Runtime joins what does not fit together if a
   part is empty, and leaves the gaps as they are.
-* A GRU or LSTM is not begun without elements: ONNX Runtime crashes.
+* A GRU or LSTM is not begun without elements, a convolution not with a kernel of size 0, and an Inverse not of what is
+  not square: ONNX Runtime crashes, does not end, or reads and writes beyond the matrix.
 
 Nodes whose dimensions are known and not 0 stay as they are. What a file says of shapes inside of a graph may be wrong,
 so it is not believed: only inputs, which are checked for each run, weights, and what follows from them.
@@ -43,6 +44,13 @@ _FACTORS = {
     (_MICROSOFT, "QGemm"): (0, 3),
 }
 """Which inputs of a product are multiplied. Those of other types are written even if there is nothing to add up."""
+_KERNELS = {
+    ("", "Conv"): 1,
+    ("", "ConvInteger"): 1,
+    ("", "QLinearConv"): 3,
+    (_MICROSOFT, "FusedConv"): 1,
+}
+"""Which input of a convolution is its kernel."""
 _ZERO_POINT_OF_RESULT = {("", "QLinearMatMul"): 7}
 _JOINS = {("", "Concat"): (0, 1), (_MICROSOFT, "QLinearConcat"): (2, 3)}
 """From which input on there are parts, and how many inputs each has."""
@@ -69,6 +77,8 @@ def _is_suspect(node: Any, weights: set[str]) -> bool:
     if kind not in _RULES:
         return False
     factors = () if node.domain == _MICROSOFT else _FACTORS.get(kind, ())
+    if kind in _KERNELS:
+        factors = (_KERNELS[kind],)
     return weights.isdisjoint([node.input[i] for i in factors if i < len(node.input)])
 
 
@@ -110,7 +120,7 @@ class _Known:
         try:
             graph = onnx().shape_inference.infer_shapes(_skeleton(proto), data_prop=True).graph
         except Exception:  # of several kinds; ONNX Runtime says later what is wrong with the model
-            return cls({})
+            return cls({tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer})
         return cls._of_graph(graph, None)
 
     @classmethod
@@ -248,6 +258,12 @@ class _Rewriting:
         less = self.add("Mul", missing, self.number(_MUCH))
         self.add("Reshape", value, self.add("Sub", shape, less), into=to, label=self.name(why))
 
+    def guard(self, node: Any, position: int, number: str, why: str) -> None:
+        """Have a node get an input only if a number is 0; else the run fails."""
+        value = self.name()
+        self.passed_on(node.input[position], value, number, why)
+        node.input[position] = value
+
     def chosen(self, condition: str, yes: Any, no: str, to: str) -> None:
         """Make a value what a node makes if something is so, else another value."""
         helper = onnx().helper
@@ -346,9 +362,32 @@ def _recurrent(made: _Rewriting, node: Any) -> bool:
     if made.known.is_filled(node.input[0]):
         return False
     is_empty = made.is_zero(made.add("Size", node.input[0]))
-    value = made.name()
-    made.passed_on(node.input[0], value, made.count(is_empty), f"{_title(node)} of no elements")
-    node.input[0] = value
+    made.guard(node, 0, made.count(is_empty), f"{_title(node)} of no elements")
+    made.put(node)
+    return True
+
+
+def _convolution(made: _Rewriting, node: Any) -> bool:
+    position = _KERNELS[_kind(node)]
+    is_guarded = not made.known.is_filled(node.input[position])
+    if is_guarded:  # along one axis: ONNX Runtime refuses others
+        size = made.add("Gather", made.add("Shape", node.input[position]), made.number(2))
+        made.guard(node, position, made.count(made.is_zero(size)), f"{_title(node)} with a kernel of size 0")
+    if _kind(node) in _FACTORS and _product(made, node):
+        return True
+    if is_guarded:
+        made.put(node)
+    return is_guarded
+
+
+def _inverse(made: _Rewriting, node: Any) -> bool:
+    shape = made.known.shape(node.input[0]) or ()
+    if len(shape) > 1 and shape[-1] == shape[-2] != -1:
+        return False
+    sizes = made.add("Shape", node.input[0])
+    rows, columns = (made.add("Gather", sizes, made.number(axis)) for axis in (-2, -1))
+    missing = made.add("Abs", made.add("Sub", rows, columns))
+    made.guard(node, 0, missing, f"{_title(node)} of what is not square")
     made.put(node)
     return True
 
@@ -389,6 +428,8 @@ def _attention(made: _Rewriting, node: Any) -> bool:
 
 _RULES: dict[tuple[str, str], Callable[[_Rewriting, Any], bool]] = {
     **dict.fromkeys(_FACTORS, _product),
+    **dict.fromkeys(_KERNELS, _convolution),
+    (_MICROSOFT, "Inverse"): _inverse,
     **dict.fromkeys(_JOINS, _join),
     ("", "ConcatFromSequence"): _join_of_sequence,
     ("", "GRU"): _recurrent,
