@@ -182,10 +182,10 @@ class GraphBuilder:
         """
         index = self._open_operand(operand)
         if value is None:
-            self._values[index] = None
+            self._set_value(index, None)
             return
         array = self._fitting(index, value)
-        self._values[index] = array.copy() if array.nbytes <= self._inline_limit else array
+        self._set_value(index, array.copy() if array.nbytes <= self._inline_limit else array)
 
     def set_operand_value_from_memory(
         self, operand: int | Operand, memory: MemoryLike, offset: int, length: int
@@ -211,7 +211,7 @@ class GraphBuilder:
             )
         if offset < 0 or offset + length > memory.size:
             raise InvalidArgument(f"operand {index}: bytes {offset} … {offset + length} are not in {memory.size}")
-        self._values[index] = _FromMemory(memory, offset, length)
+        self._set_value(index, _FromMemory(memory, offset, length))
 
     def set_operand_value_from_model(self, operand: int | Operand, model: Model) -> None:
         """Make an operand of type SUBGRAPH refer to the main subgraph of another model; the model is copied in.
@@ -232,7 +232,7 @@ class GraphBuilder:
             number += 1 + len(known.referenced)
         else:
             self._models.append(model)
-        self._values[index] = _FromModel(number)
+        self._set_value(index, _FromModel(number))
 
     def _fitting(self, index: int, value: npt.ArrayLike) -> Array:
         operand = self._operands[index]
@@ -271,7 +271,7 @@ class GraphBuilder:
         require_operation(type)
         operation = Operation(type, tuple(map(self._index_of, inputs)), tuple(map(self._index_of, outputs)))
         try:
-            view = view_operation(operation, self._current_operands())
+            view = view_operation(operation, self._operands)
             if view is not None:
                 view.check(HalVersion.V1_3)
         except InvalidArgument as error:
@@ -295,6 +295,9 @@ class GraphBuilder:
             if index in self._values:
                 raise InvalidArgument(f"operand {index} is a constant; it cannot be an input or output")
             seen.add(index)
+        for side, lifetime in ((ins, Lifetime.SUBGRAPH_INPUT), (outs, Lifetime.SUBGRAPH_OUTPUT)):
+            for index in side:
+                self._set_lifetime(index, lifetime)
         self._inputs, self._outputs = ins, outs
 
     def finish(self) -> Model:
@@ -384,7 +387,7 @@ class GraphBuilder:
         operands: list[OperandDesc] = []
         large_end = 0
         written = {index for operation in operations for index in operation.outputs}
-        for index, operand in enumerate(self._current_operands()):
+        for index, operand in enumerate(self._operands):
             location = DataLocation()
             value = self._values.get(index)
             if isinstance(value, _FromMemory):
@@ -422,27 +425,20 @@ class GraphBuilder:
 
     # -- what is known so far ---------------------------------------------------------------------------------
 
-    def _current_operands(self) -> list[OperandDesc]:
-        """Return the operands with the lifetimes that they have so far."""
-        inputs, outputs = set(self._inputs), set(self._outputs)
+    def _set_value(self, index: int, value: _Value) -> None:
+        self._values[index] = value
+        if value is None:
+            lifetime = Lifetime.NO_VALUE
+        elif isinstance(value, _FromModel):
+            lifetime = Lifetime.SUBGRAPH
+        elif isinstance(value, _FromMemory) or value.nbytes > self._inline_limit:
+            lifetime = Lifetime.CONSTANT_REFERENCE
+        else:
+            lifetime = Lifetime.CONSTANT_COPY
+        self._set_lifetime(index, lifetime)
 
-        def lifetime(index: int) -> Lifetime:
-            if index in inputs:
-                return Lifetime.SUBGRAPH_INPUT
-            if index in outputs:
-                return Lifetime.SUBGRAPH_OUTPUT
-            if index not in self._values:
-                return Lifetime.TEMPORARY_VARIABLE
-            value = self._values[index]
-            if value is None:
-                return Lifetime.NO_VALUE
-            if isinstance(value, _FromModel):
-                return Lifetime.SUBGRAPH
-            if isinstance(value, _FromMemory) or value.nbytes > self._inline_limit:
-                return Lifetime.CONSTANT_REFERENCE
-            return Lifetime.CONSTANT_COPY
-
-        return [replace(operand, lifetime=lifetime(index)) for index, operand in enumerate(self._operands)]
+    def _set_lifetime(self, index: int, lifetime: Lifetime) -> None:
+        self._operands[index] = replace(self._operands[index], lifetime=lifetime)
 
     def _constant_value(self, index: int) -> Array | None:
         """Return an operand's constant, or None if it has none."""

@@ -339,7 +339,7 @@ class ModelBuilder(OperationMethods):
     ) -> list[OutputSpec]:
         view = view_operation(
             Operation(operation, inputs, ()),
-            self._current_operands(),
+            self._operands,
             value_of=self._constant_value,
             with_outputs=False,
         )
