@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .operand_types import OperandType
 from .operation_types import OperationType
-from .types import Capabilities, Model, Operation, Subgraph
+from .types import Capabilities, Lifetime, Model, Operation, Subgraph
 
 NEVER = 3.4028234663852886e38
 """Cost of a type of which nothing is known: the largest float32."""
@@ -33,13 +33,18 @@ def operation_cost(
     known_branches = {} if branches is None else branches
 
     def branch(position: int) -> float:
-        index = graph.operands[operation.inputs[position]].location.offset
-        if index not in known_branches:
-            inner = model.referenced[index]
-            known_branches[index] = sum(
-                operation_cost(model, inner, each, capabilities, known_branches) for each in inner.operations
-            )
-        return known_branches[index]
+        wanted = graph.operands[operation.inputs[position]].location.offset
+        todo = [wanted]  # innermost last, however deep: a valid model has no circles
+        while wanted not in known_branches:
+            inner = model.referenced[todo[-1]]
+            refers = (each.location.offset for each in inner.operands if each.lifetime == Lifetime.SUBGRAPH)
+            if deeper := [index for index in refers if index not in known_branches]:
+                todo += deeper
+            else:
+                known_branches[todo.pop()] = sum(
+                    operation_cost(model, inner, each, capabilities, known_branches) for each in inner.operations
+                )
+        return known_branches[wanted]
 
     if operation.type == OperationType.IF:
         return capabilities.if_performance.exec_time + (branch(1) + branch(2)) / 2

@@ -76,7 +76,7 @@ def _is_suspect(node: Any, weights: set[str]) -> bool:
     kind = _kind(node)
     if kind not in _RULES:
         return False
-    factors = () if node.domain == _MICROSOFT else _FACTORS.get(kind, ())
+    factors: tuple[int, ...] = () if node.domain == _MICROSOFT else _FACTORS.get(kind, ())
     if kind in _KERNELS:
         factors = (_KERNELS[kind],)
     return weights.isdisjoint([node.input[i] for i in factors if i < len(node.input)])
