@@ -14,6 +14,7 @@ from msgspec.structs import replace
 import nnburst
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device
+from nnburst.devices.reference.stages import LaterStage, StagedReferenceDevice
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.memory import Memory
 from nnburst.model import (
@@ -25,6 +26,7 @@ from nnburst.model import (
     Operation,
     Request,
     RequestArgument,
+    RunOptions,
     Subgraph,
 )
 from nnburst.service import start_child
@@ -233,6 +235,25 @@ def request_for(inputs: Sequence[Array], room: int) -> tuple[Request, Memory]:
     ]
     out = RequestArgument(False, DataLocation(0, offsets[-1], room))
     return Request(tuple(arguments), (out,), (memory,)), memory
+
+
+def test_runs_that_are_counted_end_as_others_do() -> None:
+    begun = threading.Event()
+    prepared = StagedReferenceDevice().compile(counting_model(step=0.0))
+    prepared.stage = LaterStage(3, begun.set)
+    request, memory = request_for([np.int32([0]), np.float32([0])], 4)
+    with memory:
+        kernel: Any = prepared.bind(request, RunOptions())
+        with pytest.raises(MissedDeadline):
+            kernel.until(time.monotonic_ns() + 10**7)
+        with pytest.raises(MissedDeadline), kernel.within(time.monotonic_ns() + 10**7, {}) as run:
+            run()
+        assert not begun.is_set()
+        kernel.cancel()
+        with pytest.raises(MissedDeadline):
+            kernel()
+    prepared.close()  # waits for what has begun
+    assert begun.is_set()
 
 
 def test_REQ_MODEL_063_through_a_burst_while_another_client_runs() -> None:

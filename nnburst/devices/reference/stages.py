@@ -21,7 +21,9 @@ from ..deferred_save import DeferredSave
 from ..interfaces import CacheFiles
 from ..local import LocalModel
 from .device import ReferenceDevice
+from .graph import PreparedSubgraph
 from .prepared import ReferencePreparedModel
+from .program import Program
 
 _AFTER = {"jit": 1, "multistage": 3}
 
@@ -115,17 +117,8 @@ class StagedModel(ReferencePreparedModel):
     stage: LaterStage | None = None
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
-        kernel, stage = super().bind(request, options), self.stage
-        if stage is None:
-            return kernel
-
-        def counted() -> ExecutionResult | None:
-            try:
-                return kernel()
-            finally:
-                stage.ran()
-
-        return counted
+        stage = self.stage
+        return super().bind(request, options) if stage is None else _Counted(self.graph, request, options, stage.ran)
 
     def forget_source(self) -> None:
         """The later stage compares it with what the client said."""
@@ -138,6 +131,22 @@ class StagedModel(ReferencePreparedModel):
         if stage is not None:
             stage.close()
         super().close()
+
+
+class _Counted(Program):
+    """A program that says when a run has ended."""
+
+    _is_plain = False
+
+    def __init__(self, graph: PreparedSubgraph, request: Request, options: RunOptions, ran: Callable[[], None]) -> None:
+        super().__init__(graph, request, options)
+        self._ran = ran
+
+    def _run(self) -> ExecutionResult | None:
+        try:
+            return super()._run()
+        finally:
+            self._ran()
 
 
 class LaterStage:
