@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -53,6 +53,7 @@ class Replica:
             longer than their ``timeout``, and get `DeadObject` at once without. Needs a `model` and no `service`.
         spare: Whether a process without the model is kept ready for when the service of a `model` dies, if there is
             neither a standby nor a shared `service`; as for `Session`.
+        trust_uid: Whose `service` is used beside that of the replica's user and of root, as for `nnburst.connect`.
         options: Of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.
 
     Raises:
@@ -68,13 +69,14 @@ class Replica:
         find: Callable[[str], str | bytes] | None = None,
         standby: bool = False,
         spare: bool = True,
+        trust_uid: int | Collection[int] = (),
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if model is None and service is None and find is None:
             raise InvalidArgument("give a model, or find= to look one up by its name, or the service= that has them")
         if standby and (model is None or service is not None):
             raise InvalidArgument("standby=True needs a model=, and services of its own: no service=")
-        self._shared: Service | None = None if service is None else connect(service)
+        self._shared: Service | None = None if service is None else connect(service, trust_uid=trust_uid)
         self._find = find or (lambda name: name)
         self._options = {"polling_window": _WINDOW, **(options or {})}
         self._retry = retry

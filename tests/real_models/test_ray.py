@@ -178,6 +178,11 @@ def test_standby_needs_a_model_and_services_of_its_own(wrong: dict[str, Any]) ->
         Replica(standby=True, **wrong)
 
 
+def test_service_of_a_user_is_used_only_if_that_user_is_trusted() -> None:
+    with pytest.raises(InvalidArgument, match="trust_uid='me'"):
+        Replica(service="nowhere", trust_uid="me")  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
     value = [onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in ("x", "y")]
