@@ -36,6 +36,7 @@
 #include "nnb_internal.h"
 
 #define MAX_FDS 16u
+#define LINE 64u /* bytes; NNB_CACHE_LINE is two, which processors fetch in pairs */
 
 /* ---- open / close --------------------------------------------------------------------------------------------- */
 
@@ -396,8 +397,12 @@ static int read_exclusive(nnb_mq *q, uint8_t *to, uint64_t count)
         int64_t there = nnb_mq_poll(q);
         if (there < 0 || q->corrupt)
             return -EBADMSG;
-        if ((uint64_t)there < bytes)
+        if ((uint64_t)there < bytes) {
+            /* Its line comes together with that of W. A writer of more than a line would lose the first one half-way. */
+            if (bytes <= LINE)
+                __builtin_prefetch(q->ring + q->r_off);
             return -EAGAIN;
+        }
     }
     nnb_mq_peek(q, 0, to, bytes);
     return nnb_mq_consume(q, bytes);
