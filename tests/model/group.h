@@ -10,6 +10,17 @@
 #include <limits.h>
 #include <linux/futex.h>
 
+#define STEP 8
+#define PAGES 1 /* the group; all else is of the heap */
+#define PAGE 2048
+#include "model.h"
+
+#include "event_flag.c"
+
+#include "watch.c"
+
+#include "burst_channel.c"
+
 #include "nnb_server.h"
 
 void nnb_mq_close(nnb_mq *q) { (void)q; }
@@ -17,6 +28,7 @@ void nnb_mq_close(nnb_mq *q) { (void)q; }
 struct nnb_server {
     nnb_channel inbox, outbox;
     int is_new;   /* its requests have to be bound first */
+    int is_gone;  /* nobody takes its answers */
     int answered; /* plain memory, as all of it: whose burst it is has it for itself */
 };
 
@@ -35,10 +47,22 @@ int nnb_server_try(nnb_server *s, uint32_t spins)
 int nnb_server_reply(nnb_server *s)
 {
     s->answered++;
-    return 0;
+    return s->is_gone ? -EPIPE : 0;
 }
 
+int nnb_server_set_result(nnb_server *s, const nnb_result *result) { return s && result ? 0 : -EINVAL; }
+void nnb_server_hang_up(nnb_server *s) { nnb_channel_hang_up(&s->inbox); }
+
+#ifndef BURSTS
 #define BURSTS 2
+#endif
+#ifndef WORKERS
+#define WORKERS 2
+#endif
+#ifndef CPUS
+#define CPUS 2
+#endif
+
 /* Waits for all words at once, as for one: see model_futex_wait. */
 #define MOST_WORDS (BURSTS + 1)
 static long model_SYS_futex_waitv(const struct futex_waitv *words, uint32_t n, int flags, const void *t, int clock)
@@ -64,8 +88,28 @@ static long model_SYS_futex_waitv(const struct futex_waitv *words, uint32_t n, i
     return 0;
 }
 
+/* What the heap has is zero, field by field, and gone when it is freed. (A head is never used: without one the checker does
+ * not know the type that it sets to zero.) */
+#define HEAD 16
+static void *model_new(size_t size);
+static void model_free(void *p)
+{
+    if (p)
+        free((uint8_t *)p - HEAD);
+}
+static void *model_grow(uint64_t *old, size_t size)
+{
+    uint64_t n = size / sizeof *old, *grown = (uint64_t *)malloc(HEAD + size) + HEAD / sizeof *old;
+    for (size_t i = 0; i < n; i++)
+        grown[i] = old && i < n / 2 ? old[i] : 0; /* all grow to twice their size */
+    model_free(old);
+    return grown;
+}
+#undef calloc
 #undef realloc
-#define realloc(old, size) calloc(1, size) /* nothing grows twice here, and new members are to be zero */
+#define calloc(n, size) model_new(size)
+#define realloc(old, size) model_grow((uint64_t *)(old), size)
+#define free(p) model_free(p)
 #define pthread_attr_init(attr) ((void)0)
 #define pthread_attr_setstacksize(attr, size) ((void)0)
 #define pthread_attr_destroy(attr) ((void)0)
@@ -75,6 +119,11 @@ static long model_SYS_futex_waitv(const struct futex_waitv *words, uint32_t n, i
 typedef int sigset_t;
 #define sigfillset(set) (*(set) = 0)
 #define pthread_sigmask(how, set, old) ((void)(old))
+
+#define sched_getcpu() 0
+#include "nnb_group.h"
+#undef NNB_LOOKS_PER_CLOCK
+#define NNB_LOOKS_PER_CLOCK 1 /* where time passes, it does so in each round */
 
 /* A name that these files have in common with files before them. */
 #define take take_request
@@ -91,7 +140,28 @@ typedef int sigset_t;
 
 #include "group_run.c"
 
-#define WORKERS 2
+#define NEW(type)                                    \
+    static void *model_new_##type(void)              \
+    {                                                \
+        struct {                                     \
+            uint8_t head[HEAD];                      \
+            type it;                                 \
+        } *p = malloc(sizeof *p);                    \
+        __builtin_memset(&p->it, 0, sizeof p->it);   \
+        return &p->it;                               \
+    }
+NEW(nnb_burst)
+NEW(nnb_member)
+NEW(nnb_worker)
+NEW(nnb_sleeper_thread)
+static void *model_new(size_t size)
+{
+    return size == sizeof(nnb_burst)    ? model_new_nnb_burst()
+           : size == sizeof(nnb_member) ? model_new_nnb_member()
+           : size == sizeof(nnb_worker) ? model_new_nnb_worker()
+                                        : model_new_nnb_sleeper_thread();
+}
+
 static ring rings[BURSTS], answers[BURSTS]; /* clients sleep: nobody clears their bits or looks at their answers */
 static nnb_mq sending[BURSTS], receiving[BURSTS], answering[BURSTS];
 static nnb_channel senders[BURSTS];
@@ -101,11 +171,25 @@ static const uint8_t request[2 * NNB_DATUM_SIZE] = {[8] = 2, [24] = 1};
 static nnb_group *group;
 static nnb_worker *workers[WORKERS];
 
+_Static_assert(sizeof(nnb_group) <= PAGE, "a group is more than a page");
+
 static void send(int burst) { assert(nnb_channel_send(&senders[burst], request, 2) == 0); }
 
-static void set_up(uint32_t n_workers)
+/* A burst of a client of its own. */
+static void join(int burst, uint32_t priority)
 {
-    assert(nnb_group_create(&group, 2, 16) == 0);
+    assert(nnb_group_add(group, &servers[burst], (uint64_t)burst + 1, priority) == burst);
+}
+
+static void begin_to_lead(nnb_worker *w)
+{
+    w->role = NNB_LEADS;
+    nnb_store_relaxed(&group->lead, nnb_lead_word(w, NNB_LEAD_LOOKING));
+}
+
+static void set_up(int n_bursts, uint32_t n_workers)
+{
+    assert(nnb_group_create(&group, CPUS, 16) == 0);
     for (int i = 0; i < BURSTS; i++) {
         attach(&sending[i], &rings[i], NNB_DATUM_SIZE, 4, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
         attach(&receiving[i], &rings[i], NNB_DATUM_SIZE, 4, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
@@ -113,11 +197,41 @@ static void set_up(uint32_t n_workers)
         assert(nnb_channel_init(&servers[i].inbox, &receiving[i], 8, 0, counters[2 * i + 1]) == 0);
         attach(&answering[i], &answers[i], NNB_DATUM_SIZE, 4, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
         servers[i].outbox.mq = &answering[i];
-        assert(nnb_group_add(group, &servers[i], (uint64_t)i + 1, 0) == i);
+        if (i < n_bursts)
+            join(i, 0);
     }
     for (uint32_t i = 0; i < n_workers; i++)
         assert(nnb_worker_create(&workers[i], group) == 0);
+    nnb_store32_relaxed(&group->bell, 0); /* of those that have joined */
 }
 
+/* Looks as a leader does, and takes the next request. */
+static nnb_burst *look(nnb_worker *w)
+{
+    if (nnb_load32_relaxed(&group->changed))
+        nnb_look_refresh(group);
+    if (nnb_load32_relaxed(&group->is_owed))
+        nnb_group_settle(group);
+    nnb_look_at_all(group);
+    nnb_burst *next = pick(group);
+    assert(!next || take(w, next) >= 0);
+    return next;
+}
+
+static nnb_burst *next_request(nnb_worker *w)
+{
+    nnb_burst *next;
+    while (!(next = look(w)))
+        nnb_sleep_on_all(group);
+    return next;
+}
+
+/* Has a worker begin a run in a worker of its own, as if it were new. */
+static void begin_detached(nnb_worker *w)
+{
+    begin_to_lead(w);
+    nnb_store32_relaxed(&next_request(w)->taken, 1);
+    nnb_lead_detach(w);
+}
 
 #endif

@@ -1,16 +1,5 @@
 /* A leader leaves the lead before it runs a request that has to be bound first, while another listener comes: the next
  * request is run by the one of the two that leads then, and who does not lead sleeps until the group is closed. */
-#define STEP 8
-#define PAGES 16
-#define PAGE 1024
-#include "model.h"
-
-#include "event_flag.c"
-
-#include "watch.c"
-
-#include "burst_channel.c"
-
 #include "group.h"
 
 static void run_next(nnb_worker *w)
@@ -44,10 +33,9 @@ static void *come(void *unused)
 
 int main(void)
 {
-    set_up(2);
+    set_up(BURSTS, 2);
     servers[0].is_new = 1;
-    workers[0]->role = NNB_LEADS;
-    nnb_store_relaxed(&group->lead, nnb_lead_word(workers[0], NNB_LEAD_LOOKING));
+    begin_to_lead(workers[0]);
     send(0);
     nnb_look_refresh(group);
     nnb_look_at_all(group);

@@ -1,31 +1,11 @@
 /* Two clients send a request each while the leader of a group looks at both queues and sleeps on both: none is left. A
  * request before that, one step after the other, leaves the bit of one of them set. */
-#define STEP 8
-#define PAGES 10
-#define PAGE 1024
-#include "model.h"
-
-#include "event_flag.c"
-
-#include "watch.c"
-
-#include "burst_channel.c"
-
 #include "group.h"
 
 static void serve(int requests)
 {
-    while (requests) {
-        nnb_look_at_all(group);
-        nnb_burst *next = pick(group);
-        if (!next) {
-            nnb_sleep_on_all(group);
-            continue;
-        }
-        assert(take(workers[0], next) >= 0);
-        assert(nnb_server_reply(next->server) == 0);
-        requests--;
-    }
+    while (requests--)
+        assert(nnb_server_reply(next_request(workers[0])->server) == 0);
 }
 
 static void *lead_on(void *unused)
@@ -40,10 +20,8 @@ static void *send_second(void *unused) { return send(1), unused; }
 
 int main(void)
 {
-    set_up(1);
-    workers[0]->role = NNB_LEADS;
-    nnb_store_relaxed(&group->lead, nnb_lead_word(workers[0], NNB_LEAD_LOOKING));
-    nnb_look_refresh(group);
+    set_up(BURSTS, 1);
+    begin_to_lead(workers[0]);
     send(0);
     serve(1);
     pthread_t a, b, c;

@@ -1,29 +1,11 @@
 /* A run ends while the monitor takes the lead from it, because it lasts: one of the two leads on, and the next request
  * of the same client is run once, by one that has the burst for itself. */
-#define STEP 8
-#define PAGES 16
-#define PAGE 1024
-#include "model.h"
-
-#include "event_flag.c"
-
-#include "watch.c"
-
-#include "burst_channel.c"
-
 #include "group.h"
 
 static void run_next(nnb_worker *w)
 {
-    nnb_burst *next;
-    for (;;) {
-        nnb_look_at_all(group);
-        if ((next = pick(group)))
-            break;
-        nnb_sleep_on_all(group);
-    }
-    assert(take(w, next) >= 0 && next->number == 0);
-    assert(nnb_server_reply(next->server) == 0);
+    nnb_burst *next = next_request(w);
+    assert(next->number == 0 && nnb_server_reply(next->server) == 0);
 }
 
 static void *end_run(void *unused)
@@ -59,10 +41,9 @@ static void *begin_and_end(void *unused)
 
 int main(void)
 {
-    set_up(2);
+    set_up(BURSTS, 2);
     nnb_worker *w = workers[1];
-    workers[0]->role = NNB_LEADS;
-    nnb_store_relaxed(&group->lead, nnb_lead_word(workers[0], NNB_LEAD_LOOKING));
+    begin_to_lead(workers[0]);
     group->parked = group->monitor = w;
     nnb_store32_relaxed(&group->n_parked, 1);
     nnb_store32_relaxed(&group->ticking, 1);
