@@ -41,6 +41,7 @@ int main(void)
     nnb_look_at_all(group);
     send(1);
     group->asked_ns = nnb_now_ns(); /* for the one that comes */
+    LET_TIME_PASS();
     pthread_t a, b;
     pthread_create(&a, NULL, run_new, NULL);
     pthread_create(&b, NULL, come, NULL);

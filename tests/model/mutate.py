@@ -20,8 +20,8 @@ import checker
 
 TABLE = checker.HERE / "mutants.md"
 LEAST_CAUGHT = 0.95
-QUICK = """row wander adopt stamps hang_up guard unsynchronized wanted group_rest group_hand_over bell abandon
-group_take_over group_sleeper_thread flights move blocking plans channel full""".split()
+QUICK = """row wander adopt stamps hang_up guard unsynchronized wanted group_rest group_three group_held bell abandon
+group_sleeper_thread group_end group_hand_over group_stay flights move plans blocking full_results channel full""".split()
 
 # Order of each word of nnb_atomic.h -> the weaker ones to try. "" is a fence that is not there.
 WEAKER = {
@@ -116,10 +116,12 @@ def includes(program: str) -> set[str]:
     return names
 
 
-def programs_for(file: str) -> list[str]:
-    """The programs that a mutant in that file is shown to, the quick ones first."""
-    names = sorted(checker.PROGRAMS, key=lambda name: QUICK.index(name) if name in QUICK else len(QUICK))
-    return [name for name in names if file.endswith(".h") or file in includes(f"{name}.c")]
+def programs_for(mutant: Mutant) -> list[str]:
+    """The programs that a mutant is shown to: the one that found it last, then the quick ones, then the others."""
+    last = re.search(rf"`{re.escape(mutant.name)}` \| caught \| (\w+)", TABLE.read_text(encoding="utf-8"))
+    order = [*(last.groups() if last else ()), *QUICK, *checker.PROGRAMS]
+    names = sorted(checker.PROGRAMS, key=order.index)
+    return [name for name in names if mutant.file.endswith(".h") or mutant.file in includes(f"{name}.c")]
 
 
 def hunt(mutant: Mutant, source: Path, timeout: float) -> tuple[str, str]:
@@ -129,7 +131,7 @@ def hunt(mutant: Mutant, source: Path, timeout: float) -> tuple[str, str]:
         make(mutant, source, core)
         slow = []
         for model in checker.MODELS:
-            for program in programs_for(mutant.file):
+            for program in programs_for(mutant):
                 outcome = checker.genmc(program, model, core, timeout)
                 if outcome.verdict == "error":
                     return "caught", f"{program} ({model})"
