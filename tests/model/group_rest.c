@@ -1,9 +1,11 @@
 /* The leader of a group begins a run while the monitor, who has seen nothing for long, goes to rest, and another client's
- * burst joins: the run is not without a monitor, unless it was begun and ended alone. */
+ * burst joins, of which the leader knows or not: the run is not without a monitor. */
 #include "group.h"
 
 static void *lead_on(void *unused)
 {
+    if (nnb_load32_relaxed(&group->changed))
+        nnb_look_refresh(group);
     assert(begin(workers[0]) >= 0 && workers[0]->role == NNB_INLINE);
     return unused;
 }
