@@ -181,10 +181,20 @@ static void join(int burst, uint32_t priority)
     assert(nnb_group_add(group, &servers[burst], (uint64_t)burst + 1, priority) == burst);
 }
 
+/* What has changed in the group, for its leader. */
+static void catch_up(void)
+{
+    if (nnb_load32_relaxed(&group->changed))
+        nnb_look_refresh(group);
+    if (nnb_load32_relaxed(&group->is_owed))
+        nnb_group_settle(group);
+}
+
 static void begin_to_lead(nnb_worker *w)
 {
     w->role = NNB_LEADS;
     nnb_store_relaxed(&group->lead, nnb_lead_word(w, NNB_LEAD_LOOKING));
+    catch_up();
 }
 
 static void set_up(int n_bursts, uint32_t n_workers)
@@ -208,21 +218,20 @@ static void set_up(int n_bursts, uint32_t n_workers)
 /* Looks as a leader does, and takes the next request. */
 static nnb_burst *look(nnb_worker *w)
 {
-    if (nnb_load32_relaxed(&group->changed))
-        nnb_look_refresh(group);
-    if (nnb_load32_relaxed(&group->is_owed))
-        nnb_group_settle(group);
     nnb_look_at_all(group);
     nnb_burst *next = pick(group);
     assert(!next || take(w, next) >= 0);
     return next;
 }
 
+/* The same, and sleeps until there is one. */
 static nnb_burst *next_request(nnb_worker *w)
 {
     nnb_burst *next;
-    while (!(next = look(w)))
+    while (!(next = look(w))) {
         nnb_sleep_on_all(group);
+        catch_up();
+    }
     return next;
 }
 

@@ -4,6 +4,7 @@
 
 static void *lead_on(void *unused)
 {
+    catch_up();
     assert(!look(workers[0]));
     return unused;
 }
@@ -39,6 +40,7 @@ int main(void)
     pthread_join(b, NULL);
     pthread_join(c, NULL);
     send(1);
+    catch_up();
     assert(look(workers[0])->server == &servers[1] && !group->dead);
     nnb_worker_destroy(workers[0]);
     nnb_group_destroy(group);

@@ -28,7 +28,6 @@ int main(void)
     group->room = 1;
     send(0);
     begin_to_lead(workers[0]);
-    nnb_look_refresh(group);
     nnb_look_at_all(group);
     pthread_t a, b;
     pthread_create(&a, NULL, lead_on, NULL);

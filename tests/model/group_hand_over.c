@@ -37,7 +37,6 @@ int main(void)
     servers[0].is_new = 1;
     begin_to_lead(workers[0]);
     send(0);
-    nnb_look_refresh(group);
     nnb_look_at_all(group);
     send(1);
     group->asked_ns = nnb_now_ns(); /* for the one that comes */

@@ -25,7 +25,6 @@ int main(void)
     send(0);
     nnb_look_at_all(group);
     assert(!pick(group));
-    LET_TIME_PASS();
     pthread_t a, b;
     pthread_create(&a, NULL, lead_on, NULL);
     pthread_create(&b, NULL, end_run, NULL);

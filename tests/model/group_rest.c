@@ -4,8 +4,7 @@
 
 static void *lead_on(void *unused)
 {
-    if (nnb_load32_relaxed(&group->changed))
-        nnb_look_refresh(group);
+    catch_up();
     assert(begin(workers[0]) >= 0 && workers[0]->role == NNB_INLINE);
     return unused;
 }
@@ -31,7 +30,6 @@ int main(void)
     w->idle_ticks = IDLE_TICKS - 1;
     w->seen_lead = nnb_load_relaxed(&group->lead);
     send(0);
-    nnb_look_refresh(group);
     nnb_look_at_all(group);
     pthread_t a, b, c;
     pthread_create(&a, NULL, lead_on, NULL);

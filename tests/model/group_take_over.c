@@ -48,7 +48,6 @@ int main(void)
     nnb_store32_relaxed(&group->n_parked, 1);
     nnb_store32_relaxed(&group->ticking, 1);
     send(0);
-    nnb_look_refresh(group);
     nnb_look_at_all(group);
     send(0);
     w->seen_lead = (uint64_t)1 << 16 | nnb_lead_word(workers[0], NNB_LEAD_BUSY); /* the first run: a tick ago it was under way */

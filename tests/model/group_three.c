@@ -44,6 +44,7 @@ int main(void)
             assert(!leader);
             leader = workers[i];
         }
+    catch_up();
     assert(look(leader)->number == 0 && nnb_group_answer(leader) == 0);
     assert(servers[0].answered == 2 && servers[1].answered == 1);
     unpark(group, workers[1]);
