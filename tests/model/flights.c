@@ -59,6 +59,14 @@ static void launch(uint64_t tag) { assert(nnb_execution_launch(executions[tag], 
 static void *launch_first(void *unused) { return launch(1), land_one(), unused; }
 static void *launch_second(void *unused) { return launch(2), unused; }
 
+static void *land_all(void *unused)
+{
+    while (land_one() || serve_one())
+        ;
+    assert(nnb_load32_relaxed(&landed[1]) && nnb_load32_relaxed(&landed[2]));
+    return unused;
+}
+
 int main(void)
 {
     attach(&request, &requests, NNB_DATUM_SIZE, 3 * REQUEST, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
@@ -82,8 +90,6 @@ int main(void)
     pthread_create(&threads[1], NULL, launch_second, NULL);
     for (int i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
-    while (land_one() || serve_one())
-        ;
-    assert(nnb_load32_relaxed(&landed[1]) && nnb_load32_relaxed(&landed[2]));
+    pthread_create(&threads[0], NULL, land_all, NULL);
     return 0;
 }

@@ -26,6 +26,16 @@ static void *leave_and_come(void *unused)
     return unused;
 }
 
+static void *end_all(void *unused)
+{
+    send(1);
+    catch_up();
+    assert(look(workers[0])->server == &servers[1] && !group->dead);
+    nnb_worker_destroy(workers[0]);
+    nnb_group_destroy(group);
+    return unused;
+}
+
 int main(void)
 {
     set_up(1, 2);
@@ -39,10 +49,6 @@ int main(void)
     pthread_join(a, NULL);
     pthread_join(b, NULL);
     pthread_join(c, NULL);
-    send(1);
-    catch_up();
-    assert(look(workers[0])->server == &servers[1] && !group->dead);
-    nnb_worker_destroy(workers[0]);
-    nnb_group_destroy(group);
+    pthread_create(&a, NULL, end_all, NULL);
     return 0;
 }

@@ -22,6 +22,19 @@ static void *come(void *unused)
     return unused;
 }
 
+static void *end_all(void *unused)
+{
+    assert(servers[0].answered == 1 && servers[1].answered == 1 && group->mine_room == 2);
+    if (workers[1]) {
+        assert(line_up(group, workers[1]) == 1 && !group->asked_ns);
+        unpark(group, workers[1]);
+        nnb_worker_destroy(workers[1]);
+    }
+    nnb_worker_destroy(workers[0]);
+    nnb_group_destroy(group);
+    return unused;
+}
+
 int main(void)
 {
     set_up(1, 1);
@@ -34,13 +47,6 @@ int main(void)
     pthread_create(&b, NULL, come, NULL);
     pthread_join(a, NULL);
     pthread_join(b, NULL);
-    assert(servers[0].answered == 1 && servers[1].answered == 1 && group->mine_room == 2);
-    if (workers[1]) {
-        assert(line_up(group, workers[1]) == 1 && !group->asked_ns);
-        unpark(group, workers[1]);
-        nnb_worker_destroy(workers[1]);
-    }
-    nnb_worker_destroy(workers[0]);
-    nnb_group_destroy(group);
+    pthread_create(&a, NULL, end_all, NULL);
     return 0;
 }

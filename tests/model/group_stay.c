@@ -6,6 +6,7 @@
 static void *lead_on(void *unused)
 {
     nnb_burst *next;
+    send(0);
     do {
         nnb_sleep_on_all(group);
         if (nnb_load32_relaxed(&group->closing))
@@ -36,7 +37,6 @@ int main(void)
     begin_to_lead(workers[0]);
     nnb_store32_relaxed(&group->asleep, 1); /* as it does in a moment */
     assert(nnb_group_answer(workers[1]) == 0 && workers[1]->role == NNB_ATTACHED);
-    send(0);
     pthread_t a, c;
     pthread_create(&a, NULL, lead_on, NULL);
     pthread_create(&c, NULL, poll_on, NULL);

@@ -1,5 +1,5 @@
-/* Three workers and one processor. A request of high priority comes before one of low priority that was ready first, and
- * beside a run of low priority. While both runs end a third worker comes: one of the three leads then, sees what the others
+/* Three workers and one processor. A request of high priority does not wait for a run of low priority, as another one of
+ * low priority does. While both runs end a third worker comes: one of the three leads then, sees what the others
  * did, and runs the other request. All that they had is freed. */
 #define CPUS 1
 #define WORKERS 3
@@ -19,6 +19,24 @@ static void *come(void *worker)
     return NULL;
 }
 
+static void *end_all(void *unused)
+{
+    nnb_worker *leader = NULL;
+    for (int i = 0; i < WORKERS; i++)
+        if (workers[i]->role == NNB_LEADS) {
+            assert(!leader);
+            leader = workers[i];
+        }
+    catch_up();
+    assert(look(leader)->number == 0 && nnb_group_answer(leader) == 0);
+    assert(servers[0].answered == 2 && servers[1].answered == 1);
+    unpark(group, workers[1]);
+    for (int i = 0; i < WORKERS; i++)
+        nnb_worker_destroy(workers[i]);
+    nnb_group_destroy(group);
+    return unused;
+}
+
 int main(void)
 {
     set_up(0, 3);
@@ -36,20 +54,8 @@ int main(void)
     pthread_create(&threads[0], NULL, end_run, workers[0]);
     pthread_create(&threads[1], NULL, come, workers[1]);
     pthread_create(&threads[2], NULL, end_run, workers[2]);
-    nnb_worker *leader = NULL;
     for (int i = 0; i < WORKERS; i++)
         pthread_join(threads[i], NULL);
-    for (int i = 0; i < WORKERS; i++)
-        if (workers[i]->role == NNB_LEADS) {
-            assert(!leader);
-            leader = workers[i];
-        }
-    catch_up();
-    assert(look(leader)->number == 0 && nnb_group_answer(leader) == 0);
-    assert(servers[0].answered == 2 && servers[1].answered == 1);
-    unpark(group, workers[1]);
-    for (int i = 0; i < WORKERS; i++)
-        nnb_worker_destroy(workers[i]);
-    nnb_group_destroy(group);
+    pthread_create(&threads[0], NULL, end_all, NULL);
     return 0;
 }

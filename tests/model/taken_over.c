@@ -48,6 +48,15 @@ static void *loop(void *unused)
     return unused;
 }
 
+static void *wait_for_answer(void *unused)
+{
+    int rc;
+    while ((rc = nnb_execution_resume(waited)) == -ERESTART)
+        ;
+    assert(rc == 0);
+    return unused;
+}
+
 int main(void)
 {
     attach(&request, &requests, NNB_DATUM_SIZE, 4, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
@@ -65,12 +74,9 @@ int main(void)
     assert(nnb_execution_launch(awaited, 1, 0) == -EAGAIN);
     assert(nnb_client_arm(client) == 0);
     assert(nnb_execution_advance(waited, waited) == -EAGAIN);
-    pthread_t a, b;
+    pthread_t a, b, c;
     pthread_create(&a, NULL, serve, NULL);
     pthread_create(&b, NULL, loop, NULL);
-    int rc;
-    while ((rc = nnb_execution_resume(waited)) == -ERESTART)
-        ;
-    assert(rc == 0);
+    pthread_create(&c, NULL, wait_for_answer, NULL);
     return 0;
 }
