@@ -52,15 +52,16 @@ int nnb_group_wants_worker(nnb_group *g)
     return -EUSERS;
 }
 
-/* Under lock, by the leader: a run is not the leader's any more, and so its queue is not in service. */
-static void mark_detached(nnb_group *g, nnb_worker *w)
+/* Under lock, by the leader: a run is not the leader's any more, and so its queue is not in service. It began at that time;
+ * 0: it was not measured, and is not stuck before it was watched. */
+static void mark_detached(nnb_group *g, nnb_worker *w, uint64_t began_ns)
 {
     nnb_queue *q = &w->burst->queue;
     nnb_schedule_leave(&g->schedule, q);
     q->flow->n_busy++;
     w->is_detached = 1;
     w->seen_runs = nnb_load_relaxed(&w->runs);
-    w->seen_ns = w->started_ns; /* 0: it was not measured, and is not stuck before it was watched */
+    w->seen_ns = began_ns;
     nnb_count_up(&g->n_detached);
     nnb_count_up(&g->n_runs[q->priority]);
 }
@@ -173,7 +174,7 @@ void nnb_lead_detach(nnb_worker *w)
 {
     nnb_group *g = w->group;
     pthread_mutex_lock(&g->lock);
-    mark_detached(g, w);
+    mark_detached(g, w, w->started_ns);
     w->role = NNB_DETACHED;
     w->in_service = 0;
     nnb_lead_hand_on(g);
@@ -260,7 +261,7 @@ static int tick(nnb_worker *w)
             busy = busy->next;
         /* SYNC POINT: hand_over <-> take_over */
         if (busy && nnb_cas_acquire(&g->lead, x, nnb_lead_word(w, NNB_LEAD_LOOKING))) {
-            mark_detached(g, busy);
+            mark_detached(g, busy, nnb_now_ns() - NNB_TICK_NS); /* or before; the worker may write what it knows */
             return 1;
         }
     }

@@ -41,7 +41,7 @@ static void *end_run(void *unused)
 int main(void)
 {
     set_up(BURSTS, 2);
-    group->bursts[0]->window_ns = 1;
+    group->bursts[0]->queue.polls = group->bursts[0]->window_ns = 1;
     send(0);
     begin_to_lead(workers[0]);
     nnb_look_at_all(group);
