@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import itertools
 import os
 import re
 import socket
@@ -633,6 +634,36 @@ def test_connection_that_does_not_say_hello_in_time_ends_and_no_other() -> None:
             assert client.devices[0].status is DeviceStatus.AVAILABLE
     finally:
         host.close()
+
+
+def test_a_client_that_is_refused_leaves_no_descriptor() -> None:
+    host = ServiceHost([], user_quotas=msgspec.structs.replace(PER_USER, connections=1))
+    end, other = socket_pair()
+    with end, other, contextlib.closing(host):
+        host.serve(end)
+        before = open_fds()
+        refused, peer = socket_pair()
+        with refused, peer, pytest.raises(ResourceExhausted, match="connections"):
+            host.serve(refused, peer_pidfd=os.pidfd_open(os.getpid()))
+        gc.collect()
+        assert open_fds() == before
+
+
+def test_a_client_for_whom_there_are_no_descriptors_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = ServiceHost([], user_quotas=msgspec.structs.replace(PER_USER, connections=2))
+    sockets = [socket_pair() for _ in range(3)]
+    with contextlib.closing(host):
+        host.serve(sockets[0][0])  # while a connection of the user is there, so is what it has used
+        with monkeypatch.context() as none_left, pytest.raises(ResourceExhausted):
+            none_left.setattr(os, "eventfd", no_descriptors)
+            host.serve(sockets[1][0])
+        host.serve(sockets[2][0])
+    for end in itertools.chain.from_iterable(sockets):
+        end.close()
+
+
+def no_descriptors(*_: object) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_only_the_user_of_the_service_and_root_end_clients(monkeypatch: pytest.MonkeyPatch) -> None:

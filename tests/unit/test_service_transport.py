@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nnburst._core.fds import FdSet
 from nnburst.errors import (
     BadState,
     DeadObject,
@@ -578,7 +579,7 @@ def test_a_dead_process_ends_the_connection_although_its_socket_is_still_open() 
     pid = os.fork()
     if pid == 0:
         select.select([], [], [])
-    pidfd = os.pidfd_open(pid)
+    pidfd = FdSet([os.pidfd_open(pid)])
     with raw_peer(Side.CLIENT, peer_pidfd=pidfd) as (end, sock):
         send(sock, Kind.REQUEST, 0, protocol.encode(protocol.GetMemories(1, (1,))), (), None)
         os.kill(pid, 9)

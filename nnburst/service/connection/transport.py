@@ -39,7 +39,7 @@ class Connection:
         sock: A connected SOCK_SEQPACKET socket; the connection owns it.
         side: Which calls this end serves.
         handler: See `Serving`.
-        peer_pidfd: pidfd of the peer's process, or None. The connection owns it.
+        peer_pidfd: pidfd of the peer's process, if there is one. The connection owns it.
         launch: Starts the peer's process and returns its pidfd, in the thread that owns the connection: the kernel ends
             a child with the thread that started it, and this one outlives it.
         workers: Calls that are served at the same time, of those that compute and of the others.
@@ -54,7 +54,7 @@ class Connection:
         side: calls.Side,
         handler: object,
         *,
-        peer_pidfd: int | None = None,
+        peer_pidfd: FdSet | None = None,
         launch: Callable[[], int] | None = None,
         workers: int = 4,
         send_timeout: float = SEND_TIMEOUT,
@@ -62,7 +62,6 @@ class Connection:
         on_end: Callable[[float], None] | None = None,
         name: str = "nnburst",
     ) -> None:
-        pidfd = FdSet(() if peer_pidfd is None else (peer_pidfd,))  # owned also if this fails
         sock.setblocking(False)
         self._sock = sock
         self._mailbox = Mailbox()
@@ -70,6 +69,7 @@ class Connection:
         pools = tuple(Workers(workers, f"{name}-{kind}") for kind in ("worker", "computing"))
         self._serving = Serving(side, handler, pools, self._outbox, self._mailbox, self.stop)
         hello_by = math.inf if hello_timeout is None else time.monotonic() + hello_timeout
+        pidfd = peer_pidfd or FdSet()
         self._owner = Owner(sock, pidfd, self._mailbox, self._outbox, pools, self._serving, launch, hello_by, on_end)
         self._thread = threading.Thread(target=self._owner.run, name=f"{name}-reader", daemon=True)
         self._abandoned = False

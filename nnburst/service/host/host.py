@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..._core.deadline import Deadline
+from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING
 from ...burst import ListenerGroup
 from ...devices import Device, check_device
@@ -87,6 +88,7 @@ class ServiceHost:
             BadState: The host is closed.
             ResourceExhausted: The system has no thread for another client.
         """
+        pidfd = FdSet(() if peer_pidfd is None else (peer_pidfd,))  # owned also if this fails
         with self._lock:
             if self._closed:
                 raise BadState("the service host is closed")
@@ -94,7 +96,11 @@ class ServiceHost:
             user = self._users.setdefault(peer.uid, Ledger(self._user_quotas, f"user {peer.uid}"))
             charge = user.charge(connections=1)
             ledger = Ledger(self.quotas, above=user)
-            hosted = HostedConnection(self, sock, peer, peer_pidfd, self._workers, ledger, charge, hello_timeout)
+            try:
+                hosted = HostedConnection(self, sock, peer, pidfd, self._workers, ledger, charge, hello_timeout)
+            except BaseException:
+                charge.release()
+                raise
             self._connections.add(hosted)
             try:
                 hosted.connection.start()
@@ -183,7 +189,7 @@ class HostedConnection(Client):
         host: ServiceHost,
         sock: socket.socket,
         peer: Peer,
-        peer_pidfd: int | None,
+        peer_pidfd: FdSet,
         workers: int,
         ledger: Ledger,
         charge: Charge,
