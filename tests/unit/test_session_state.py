@@ -110,6 +110,18 @@ def test_wrong_initial_states_are_refused(session: nnburst.Session) -> None:
             session.bind(state={"h_out": "h_in"}, initial_state=initial)
 
 
+def test_bind_that_is_refused_gives_its_state_back_at_once() -> None:
+    with (
+        nnburst.launch(devices=["nnburst-reference"], quotas={"buffers": 2}) as service,
+        service.session(cell()) as session,
+        nnburst.Memory.ashmem(4) as small,
+    ):
+        with pytest.raises(InvalidArgument, match="takes 12 bytes") as refused:
+            session.bind(state={"h_out": "h_in"}, memory={"x": small})
+        assert refused.tb is not None, "what the traceback holds is not garbage"
+        session.bind(state={"h_out": "h_in"}).close()
+
+
 def test_device_without_buffers_says_so() -> None:
     with (
         nnburst.in_process(devices=["nnburst-noop"]) as service,

@@ -157,15 +157,16 @@ class Burst(OneProcess):
         execution = Execution(compilation)
         execution.timeout = timeout
         execution.set_loop_timeout(self._loop_timeout)
+        states = States(make_states(compilation, state or {}))
         try:
-            states = make_states(compilation, state or {})
-            stepped = None if steps is None else steps_of(compilation, sizes, states, buffers, rooms, steps)
-            arguments = SharedArguments(compilation, sizes, States(states), buffers, rooms, stepped)
+            stepped = None if steps is None else steps_of(compilation, sizes, states.all, buffers, rooms, steps)
+            arguments = SharedArguments(compilation, sizes, states, buffers, rooms, stepped)
             execution.share(arguments, self, measure=measure, keep=keep, pool=pool)
-            if states:
+            if states.all:
                 execution.start_state(initial_state)
         except BaseException:
             execution.forget()
+            states.close()  # which are not the execution's before it has shared arguments
             raise
         return execution
 
