@@ -142,7 +142,7 @@ def test_a_run_that_fails_goes_to_the_next_device(monkeypatch: pytest.MonkeyPatc
         assert "it overheats" in reason
 
 
-@pytest.mark.parametrize("way", ["compute", "bind"])
+@pytest.mark.parametrize("way", ["compute", "bind", "compute, then run"])
 def test_next_device_gets_what_is_left_of_the_time(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     limit, began, deadlines = 60.0, list[int](), list[int]()
 
@@ -187,8 +187,11 @@ def test_next_device_gets_what_is_left_of_the_time(monkeypatch: pytest.MonkeyPat
                 execution.compute()
             else:
                 bound.timeout = limit
+                if way == "compute, then run":
+                    bound.compute()
                 bound.run()
     assert 0 < deadlines[-1] <= began[-1] + limit * 1e9
+    assert len(set(deadlines)) == len(deadlines), "each run has a deadline of its own"
 
 
 @pytest.mark.parametrize("second", [NoopDevice, lambda: None], ids=["untrustworthy", "none"])

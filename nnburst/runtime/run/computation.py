@@ -229,7 +229,7 @@ class Computation(BoundRequest):
     def _running(self, before: _Progress) -> Iterator[None]:
         """Copy the inputs in, run what is inside, copy the outputs out."""
         after, arguments = _Progress.COMPLETED, self._arguments
-        self._elsewhere = self._fenced = self._route.begun = None
+        self._elsewhere = self._fenced = None
         try:
             arguments.copy_in()
             try:
@@ -245,6 +245,7 @@ class Computation(BoundRequest):
             arguments.note_outputs(shapes)
             arguments.copy_out()
         finally:
+            self._route.begun = None
             if not arguments.is_shared:
                 self._run = _not_shared
                 self._route.forget()

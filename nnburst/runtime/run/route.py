@@ -80,7 +80,7 @@ class Route:
         lock: That of the execution.
 
     Attributes:
-        begun: How the run was begun last, if not through a burst.
+        begun: How a run that is not through a burst was begun; None if none is under way.
         loop_timeout_ns: Nanoseconds that each WHILE of a run without a burst may take; 0: the default.
     """
 
@@ -222,7 +222,7 @@ class Route:
         asked = self._arguments.request(request.turn)
         if any(isinstance(pool, BufferToken) for pool in asked.pools):
             return None  # they are the first device's
-        options = self.begun or self.options(request, request.deadline)  # of the run that was begun last
+        options = self.begun or self.options(request, request.deadline)
         return self._arguments.compilation.run_elsewhere(asked, options, failure)
 
     # ---- life ------------------------------------------------------------------------------------------------
