@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -18,8 +19,10 @@ import pytest
 
 import nnburst
 from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
+from nnburst.burst.server import own_thread
 from nnburst.model import Model, ModelBuilder, OperandType
 from support import ROOT
+from support.models import relu
 from support.waiting import PATIENCE, Background, until
 
 F = OperandType.TENSOR_FLOAT32
@@ -390,3 +393,18 @@ def test_shared_service_that_stays_away_is_given_up_in_time(serve: Callable[[], 
                 time.sleep(0.001)
             with pytest.raises(DeadObject, match="does not come back"):
                 session.run(None, {"t": ONE})
+
+
+def test_burst_that_the_service_has_ended_is_replaced_and_the_service_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve, ends = own_thread.serve, [-errno.ENOBUFS]
+    monkeypatch.setattr(own_thread, "serve", lambda *given: ends.pop() if ends else serve(*given))
+    with (
+        nnburst.in_process() as service,
+        service.session(relu((4,)), on_death="restart") as session,
+        session.bind() as execution,
+    ):
+        until(lambda: not session.burst.controller.is_sound, "the burst did not end")
+        execution.inputs["x"][:] = ONE
+        execution.run()
+        assert session.run(None, {"x": ONE})[0].tolist() == execution.outputs["y"].tolist() == ONE.tolist()
+        assert session.restarts == ()

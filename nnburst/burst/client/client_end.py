@@ -51,7 +51,13 @@ class BurstCapable(Protocol):
 
 
 class ClientEnd(OneProcess):
-    """One burst on a prepared model: one execution at a time, each one packet there and one back."""
+    """One burst on a prepared model: one execution at a time, each one packet there and one back.
+
+    Attributes:
+        told: Why the server has ended the burst, if it did so by itself.
+    """
+
+    told: str
 
     def __init__(
         self,
@@ -83,11 +89,10 @@ class ClientEnd(OneProcess):
         def hang_up(reason: str = "") -> None:
             end = this()
             if end is not None:
-                end._told = end._told or reason
+                end.told = end.told or reason
                 lib.nnb_client_hang_up(end._endpoint)
 
-        self._told = ""
-        """Why the server has ended the burst, if it did so by itself."""
+        self.told = ""
         slots.on_end = hang_up
         self._unlink = prepared_model.link_to_death(hang_up)
         _ENDS[id(self)] = self
@@ -202,7 +207,7 @@ class ClientEnd(OneProcess):
     @property
     def is_sound(self) -> bool:
         """Whether it may be used again: it is not closed, the service has not ended it, nor corrupted its channels."""
-        return not self._told and lib.nnb_client_is_sound(self._endpoint) == 1
+        return not self.told and lib.nnb_client_is_sound(self._endpoint) == 1
 
     @property
     def ending(self) -> Ending:

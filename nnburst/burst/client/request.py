@@ -353,11 +353,12 @@ class BoundRequest(OneProcess):
         """Return the exception for a burst that has ended; `meanwhile`: what it is if this side has closed it."""
         if self.controller.closed:
             return BadState(meanwhile)
-        if self.controller._told:
-            return DeadObject(f"the service has ended the burst: {self.controller._told}; open another session")
+        again = self._route is not None and self._route.restarts
+        if self.controller.told:
+            then = "the next run opens another one" if again else "open another session"
+            return DeadObject(f"the service has ended the burst: {self.controller.told}; {then}")
         ending = self.controller.ending
         how = ending.reason or "the other process has ended"
-        again = self._route is not None and self._route.restarts
         then = "the next run opens the session again" if again else "open another session"
         return ending.error(f"the service that holds the model is gone: {how}; {then}")
 

@@ -149,6 +149,8 @@ class BurstPool:
         open_again, ending = self._open_again, dead.controller.ending
         if open_again is None or self._refuses:
             return False
+        if dead.controller.told and not ending.reason:  # the burst alone has ended
+            return True
         with self._restarting.lock:
             if self._refuses:
                 raise BadState("the session is closed; open another one")
