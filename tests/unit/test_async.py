@@ -323,6 +323,19 @@ def test_death_of_the_service_reaches_every_awaiting_task(function: str) -> None
         in_asyncio(main)
 
 
+def test_permit_comes_back_though_the_service_takes_one_request_at_a_time(
+    service: nnburst.Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with service.session(relu(), concurrency=1) as session:
+        with monkeypatch.context() as older:
+            older.setattr(session.burst.controller, "_flights", None)
+            older.setattr(session._pool, "free", lambda: None)
+            with pytest.raises(nnburst.GeneralFailure, match="one request at a time") as refused:
+                in_asyncio(lambda: session.arun(None, filled(0)))
+        assert refused.tb is not None, "what the traceback holds is not garbage"
+        session.run(None, filled(0), 1.0)
+
+
 async def ticking(task: asyncio.Task[Any]) -> int:
     """How often another task ran until this one was done."""
     ticks = 0

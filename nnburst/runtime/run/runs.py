@@ -124,8 +124,9 @@ class Runs:
             if not first.ending.reason and self._pool.free():
                 made = opening.call(step)
             else:
+                flights = first.flights
                 aside = True  # if the task is cancelled, the permit goes on being used
-                made, error = await event_loop.aside(first.flights, lambda: opening.call(step), give)
+                made, error = await event_loop.aside(flights, lambda: opening.call(step), give)
                 aside = False
                 if error is not None:
                     raise error
