@@ -119,8 +119,10 @@ WAYS: dict[str, Callable[[Execution, Burst], None]] = {
 
 def test_REQ_API_001_missing_objects_are_refused(compilation: Compilation, burst: Burst) -> None:
     execution, _ = execution_for(compilation)
-    with pytest.raises(InvalidArgument, match="needs a Burst"):
-        execution.burst_compute(None)  # type: ignore[arg-type]
+    with burst.bind() as bound:
+        for no_burst in (None, execution, bound):  # an execution has a compilation and a controller, too
+            with pytest.raises(InvalidArgument, match="needs a Burst"):
+                execution.burst_compute(no_burst)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="needs a Compilation"):
         Burst(None)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="needs a Compilation"):

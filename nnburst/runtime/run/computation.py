@@ -184,7 +184,7 @@ class Computation(BoundRequest):
             BadState: The burst is in use, or as `compute`.
             NNBurstError: The execution failed; the status says how.
         """
-        if not isinstance(getattr(burst, "controller", None), ClientEnd):
+        if isinstance(burst, BoundRequest) or not isinstance(getattr(burst, "controller", None), ClientEnd):
             raise InvalidArgument("burst_compute needs a Burst")
         if burst.compilation is not self._arguments.compilation:
             raise InvalidArgument("the burst belongs to another compilation")
