@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,12 @@ import pytest
 
 import nnburst
 from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
+from nnburst._core.deadline import Deadline
+from nnburst._core.leaving import ProcessLock
 from nnburst.burst.server import own_thread
+from nnburst.errors import Ending
 from nnburst.model import Model, ModelBuilder, OperandType
+from nnburst.runtime.run.burst_pool import BurstPool
 from support import ROOT
 from support.models import relu
 from support.waiting import PATIENCE, Background, until
@@ -396,15 +401,71 @@ def test_shared_service_that_stays_away_is_given_up_in_time(serve: Callable[[], 
 
 
 def test_burst_that_the_service_has_ended_is_replaced_and_the_service_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve, ends = own_thread.serve, [-errno.ENOBUFS]
-    monkeypatch.setattr(own_thread, "serve", lambda *given: ends.pop() if ends else serve(*given))
+    serve, first, ending = own_thread.serve, [-errno.ENOBUFS], threading.Event()
+
+    def serve_all_but_the_first(*given: Any) -> int:
+        if not first:
+            return serve(*given)
+        number = first.pop()
+        ending.wait(PATIENCE)
+        return number
+
+    monkeypatch.setattr(own_thread, "serve", serve_all_but_the_first)
     with (
         nnburst.in_process() as service,
         service.session(relu((4,)), on_death="restart") as session,
         session.bind() as execution,
     ):
+        ending.set()
         until(lambda: not session.burst.controller.is_sound, "the burst did not end")
         execution.inputs["x"][:] = ONE
         execution.run()
         assert session.run(None, {"x": ONE})[0].tolist() == execution.outputs["y"].tolist() == ONE.tolist()
         assert session.restarts == ()
+
+
+def test_signal_handler_may_wait_for_a_restart_wherever_it_interrupts_one_who_waits() -> None:
+    interrupted = True
+    line = 0
+    while interrupted:
+        line += 1
+        interrupted = recovered_with_a_handler_at(line)
+    assert line > 10
+
+
+def recovered_with_a_handler_at(wanted: int) -> bool:
+    """Interrupt a wait for a restart at one of its lines; whether it has so many."""
+    go = threading.Event()
+    pool = object.__new__(BurstPool)
+    dead = SimpleNamespace(controller=SimpleNamespace(ending=Ending("gone"), told=""))
+    pool._bursts, pool._refuses, pool._attempt, pool.restarts = [dead], False, None, ()  # type: ignore[list-item]
+    pool._restarting = ProcessLock()
+
+    def open_again() -> str:
+        assert go.wait(PATIENCE)
+        pool._bursts = []
+        return "DISABLED"
+
+    pool.get_over_deaths(open_again, None, 0)
+    lines = 0
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal lines
+        if event == "line" and frame.f_code is not pool.recover.__code__ and pool._attempt is not None:
+            lines += 1
+            if lines == wanted:
+                sys.settrace(None)
+                go.set()
+                assert Deadline.after(PATIENCE).call(pool.recover, dead)  # type: ignore[arg-type]
+        return trace
+
+    timer = threading.Timer(0.2, go.set)  # where there is no such line
+    timer.start()
+    sys.settrace(trace)
+    try:
+        assert pool.recover(dead)  # type: ignore[arg-type]
+    finally:
+        sys.settrace(None)
+        timer.cancel()
+        timer.join()
+    return lines >= wanted

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from concurrent import futures
-from concurrent.futures import Future
 
 from msgspec import Struct
 
@@ -87,7 +86,7 @@ class BurstPool:
         self._open_again: Callable[[], str] | None = None
         self._restart_timeout: float | None = None
         self._restarting = ProcessLock()  # a signal handler may come while it is held; nothing is waited for below it
-        self._attempt: Future[None] | None = None
+        self._attempt: tuple[threading.Thread, list[BaseException]] | None = None
         self._kept: list[tuple[Hashable, Burst, Pipeline]] = []
         self._keeps = True
         abandon_when_forked(self)
@@ -157,20 +156,21 @@ class BurstPool:
             if dead not in self._bursts:
                 return True
             attempt = self._attempt
-            if attempt is None or attempt.done():
-                what, attempt = "a service that starts again", Future()
-                start_daemon(self._restart, open_again, attempt, ending, name="nnburst-restart", what=what)
+            if attempt is None or not attempt[0].is_alive():
+                what, failures = "a service that starts again", list[BaseException]()
+                given = open_again, failures, ending
+                attempt = start_daemon(self._restart, *given, name="nnburst-restart", what=what), failures
                 self._attempt = attempt
-        futures.wait([attempt], Deadline.after().left())
-        if not attempt.done():
+        thread, failures = attempt
+        thread.join(Deadline.after().left())  # holds nothing that a handler, which waits as well, could need
+        if failures:
+            failure = f"the service is gone ({ending.reason}) and does not come back: {failures[0]}"
+            raise DeadObject(failure, signal=ending.signal, exit_status=ending.exit_status) from failures[0]
+        if thread.is_alive():
             raise MissedDeadline(f"the service is gone ({ending.reason}) and is still being started again; come later")
-        error = attempt.exception()
-        if error is not None:
-            failure = f"the service is gone ({ending.reason}) and does not come back: {error}"
-            raise DeadObject(failure, signal=ending.signal, exit_status=ending.exit_status) from error
         return True
 
-    def _restart(self, open_again: Callable[[], str], attempt: Future[None], how: Ending) -> None:
+    def _restart(self, open_again: Callable[[], str], failures: list[BaseException], how: Ending) -> None:
         begin, deadline = time.monotonic(), Deadline.after(self._restart_timeout)
         try:
             try:
@@ -178,17 +178,16 @@ class BurstPool:
             except DeadObject:  # what killed the service may have hit the next one, too
                 cache = deadline.call(open_again)
         except BaseException as error:  # raised where it is waited for
-            attempt.set_exception(error)
+            failures.append(error)
             return
         restart = Restart(how.reason, how.signal, how.exit_status, cache, time.monotonic() - begin)
         self.restarts += (restart,)
         _log.warning("a service died (%s); after %.2f s another one runs its model", how.reason, restart.seconds)
-        attempt.set_result(None)
 
     def end_restart(self) -> None:
         """Wait for a service that is just being started again, as long as leaving may take."""
         if self._attempt is not None:
-            futures.wait([self._attempt], Deadline.after(LEAVING).left())
+            self._attempt[0].join(Deadline.after(LEAVING).left())
 
     @property
     def first(self) -> Burst:
