@@ -618,6 +618,29 @@ def test_burst_that_the_server_ends_by_itself_ends_the_run_that_waits(
         assert not controller.is_sound
 
 
+def test_burst_that_the_server_ends_before_the_client_has_its_end_is_a_dead_object(
+    model: LocalModel, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure, ended, told = model.configure_execution_burst, SlotTable.ended, threading.Event()
+
+    def note(self: SlotTable, reason: str) -> None:
+        ended(self, reason)
+        told.set()
+
+    def wait_for_the_end(*args: Any) -> Any:
+        made = configure(*args)
+        assert told.wait(PATIENCE)
+        return made
+
+    monkeypatch.setattr("nnburst.burst.server.own_thread.serve", lambda *_: -errno.ENOBUFS)
+    monkeypatch.setattr(SlotTable, "ended", note)
+    monkeypatch.setattr(model, "configure_execution_burst", wait_for_the_end)
+    with ExecutionBurstController.create(model) as controller:
+        with pytest.raises(DeadObject, match="has ended the burst: the client takes no results"):
+            controller.bind(adder_request(memory)).run()
+        assert not controller.is_sound
+
+
 def test_burst_that_is_closed_is_no_error_to_log(caplog: pytest.LogCaptureFixture) -> None:
     with BareServer(0.0) as bare:
         bare.ask()

@@ -93,7 +93,7 @@ class ClientEnd(OneProcess):
                 lib.nnb_client_hang_up(end._endpoint)
 
         self.told = ""
-        slots.on_end = hang_up
+        slots.when_ended(hang_up)
         self._unlink = prepared_model.link_to_death(hang_up)
         _ENDS[id(self)] = self
 

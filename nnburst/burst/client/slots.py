@@ -29,8 +29,8 @@ class SlotTable(BurstCallback):
         self._memories: dict[int, Memory | Named] = {}
         self._slots: dict[Memory | Named, int] = {}
         self._numbers = itertools.count()
-        self.on_end: Callable[[str], None] = lambda reason: None
-        """Called with the reason when the server has ended the burst by itself."""
+        self._told: str | None = None
+        self._on_end: Callable[[str], None] = lambda reason: None
 
     def slots_for(self, memories: Sequence[Memory | Named]) -> list[int]:
         """Return the slot of each memory, in order; a memory seen for the first time gets a new one."""
@@ -64,7 +64,14 @@ class SlotTable(BurstCallback):
         return len(self._slots)
 
     def ended(self, reason: str) -> None:
-        self.on_end(reason)
+        self._told = reason  # first: it may come before there is a listener
+        self._on_end(reason)
+
+    def when_ended(self, listener: Callable[[str], None]) -> None:
+        """Call a listener with the reason once the server has ended the burst by itself, at once if it has: or twice."""
+        self._on_end = listener
+        if self._told is not None:
+            listener(self._told)
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
         found = [self._memories.get(slot) for slot in slots]
