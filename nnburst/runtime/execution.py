@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from .run.route import OpenBurst, Pool
+    from .run.route import OpenBurst, Replacements
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -86,7 +86,7 @@ class Execution(Computation):
     # ---- shared arrays ---------------------------------------------------------------------------------------
 
     def share(
-        self, arguments: SharedArguments, burst: OpenBurst, *, measure: bool, keep: object, pool: Pool | None
+        self, arguments: SharedArguments, burst: OpenBurst, *, measure: bool, keep: object, pool: Replacements | None
     ) -> None:
         """Take arguments that are all there, and bind the request. Called by `Burst.bind`.
 

@@ -65,7 +65,7 @@ def _not_bound(pointer: object) -> int:
     raise BadState("the execution is not bound to a burst; use compute() or burst_compute()")
 
 
-class Route(Protocol):
+class Elsewhere(Protocol):
     """Where else a request runs."""
 
     @property
@@ -109,7 +109,7 @@ class BoundRequest(OneProcess):
         self._run: Callable[[CData], int] = _not_bound
         self._pointer: CData = ffi.NULL
         self._burst: ClientEnd | None = None
-        self._route: Route | None = None  # none: a run that is refused, or fails, has ended
+        self._route: Elsewhere | None = None  # none: a run that is refused, or fails, has ended
         self._elsewhere: ExecutionResult | None = None  # of the last run, if that did not go through the channel
         self._timeout: float | None = None
         self.limit: float | None = None  # seconds that a run which begins now may take

@@ -68,7 +68,7 @@ class SlotTable(BurstCallback):
         self._on_end(reason)
 
     def when_ended(self, listener: Callable[[str], None]) -> None:
-        """Call a listener with the reason once the server has ended the burst by itself, at once if it has: or twice."""
+        """Call a listener with the reason once the server has ended the burst by itself, perhaps twice."""
         self._on_end = listener
         if self._told is not None:
             listener(self._told)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...model import Named
     from ...watch.trace import Recording
     from ..request.device_memory import DeviceMemory
-    from .route import Pool
+    from .route import Replacements
 
 
 DEEPEST = 64
@@ -104,7 +104,7 @@ class Burst(OneProcess):
         timeout: float | None = None,
         rooms: Mapping[str, int] | None = None,
         keep: object = None,
-        pool: Pool | None = None,
+        pool: Replacements | None = None,
     ) -> Execution:
         """Return an execution with shared input and output arrays of its own.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..._core._nnburst import lib
 from ..._core.deadline import Deadline
+from ..._core.errno import check
 from ..._core.leaving import Leaving, ProcessLock
 from ...burst import BoundRequest
 from ...burst.client.client_end import ClientEnd
@@ -41,7 +42,7 @@ class OpenBurst(Protocol):
     def controller(self) -> ClientEnd: ...
 
 
-class Pool(Protocol):
+class Replacements(Protocol):
     """Where there are other bursts."""
 
     @property
@@ -90,7 +91,7 @@ class Route:
         self._arguments = arguments
         self._lock = lock
         self._burst: OpenBurst | None = None
-        self._pool: Pool | None = None
+        self._pool: Replacements | None = None
         self.prepared = arguments.compilation.prepared_model
         self._uses: dict[ClientEnd, list[MemoryUse]] = {}  # of memory of the caller's
         self._known: dict[ClientEnd, list[Memory | Named]] = {}  # what each burst has slots for
@@ -100,7 +101,7 @@ class Route:
 
     # ---- through a burst -------------------------------------------------------------------------------------
 
-    def begin(self, arguments: Arguments, burst: OpenBurst, pool: Pool | None) -> None:
+    def begin(self, arguments: Arguments, burst: OpenBurst, pool: Replacements | None) -> None:
         """Begin at a burst, with other arguments.
 
         Args:
@@ -186,9 +187,8 @@ class Route:
                 except BaseException:
                     lib.nnb_execution_return(pointer)
                     raise
-        if left not in (0, -errno.EAGAIN):
-            raise BadState("the execution is running; bind one for each thread")
-        return left
+        busy = {errno.EALREADY: BadState("the execution is running; bind one for each thread")}
+        return left if left == -errno.EAGAIN else check(left, "execution", busy)
 
     def _settle_on(self, request: BoundRequest, burst: OpenBurst, states: States) -> None:
         """Bind the request to another burst, perhaps of the model that was compiled anew."""
