@@ -95,6 +95,7 @@ int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_
     int rc_request = nnb_channel_init(&s->request, request, 4, polling_window_ns, s->own_counters);
     int rc_result = nnb_channel_init(&s->result, result, 8, polling_window_ns, s->own_counters);
     rc = rc ? rc : rc_request ? rc_request : rc_result;
+    s->result.is_listeners = 1;
     if (!rc) {
         uint64_t room = request->capacity;
         s->packet = malloc(request->size);

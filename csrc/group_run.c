@@ -144,7 +144,7 @@ static void advise(const nnb_worker *w, nnb_burst *b)
 {
     int rests = is_crowded(w);
     set_hint(b, rests ? NNB_REST : w->in_service ? sched_getcpu() : NNB_NOTHING);
-    nnb_server_outbox(b->server)->moves = !rests && (!w->in_service || b->was_asleep);
+    nnb_server_outbox(b->server)->is_listeners = !rests && (!w->in_service || b->was_asleep);
 }
 
 /* Answers the request at hand. 0, NNB_BURST_ENDED | ..., or -ERESTART. */
