@@ -131,11 +131,11 @@ class Route:
 
     @property
     def restarts(self) -> bool:
-        """See `burst.Route`."""
+        """See `Elsewhere`."""
         return self._pool is not None and self._pool.restarts_service
 
     def again(self, request: BoundRequest, number: int, deadline: Deadline) -> Deadline | None:
-        """Move to a burst that is free, or to a service that has come back; see `burst.Route`.
+        """Move to a burst that is free, or to a service that has come back; see `Elsewhere`.
 
         Raises:
             DeadObject: The state was lost with the service. The next run begins with the initial one.
@@ -218,7 +218,7 @@ class Route:
         return RunOptions(measure, deadline.at_ns, self.loop_timeout_ns)
 
     def on_another_device(self, request: BoundRequest, failure: NNBurstError) -> ExecutionResult | None:
-        """See `burst.Route`; if the choice of the device was not the caller's."""
+        """See `Elsewhere`; if the choice of the device was not the caller's."""
         asked = self._arguments.request(request.turn)
         if any(isinstance(pool, BufferToken) for pool in asked.pools):
             return None  # they are the first device's
