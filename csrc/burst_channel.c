@@ -27,6 +27,7 @@ int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_n
     ch->windows = 1;
     ch->counters = counters;
     ch->packets = size_at == 4 ? NNB_REQUESTS : NNB_RESULTS;
+    ch->moves = window_ns != 0;
     /* A forked child must not keep an endpoint's queue alive, nor use it. */
     for (uint32_t i = 0; mq && i < mq->n_maps; i++)
         madvise(mq->maps[i].base, mq->maps[i].length, MADV_DONTFORK);
@@ -51,7 +52,7 @@ void nnb_channel_fini(nnb_channel *ch)
  * changed before NOT_EMPTY is cleared, in the same word. */
 static void rouse(nnb_channel *ch)
 {
-    uint64_t began = ch->is_listeners ? nnb_now_ns() : 0;
+    uint64_t began = ch->moves ? nnb_now_ns() : 0;
     int rc = nnb_event_wake_unless(ch->mq->event, NNB_EVENT_NOT_EMPTY, ch->bell < 0 ? 0 : NNB_EVENT_AWAITED);
     if (rc <= 0)
         return;

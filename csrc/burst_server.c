@@ -5,8 +5,11 @@
  * A plan is the bytes of a request packet that the executor has bound. Looking one up is a comparison with the plan
  * that followed the last one last time, which finds repetition and any fixed cycle (two buffers used in turn), then a
  * hash. Only the listener thread adds plans and only it reads their bytes; another thread may drop one (its slot was
- * freed) by clearing `live`. `lock` orders adding against dropping; `live` itself orders nothing: a client that frees
- * a slot sends no request for it after the answer that it is gone.
+ * freed) by changing its `state`. `lock` orders adding against dropping; `state` of a plan without a kernel orders nothing:
+ * a client that frees a slot sends no request for it after the answer that it is gone.
+ *
+ * A kernel belongs to the caller. Its plan is the listener's during a run (RUNS). Who drops the plan then leaves the kernel to
+ * the listener, which finds the plan DEAD after the run, and tells the caller; else the kernel may end at once.
  *
  * A plan that uses driver-managed buffers is admitted to them here, between its look-up and its run, and leaves them
  * before its answer is sent, so that the usual case costs the interpreter nothing.
@@ -27,8 +30,10 @@
 #define LAST_STATUS 8
 #define SPINS 128u
 
+enum { DEAD, LIVE, RUNS }; /* states of a plan */
+
 typedef struct plan {
-    nnb_a32 live;
+    nnb_a32 state;
     uint32_t n; /* datums */
     uint32_t hash;
     int32_t measure;
@@ -37,6 +42,7 @@ typedef struct plan {
     uint32_t n_slots;
     uint32_t next; /* the plan that ran after this one last time */
     nnb_uses *uses; /* driver-managed buffers, or NULL; listener thread only */
+    nnb_kernel *kernel; /* or NULL; listener thread only */
 } plan;
 
 struct nnb_server {
@@ -61,6 +67,9 @@ struct nnb_server {
     int failed;          /* what the executor said, whatever could be sent */
     int keeps_failures;  /* they are not sent any more */
     nnb_uses *admitted;  /* buffers of the request at hand, taken here */
+    plan *running;         /* whose kernel runs the request at hand, or ran the last one */
+    int32_t kernel_status; /* what it returned, */
+    int was_dropped;       /* and whether its plan was dropped meanwhile */
     int idle_closed;     /* the listener has buffers to free */
     nnb_row *row;        /* or NULL: nothing is timed */
     uint64_t taken_ns;   /* when the request at hand was taken, 0: it is not timed */
@@ -95,7 +104,6 @@ int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_
     int rc_request = nnb_channel_init(&s->request, request, 4, polling_window_ns, s->own_counters);
     int rc_result = nnb_channel_init(&s->result, result, 8, polling_window_ns, s->own_counters);
     rc = rc ? rc : rc_request ? rc_request : rc_result;
-    s->result.is_listeners = 1;
     if (!rc) {
         uint64_t room = request->capacity;
         s->packet = malloc(request->size);
@@ -197,7 +205,13 @@ nnb_channel *nnb_server_outbox(nnb_server *s) { return &s->result; }
 
 void nnb_server_share_thread(nnb_server *s) { s->shares_thread = 1; }
 
-uint32_t nnb_server_spins(const nnb_server *s) { return nnb_channel_polls(&s->request) ? SPINS : 0; }
+/* Whether the last request was for a kernel: the next one is likely to be, too. */
+static int runs_kernels(const nnb_server *s) { return s->last < s->n_plans && s->plans[s->last].kernel; }
+
+uint32_t nnb_server_spins(const nnb_server *s)
+{
+    return nnb_channel_polls(&s->request) && !runs_kernels(s) ? SPINS : 0;
+}
 
 /* ---- answering ------------------------------------------------------------------------------------------------ */
 
@@ -327,21 +341,9 @@ int nnb_server_set_answer(nnb_server *s, const uint8_t *datums, uint32_t n)
 
 /* ---- plans ---------------------------------------------------------------------------------------------------- */
 
-/* FNV-1a over 32-bit words: packets are short and this only has to tell bound plans apart quickly. */
-static uint32_t hash_packet(const uint8_t *packet, uint32_t n)
-{
-    uint32_t h = 2166136261u;
-    for (uint32_t i = 0; i < n * (NNB_DATUM_SIZE / 4); i++) {
-        uint32_t word;
-        memcpy(&word, packet + 4 * (size_t)i, 4);
-        h = (h ^ word) * 16777619u;
-    }
-    return h;
-}
-
 static int matches(const nnb_server *s, const plan *p)
 {
-    return nnb_load32_relaxed(&p->live) && p->n == s->n &&
+    return nnb_load32_relaxed(&p->state) == LIVE && p->n == s->n &&
            !memcmp(p->packet, s->packet, (size_t)s->n * NNB_DATUM_SIZE);
 }
 
@@ -349,7 +351,7 @@ static int matches(const nnb_server *s, const plan *p)
 static uint32_t choose_victim(nnb_server *s)
 {
     for (uint32_t i = 0; i < s->n_plans; i++)
-        if (!nnb_load32_relaxed(&s->plans[i].live))
+        if (nnb_load32_relaxed(&s->plans[i].state) == DEAD)
             return i;
     s->victim = (s->victim + 1) % s->n_plans;
     return s->victim == s->last && s->n_plans > 1 ? (s->victim = (s->victim + 1) % s->n_plans) : s->victim;
@@ -370,7 +372,7 @@ static int identify(nnb_server *s)
         count(s, NNB_PLAN_HITS);
         return (int)(s->last = guess);
     }
-    s->hash = hash_packet(s->packet, s->n);
+    s->hash = nnb_wire_hash(s->packet, s->n);
     for (uint32_t i = 0; i < s->n_plans; i++)
         if (s->plans[i].hash == s->hash && matches(s, &s->plans[i])) {
             count(s, NNB_PLAN_HITS);
@@ -384,7 +386,7 @@ static int identify(nnb_server *s)
     pthread_mutex_lock(&s->lock);
     s->frees_at_receive = s->frees;
     uint32_t id = choose_victim(s);
-    nnb_store32_relaxed(&s->plans[id].live, 0); /* its callable is about to be replaced */
+    nnb_store32_relaxed(&s->plans[id].state, DEAD); /* its callable is about to be replaced */
     pthread_mutex_unlock(&s->lock);
     return NNB_PLAN_NEW | (int)id;
 }
@@ -426,7 +428,8 @@ int nnb_server_keep_plan(nnb_server *s, uint32_t id)
         p->measure = s->decoded.measure;
         nnb_uses_destroy(p->uses);
         p->uses = NULL;
-        nnb_store32_relaxed(&p->live, 1);
+        p->kernel = NULL;
+        nnb_store32_relaxed(&p->state, LIVE);
         p->next = id; /* most often a request is repeated */
         follow(s, id);
         rc = 0;
@@ -446,6 +449,22 @@ int nnb_server_guard_plan(nnb_server *s, uint32_t id, nnb_uses *uses)
     return 0;
 }
 
+int nnb_server_set_kernel(nnb_server *s, uint32_t id, nnb_kernel *kernel)
+{
+    if (id >= s->n_plans)
+        return -EINVAL;
+    s->plans[id].kernel = kernel;
+    return 0;
+}
+
+static int uses_slot(const plan *p, int32_t slot)
+{
+    uint32_t k = 0;
+    while (k < p->n_slots && slot != NNB_ANY_SLOT && p->slots[k] != slot)
+        k++;
+    return k < p->n_slots;
+}
+
 int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids)
 {
     int n = 0;
@@ -455,11 +474,9 @@ int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids)
     s->frees += slot != NNB_ANY_SLOT;
     for (uint32_t i = 0; i < s->n_plans; i++) {
         plan *p = &s->plans[i];
-        for (uint32_t k = 0; nnb_load32_relaxed(&p->live) && k < p->n_slots; k++)
-            if (slot == NNB_ANY_SLOT || p->slots[k] == slot) {
-                nnb_store32_relaxed(&p->live, 0);
-                ids[n++] = i;
-            }
+        uint32_t was = uses_slot(p, slot) ? nnb_and32_acquire(&p->state, DEAD) : DEAD; /* SYNC POINT: leave_kernel <-> free_slot */
+        if (was != DEAD)
+            ids[n++] = was == RUNS ? i | NNB_PLAN_KERNEL : i;
     }
     pthread_mutex_unlock(&s->lock);
     return n;
@@ -469,7 +486,12 @@ int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids)
 
 static int admit(nnb_server *s, int id)
 {
-    nnb_uses *uses = s->plans[id].uses;
+    plan *p = &s->plans[id];
+    nnb_uses *uses = p->uses;
+    if (p->kernel && nnb_cas32_relaxed(&p->state, LIVE, RUNS)) { /* else it was dropped after its look-up */
+        s->running = p;
+        return id | NNB_PLAN_KERNEL;
+    }
     if (!uses)
         return id;
     if (!nnb_uses_admit(uses))
@@ -527,6 +549,33 @@ int nnb_server_try(nnb_server *s, uint32_t spins)
     return got == -EAGAIN ? got : settle(s, got);
 }
 
+static void leave_kernel(nnb_server *s)
+{
+    s->was_dropped = !nnb_cas32_release(&s->running->state, RUNS, LIVE); /* SYNC POINT: leave_kernel <-> free_slot */
+}
+
+int nnb_server_run(nnb_server *s, int id)
+{
+    if (id < 0 || !(id & NNB_PLAN_KERNEL))
+        return id;
+    nnb_kernel *k = s->running->kernel;
+    int32_t status = k->run(k, s->deadline_ns);
+    s->kernel_status = status < 0 || status > LAST_STATUS ? GENERAL_FAILURE : status;
+    if (s->kernel_status)
+        return id; /* the kernel stays until it was asked why */
+    leave_kernel(s);
+    return s->was_dropped ? id : -EAGAIN;
+}
+
+int nnb_server_outcome(nnb_server *s, int32_t *status, const char **sentence)
+{
+    *status = s->kernel_status;
+    *sentence = *status ? s->running->kernel->sentence(s->running->kernel) : NULL;
+    if (*status)
+        leave_kernel(s);
+    return s->was_dropped;
+}
+
 int nnb_server_next(nnb_server *s)
 {
     if (s->magic != MAGIC)
@@ -535,9 +584,17 @@ int nnb_server_next(nnb_server *s)
     while (rc >= 0 || rc == -EAGAIN) {
         if (is_hung_up(s))
             return -EPIPE;
-        rc = settle(s, nnb_channel_wait(&s->request, s->packet, 0));
-        if (rc >= 0)
-            return rc;
+        int got = -EAGAIN, is_kernels = runs_kernels(s);
+        if (is_kernels && nnb_channel_polls(&s->request)) /* the caller has not: first without a look at the clock */
+            got = nnb_channel_try(&s->request, s->packet, SPINS);
+        if (got == -EAGAIN)
+            got = nnb_channel_wait(&s->request, s->packet, 0);
+        if (got == -ERESTART && is_kernels) /* an interpreter has nothing to do, and others may have it */
+            continue;
+        int id = nnb_server_run(s, settle(s, got));
+        if (id != -EAGAIN)
+            return id;
+        rc = nnb_server_reply(s);
     }
     return rc;
 }

@@ -26,7 +26,7 @@ typedef struct nnb_channel {
     uint64_t deadlines;  /* how many were set since they were wiped */
     uint64_t timed_at;   /* W after the packet that got the last one */
     int bell; /* sender: the receiver's bell, which this end owns; -1: none */
-    int is_listeners; /* sender: a listener thread, which is ours to move */
+    int moves; /* sender, if it polls: to another processor, if the receiver that it wakes pushes it off its own */
     nnb_a32 hung_up;
     uint64_t poll_ended; /* when polling ended in vain in the wait that is over; 0 if it did not, 1 if there was none */
     uint64_t *counters;  /* of its end: a row's, or private ones */
@@ -69,8 +69,8 @@ void nnb_channel_hang_up(nnb_channel *ch);
 /* processor.c. The calling thread is to run soon after it was woken, rather than for long at a time: it asks the kernel for
  * slices as short as there are (Linux 6.12; before, and for a policy other than SCHED_OTHER, nothing changes). */
 void nnb_ask_for_short_slices(void);
-/* A listener thread has woken its client, which began at that time: moves it to another processor if it was
- * pushed off this one time after time. */
+/* The calling thread has woken the other end, which began at that time: it moves to another processor if it was
+ * pushed off this one. */
 void nnb_note_wake(uint64_t began_ns);
 /* What the listener that serves many clients tells one of them beside its answers: a number of the processor where it polls
  * for the next request of a client that it wakes, or else: */

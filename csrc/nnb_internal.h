@@ -179,4 +179,7 @@ static inline int nnb_mq_consume(struct nnb_mq *q, uint64_t bytes)
     return 0;
 }
 
+/* burst_wire.c: tells request packets apart quickly. */
+uint32_t nnb_wire_hash(const uint8_t *packet, uint32_t n);
+
 #endif

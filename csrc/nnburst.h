@@ -484,6 +484,37 @@ int nnb_uses_admit(nnb_uses *u);
 /* Gives all back. Returns 1 if one of them is closed and now idle: its bytes can be freed. */
 int nnb_uses_leave(nnb_uses *u, int outcome);
 
+/* ---- kernels -----------------------------------------------------------------------------------------------------
+ *
+ * What runs a bound request without an interpreter, again and again: its maker's struct begins with this. Its outputs have
+ * known shapes, and what it needs lives as long as it. One run at a time, each on any thread. */
+typedef struct nnb_kernel nnb_kernel;
+struct nnb_kernel {
+    int (*run)(nnb_kernel *k, uint64_t deadline_ns); /* 0 or a positive status; a time of CLOCK_MONOTONIC, 0: none */
+    const char *(*sentence)(nnb_kernel *k); /* why the last run failed, valid until the next one; NULL: not known */
+    void (*destroy)(nnb_kernel *k);         /* by whoever owns it, once it runs no more */
+};
+
+/* One that does nothing. */
+nnb_kernel *nnb_noop_kernel(void);
+/* Runs one. */
+int nnb_kernel_run(nnb_kernel *k, uint64_t deadline_ns);
+
+/* ---- ort.c: a graph of ONNX Runtime, bound to its arguments -------------------------------------------------------- */
+
+typedef struct nnb_copy {
+    void *to;
+    const void *from;
+    uint64_t nbytes;
+} nnb_copy;
+
+/* A kernel that makes some copies, runs the binding (NULL: nothing), and makes the others if that has succeeded. `api` is the
+ * library's table of functions. What is given has to outlive the kernel. -ENOMEM. */
+int nnb_ort_create(nnb_kernel **out, void *const *api, void *session, void *binding, const nnb_copy *copies,
+                   uint32_t n_before, uint32_t n_after);
+/* Its run ends between two nodes, and every other one before the first. Any thread; never waits. */
+void nnb_ort_cancel(nnb_kernel *k);
+
 /* ---- burst_server.c ----------------------------------------------------------------------------------------------
  *
  * Server end. One thread calls nnb_server_next and the functions on the request at hand. */
@@ -491,21 +522,28 @@ typedef struct nnb_server nnb_server;
 
 #define NNB_MAX_PLANS 256
 #define NNB_ANY_SLOT (-1)
-#define NNB_PLAN_NEW 0x1000000     /* added to the id of a packet that is seen for the first time */
+#define NNB_PLAN_NEW 0x800000      /* added to the id of a packet that is seen for the first time */
+#define NNB_PLAN_GUARDED 0x1000000 /* added if the plan has buffers and was not admitted: enter and leave by hand */
+#define NNB_PLAN_KERNEL 0x2000000  /* added if the plan's kernel has run, and nnb_server_outcome has to be looked at */
 #define NNB_PLAN_TIMED 0x4000000   /* added if the run has to end by nnb_server_deadline */
-#define NNB_PLAN_GUARDED 0x2000000 /* added if the plan has buffers and was not admitted: enter and leave by hand */
 
 int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns,
                       uint32_t max_plans);
 /* Sends the answer of the request at hand (NONE without shapes, unless nnb_server_set_result was called) and waits for
  * the next one. Ill-formed packets are answered here. Returns the plan id, with NNB_PLAN_NEW if the packet is
  * new: then read it with nnb_server_request and, if it is worth it, nnb_server_keep_plan(id).
+ * A plan with a kernel is run here; it returns if the run failed or the plan was dropped meanwhile.
  * -ERESTART: call again, and free closed buffers that are idle; -EPIPE: hung up, whatever is in the ring; -EBADMSG: channel corrupt; -ENOBUFS:
  * the client takes no results. */
 int nnb_server_next(nnb_server *s);
-/* The steps of nnb_server_next. */
+/* The steps of nnb_server_next. An id with NNB_PLAN_KERNEL that try returns has to be run at once; -EAGAIN: it ran, call
+ * nnb_server_next. Any other id is returned as it is. */
 int nnb_server_reply(nnb_server *s);
 int nnb_server_try(nnb_server *s, uint32_t spins);
+int nnb_server_run(nnb_server *s, int id);
+/* What came of the request at hand, of an id with NNB_PLAN_KERNEL: its status, and why, in the kernel's words (NULL: not
+ * known). Once for each. Returns 1 if its plan was dropped meanwhile: the kernel may end now. */
+int nnb_server_outcome(nnb_server *s, int32_t *status, const char **sentence);
 /* The request at hand; valid until nnb_server_next. */
 const nnb_request *nnb_server_request(nnb_server *s);
 /* When the request at hand has to be answered, on CLOCK_MONOTONIC; 0: no time. One that comes to its turn later is
@@ -528,9 +566,13 @@ int nnb_server_keep_plan(nnb_server *s, uint32_t id);
 /* From now on the plan is admitted to its buffers before nnb_server_next returns it, and leaves them when it is answered:
  * committed if the status is NONE, else lost. */
 int nnb_server_guard_plan(nnb_server *s, uint32_t id, nnb_uses *uses);
+/* From now on the plan is run by a kernel, which is not called any more once another plan has the id, or nnb_server_free_slot
+ * has dropped it. The request at hand is not run. */
+int nnb_server_set_kernel(nnb_server *s, uint32_t id, nnb_kernel *kernel);
 /* Leaves the buffers of the request at hand as they are; its runner has to enter them. */
 void nnb_server_forgo(nnb_server *s);
-/* Drops the plans that use a slot and writes their ids (room for NNB_MAX_PLANS). Any thread. Returns how many.
+/* Drops the plans that use a slot and writes their ids (room for NNB_MAX_PLANS), with NNB_PLAN_KERNEL if the kernel runs at
+ * the moment: nnb_server_outcome says when it has ended. Any thread. Returns how many.
  * NNB_ANY_SLOT: all that use one; the memories stay, so a plan that is being bound meanwhile is kept. */
 int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids);
 /* Rings at an answer that the client awaits in an event loop. The server owns the socket from now on; before the first
@@ -590,6 +632,7 @@ int nnb_worker_ending(const nnb_worker *w);
 /* The steps of nnb_group_next: 0 or what it returns; -EAGAIN: call nnb_group_next. */
 int nnb_group_answer(nnb_worker *w);
 int nnb_group_try(nnb_worker *w, uint32_t spins);
+int nnb_group_run(nnb_worker *w, int id);
 int nnb_group_ran_long(const nnb_worker *w); /* the request at hand, beside the others */
 uint32_t nnb_group_spins(const nnb_worker *w); /* 0: this worker does not poll now */
 

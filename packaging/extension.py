@@ -151,6 +151,10 @@ class FFI:
     def typeof(self, cdecl: str | CData) -> Any: ...
     def release(self, cdata: CData) -> None: ...
 
+def queue_calls(
+    bound: tuple[int, CData, Any, type, Callable[..., Any]], probe: Any, address: int, /
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None: ...
+
 class _Lib:
     nnb_py_header_digest: CData
 '''
@@ -184,7 +188,8 @@ def make_builder(root: str) -> FFI:
     builder.cdef(cdef + "extern const char nnb_py_header_digest[];\n")
     builder.set_source(
         "nnburst._core._nnburst",
-        f'#include "{HEADER}"\n#include "_gil.h"\nstatic const char nnb_py_header_digest[] = "{digest(cdef)}";\n',
+        f'#include "{HEADER}"\n#include "_gil.h"\n#include "_queue.h"\n'
+        f'static const char nnb_py_header_digest[] = "{digest(cdef)}";\n',
         sources=sorted(str(path) for path in source.glob("*.c")),
         include_dirs=[str(source), str(Path(root, "nnburst", "_core"))],
         define_macros=[("Py_LIMITED_API", "0x030A0000")] if limited else [],

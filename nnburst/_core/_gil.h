@@ -125,15 +125,18 @@ static int nnb_py_execution_advance(nnb_execution *started, nnb_execution *await
 }
 #define nnb_execution_advance nnb_py_execution_advance
 
+/* A kernel runs without the lock, and so do the next requests for one, however many there are. */
+static int nnb_py_has_kernel(int id) { return id > 0 && id & NNB_PLAN_KERNEL; }
+
 static int nnb_py_server_next(nnb_server *s)
 {
     int rc = nnb_server_reply(s);
     if (rc < 0)
         return rc;
     uint32_t spins = nnb_server_spins(s);
-    if (spins && (rc = nnb_server_try(s, spins)) != -EAGAIN)
+    if (spins && (rc = nnb_server_try(s, spins)) != -EAGAIN && !nnb_py_has_kernel(rc))
         return rc;
-    NNB_WITHOUT_GIL(rc, nnb_server_next(s));
+    NNB_WITHOUT_GIL(rc, spins && (rc = nnb_server_run(s, rc)) != -EAGAIN ? rc : nnb_server_next(s));
     return rc;
 }
 #define nnb_server_next nnb_py_server_next
@@ -141,15 +144,15 @@ static int nnb_py_server_next(nnb_server *s)
 /* After a long run the client sleeps, and may take this processor when it is woken: not with the lock. */
 static int nnb_py_group_next(nnb_worker *w)
 {
-    int rc;
+    int rc, id = -EAGAIN;
     if (!nnb_group_ran_long(w)) {
         if ((rc = nnb_group_answer(w)))
             return rc;
         uint32_t spins = nnb_group_spins(w);
-        if (spins && (rc = nnb_group_try(w, spins)) != -EAGAIN)
-            return rc;
+        if (spins && (id = nnb_group_try(w, spins)) != -EAGAIN && !nnb_py_has_kernel(id))
+            return id;
     }
-    NNB_WITHOUT_GIL(rc, nnb_group_next(w));
+    NNB_WITHOUT_GIL(rc, (rc = nnb_group_run(w, id)) != -EAGAIN ? rc : nnb_group_next(w));
     return rc;
 }
 #define nnb_group_next nnb_py_group_next
@@ -166,6 +169,14 @@ static int nnb_py_steps_turn(nnb_steps *s, uint64_t step)
     return rc;
 }
 #define nnb_steps_turn nnb_py_steps_turn
+
+static int nnb_py_kernel_run(nnb_kernel *k, uint64_t deadline_ns)
+{
+    int rc;
+    NNB_WITHOUT_GIL(rc, nnb_kernel_run(k, deadline_ns));
+    return rc;
+}
+#define nnb_kernel_run nnb_py_kernel_run
 
 /* The measurements run for seconds. */
 static int nnb_py_bench_line(int client_cpu, int server_cpu, uint32_t warmup, uint32_t count, uint32_t *samples)

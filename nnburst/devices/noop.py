@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .._core._nnburst import lib
 from ..burst import Kernel
 from ..errors import ErrorStatus, NNBurstError
 from ..model import (
@@ -49,7 +50,7 @@ class NoopPreparedModel(LocalModel):
             is_open |= not is_fully_specified(dims) and not _is_scalar(operand.type)
             shapes.append(OutputShape(dims))
         result = (ErrorStatus.NONE, tuple(shapes), NO_TIMING) if is_open else None
-        return _nothing if result is None else lambda: result
+        return _NOTHING if result is None else lambda: result
 
 
 def _is_scalar(code: int) -> bool:
@@ -59,5 +60,13 @@ def _is_scalar(code: int) -> bool:
         return False
 
 
-def _nothing() -> None:
-    """An execution of a model that does nothing."""
+class _Nothing:
+    """An execution of a model that does nothing, here and in C."""
+
+    c_kernel = lib.nnb_noop_kernel()
+
+    def __call__(self) -> None:
+        """Do nothing."""
+
+
+_NOTHING = _Nothing()

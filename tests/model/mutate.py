@@ -21,7 +21,7 @@ import checker
 TABLE = checker.HERE / "mutants.md"
 LEAST_CAUGHT = 0.95
 QUICK = """row wander adopt stamps hang_up guard unsynchronized wanted group_rest group_three group_held bell abandon
-group_sleeper_thread group_end group_hand_over group_stay flights move plans blocking full_results channel
+group_sleeper_thread group_end group_hand_over group_stay flights move kernels plans blocking full_results channel
 full""".split()
 
 # Order of each word of nnb_atomic.h -> the weaker ones to try. "" is a fence that is not there.
@@ -33,6 +33,7 @@ WEAKER = {
     "nnb_add_release": ("nnb_add_relaxed",),
     "nnb_cas_acquire": ("nnb_cas_relaxed",),
     "nnb_cas_release": ("nnb_cas_relaxed",),
+    "nnb_cas32_release": ("nnb_cas32_relaxed",),
     "nnb_cas_seq_cst": ("nnb_cas_acquire",),
     "nnb_load_seq_cst": ("nnb_load_acquire",),
     "nnb_load32_seq_cst": ("nnb_load32_acquire",),

@@ -132,7 +132,7 @@ class ListenerGroup:
         while True:
             event = serve(lib.nnb_group_next, worker, self._plans, self._burst_of)
             if event >= lib.NNB_BURST_ENDED:
-                self._burst_of(event - lib.NNB_BURST_ENDED).end(lib.nnb_worker_ending(worker))
+                self._take_out(event - lib.NNB_BURST_ENDED).end(lib.nnb_worker_ending(worker))
             elif event == -errno.EUSERS:
                 self._start_thread()
             else:
@@ -142,6 +142,13 @@ class ListenerGroup:
         with self._lock:
             burst = self._bursts[plan // lib.NNB_BURST_PLANS]
         assert burst is not None
+        return burst
+
+    def _take_out(self, plan: int) -> Member:
+        """Forget a burst that is over. The worker gives its number back afterwards."""
+        with self._lock:
+            burst = self._burst_of(plan)
+            self._bursts[plan // lib.NNB_BURST_PLANS] = None
         return burst
 
     @property

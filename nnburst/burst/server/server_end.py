@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._core._nnburst import ffi, lib
-from ...errors import ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError
+from ...errors import ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError, error_for
 from ...memory import BufferSet
 from ...model import ExecutionResult, MeasureTiming, reason_of, took_too_long
 from ...watch import private_row
@@ -50,6 +50,7 @@ class ServerEnd(abc.ABC):
         self._plans: list[Kernel] = []
         self._base = 0  # index of the first of this burst's plans
         self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
+        self._leaving: Kernel | None = None  # dropped while C runs it, so it has to stay until that run is over
         self._reason = ""
         # Guards the executor's slot entries. Held for dictionary work only, never across a call to the client.
         # Reentrant: in the client's process a signal handler may free over a call that does.
@@ -69,7 +70,9 @@ class ServerEnd(abc.ABC):
     def attend(self, plan: int) -> None:
         """Run a request whose plan cannot just be called; `plan` is its id with the flags that say why."""
         deadline_ns = lib.nnb_server_deadline(self._endpoint)
-        if plan & lib.NNB_PLAN_GUARDED:
+        if plan & lib.NNB_PLAN_KERNEL:
+            self._run_kernel(partial(self._finish_in_c, plan % MAX_PLANS, deadline_ns), deadline_ns)
+        elif plan & lib.NNB_PLAN_GUARDED:
             self._answer_guarded(plan % MAX_PLANS, deadline_ns)
         elif plan & lib.NNB_PLAN_NEW:
             self._answer_new(plan % MAX_PLANS, deadline_ns)
@@ -86,6 +89,20 @@ class ServerEnd(abc.ABC):
         if result is not None:
             self.answer(result)
 
+    def _finish_in_c(self, plan_id: int, deadline_ns: int) -> None:
+        """Stands for a kernel that C has run: it failed, or its plan was dropped meanwhile."""
+        status, sentence = ffi.new("int32_t *"), ffi.new("const char **")
+        with self._plans_lock:  # against `_drop_plans`
+            is_dropped = lib.nnb_server_outcome(self._endpoint, status, sentence)
+            leaving, self._leaving = self._leaving, None
+            kernel = leaving if is_dropped else self._plans[self._base + plan_id]
+        failed = getattr(kernel, "failed", None)
+        if status[0] and failed is not None:
+            raise failed(status[0], deadline_ns)
+        if status[0]:
+            said = ffi.string(sentence[0]).decode(errors="replace") if sentence[0] else "the kernel does not say why"
+            raise error_for(ErrorStatus(status[0]), said)
+
     def end(self, number: int) -> None:
         """Give everything back; nothing runs any more.
 
@@ -97,9 +114,13 @@ class ServerEnd(abc.ABC):
             _log.error("burst ended: %s", reason)
             self._callback.ended(reason)
         self._final_stats = server_stats(self._endpoint)
-        self._endpoint = self._token.server = ffi.NULL  # destroyed with the last reference
-        plans, self._plans, self._gated = self._plans, [], {}
-        plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
+        with self._plans_lock:  # against `_drop_plans`: another burst may have the places next
+            self._endpoint = self._token.server = ffi.NULL  # destroyed with the last reference
+            plans, self._plans, self._gated = self._plans, [], {}
+            ended = plans[self._base : self._base + MAX_PLANS], self._leaving
+            self._leaving = None
+            plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
+        del ended  # kernels end without the lock
         self.close_row()
         self._executor.close()
 
@@ -129,6 +150,9 @@ class ServerEnd(abc.ABC):
             gate = getattr(plan, "gate", None)
             if kept and isinstance(gate, BufferSet) and gate.fixed:
                 self._guard(plan_id, plan, gate)
+            c_kernel = getattr(plan, "c_kernel", None)
+            if kept and gate is None and c_kernel is not None:
+                lib.nnb_server_set_kernel(self._endpoint, plan_id, c_kernel)
         self._run_gated(plan_id, plan, deadline_ns)
 
     def _guard(self, plan_id: int, plan: Kernel, gate: BufferSet) -> None:
@@ -230,15 +254,19 @@ class ServerEnd(abc.ABC):
         self._drop_plans(lib.NNB_ANY_SLOT)
 
     def _drop_plans(self, slot: int) -> None:
-        # Held by this frame, too: the burst may end meanwhile.
-        endpoint, plans, gated = self._endpoint, self._plans, self._gated
-        if not endpoint or not plans:
-            return
+        dropped = []  # kernels end without the lock
         with self._plans_lock:
+            endpoint, plans = self._endpoint, self._plans
+            if not endpoint or not plans:
+                return
             ids = ffi.new("uint32_t[]", lib.NNB_MAX_PLANS)
             for i in range(lib.nnb_server_free_slot(endpoint, slot, ids)):
-                plans[self._base + ids[i]] = self._rebind
-                gated.pop(ids[i], None)
+                plan_id = ids[i] & ~lib.NNB_PLAN_KERNEL
+                dropped.append(plans[self._base + plan_id])
+                if ids[i] != plan_id:
+                    self._leaving = dropped[-1]
+                plans[self._base + plan_id] = self._rebind
+                self._gated.pop(plan_id, None)
 
     def take_reason(self) -> str:
         """Return why the last execution failed that did, once."""
@@ -273,6 +301,7 @@ def _nothing() -> None:
 
 
 _ENDINGS = {
+    0: "its listener has failed",
     errno.EBADMSG: "the client corrupted the shared counters",
     errno.ENOBUFS: "the client takes no results",
     errno.ECHILD: "the process was forked",
