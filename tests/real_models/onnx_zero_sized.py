@@ -189,9 +189,14 @@ def _guesses(tries: int) -> Iterator[Case]:
 
 
 def _open(model: Any) -> Any:
-    """Return a session as the device makes it, but without an arena, which would hide what the allocator does."""
+    """Return a session as the device makes it, but without an arena, which would hide what the allocator does.
+
+    It is one of the Python module, which gives and takes more than tensors.
+    """
+    from nnburst.devices.onnxruntime import capi
     from nnburst.devices.onnxruntime.graph import SessionSettings, build_session
 
+    capi.load = lambda: False
     options = SessionSettings(1).options()
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     options.log_severity_level = 4

@@ -19,7 +19,7 @@ from nnburst.devices import CacheFiles, CompileJob, create_device
 from nnburst.devices.onnxruntime import device as _device
 from nnburst.errors import GeneralFailure
 from nnburst.memory import Memory
-from support.onnx_models import FLOAT, RNG, graph, in_process, mlp, node, onnx, save
+from support.onnx_models import FLOAT, RNG, graph, in_process, mlp, node, onnx, run_graph, save
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 DEVICE = "nnburst-onnxruntime:threads=1"
@@ -150,7 +150,7 @@ def test_device_saves_and_restores_dynamic_models_and_shares_their_weights(tmp_p
         again = device.prepare_model_from_cache(files.as_given)
         assert loaded.graph is again.graph  # type: ignore[attr-defined]
         x = RNG.normal(size=(5, 64)).astype(np.float32)
-        (y,) = loaded.graph.session.run(None, {"x": x})  # type: ignore[attr-defined]
+        (y,) = run_graph(loaded.graph, {"x": x})  # type: ignore[attr-defined]
         assert np.array_equal(y, in_process(data, {"x": x})[0])
         with pytest.raises(CacheRejected):
             device.prepare_model_from_cache(files.under(TOKEN[::-1]))

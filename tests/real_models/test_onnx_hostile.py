@@ -20,6 +20,7 @@ from nnburst.devices.onnxruntime import OnnxRuntimeDevice
 from nnburst.devices.onnxruntime.graph import SessionSettings, compile_graph
 from nnburst.devices.onnxruntime.importer import import_graph
 from nnburst.devices.onnxruntime.kernel import BoundGraph
+from nnburst.devices.onnxruntime.library import onnxruntime
 from nnburst.devices.onnxruntime.packed import load_graph, pack, read_contents
 from nnburst.devices.onnxruntime.snapshots import exposed_arguments
 from nnburst.memory import Memory, open_request
@@ -318,14 +319,21 @@ def test_file_in_another_format_than_onnx_is_refused(service: nnburst.Service, t
 def test_runtime_is_given_only_what_was_parsed(saved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a field that protobuf does not know nor the bytes that the client sent reach ONNX Runtime."""
     given: list[bytes] = []
-    make = ort.InferenceSession
+    entries: dict[str, str] = {}
+    runtime = onnxruntime()
+    make, add = runtime.InferenceSession, runtime.SessionOptions.add_session_config_entry
+
+    def noted_entry(options: Any, key: str, value: str) -> None:
+        entries[key] = value
+        add(options, key, value)
 
     def noted(data: bytes, options: Any, **others: Any) -> Any:
         given.append(data)
-        assert options.get_session_config_entry("session.load_model_format") == "ONNX"
+        assert entries.pop("session.load_model_format") == "ONNX"
         return make(data, options, **others)
 
-    monkeypatch.setattr(ort, "InferenceSession", noted)
+    monkeypatch.setattr(runtime, "InferenceSession", noted)
+    monkeypatch.setattr(runtime.SessionOptions, "add_session_config_entry", noted_entry)
     sent = doubled_by("Add").SerializeToString() + varint(100 << 3 | 2) + varint(6) + b"secret"
     settings = SessionSettings()
     if saved:

@@ -14,7 +14,7 @@ from nnburst.devices.onnxruntime.graph import SessionSettings, compile_graph
 from nnburst.devices.onnxruntime.importer import import_graph
 from nnburst.devices.onnxruntime.packed import Packed, load_graph, pack, read_contents
 from nnburst.errors import GeneralFailure
-from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, mlp, node, onnx
+from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, mlp, node, onnx, run_graph
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 ONE = SessionSettings(threads=1)
@@ -34,7 +34,7 @@ def same_answers(data: bytes, inputs: dict[str, np.ndarray], files: Any = None) 
         model.main, model.input_names, model.output_names, dict(model.extension_name_to_prefix),
     )  # fmt: skip
     assert (loaded.inputs, loaded.outputs, loaded.exposed) == (compiled.inputs, compiled.outputs, compiled.exposed)
-    for ours, theirs in zip(loaded.session.run(None, inputs), compiled.session.run(None, inputs), strict=True):
+    for ours, theirs in zip(run_graph(loaded, inputs), run_graph(compiled, inputs), strict=True):
         assert ours.dtype == theirs.dtype
         assert ours.tobytes() == theirs.tobytes()
     return packed
@@ -143,7 +143,7 @@ def test_network_of_large_matrices_is_not_tried(name: str) -> None:
 
 def test_what_takes_longer_to_verify_than_to_compile_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     data = mlp(1024, 2).SerializeToString()  # 8 MB
-    monkeypatch.setattr("nnburst.devices.onnxruntime.packed._seconds_per_byte", lambda: 1e-9)
+    monkeypatch.setattr("nnburst.devices.onnxruntime.packed.seconds_per_byte", lambda: 1e-9)
     with pytest.raises(CacheRejected, match=r"verifying 8396800 bytes takes 9\.4 ms, compiling took 10\.0 ms"):
         pack(import_graph(data).model, data, {}, ONE, 0.010)
 

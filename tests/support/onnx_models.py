@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 ort = pytest.importorskip("onnxruntime", reason="needs the extra nnburst[onnx]")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from nnburst.devices.onnxruntime.graph import Graph  # noqa: E402
 
 RNG = np.random.default_rng(7)
 FLOAT = TensorProto.FLOAT
@@ -47,6 +51,25 @@ def mlp(width: int, layers: int, batch: int | str = 1) -> Any:
         nodes += [node("Gemm", [last, f"w{i}", f"b{i}"], [f"g{i}"]), node("Relu", [f"g{i}"], [out])]
         last = out
     return graph(nodes, [("x", FLOAT, (batch, width))], [("y", FLOAT, (batch, width))], weights)
+
+
+def run_graph(graph: Graph, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """What a compiled graph makes of arrays."""
+    binding = graph.session.io_binding()
+    for argument in graph.inputs:
+        array = inputs[argument.name]
+        binding.bind_input(argument.name, "cpu", 0, argument.element.number, list(array.shape), array.ctypes.data)
+    for argument in graph.outputs:
+        binding.bind_output(argument.name, "cpu")
+    bound = graph.bound(binding, (), ())
+    if status := bound.run(0):
+        raise bound.failure(status)
+    made = []
+    for argument, value in zip(graph.outputs, binding.get_outputs(), strict=True):
+        shape = value.shape()
+        data = ctypes.string_at(value.data_ptr(), math.prod(shape) * argument.element.itemsize)
+        made.append(np.frombuffer(data, argument.element.dtype).reshape(shape))
+    return made
 
 
 def save(model: Any, path: Path) -> str:

@@ -17,8 +17,10 @@ from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from ...model import element_count
 from ..common import OwnBytes
 from ..elements import element_type
+from .capi import BoundRun, Copies, InferenceSession
 from .importer import GraphArgument, all_tensors, external_location, parse, serialised
 from .library import onnx, onnxruntime
+from .python_run import PythonRun
 from .snapshots import exposed_arguments
 from .unwritten import write_all
 
@@ -60,7 +62,7 @@ class Graph:
 
     Attributes:
         seconds: What making it took.
-        session: The ``InferenceSession``.
+        session: The `InferenceSession`, or the Python module's.
         inputs: In order.
         outputs: In order.
         exposed: Names of inputs and outputs that need a copy around each run, see `exposed_arguments`.
@@ -75,6 +77,12 @@ class Graph:
         self._kept = kept  # weights that the session does not own
         self.inputs = tuple(described_by(argument, "input") for argument in session.get_inputs())
         self.outputs = tuple(described_by(argument, "output") for argument in session.get_outputs())
+
+    def bound(self, binding: Any, before: Copies, after: Copies) -> BoundRun | PythonRun:
+        """Return a run of a binding of the session, None for nothing, between copies."""
+        if isinstance(self.session, InferenceSession):
+            return BoundRun(binding, before, after)
+        return PythonRun(self.session, binding, before, after)
 
 
 def described_by(argument: Any, kind: str) -> GraphArgument:

@@ -13,14 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...burst import Kernel, WorkingMemory
-from ...errors import (
-    ErrorStatus,
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadline,
-    NNBurstError,
-    OutputInsufficientSize,
-)
+from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ...memory import BufferView
 from ...model import (
     HIGHEST_RANK,
@@ -35,13 +28,11 @@ from ...model import (
     combine_dimensions,
     is_fully_specified,
 )
-from ..alarm import ALARM_CLOCK
-from ..deadline import deadline_passed, is_limit
+from ..deadline import is_limit
 from ..elements import is_scalar
 from ..plan import pool_of
 from .graph import Graph
 from .importer import GraphArgument
-from .library import onnxruntime
 from .snapshots import copied_always
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -101,11 +92,7 @@ class BoundGraph:
                 self._bind_output(position, graph.outputs[position], operands[index], request, argument)
         if all(argument.has_no_value for argument in request.outputs):
             raise GeneralFailure("every output is omitted; there is nothing to run")
-        self._deadline_ns = 0  # of the run under way, 0: none
-        self._usual_options = self._options = _run_options()
-        self._is_cancelled = False
-        self._run = _runner(graph, self._binding, self._options) if self._order else _run_nothing
-        self._complete = self._with_copies()
+        self._bound = graph.bound(self._binding if self._order else None, self._copied_in, self._copied_out)
 
     # -- binding -------------------------------------------------------------------------------------------------------
 
@@ -139,7 +126,7 @@ class BoundGraph:
 
     def _private(self, nbytes: int) -> Bytes:
         self._memory.take(nbytes)
-        return np.empty(nbytes, np.uint8)
+        return np.zeros(nbytes, np.uint8)  # a run that leaves it as it is tells nothing of others
 
     def _needs_copy(self, node: GraphArgument, pool: MemoryLike, region: Bytes) -> bool:
         """Whether ONNX Runtime must not work where the client put an argument."""
@@ -196,88 +183,57 @@ class BoundGraph:
         self._kept.append(region)
         bind(node.name, _CPU, 0, node.element.number, list(dims), region.ctypes.data)
 
-    def _with_copies(self) -> Callable[[], None]:
-        """Return what runs the graph and copies around it; without a reference to the plan, which would be a cycle."""
-        run, before, after, kept = self._run, tuple(self._copied_in), tuple(self._copied_out), self._kept
-        if not before and not after:
-            return run
-
-        def run_and_copy(kept: object = kept) -> None:
-            for private, region in before:
-                private[...] = region
-            run()
-            for region, private in after:
-                region[...] = private
-
-        return run_and_copy
-
     @property
     def kernel(self) -> Kernel:
         """What runs it: the call into ONNX Runtime and copies alone, if there is nothing to tell afterwards."""
         if self._has_open_shapes:
-            return _Ending(self._run_open, self.until, self.within, self.cancel)
-        run, failed, kept = self._complete, self._failed, self._kept
+            return _Ending(self._at(0), self.until, self.within, self.cancel)
+        run, failed, kept = self._bound.run, self._failed, self._kept
 
         def run_bound(kept: object = kept) -> None:
-            try:
-                run()
-            except Exception as error:
-                raise failed(error) from None
+            if status := run(0):
+                raise failed(status, 0)
 
         run_bound.until, run_bound.within, run_bound.cancel = (  # type: ignore[attr-defined]
             self.until,
             self.within,
             self.cancel,
         )
+        run_bound.c_kernel, run_bound.failed = self._bound.kernel, failed  # type: ignore[attr-defined]
         return run_bound
 
+    def _at(self, deadline_ns: int) -> Kernel:
+        """Return what runs until a deadline; between two of its nodes, ONNX Runtime ends what has not ended by then."""
+        return partial(self._run_open if self._has_open_shapes else self._run_closed, deadline_ns)
+
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once; between two of its nodes, ONNX Runtime ends a run whose deadline has passed.
+        """Run once.
 
         Raises:
-            MissedDeadline: It was ended.
+            MissedDeadline: The run was ended at its deadline.
         """
-        with self.within(deadline_ns) as run:
-            return run()
+        return self._at(deadline_ns)()
 
     @contextmanager
     def within(self, deadline_ns: int, spent: dict[int, int] | None = None) -> Iterator[Kernel]:
         """Give the shortest way to run once, which ends at the deadline; see `Kernel`."""
-        if not is_limit(deadline_ns):
-            yield self.kernel
-            return
-        usual = self._run, self._complete, self._deadline_ns
-        options = self._options = _run_options()  # of these runs alone: an alarm that comes late ends no other one
-        if self._is_cancelled:
-            options.terminate = True
-        self._deadline_ns = deadline_ns
-        try:
-            if self._order:
-                self._run = _runner(self._graph, self._binding, options)
-                self._complete = self._with_copies()
-            with ALARM_CLOCK.at(deadline_ns, partial(setattr, options, "terminate", True)):
-                yield self.kernel
-        finally:
-            self._run, self._complete, self._deadline_ns = usual
-            self._options = self._usual_options
+        yield self._at(deadline_ns) if is_limit(deadline_ns) else self.kernel
 
     def cancel(self) -> None:
         """End between two nodes, and before any other run; see `Kernel`."""
-        self._is_cancelled = True
-        for options in (self._usual_options, self._options):
-            options.terminate = True
+        self._bound.cancel()
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def _run_open(self) -> ExecutionResult:
+    def _run_closed(self, deadline_ns: int) -> None:
+        """Run, with nothing to tell afterwards."""
+        if status := self._bound.run(deadline_ns):
+            raise self._failed(status, deadline_ns)
+
+    def _run_open(self, deadline_ns: int) -> ExecutionResult:
         """Run, and tell the shapes that came out."""
         try:
-            try:
-                self._complete()
-            except MemoryError:
-                raise
-            except Exception as error:
-                raise self._failed(error) from None
+            self._run_closed(deadline_ns)
             if self._open:
                 self._fetch()
         finally:
@@ -287,27 +243,24 @@ class BoundGraph:
             raise OutputInsufficientSize("an output needs more room", output_shapes=self._result_shapes())
         return ErrorStatus.NONE, self._result_shapes(), NO_TIMING
 
-    def _failed(self, error: Exception) -> NNBurstError:
+    def _failed(self, status: int, deadline_ns: int) -> NNBurstError:
         """Return what a failure of ONNX Runtime is for the client: too little room, if a shape was said wrongly.
 
         That is so where a file has one name for two sizes, or a wrong number. ONNX Runtime refuses to write to a region
         of another shape than the one that comes out; a graph has no effects, so it may run again with regions of ONNX
         Runtime's own.
         """
-        if deadline_passed(self._deadline_ns):
-            return MissedDeadline("the run was ended at its deadline")
-        if self._is_cancelled:
-            return MissedDeadline("the run was ended, for its client has gone or closed the burst")
-        failure = GeneralFailure(f"ONNX Runtime: {error}")
-        if not self._said:
+        failure = self._bound.failure(status)
+        if not self._said or status != ErrorStatus.GENERAL_FAILURE:
             return failure
         try:
             for node, _, _ in self._said.values():
                 self._binding.bind_output(node.name, _CPU)
-            self._run()
+            if status := self._bound.run(deadline_ns):  # which is not of the shapes
+                return self._bound.failure(status)
             values = zip(self._order, self._binding.get_outputs(), strict=True)
             shapes = {position: tuple(value.shape()) for position, value in values}
-        except Exception as other:  # which is not of the shapes
+        except Exception as other:
             return GeneralFailure(f"ONNX Runtime: {other}")
         finally:
             for node, dims, region in self._said.values():
@@ -347,10 +300,6 @@ class BoundGraph:
                 output.pool.array(np.uint8, (nbytes,), output.offset)[...] = source
 
 
-def _run_nothing() -> None:
-    """Run a graph of which only inputs are asked for."""
-
-
 def _writable(pool: MemoryLike, node: GraphArgument, nbytes: int, offset: int) -> Bytes:
     """Return the region of an output.
 
@@ -380,23 +329,6 @@ class _Ending(partial[ExecutionResult | None]):
         made = super().__new__(cls, run)
         made.until, made.within, made.cancel = until, within, cancel
         return made
-
-
-def _run_options() -> Any:
-    """Options of runs whose failures are told by their exceptions alone: no line on stderr for each."""
-    options = onnxruntime().RunOptions()
-    options.log_severity_level = 4
-    return options
-
-
-def _runner(graph: Graph, binding: Any, options: Any) -> Callable[[], None]:
-    """Return the shortest way to run: what ``InferenceSession.run_with_iobinding`` does in the end."""
-    session = graph.session
-    try:
-        run, bound = session._sess.run_with_iobinding, binding._iobinding
-    except AttributeError:  # another version of ONNX Runtime
-        run, bound = session.run_with_iobinding, binding
-    return partial(run, bound, options)
 
 
 def _needed(node: GraphArgument, operand: OperandDesc, dims: tuple[int, ...]) -> int | None:

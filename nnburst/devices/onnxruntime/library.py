@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 from ...errors import DeviceUnavailable
+from . import capi
 
 _MUCH = 8 << 20
 _INSTALL = "install them with pip install 'nnburst[onnx]'"
@@ -41,8 +42,14 @@ def give_memory_back(nbytes: int) -> None:
 
 @cache
 def onnxruntime() -> Any:
-    """Return the module `onnxruntime`; raises as `require_extra`."""
+    """Return what makes sessions: `capi`, or the module `onnxruntime` where that is not possible.
+
+    Raises:
+        DeviceUnavailable: As `require_extra`.
+    """
     require_extra()
+    if capi.load():
+        return capi
     module = import_module("onnxruntime")
     module.set_default_logger_severity(3)  # its warnings are normal: initialisers it removes, shapes it infers
     return module

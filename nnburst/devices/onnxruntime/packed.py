@@ -8,13 +8,10 @@ equal elements is in the table instead. A graph that is loaded uses the tensors 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import mmap
 import os
 import tempfile
 import time
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from ...cache import CacheReason, CacheRejected
+from ...cache import CacheReason, CacheRejected, seconds_per_byte
 from ...errors import GeneralFailure
 from ...model import Model, Subgraph
 from ..common import OwnBytes
@@ -136,26 +133,13 @@ def _require_chance(weights: _Weights, compile_seconds: float) -> None:
     """
     if weights.matrices >= _MUCH and 2 * weights.matrices >= weights.all:
         raise CacheRejected(CacheReason.NOT_WORTH_IT, "most weights are large matrices, which are slow to load, too")
-    seconds = _HIT_SECONDS + weights.stored * _seconds_per_byte()
+    seconds = _HIT_SECONDS + weights.stored * seconds_per_byte()
     if seconds > _GAIN * compile_seconds:
         raise CacheRejected(
             CacheReason.NOT_WORTH_IT,
             f"verifying {weights.stored} bytes takes {seconds * 1e3:.1f} ms, compiling took "
             f"{compile_seconds * 1e3:.1f} ms",
         )
-
-
-@cache
-def _seconds_per_byte() -> float:
-    """Return how long hashing takes at least."""
-    sample = bytes(1 << 18)
-
-    def once() -> float:
-        started = time.perf_counter()
-        hashlib.sha256(sample).digest()
-        return time.perf_counter() - started
-
-    return min(once() for _ in range(4)) / len(sample)
 
 
 def _temporary_directory(nbytes: int) -> str:
@@ -236,16 +220,10 @@ def pack(
 
 
 def _loading(encoded: bytes, blob: Bytes, settings: SessionSettings) -> float:
-    """Return the seconds that loading takes, a private copy and its digests included."""
+    """Return the seconds that loading takes, copying and verifying included."""
     started = time.perf_counter()
-    with mmap.mmap(-1, blob.nbytes) as copy:
-        with contextlib.suppress(OSError):
-            copy.madvise(mmap.MADV_HUGEPAGE)
-        copy[:] = blob.data
-    hashlib.sha256(encoded).digest()
-    hashlib.sha256(blob.data).digest()
     load_graph(read_contents(memoryview(encoded), blob.data), blob.data, settings)
-    return time.perf_counter() - started
+    return time.perf_counter() - started + (len(encoded) + blob.nbytes) * seconds_per_byte()
 
 
 def _optimised(

@@ -1,0 +1,414 @@
+"""ONNX Runtime's C API: the shared library in its package, with as much of its Python interface as this device uses.
+
+The functions of the library are found by their positions in its table, which only ever grows. A run is a kernel in C
+(``csrc/ort.c``); what happens once for a session or a request is called from here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import os
+import struct
+from collections.abc import Sequence
+from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from ..._core._nnburst import ffi, lib
+from ..._core.errno import check
+from ...errors import ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError, ResourceExhausted
+from ..elements import element_type
+
+_log = logging.getLogger(__name__)
+
+_VERSION = 12
+"""Of the interface: the first one with all of these functions."""
+_FUNCTIONS = {
+    "CreateEnv": (3, "int, const char *, void **"),
+    "CreateSessionFromArray": (8, "void *, const char *, size_t, void *, void **"),
+    "CreateSessionOptions": (10, "void **"),
+    "SetOptimizedModelFilePath": (11, "void *, const char *"),
+    "SetSessionLogSeverityLevel": (22, "void *, int"),
+    "SetSessionGraphOptimizationLevel": (23, "void *, int"),
+    "SetIntraOpNumThreads": (24, "void *, int"),
+    "SetInterOpNumThreads": (25, "void *, int"),
+    "SessionGetInputCount": (30, "void *, size_t *"),
+    "SessionGetOutputCount": (31, "void *, size_t *"),
+    "SessionGetInputTypeInfo": (33, "void *, size_t, void **"),
+    "SessionGetOutputTypeInfo": (34, "void *, size_t, void **"),
+    "SessionGetInputName": (36, "void *, size_t, void *, char **"),
+    "SessionGetOutputName": (37, "void *, size_t, void *, char **"),
+    "CreateTensorWithDataAsOrtValue": (49, "void *, void *, size_t, int64_t *, size_t, int, void **"),
+    "GetTensorMutableData": (51, "void *, void **"),
+    "CastTypeInfoToTensorInfo": (55, "void *, void **"),
+    "GetOnnxTypeFromTypeInfo": (56, "void *, int *"),
+    "GetTensorElementType": (60, "void *, int *"),
+    "GetDimensionsCount": (61, "void *, size_t *"),
+    "GetDimensions": (62, "void *, int64_t *, size_t"),
+    "GetSymbolicDimensions": (63, "void *, const char **, size_t"),
+    "GetTensorTypeAndShape": (65, "void *, void **"),
+    "CreateCpuMemoryInfo": (69, "int, int, void **"),
+    "AllocatorFree": (76, "void *, void *"),
+    "GetAllocatorWithDefaultOptions": (78, "void **"),
+    "AddSessionConfigEntry": (130, "void *, const char *, const char *"),
+    "CreateIoBinding": (134, "void *, void **"),
+    "BindInput": (136, "void *, const char *, void *"),
+    "BindOutput": (137, "void *, const char *, void *"),
+    "BindOutputToDevice": (138, "void *, const char *, void *"),
+    "GetBoundOutputValues": (140, "void *, void *, void ***, size_t *"),
+    "AddInitializer": (150, "void *, const char *, void *"),
+    "HasValue": (192, "void *, int *"),
+    "AddExternalInitializers": (210, "void *, const char **, void **, size_t"),
+}
+"""Position in the table, and what it takes; all return a status, NULL for success."""
+_RELEASES = {
+    "Status": 93,
+    "Session": 95,
+    "Value": 96,
+    "TypeInfo": 98,
+    "TensorTypeAndShapeInfo": 99,
+    "SessionOptions": 100,
+    "IoBinding": 135,
+}
+_ERRORS = {
+    1: "FAIL",
+    2: "INVALID_ARGUMENT",
+    3: "NO_SUCHFILE",
+    4: "NO_MODEL",
+    5: "ENGINE_ERROR",
+    6: "RUNTIME_EXCEPTION",
+    7: "INVALID_PROTOBUF",
+    8: "MODEL_LOADED",
+    9: "NOT_IMPLEMENTED",
+    10: "INVALID_GRAPH",
+    11: "EP_FAIL",
+}
+"""Words of the Python module, whose sentences are kept."""
+_TENSOR = 1
+_KINDS = ("nothing", "tensor", "sequence", "map", "opaque", "sparse tensor", "optional")
+_ERRORS_ONLY = 3
+"""Severity of messages: warnings are normal."""
+
+_PROBE = bytes.fromhex(
+    "08083a430a0c0a0178120172220452656c750a0e0a01720a017812017922034164641201675a0f0a0178120a0a08080112040a020802"
+    "620f0a0179120a0a08080112040a02080242040a001011"
+)
+"""A model that adds two float32 numbers to what is positive of them."""
+
+
+class OrtError(Exception):
+    """A failure that ONNX Runtime tells."""
+
+
+def _function(kind: str, address: object) -> Any:
+    return ffi.cast(kind, address)
+
+
+class _Api:
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        base = _function("void **(*)(void)", ctypes.cast(library.OrtGetApiBase, ctypes.c_void_p).value)()
+        self.version = ffi.string(_function("const char *(*)(void)", base[1])()).decode()
+        self.table = _function("void **(*)(uint32_t)", base[0])(_VERSION)
+        if not self.table:
+            raise OSError(f"{path} has not version {_VERSION} of its interface")
+        self._error_code = _function("int (*)(void *)", self.table[1])
+        self._error_message = _function("const char *(*)(void *)", self.table[2])
+        self._functions = {
+            name: _function(f"void *(*)({takes})", self.table[slot]) for name, (slot, takes) in _FUNCTIONS.items()
+        }
+        self._releases = {what: _function("void (*)(void *)", self.table[slot]) for what, slot in _RELEASES.items()}
+        self.env = self.get("CreateEnv", _ERRORS_ONLY, b"Default")  # lives as long as the process
+        self.memory = self.get("CreateCpuMemoryInfo", 0, 0)
+        self.allocator = self.get("GetAllocatorWithDefaultOptions")
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function; raises `OrtError`, or `MemoryError`."""
+        status = self._functions[name](*arguments)
+        if not status:
+            return
+        code = self._error_code(status)
+        text = ffi.string(self._error_message(status)).decode(errors="replace")
+        self._releases["Status"](status)
+        if "std::bad_alloc" in text:
+            raise MemoryError(text)
+        raise OrtError(f"[ONNXRuntimeError] : {code} : {_ERRORS.get(code, 'GENERAL ERROR')} : {text}")
+
+    def get(self, name: str, *arguments: Any, kind: str = "void *") -> Any:
+        """Return what a function writes to where its last argument points."""
+        out = ffi.new(f"{kind} *")
+        self.call(name, *arguments, out)
+        return out[0]
+
+    def own(self, what: str, handle: Any) -> Any:
+        """Return a handle that is released with its last reference."""
+        return ffi.gc(handle, self._releases[what])
+
+    def tensor(self, element: int, dims: Sequence[int], address: int) -> Any:
+        """Return a value over memory, which has to outlive it."""
+        nbytes = math.prod(dims) * element_type(element, "").itemsize
+        place, shape = ffi.cast("void *", address), ffi.new("int64_t[]", dims)
+        name = "CreateTensorWithDataAsOrtValue"
+        return self.own("Value", self.get(name, self.memory, place, nbytes, shape, len(dims), element))
+
+
+_api: _Api
+
+
+def load() -> bool:
+    """Load the library, unless it is loaded; whether it is there, and computes as it should."""
+    global _api
+    spec = find_spec("onnxruntime")
+    assert spec is not None
+    try:
+        (path,) = Path(next(iter(spec.submodule_search_locations or ()))).glob("capi/libonnxruntime.so.*")
+        _api = _Api(path)
+        _require_sums()
+    except (ValueError, OSError, AttributeError, OrtError, MemoryError) as error:
+        _log.info("runs go through ONNX Runtime's Python module, not through its C library: %s", error)
+        return False
+    return True
+
+
+def _require_sums() -> None:
+    """Check the library's version and a model's results, bit by bit.
+
+    Raises:
+        OrtError: They are others than expected.
+    """
+    if not metadata.version("onnxruntime").startswith(_api.version):
+        raise OrtError(f"the library is of version {_api.version}")
+    options = SessionOptions()
+    options.intra_op_num_threads = 1
+    session = InferenceSession(_PROBE, options)
+    x, y = np.array([-3.5, 0.1], "<f4"), np.empty(2, "<f4")
+    binding = session.io_binding()
+    binding.bind_input("x", "cpu", 0, 1, [2], x.ctypes.data)
+    binding.bind_output("y", "cpu", 0, 1, [2], y.ctypes.data)
+    if BoundRun(binding).run(0) or y.tobytes() != struct.pack("<2f", -3.5, 0.2):
+        raise OrtError("the library computes something else")
+
+
+def _setting(name: str) -> property:
+    return property(None, lambda options, value: _api.call(name, options.handle, value))
+
+
+class SessionOptions:
+    """How a session is made."""
+
+    def __init__(self) -> None:
+        self.handle = _api.own("SessionOptions", _api.get("CreateSessionOptions"))
+
+    intra_op_num_threads = _setting("SetIntraOpNumThreads")
+    inter_op_num_threads = _setting("SetInterOpNumThreads")
+    log_severity_level = _setting("SetSessionLogSeverityLevel")
+    graph_optimization_level = _setting("SetSessionGraphOptimizationLevel")
+    optimized_model_filepath = property(
+        None, lambda self, path: _api.call("SetOptimizedModelFilePath", self.handle, os.fsencode(path))
+    )
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Set what has no function of its own."""
+        _api.call("AddSessionConfigEntry", self.handle, key.encode(), os.fsencode(value))
+
+    def add_initializer(self, name: str, value: OrtValue) -> None:
+        """Have a value used where it lies, instead of what the graph says; it outlives the session."""
+        _api.call("AddInitializer", self.handle, name.encode(), value.handle)
+
+    def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
+        """Give the tensors that the graph says to be in files; they outlive the making of the session."""
+        texts = [ffi.new("char[]", name.encode()) for name in names]
+        handles = ffi.new("void *[]", [value.handle for value in values])
+        _api.call("AddExternalInitializers", self.handle, ffi.new("const char *[]", texts), handles, len(names))
+
+
+class GraphOptimizationLevel:
+    """How much of a graph is rewritten."""
+
+    ORT_DISABLE_ALL = 0
+
+
+class OrtValue:
+    """A tensor."""
+
+    def __init__(self, handle: Any, array: np.ndarray[Any, Any] | None = None) -> None:
+        self.handle = handle
+        self._array = array
+
+    @classmethod
+    def ortvalue_from_numpy_with_onnx_type(cls, array: np.ndarray[Any, Any], element: int) -> OrtValue:
+        """Return a tensor over an array, of elements that NumPy may lack."""
+        return cls(_api.tensor(element, array.shape, array.ctypes.data), array)
+
+    def has_value(self) -> bool:
+        """Whether it was computed."""
+        return bool(_api.get("HasValue", self.handle, kind="int"))
+
+    def shape(self) -> list[int]:
+        """Return its dimensions."""
+        info = _api.own("TensorTypeAndShapeInfo", _api.get("GetTensorTypeAndShape", self.handle))
+        return _dimensions(info)
+
+    def data_ptr(self) -> int:
+        """Return where it lies."""
+        return int(ffi.cast("uintptr_t", _api.get("GetTensorMutableData", self.handle)))
+
+
+class OrtArgument(Struct, frozen=True):
+    """An input or output of a session; `type` is as in ``tensor(float)``."""
+
+    name: str
+    type: str
+    shape: list[int | str]
+
+
+def _dimensions(info: Any) -> list[int]:
+    rank = _api.get("GetDimensionsCount", info, kind="size_t")
+    sizes = ffi.new("int64_t[]", rank)
+    _api.call("GetDimensions", info, sizes, rank)
+    return list(sizes)
+
+
+def _node(name: str, kind: Any) -> OrtArgument:
+    number = _api.get("GetOnnxTypeFromTypeInfo", kind, kind="int")
+    if number != _TENSOR:
+        return OrtArgument(name, _KINDS[number], [])
+    info = _api.get("CastTypeInfoToTensorInfo", kind)  # which is a part of the other
+    sizes = _dimensions(info)
+    symbols = ffi.new("const char *[]", len(sizes))
+    _api.call("GetSymbolicDimensions", info, symbols, len(sizes))
+    shape = [
+        size if size >= 0 else ffi.string(text).decode(errors="replace")
+        for size, text in zip(sizes, symbols, strict=True)
+    ]
+    element = _api.get("GetTensorElementType", info, kind="int")
+    try:
+        return OrtArgument(name, f"tensor({element_type(element, '').name})", shape)
+    except GeneralFailure:
+        return OrtArgument(name, f"tensor({element})", shape)
+
+
+class InferenceSession:
+    """A session, for any number of threads.
+
+    Args:
+        data: The model.
+        options: How it is made.
+        others: What only the Python module has: providers other than the processor.
+
+    Raises:
+        OrtError: It is no model, or one that ONNX Runtime cannot run.
+        MemoryError: There is no memory for it.
+    """
+
+    def __init__(self, data: bytes, options: SessionOptions, **others: object) -> None:
+        made = _api.get("CreateSessionFromArray", _api.env, data, len(data), options.handle)
+        self.handle = _api.own("Session", made)
+
+    def _nodes(self, kind: str) -> list[OrtArgument]:
+        nodes = []
+        for i in range(_api.get(f"SessionGet{kind}Count", self.handle, kind="size_t")):
+            text = _api.get(f"SessionGet{kind}Name", self.handle, i, _api.allocator, kind="char *")
+            name = ffi.string(text).decode()
+            _api.call("AllocatorFree", _api.allocator, text)
+            info = _api.own("TypeInfo", _api.get(f"SessionGet{kind}TypeInfo", self.handle, i))
+            nodes.append(_node(name, info))
+        return nodes
+
+    def get_inputs(self) -> list[OrtArgument]:
+        """Return its inputs, without those that have a default."""
+        return self._nodes("Input")
+
+    def get_outputs(self) -> list[OrtArgument]:
+        """Return its outputs."""
+        return self._nodes("Output")
+
+    def io_binding(self) -> IOBinding:
+        """Return a binding of it to no arguments yet."""
+        return IOBinding(self)
+
+
+class IOBinding:
+    """Inputs and outputs of a session by name. Not for concurrent use.
+
+    Args:
+        session: The session.
+    """
+
+    def __init__(self, session: InferenceSession) -> None:
+        self.handle = _api.own("IoBinding", _api.get("CreateIoBinding", session.handle))
+        self.session = session
+
+    def bind_input(self, name: str, device: str, number: int, element: int, dims: Sequence[int], address: int) -> None:
+        """Read an input from memory, which stays the caller's."""
+        _api.call("BindInput", self.handle, name.encode(), _api.tensor(element, dims, address))
+
+    def bind_output(
+        self, name: str, device: str, number: int = 0, element: int = 0, dims: Sequence[int] = (), address: int = 0
+    ) -> None:
+        """Write an output to memory, which stays the caller's; without an address, to memory of ONNX Runtime."""
+        if address:
+            _api.call("BindOutput", self.handle, name.encode(), _api.tensor(element, dims, address))
+        else:
+            _api.call("BindOutputToDevice", self.handle, name.encode(), _api.memory)
+
+    def get_outputs(self) -> list[OrtValue]:
+        """Return the outputs of the last run, in the order in which they were bound."""
+        values, count = ffi.new("void ***"), ffi.new("size_t *")
+        _api.call("GetBoundOutputValues", self.handle, _api.allocator, values, count)
+        outputs = [OrtValue(_api.own("Value", values[0][i])) for i in range(count[0])]
+        if values[0]:
+            _api.call("AllocatorFree", _api.allocator, values[0])
+        return outputs
+
+
+Copies = Sequence[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
+"""Each to the first array, from the second, of as many bytes."""
+_FAILURES: dict[int, type[NNBurstError]] = {
+    ErrorStatus.MISSED_DEADLINE_TRANSIENT: MissedDeadline,
+    ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT: ResourceExhausted,
+}
+
+
+class BoundRun:
+    """Copies, a run of a binding, copies: a kernel in C.
+
+    Args:
+        binding: What to run; None for nothing.
+        before: Made before the run.
+        after: Made after it.
+
+    Attributes:
+        kernel: An ``nnb_kernel *``, for as long as this object is there.
+        run: Runs it until a deadline, 0 for none; returns 0, or the status of the failure. The interpreter's lock is
+            free meanwhile.
+    """
+
+    def __init__(self, binding: IOBinding | None, before: Copies = (), after: Copies = ()) -> None:
+        def place(array: np.ndarray[Any, Any]) -> Any:
+            return ffi.cast("void *", array.ctypes.data)
+
+        self._kept = binding, before, after
+        session, bound = (binding.session.handle, binding.handle) if binding else (ffi.NULL, ffi.NULL)
+        copies = ffi.new("nnb_copy[]", [(place(to), place(source), to.nbytes) for to, source in (*before, *after)])
+        out = ffi.new("nnb_kernel **")
+        check(lib.nnb_ort_create(out, _api.table, session, bound, copies, len(before), len(after)))
+        self.kernel = ffi.gc(out[0], out[0].destroy)
+        self.run = partial(lib.nnb_kernel_run, self.kernel)
+
+    def failure(self, status: int) -> NNBurstError:
+        """Return why the last run failed, with that status."""
+        sentence = self.kernel.sentence(self.kernel)
+        text = ffi.string(sentence).decode(errors="replace") if sentence else "no reason is known"
+        return _FAILURES.get(status, GeneralFailure)(text)
+
+    def cancel(self) -> None:
+        """Have the run end between two of its nodes, and any other one before its first."""
+        lib.nnb_ort_cancel(self.kernel)

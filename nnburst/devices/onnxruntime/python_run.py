@@ -1,0 +1,84 @@
+"""A bound run through ONNX Runtime's Python module, where its package has no C library: before version 1.19."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from ...errors import GeneralFailure, MissedDeadline, NNBurstError, ResourceExhausted
+from ..alarm import ALARM_CLOCK
+from ..deadline import deadline_passed, is_limit
+from .capi import Copies
+from .library import onnxruntime
+
+
+class PythonRun:
+    """As `capi.BoundRun`, but no kernel in C.
+
+    Args:
+        session: An ``InferenceSession`` of the Python module.
+        binding: Its binding; None for nothing.
+        before: Copies before the run.
+        after: Copies after it.
+    """
+
+    kernel = None
+
+    def __init__(self, session: Any, binding: Any, before: Copies = (), after: Copies = ()) -> None:
+        self._session, self._binding = session, binding
+        self._before, self._after = tuple(before), tuple(after)
+        self._usual = self._options = _run_options()
+        self._is_cancelled = False
+        self._failure: NNBurstError = GeneralFailure()
+
+    def run(self, deadline_ns: int) -> int:
+        """Run until a deadline, 0 for none; return 0, or the status of the failure."""
+        try:
+            for to, source in self._before:
+                to[...] = source
+            if self._binding is not None and is_limit(deadline_ns):
+                self._run_until(deadline_ns)
+            elif self._binding is not None:
+                self._session.run_with_iobinding(self._binding, self._usual)
+            for to, source in self._after:
+                to[...] = source
+        except Exception as error:
+            self._failure = self._failure_of(error, deadline_ns)
+            return int(self._failure.status)
+        return 0
+
+    def _run_until(self, deadline_ns: int) -> None:
+        options = self._options = _run_options()  # of this run alone: an alarm that comes late ends no other one
+        if self._is_cancelled or deadline_passed(deadline_ns):
+            options.terminate = True
+        try:
+            with ALARM_CLOCK.at(deadline_ns, partial(setattr, options, "terminate", True)):
+                self._session.run_with_iobinding(self._binding, options)
+        finally:
+            self._options = self._usual
+
+    def _failure_of(self, error: Exception, deadline_ns: int) -> NNBurstError:
+        if deadline_passed(deadline_ns):
+            return MissedDeadline("the run was ended at its deadline")
+        if self._is_cancelled:
+            return MissedDeadline("the run was ended, for its client has gone or closed the burst")
+        if isinstance(error, MemoryError):
+            return ResourceExhausted(f"no memory for this execution: {error}")
+        return error if isinstance(error, NNBurstError) else GeneralFailure(f"ONNX Runtime: {error}")
+
+    def failure(self, status: int) -> NNBurstError:
+        """Return why the last run failed, with that status."""
+        return self._failure
+
+    def cancel(self) -> None:
+        """Have the run end between two of its nodes, and any other one before its first."""
+        self._is_cancelled = True
+        for options in (self._usual, self._options):
+            options.terminate = True
+
+
+def _run_options() -> Any:
+    """Options of runs whose failures are told by their exceptions alone: no line on stderr for each."""
+    options = onnxruntime().RunOptions()
+    options.log_severity_level = 4
+    return options
