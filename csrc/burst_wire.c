@@ -214,3 +214,15 @@ int nnb_wire_decode_result(const uint8_t *packet, uint32_t n, nnb_result *out)
     out->time_in_driver = get64(d, 16);
     return 0;
 }
+
+/* FNV-1a over 32-bit words: packets are short and this only has to tell bound plans apart quickly. */
+uint32_t nnb_wire_hash(const uint8_t *packet, uint32_t n)
+{
+    uint32_t h = 2166136261u;
+    for (uint32_t i = 0; i < n * (NNB_DATUM_SIZE / 4); i++) {
+        uint32_t word;
+        memcpy(&word, packet + 4 * (size_t)i, 4);
+        h = (h ^ word) * 16777619u;
+    }
+    return h;
+}

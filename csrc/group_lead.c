@@ -16,9 +16,8 @@
 
 void nnb_group_load(const nnb_group *g, nnb_load *load)
 {
-    load->cpus = g->cpus;
-    load->n_detached = nnb_load32_relaxed(&g->n_detached);
-    for (int p = 0; p < NNB_PRIORITIES; p++)
+    *load = (nnb_load){.cpus = g->cpus, .n_detached = nnb_load32_relaxed(&g->n_detached)};
+    for (int p = 0; load->n_detached && p < NNB_PRIORITIES; p++)
         load->n_runs[p] = nnb_load32_relaxed(&g->n_runs[p]);
 }
 

@@ -135,15 +135,24 @@ void nnb_look_around(nnb_group *g)
     }
 }
 
-uint64_t nnb_look_window(const nnb_group *g)
+static uint64_t window_of(const nnb_burst *b) { return nnb_load32_relaxed(&b->taken) ? 0 : b->window_ns; }
+
+int nnb_look_polls(const nnb_group *g)
 {
-    uint64_t window = 0;
-    if (!nnb_group_may_poll(g))
-        return 0;
-    for (uint32_t i = 0; i < g->n_hot; i++)
-        if (g->hot[i]->window_ns > window && !nnb_load32_relaxed(&g->hot[i]->taken))
-            window = g->hot[i]->window_ns;
-    return window;
+    uint32_t i = 0;
+    while (i < g->n_hot && !window_of(g->hot[i]))
+        i++;
+    return i < g->n_hot && nnb_group_may_poll(g);
+}
+
+/* How long it polls; 0: not at all. */
+static uint64_t longest_window(const nnb_group *g)
+{
+    uint64_t longest = 0;
+    for (uint32_t i = 0; i < g->n_hot && nnb_group_may_poll(g); i++)
+        if (window_of(g->hot[i]) > longest)
+            longest = window_of(g->hot[i]);
+    return longest;
 }
 
 void nnb_look_idle(nnb_group *g)
@@ -156,7 +165,7 @@ void nnb_look_idle(nnb_group *g)
         return;
     if (!g->idle_since)
         g->idle_since = g->now_ns;
-    uint64_t window = nnb_look_window(g);
+    uint64_t window = longest_window(g);
     if (window)
         window = nnb_window(window, g->fruitless);
     if (g->now_ns - g->idle_since < window)

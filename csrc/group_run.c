@@ -53,7 +53,8 @@ static nnb_burst *pick(nnb_group *g)
     nnb_load load;
     nnb_group_load(g, &load);
     for (uint32_t i = 0; i < s->n_slots; i++)
-        s->slots[i]->is_asleep = is_asleep((nnb_burst *)s->slots[i]);
+        if (s->slots[i]->is_to_rest)
+            s->slots[i]->is_asleep = is_asleep((nnb_burst *)s->slots[i]);
     nnb_queue *q = nnb_schedule_next(s, &load, g->now_ns);
     for (uint32_t i = 0; i < s->n_slots; i++) {
         nnb_burst *b = (nnb_burst *)s->slots[i];
@@ -144,7 +145,7 @@ static void advise(const nnb_worker *w, nnb_burst *b)
 {
     int rests = is_crowded(w);
     set_hint(b, rests ? NNB_REST : w->in_service ? sched_getcpu() : NNB_NOTHING);
-    nnb_server_outbox(b->server)->is_listeners = !rests && (!w->in_service || b->was_asleep);
+    nnb_server_outbox(b->server)->moves = !rests && (!w->in_service || (b->was_asleep && !b->queue.is_entering));
 }
 
 /* Answers the request at hand. 0, NNB_BURST_ENDED | ..., or -ERESTART. */
@@ -196,7 +197,7 @@ static int conclude(nnb_worker *w)
 static int lead(nnb_worker *w, uint32_t limit)
 {
     nnb_group *g = w->group;
-    int polls = nnb_look_window(g) != 0;
+    int polls = nnb_look_polls(g);
     for (uint32_t round = 1;; round++) {
         if (nnb_load32_relaxed(&g->changed))
             nnb_look_refresh(g);
@@ -222,7 +223,7 @@ static int lead(nnb_worker *w, uint32_t limit)
         }
         if (!limit && (!polls || looks_up)) {
             nnb_look_idle(g);
-            polls = nnb_look_window(g) != 0;
+            polls = nnb_look_polls(g);
         } else {
             nnb_pause();
         }
@@ -294,7 +295,7 @@ int nnb_group_ran_long(const nnb_worker *w) { return w->role == NNB_DETACHED; }
 
 uint32_t nnb_group_spins(const nnb_worker *w)
 {
-    return w->role == NNB_ATTACHED || (w->role == NNB_LEADS && nnb_look_window(w->group)) ? SPINS : 0;
+    return w->role == NNB_ATTACHED || (w->role == NNB_LEADS && nnb_look_polls(w->group)) ? SPINS : 0;
 }
 
 int nnb_group_answer(nnb_worker *w)
@@ -309,17 +310,23 @@ int nnb_group_try(nnb_worker *w, uint32_t spins)
     return w->role == NNB_ATTACHED ? poll_own_queue(w, spins) : w->role == NNB_LEADS ? lead(w, spins) : -EAGAIN;
 }
 
+int nnb_group_run(nnb_worker *w, int id)
+{
+    return id < 0 || id >= NNB_BURST_ENDED ? id : nnb_server_run(w->burst->server, id);
+}
+
 int nnb_group_next(nnb_worker *w)
 {
     int rc = nnb_group_answer(w);
     while (!rc) {
         if (w->role == NNB_NO_ROLE && (rc = nnb_worker_park(w)) < 0)
             return rc;
-        rc = nnb_group_try(w, 0);
-        if (rc == -EAGAIN)
-            rc = 0;
-        else
-            return rc;
+        uint32_t spins = nnb_group_spins(w);
+        int id = spins ? nnb_group_try(w, spins) : -EAGAIN; /* without a look at what is idle */
+        id = nnb_group_run(w, id == -EAGAIN ? nnb_group_try(w, 0) : id);
+        if (id != -EAGAIN)
+            return id;
+        rc = nnb_group_answer(w);
     }
     return rc;
 }

@@ -44,6 +44,11 @@
  *     another burst stores `left`, then loads who has the claim. At least one of them sees the other, so that one
  *     execution never runs on two bursts.
  *
+ *   SYNC POINT leave_kernel <-> free_slot   (burst_server.c; read-modify-writes of one word)
+ *     The listener has run a plan's kernel and gives the plan back with release. Who frees a slot takes the plan with
+ *     acquire, and may end the kernel. If that comes first, it sees that the kernel runs, and the listener that its plan is
+ *     gone: then the listener says when the kernel may end.
+ *
  *   SYNC POINT guard_add <-> absorb   (memory_map.c; the fields of an entry, like a sequence lock)
  *     The owner claims the entry (a step of `turn`), passes a release fence, writes the fields and arms the entry (a
  *     step of `turn` with release). The handler loads `turn` with acquire, reads the fields, passes an acquire fence
@@ -117,6 +122,10 @@ static inline uint32_t nnb_add32_relaxed(nnb_a32 *p, uint32_t v)
 static inline int nnb_cas32_relaxed(nnb_a32 *p, uint32_t from, uint32_t to)
 {
     return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_relaxed, memory_order_relaxed);
+}
+static inline int nnb_cas32_release(nnb_a32 *p, uint32_t from, uint32_t to)
+{
+    return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_release, memory_order_relaxed);
 }
 static inline uint32_t nnb_or32_release(nnb_a32 *p, uint32_t v)
 {

@@ -189,7 +189,7 @@ void nnb_look_refresh(nnb_group *g); /* bursts have come, gone, or been handed b
 int nnb_look_at_slots(nnb_group *g);
 void nnb_look_around(nnb_group *g);
 void nnb_look_at_all(nnb_group *g);
-uint64_t nnb_look_window(const nnb_group *g); /* how long to poll; 0: not at all */
+int nnb_look_polls(const nnb_group *g);       /* whether it polls before it sleeps */
 void nnb_look_idle(nnb_group *g);             /* nothing was found for some rounds: go on polling, or sleep */
 
 /* group_sleep.c. */

@@ -1,4 +1,4 @@
-/* A listener thread and the client that it wakes on one processor, while others are idle: one of them moves.
+/* A listener thread and its client on one processor: one of them moves.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -6,7 +6,8 @@
  * is halted for one that is busy. Then each wake pushes the thread that wakes off its processor, nobody is there to poll,
  * and both ends sleep for each run. A wake that lasts long is the sign. The thread moves: the processor that it is on is
  * taken out of its mask for a moment. Nothing tells whether the others are idle, so it moves less often if that does not
- * help.
+ * help. Where they are busy it helps, too: a pair apart does ten runs while both ends have a processor, a pair on one does
+ * one for each turn of all that want it.
  *
  * A listener that serves many clients would find others on the processor that it moves to, next time. It tells the client
  * where it polls, and the client moves, if it polls there in vain after it was woken. So the listener keeps its processor,

@@ -117,12 +117,16 @@ int nnb_flow_priority(const nnb_flow *f)
 static int may_run(const nnb_schedule *s, const nnb_flow *f)
 {
     uint32_t most = s->load.cpus > 2 ? s->load.cpus : 2;
+    if (!s->load.n_detached)
+        return 1;
     return nnb_load_has_processor(&s->load, nnb_flow_priority(f)) &&
            (f->n_busy < most || (f->first[0] && f->first[0]->is_over));
 }
 
 static void note_load(nnb_schedule *s, const nnb_load *load)
 {
+    if (!load->n_detached && !s->load.n_detached)
+        return;
     int is_same = load->n_detached == s->load.n_detached;
     s->load.n_detached = load->n_detached;
     for (int p = 0; p < NNB_PRIORITIES; p++) {

@@ -11,7 +11,7 @@
 #include "nnb_channel.h"
 #include "nnb_server.h"
 
-static int waits, wakes, reads, reads_before_wait;
+static int waits, wakes, reads, read_by_poll; /* the clock; before the last wait, without two reads for each wake */
 static uint64_t wake_takes; /* how far a wake moves that clock */
 static int is_pushed, moves; /* a wake costs this thread its processor; how often its mask was set */
 static long switches;
@@ -31,12 +31,13 @@ long __wrap_syscall(long number, ...)
     va_end(list);
     if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAKE_BITSET) {
         wakes++;
+        reads -= 2;
         fake_ns += wake_takes; /* 0 as long as the clock is the system's */
         switches += is_pushed;
     }
     if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT_BITSET) {
         waits++;
-        reads_before_wait = reads;
+        read_by_poll = reads;
         if (before_each_wait)
             before_each_wait();
         if (before_wait) {
@@ -114,7 +115,7 @@ static uint64_t polled_for(nnb_execution *e, void (*hook)(void))
     before_wait = hook;
     CHECK_EQ(nnb_execution_run(e), 0);
     fake_ns = 0;
-    return (uint64_t)(reads_before_wait - 1) * 1000;
+    return (uint64_t)(read_by_poll - 1) * 1000;
 }
 
 static void begin(uint64_t window)
@@ -210,18 +211,19 @@ int main(void)
     nnb_execution_destroy(e);
     end_pair(&p);
 
-    /* a listener that is pushed off its processor by the client that it wakes moves to another one, now and then */
+    /* an end that is pushed off its processor by the other end, which it wakes, moves to another one, now and then */
     fake_ns = __real_nnb_now_ns();
-    begin(0);
+    begin(1);
     e = new_execution(p.client, 1);
     is_pushed = 1;
     wake_takes = 50000;
     CHECK_EQ(nnb_execution_start(e), 0);
     CHECK_EQ(wakes, 1);
-    CHECK_EQ(moves, 0); /* a client's thread is its own */
+    CHECK_EQ(moves, 2); /* a client */
+    fake_ns += 9000000;
     answer_now();
     CHECK_EQ(wakes, 3); /* and one that says that there is room */
-    CHECK_EQ(moves, 2);
+    CHECK_EQ(moves, 4); /* a listener */
     CHECK_EQ(nnb_execution_resume(e), 0);
     const struct { int pushed; uint64_t takes, later; int moved; } cases[] = {
         {1, 50000, 0, 0},       /* it has only just moved */
@@ -240,6 +242,19 @@ int main(void)
         CHECK_EQ(nnb_execution_run(e), 0);
         CHECK_EQ(moves, cases[i].moved);
     }
+    nnb_execution_destroy(e);
+    end_pair(&p);
+
+    /* ... unless neither polls: then both do best on one */
+    begin(0);
+    e = new_execution(p.client, 1);
+    is_pushed = 1;
+    fake_ns += 9000000;
+    moves = 0;
+    before_wait = answer_now;
+    CHECK_EQ(nnb_execution_run(e), 0);
+    CHECK(wakes > 0);
+    CHECK_EQ(moves, 0);
     is_pushed = 0;
     wake_takes = fake_ns = 0;
     nnb_execution_destroy(e);

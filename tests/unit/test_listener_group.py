@@ -339,6 +339,35 @@ def test_client_that_dies_leaves_no_burst(shared: Callable[..., Shared]) -> None
     assert hosted.wait_ended(PATIENCE)
     assert hosted.ledger.used["bursts"] == 0
     assert run(other)[0] == 1
+    assert sum(burst is not None for burst in service.group._bursts) == 1
+
+
+def test_memory_that_is_freed_while_its_burst_ends_leaves_the_plans_of_the_next_one(
+    shared: Callable[..., Shared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = shared()
+    session = service.connect().session("call")
+    run(session)
+    (burst,) = (burst for burst in service.group._bursts if burst is not None)
+    plans, marks = service.group._plans, [lambda: None] * len(service.group._plans)
+    lock, me = burst._plans_lock, threading.current_thread()  # type: ignore[attr-defined]
+    hooks = [session.close]
+
+    class Hook:
+        def __enter__(self) -> None:
+            if threading.current_thread() is me and hooks:
+                hooks.pop()()
+                until(lambda: not any(service.group._bursts), "the burst did not end")
+                plans[:] = marks  # what a burst with the same places puts there
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    monkeypatch.setattr(burst, "_plans_lock", Hook())
+    burst.forget_plans()  # type: ignore[attr-defined]
+    assert not hooks
+    assert plans == marks
 
 
 def test_group_that_is_closed_takes_no_burst(shared: Callable[..., Shared]) -> None:
