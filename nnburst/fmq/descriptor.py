@@ -8,15 +8,17 @@ import operator
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from .._core._nnburst import ffi, lib
 from .._core.fds import FdSet
 from .._core.leaving import Closing
 from ..errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class Flavour(enum.IntEnum):

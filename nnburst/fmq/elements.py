@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .._core._nnburst import ffi
 from ..errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Elements = np.ndarray[Any, np.dtype[Any]]
 

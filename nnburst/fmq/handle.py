@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from .._core._nnburst import ffi, lib
+from .._core._nnburst import ffi, lib, queue_calls
 from .._core.leaving import abandon_when_forked
 from ..errors import BadState
+
+
+def _not_here(_: object) -> Any:
+    return NotImplemented
 
 
 class Handle:
@@ -16,12 +21,25 @@ class Handle:
 
     A queue, the NumPy views on its ring and a call that waits in another thread each hold one reference, so closing
     the queue never unmaps memory that a view still shows.
+
+    Attributes:
+        read: Fills an array, or a new one of so many elements. Returns it; None if there are not enough; False if this
+            reader was overtaken; NotImplemented for what only a call with `pointer` can do or explain.
+        write: Appends an array or bytes. Returns True; False if there is no room; NotImplemented likewise.
     """
 
-    __slots__ = ("__weakref__", "pointer")
+    __slots__ = ("__weakref__", "pointer", "read", "write")
 
-    def __init__(self, pointer: Any) -> None:
-        self.pointer = None if pointer is None else ffi.gc(pointer, lib.nnb_mq_close)
+    def __init__(self, pointer: Any, dtype: np.dtype[Any] | None = None) -> None:
+        self.pointer: Any = None
+        self.read: Callable[[Any], Any] = _not_here
+        self.write: Callable[[Any], Any] = _not_here
+        if dtype is not None:
+            self.pointer = ffi.gc(pointer, lib.nnb_mq_close)
+            probe = np.empty(2, dtype)
+            start, _read_only = probe.__array_interface__["data"]
+            bound = int(ffi.cast("uintptr_t", pointer)), self.pointer, dtype, np.ndarray, np.empty
+            self.read, self.write = queue_calls(bound, probe, start) or (_not_here, _not_here)
         abandon_when_forked(self)
 
     def abandon(self) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from .._core._nnburst import ffi, lib
 from .._core.deadline import Deadline
@@ -21,6 +20,9 @@ from .layout import create_memory, member
 from .layout import options as open_options
 from .queue_end import QueueEnd
 from .transaction import MemTransaction
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class MessageQueue(QueueEnd):
@@ -145,6 +147,9 @@ class MessageQueue(QueueEnd):
             InvalidArgument: More than the capacity, wrong element type, or the handle is read-only.
             GeneralFailure: The shared counters are corrupt.
         """
+        done: bool = self._handle.write(data)
+        if done is not NotImplemented:
+            return done
         array = as_elements(data, self._dtype)
         rc = lib.nnb_mq_write(self._handle.live(), readable(array), array.size)
         return rc == 0 or self._explain(rc, f"write of {array.size} elements")
@@ -164,6 +169,13 @@ class MessageQueue(QueueEnd):
             InvalidArgument: More than the capacity, or `out` is of the wrong kind.
             GeneralFailure: The shared counters are corrupt.
         """
+        wanted = out if out is not None else count if type(count) is int else None
+        got: Elements | Literal[False] | None = self._handle.read(wanted)
+        if got is False:
+            self._overruns += 1
+            return None
+        if got is not NotImplemented:
+            return got
         array = self._target(count, out)
         rc = lib.nnb_mq_read(self._handle.live(), writable(array), array.size)
         return array if rc == 0 or self._explain(rc, f"read of {array.size} elements") else None

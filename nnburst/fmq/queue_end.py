@@ -59,7 +59,7 @@ class QueueEnd(Closing):
         if rc < 0:
             fds.close()
             check(rc, f"cannot attach to a queue of {len(grantors)} regions in {len(numbers) - 1} memory objects")
-        self._handle = Handle(out[0])
+        self._handle = Handle(out[0], dtype)
         self._fds = fds
         self._grantors = grantors
         self._dtype = dtype

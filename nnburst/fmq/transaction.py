@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import BadState, InvalidArgument
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Elements = np.ndarray[Any, np.dtype[Any]]
 

@@ -20,6 +20,13 @@ from nnburst.fmq import Flavour, Grantor, MessageQueue, MQDescriptor
 from support.waiting import PATIENCE
 
 
+@pytest.fixture(params=["one call", "cffi"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All holds for both ways into C; the second is for data that the first does not take."""
+    if request.param == "cffi":
+        monkeypatch.setattr("nnburst.fmq.handle.queue_calls", lambda *_: None)
+
+
 def maps() -> int:
     with open("/proc/self/maps") as file:
         return sum("MessageQueue" in line for line in file)
