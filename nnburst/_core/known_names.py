@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -41,8 +40,10 @@ class KnownNames:
         elif known is None or name in known:
             return
         else:
+            from difflib import get_close_matches
+
             public = (known_name for known_name in known if known_name[0] != "_")
-            close = difflib.get_close_matches(name, public, 1)
+            close = get_close_matches(name, public, 1)
             remedy = f"; did you mean {close[0]!r}?" if close else ""
             said = f"{kind} objects have no attribute {name!r} to set{remedy}"
         raise AttributeError(said, name=name, obj=self)

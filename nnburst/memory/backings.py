@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
 import mmap
 import os
 import struct
@@ -23,7 +22,9 @@ _UDMABUF_CLOEXEC = 1
 
 
 def _dma_heap(size: int) -> int:
-    heaps = sorted(glob.glob("/dev/dma_heap/*"), key=lambda path: (not path.endswith("/system"), path))
+    from glob import glob
+
+    heaps = sorted(glob("/dev/dma_heap/*"), key=lambda path: (not path.endswith("/system"), path))
     if not heaps:
         raise OSError("there is no /dev/dma_heap")
     heap = os.open(heaps[0], os.O_RDWR | os.O_CLOEXEC)

@@ -9,7 +9,6 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .._core.leaving import ProcessLock
 from ..errors import InvalidArgument
@@ -20,6 +19,8 @@ from .pool import Pool
 
 if TYPE_CHECKING:
     from multiprocessing.shared_memory import SharedMemory
+
+    import numpy.typing as npt
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()

@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
-
 from .._core._nnburst import lib
 from .._core.errno import check
 from .._core.fds import FdSet
@@ -22,6 +20,8 @@ from .pool import Pool
 if TYPE_CHECKING:
     import mmap
     from multiprocessing.shared_memory import SharedMemory
+
+    import numpy.typing as npt
 
 
 class Memory(Pool):

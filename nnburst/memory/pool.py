@@ -6,10 +6,9 @@ import math
 import operator
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .._core._nnburst import lib
 from .._core.errno import check
@@ -22,6 +21,9 @@ from .descriptor import MemoryObject, examine, read_into, sync_dma_buf, write_fr
 from .image import ImageLayout, format_of, gather, plane_views, scatter
 from .kinds import PROT_READ, PROT_WRITE, MemoryHandle
 from .mapping import MemoryMapping, private_bytes
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class Pool(Closing):

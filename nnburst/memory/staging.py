@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import Array, DataLocation, MemoryLike, Named, Request, RequestArgument
 from .mapping import MemoryMapping, private_bytes
 from .memory import Memory
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 def undecodable_pools(pools: Iterable[MemoryLike | Named]) -> dict[int, GeneralFailure]:

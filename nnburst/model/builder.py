@@ -27,6 +27,7 @@ from .operand_types import (
 )
 from .operation_types import operation_name, require_operation
 from .operations import view_operation
+from .pools import PoolFactory, make_pool
 from .types import (
     Array,
     DataLocation,
@@ -40,9 +41,6 @@ from .types import (
 )
 from .validate import check_operand, validate_model
 
-PoolFactory = Callable[[int], MemoryLike]
-"""Makes a writable memory of so many bytes for the large constants of a model."""
-
 INLINE_LIMIT = 128
 """By default constants of up to so many bytes travel inside the model; larger ones in a pool."""
 
@@ -52,18 +50,6 @@ _MOST_LOOKED_AT = 4096
 
 _ALIGNMENT = 64
 _EXTENSION_NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
-
-
-_pools: list[PoolFactory] = []
-
-
-def provide_pools(factory: PoolFactory) -> None:
-    """Set what makes the pools of builders that are given no `pool_factory`.
-
-    `nnburst.memory` does, which lies above this room: describing and checking models needs neither the C core nor
-    shared memory.
-    """
-    _pools[:] = [factory]
 
 
 def as_array(value: npt.ArrayLike, what: str) -> Array:
@@ -418,7 +404,7 @@ class GraphBuilder:
         return operands, bytes(inline), tuple(pools)
 
     def _filled_pool(self, large: list[tuple[int, Array]], size: int) -> MemoryLike:
-        pool = (self._pool_factory or _pools[0])(size)
+        pool = (self._pool_factory or make_pool)(size)
         for offset, value in large:
             pool.array(value.dtype, value.shape, offset)[...] = value
         return pool

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from .._lazy import attach
 from ..burst import BurstStats, ExecutionBurstController
 from ..devices import Buffer, Device, Fence, PreparedModel
 from ..model import BufferToken, ExecutionPreference, ExecutionResult, OutputShape, Priority, Timing
@@ -9,7 +12,6 @@ from ..watch import Latency
 from .compile.caching import CacheReport
 from .compile.compilation import Compilation, CompilationReport, StepReport
 from .execution import Execution
-from .executor import BrokenBurst, BurstExecutor
 from .launch import connect, in_process, launch
 from .request.copy import copy_memory
 from .request.device_memory import DeviceMemory, MemoryDesc
@@ -20,6 +22,11 @@ from .run.computation import Duration
 from .run.event import Event
 from .run.pipeline import Pipeline
 from .session import Service, Session
+
+if TYPE_CHECKING:
+    from .executor import BrokenBurst, BurstExecutor
+else:
+    __getattr__, __dir__ = attach(__name__, {".executor": "BrokenBurst BurstExecutor"})
 
 __all__ = [
     "BrokenBurst",

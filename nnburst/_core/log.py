@@ -1,0 +1,10 @@
+"""Warnings of clients: `logging` is read for the first one, as most have none."""
+
+from __future__ import annotations
+
+
+def warn(logger: str, text: str, *args: object) -> None:
+    """Log a warning, as `logging.Logger.warning` of that logger does."""
+    import logging
+
+    logging.getLogger(logger).warning(text, *args, stacklevel=2)

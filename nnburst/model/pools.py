@@ -1,0 +1,28 @@
+"""Where the pools of constants come from, for builders that are given no `pool_factory`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .types import MemoryLike
+
+PoolFactory = Callable[[int], "MemoryLike"]
+"""Makes a writable memory of so many bytes for the large constants of a model."""
+
+_given: list[PoolFactory] = []
+
+
+def provide_pools(factory: PoolFactory) -> None:
+    """Set what makes the pools of builders that are given no `pool_factory`.
+
+    The package does, whose memory lies above this room: describing and checking models needs neither the C core nor
+    shared memory.
+    """
+    _given[:] = [factory]
+
+
+def make_pool(nbytes: int) -> MemoryLike:
+    """Return a memory for constants of so many bytes."""
+    return _given[0](nbytes)

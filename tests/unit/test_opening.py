@@ -1,0 +1,167 @@
+"""What importing the package reads, and that names which are read late are the same for everyone."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nnburst
+from support.waiting import PATIENCE
+
+PACKAGE = Path(nnburst.__file__).parent
+LATER = {
+    "asyncio",
+    "concurrent.futures",
+    "cryptography",
+    "dataclasses",
+    "difflib",
+    "hashlib",
+    "html",
+    "json",
+    "logging",
+    "nnburst.burst.server",
+    "nnburst.cache.container",
+    "nnburst.cache.index",
+    "nnburst.cache.trust_store",
+    "nnburst.devices.local",
+    "nnburst.devices.measure",
+    "nnburst.devices.onnxruntime",
+    "nnburst.devices.reference",
+    "nnburst.model.builder",
+    "nnburst.model.operations",
+    "nnburst.model.rows",
+    "nnburst.service",
+    "numpy.typing",
+    "onnx",
+    "onnxruntime",
+    "pathlib",
+    "signal",
+    "socket",
+    "sqlite3",
+    "ssl",
+    "subprocess",
+    "tempfile",
+}
+"""What `nnburst.Session` needs when it is used, or never. What NumPy and the other libraries read does not count."""
+
+
+def read_by(statement: str) -> set[str]:
+    """Return the modules that a statement reads in a fresh interpreter, without those that the libraries read."""
+    code = (
+        f"import sys; sys.path[:] = {[str(PACKAGE.parent), *sys.path]}\n"
+        f"import numpy, msgspec, posix_ipc, _cffi_backend; before = set(sys.modules)\n{statement}\n"
+        "print(*set(sys.modules) - before)"
+    )
+    done = subprocess.run(  # -S: what `site` reads for an editable installation would hide what the package reads
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_session_reads_only_what_a_client_needs_before_it_opens_one() -> None:
+    read = read_by("import nnburst; nnburst.Session")
+    assert "nnburst.runtime.session" in read
+    assert read & LATER == set()
+
+
+def test_message_queue_reads_no_room_above_its_own() -> None:
+    read = read_by("import nnburst.fmq; nnburst.fmq.MessageQueue")
+    rooms = {name.split(".")[1] for name in read if name.startswith("nnburst.")}
+    assert rooms == {"_core", "_lazy", "_safe_path", "_version", "errors", "fmq", "model"}
+    assert {name for name in read if name.startswith("nnburst.model.")} == {"nnburst.model.pools"}
+    assert read & LATER == set()
+
+
+def test_builder_finds_the_memory_of_its_constants_without_a_room_above_it_being_asked_for() -> None:
+    read = read_by(
+        "import numpy\n"
+        "from nnburst.model import GraphBuilder, OperandType, OperationType\n"
+        "assert 'nnburst.memory' not in sys.modules\n"
+        "builder = GraphBuilder()\n"
+        "x, large, y = (builder.add_operand(OperandType.TENSOR_FLOAT32, (1000,)) for _ in range(3))\n"
+        "fused = builder.add_operand(OperandType.INT32)\n"
+        "builder.set_operand_value(large, numpy.zeros(1000, numpy.float32))\n"
+        "builder.set_operand_value(fused, 0)\n"
+        "builder.add_operation(OperationType.ADD, [x, large, fused], [y])\n"
+        "builder.identify_inputs_and_outputs([x], [y])\n"
+        "assert builder.finish().pools[0].size >= 4000"
+    )
+    assert "nnburst.memory.memory" in read
+
+
+def test_threads_that_use_names_for_the_first_time_together_get_the_same_ones() -> None:
+    assert "nnburst._core.leaving" in read_by("import nnburst")  # else the first two of them may wait for each other
+    names = ("Session", "BurstExecutor", "launch", "Model", "Memory", "ModelBuilder", "copy_memory", "Compilation")
+    read_by(
+        "import threading, nnburst\n"
+        f"names, found, start = {names}, [], threading.Barrier({len(names)})\n"
+        "def use(turn):\n"
+        "    start.wait()\n"
+        "    found.append({name: getattr(nnburst, name) for name in names[turn:] + names[:turn]})\n"
+        "threads = [threading.Thread(target=use, args=(turn,)) for turn in range(len(names))]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+        "assert found == [found[0]] * len(names) and found[0].keys() == set(names)"
+    )
+
+
+def lazy_rooms() -> list[str]:
+    found = []
+    for path in sorted(PACKAGE.rglob("__init__.py")):
+        if "attach(" in path.read_text("utf-8"):
+            found.append(".".join(path.relative_to(PACKAGE.parent).parent.parts))
+    return found
+
+
+ROOMS = lazy_rooms()
+
+
+def tables(room: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the module of each name of a room, as type checkers read it and as it is at run time."""
+    path = PACKAGE.parent.joinpath(*room.split("."), "__init__.py")
+    (choice,) = (node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.If))
+    checked = {
+        alias.name: "." * node.level + (node.module or "")
+        for node in choice.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    (assignment,) = choice.orelse
+    assert isinstance(assignment, ast.Assign)
+    assert isinstance(assignment.value, ast.Call)
+    table: dict[str, str] = ast.literal_eval(assignment.value.args[1])
+    return checked, {name: module for module, names in table.items() for name in names.split()}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_type_checkers_read_the_same_names_as_the_interpreter(room: str) -> None:
+    checked, run = tables(room)
+    assert checked == {name: module for name, module in run.items() if module != "."}
+    assert checked.keys() <= set(importlib.import_module(room).__all__)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_module_of_a_room_hides_a_name(room: str) -> None:
+    """A module becomes an attribute of its package when it is read."""
+    folder = PACKAGE.parent.joinpath(*room.split("."))
+    modules = {path.stem for path in folder.iterdir()}
+    assert not {name for name, module in tables(room)[1].items() if module != "."} & modules
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_names_of_a_room_are_listed_found_and_pickled(room: str) -> None:
+    module = importlib.import_module(room)
+    for name in tables(room)[1]:
+        assert name in dir(module)
+        value = getattr(module, name)
+        assert value is getattr(module, name)
+        if isinstance(value, type):
+            assert pickle.loads(pickle.dumps(value)) is value
+    with pytest.raises(AttributeError, match=f"module '{room}' has no attribute 'no_such_name'"):
+        module.no_such_name  # noqa: B018
