@@ -11,7 +11,6 @@ module before any library; in other programs it changes nothing, since their pat
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -30,6 +29,8 @@ def _protect() -> None:
     if not as_module and argv[0] != _PROGRAMS[1] and os.path.basename(argv[0]) != _PROGRAMS[0]:
         return
     if argv[1:2] == ["serve"]:
+        import signal
+
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     given = os.environ.get("PYTHONPATH", "")
     unsafe = {os.path.abspath(entry) for entry in given.split(os.pathsep) if given and not os.path.isabs(entry)}

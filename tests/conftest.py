@@ -16,6 +16,7 @@ pytest_plugins = ["nnburst.testing.pytest_plugin"]
 for _name in list(os.environ):
     if _name.startswith(("PYTHON", "NNBURST_")) and not _name.startswith("NNBURST_TEST_"):
         del os.environ[_name]
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # or each copy of the library in a process opens files of its own
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .container import MAC_SIZE, Header, digest_of, overhead, seal, verify_mac
+from .container import CODE_SIZE, Header, chunks_of, code_of, overhead
 from .index import EntryInfo
-from .reasons import CacheReason, CacheRejected
-from .sealed_copy import SealedCopy, check_fd, check_not_locked, read_header
+from .reasons import CacheReason, CacheRejected, SaveResult
+from .sealed_copy import SealedCopies, check_fd, check_not_locked, read_header, seconds_per_byte
 from .token import entry_name
 from .trust_store import EntryRecord, FileRecord, TrustStore
 
@@ -25,29 +26,11 @@ _MOST_FILES = 32
 """Of each kind."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FLOOR_SECONDS = 0.002
-"""What a hit costs beside reading and hashing: opening, asking, building."""
-
-
-class SaveResult(Struct, frozen=True):
-    """What became of a save; never an error of the compilation.
-
-    Attributes:
-        saved: Whether the files are complete.
-        reason: SAVED, or why not.
-        generation: Of the files, 16 bytes.
-        nbytes: Of all files together.
-        seconds: That the save took.
-    """
-
-    saved: bool
-    reason: CacheReason
-    generation: bytes = b""
-    nbytes: int = 0
-    seconds: float = 0.0
+"""What a hit costs beside reading and verifying: opening, asking, building."""
 
 
 class VerifiedEntry(Struct, frozen=True):
-    """The payloads of an entry, private and sealed: they cannot change any more.
+    """The payloads of an entry, private to the process and sealed: they cannot change any more.
 
     Attributes:
         model: Read-only views, one per model file. They keep the memory.
@@ -102,7 +85,7 @@ class DeviceCache:
         self._counts = {_MODEL: model_files, _DATA: data_files}
         self._most = most_bytes
         self._hook = hook
-        self._seconds_per_byte: float | None = None
+        self._copies = SealedCopies()
         if announce:
             store.set_epoch(device, epoch)
 
@@ -110,12 +93,7 @@ class DeviceCache:
 
     def worth(self, compile_seconds: float, nbytes: int) -> bool:
         """Whether a hit of that size would be faster than compiling again was; measured, on this machine."""
-        if self._seconds_per_byte is None:
-            sample = memoryview(bytes(4 << 20))
-            started = time.thread_time()
-            digest_of(sample)
-            self._seconds_per_byte = 1.5 * (time.thread_time() - started) / len(sample)  # hashing, and reading
-        return compile_seconds > _FLOOR_SECONDS + nbytes * self._seconds_per_byte
+        return compile_seconds > _FLOOR_SECONDS + nbytes * seconds_per_byte()
 
     def save(
         self,
@@ -175,16 +153,16 @@ class DeviceCache:
         if nbytes > self._most:
             raise CacheRejected(CacheReason.TOO_BIG, f"an entry of {nbytes} bytes; at most {self._most}")
         generation, salt, key = os.urandom(16), os.urandom(32), self._store.key
-        mac_key = key.derive("mac", salt)
+        code_key = key.derive("gmac", salt)
         sealed: list[tuple[Header, bytes, memoryview, int]] = []
         records = []
         for kind, i, payload, fd in files:
+            digest = hashlib.sha256(payload).digest()
             header = Header(
                 kind, i, self._counts[kind], len(payload), token, generation, self._epoch,
-                fingerprint or _NO_FINGERPRINT, salt, key.id,
+                fingerprint or _NO_FINGERPRINT, salt, key.id, digest,
             )  # fmt: skip
-            digest = digest_of(payload)
-            sealed.append((header, seal(header, digest, mac_key), payload, fd))
+            sealed.append((header, code_of(header, chunks_of(payload), code_key), payload, fd))
             records.append(FileRecord(kind, i, len(payload) + overhead(), digest))
         self._hook("digests")
         record = EntryRecord(
@@ -218,7 +196,7 @@ class DeviceCache:
         self._hook("dirty")
         _pwrite(fd, payload, len(dirty))
         self._hook("payload")
-        _pwrite(fd, memoryview(code), size - MAC_SIZE)
+        _pwrite(fd, memoryview(code), size - CODE_SIZE)
         os.fdatasync(fd)
         _pwrite(fd, memoryview(header.encode()), 0)
         os.fdatasync(fd)
@@ -230,6 +208,8 @@ class DeviceCache:
         self, token: bytes, model_fds: Sequence[int], data_fds: Sequence[int], *, fingerprint: bytes = b""
     ) -> VerifiedEntry:
         """Copy an entry and verify the copy. Nothing of it is parsed before all of it is verified.
+
+        Who loads what another still uses gets the same memory, without another copy or check.
 
         Args:
             token: As at the save.
@@ -254,21 +234,12 @@ class DeviceCache:
         # Headers are not authentic yet. They choose the row that says how much memory may be asked for, no more.
         record = self._row_of(token, headers)
         first = headers[0]
-        mac_key = self._store.key.derive("mac", first.salt)
-        copies = [SealedCopy(fd, header) for fd, header in zip(fds, headers, strict=True)]
-        for copy in copies:
-            verify_mac(copy.header, copy.digest, copy.code, mac_key)
-        found = tuple(
-            FileRecord(file.kind, file.index, copy.header.payload + overhead(), copy.digest)
-            for copy, file in zip(copies, record.files, strict=True)
-        )
-        if found != record.files or record.epoch != self._epoch or record.fingerprint != first.fingerprint:
-            raise CacheRejected(CacheReason.BAD_DIGEST, "the files are not those that were saved")
+        code_key = self._store.key.derive("gmac", first.salt)
+        views = [self._copies.get(fd, header, code_key) for fd, header in zip(fds, headers, strict=True)]
         if fingerprint and first.fingerprint not in (fingerprint, _NO_FINGERPRINT):
             raise CacheRejected(CacheReason.TOKEN_COLLISION, "the token was used for another model")
-        views = [copy.payload for copy in copies]
         models = self._counts[_MODEL]
-        nbytes = sum(f.length for f in found)
+        nbytes = sum(file.length for file in record.files)
         return VerifiedEntry(
             tuple(views[:models]), tuple(views[models:]), first.generation, first.fingerprint, nbytes,
             time.perf_counter() - started,
@@ -290,6 +261,9 @@ class DeviceCache:
         for header, file in zip(headers, record.files, strict=True):
             if header.payload + overhead() != file.length:
                 raise CacheRejected(CacheReason.BAD_LENGTH, f"a file has other than the {file.length} bytes saved")
+            found = header.digest, header.epoch, header.fingerprint
+            if found != (file.digest, record.epoch, record.fingerprint):
+                raise CacheRejected(CacheReason.BAD_DIGEST, "the files are not those that were saved")
         return record
 
     def _check_header(self, header: Header, kind: int, index: int, token: bytes, first: Header) -> None:

@@ -1,8 +1,10 @@
-"""Why a cache entry was used, written, or neither."""
+"""What became of a cache entry, and why."""
 
 from __future__ import annotations
 
 import enum
+
+from msgspec import Struct
 
 from ..errors import ErrorStatus, NNBurstError
 
@@ -91,3 +93,21 @@ class CacheRejected(NNBurstError, RuntimeError):
             status=status or _STATUS.get(reason, ErrorStatus.GENERAL_FAILURE),
         )
         self.reason = reason
+
+
+class SaveResult(Struct, frozen=True):
+    """What became of a save; never an error of the compilation.
+
+    Attributes:
+        saved: Whether the files are complete.
+        reason: SAVED, or why not.
+        generation: Of the files, 16 bytes.
+        nbytes: Of all files together.
+        seconds: That the save took.
+    """
+
+    saved: bool
+    reason: CacheReason
+    generation: bytes = b""
+    nbytes: int = 0
+    seconds: float = 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -54,7 +53,9 @@ def device_token_v1(
     Returns:
         32 bytes.
     """
-    digest = hashlib.sha256(checked_token(token) + packed_part(part))
+    from hashlib import sha256
+
+    digest = sha256(checked_token(token) + packed_part(part))
     digest.update(device.encode() + version.encode())
     digest.update(struct.pack("<ii", preference, priority))
     return digest.digest()
@@ -73,7 +74,9 @@ def device_token_v2(
     part: Sequence[tuple[int, int]] = (),
 ) -> bytes:
     """Derive a device's token from tagged fields of explicit length, so that no two lists of fields read the same."""
-    digest = hashlib.sha256()
+    from hashlib import sha256
+
+    digest = sha256()
 
     def field(tag: str, value: bytes) -> None:
         name = tag.encode()
@@ -95,7 +98,9 @@ def device_token_v2(
 
 def entry_name(token: bytes) -> str:
     """Return the name of the entry of a derived token; the token cannot be found from it."""
-    return hashlib.sha256(b"nnburst-entry-v1" + token).hexdigest()
+    from hashlib import sha256
+
+    return sha256(b"nnburst-entry-v1" + token).hexdigest()
 
 
 def model_fingerprint(
@@ -115,7 +120,9 @@ def model_fingerprint(
         InvalidArgument: A constant may not be read by this process.
         GeneralFailure: A constant cannot be read.
     """
-    digest = hashlib.sha256(b"nnburst-model-v1")
+    from hashlib import sha256
+
+    digest = sha256(b"nnburst-model-v1")
     _feed(digest, (model.relax_computation_float32_to_float16, sorted(model.extension_name_to_prefix.items())))
     _feed(digest, (model.input_names, model.output_names))
     _feed_subgraph(digest, model, model.main, constants, copies or {})

@@ -26,14 +26,17 @@ import fcntl
 import math
 import os
 import select
-import socket
 import struct
 import termios
+from typing import TYPE_CHECKING
 
 from .._core.deadline import Deadline
 from .._core.fds import FdSet
 from .._core.leaving import Closing, abandon_when_forked
 from ..errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
+
+if TYPE_CHECKING:
+    import socket
 
 LONGEST_MS = 2**31 - 1
 """That ``poll`` can wait for."""
@@ -170,7 +173,10 @@ class FenceSignal:
     """
 
     def __init__(self) -> None:
+        import socket
+
         self._own: list[socket.socket] = []
+        self._no_signal = int(socket.MSG_NOSIGNAL)
         try:
             waiters, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
@@ -188,7 +194,7 @@ class FenceSignal:
         if own := self._taken():
             with own, contextlib.suppress(OSError):  # no waiter is left
                 own.recv(1)
-                own.send(b"\0", socket.MSG_NOSIGNAL)
+                own.send(b"\0", self._no_signal)
 
     def fail(self) -> None:
         """Put the fence in error. Does nothing if that was done, or `set` was called."""

@@ -8,7 +8,6 @@ the beginning lies one wake-up and no hand-over. A service limits their number b
 from __future__ import annotations
 
 import abc
-import logging
 import os
 import select
 import time
@@ -29,8 +28,6 @@ from ..errors import (
 from ..model import NO_TIMING, ExecutionResult, MeasureTiming, RunOptions, Timing, failure_of, reason_of
 from .deadline import earlier, is_limit
 from .fence import LONGEST_MS, Fence, FenceSignal, FenceState, state_of_events
-
-_log = logging.getLogger(__name__)
 
 
 class FencedInfo(Struct, frozen=True):
@@ -160,7 +157,9 @@ class LocalFenced(FencedExecution):
         try:
             self._on_end()
         except Exception:
-            _log.exception("the end of a fenced execution could not be told")
+            import logging
+
+            logging.getLogger(__name__).exception("the end of a fenced execution could not be told")
 
     def _outcome(self) -> FencedInfo:
         self._wait()

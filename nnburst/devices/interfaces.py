@@ -7,7 +7,6 @@ works in one process or across two.
 from __future__ import annotations
 
 import abc
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated
@@ -17,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from .._core.leaving import Closing
-from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer
+from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache
 from ..cache import CacheReason, CacheRejected, SaveResult
 from ..errors import Ending, GeneralFailure
 from ..fmq import MQDescriptor
@@ -189,6 +188,8 @@ class PreparedModel(abc.ABC):
         Raises:
             InvalidArgument: A channel is unusable.
         """
+        from ..burst import ExecutionBurstServer
+
         executor = self.burst_executor()
         return ExecutionBurstServer.create(
             callback,
@@ -353,7 +354,9 @@ class Device(abc.ABC):
     @property
     def cache_epoch(self) -> bytes:
         """32 bytes that differ between any two builds of the device that do not read each other's cache files."""
-        return hashlib.sha256(f"{len(self.name)} {self.name} {self.version_string}".encode()).digest()
+        from hashlib import sha256
+
+        return sha256(f"{len(self.name)} {self.name} {self.version_string}".encode()).digest()
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
         """Restore what an earlier `prepare_model` saved, without the model.

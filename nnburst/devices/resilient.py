@@ -7,18 +7,17 @@ because tokens, models and decisions of the caller were made for the other one; 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from .._core.log import warn
 from ..errors import BadState, DeadObject, GeneralFailure, NNBurstError
 from ..memory import Memory
 from ..model import BufferDesc, BufferRole, DeviceStatus, ImportedModel, Model
 from .described import MOST_CACHE_FILES, DescribedDevice, DeviceInfo
 from .interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 
-_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
@@ -188,4 +187,4 @@ def _close(device: Device) -> None:
     try:
         device.close()
     except Exception as error:
-        _log.warning("a device that was replaced could not be closed: %s", error)
+        warn(__name__, "a device that was replaced could not be closed: %s", error)

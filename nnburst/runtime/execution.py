@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +23,7 @@ from .run.computation import Computation
 from .run.futures import submit
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
     from types import TracebackType
 
     import numpy.typing as npt

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .._core.leaving import Leaving, ProcessLock
 from .._core.one_process import OneProcess
-from ..devices import Device, PartitionedDevice, ResilientDevice
+from ..devices import Device, ResilientDevice
 from ..errors import BadState, DeviceUnavailable, InvalidArgument
 from ..watch.html import table
 from .spare import Spare
@@ -51,9 +51,9 @@ class _Opened(Protocol):
 _services: weakref.WeakKeyDictionary[Device, weakref.ref[ServiceProcess]] = weakref.WeakKeyDictionary()
 
 
-def closes_with(device: Device, thing: _Opened) -> None:
-    """Have something closed when the service of its device, or of one of its devices, is."""
-    for each in device.devices if isinstance(device, PartitionedDevice) else (device,):
+def closes_with(devices: Iterable[Device], thing: _Opened) -> None:
+    """Have something closed when the service of one of its devices is."""
+    for each in devices:
         service = service_of(each)
         if service is not None:
             service._opened[id(thing)] = thing

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from .._core.deadline import Deadline
 from .._core.leaving import LEAVING, ProcessLock
+from .._core.log import warn
 from .._core.threads import start_daemon
 from ..errors import BadState, MissedDeadline, ResourceExhausted
 
-_log = logging.getLogger("nnburst.runtime")
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
 _PAUSE = 1.0
 """Seconds before the next one is started: what was just taken compiles its model first."""
 
@@ -64,6 +65,8 @@ class Spare(Generic[B]):
             spare, hurry = self._next, self._hurry
         if spare is None:
             return None
+        from concurrent.futures import wait
+
         hurry.set()
         wait([spare], Deadline.after().left())
         if not spare.done():
@@ -80,16 +83,20 @@ class Spare(Generic[B]):
         return None
 
     def _begin(self) -> None:
+        from concurrent.futures import Future
+
         spare: Future[B] = Future()
         self._next, self._hurry = spare, threading.Event()
         try:
             start_daemon(_start_later, self._start, spare, self._hurry, name="nnburst-spare", what="a spare service")
         except ResourceExhausted as error:
             self._next = None
-            _log.warning("%s", error)
+            warn("nnburst.runtime", "%s", error)
 
     def close(self) -> None:
         """End the one that stands by; one that is just being started, when it serves. Idempotent."""
+        from concurrent.futures import wait
+
         with self._lock.lock:
             self._closed = True
             spare = self._next

@@ -13,13 +13,12 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst.cache import CacheReason, model_fingerprint
+from nnburst.cache import Cache, CacheReason, model_fingerprint
 from nnburst.devices import CacheFiles, CompileJob, PreparedModel
 from nnburst.devices.reference import ReferenceDevice, StagedReferenceDevice
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
 from nnburst.model import Model, ModelBuilder, OperandType
-from nnburst.runtime.compile import cache_sources
 from support.samples import SAMPLES, make_request
 
 R = CacheReason
@@ -118,7 +117,7 @@ def test_weights_that_are_written_before_the_device_sees_them(
     tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Across a process: between the fingerprint and the copy that the service makes."""
-    model, real = build(memory), cache_sources.Cache.stage
+    model, real = build(memory), Cache.stage
 
     def stage(*args: Any, **options: Any) -> Any:
         memory.write(BAD, 0)
@@ -126,7 +125,7 @@ def test_weights_that_are_written_before_the_device_sees_them(
 
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         with monkeypatch.context() as patch:
-            patch.setattr(cache_sources.Cache, "stage", stage)
+            patch.setattr(Cache, "stage", stage)
             report, y = compiled(service.devices[0], model, tmp_path / "c")
         assert (report.outcome, report.reason, y) == ("NOT_SAVED", R.CHANGED, 7 * SIZE)
         memory.write(GOOD, 0)

@@ -230,7 +230,7 @@ def test_service_of_another_account_believes_only_what_it_wrote_itself(public: P
 
 PLANTED = """
 import json, os, socket, sys
-import nnburst.runtime
+import nnburst.runtime, nnburst.service.client.connection  # while it may read them
 from nnburst.service import dial, running_services
 directory, planter, client = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 os.environ["NNBURST_RUNTIME_DIR"] = directory

@@ -400,7 +400,10 @@ def test_shared_service_that_stays_away_is_given_up_in_time(serve: Callable[[], 
                 session.run(None, {"t": ONE})
 
 
-def test_burst_that_the_service_has_ended_is_replaced_and_the_service_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("on_death", ["raise", "restart"])
+def test_burst_that_the_service_has_ended_is_replaced_and_the_service_goes_on(
+    on_death: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     serve, first, ending = own_thread.serve, [-errno.ENOBUFS], threading.Event()
 
     def serve_all_but_the_first(*given: Any) -> int:
@@ -413,7 +416,7 @@ def test_burst_that_the_service_has_ended_is_replaced_and_the_service_goes_on(mo
     monkeypatch.setattr(own_thread, "serve", serve_all_but_the_first)
     with (
         nnburst.in_process() as service,
-        service.session(relu((4,)), on_death="restart") as session,
+        service.session(relu((4,)), on_death=on_death) as session,
         session.bind() as execution,
     ):
         ending.set()

@@ -618,6 +618,18 @@ def test_burst_that_the_server_ends_by_itself_ends_the_run_that_waits(
         assert not controller.is_sound
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_burst_whose_listener_fails_says_so(model: LocalModel, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> int:
+        raise SystemExit(3)
+
+    monkeypatch.setattr("nnburst.burst.server.own_thread.serve", fail)
+    with ExecutionBurstController.create(model) as controller:
+        until(lambda: not controller.is_sound)
+        with pytest.raises(DeadObject, match="has ended the burst: its listener has failed"):
+            controller.bind(adder_request(memory)).run()
+
+
 def test_burst_that_the_server_ends_before_the_client_has_its_end_is_a_dead_object(
     model: LocalModel, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

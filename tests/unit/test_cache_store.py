@@ -12,12 +12,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from nnburst.cache import CacheReason, CacheRejected, TrustStore, device_cache, place_of, sealed_copy
+from nnburst.cache.container import HEADER_SIZE, Header, overhead
 from nnburst.cache.trust_store import EntryRecord
 from nnburst.devices import DeviceCacheHome, caching
 from support.caches import DATA, FINGERPRINT, MODEL, TOKEN, Rig, contents
@@ -262,7 +265,7 @@ def claim(path: Path, size: int) -> None:
     with open(path, "r+b") as file:
         file.truncate(size)
         file.seek(24)
-        file.write(struct.pack("<QQ", size - 224, size))
+        file.write(struct.pack("<QQ", size - overhead(), size))
 
 
 @pytest.fixture
@@ -271,9 +274,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     real = sealed_copy._copied
 
-    def copied(fd: int, payload: int) -> Any:
-        sizes.append(payload)
-        return real(fd, payload)
+    def copied(fd: int, header: Header, key: bytes) -> Any:
+        sizes.append(header.payload)
+        return real(fd, header, key)
 
     monkeypatch.setattr(sealed_copy, "_copied", copied)
     return sizes
@@ -318,6 +321,70 @@ def test_unknown_generation_is_not_copied(rig: Rig, asked: list[int]) -> None:
         path.write_bytes(raw)
     assert rig.refusal() is R.ROLLED_BACK
     assert asked == []
+
+
+def test_copy_that_is_in_use_is_shared(rig: Rig, asked: list[int]) -> None:
+    rig.save()
+    first = rig.load()
+    asked.clear()
+    second = rig.load()
+    assert asked == []
+    assert contents(second) == (MODEL, DATA)
+    for one, other in zip((*first.model, *first.data), (*second.model, *second.data), strict=True):
+        assert np.frombuffer(one, np.uint8).ctypes.data == np.frombuffer(other, np.uint8).ctypes.data
+        assert other.readonly
+    array = np.frombuffer(second.data[0], np.uint8)
+    del first, second, one, other
+    rig.load()
+    assert asked == [len(payload) for payload in MODEL]  # the array alone keeps the data file
+    del array
+    asked.clear()
+    assert contents(rig.load()) == (MODEL, DATA)
+    assert asked == [len(payload) for payload in (*MODEL, *DATA)]
+
+
+@pytest.mark.parametrize(("kind", "index"), [("model", 0), ("model", 1), ("data", 0)])
+def test_copy_that_is_in_use_does_not_hide_what_became_of_its_file(rig: Rig, kind: str, index: int) -> None:
+    rig.save()
+    held = rig.load()
+    path = rig.path(kind, index)
+    before, spoilt = path.stat().st_ctime_ns, rig.bytes_of(kind, index)
+    spoilt[HEADER_SIZE + 3] ^= 1
+    while path.stat().st_ctime_ns == before:  # as fine as the clock of the file system is
+        path.write_bytes(spoilt)
+    assert rig.refusal() is R.BAD_MAC
+    assert contents(held) == (MODEL, DATA)
+
+
+def test_copy_that_is_in_use_is_not_taken_for_a_later_save_within_a_tick_of_the_clock(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fstat
+
+    def fstat(fd: int) -> Any:
+        found = real(fd)
+        fields = {name: getattr(found, name) for name in ("st_mode", "st_dev", "st_ino", "st_size")}
+        return SimpleNamespace(**fields, st_ctime_ns=0)
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    rig.save()
+    held = rig.load()
+    reversed_data = DATA[0][::-1]
+    with rig.files() as fds:
+        assert rig.cache.save(TOKEN, MODEL, (reversed_data,), *fds).saved
+    assert contents(rig.load()) == (MODEL, (reversed_data,))
+    assert contents(held) == (MODEL, DATA)
+
+
+def test_copy_that_is_in_use_ends_with_its_generation(rig: Rig) -> None:
+    old = rig.save()
+    held = rig.load()
+    rig.save(name="b")  # replaces it
+    assert rig.refusal() is R.ROLLED_BACK
+    assert contents(rig.load(name="b")) == contents(held) == (MODEL, DATA)
+    rig.cache.revoke(TOKEN, old.generation)
+    rig.cache.revoke(TOKEN)
+    assert rig.refusal() is rig.refusal(name="b") is R.NO_ROW
 
 
 def test_forked_child_does_not_wait_for_a_thread_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

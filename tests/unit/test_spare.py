@@ -139,7 +139,7 @@ def test_close_ends_a_start_that_waits_for_the_spare(starter: Starter, monkeypat
         waits.set()
         return wait(*arguments)
 
-    monkeypatch.setattr(_spare, "wait", waiting)
+    monkeypatch.setattr("concurrent.futures.wait", waiting)
     start_later, may_start = _spare._start_later, threading.Event()
 
     def held(*arguments: Any) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import socket
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -35,6 +34,8 @@ class Bell:
     """A pair of connected sockets: one to watch, one to ring."""
 
     def __init__(self) -> None:
+        import socket
+
         watched, rung = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_STREAM)
         watched.setblocking(False)
         self.watched, self.rung = FdSet([watched.detach()]), FdSet([rung.detach()])

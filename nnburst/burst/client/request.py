@@ -353,10 +353,10 @@ class BoundRequest(OneProcess):
         """Return the exception for a burst that has ended; `meanwhile`: what it is if this side has closed it."""
         if self.controller.closed:
             return BadState(meanwhile)
-        again = self._route is not None and self._route.restarts
         if self.controller.told:
-            then = "the next run opens another one" if again else "open another session"
-            return DeadObject(f"the service has ended the burst: {self.controller.told}; {then}")
+            told = self.controller.told
+            return DeadObject(f"the service has ended the burst: {told}; a session's next run opens another one")
+        again = self._route is not None and self._route.restarts
         ending = self.controller.ending
         how = ending.reason or "the other process has ended"
         then = "the next run opens the session again" if again else "open another session"

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -19,11 +19,8 @@ from ..._core.deadline import Deadline
 from ...cache import (
     PRIORITY_CODE,
     SPOILT,
-    Cache,
     CacheReason,
     CacheRejected,
-    EntryInfo,
-    StagedEntry,
     checked_token,
     device_token_v1,
     device_token_v2,
@@ -34,6 +31,9 @@ from ...cache import (
 from ...devices import CacheFiles, CompileJob, Device, PreparedModel
 from ...errors import DeadObject, InvalidArgument, NNBurstError
 from ...model import Lifetime, Model
+
+if TYPE_CHECKING:
+    from ...cache import Cache, Limits, StagedEntry
 
 _PATIENCE = 30.0
 """Seconds to wait for another process that compiles the same."""
@@ -134,6 +134,20 @@ class DirectoryCache:
         self._given = token
         self._always = always
 
+    @classmethod
+    def at(
+        cls,
+        directory: str | os.PathLike[str] | int | None,
+        token: bytes | None,
+        *,
+        limits: Limits | None = None,
+        always: bool = False,
+    ) -> DirectoryCache:
+        """Return one for a directory, as `Cache` takes it."""
+        from ...cache import Cache
+
+        return cls(Cache(directory, limits), token, always=always)
+
     def token(self, job: Job, fingerprint: bytes) -> bytes:
         """Return the token that the device is given."""
         return device_token_v2(
@@ -222,6 +236,8 @@ class DirectoryCache:
         prepared: PreparedModel,
         compile_ms: float,
     ) -> CacheReason:
+        from ...cache import EntryInfo
+
         result, reason = prepared.cache_result, _said(prepared, compile_ms)
         later = reason is CacheReason.LATER  # the device has duplicates: until it writes, it is a save that was cut off
         if result is None or not (result.saved or later):
@@ -379,4 +395,4 @@ def cache_source(directory: str | os.PathLike[str] | None, token: bytes | None, 
         return None
     if directory is not None and not isinstance(directory, str | os.PathLike):
         raise InvalidArgument(f"cache_dir is {type(directory).__name__}; give the path of a directory")
-    return DirectoryCache(Cache(directory), None if token is None else checked_token(token), always=always)
+    return DirectoryCache.at(directory, None if token is None else checked_token(token), always=always)

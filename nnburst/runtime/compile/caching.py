@@ -7,7 +7,6 @@ the model is compiled; only compiling can fail.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Sequence
@@ -15,13 +14,13 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ..._core.log import warn
 from ...cache import CacheReason, CacheRejected
 from ...devices import CacheFiles, PreparedModel
 from ...errors import DeadObject, ErrorStatus, NNBurstError
 from ...model import DeviceStatus
 from .cache_sources import CacheSource, Entry, Job, Room
 
-_log = logging.getLogger("nnburst.cache")
 _MOST_COUNT = 32
 _PASSING = {
     ErrorStatus.MISSED_DEADLINE_TRANSIENT: CacheReason.DEADLINE,
@@ -123,7 +122,7 @@ class _Attempt:
         except NNBurstError as error:
             return _PASSING.get(error.status, CacheReason.IO_ERROR)
         except Exception as error:
-            _log.warning("%s could not restore a compilation: %s", device.name, error)
+            warn("nnburst.cache", "%s could not restore a compilation: %s", device.name, error)
             return CacheReason.IO_ERROR
         return None
 
@@ -144,7 +143,7 @@ class _Attempt:
         try:
             self._source.note(reason, entry, nbytes, hit_ms)
         except Exception as error:
-            _log.warning("the outcome of a look-up was not noted: %s", error)
+            warn("nnburst.cache", "the outcome of a look-up was not noted: %s", error)
 
 
 def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedModel, CacheReport]:
@@ -173,7 +172,7 @@ def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedMo
     except Exception as error:
         if attempt.failed or isinstance(error, DeadObject):
             raise
-        _log.warning("a compilation was neither looked for nor kept: %s", error)
+        warn("nnburst.cache", "a compilation was neither looked for nor kept: %s", error)
     prepared = attempt.prepared or attempt.compile(None)
     elapsed = _since(started)
     if reason is CacheReason.HIT:

@@ -13,22 +13,18 @@ from msgspec import Struct, structs
 from ..._core.deadline import Deadline, checked_timeout
 from ..._core.leaving import ProcessLock
 from ..._core.one_process import OneProcess
-from ...cache import Cache, Limits, checked_token
-from ...devices import CompileJob, Device, PartitionedDevice, PartitionedModel, PreparedModel, measured_capabilities
+from ...cache import checked_token
+from ...devices import CompileJob, Device, PreparedModel
 from ...errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, error_for
 from ...model import (
-    NEVER,
     Capabilities,
     ExecutionPreference,
     ExecutionResult,
     ImportedModel,
     Model,
-    Part,
     Priority,
     Request,
     RunOptions,
-    operation_cost,
-    operation_name,
 )
 from ..request.node_args import NodeArg, imported_arguments, model_arguments
 from ..service import ServiceProcess, closes_with
@@ -37,6 +33,9 @@ from .caching import CacheReport, combined_report, compile_with_cache
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from ...cache import Limits
+    from ...model import Part
 
 
 _FINAL = (InvalidArgument, MissedDeadline, BadState)
@@ -109,6 +108,7 @@ class Compilation(OneProcess):
         self._prepared: PreparedModel | None = None
         self._refuses = False
         self._device: Device | None = None
+        self._used: tuple[Device, ...] = ()
         self._cache: CacheSource | None = None
         self._report: CompilationReport | None = None
         self._parts: tuple[Part, ...] = ()
@@ -215,9 +215,11 @@ class Compilation(OneProcess):
             supported: tuple[bool, ...] = ()
             if self._imported is None:
                 supported = device.get_supported_operations(self.model)
-            missing = {operation_name(o.type) for o, known in zip(operations, supported, strict=False) if not known}
+            missing = {each.type for each, known in zip(operations, supported, strict=False) if not known}
             if missing:
-                self._lacks.append(f"{device.name} lacks {', '.join(sorted(missing))}")
+                from ...model import operation_name
+
+                self._lacks.append(f"{device.name} lacks {', '.join(sorted(map(operation_name, missing)))}")
             answers.append((device, supported))
         return answers
 
@@ -228,32 +230,22 @@ class Compilation(OneProcess):
             GeneralFailure: They cannot run it together, either.
         """
         operations = self.model.main.operations
-        speeds = self._speeds(able)
+        chosen = self._names_devices or self._imported is not None  # then there is nothing to measure for
+        speeds = None if chosen else _speeds(able)
         alone = [k for k, (_, supported) in enumerate(able) if all(supported)]
         self._others = []
         if speeds is not None:
-            costs = [self._cost(speed) for speed in speeds]
+            costs, never = _costs(self.model, speeds)
             alone.sort(key=costs.__getitem__)
-            self._others = [able[k][0] for k in alone[1:] if costs[k] < NEVER]
+            self._others = [able[k][0] for k in alone[1:] if costs[k] < never]
         if alone:
             return [(able[alone[0]][0], self.model, tuple(range(len(operations))))]
+        from ...devices import PartitionedDevice
+
         together = PartitionedDevice([device for device, _ in able])
         steps = together.plan(self.model, [supported for _, supported in able], speeds)
         self._parts = tuple(step.part for step in steps)
         return [(step.device, step.part.model, step.part.operations) for step in steps]
-
-    def _cost(self, speed: Capabilities) -> float:
-        main = self.model.main
-        return sum(operation_cost(self.model, main, each, speed) for each in main.operations)
-
-    def _speeds(self, able: Sequence[tuple[Device, Sequence[bool]]]) -> list[Capabilities] | None:
-        """Measure the devices if the choice is the runtime's and there is one."""
-        if self._names_devices or self._imported is not None:
-            return None
-        answers = zip(*(supported for _, supported in able), strict=True)
-        if not any(sum(said) > 1 for said in answers):
-            return None
-        return [measured_capabilities(device) for device, _ in able]
 
     def _take(
         self,
@@ -261,13 +253,16 @@ class Compilation(OneProcess):
         made: Sequence[PreparedModel],
         report: CompilationReport,
     ) -> None:
+        self._used = tuple(dict.fromkeys(device for device, _, _ in steps))
         if len(made) == 1:
             self._prepared, self._device = made[0], steps[0][0]
         else:
+            from ...devices import PartitionedDevice, PartitionedModel
+
             self._prepared = PartitionedModel(self.model, self._parts, made)
-            self._device = PartitionedDevice(tuple(dict.fromkeys(device for device, _, _ in steps)))
+            self._device = PartitionedDevice(self._used)
         self._report = report
-        closes_with(self._device, self)
+        closes_with(self._used, self)
 
     def run_elsewhere(self, request: Request, options: RunOptions, failure: NNBurstError) -> ExecutionResult | None:
         """Run a request that has failed on the next device that can run the model; None if there is none.
@@ -331,7 +326,7 @@ class Compilation(OneProcess):
             place = f"/proc/self/fd/{directory}" if isinstance(directory, int) else os.fspath(directory)
             self.set_cache_source(FlatCache(place, checked))
         else:
-            self.set_cache_source(DirectoryCache(Cache(directory, limits), checked, always=always))
+            self.set_cache_source(DirectoryCache.at(directory, checked, limits=limits, always=always))
 
     def set_caching_auto(
         self,
@@ -348,7 +343,7 @@ class Compilation(OneProcess):
             always: As `set_caching`.
         """
         self._check_open()
-        self.set_cache_source(DirectoryCache(Cache(directory, limits), None, always=always))
+        self.set_cache_source(DirectoryCache.at(directory, None, limits=limits, always=always))
 
     def set_cache_source(self, source: CacheSource | None) -> None:
         """As `set_caching`, with a source that is made already; None: no caching."""
@@ -485,3 +480,21 @@ def member(kind: type[_Member], value: object, what: str) -> _Member:
     except (KeyError, ValueError):
         choices = ", ".join(repr(each.name.lower()) for each in kind)
         raise InvalidArgument(f"{what}={value!r}; choose one of {choices}") from None
+
+
+def _costs(model: Model, speeds: Sequence[Capabilities]) -> tuple[list[float], float]:
+    """Return what a model costs on each of several devices, and what it costs where it cannot run."""
+    from ...model import NEVER, operation_cost
+
+    main = model.main
+    return [sum(operation_cost(model, main, each, speed) for each in main.operations) for speed in speeds], NEVER
+
+
+def _speeds(able: Sequence[tuple[Device, Sequence[bool]]]) -> list[Capabilities] | None:
+    """Measure devices if there is a choice between them."""
+    answers = zip(*(supported for _, supported in able), strict=True)
+    if not any(sum(said) > 1 for said in answers):
+        return None
+    from ...devices import measured_capabilities
+
+    return [measured_capabilities(device) for device, _ in able]

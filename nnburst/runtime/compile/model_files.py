@@ -6,9 +6,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from importlib.util import find_spec
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -41,10 +39,14 @@ def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]
     return (device or _format(model)[1],)
 
 
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
 def _format(source: str | bytes) -> tuple[str, str]:
     path = _IN_MEMORY if isinstance(source, bytes) else source
     try:
-        return _FORMATS[Path(path).suffix.lower()]
+        return _FORMATS[_suffix(path)]
     except KeyError:
         raise InvalidArgument(
             f"no device reads {path!r} ({', '.join(_FORMATS)}); a model by its name needs service=, "
@@ -67,7 +69,7 @@ def imported(service: ServiceProcess, name: str | None, source: str | bytes) -> 
         DeviceUnavailable: The service has no such device.
         GeneralFailure: The device cannot read the file.
     """
-    if isinstance(source, str) and Path(source).suffix.lower() not in _FORMATS:
+    if isinstance(source, str) and _suffix(source) not in _FORMATS:
         yield _by_name(service, name, source)
         return
     form, reader = _format(source)
@@ -171,6 +173,8 @@ def _open(path: str, directory: str | None) -> Memory:
 def _similar(path: str) -> str:
     """Return the file of that directory whose name is most like a path's; empty if there is none."""
     directory, name = os.path.split(path)
+    from difflib import get_close_matches
+
     try:
         found = get_close_matches(name, os.listdir(directory or "."), n=1)
     except (OSError, ValueError):

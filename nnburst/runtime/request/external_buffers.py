@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from ...errors import InvalidArgument
 from ...memory import PROT_WRITE, Memory
@@ -16,8 +16,7 @@ from .node_args import NodeArg
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(slots=True)
-class ExternalBuffer:
+class ExternalBuffer(Struct, eq=False):
     """Where one argument lies.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
@@ -338,7 +337,9 @@ def _wrong(rows: list[Row]) -> list[Outcome]:
 
 def _copy_of(error: NNBurstError) -> NNBurstError:
     """Return one for each input that it is of, as it says of which."""
-    return copy.copy(error)
+    from copy import copy
+
+    return copy(error)
 
 
 def _split(outputs: list[Array], rows: list[Row]) -> Iterable[Outcome]:

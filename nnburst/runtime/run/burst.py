@@ -73,7 +73,7 @@ class Burst(OneProcess):
         self._recording: Recording | None = None
         if os.environ.get("NNBURST_TRACE"):
             self._record()
-        closes_with(compilation.device, self)
+        closes_with(compilation._used, self)
 
     def _record(self) -> None:
         from ...watch.trace import recorder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from msgspec import Struct
 
 from ..._core.deadline import Deadline
 from ..._core.leaving import LEAVING, ProcessLock, abandon_when_forked
+from ..._core.log import warn
 from ..._core.threads import start_daemon
 from ...burst.stats import BurstStats
 from ...errors import BadState, DeadObject, Ending, MissedDeadline
@@ -22,7 +22,6 @@ from .burst import Burst
 from .pipeline import Pipeline
 from .route import OpenBurst
 
-_log = logging.getLogger("nnburst.runtime")
 _CLOSED = "the session is closed, or its service is; open another one"
 _MOST_KEPT = 4
 
@@ -146,10 +145,12 @@ class BurstPool:
             BadState: The session is closed.
         """
         open_again, ending = self._open_again, dead.controller.ending
-        if open_again is None or self._refuses:
+        if self._refuses:
             return False
         if dead.controller.told and not ending.reason:  # the burst alone has ended
             return True
+        if open_again is None:
+            return False
         with self._restarting.lock:
             if self._refuses:
                 raise BadState("the session is closed; open another one")
@@ -182,7 +183,12 @@ class BurstPool:
             return
         restart = Restart(how.reason, how.signal, how.exit_status, cache, time.monotonic() - begin)
         self.restarts += (restart,)
-        _log.warning("a service died (%s); after %.2f s another one runs its model", how.reason, restart.seconds)
+        warn(
+            "nnburst.runtime",
+            "a service died (%s); after %.2f s another one runs its model",
+            how.reason,
+            restart.seconds,
+        )
 
     def end_restart(self) -> None:
         """Wait for a service that is just being started again, as long as leaving may take."""

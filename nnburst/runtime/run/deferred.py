@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from ..._core.deadline import Deadline
 from ..._core.leaving import ProcessLock, abandon_when_forked
+from ..._core.log import warn
 from ..._core.threads import start_daemon
 from ...errors import ResourceExhausted
 
 if TYPE_CHECKING:
     from ...burst import InFlightRuns
 
-_log = logging.getLogger("nnburst.runtime")
 _LINGER = 1.0
 """Seconds that an idle thread stays for the next job."""
 
@@ -58,7 +57,7 @@ class JobThread:
             except ResourceExhausted as error:
                 del self._jobs[number]
                 if due.at_ns:
-                    _log.warning("a time limit does not hold: %s", error)
+                    warn("nnburst.runtime", "a time limit does not hold: %s", error)
         if not due.at_ns:
             job()
         return lambda: None

@@ -11,7 +11,6 @@ after the last of them has landed.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
 import sys
@@ -19,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
+from functools import cache
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -29,6 +29,8 @@ from .deferred import jobs_of
 from .futures import attend_to
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ...burst import BoundRequest, InFlight, InFlightRuns
 
 T = TypeVar("T")
@@ -80,7 +82,7 @@ def current_loop() -> Loop:
             if sniffio.current_async_library() == "trio":
                 return _trio_loop()
     try:
-        loop = asyncio.get_running_loop()
+        loop = _get_running_loop()()
     except RuntimeError:
         raise BadState("there is no event loop here; await this in asyncio or Trio, or use run()") from None
     last = _here.last
@@ -216,6 +218,14 @@ def _give_up(flight: InFlight, flights: InFlightRuns, late: Callable[[], None] |
 # ---- asyncio ---------------------------------------------------------------------------------------------------------
 
 
+@cache
+def _get_running_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return asyncio's function. Most clients have no loop, and a program that has one has read all of asyncio."""
+    from asyncio import get_running_loop
+
+    return get_running_loop
+
+
 class _AsyncioLoop:
     """A loop of asyncio: it has one reader for each burst that is awaited."""
 
@@ -262,6 +272,8 @@ class _AsyncioLoop:
         self._turn_ends = 0
 
     def pause(self) -> Awaitable[None]:
+        import asyncio
+
         return asyncio.sleep(0)
 
     def checkpoint(self) -> None:

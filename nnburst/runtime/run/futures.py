@@ -6,8 +6,8 @@ import select
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..._core.deadline import Deadline
 from ..._core.fds import FdSet
@@ -18,12 +18,21 @@ from ...errors import BadState, ResourceExhausted
 from .deferred import jobs_of
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from ...burst import BoundRequest, InFlight, InFlightRuns
 
     E = TypeVar("E", bound=BoundRequest)
 
 _LINGER = 1.0
 """Seconds that an idle thread stays for the next execution."""
+
+
+@cache
+def _future_type() -> type[Future[Any]]:
+    from concurrent.futures import Future  # which most clients never need
+
+    return Future
 
 
 def submit(execution: E) -> Future[E]:
@@ -33,7 +42,7 @@ def submit(execution: E) -> Future[E]:
         ResourceExhausted: The system has no thread for the first one of a burst.
         NNBurstError: As `BoundRequest.start`.
     """
-    future: Future[E] = Future()
+    future: Future[E] = _future_type()()
     flight = execution.start()
     flights = execution.flights
     try:
