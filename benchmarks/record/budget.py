@@ -32,6 +32,7 @@ class _Promise:
 BUDGET: tuple[_Promise, ...] = (
     _Promise("(b) queue round trip, one element: at most 1.5 L", "queue", _LINE, 1.5),
     _Promise("(b) queue round trip, burst packets: at most 1.5 L", "queue-packet", _LINE, 1.5),
+    _Promise("(c) MessageQueue polling: at most 5 L", "mq-poll", _LINE, 5.0),
     _Promise("(d) run() polling: at most 5 L", "burst-poll", _LINE, 5.0),
     _Promise("(d) run() polling: at least 2.5 times faster than iceoryx2", "iceoryx2", "burst-poll", 2.5, True),
     _Promise("(d) run() polling, shared service: at most 1.1 child", "burst-shared", "burst-poll", 1.1),
@@ -51,7 +52,7 @@ BUDGET: tuple[_Promise, ...] = (
     _Promise("(k) arun() polling: at most 0.25 asyncio echo", "arun-poll", "asyncio-echo", 0.25),
     _Promise("(k) arun() not polling: at most 1.2 asyncio echo", "arun-block", "asyncio-echo", 1.2),
     _Promise("(k) pipeline(16): at least 1.5 runs for one of run()", "burst-poll", "pipeline", 1.5, True),
-    _Promise("(j) a hit: at most 2 times reading and hashing its bytes", "cache-hit", "cache-floor", 2.0),
+    _Promise("(j) a hit: at most 2.5 times reading its bytes", "cache-hit", "cache-floor", 2.5),
     _Promise("(i) a first run with a memory costs more than a second", "slot-first", "slot-later", 1.0, True),
 )  # fmt: skip
 
