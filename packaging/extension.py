@@ -154,6 +154,17 @@ class FFI:
 def queue_calls(
     bound: tuple[int, CData, Any, type, Callable[..., Any]], probe: Any, address: int, /
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None: ...
+def swap(list: list[Any], index: int, old: object, new: object, /) -> bool: ...
+def drop_plans(
+    server: int,
+    slot: int,
+    plans: list[Any],
+    first: int,
+    stand_in: object,
+    gated: dict[int, Any],
+    leaving: list[Any],
+    /,
+) -> list[Any]: ...
 
 class _Lib:
     nnb_py_header_digest: CData
@@ -188,7 +199,7 @@ def make_builder(root: str) -> FFI:
     builder.cdef(cdef + "extern const char nnb_py_header_digest[];\n")
     builder.set_source(
         "nnburst._core._nnburst",
-        f'#include "{HEADER}"\n#include "_gil.h"\n#include "_queue.h"\n'
+        f'#include "{HEADER}"\n#include "_gil.h"\n#include "_module.h"\n'
         f'static const char nnb_py_header_digest[] = "{digest(cdef)}";\n',
         sources=sorted(str(path) for path in source.glob("*.c")),
         include_dirs=[str(source), str(Path(root, "nnburst", "_core"))],

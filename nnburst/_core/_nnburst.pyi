@@ -39,6 +39,17 @@ class FFI:
 def queue_calls(
     bound: tuple[int, CData, Any, type, Callable[..., Any]], probe: Any, address: int, /
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None: ...
+def swap(list: list[Any], index: int, old: object, new: object, /) -> bool: ...
+def drop_plans(
+    server: int,
+    slot: int,
+    plans: list[Any],
+    first: int,
+    stand_in: object,
+    gated: dict[int, Any],
+    leaving: list[Any],
+    /,
+) -> list[Any]: ...
 
 class _Lib:
     nnb_py_header_digest: CData

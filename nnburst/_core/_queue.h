@@ -2,9 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * cffi takes pointers, and to make one of an array costs many times what the queue itself takes. So the module has one
- * function beside those of the core, queue_calls, which makes `read` and `write` of one queue. They take what is
- * common (arrays of the queue's own type, bytes, a count) and answer NotImplemented to all else and to failures: the
+ * cffi takes pointers, and to make one of an array costs many times what the queue itself takes. So the module has a
+ * function queue_calls, which makes `read` and `write` of one queue. They take what is common (arrays of the queue's own type, bytes, a count) and answer NotImplemented to all else and to failures: the
  * long way by cffi is still there, and says what is wrong. They keep the interpreter lock, as it does.
  */
 #ifndef NNB_QUEUE_H
@@ -117,16 +116,5 @@ static PyObject *nnb_py_queue_calls(PyObject *module, PyObject *arguments)
         return nnb_py_ref(Py_None);
     return Py_BuildValue("NN", PyCFunction_New(&read, bound), PyCFunction_New(&write, bound));
 }
-
-/* What makes the module: cffi's own, and one function more. */
-static PyObject *nnb_py_init(const char *name, Py_ssize_t version, const struct _cffi_type_context_s *context)
-{
-    static PyMethodDef functions[] = {{"queue_calls", nnb_py_queue_calls, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
-    PyObject *module = _cffi_init(name, version, context);
-    if (module && PyModule_AddFunctions(module, functions) < 0)
-        Py_CLEAR(module);
-    return module;
-}
-#define _cffi_init nnb_py_init
 
 #endif

@@ -111,8 +111,7 @@ class BurstExecutorWithCache(abc.ABC):
     """Runs the requests of one burst and keeps mappings and bound requests between them.
 
     Implement `bind`, or `execute` to look at each request anew. An `execute` of one's own is what a burst calls.
-    Never called concurrently, except for `remove_cache_entry`, which may come from the control plane while an
-    execution runs.
+    Never called concurrently, except for `remove_cache_entry`, which may come from the control plane at any time.
 
     Attributes:
         loop_timeout_ns: See `BurstCallback`; set by the server before the first request.

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from nnburst.burst import ExecutionBurstController, FlowQueue, ListenerGroup
+from nnburst.burst.server import server_end
 from nnburst.devices import CacheFiles, CompileJob, create_device
 from nnburst.devices.function import FunctionDevice, Tensor, declare
 from nnburst.errors import GeneralFailure, ResourceExhausted
@@ -350,23 +351,18 @@ def test_memory_that_is_freed_while_its_burst_ends_leaves_the_plans_of_the_next_
     run(session)
     (burst,) = (burst for burst in service.group._bursts if burst is not None)
     plans, marks = service.group._plans, [lambda: None] * len(service.group._plans)
-    lock, me = burst._plans_lock, threading.current_thread()  # type: ignore[attr-defined]
-    hooks = [session.close]
+    drop_plans = server_end.drop_plans
 
-    class Hook:
-        def __enter__(self) -> None:
-            if threading.current_thread() is me and hooks:
-                hooks.pop()()
-                until(lambda: not any(service.group._bursts), "the burst did not end")
-                plans[:] = marks  # what a burst with the same places puts there
-            lock.acquire()
+    def late(*arguments: Any) -> list[Any]:
+        monkeypatch.undo()
+        session.close()
+        until(lambda: not any(service.group._bursts), "the burst did not end")
+        plans[:] = marks  # what a burst with the same places puts there
+        return drop_plans(*arguments)
 
-        def __exit__(self, *_: object) -> None:
-            lock.release()
-
-    monkeypatch.setattr(burst, "_plans_lock", Hook())
+    monkeypatch.setattr(server_end, "drop_plans", late)
     burst.forget_plans()  # type: ignore[attr-defined]
-    assert not hooks
+    assert server_end.drop_plans is drop_plans
     assert plans == marks
 
 

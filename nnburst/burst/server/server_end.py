@@ -5,13 +5,12 @@ from __future__ import annotations
 import abc
 import errno
 import logging
-import threading
 import time
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..._core._nnburst import ffi, lib
+from ..._core._nnburst import drop_plans, ffi, lib, swap
 from ...errors import ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError, error_for
 from ...memory import BufferSet
 from ...model import ExecutionResult, MeasureTiming, reason_of, took_too_long
@@ -50,13 +49,9 @@ class ServerEnd(abc.ABC):
         self._plans: list[Kernel] = []
         self._base = 0  # index of the first of this burst's plans
         self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
-        self._leaving: Kernel | None = None  # dropped while C runs it, so it has to stay until that run is over
+        self._leaving: list[Kernel] = []  # dropped while C runs it, so it has to stay until that run is over
         self._reason = ""
-        # Guards the executor's slot entries. Held for dictionary work only, never across a call to the client.
-        # Reentrant: in the client's process a signal handler may free over a call that does.
-        self._slots_lock = threading.RLock()
         self._freed_meanwhile: set[int] | None = None
-        self._plans_lock = threading.RLock()  # keeping a plan against freeing a slot that it uses
         self._final_stats: ServerStats | None = None
 
     # ---- the thread that runs a request of the burst -------------------------------------------------------------
@@ -92,10 +87,9 @@ class ServerEnd(abc.ABC):
     def _finish_in_c(self, plan_id: int, deadline_ns: int) -> None:
         """Stands for a kernel that C has run: it failed, or its plan was dropped meanwhile."""
         status, sentence = ffi.new("int32_t *"), ffi.new("const char **")
-        with self._plans_lock:  # against `_drop_plans`
-            is_dropped = lib.nnb_server_outcome(self._endpoint, status, sentence)
-            leaving, self._leaving = self._leaving, None
-            kernel = leaving if is_dropped else self._plans[self._base + plan_id]
+        kernel = self._plans[self._base + plan_id]  # held before C lets go of it
+        if lib.nnb_server_outcome(self._endpoint, status, sentence):
+            kernel = self._leaving.pop()
         failed = getattr(kernel, "failed", None)
         if status[0] and failed is not None:
             raise failed(status[0], deadline_ns)
@@ -114,13 +108,10 @@ class ServerEnd(abc.ABC):
             _log.error("burst ended: %s", reason)
             self._callback.ended(reason)
         self._final_stats = server_stats(self._endpoint)
-        with self._plans_lock:  # against `_drop_plans`: another burst may have the places next
-            self._endpoint = self._token.server = ffi.NULL  # destroyed with the last reference
-            plans, self._plans, self._gated = self._plans, [], {}
-            ended = plans[self._base : self._base + MAX_PLANS], self._leaving
-            self._leaving = None
-            plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
-        del ended  # kernels end without the lock
+        self.forget_plans()  # so that one who drops plans later finds none: the next burst may have the places
+        self._endpoint = self._token.server = ffi.NULL  # destroyed with the last reference
+        self._plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
+        self._gated, self._leaving, self._plans = {}, [], []
         self.close_row()
         self._executor.close()
 
@@ -139,34 +130,42 @@ class ServerEnd(abc.ABC):
 
     def _answer_new(self, plan_id: int, deadline_ns: int) -> None:
         # The plan that gives way goes first: memory that it keeps may be needed.
+        self._give_up(plan_id)
+        plan = self._bind_request()
+        gate, c_kernel = getattr(plan, "gate", None), getattr(plan, "c_kernel", None)
+        guarded = gate if isinstance(gate, BufferSet) and gate.fixed else None
+        # In its place before C keeps it: from then on another thread may drop it.
+        self._plans[self._base + plan_id] = plan
+        if guarded is not None:
+            self._guard(plan_id, plan, guarded)
+        if lib.nnb_server_keep_plan(self._endpoint, plan_id):
+            self._give_up(plan_id)  # a slot was freed meanwhile: the plan runs this once and is not found again
+        elif guarded is not None:
+            lib.nnb_server_guard_plan(self._endpoint, plan_id, guarded.handle)
+        elif gate is None and c_kernel is not None:
+            lib.nnb_server_set_kernel(self._endpoint, plan_id, c_kernel)
+        self._run_gated(plan_id, plan, deadline_ns)
+
+    def _give_up(self, plan_id: int) -> None:
+        """Forget a plan that C does not know."""
         self._gated.pop(plan_id, None)
         self._plans[self._base + plan_id] = self._rebind
-        plan = self._bind_request()
-        with self._plans_lock:  # against `free_memory`
-            # Refused if a slot was freed meanwhile: then the plan runs this once and is not found again.
-            kept = lib.nnb_server_keep_plan(self._endpoint, plan_id) == 0
-            if kept:
-                self._plans[self._base + plan_id] = plan
-            gate = getattr(plan, "gate", None)
-            if kept and isinstance(gate, BufferSet) and gate.fixed:
-                self._guard(plan_id, plan, gate)
-            c_kernel = getattr(plan, "c_kernel", None)
-            if kept and gate is None and c_kernel is not None:
-                lib.nnb_server_set_kernel(self._endpoint, plan_id, c_kernel)
-        self._run_gated(plan_id, plan, deadline_ns)
 
     def _guard(self, plan_id: int, plan: Kernel, gate: BufferSet) -> None:
         end, guarded = weakref.ref(self), weakref.ref(gate)
 
         def forget() -> None:
             this = end()
-            # Another plan may have the id by now.
-            if this is not None and plan_id in this._gated and this._gated[plan_id][1] is guarded():
-                this._plans[this._base + plan_id] = this._rebind
+            if this is None:
+                return
+            plans, place = this._plans, this._base + plan_id
+            held, gated = plans[place] if plans else None, this._gated.get(plan_id)
+            # Another plan may have the id by now, or take it after this look.
+            if gated is not None and gated[1] is guarded():
+                swap(plans, place, held, this._rebind)
 
         self._gated[plan_id] = plan, gate
         gate.when_freed(forget)
-        lib.nnb_server_guard_plan(self._endpoint, plan_id, gate.handle)
 
     def _answer_guarded(self, plan_id: int, deadline_ns: int) -> None:
         """The plan's buffers are in use, without contents, or not where they were."""
@@ -178,17 +177,16 @@ class ServerEnd(abc.ABC):
         try:
             self._run_kernel(plan, deadline_ns)
         finally:
-            if plan_id in self._gated:
-                self._take_admitted(plan_id)
+            self._take_admitted(plan_id)
 
     def _take_admitted(self, plan_id: int) -> None:
-        with self._plans_lock:
-            gate = self._gated[plan_id][1] if plan_id in self._gated else None
-            admitted = None if gate is None else gate.current
-            if gate is not None and admitted is not None:
-                self._plans[self._base + plan_id] = admitted
-                if gate.current is not admitted:  # a buffer was freed meanwhile
-                    self._plans[self._base + plan_id] = self._rebind
+        gated = self._gated.get(plan_id)
+        admitted = None if gated is None else gated[1].current
+        if gated is None or admitted is None:
+            return
+        self._plans[self._base + plan_id] = admitted
+        if gated[1].current is not admitted or plan_id not in self._gated:  # a buffer or a slot was freed meanwhile
+            self._plans[self._base + plan_id] = self._rebind
 
     def _rebind(self) -> ExecutionResult | None:
         """Stands where a plan was dropped between its look-up in C and its call."""
@@ -219,34 +217,34 @@ class ServerEnd(abc.ABC):
 
     def _ensure_present(self, slots: Iterable[int]) -> None:
         """Fetch the memories of unknown slots, all in one call."""
-        with self._slots_lock:
+        freed = self._freed_meanwhile = set[int]()  # before the look
+        try:
             unknown = sorted(slot for slot in set(slots) if not self._executor.is_cache_entry_present(slot))
             if not unknown:
                 return
-            self._freed_meanwhile = set()
-        try:
             lib.nnb_server_count(self._endpoint, lib.NNB_SLOT_MISSES, len(unknown))
             status, memories = self._callback.get_memories(unknown)
             if status is not ErrorStatus.NONE:
                 raise NNBurstError(f"the client has freed a memory of the request (slots {unknown})", status=status)
             if len(memories) != len(unknown):
                 raise NNBurstError(f"the client sent {len(memories)} memories for {len(unknown)} slots")
-            with self._slots_lock:
-                for slot, memory in zip(unknown, memories, strict=True):
-                    if slot in self._freed_meanwhile:
-                        raise InvalidArgument(f"slot {slot} was freed while a request with it was on its way")
-                    self._executor.add_cache_entry(memory, slot)
+            for slot, memory in zip(unknown, memories, strict=True):
+                self._executor.add_cache_entry(memory, slot)
+                if slot in freed:  # after the entry is there: one who frees it from now on removes it
+                    self._executor.remove_cache_entry(slot)
+                    raise InvalidArgument(f"slot {slot} was freed while a request with it was on its way")
         finally:
-            with self._slots_lock:
-                self._freed_meanwhile = None
+            self._freed_meanwhile = None
 
     # ---- any thread ------------------------------------------------------------------------------------------
 
+    # Without locks: a signal handler that comes over one of these may close the burst, and waits for its thread.
+
     def free_memory(self, slot: int) -> None:
-        with self._slots_lock:
-            if self._freed_meanwhile is not None:
-                self._freed_meanwhile.add(slot)
-            self._executor.remove_cache_entry(slot)
+        freed = self._freed_meanwhile
+        if freed is not None:
+            freed.add(slot)
+        self._executor.remove_cache_entry(slot)
         # After the entry is gone: a plan that is bound from now on asks the client for the slot.
         self._drop_plans(slot)
 
@@ -254,19 +252,10 @@ class ServerEnd(abc.ABC):
         self._drop_plans(lib.NNB_ANY_SLOT)
 
     def _drop_plans(self, slot: int) -> None:
-        dropped = []  # kernels end without the lock
-        with self._plans_lock:
-            endpoint, plans = self._endpoint, self._plans
-            if not endpoint or not plans:
-                return
-            ids = ffi.new("uint32_t[]", lib.NNB_MAX_PLANS)
-            for i in range(lib.nnb_server_free_slot(endpoint, slot, ids)):
-                plan_id = ids[i] & ~lib.NNB_PLAN_KERNEL
-                dropped.append(plans[self._base + plan_id])
-                if ids[i] != plan_id:
-                    self._leaving = dropped[-1]
-                plans[self._base + plan_id] = self._rebind
-                self._gated.pop(plan_id, None)
+        endpoint, plans = self._endpoint, self._plans
+        if endpoint and plans:
+            address = int(ffi.cast("uintptr_t", endpoint))
+            drop_plans(address, slot, plans, self._base, self._rebind, self._gated, self._leaving)
 
     def take_reason(self) -> str:
         """Return why the last execution failed that did, once."""
