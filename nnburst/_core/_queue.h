@@ -3,8 +3,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * cffi takes pointers, and to make one of an array costs many times what the queue itself takes. So the module has a
- * function queue_calls, which makes `read` and `write` of one queue. They take what is common (arrays of the queue's own type, bytes, a count) and answer NotImplemented to all else and to failures: the
- * long way by cffi is still there, and says what is wrong. They keep the interpreter lock, as it does.
+ * function queue_calls, which makes `read` and `write` of one queue. They take what is common (arrays of the queue's own
+ * type, bytes, a count) and answer NotImplemented to all else and to failures: the long way by cffi is still there, and
+ * says what is wrong. They keep the interpreter lock, as it does.
  */
 #ifndef NNB_QUEUE_H
 #define NNB_QUEUE_H
