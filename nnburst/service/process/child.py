@@ -20,6 +20,7 @@ from ...watch import Page
 from ..host.host import ServiceHost
 from ..host.quotas import Quotas
 from .limited_log import LimitedHandler
+from .sandbox import close_door
 from .scheduling import Scheduling
 
 _MOST_FDS = 65536
@@ -98,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.stderr >= 0:
         os.dup2(options.stderr, 2, inheritable=True)
         os.close(options.stderr)
+    close_door("off", devices)
     client = host.serve(sock, peer_pidfd=pidfd)
     client.wait_ended()
     host.close()
