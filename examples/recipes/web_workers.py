@@ -2,7 +2,7 @@
 
     python examples/recipes/web_workers.py
 
-Nothing of nnburst is opened before the fork: what a process inherits is refused. With gunicorn `worker` is the body of
+nnburst is imported before the fork, and nothing of it is opened: what a process inherits is refused. With gunicorn `worker` is the body of
 the hook `post_fork`. Needs `pip install 'nnburst[onnx]'`.
 """
 
@@ -22,14 +22,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import numpy as np
 from detector import images, right, save
 
-import nnburst
+from nnburst import connect
 
 WORKERS, REQUESTS = 3, 30
 
 
 def worker(listener: socket.socket, address: str) -> None:
     """Answer requests at a socket that all workers have inherited."""
-    with nnburst.connect(address) as service:
+    with connect(address) as service:
         session = service.session("detector", on_death="restart", timeout=5)  # gets over a restart of the service
 
         class Handler(BaseHTTPRequestHandler):
