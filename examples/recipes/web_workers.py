@@ -2,8 +2,8 @@
 
     python examples/recipes/web_workers.py
 
-nnburst is imported before the fork, and nothing of it is opened: what a process inherits is refused. With gunicorn `worker` is the body of
-the hook `post_fork`. Needs `pip install 'nnburst[onnx]'`.
+nnburst is imported before the fork, and nothing of it is opened: what a process inherits is refused. With gunicorn
+`worker` is the body of the hook `post_fork`. Needs `pip install 'nnburst[onnx]'`.
 """
 
 from __future__ import annotations
