@@ -106,6 +106,6 @@ $(VENV)/.stamp-test $(VENV)/.stamp-coverage $(VENV)/.stamp-bench $(VENV)/.stamp-
 
 clean:
 	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks bench-results
-	rm -f nnburst/_core/_nnburst.c nnburst/_core/_nnburst*.o nnburst/_core/_nnburst*.so
+	rm -f nnburst/_core/_nnburst.c nnburst/_core/_nnburst.pyi nnburst/_core/_nnburst*.o nnburst/_core/_nnburst*.so
 	find nnburst tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 	if [ -f tests/c/Makefile ]; then $(MAKE) -C tests/c clean; fi

@@ -1,28 +1,32 @@
 """Names of a room whose modules are read when a name is first used (PEP 562).
 
 A client needs a part of most rooms: the sessions of `nnburst.runtime` name the devices' interface, and none of the
-kernels behind it. So a room's `__init__` says the same twice: in imports, which type checkers read, and in a table,
-which runs. A test holds that they agree.
+kernels behind it. So the stub of a room, `__init__.pyi`, says where its public names are, a line for each: type
+checkers read it as it is, and `attach` reads the same lines when the room is imported.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 
 __all__ = ["attach"]
 
+_LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
-def attach(room: str, modules: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of the package `room`.
+
+def attach(room: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of the package `room`; modules themselves are not in the last.
 
     Args:
         room: Its `__name__`.
-        modules: For each module, relative to the room, the names that the room takes from it, in one string. The
-            names of "." are modules themselves.
     """
-    owners = {name: module for module, names in modules.items() for name in names.split()}
+    package = sys.modules[room]
+    with open(os.path.join(package.__path__[0], "__init__.pyi"), encoding="utf-8") as stub:
+        owners = {name: module for module, name in _LINE.findall(stub.read())}
 
     def __getattr__(name: str) -> object:
         if name not in owners:
@@ -33,10 +37,10 @@ def attach(room: str, modules: Mapping[str, str]) -> tuple[Callable[[str], objec
         if folder.strip("."):  # a folder comes before what is in it, or two threads may wait for each other
             import_module(folder, room)
         value = getattr(import_module(owners[name], room), name)
-        setattr(sys.modules[room], name, value)
+        setattr(package, name, value)
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*vars(sys.modules[room]), *owners})
+        return sorted({*vars(package), *owners})
 
-    return __getattr__, __dir__
+    return __getattr__, __dir__, sorted(name for name, module in owners.items() if module != ".")

@@ -212,23 +212,29 @@ def make_builder(root: str) -> FFI:
     return builder
 
 
+def write_stub(root: str) -> None:
+    """Put the stub of the module into the package."""
+    path = Path(root, "nnburst", "_core", "_nnburst.pyi")
+    text = stub(read_cdef(Path(root, "csrc")))
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
 def build_in_place() -> Path:
-    """Compile the module, put it and its stub into the package, and return the path of the module."""
+    """Compile the module, put it into the package, and return its path."""
     limited = not sysconfig.get_config_var("Py_GIL_DISABLED")
     suffix = ".abi3.so" if limited else str(sysconfig.get_config_var("EXT_SUFFIX"))
     with tempfile.TemporaryDirectory(prefix=".build-", dir=CORE) as scratch:
         built = make_builder(str(ROOT)).compile(tmpdir=scratch, target=f"_nnburst{suffix}")
         target = CORE / f"_nnburst{suffix}"
         os.replace(built, target)  # a new file: processes that have the old one mapped keep it
-    path = CORE / "_nnburst.pyi"
-    text = stub(read_cdef(ROOT / "csrc"))
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        path.write_text(text, encoding="utf-8")
     return target
 
 
 if __name__ == "__main__":
+    write_stub(str(ROOT))
     print(build_in_place())
-else:
-    # setuptools wants paths relative to the directory of setup.py, where it runs this file.
-    ffibuilder = make_builder("." if Path("csrc", "nnburst.h").exists() else str(ROOT))
+elif __name__ == "__cffi__":  # setuptools wants paths relative to the directory of setup.py, where it runs this file
+    where = "." if Path("csrc", "nnburst.h").exists() else str(ROOT)
+    write_stub(where)
+    ffibuilder = make_builder(where)

@@ -77,6 +77,9 @@ class Module:
         self.name = ".".join(parts[:-1] if self.is_package else parts)
         text = path.read_text(encoding="utf-8")
         self.tree = ast.parse(text, str(path))
+        stub = path.with_suffix(".pyi")
+        self.names = ast.parse(stub.read_text(encoding="utf-8") if self.is_package and stub.exists() else "").body
+        """The imports of a room's public names, which run when a name is used."""
 
     @property
     def room(self) -> str:
@@ -85,7 +88,7 @@ class Module:
     def imported(self, modules: set[str], *, lazy: bool, typing: bool = False) -> set[str]:
         """Return imported names; a name of this package is the module or package that is executed."""
         found: set[str] = set()
-        for node in imports_in(self.tree.body, lazy=lazy, typing=typing):
+        for node in imports_in(self.tree.body + self.names * lazy, lazy=lazy, typing=typing):
             if isinstance(node, ast.Import):
                 found.update(alias.name for alias in node.names)
                 continue
