@@ -115,6 +115,7 @@ def digest(cdef: str) -> str:
 _STUB_HEAD = '''\
 # Written by packaging/extension.py from csrc/nnburst.h. Do not edit.
 from collections.abc import Callable, Iterator
+from types import EllipsisType
 from typing import Any
 
 class CData:
@@ -165,6 +166,12 @@ def drop_plans(
     leaving: list[Any],
     /,
 ) -> list[Any]: ...
+
+class Runnable:
+    _pointer: CData  # _attach sets it
+
+    def _attach(self, pointer: CData, address: int, /) -> None: ...
+    def run(self, timeout: float | EllipsisType | None = ...) -> None: ...
 
 class _Lib:
     nnb_py_header_digest: CData

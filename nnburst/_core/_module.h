@@ -9,6 +9,7 @@
 #define NNB_MODULE_H
 
 #include "_queue.h"
+#include "_run.h"
 
 /* swap(list, index, old, new) -> whether the old one was there, and the new one is now. */
 static PyObject *nnb_py_swap(PyObject *module, PyObject *arguments)
@@ -54,7 +55,7 @@ static PyObject *nnb_py_drop_plans(PyObject *module, PyObject *arguments)
     return dropped;
 }
 
-/* What makes the module: cffi's own, and these functions more. */
+/* What makes the module: cffi's own, these functions and a type more. */
 static PyObject *nnb_py_init(const char *name, Py_ssize_t version, const struct _cffi_type_context_s *context)
 {
     static PyMethodDef functions[] = {{"queue_calls", nnb_py_queue_calls, METH_VARARGS, NULL},
@@ -62,8 +63,11 @@ static PyObject *nnb_py_init(const char *name, Py_ssize_t version, const struct 
                                       {"drop_plans", nnb_py_drop_plans, METH_VARARGS, NULL},
                                       {NULL, NULL, 0, NULL}};
     PyObject *module = _cffi_init(name, version, context);
-    if (module && PyModule_AddFunctions(module, functions) < 0)
+    PyObject *runnable = module ? nnb_py_runnable_type() : NULL;
+    if (module && (!runnable || PyModule_AddFunctions(module, functions) < 0 ||
+                   PyObject_SetAttrString(module, "Runnable", runnable) < 0))
         Py_CLEAR(module);
+    Py_XDECREF(runnable);
     return module;
 }
 #define _cffi_init nnb_py_init

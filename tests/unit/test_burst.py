@@ -21,9 +21,10 @@ import numpy as np
 import pytest
 
 from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
-from nnburst._core._nnburst import lib
+from nnburst._core._nnburst import ffi, lib
 from nnburst.burst import (
     DATUM,
+    BoundRequest,
     BurstCallback,
     BurstContext,
     BurstExecutorWithCache,
@@ -722,6 +723,46 @@ def test_ctrl_c_interrupts_a_run_and_its_result_is_dropped(window: str) -> None:
         if child.poll() is None:
             child.kill()
             child.communicate()
+
+
+def test_signal_handler_that_raises_after_the_call_of_c_gives_the_run_up(
+    model: LocalModel, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler's turn comes with the first bytecode: here before the first line of `conclude`."""
+
+    def interrupted(execution: BoundRequest, status: int) -> None:
+        raise KeyboardInterrupt
+
+    go = threading.Event()
+    with ExecutionBurstController.create(model, polling_window=0) as controller:
+        execution = bind(controller, adder_request(memory))
+        execution.run()
+        model.executor.during = lambda: go.wait(PATIENCE) and None
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(BoundRequest, "conclude", interrupted)
+            execution.run()  # C comes back every 100 ms
+        assert controller.is_free
+        go.set()
+        execution.run()
+        assert controller.stats.dropped == 1
+
+
+def test_execution_that_is_bound_anew_while_it_runs_keeps_what_it_runs(model: LocalModel, memory: Memory) -> None:
+    with ExecutionBurstController.create(model, polling_window=10) as controller:
+        execution, other = (bind(controller, adder_request(memory)) for _ in range(2))
+        execution.run()
+        address = int(ffi.cast("uintptr_t", execution._pointer))
+        running = weakref.ref(execution._pointer)
+        kept = []
+
+        def during() -> None:
+            execution._attach(other._pointer, 0)
+            kept.append(running() is not None)
+            execution._attach(running() or other._pointer, address if kept[-1] else 0)
+
+        model.executor.during = during
+        execution.run()
+        assert kept == [True]
 
 
 def test_signal_storm_does_not_lose_results(model: LocalModel, memory: Memory) -> None:

@@ -138,7 +138,7 @@ def test_two_threads_race_run_of_one_execution_and_one_is_refused_without_waitin
 def test_run_of_one_execution_is_refused_wherever_another_one_overtakes_it(
     until_refused: tuple[nnburst.Session, threading.Event],
 ) -> None:
-    """One thread stops before each line of `Execution.run` in turn, while another one runs."""
+    """One thread stops before each line of a run with a time limit, while another one runs; others have no lines."""
     session, refused = until_refused
     entered = sys.modules["waiting_function"].entered
     execution = session.bind(shapes={"n": 4})
@@ -151,7 +151,7 @@ def test_run_of_one_execution_is_refused_wherever_another_one_overtakes_it(
         entered.clear()
         stopped, go_on, outcomes = threading.Event(), threading.Event(), list[str]()
         stop = _stop_before(line, stopped, go_on, stopped_at)
-        overtaken = threading.Thread(target=_run_traced, args=(execution.run, refused, outcomes, stop))
+        overtaken = threading.Thread(target=_run_traced, args=(partial(execution.run, None), refused, outcomes, stop))
         overtaken.start()
         while not stopped.is_set() and not entered.is_set():
             stopped.wait(0.001)
@@ -160,7 +160,7 @@ def test_run_of_one_execution_is_refused_wherever_another_one_overtakes_it(
             refused.set()
             overtaken.join()
             break
-        other = threading.Thread(target=_run_traced, args=(execution.run, refused, outcomes, None))
+        other = threading.Thread(target=_run_traced, args=(partial(execution.run, None), refused, outcomes, None))
         other.start()
         assert entered.wait(PATIENCE)
         go_on.set()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from types import EllipsisType
 from typing import TYPE_CHECKING, Protocol
 
-from ..._core._nnburst import ffi, lib
+from ..._core._nnburst import Runnable, ffi, lib
 from ..._core.deadline import Deadline, checked_timeout, limit_ns
 from ..._core.errno import check
 from ..._core.one_process import OneProcess
@@ -88,14 +88,13 @@ class Elsewhere(Protocol):
         """Have another device run a request that one has failed; None if there is none."""
 
 
-class BoundRequest(OneProcess):
+class BoundRequest(Runnable, OneProcess):
     """A request that is bound to a burst; `run` as often as you like. Made by `ExecutionBurstController.bind`."""
 
     __slots__ = (
         "_burst",
         "_elsewhere",
         "_measure",
-        "_pointer",
         "_route",
         "_run",
         "_timeout",
@@ -107,7 +106,7 @@ class BoundRequest(OneProcess):
     def __init__(self) -> None:
         """Bound to nothing yet; see `bind_to`."""
         self._run: Callable[[CData], int] = _not_bound
-        self._pointer: CData = ffi.NULL
+        self._attach(ffi.NULL, 0)
         self._burst: ClientEnd | None = None
         self._route: Elsewhere | None = None  # none: a run that is refused, or fails, has ended
         self._elsewhere: ExecutionResult | None = None  # of the last run, if that did not go through the channel
@@ -154,41 +153,32 @@ class BoundRequest(OneProcess):
             del keep_alive
         if turn:
             lib.nnb_execution_ran_elsewhere(pointer, 0)
-        self.requests, self._measure, self._burst, self._pointer = requests, measure, burst, pointer
+        self.requests, self._measure, self._burst, self._run = requests, measure, burst, lib.nnb_execution_run
+        self._attach(pointer, int(ffi.cast("uintptr_t", pointer)))
         self._allow(self.limit)
-        self._run = lib.nnb_execution_run
+
+    def _refuse(self, run: Callable[[CData], int]) -> None:
+        """Have runs raise what this raises."""
+        self._run = run
+        self._attach(self._pointer, 0)
 
     @property
     def turn(self) -> int:
         """Index of the request that the next run sends. A run that ends with NONE passes the turn."""
         return lib.nnb_execution_turn(self._pointer) if self._burst is not None else 0
 
-    def run(self, timeout: float | EllipsisType | None = ...) -> None:
-        """Run once and wait for the end; the outputs are then in their memory, until the next run writes there.
-
-        Args:
-            timeout: Seconds that this run may take; None for no limit. By default those that it was bound with.
-
-        Raises:
-            DeadObject: The service died, or the burst was closed meanwhile.
-            MissedDeadline: The time was over. The service may still be writing outputs.
-            BadState: The burst is closed, or runs another execution now.
-            OutputInsufficientSize: An output region is too small.
-            NNBurstError: The service answered another error status.
-        """
-        if timeout is not ...:
-            with self.limited(timeout):
-                return self.run()
-        try:
-            status = self._run(self._pointer)
-            if status:
-                self._settle(status)
-        except BadState:  # not run at all, perhaps because this very execution is in flight below a signal handler
-            raise
-        except BaseException:
-            # Does nothing, unless a signal handler raised while the answer was still on its way.
-            lib.nnb_execution_abandon(self._pointer)
-            raise
+    def _run_at_length(self, timeout: float | EllipsisType | None = ...) -> None:
+        """What `run` does with an argument, or if this is not bound; else it is one call of C."""
+        with self.limited(timeout):
+            try:
+                if status := self._run(self._pointer):
+                    self._settle(status)
+            except BadState:  # not run at all, perhaps because this very execution is in flight below a signal handler
+                raise
+            except BaseException:
+                # Does nothing, unless a signal handler raised while the answer was still on its way.
+                lib.nnb_execution_abandon(self._pointer)
+                raise
 
     def start(self, *, look_until: int = 0) -> InFlight:
         """Start a run that is not waited for here; `conclude` tells how it ended. Arguments as `InFlightRuns.start`.

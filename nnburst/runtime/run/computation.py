@@ -247,7 +247,7 @@ class Computation(BoundRequest):
         finally:
             self._route.begun = None
             if not arguments.is_shared:
-                self._run = _not_shared
+                self._refuse(_not_shared)
                 self._route.forget()
             self._progress = after
 
@@ -330,7 +330,7 @@ class Computation(BoundRequest):
             _closed(None)
 
     def _end(self, give_back: Callable[[ClientEnd, Memory | Named], object]) -> None:
-        self._run = _closed
+        self._refuse(_closed)
         self._route.end(give_back)
 
 
