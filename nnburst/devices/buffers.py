@@ -130,11 +130,11 @@ def allocate_buffer(
             prepared, operand, key = _looked_up(tracker, prepared_models, role, place, is_input=is_input)
             if key in roles:
                 raise InvalidArgument(f"{place} is given twice")
-            if first is not None and _meta(operand) != _meta(first):
+            if first is not None and operand.meaning != first.meaning:
                 raise InvalidArgument(
                     f"{place} differs from the roles before it in type, scale, zero point or extra parameters"
                 )
-            if dimensions and _is_scalar(operand):
+            if dimensions and operand.is_scalar:
                 raise InvalidArgument(f"{place} is a scalar, which has no dimensions {list(dimensions)}")
             try:
                 dimensions = combine_dimensions(dimensions, operand.dimensions)
@@ -169,14 +169,6 @@ def _looked_up(
     if not 0 < role.frequency <= 1:  # false for NaN
         raise InvalidArgument(f"{place} has frequency {role.frequency}, which is not in (0, 1]")
     return prepared, main.operands[indexes[role.io_index]], RoleKey(prepared.number, is_input, role.io_index)
-
-
-def _is_scalar(operand: OperandDesc) -> bool:
-    return not is_extension(operand.type) and operand_info(operand.type).is_scalar
-
-
-def _meta(operand: OperandDesc) -> tuple[object, ...]:
-    return operand.type, operand.scale, operand.zero_point, operand.extra_params
 
 
 class BoundBuffers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._core._nnburst import lib
 from ..burst import Kernel
-from ..errors import ErrorStatus, NNBurstError
+from ..errors import ErrorStatus
 from ..model import (
     NO_TIMING,
     Model,
@@ -14,7 +14,6 @@ from ..model import (
     RunOptions,
     combine_dimensions,
     is_fully_specified,
-    operand_info,
 )
 from .local import LocalDevice, LocalModel
 
@@ -47,17 +46,10 @@ class NoopPreparedModel(LocalModel):
         for index, argument in zip(main.output_indexes, request.outputs, strict=True):
             operand = main.operands[index]
             dims = combine_dimensions(operand.dimensions, argument.dimensions)
-            is_open |= not is_fully_specified(dims) and not _is_scalar(operand.type)
+            is_open |= not is_fully_specified(dims) and not operand.is_scalar
             shapes.append(OutputShape(dims))
         result = (ErrorStatus.NONE, tuple(shapes), NO_TIMING) if is_open else None
         return _NOTHING if result is None else lambda: result
-
-
-def _is_scalar(code: int) -> bool:
-    try:
-        return operand_info(code).is_scalar
-    except NNBurstError:
-        return False
 
 
 class _Nothing:

@@ -72,11 +72,11 @@ class ManagedBuffer:
             raise GeneralFailure("a buffer needs an operand type with defined contents")
         self.dtype = info.dtype
         self.is_scalar = info.is_scalar
-        self.meaning = operand.type, operand.scale, operand.zero_point, operand.extra_params
+        self.meaning = operand.meaning
         """What two buffers must have in common for one to take the other's contents."""
         self.initial_dimensions = dimensions
         self.dimensions = dimensions
-        self.is_fixed = info.is_scalar or (bool(dimensions) and is_fully_specified(dimensions))
+        self.is_fixed = info.is_scalar or is_fully_specified(dimensions)
         """Whether all dimensions were known from the beginning."""
         self.roles = roles
         self.handle = gate.new_buffer()

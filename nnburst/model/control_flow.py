@@ -73,8 +73,7 @@ def _check_compatible(subgraph: Subgraph, indexes: Sequence[int], outer: Sequenc
         raise InvalidArgument(f"{what} are {len(indexes)}; the operation has {len(outer)}")
     for position, (index, b) in enumerate(zip(indexes, outer, strict=True)):
         a = subgraph.operands[index]
-        same = (a.type, a.scale, a.zero_point, a.extra_params) == (b.type, b.scale, b.zero_point, b.extra_params)
-        if not same:
+        if a.meaning != b.meaning:
             raise InvalidArgument(f"{what} differ from the operation's in type or quantisation at {position}")
         try:
             combine_dimensions(a.dimensions, b.dimensions)

@@ -2,12 +2,11 @@
 
 A method takes the inputs of the operation under the names of its row. Tensors are operands, arrays, lists or numbers;
 where the row asks for a scalar, numbers become one of its type; what may be omitted is None. `methods.pyi` says the
-same to type checkers; both come from the table, and a test compares them.
+same to type checkers; both come from the table (`make tables`), and a test compares them.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict
 
@@ -104,17 +103,6 @@ class MethodArgument(Struct, frozen=True):
     def default(self) -> Any:
         """What it is then."""
         return None if self.param.may_be_omitted else _DEFAULTS.get(self.param.name)
-
-    @property
-    def annotation(self) -> str:
-        """Its type in the stub."""
-        scalars = {"i32": "int", "bool": "bool", "fx": "float", "f32": "float", "fill": "float"}
-        if self.param.variadic:
-            return "Sequence[Value]"
-        if self.name == "activation" and self.param.name == "act":
-            return "str | None"
-        plain = f"{scalars[self.kind]} | Operand" if self.kind in scalars else "Value"
-        return plain + (" | None" if self.param.may_be_omitted else "")
 
 
 class Method(Struct, frozen=True):
@@ -235,57 +223,3 @@ _OUTPUTS = {True: ("type", "dimensions", "scale", "zero_point"), False: ("output
 
 for _method in METHODS:
     setattr(OperationMethods, _method.name, _made(_method))
-
-
-_STUB_HEAD = """# Made from the operation table by `render_stub` in methods.py; a test compares them.
-
-from collections.abc import Sequence
-from typing import TypedDict
-
-from typing_extensions import Unpack
-
-from .constants import ConstantBuilder
-from .operand import Operand, Value
-from .operand_types import OperandType
-from .operation_types import OperationType
-
-class Method:
-    operation: OperationType
-    name: str
-
-METHODS: tuple[Method, ...]
-
-def activation_code(name: str | None) -> int: ...
-def render_stub() -> str: ...
-
-class Output(TypedDict, total=False):
-    type: OperandType | int | None
-    dimensions: Sequence[int] | None
-    scale: float | None
-    zero_point: int | None
-
-class _Several(TypedDict, total=False):
-    outputs: Sequence[Output] | int | None
-
-class OperationMethods(ConstantBuilder):
-"""
-
-
-def render_stub() -> str:
-    """Return the text of `methods.pyi`."""
-    lines = [_STUB_HEAD]
-    for method in METHODS:
-        parameters, optional = ["self"], False
-        for argument in method.arguments:
-            if argument.has_default and not optional:
-                parameters.append("*")
-                optional = True
-            default = f" = {argument.default!r}" if argument.has_default else ""
-            parameters.append(f"{argument.name}: {argument.annotation}{default}")
-        parameters.append(f"**output: Unpack[{'Output' if method.is_single else '_Several'}]")
-        result = "Operand" if method.is_single else "tuple[Operand, ...]"
-        inside = " ".join(f"{parameter},".replace(" ", "\0") for parameter in parameters).removesuffix(",")
-        text = f"def {method.name}({inside}) -> {result}: ...".replace(") -> ", ")\0->\0").replace(": ...", ":\0...")
-        indents = {"initial_indent": " " * 4, "subsequent_indent": " " * 8}
-        lines.append("\n".join(textwrap.wrap(text, 120, break_on_hyphens=False, **indents)).replace("\0", " ") + "\n")
-    return "".join(lines)

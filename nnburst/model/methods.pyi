@@ -1,4 +1,4 @@
-# Made from the operation table by `render_stub` in methods.py; a test compares them.
+# The methods are made from the operation table by docs/tables.py; a test compares them.
 
 from collections.abc import Sequence
 from typing import TypedDict
@@ -17,7 +17,6 @@ class Method:
 METHODS: tuple[Method, ...]
 
 def activation_code(name: str | None) -> int: ...
-def render_stub() -> str: ...
 
 class Output(TypedDict, total=False):
     type: OperandType | int | None

@@ -145,7 +145,7 @@ class OperationView:
         """
         operand = self.operand(name, which)
         dims = operand.dimensions if self._dims_of is None else self._dims_of(self.index(name, which))
-        if not dims and not _is_scalar(operand):
+        if not dims and not operand.is_scalar:
             raise UnknownYet(f"the rank of {name} is not known")
         return dims
 
@@ -268,11 +268,6 @@ class OperationView:
         """Return (scales, channel dimension) of a per-channel operand, else None."""
         params = self.operand(name).extra_params
         return (params.scales, params.channel_dim) if isinstance(params, SymmPerChannelQuantParams) else None
-
-
-def _is_scalar(operand: OperandDesc) -> bool:
-    info = OPERANDS.get(operand.type)
-    return info is not None and info.is_scalar
 
 
 def _same_scale(a: float, b: float) -> bool:

@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from .operand_types import OPERANDS
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -121,6 +123,17 @@ class OperandDesc(Struct, frozen=True):
     lifetime: int = Lifetime.TEMPORARY_VARIABLE
     location: DataLocation = DataLocation()
     extra_params: SymmPerChannelQuantParams | bytes | None = None
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether its type is known to have rank 0."""
+        info = OPERANDS.get(self.type)
+        return info is not None and info.is_scalar
+
+    @property
+    def meaning(self) -> tuple[Any, ...]:
+        """What two operands have in common if the bytes of one mean the same as those of the other."""
+        return self.type, self.scale, self.zero_point, self.extra_params
 
 
 class Operation(Struct, frozen=True):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from .._core.errno import flag
+from .._core.leaving import Closing
 from ..burst import loop_timeout_ns
 from ..burst.client.client_end import ClientEnd
 from ..errors import InvalidArgument, OutputInsufficientSize
@@ -24,7 +25,6 @@ from .run.futures import submit
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-    from types import TracebackType
 
     import numpy.typing as npt
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Execution(Computation):
+class Execution(Computation, Closing):
     """Arguments for a compiled model. Context manager.
 
     `Session.bind` and `Burst.bind` make one whose arguments are shared arrays: fill ``inputs``, `run`, use ``outputs``;
@@ -292,11 +292,3 @@ class Execution(Computation):
 
     def _repr_html_(self) -> str:
         return nodes_table(repr(self)[1:-1], self.compilation)
-
-    def __enter__(self) -> Execution:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from .._core.leaving import Leaving
+from .._core.leaving import Closing, Leaving
 from .._core.one_process import OneProcess
 from ..errors import BadState, DeadObject, GeneralFailure
 from ..model import ExecutionPreference, ImportedModel, Model, Priority
@@ -58,7 +58,7 @@ class Settings(Struct, frozen=True):
             return compilation
 
 
-class OpenModel(OneProcess):
+class OpenModel(OneProcess, Closing):
     """What is below a `Session`, which opens it."""
 
     _settings: Settings

@@ -8,7 +8,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from .._core.leaving import Leaving, ProcessLock
+from .._core.leaving import Closing, Leaving, ProcessLock
 from .._core.one_process import OneProcess
 from ..devices import Device, ResilientDevice
 from ..errors import BadState, DeviceUnavailable, InvalidArgument
@@ -17,7 +17,6 @@ from .spare import Spare
 
 if TYPE_CHECKING:
     import socket
-    from types import TracebackType
 
     from ..service import ServiceConnection
 
@@ -87,7 +86,7 @@ class LocalBackend:
         self._leaving()
 
 
-class ServiceProcess(OneProcess):
+class ServiceProcess(OneProcess, Closing):
     """What a `Service` is without its sessions: a process with devices, which is started again when it is to be."""
 
     _instead = "launch one in each process"
@@ -207,11 +206,6 @@ class ServiceProcess(OneProcess):
     def __enter__(self: S) -> S:
         self._check_open()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "alive" if self.alive else "dead"

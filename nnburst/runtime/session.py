@@ -34,8 +34,6 @@ from .service import ServiceProcess, child
 from .spans import spans
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import numpy.typing as npt
 
     from .run.burst import Burst
@@ -470,14 +468,6 @@ class Session(OpenModel):
             self._finalizer.detach,
         )
         self._leaving()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _runs_below(session: Session) -> int:

@@ -12,9 +12,7 @@ from ...model import (
     DataLocation,
     Request,
     RequestArgument,
-    is_extension,
-    is_fully_specified,
-    operand_info,
+    has_known_size,
     operand_nbytes,
 )
 from .graph import PreparedSubgraph
@@ -40,12 +38,7 @@ def bind_for_nothing(graph: PreparedSubgraph) -> frozenset[int]:
         arguments.append([])
         for index in indexes:
             operand = main.operands[index]
-            if is_extension(operand.type) or operand_info(operand.type).dtype is None:
-                return frozenset()
-            known = operand_info(operand.type).is_scalar or (
-                bool(operand.dimensions) and is_fully_specified(operand.dimensions)
-            )
-            if not known:
+            if not has_known_size(operand):
                 return frozenset()
             nbytes = operand_nbytes(operand.type, operand.dimensions)
             arguments[-1].append(RequestArgument(False, DataLocation(len(pools), 0, nbytes)))

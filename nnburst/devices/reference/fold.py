@@ -21,8 +21,7 @@ from ...model import (
     OperationType,
     Request,
     RequestArgument,
-    is_extension,
-    is_fully_specified,
+    has_known_size,
     operand_info,
     operand_nbytes,
 )
@@ -95,9 +94,5 @@ def fold_constants(compiled: Compiled, run: Callable[[Compiled, Request], bool])
 
 def _fixed_size(operand: OperandDesc) -> int:
     """Bytes of a temporary whose size is known; 0 for anything else."""
-    if operand.lifetime is not Lifetime.TEMPORARY_VARIABLE or is_extension(operand.type):
-        return 0
-    info = operand_info(operand.type)
-    if info.dtype is None or info.is_scalar or not is_fully_specified(operand.dimensions):
-        return 0
-    return operand_nbytes(operand.type, operand.dimensions)
+    is_temporary = operand.lifetime is Lifetime.TEMPORARY_VARIABLE and not operand.is_scalar
+    return operand_nbytes(operand.type, operand.dimensions) if is_temporary and has_known_size(operand) else 0

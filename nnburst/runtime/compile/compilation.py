@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct, structs
 
 from ..._core.deadline import Deadline, checked_timeout
-from ..._core.leaving import ProcessLock
+from ..._core.leaving import Closing, ProcessLock
 from ..._core.one_process import OneProcess
 from ...cache import checked_token
 from ...devices import CompileJob, Device, PreparedModel
@@ -32,8 +32,6 @@ from .cache_sources import CacheSource, DescriptorCache, DirectoryCache, FlatCac
 from .caching import CacheReport, combined_report, compile_with_cache
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ...cache import Limits
     from ...model import Part
 
@@ -68,7 +66,7 @@ class CompilationReport(Struct, frozen=True):
     refusals: tuple[tuple[str, str], ...] = ()
 
 
-class Compilation(OneProcess):
+class Compilation(OneProcess, Closing):
     """A model on its way to a prepared model. Set what you need, then `finish` once. Context manager.
 
     Args:
@@ -452,14 +450,6 @@ class Compilation(OneProcess):
                 prepared.close()
         self._prepared = self._second = None
         self._others.clear()
-
-    def __enter__(self) -> Compilation:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._finished:

@@ -158,7 +158,7 @@ class Arguments:
             InvalidArgument: It leaves some open.
         """
         for index, operand in enumerate(self._operands["output"]):
-            if not operand_info(operand.type).is_scalar and not is_fully_specified(operand.dimensions):
+            if not operand.is_scalar and not is_fully_specified(operand.dimensions):
                 raise InvalidArgument(
                     f"output {index} has dimensions {list(operand.dimensions)}: an execution that waits for fences "
                     "needs a model that says them; use compute()"
@@ -282,7 +282,7 @@ class Arguments:
 
 
 def _combined(what: str, operand: OperandDesc, given: tuple[int, ...]) -> tuple[int, ...]:
-    if operand_info(operand.type).is_scalar and given:
+    if operand.is_scalar and given:
         raise InvalidArgument(f"{what}: a scalar has no dimensions")
     if any(not 0 <= size <= UINT32 for size in given):
         raise InvalidArgument(f"{what}: dimensions {list(given)} do not fit in 32 bits")
@@ -297,7 +297,7 @@ def _combined(what: str, operand: OperandDesc, given: tuple[int, ...]) -> tuple[
 
 def _check_length(kind: str, what: str, operand: OperandDesc, given: tuple[int, ...], nbytes: int) -> None:
     combined = _combined(what, operand, given)
-    known = operand_info(operand.type).is_scalar or (bool(combined) and is_fully_specified(combined))
+    known = operand.is_scalar or is_fully_specified(combined)
     if kind == "input" and not known:
         raise InvalidArgument(f"{what}: dimensions {combined} are open; give them with dimensions=")
     if known and operand_nbytes(operand.type, combined) != nbytes:

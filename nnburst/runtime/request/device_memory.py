@@ -7,12 +7,12 @@ import operator
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
 from ..._core.errno import is_real
-from ..._core.leaving import Leaving
+from ..._core.leaving import Closing, Leaving
 from ..._core.one_process import OneProcess
 from ...devices import Buffer, Device
 from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
@@ -29,9 +29,6 @@ from ...model import (
     operand_info,
 )
 from ..compile.compilation import Compilation
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _UINT32 = 2**32 - 1
 
@@ -100,7 +97,7 @@ class MemoryDesc:
         operand = _operand_of(role)
         if not is_real(frequency) or not 0 < frequency <= 1:  # also refuses NaN
             raise InvalidArgument(f"{place}: frequency {frequency} is not in (0, 1]")
-        if self._operand is not None and _meaning(operand) != _meaning(self._operand):
+        if self._operand is not None and operand.meaning != self._operand.meaning:
             raise InvalidArgument(f"{place} differs from the roles before it in type, scale, zero point or parameters")
         dimensions = _combined(place, operand, self._dimensions)
         self._roles.append(role)
@@ -121,7 +118,7 @@ class MemoryDesc:
         self._check_open()
         if any(not 0 <= size <= _UINT32 for size in given):
             raise InvalidArgument(f"dimensions {list(given)} do not fit in 32 bits")
-        if self._operand is not None and given and _is_scalar(self._operand):
+        if self._operand is not None and given and self._operand.is_scalar:
             raise InvalidArgument(f"the roles are scalars, which have no dimensions {list(given)}")
         self._dimensions = combine_dimensions(self._dimensions, given)
 
@@ -189,7 +186,7 @@ class MemoryDesc:
             raise BadState("the description is finished; make another one")
 
 
-class DeviceMemory(OneProcess):
+class DeviceMemory(OneProcess, Closing):
     """Made by `MemoryDesc.create_memory`: a buffer of a device, or shared memory in its place. Context manager.
 
     It is used whole, and only in the roles that it was described for. Its contents are undefined until `copy_memory`
@@ -315,7 +312,7 @@ class DeviceMemory(OneProcess):
         Raises:
             InvalidArgument: They differ in type, quantisation or dimensions.
         """
-        if _meaning(other.operand) != _meaning(self.operand):
+        if other.operand.meaning != self.operand.meaning:
             raise InvalidArgument("the memories differ in type, scale, zero point or parameters")
         combine_dimensions(self._initial, other.dimensions)
 
@@ -342,14 +339,6 @@ class DeviceMemory(OneProcess):
             self._closed, self._initialised = True, False
         self._leaving()
 
-    def __enter__(self) -> DeviceMemory:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _operand_of(role: _Role) -> OperandDesc:
     try:
@@ -370,16 +359,8 @@ def _one_device(compilations: Sequence[Compilation]) -> Device:
     return devices[0]
 
 
-def _meaning(operand: OperandDesc) -> tuple[Any, ...]:
-    return operand.type, operand.scale, operand.zero_point, operand.extra_params
-
-
-def _is_scalar(operand: OperandDesc) -> bool:
-    return not is_extension(operand.type) and operand_info(operand.type).is_scalar
-
-
 def _combined(place: str, operand: OperandDesc, dimensions: tuple[int, ...]) -> tuple[int, ...]:
-    if dimensions and _is_scalar(operand):
+    if dimensions and operand.is_scalar:
         raise InvalidArgument(f"{place} is a scalar, which has no dimensions {list(dimensions)}")
     try:
         return combine_dimensions(dimensions, operand.dimensions)
@@ -391,6 +372,6 @@ def _nbytes(operand: OperandDesc | None, dimensions: tuple[int, ...]) -> int:
     if operand is None or is_extension(operand.type):
         return 0
     info = operand_info(operand.type)
-    if not info.is_scalar and not (dimensions and is_fully_specified(dimensions)):
+    if not info.is_scalar and not is_fully_specified(dimensions):
         return 0
     return math.prod(dimensions) * info.element_size

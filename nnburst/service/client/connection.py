@@ -8,10 +8,9 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Collection
-from types import TracebackType
 
 from ..._core.deadline import Deadline
-from ..._core.leaving import LEAVING
+from ..._core.leaving import LEAVING, Closing
 from ..._core.one_process import OneProcess
 from ...devices import Device
 from ...errors import BadState, DeadObject, DeviceUnavailable, GeneralFailure
@@ -48,7 +47,7 @@ def _end_all() -> None:
         connection.close()
 
 
-class ServiceConnection(OneProcess):
+class ServiceConnection(OneProcess, Closing):
     """A service, seen from a client. Usable as a context manager, which closes it.
 
     Args:
@@ -187,14 +186,6 @@ class ServiceConnection(OneProcess):
         A child service ends and is reaped. Idempotent. In a forked child only the copies of the descriptors are closed.
         """
         self._link.close()
-
-    def __enter__(self) -> ServiceConnection:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<ServiceConnection pid={self._pid} {'alive' if self.alive else 'ended'}>"

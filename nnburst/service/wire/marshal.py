@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import cast
 
-import msgspec
 from msgspec.structs import asdict
 
 from ...devices import CacheFiles
@@ -99,30 +98,15 @@ def _size(handle: WireMemory) -> int:
 def model_to_wire(model: Model) -> tuple[WireModel, list[int]]:
     """Return a model with handles in place of pools, and the descriptors of these (borrowed)."""
     handles, fds = pools_to_wire(model.pools)
-    wire = WireModel(
-        main=model.main,
-        referenced=cast("tuple[msgspec.Raw, ...]", model.referenced),  # each is encoded where it stands
-        operand_values=model.operand_values,
-        pools=handles,
-        relax_computation_float32_to_float16=model.relax_computation_float32_to_float16,
-        extension_name_to_prefix=dict(model.extension_name_to_prefix),
-        input_names=model.input_names,
-        output_names=model.output_names,
-    )
-    return wire, fds
+    # Each subgraph is encoded where it stands, and is read as `msgspec.Raw`.
+    return WireModel(**asdict(model) | {"pools": handles}), fds
 
 
 def model_from_wire(wire: WireModel, fds: FdBundle, allow_direct: bool = False) -> Model:
     """Inverse of `model_to_wire`. The pools belong to the caller. Raises as `memories_from_wire`."""
+    referenced = referenced_from_wire(wire.referenced)
     return Model(
-        main=wire.main,
-        referenced=referenced_from_wire(wire.referenced),
-        operand_values=wire.operand_values,
-        pools=memories_from_wire(wire.pools, fds, allow_direct),
-        relax_computation_float32_to_float16=wire.relax_computation_float32_to_float16,
-        extension_name_to_prefix=wire.extension_name_to_prefix,
-        input_names=wire.input_names,
-        output_names=wire.output_names,
+        **asdict(wire) | {"referenced": referenced, "pools": memories_from_wire(wire.pools, fds, allow_direct)}
     )
 
 

@@ -18,12 +18,12 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterable
-from types import TracebackType
 
 from msgspec import Struct
 
 from ..._core.errno import system
 from ..._core.fds import FdSet, close_fds
+from ..._core.leaving import Closing
 from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from .protocol import Malformed
 from .values import MAX_BODY, MAX_FDS, MAX_INLINE
@@ -58,7 +58,7 @@ class Kind(enum.IntEnum):
     ERROR = 2
 
 
-class FdBundle(FdSet):
+class FdBundle(FdSet, Closing):
     """Descriptors that belong to a message. A handler owns those that it takes; the others are closed with the bundle.
 
     Also a bundle that is closed may be asked; it is empty.
@@ -82,14 +82,6 @@ class FdBundle(FdSet):
     def take_last(self) -> int:
         """Remove and return the last descriptor."""
         return self.disown(slice(-1, None))[0]
-
-    def __enter__(self) -> FdBundle:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Packet(Struct, frozen=True):
