@@ -2,9 +2,9 @@
 
 ::
 
-    0  magic "NNBBLOBS"   8 version u32   12 device version u32   16 entries u32   20 zero u32
+    0  magic "NNBBLOBS"   8 version u32   12 device version u32   16 zero u64
     24 length of the rest u64   32 digest of the build[32]   64 code over bytes 0-63 and the rest[32]
-    96 entries, least recently used first: key length u32, value length u32, key, value
+    96 entries as (key, value), least recently used first: MessagePack
 
 The code is SHA-256, or HMAC-SHA256 with a key. Without a key it tells damage, not intent: such a file belongs where
 only the device can write. It is compared before anything behind it is looked at, on bytes that are in memory already.
@@ -21,21 +21,18 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import msgspec
+
 _MAGIC = b"NNBBLOBS"
-_VERSION = 1
-_HEAD = struct.Struct("<8sIIIIQ32s")
+_VERSION = 2
+_HEAD = struct.Struct("<8sIIQQ32s")
 _CODE = 32
-_ENTRY = struct.Struct("<II")
 _START = _HEAD.size + _CODE
+_entries = msgspec.msgpack.Decoder(tuple[tuple[bytes, bytes], ...])
 
 
 class BlobFileError(ValueError):
     """The bytes are damaged or something else, or there is too little room for them."""
-
-
-def flattened_size(items: Iterable[tuple[bytes, bytes]]) -> int:
-    """Bytes that these entries take, exactly."""
-    return _START + sum(_ENTRY.size + len(key) + len(value) for key, value in items)
 
 
 def _code(head: bytes, rest: bytes | memoryview, key: bytes) -> bytes:
@@ -50,13 +47,10 @@ def _code(head: bytes, rest: bytes | memoryview, key: bytes) -> bytes:
 
 def pack_blobs(items: Iterable[tuple[bytes, bytes]], *, device_version: int, build: str, key: bytes) -> bytes:
     """Return entries as bytes, in their order."""
-    rest, count = bytearray(), 0
-    for name, value in items:
-        rest += _ENTRY.pack(len(name), len(value)) + name + value
-        count += 1
+    rest = msgspec.msgpack.encode(tuple(items))
     build_digest = hashlib.sha256(build.encode()).digest()
-    head = _HEAD.pack(_MAGIC, _VERSION, device_version, count, 0, len(rest), build_digest)
-    return head + _code(head, bytes(rest), key) + bytes(rest)
+    head = _HEAD.pack(_MAGIC, _VERSION, device_version, 0, len(rest), build_digest)
+    return head + _code(head, rest, key) + rest
 
 
 def unpack_blobs(
@@ -70,7 +64,7 @@ def unpack_blobs(
     raw = bytes(data)
     if len(raw) < _START:
         raise BlobFileError(f"these {len(raw)} bytes are not a blob file")
-    magic, version, device, count, zero, length, build_digest = _HEAD.unpack_from(raw)
+    magic, version, device, zero, length, build_digest = _HEAD.unpack_from(raw)
     if magic != _MAGIC:
         raise BlobFileError("no blob file")
     if version != _VERSION or device != device_version:
@@ -82,23 +76,10 @@ def unpack_blobs(
     rest = memoryview(raw)[_START : _START + length]
     if not hmac.compare_digest(_code(raw[: _HEAD.size], rest, key), raw[_HEAD.size : _START]):
         raise BlobFileError("a blob file is damaged")
-    return iter(_entries(rest, count))
-
-
-def _entries(rest: memoryview, count: int) -> list[tuple[bytes, bytes]]:
-    found, at = [], 0
-    for _ in range(count):
-        if at + _ENTRY.size > len(rest):
-            raise BlobFileError("an entry begins behind the end")
-        key_size, value_size = _ENTRY.unpack_from(rest, at)
-        at += _ENTRY.size
-        if at + key_size + value_size > len(rest):
-            raise BlobFileError("an entry ends behind the end")
-        found.append((bytes(rest[at : at + key_size]), bytes(rest[at + key_size : at + key_size + value_size])))
-        at += key_size + value_size
-    if at != len(rest):
-        raise BlobFileError("there is more than the entries")
-    return found
+    try:
+        return iter(_entries.decode(rest))
+    except msgspec.MsgspecError as error:
+        raise BlobFileError(f"a blob file has no entries: {error}") from error
 
 
 def write_blob_file(path: str | os.PathLike[str], data: bytes) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from .file import BlobFileError, flattened_size, pack_blobs, unpack_blobs
+from .file import BlobFileError, pack_blobs, unpack_blobs
 
 Writable = bytearray | memoryview
 Allocator = Callable[[int], Writable | None]
@@ -148,7 +148,7 @@ class BlobCache:
 
     def flattened_size(self) -> int:
         """Bytes that `flatten` needs, exactly."""
-        return flattened_size(self._values.items())
+        return len(pack_blobs(self._values.items(), device_version=0, build="", key=b""))
 
     def flatten(self, out: Writable, *, device_version: int = 1, build: str = "", key: bytes = b"") -> None:
         """Write everything, in the order of use, into a buffer.

@@ -8,14 +8,12 @@ import os
 import stat
 from typing import Any
 
-import numpy as np
 from msgspec import Struct
 
 from .._core._nnburst import lib
 from .._core.errno import check
 from ..errors import GeneralFailure, NNBurstError
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from ..model import Array
 
 _DMA_BUF = 0x444D4142
 _HUGETLBFS = 0x958458F6

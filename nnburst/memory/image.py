@@ -8,8 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from ..errors import GeneralFailure, InvalidArgument
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from ..model import Array
 
 _MAX_LENGTH = 1 << 16
 _PITCH_ALIGNMENT = 64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,18 @@ class _Builder(Protocol):
     def mul(self, a: Any, b: Any) -> Operand: ...
     def div(self, a: Any, b: Any) -> Operand: ...
     def neg(self, x: Any) -> Operand: ...
+
+
+def _operators(name: str) -> tuple[Callable[[Operand, Value], Operand], Callable[[Operand, Value], Operand]]:
+    """Return an operator for an operand on its left, and for one on its right: the builder's method of that name."""
+
+    def left(self: Operand, other: Value) -> Operand:
+        return getattr(self._builder, name)(self, other) if _is_value(other) else NotImplemented
+
+    def right(self: Operand, other: Value) -> Operand:
+        return getattr(self._builder, name)(other, self) if _is_value(other) else NotImplemented
+
+    return left, right
 
 
 class Operand:
@@ -96,29 +108,10 @@ class Operand:
     def __bool__(self) -> bool:
         raise TypeError("an Operand has no value while its model is built; branch() and select() choose in a run")
 
-    def __add__(self, other: Value) -> Operand:
-        return self._builder.add(self, other) if _is_value(other) else NotImplemented
-
-    def __radd__(self, other: Value) -> Operand:
-        return self._builder.add(other, self) if _is_value(other) else NotImplemented
-
-    def __sub__(self, other: Value) -> Operand:
-        return self._builder.sub(self, other) if _is_value(other) else NotImplemented
-
-    def __rsub__(self, other: Value) -> Operand:
-        return self._builder.sub(other, self) if _is_value(other) else NotImplemented
-
-    def __mul__(self, other: Value) -> Operand:
-        return self._builder.mul(self, other) if _is_value(other) else NotImplemented
-
-    def __rmul__(self, other: Value) -> Operand:
-        return self._builder.mul(other, self) if _is_value(other) else NotImplemented
-
-    def __truediv__(self, other: Value) -> Operand:
-        return self._builder.div(self, other) if _is_value(other) else NotImplemented
-
-    def __rtruediv__(self, other: Value) -> Operand:
-        return self._builder.div(other, self) if _is_value(other) else NotImplemented
+    __add__, __radd__ = _operators("add")
+    __sub__, __rsub__ = _operators("sub")
+    __mul__, __rmul__ = _operators("mul")
+    __truediv__, __rtruediv__ = _operators("div")
 
     def __neg__(self) -> Operand:
         return self._builder.neg(self)

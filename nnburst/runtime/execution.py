@@ -14,6 +14,7 @@ from ..burst import loop_timeout_ns
 from ..burst.client.client_end import ClientEnd
 from ..errors import InvalidArgument, OutputInsufficientSize
 from ..memory import Memory
+from ..model import Array
 from .compile.compilation import Compilation
 from .display import described, nodes_table
 from .request.device_memory import DeviceMemory
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from .run.route import OpenBurst, Replacements
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Execution(Computation, Closing):

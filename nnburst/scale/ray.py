@@ -13,10 +13,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from .._core.deadline import Deadline
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError
+from ..model import Array
 from ..runtime import Service, Session, connect
 from .pair import OPENING, Pair
 
@@ -26,7 +25,6 @@ try:
 except ImportError as error:
     raise DeviceUnavailable("nnburst.scale.ray needs Ray: pip install 'nnburst[ray]'") from error
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Inputs = Mapping[str, Array]
 T = TypeVar("T")
 

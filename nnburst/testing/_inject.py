@@ -10,14 +10,17 @@ import signal
 import socket
 import threading
 import time
-from types import TracebackType
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
 from .._core.errno import is_real, whole
 from ..errors import BadState, InvalidArgument
 from ..service.host.faults import Point
+
+if TYPE_CHECKING:
+    from ..runtime.service import ServiceProcess
+    from ..service import ServiceConnection
 
 Freeze = Literal["process", "call", "interpreter"]
 Corruption = Literal["packet", "counter", "shapes"]
@@ -26,13 +29,6 @@ _FREEZES = {"process": "stop", "call": "block", "interpreter": "spin"}
 _CORRUPTIONS = ("packet", "counter", "shapes")
 _PATIENCE = 30.0
 _LONGEST_POLL = 1e6
-
-
-class _Faulty(Protocol):
-    @property
-    def faults(self) -> socket.socket | None: ...
-    @property
-    def pid(self) -> int: ...
 
 
 class Fault:
@@ -44,7 +40,7 @@ class Fault:
         service: Where it is.
     """
 
-    def __init__(self, service: _Faulty, order: bytes, *, stops: bool) -> None:
+    def __init__(self, service: ServiceProcess | ServiceConnection, order: bytes, *, stops: bool) -> None:
         """Use `inject`."""
         self.service = service
         self._stops = stops
@@ -139,9 +135,7 @@ class Fault:
     def __enter__(self) -> Fault:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.withdraw()
 
     def __del__(self) -> None:
@@ -150,7 +144,7 @@ class Fault:
 
 
 def inject(
-    service: _Faulty,
+    service: ServiceProcess | ServiceConnection,
     *,
     at: Point = "run",
     after: int = 0,

@@ -12,6 +12,8 @@ from ..._core.errno import is_real, whole
 from ...errors import BadState, GeneralFailure, InvalidArgument
 from ...memory import Memory
 from ...model import (
+    HIGHEST_RANK,
+    Array,
     OperandDesc,
     OutputShape,
     Request,
@@ -27,9 +29,7 @@ from .layout import Argument, ArgumentLayout, lay_out
 from .node_args import NodeArg
 from .state import States
 
-HIGHEST_RANK = 64
 UINT32 = 2**32 - 1
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _sizes(what: str, dimensions: Sequence[int]) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -11,9 +10,8 @@ from msgspec import Struct
 from ...errors import InvalidArgument
 from ...memory import PROT_WRITE, Memory
 from ...memory.interop import locate_view
+from ...model import Array
 from .node_args import NodeArg
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class ExternalBuffer(Struct, eq=False):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from ...memory import Memory
-from ...model import BufferToken, DataLocation, Named, Request, RequestArgument, Steps
+from ...model import Array, BufferToken, DataLocation, Named, Request, RequestArgument, Steps
 from .device_memory import DeviceMemory
 
 ALIGNMENT = 64
-Array = np.ndarray[Any, np.dtype[Any]]
 AnyMemory = Memory | DeviceMemory | BufferToken
 
 

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from ...burst import CHANNEL_LENGTH
 from ...errors import InvalidArgument
 from ...model import Extension, ImportedModel, Model, OpenShape, extension_operand_type, is_extension, operand_info
+from ...model.dimensions import HIGHEST_RANK
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 _BITS = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
 """Types that NumPy knows through a library only; their arrays are taken as the bits of numbers."""
-_HIGHEST_RANK = 64
 _MOST_DATUMS = 1 << 16
 """Of a channel."""
 
@@ -194,7 +194,7 @@ class SharedArrays(dict[str, np.ndarray[Any, np.dtype[Any]]]):
 
 def answer_length(outputs: Sequence[NodeArg]) -> int:
     """Return how many datums the longest answer has: two, and for each output one, and one for each dimension."""
-    ranks = (_HIGHEST_RANK if argument.shape is None else len(argument.shape) for argument in outputs)
+    ranks = (HIGHEST_RANK if argument.shape is None else len(argument.shape) for argument in outputs)
     return min(2 + len(outputs) + sum(ranks), _MOST_DATUMS)
 
 

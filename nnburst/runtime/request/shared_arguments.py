@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ...errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
-from ...model import OutputShape, Steps
+from ...model import Array, OutputShape, Steps
 from ..compile.compilation import Compilation
-from .arguments import UINT32, Arguments, Array
+from .arguments import UINT32, Arguments
 from .external_buffers import ExternalBuffer
 from .layout import ALIGNMENT, Argument
 from .node_args import NodeArg, SharedArrays, Sizes

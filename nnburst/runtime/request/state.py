@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ...devices import Buffer
 from ...errors import GeneralFailure, InvalidArgument
 from ...memory import Memory
-from ...model import MOST_STEPS, BufferDesc, BufferRole, BufferToken, Steps
+from ...model import MOST_STEPS, Array, BufferDesc, BufferRole, BufferToken, Steps
 from .layout import ALIGNMENT
 from .node_args import NodeArg, Sizes
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _LARGEST = 2**32
 """Bytes: offsets and lengths in a packet are smaller."""
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class State(Struct, frozen=True):

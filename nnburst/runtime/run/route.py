@@ -17,8 +17,8 @@ from ...burst import BoundRequest
 from ...burst.client.client_end import ClientEnd
 from ...errors import BadState, DeadObject, MissedDeadline
 from ...memory import Memory
-from ...model import BufferToken, MeasureTiming, Named, RunOptions
-from ..request.arguments import Arguments, Array
+from ...model import Array, BufferToken, MeasureTiming, Named, RunOptions
+from ..request.arguments import Arguments
 from ..request.node_args import answer_length
 from ..request.state import States, check_steps
 

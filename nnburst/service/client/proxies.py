@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from ..._core.deadline import Deadline
 from ...burst import BurstCallback, BurstContext
@@ -52,6 +52,7 @@ from ..connection.transport import Connection
 from ..wire import cache_messages as caching
 from ..wire import protocol as calls
 from ..wire.marshal import cache_to_wire, model_from_wire, model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
+from ..wire.packets import FdBundle
 from ..wire.values import Message
 
 if TYPE_CHECKING:
@@ -161,19 +162,9 @@ class RemoteDevice(DescribedDevice):
             cache, cache_fds = cache_to_wire(job.cache)
             fds += cache_fds
             job = replace(job, cache=cache)
-        reply, _ = self._connection.call(
-            caching.PrepareModel(device=self._index, model=wire, job=job),
-            fds,
-            timeout=_patience(deadline),
-            on_late=partial(_forget_late, self._connection),
-        )
-        result = reply.cache and SaveResult(
-            reply.cache.saved,
-            _reason(reply.cache.reason),
-            reply.cache.generation,
-            reply.cache.nbytes,
-            reply.cache.seconds,
-        )
+        message = caching.PrepareModel(device=self._index, model=wire, job=job)
+        reply, _ = _made(self._connection, message, fds, _patience(deadline))
+        result = reply.cache and SaveResult(**asdict(reply.cache) | {"reason": _reason(reply.cache.reason)})
         return RemotePreparedModel(
             self._connection, self._callbacks, self._keep, reply.prepared_model, result, takes_steps=reply.takes_steps
         )
@@ -182,12 +173,8 @@ class RemoteDevice(DescribedDevice):
         checked_token(cache.token)
         deadline = Deadline.after().sooner(Deadline(deadline_ns))
         wire, fds = cache_to_wire(cache)
-        reply, _ = self._connection.call(
-            caching.PrepareModelFromCache(device=self._index, cache=wire, deadline_ns=deadline.at_ns),
-            fds,
-            timeout=_patience(deadline),
-            on_late=partial(_forget_late, self._connection),
-        )
+        message = caching.PrepareModelFromCache(device=self._index, cache=wire, deadline_ns=deadline.at_ns)
+        reply, _ = _made(self._connection, message, fds, _patience(deadline))
         if reply.prepared_model is None:
             raise CacheRejected(_reason(reply.reason), _without_reason(reply.message), status=ErrorStatus(reply.status))
         return RemotePreparedModel(
@@ -225,7 +212,7 @@ class RemoteDevice(DescribedDevice):
             input_roles=tuple(input_roles),
             output_roles=tuple(output_roles),
         )
-        reply, _ = self._connection.call(message, on_late=partial(_forget_late, self._connection))
+        reply, _ = _made(self._connection, message)
         return RemoteBuffer(self._connection, self._keep, reply.buffer, reply.token)
 
 
@@ -326,12 +313,8 @@ class RemotePreparedModel(_Remote, PreparedModel):
         fences = checked_fences(wait_for, duration_ns)
         wire, fds = request_to_wire(request)
         message = calls.ExecuteFenced(number, wire, options, len(fences), duration_ns)
-        reply, received = self._connection.call(
-            message,
-            [*fds, *(fence.fileno() for fence in fences)],
-            timeout=_patience(Deadline(options.deadline_ns)),
-            on_late=partial(_forget_late, self._connection),
-        )
+        fds += [fence.fileno() for fence in fences]
+        reply, received = _made(self._connection, message, fds, _patience(Deadline(options.deadline_ns)))
         with received:
             return RemoteFenced(self._connection, self._keep, reply.execution, Fence(received.fds[0]))
 
@@ -367,11 +350,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
             bell=bool(bells),
             loop_timeout_ns=callback.loop_timeout_ns,
         )
-        reply, _ = self._connection.call(
-            message,
-            [*request_fds, *result_fds, *bells],
-            on_late=partial(_forget_late, self._connection),
-        )
+        reply, _ = _made(self._connection, message, [*request_fds, *result_fds, *bells])
         return RemoteBurstContext(self._connection, self._keep, reply, holder)
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
@@ -454,6 +433,13 @@ def _reason(name: str) -> CacheReason:
 def _without_reason(message: str) -> str:
     """Cut off what `CacheRejected` adds again."""
     return message.rsplit(" [", 1)[0]
+
+
+def _made(
+    connection: Connection, message: Message, fds: Sequence[int] = (), timeout: float | None = None
+) -> tuple[Any, FdBundle]:
+    """Make a call whose answer names an object, which is let go of if nobody waits for the answer any more."""
+    return connection.call(message, fds, timeout=timeout, on_late=partial(_forget_late, connection))
 
 
 def _forget_late(connection: Connection, reply: Message) -> None:

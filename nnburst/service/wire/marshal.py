@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import cast
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, astuple
 
 from ...devices import CacheFiles
 from ...errors import InvalidArgument
@@ -136,9 +136,7 @@ def cache_from_wire(wire: CacheFiles, fds: FdBundle) -> CacheFiles:
 def queue_to_wire(queue: MQDescriptor) -> tuple[WireQueue, list[int]]:
     """Return a queue descriptor's numbers and its descriptors (borrowed)."""
     fds = list(queue.fds)
-    grantors = tuple(
-        WireGrantor(flags=g.flags, fd_index=g.fd_index, offset=g.offset, extent=g.extent) for g in queue.grantors
-    )
+    grantors = tuple(WireGrantor(*grantor) for grantor in queue.grantors)
     return WireQueue(grantors=grantors, quantum=queue.quantum, flags=int(queue.flags), n_fds=len(fds)), fds
 
 
@@ -148,5 +146,4 @@ def descriptor_from_wire(wire: WireQueue, fds: FdBundle) -> MQDescriptor:
     Raises:
         InvalidArgument: A number is outside the format.
     """
-    grantors = [(g.flags, g.fd_index, g.offset, g.extent) for g in wire.grantors]
-    return MQDescriptor(grantors, fds.take(wire.n_fds), wire.quantum, wire.flags)
+    return MQDescriptor(map(astuple, wire.grantors), fds.take(wire.n_fds), wire.quantum, wire.flags)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Union
 
 import msgspec
 import numpy as np
@@ -422,10 +422,7 @@ def _encodable(value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encodable)
-_requests: Any = CALLS[0].request
-for _call in CALLS[1:]:
-    _requests = _requests | _call.request
-_request_decoder = msgspec.msgpack.Decoder(_requests)
+_request_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[tuple(CALL_BY_REQUEST)])  # noqa: UP007
 _error_decoder = msgspec.msgpack.Decoder(ErrorReply)
 _reply_decoders = {call.request: msgspec.msgpack.Decoder(call.reply) for call in CALLS}
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from ....model import Array
+
 _ONE = 2**15 - 1
 """Stands for 1 with 15 digits after the point."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from msgspec import Struct
@@ -13,8 +13,8 @@ from ..call import Array, KernelCall
 
 Function = Callable[[Array], Array]
 Inputs = Mapping[str, Array]
-_Sequence = tuple[Array, tuple[Array, ...]]
-"""Outputs of all steps, and the last states."""
+_States = tuple[Array, ...]
+_GATES = ("in", "forget", "cell", "out")
 _LAYER_NORM_EPSILON = 1e-8
 
 
@@ -63,62 +63,76 @@ def _append(call: KernelCall, inputs: Inputs, function: Callable[[Inputs], Itera
     call.do(step)
 
 
-# -- cells without gates ----------------------------------------------------------------------------------------------
-
-
-def _rnn_step(i: Inputs, x: Array, state: Array, suffix: str, activation: Function, aux: Array | None = None) -> Array:
-    z = x @ i[f"w{suffix}"].T + state @ i[f"r{suffix}"].T + i[f"b{suffix}"]
-    return activation(z if aux is None else z + aux @ i[f"aux_w{suffix}"].T)
-
-
-def rnn(call: KernelCall) -> None:
-    """RNN: act(w x + r state + b)."""
-    activation = _activation(call)
-
-    def function(i: Inputs) -> Iterable[Array]:
-        return (_rnn_step(i, i["x"], i["prev"], "", activation),) * 2
-
-    _append(call, _given(call, ("x", "w", "r", "b", "prev")), function)
-
-
-def svdf(call: KernelCall) -> None:
-    """SVDF: each filter remembers its last results; the newest takes the last place, then all move by one."""
-    activation, rank = _activation(call), call.integer("rank")
-    filters, memory = call.dims("w_time")
-
-    def function(i: Inputs) -> Iterable[Array]:
-        state = i["prev"].reshape(-1, filters, memory).copy()
-        state[:, :, -1] = i["x"] @ i["w_feature"].T
-        found = (state * i["w_time"]).sum(-1).reshape(len(state), -1, rank).sum(-1)
-        moved = np.concatenate([state[:, :, 1:], np.zeros((*state.shape[:2], 1))], -1)
-        return moved.reshape(len(state), -1), activation(found + i.get("b", 0.0))
-
-    _append(call, _given(call, ("x", "w_feature", "w_time", "b", "prev")), function)
-
-
-# -- LSTM -------------------------------------------------------------------------------------------------------------
+# -- cells ------------------------------------------------------------------------------------------------------------
 
 
 class _Cell(Struct, frozen=True):
-    """An LSTM cell: which inputs are its own, and what it does with them."""
+    """A cell: which inputs are its own, and what it does with them.
+
+    Attributes:
+        suffix: Of the names of its inputs.
+        weights, states: These names, without it; the first state is the output.
+    """
 
     suffix: str
     activation: Function
-    cell_clip: float
-    proj_clip: float
+    weights: ClassVar[tuple[str, ...]]
+    states: ClassVar[tuple[str, ...]]
 
     @classmethod
     def of(cls, call: KernelCall, suffix: str = "") -> _Cell:
-        return cls(suffix, _activation(call), abs(call.number("cell_clip")), abs(call.number("proj_clip")))
+        """Return the cell of an operation."""
+        return cls(suffix, _activation(call))
 
     def names(self) -> list[str]:
         """All inputs that the cell may have."""
-        gates = ("in", "forget", "cell", "out")
-        own = [f"{kind}_{gate}" for kind in ("w", "r", "p", "b", "n", "aux_w") for gate in gates]
-        return [name + self.suffix for name in (*own, "proj", "proj_bias")]
+        return [name + self.suffix for name in (*self.weights, *self.states)]
 
-    def step(self, i: Inputs, x: Array, out: Array, cell: Array, aux: Array | None) -> tuple[Array, Array]:
-        """Return the next output and the next state of the cell."""
+    def begin(self, i: Inputs) -> _States:
+        """Return the states before the first step."""
+        return tuple(i[name + self.suffix] for name in self.states)
+
+    def step(self, i: Inputs, x: Array, states: _States, aux: Array | None = None) -> _States:
+        """Return the states after a step."""
+        raise NotImplementedError
+
+    def run(self, i: Inputs, x: Array, aux: Array | None = None, *, backward: bool = False) -> tuple[Array, _States]:
+        """Feed a sequence, step by step; return the outputs in the order of the sequence, and the last states."""
+        states, outputs = self.begin(i), dict[int, Array]()
+        for t in range(len(x))[::-1] if backward else range(len(x)):
+            states = self.step(i, x[t], states, None if aux is None else aux[t])
+            outputs[t] = states[0]
+        return np.stack([outputs[t] for t in range(len(x))]), states
+
+
+class _RnnCell(_Cell, frozen=True):
+    """act(w x + r state + b)."""
+
+    weights = ("w", "r", "b", "aux_w")
+    states = ("prev",)
+
+    def step(self, i: Inputs, x: Array, states: _States, aux: Array | None = None) -> _States:
+        z = x @ i[f"w{self.suffix}"].T + states[0] @ i[f"r{self.suffix}"].T + i[f"b{self.suffix}"]
+        return (self.activation(z if aux is None else z + aux @ i[f"aux_w{self.suffix}"].T),)
+
+
+class _LstmCell(_Cell, frozen=True):
+    """Gates, a state of its own, perhaps a projection."""
+
+    cell_clip: float
+    proj_clip: float
+    weights = (
+        *(f"{kind}_{gate}" for kind in ("w", "r", "p", "b", "n", "aux_w") for gate in _GATES),
+        *("proj", "proj_bias"),
+    )
+    states = ("prev_out", "prev_cell")
+
+    @classmethod
+    def of(cls, call: KernelCall, suffix: str = "") -> _LstmCell:
+        return cls(suffix, _activation(call), abs(call.number("cell_clip")), abs(call.number("proj_clip")))
+
+    def step(self, i: Inputs, x: Array, states: _States, aux: Array | None = None) -> _States:
+        out, cell = states
 
         def gate(name: str, seen: Array | None) -> Any:
             key = name + self.suffix
@@ -144,15 +158,39 @@ class _Cell(Struct, frozen=True):
         return out, cell
 
 
+# -- one step ---------------------------------------------------------------------------------------------------------
+
+
+def rnn(call: KernelCall) -> None:
+    """RNN: the state is the output."""
+    cell = _RnnCell.of(call)
+    _append(call, _given(call, ("x", *cell.names())), lambda i: cell.step(i, i["x"], cell.begin(i)) * 2)
+
+
 def lstm(call: KernelCall) -> None:
-    """LSTM: one step. The first output is scratch space of implementations that need it: zeros."""
-    cell = _Cell.of(call)
+    """LSTM. The first output is scratch space of implementations that need it: zeros."""
+    cell = _LstmCell.of(call)
 
     def function(i: Inputs) -> Iterable[Array]:
-        out, state = cell.step(i, i["x"], i["prev_out"], i["prev_cell"], None)
+        out, state = cell.step(i, i["x"], cell.begin(i))
         return np.zeros(()), out, state, out
 
-    _append(call, _given(call, ("x", "prev_out", "prev_cell", *cell.names())), function)
+    _append(call, _given(call, ("x", *cell.names())), function)
+
+
+def svdf(call: KernelCall) -> None:
+    """SVDF: each filter remembers its last results; the newest takes the last place, then all move by one."""
+    activation, rank = _activation(call), call.integer("rank")
+    filters, memory = call.dims("w_time")
+
+    def function(i: Inputs) -> Iterable[Array]:
+        state = i["prev"].reshape(-1, filters, memory).copy()
+        state[:, :, -1] = i["x"] @ i["w_feature"].T
+        found = (state * i["w_time"]).sum(-1).reshape(len(state), -1, rank).sum(-1)
+        moved = np.concatenate([state[:, :, 1:], np.zeros((*state.shape[:2], 1))], -1)
+        return moved.reshape(len(state), -1), activation(found + i.get("b", 0.0))
+
+    _append(call, _given(call, ("x", "w_feature", "w_time", "b", "prev")), function)
 
 
 # -- sequences --------------------------------------------------------------------------------------------------------
@@ -163,97 +201,46 @@ def _in_time(array: Array, time_major: bool) -> Array:
     return array if time_major else array.swapaxes(0, 1)
 
 
-def _run(
-    step: Callable[..., tuple[Array, ...]], x: Array, aux: Array | None, states: tuple[Array, ...], backward: bool
-) -> _Sequence:
-    """Feed a sequence, step by step; return the outputs in the order of the sequence, and the last states."""
-    order = range(len(x))[::-1] if backward else range(len(x))
-    outputs: dict[int, Array] = {}
-    for t in order:
-        states = step(x[t], *states, None if aux is None else aux[t])
-        outputs[t] = states[0]
-    return np.stack([outputs[t] for t in range(len(x))]), states
+def _one_way(kind: type[_Cell]) -> Callable[[KernelCall], None]:
+    """Return the kernel of a sequence of steps."""
+
+    def kernel(call: KernelCall) -> None:
+        cell, time_major = kind.of(call), bool(call.integer("time_major"))
+
+        def function(i: Inputs) -> Iterable[Array]:
+            outputs, states = cell.run(i, _in_time(i["x"], time_major))
+            return _in_time(outputs, time_major), *states
+
+        _append(call, _given(call, ("x", *cell.names())), function)
+
+    return kernel
 
 
-def sequence_rnn(call: KernelCall) -> None:
-    """UNIDIRECTIONAL_SEQUENCE_RNN."""
-    activation, time_major = _activation(call), bool(call.integer("time_major"))
+def _both_ways(kind: type[_Cell]) -> Callable[[KernelCall], None]:
+    """Return the kernel of two cells, of which one begins at the end.
 
-    def function(i: Inputs) -> Iterable[Array]:
-        def step(x: Array, state: Array, aux: None) -> tuple[Array]:
-            return (_rnn_step(i, x, state, "", activation),)
+    A second sequence goes to both with its weights, or instead of x to the second.
+    """
 
-        outputs, (last,) = _run(step, _in_time(i["x"], time_major), None, (i["prev"],), False)
-        return _in_time(outputs, time_major), last
+    def kernel(call: KernelCall) -> None:
+        first, second = kind.of(call, "_fw"), kind.of(call, "_bw")
+        inputs = _given(call, ("x", "aux", *first.names(), *second.names()))
+        merged, time_major = bool(call.integer("merge")), bool(call.integer("time_major"))
+        linked = any(name.startswith("aux_w") for name in inputs)
 
-    _append(call, _given(call, ("x", "w", "r", "b", "prev")), function)
+        def function(i: Inputs) -> Iterable[Array]:
+            x = _in_time(i["x"], time_major)
+            aux = _in_time(i["aux"], time_major) if "aux" in i else None
+            forward, states = first.run(i, x, aux if linked else None)
+            fed = (x, aux) if linked or aux is None else (aux, None)
+            backward, more = second.run(i, *fed, backward=True)
+            sequences = [np.concatenate([forward, backward], -1)] if merged else [forward, backward]
+            return *(_in_time(sequence, time_major) for sequence in sequences), *states, *more
 
+        _append(call, inputs, function)
 
-def sequence_lstm(call: KernelCall) -> None:
-    """UNIDIRECTIONAL_SEQUENCE_LSTM."""
-    cell, time_major = _Cell.of(call), bool(call.integer("time_major"))
-
-    def function(i: Inputs) -> Iterable[Array]:
-        def step(x: Array, out: Array, state: Array, aux: None) -> tuple[Array, Array]:
-            return cell.step(i, x, out, state, aux)
-
-        x = _in_time(i["x"], time_major)
-        outputs, states = _run(step, x, None, (i["prev_out"], i["prev_cell"]), False)
-        return _in_time(outputs, time_major), *states
-
-    _append(call, _given(call, ("x", "prev_out", "prev_cell", *cell.names())), function)
+    return kernel
 
 
-def _both_ways(
-    call: KernelCall,
-    inputs: Inputs,
-    run: Callable[[Inputs, Array, Array | None, bool], tuple[Array, tuple[Array, ...]]],
-) -> None:
-    """Append both directions. A second sequence goes to both cells with its weights, or instead of x to the second."""
-    merged, time_major = bool(call.integer("merge")), bool(call.integer("time_major"))
-    linked = any(name.startswith("aux_w") for name in inputs)
-
-    def function(i: Inputs) -> Iterable[Array]:
-        x = _in_time(i["x"], time_major)
-        aux = _in_time(i["aux"], time_major) if "aux" in i else None
-        forward, states = run(i, x, aux if linked else None, False)
-        if linked or aux is None:
-            backward, more = run(i, x, aux, True)
-        else:
-            backward, more = run(i, aux, None, True)
-        sequences = [np.concatenate([forward, backward], -1)] if merged else [forward, backward]
-        return *(_in_time(sequence, time_major) for sequence in sequences), *states, *more
-
-    _append(call, inputs, function)
-
-
-def both_ways_rnn(call: KernelCall) -> None:
-    """BIDIRECTIONAL_SEQUENCE_RNN."""
-    activation = _activation(call)
-
-    def run(i: Inputs, x: Array, aux: Array | None, backward: bool) -> _Sequence:
-        suffix = "_bw" if backward else "_fw"
-
-        def step(x: Array, state: Array, aux: Array | None) -> tuple[Array]:
-            return (_rnn_step(i, x, state, suffix, activation, aux),)
-
-        return _run(step, x, aux, (i[f"prev{suffix}"],), backward)
-
-    own = [f"{name}{suffix}" for suffix in ("_fw", "_bw") for name in ("w", "r", "b", "prev", "aux_w")]
-    _both_ways(call, _given(call, ("x", "aux", *own)), run)
-
-
-def both_ways_lstm(call: KernelCall) -> None:
-    """BIDIRECTIONAL_SEQUENCE_LSTM."""
-    cells = [_Cell.of(call, suffix) for suffix in ("_fw", "_bw")]
-
-    def run(i: Inputs, x: Array, aux: Array | None, backward: bool) -> _Sequence:
-        cell = cells[backward]
-
-        def step(x: Array, out: Array, state: Array, aux: Array | None) -> tuple[Array, Array]:
-            return cell.step(i, x, out, state, aux)
-
-        return _run(step, x, aux, (i[f"prev_out{cell.suffix}"], i[f"prev_cell{cell.suffix}"]), backward)
-
-    own = [name for cell in cells for name in (*cell.names(), f"prev_out{cell.suffix}", f"prev_cell{cell.suffix}")]
-    _both_ways(call, _given(call, ("x", "aux", *own)), run)
+sequence_rnn, sequence_lstm = _one_way(_RnnCell), _one_way(_LstmCell)
+both_ways_rnn, both_ways_lstm = _both_ways(_RnnCell), _both_ways(_LstmCell)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ....model import WindowGeometry
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from ....model import Array, WindowGeometry
 
 
 def as_nhwc(array: Array, nchw: bool) -> Array:
