@@ -859,6 +859,24 @@ def test_execution_that_copies_says_how_to_run_it() -> None:
                 again()
 
 
+def test_run_that_failed_says_so_though_another_one_overtakes_it_then(
+    service: nnburst.Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = ModelBuilder()
+    b.output("y", b.gather(b.input("x", F, (4,)), 0, b.input("i", OperandType.TENSOR_INT32, (1,))))
+    with service.session(b.build()) as session, session.bind() as bound:
+        bound.inputs["i"][:] = 4
+
+        def overtake(request: object) -> None:
+            bound.inputs["i"][:] = 0
+            bound.run()
+
+        monkeypatch.setattr("nnburst.burst.client.request.check_open", overtake)
+        with pytest.raises(GeneralFailure, match="the execution failed with GENERAL_FAILURE"):
+            bound.run()
+        assert bound.result[0] is ErrorStatus.NONE
+
+
 def test_result_of_the_last_run_is_not_that_of_one_before(
     until_refused: tuple[nnburst.Session, threading.Event],
 ) -> None:

@@ -20,6 +20,7 @@ import pytest
 import nnburst
 from nnburst import BadState, MissedDeadline
 from nnburst.burst import ExecutionBurstController
+from nnburst.burst.client.client_end import ClientEnd
 from nnburst.devices import create_device
 from nnburst.memory import Memory
 from nnburst.model import (
@@ -89,6 +90,32 @@ def test_executions_that_are_dropped_give_their_memory_back(service: nnburst.Ser
             del execution
         until(lambda: fds_of(service) <= before + 2)
         assert len(session.burst.controller._slots) <= 2
+
+
+def test_memory_that_was_dropped_goes_wherever_a_handler_takes_it_first(service: nnburst.Service) -> None:
+    """Before each line in turn of what gives it back, the same thread binds a request below it."""
+    with service.session(relu()) as session:
+        for line in range(1, 100):
+            dropped = session.bind()
+            dropped.run()
+            del dropped
+            gc.collect()
+            lines = iter(range(1, 100))
+
+            def handle(frame: object, event: str, argument: object, lines: Any = lines, line: int = line) -> Any:
+                if event == "line" and next(lines) == line:
+                    session.bind().close()
+                return handle
+
+            sys.settrace(lambda frame, *_, to=handle: to if frame.f_code is ClientEnd.forget_dropped.__code__ else None)
+            try:
+                session.bind().close()
+            finally:
+                sys.settrace(None)
+            assert len(session.burst.controller._slots) == 0
+            if next(lines) <= line:
+                break
+    assert line > 5
 
 
 def test_states_that_are_dropped_give_their_memory_back(service: nnburst.Service) -> None:

@@ -174,8 +174,11 @@ class ClientEnd(OneProcess):
         with self._lock.lock:
             adrift, self._adrift = self._adrift, []
             self.give_up(adrift)
-            while self._dropped:
-                memory, close = self._dropped.popleft()
+            while True:
+                try:
+                    memory, close = self._dropped.popleft()
+                except IndexError:  # perhaps a signal handler has come to the last one first, or `close`
+                    return
                 if not close and memory in self._uses:  # again
                     continue
                 self.forget(memory)

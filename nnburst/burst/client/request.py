@@ -313,7 +313,10 @@ class BoundRequest(Runnable, OneProcess):
             return
         for request in self.requests:
             check_open(request)  # the service could not fetch what was closed before the first run
-        result = self._explained(self.result)
+        result = self.result
+        if result[0] != status:  # of another run, by a thread or a signal handler that came in between
+            result = ErrorStatus(status), (), NO_TIMING
+        result = self._explained(result)
         final, shapes, _ = result
         reason = reason_of(result)
         refusal = "the execution failed with {name}; launch(log_level='info') logs why"
